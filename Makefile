@@ -1,0 +1,43 @@
+# `make` lists what there is. The work is done by the short files in scripts/, which CI runs too.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+STAMP := .venv/.setup-done
+ARGS ?=
+
+.PHONY: help setup test check lint format proto demo bench clean
+
+help: ## list these targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## create .venv with everything needed to run, test and develop (again only when versions changed)
+	@:
+
+$(STAMP): pyproject.toml constraints.txt scripts/setup
+	@scripts/setup
+	@touch $@
+
+test: setup ## all checks, then all tests (ARGS='-k ordering' narrows the tests)
+	@scripts/check
+	@scripts/test $(ARGS)
+
+check: setup ## style, types, import contracts, wire contract, generated code
+	@scripts/check
+
+lint: setup ## style and import contracts only: seconds
+	@scripts/lint
+
+format: setup ## rewrite Python and proto files in the project's style
+	@scripts/format
+
+proto: setup ## regenerate mlfabric/v1 from proto/
+	@scripts/generate_proto
+
+demo: setup ## train a real model through the fabric; results in demo-report/
+	@.venv/bin/mlfabric demo $(ARGS)
+
+bench: setup ## run benchmarks (ARGS='control --json out.json'; without: list them)
+	@.venv/bin/mlfabric bench $(if $(ARGS),$(ARGS),--help)
+
+clean: ## remove everything that git ignores: .venv, caches, reports
+	@scripts/clean
