@@ -1,0 +1,1 @@
+"""Code generated from proto/mlfabric/v1 by scripts/generate_proto; never edited by hand."""
