@@ -1,0 +1,38 @@
+"""Names of links, for a star and for a graph alike.
+
+A link is directed: from ``tail`` to ``head``. A star (the default topology, design section 5) has a core that is
+never congested, so each host has one link up to :data:`CORE` and one down from it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["CORE", "LinkId", "Path", "down_link", "up_link"]
+
+CORE = "*"
+
+
+class LinkId(NamedTuple):
+    """One direction of one cable."""
+
+    tail: str
+    head: str
+
+    def __str__(self) -> str:
+        if self.head == CORE:
+            return f"{self.tail} up"
+        return f"{self.head} down" if self.tail == CORE else f"{self.tail}->{self.head}"
+
+
+Path = tuple[LinkId, ...]
+
+
+def up_link(host: str) -> LinkId:
+    """Return the link from ``host`` into the core of a star."""
+    return LinkId(host, CORE)
+
+
+def down_link(host: str) -> LinkId:
+    """Return the link from the core of a star to ``host``."""
+    return LinkId(CORE, host)

@@ -1,0 +1,313 @@
+"""The state of all links: capacity over time, and what is reserved of it.
+
+For each link two step functions are kept: its *capacity* (the base rate, which ``set_rate`` replaces, then the changes
+known in advance) and what is *free* of it, capacity less reservations. Reserving is refused where it does not fit, so
+free falls below zero only when a capacity is lowered under what is already reserved; such reservations stay, free
+counts as zero there, and the link is *overbooked* until they are released or over. The past is forgotten by ``prune``.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Hashable
+from typing import NamedTuple, Self
+
+import networkx as nx
+
+from mlfabric.errors import UsageError
+from mlfabric.network.draft import Draft
+from mlfabric.network.links import CORE, LinkId, Path, down_link, up_link
+from mlfabric.network.profile import MAX_RATE_BPS, Profile, check_size, transfer_over
+from mlfabric.network.routes import GraphRoutes, Routes, StarRoutes
+from mlfabric.network.timeline import HORIZON_NS, Timeline
+
+__all__ = ["Network", "Reservation"]
+
+
+# Named tuples of different types compare equal (UpdateId, GetId): the type is part of the key.
+_TypedKey = tuple[type, Hashable]
+
+
+class Reservation(NamedTuple):
+    """What one key holds: a rate profile on each link of a path."""
+
+    path: Path
+    profile: Profile
+
+
+class Network:
+    """Hosts, links and reservations; made by ``star`` or ``from_graph``."""
+
+    def __init__(self, routes: Routes, default_bps: int) -> None:
+        self._routes = routes
+        self._default_bps = _rate(default_bps)
+        self._hosts: set[str] = set()
+        self._nominal_bps: dict[LinkId, int] = {}
+        self._capacity: dict[LinkId, Timeline] = {}
+        self._free: dict[LinkId, Timeline] = {}
+        self._overbooked: set[LinkId] = set()
+        self._paths: dict[tuple[str, str], Path] = {}
+        self._reserved: dict[_TypedKey, Reservation] = {}
+        self._ends: list[tuple[int, int, _TypedKey]] = []
+        self._count = 0
+        self._floor_ns = 0
+
+    @classmethod
+    def star(cls, default_bps: int) -> Self:
+        """Make a star without hosts.
+
+        Args:
+            default_bps: rate of a link whose own is unknown, > 0.
+        """
+        if default_bps <= 0:
+            raise UsageError(f"default_bps={default_bps}; allowed: 1 to 2**43")
+        return cls(StarRoutes(), default_bps)
+
+    @classmethod
+    def from_graph(cls, graph: nx.DiGraph[str]) -> Self:
+        """Make a network from a directed graph.
+
+        Args:
+            graph: each edge has ``capacity_bps`` and may have ``latency_ns``; nodes with a true attribute ``host`` are
+                hosts (all nodes, if none has it), the others switches. Hosts must reach each other.
+
+        Raises:
+            UsageError: an edge without a capacity, a capacity out of range, or hosts without a path.
+        """
+        marked = [node for node, is_host in graph.nodes(data="host") if is_host]
+        network = cls(GraphRoutes(graph, marked or graph.nodes), 0)
+        network._hosts.update(marked or graph.nodes)
+        for tail, head, data in graph.edges(data=True):
+            if "capacity_bps" not in data:
+                raise UsageError(f"edge {tail}->{head} has no capacity_bps; give its rate in bit/s")
+            network._add_link(LinkId(tail, head), data["capacity_bps"])
+        return network
+
+    @property
+    def hosts(self) -> frozenset[str]:
+        """All hosts known."""
+        return frozenset(self._hosts)
+
+    @property
+    def links(self) -> tuple[LinkId, ...]:
+        """All links in the order in which they were added."""
+        return tuple(self._free)
+
+    @property
+    def floor_ns(self) -> int:
+        """The instant before which everything was forgotten."""
+        return self._floor_ns
+
+    def add_host(self, name: str, up_bps: int = 0, down_bps: int = 0) -> None:
+        """Add a host to a star, or learn a nominal rate of one that is known already.
+
+        A nominal rate that was given before changes nothing, so a measured rate survives a member's return. In a graph
+        the host must be known, and its links stay as the graph has them.
+
+        Args:
+            up_bps, down_bps: nominal rates in bit/s; 0 means unknown (the default, for a new host).
+
+        Raises:
+            UsageError: a bad name or rate, or a new host for a graph.
+        """
+        if isinstance(self._routes, GraphRoutes):
+            self._check_host(name)
+            return
+        if not name or name == CORE:
+            raise UsageError(f"host name {name!r}; allowed: any but '' and {CORE!r}")
+        rates = ((up_link(name), _rate(up_bps)), (down_link(name), _rate(down_bps)))
+        self._hosts.add(name)
+        for link, bps in rates:
+            if link not in self._free:
+                self._add_link(link, bps or self._default_bps)
+                self._nominal_bps[link] = bps
+            elif bps and bps != self._nominal_bps[link]:
+                self._nominal_bps[link] = bps
+                self.set_rate(link, bps)
+
+    def path(self, source: str, destination: str) -> Path:
+        """Return the links from one host to another; () for the same host.
+
+        Raises:
+            UsageError: an unknown host.
+        """
+        found = self._paths.get((source, destination))
+        if found is None:
+            self._check_host(source)
+            self._check_host(destination)
+            found = self._routes.find(source, destination) if source != destination else ()
+            self._paths[source, destination] = found
+        return found
+
+    def set_rate(self, link: LinkId, bps: int) -> None:
+        """Set a link's base capacity: it holds from now until the first planned change that is not yet pruned.
+
+        Args:
+            bps: in bit/s; 0 means that nothing passes.
+        """
+        capacity = self._line(self._capacity, link)
+        capacity.trim(self._floor_ns)
+        self._put(link, 0, bps)
+
+    def plan_rate_change(self, link: LinkId, at_ns: int, bps: int) -> None:
+        """Plan a capacity from ``at_ns`` until the next planned change (a maintenance window is two of these)."""
+        if not self._floor_ns <= at_ns < HORIZON_NS:
+            raise UsageError(f"at_ns={at_ns}; allowed: {self._floor_ns} (pruned until there) to 2**62")
+        self._put(link, at_ns, bps)
+
+    def rate_bps(self, link: LinkId, at_ns: int) -> int:
+        """Return a link's capacity at an instant, whatever is reserved of it."""
+        return self._line(self._capacity, link).at(max(at_ns, self._floor_ns))
+
+    def free_bps(self, link: LinkId, at_ns: int) -> int:
+        """Return a link's residual capacity at an instant, >= 0."""
+        return max(0, self._line(self._free, link).at(max(at_ns, self._floor_ns)))
+
+    def free_line(self, link: LinkId) -> Timeline:
+        """Return a link's residual capacity over time, to be read only; below zero means none."""
+        return self._line(self._free, link)
+
+    def capacity_line(self, link: LinkId) -> Timeline:
+        """Return a link's capacity over time, to be read only."""
+        return self._line(self._capacity, link)
+
+    def transfer(self, path: Path, size_bytes: int, ready_ns: int) -> Profile | None:
+        """Plan one transfer over what is free (paper, figure 4: ``t_en``); reserve nothing.
+
+        Returns:
+            Its profile, or None if it would not end before the horizon (2**62 ns).
+
+        Raises:
+            UsageError: unknown link, or size out of range.
+        """
+        check_size(size_bytes)
+        return transfer_over([self._line(self._free, link) for link in path], size_bytes, max(ready_ns, self._floor_ns))
+
+    def reserve(self, key: Hashable, path: Path, profile: Profile) -> None:
+        """Take a profile out of what is free on each link of a path, under a key that holds nothing yet.
+
+        Raises:
+            UsageError: the key holds a reservation, or the profile does not fit; nothing was changed.
+        """
+        typed = (type(key), key)
+        if typed in self._reserved:
+            raise UsageError(f"{key} holds a reservation already; release it first")
+        pieces = self._ahead(profile)
+        for link in path:
+            line = self._line(self._free, link)
+            line.trim(self._floor_ns)
+            for start_ns, end_ns, bps in pieces:
+                if line.least(start_ns, end_ns) < bps:
+                    raise UsageError(f"{key}: {bps} bit/s do not fit on link {link}; plan it again over what is free")
+        self._add(path, pieces, -1)
+        self._reserved[typed] = Reservation(path, profile)
+        self._count += 1
+        heapq.heappush(self._ends, (profile.end_ns, self._count, typed))
+
+    def release(self, key: Hashable) -> None:
+        """Give back what a key has reserved; nothing happens if it holds nothing."""
+        held = self._reserved.pop((type(key), key), None)
+        if held is not None:
+            self._add(held.path, self._ahead(held.profile), 1)
+
+    def reservation(self, key: Hashable) -> Reservation | None:
+        """Return what a key holds, or None; reservations that were over when pruned are gone."""
+        return self._reserved.get((type(key), key))
+
+    def prune(self, now_ns: int) -> None:
+        """Forget everything before ``now_ns``; what asks about the past is answered as of now."""
+        self._floor_ns = max(self._floor_ns, now_ns)
+        while self._ends and self._ends[0][0] <= self._floor_ns:
+            end_ns, _, key = heapq.heappop(self._ends)
+            held = self._reserved.get(key)
+            if held is not None and held.profile.end_ns == end_ns:
+                del self._reserved[key]
+
+    def busy_until(self, link: LinkId, now_ns: int, free_share: float = 0.5) -> int:
+        """Return the first instant from ``now_ns`` on at which at least ``free_share`` of the capacity is free.
+
+        A link without capacity is not busy.
+        """
+        free, capacity = self._line(self._free, link), self._line(self._capacity, link)
+        at_ns = max(now_ns, self._floor_ns)
+        while max(0, free.at(at_ns)) < free_share * capacity.at(at_ns):
+            at_ns = min(line.next_change(at_ns) for line in (free, capacity))
+        return at_ns
+
+    def draft(self) -> Draft:
+        """Return a cheap overlay to try reservations on; it is valid until this network changes."""
+        return Draft(self._free, self._floor_ns)
+
+    def copy(self) -> Network:
+        """Return an independent copy."""
+        twin = Network(self._routes, self._default_bps)
+        twin._hosts = self._hosts.copy()
+        twin._nominal_bps = self._nominal_bps.copy()
+        twin._capacity = {link: line.copy() for link, line in self._capacity.items()}
+        twin._free = {link: line.copy() for link, line in self._free.items()}
+        twin._overbooked = self._overbooked.copy()
+        twin._paths = self._paths.copy()
+        twin._reserved = self._reserved.copy()
+        twin._ends = self._ends.copy()
+        twin._count = self._count
+        twin._floor_ns = self._floor_ns
+        return twin
+
+    def validate(self) -> None:
+        """Assert that free is capacity less reservations at every instant, not below zero unless overbooked."""
+        used: dict[LinkId, Timeline] = {link: Timeline(0) for link in self._free}
+        for path, profile in self._reserved.values():
+            for link in path:
+                for start_ns, end_ns, bps in self._ahead(profile):
+                    used[link].add(start_ns, end_ns, bps)
+        for link, free in self._free.items():
+            free.validate(merged=True)
+            capacity = self._capacity[link]
+            capacity.validate(merged=False)
+            for at_ns in {max(t, self._floor_ns) for line in (free, capacity, used[link]) for t in line.times[:-1]}:
+                expected = capacity.at(at_ns) - used[link].at(at_ns)
+                assert free.at(at_ns) == expected, f"{link} at {at_ns}: free {free.at(at_ns)}, should be {expected}"
+                assert expected >= 0 or link in self._overbooked, f"{link} at {at_ns}: {expected} bit/s free"
+
+    def _check_host(self, name: str) -> None:
+        if name not in self._hosts:
+            raise UsageError(f"unknown host {name!r}; {len(self._hosts)} are known; add it first")
+
+    def _line(self, lines: dict[LinkId, Timeline], link: LinkId) -> Timeline:
+        try:
+            return lines[link]
+        except KeyError:
+            raise UsageError(f"unknown link {link}; {len(lines)} are known; add its host first") from None
+
+    def _add_link(self, link: LinkId, bps: int) -> None:
+        self._capacity[link] = Timeline(_rate(bps))
+        self._free[link] = Timeline(bps)
+
+    def _put(self, link: LinkId, at_ns: int, bps: int) -> None:
+        free = self._line(self._free, link)
+        until_ns, former_bps = self._capacity[link].put(at_ns, _rate(bps))
+        free.trim(self._floor_ns)
+        if bps != former_bps:
+            free.add(at_ns, until_ns, bps - former_bps)
+        if min(free.values) < 0:
+            self._overbooked.add(link)
+        else:
+            self._overbooked.discard(link)
+
+    def _add(self, path: Path, pieces: list[tuple[int, int, int]], sign: int) -> None:
+        for link in path:
+            line = self._free[link]
+            line.trim(self._floor_ns)
+            for start_ns, end_ns, bps in pieces:
+                line.add(start_ns, end_ns, sign * bps)
+
+    def _ahead(self, profile: Profile) -> list[tuple[int, int, int]]:
+        """The pieces that are not over; what began before the floor begins at 0, as the trimmed timelines do."""
+        floor = self._floor_ns
+        return [(0 if start <= floor else start, end, bps) for start, end, bps in profile.pieces if end > floor]
+
+
+def _rate(bps: int) -> int:
+    if not 0 <= bps <= MAX_RATE_BPS:
+        raise UsageError(f"rate of {bps} bit/s; allowed: 0 to 2**43")
+    return bps

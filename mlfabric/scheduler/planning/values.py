@@ -1,0 +1,127 @@
+"""What the planner takes and gives, as plain values.
+
+Reasons are built when they are read: most of a thousand plans per second are never looked at.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from mlfabric.network import Profile
+from mlfabric.protocol import DropReason, GetId, UpdateId
+
+__all__ = ["Candidate", "DropRule", "GetCandidate", "GetSlot", "Left", "Ordering", "Pick", "Slot"]
+
+
+class DropRule(Enum):
+    """When an update is left out of a batch."""
+
+    FEASIBLE = "only if no position within its delay bound is feasible"
+    PAPER = "if it is due and the next update would end before it (paper, algorithm 2)"
+
+
+class Pick(Enum):
+    """Why a transfer was reserved when it was."""
+
+    SHORTEST = "shortest transfer first"
+    DEADLINE = "deadline"
+    IN_FLIGHT = "already sending"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """An update that waits for its place.
+
+    Args:
+        source: host that it leaves.
+        size_bytes: 0 to 2**50.
+        ready_ns: it cannot start before.
+        computed_from: number of the version whose gradient it is.
+        in_flight: its profile if it is being sent; that is reserved in the network already, and only its
+            position may move.
+    """
+
+    update: UpdateId
+    source: str
+    size_bytes: int
+    ready_ns: int
+    computed_from: int
+    in_flight: Profile | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """An update's place in the order of commits.
+
+    Args:
+        position: from 1; the update is applied to version ``v_init + position - 1``.
+        profile: when it is sent how fast.
+        commit_ns: when it and all before it have arrived.
+        pick: why it was reserved when it was.
+        deadline: the last position that keeps its delay bound.
+        planned_ns: when this was planned.
+    """
+
+    update: UpdateId
+    position: int
+    profile: Profile
+    commit_ns: int
+    pick: Pick
+    deadline: int
+    planned_ns: int
+
+    @property
+    def reason(self) -> str:
+        """Say in words, with figures, why it has this place."""
+        took = f"{_ms(self.profile.end_ns - self.planned_ns)} ms"
+        if self.pick is Pick.DEADLINE:
+            return f"deadline: position {self.position} of at most {self.deadline}, {took}"
+        return f"{self.pick.value}: {took}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Left:
+    """An update that has no place, and why."""
+
+    update: UpdateId
+    cause: DropReason
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ordering:
+    """The plan of one batch: ``slots`` by position, ``left`` in the order in which they were left."""
+
+    slots: tuple[Slot, ...]
+    left: tuple[Left, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GetCandidate:
+    """A get that waits to be served to the host ``destination``; it cannot start before ``ready_ns``."""
+
+    get: GetId
+    destination: str
+    size_bytes: int
+    ready_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GetSlot:
+    """A get's transfer; ``profile`` is None if a link on its path has no capacity (yet)."""
+
+    get: GetId
+    profile: Profile | None
+    planned_ns: int
+
+    @property
+    def reason(self) -> str:
+        """Say in words, with figures, why it has this place."""
+        if self.profile is None:
+            return "a link on its path has no capacity"
+        return f"{Pick.SHORTEST.value}: {_ms(self.profile.end_ns - self.planned_ns)} ms"
+
+
+def _ms(span_ns: int) -> str:
+    return f"{max(0, span_ns) / 1e6:.1f}"

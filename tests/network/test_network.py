@@ -1,0 +1,325 @@
+"""The network's state: hosts, rates, reservations, the past."""
+
+from __future__ import annotations
+
+import networkx as nx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precondition, rule
+
+from mlfabric.errors import UsageError
+from mlfabric.network import CORE, HORIZON_NS, LinkId, Network, Piece, Profile, down_link, up_link
+from mlfabric.protocol import GetId, UpdateId
+
+MS = 10**6
+GBPS = 10**9
+MB = 10**6
+
+
+@pytest.fixture
+def star() -> Network:
+    network = Network.star(GBPS)
+    for host in "abs":
+        network.add_host(host)
+    return network
+
+
+def test_a_star_joins_hosts_through_their_up_and_down_links(star: Network) -> None:
+    assert star.path("a", "s") == (LinkId("a", CORE), LinkId(CORE, "s")) == (up_link("a"), down_link("s"))
+    assert star.path("a", "a") == ()
+    assert [str(link) for link in star.path("a", "s")] == ["a up", "s down"]
+
+
+def test_unknown_hosts_and_links_are_refused(star: Network) -> None:
+    with pytest.raises(UsageError, match="unknown host 'z'; 3 are known"):
+        star.path("a", "z")
+    with pytest.raises(UsageError, match="unknown link z up"):
+        star.set_rate(up_link("z"), 1)
+    with pytest.raises(UsageError, match="unknown link z up"):
+        star.transfer((up_link("z"),), 1, 0)
+
+
+@pytest.mark.parametrize("name", ["", CORE])
+def test_names_that_mean_something_else_are_no_hosts(star: Network, name: str) -> None:
+    with pytest.raises(UsageError, match="host name"):
+        star.add_host(name)
+
+
+@pytest.mark.parametrize("bps", [-1, 2**43 + 1])
+def test_rates_out_of_range_are_refused_and_change_nothing(star: Network, bps: int) -> None:
+    with pytest.raises(UsageError, match="allowed: 0 to"):
+        star.set_rate(up_link("a"), bps)
+    with pytest.raises(UsageError, match="allowed: 0 to"):
+        star.add_host("new", bps)
+    with pytest.raises(UsageError, match="default_bps"):
+        Network.star(0)
+    assert star.rate_bps(up_link("a"), 0) == GBPS
+    assert "new" not in star.hosts
+    star.validate()
+
+
+def test_adding_a_host_again_keeps_what_was_measured_until_its_nominal_rate_changes(star: Network) -> None:
+    star.add_host("c", up_bps=5, down_bps=0)
+    assert (star.rate_bps(up_link("c"), 0), star.rate_bps(down_link("c"), 0)) == (5, GBPS)
+    star.set_rate(up_link("c"), 3)
+    star.add_host("c", up_bps=5)
+    assert star.rate_bps(up_link("c"), 0) == 3
+    star.add_host("c", up_bps=7)
+    assert star.rate_bps(up_link("c"), 0) == 7
+
+
+def test_a_transfer_uses_the_least_rate_of_its_path_at_every_instant(star: Network) -> None:
+    star.set_rate(up_link("a"), 2 * GBPS)
+    star.plan_rate_change(up_link("a"), 4 * MS, 500_000_000)
+    profile = star.transfer(star.path("a", "s"), MB, 0)
+    assert profile == Profile(0, 12 * MS, (Piece(0, 4 * MS, GBPS), Piece(4 * MS, 12 * MS, 500_000_000)))
+
+
+def test_a_transfer_waits_through_a_maintenance_window(star: Network) -> None:
+    star.plan_rate_change(down_link("s"), 2 * MS, 0)
+    star.plan_rate_change(down_link("s"), 10 * MS, GBPS)
+    profile = star.transfer(star.path("a", "s"), MB, MS)
+    assert profile == Profile(MS, 17 * MS, (Piece(MS, 2 * MS, GBPS), Piece(10 * MS, 17 * MS, GBPS)))
+
+
+def test_nothing_passes_a_link_without_capacity(star: Network) -> None:
+    star.set_rate(down_link("s"), 0)
+    assert star.transfer(star.path("a", "s"), 1, 0) is None
+    assert star.transfer(star.path("a", "s"), 0, 3) == Profile(3, 3, ())
+
+
+def test_within_a_host_a_transfer_takes_no_time(star: Network) -> None:
+    assert star.transfer((), 2**50, 7) == Profile(7, 7, ())
+
+
+def test_reserved_capacity_is_gone_until_it_is_released(star: Network) -> None:
+    path = star.path("a", "s")
+    profile = star.transfer(path, MB, 0)
+    assert profile is not None
+    star.reserve("one", path, profile)
+    second = star.transfer(star.path("b", "s"), MB, 0)
+    assert second is not None
+    assert (second.start_ns, second.end_ns) == (8 * MS, 16 * MS)
+    star.validate()
+    star.release("one")
+    star.release("one")
+    assert star.transfer(star.path("b", "s"), MB, 0) == profile
+    star.validate()
+
+
+def test_a_reservation_that_does_not_fit_is_refused_and_changes_nothing(star: Network) -> None:
+    path = star.path("a", "s")
+    star.set_rate(down_link("s"), 5)
+    with pytest.raises(UsageError, match="do not fit on link s down"):
+        star.reserve("one", path, Profile(0, 9, (Piece(0, 9, 6),)))
+    assert star.reservation("one") is None
+    assert star.free_bps(up_link("a"), 0) == GBPS
+    star.validate()
+
+
+def test_one_key_holds_one_reservation_and_its_type_is_part_of_it(star: Network) -> None:
+    path, profile = star.path("a", "s"), Profile(0, 9, (Piece(0, 9, 6),))
+    star.reserve(UpdateId("a", 0, 0), path, profile)
+    star.reserve(GetId("a", 0, 0), path, profile)
+    with pytest.raises(UsageError, match="release it first"):
+        star.reserve(UpdateId("a", 0, 0), path, profile)
+    assert star.reservation(GetId("a", 0, 0)) == (path, profile)
+    star.validate()
+
+
+def test_a_rate_measured_below_what_is_reserved_leaves_nothing_free_until_that_is_over(star: Network) -> None:
+    path, link = star.path("a", "s"), down_link("s")
+    profile = star.transfer(path, MB, 0)
+    assert profile is not None
+    star.reserve("one", path, profile)
+    star.set_rate(link, 10**8)
+    star.validate()
+    assert (star.free_bps(link, 0), star.free_bps(link, 8 * MS)) == (0, 10**8)
+    star.release("one")
+    assert star.free_bps(link, 0) == 10**8
+    star.validate()
+
+
+def test_a_measured_rate_holds_until_the_next_planned_change(star: Network) -> None:
+    link = up_link("a")
+    star.plan_rate_change(link, 10, GBPS)
+    star.plan_rate_change(link, 5, 0)
+    star.set_rate(link, 7)
+    assert [star.rate_bps(link, at_ns) for at_ns in (0, 4, 5, 9, 10)] == [7, 7, 0, 0, GBPS]
+    star.prune(6)
+    star.set_rate(link, 8)
+    assert [star.rate_bps(link, at_ns) for at_ns in (6, 9, 10)] == [8, 8, GBPS]
+    with pytest.raises(UsageError, match="pruned until there"):
+        star.plan_rate_change(link, 5, 1)
+
+
+def test_pruning_forgets_the_past_but_not_what_is_still_reserved(star: Network) -> None:
+    path = star.path("a", "s")
+    for n in range(100):
+        profile = star.transfer(path, MB + n, 0)
+        assert profile is not None
+        star.reserve(n, path, profile)
+    star.prune(420 * MS)
+    assert star.reservation(0) is None
+    assert star.reservation(99) is not None
+    star.validate()
+    for n in range(100):
+        star.release(n)
+    star.validate()
+    assert all(len(star.free_line(link).values) == 1 for link in path)
+    assert star.transfer(path, MB, 0) == Profile(420 * MS, 428 * MS, (Piece(420 * MS, 428 * MS, GBPS),))
+
+
+def test_a_key_may_be_used_again_after_its_reservation_was_released(star: Network) -> None:
+    path = star.path("a", "s")
+    star.reserve("one", path, Profile(0, 9, (Piece(0, 9, 6),)))
+    star.release("one")
+    later = Profile(20, 30, (Piece(20, 30, 6),))
+    star.reserve("one", path, later)
+    star.prune(15)
+    assert star.reservation("one") == (path, later)
+
+
+def test_a_link_is_busy_until_the_share_asked_for_is_free(star: Network) -> None:
+    link, path = down_link("s"), star.path("a", "s")
+    star.reserve("all", path, Profile(0, 10, (Piece(0, 10, GBPS),)))
+    star.reserve("some", path, Profile(10, 20, (Piece(10, 20, 6 * 10**8),)))
+    assert [star.busy_until(link, at_ns) for at_ns in (0, 15, 25)] == [20, 20, 25]
+    assert star.busy_until(link, 0, free_share=0.4) == 10
+    star.set_rate(link, 0)
+    assert star.busy_until(link, 3) == 3
+
+
+def test_a_copy_and_a_draft_leave_the_network_as_it_was(star: Network) -> None:
+    path = star.path("a", "s")
+    profile = star.transfer(path, MB, 0)
+    assert profile is not None
+    draft, twin = star.draft(), star.copy()
+    draft.reserve(path, profile)
+    fork = draft.fork()
+    fork.reserve(path, Profile(8 * MS, 16 * MS, (Piece(8 * MS, 16 * MS, GBPS),)))
+    twin.reserve("one", path, profile)
+    twin.add_host("new")
+    ends = [net.transfer(path, MB, 0) for net in (star, draft, twin, fork)]
+    assert [p and p.end_ns for p in ends] == [8 * MS, 16 * MS, 16 * MS, 24 * MS]
+    assert "new" not in star.hosts
+    star.validate()
+    twin.validate()
+
+
+def test_a_graph_joins_hosts_by_fewest_hops_then_latency_then_names() -> None:
+    graph: nx.DiGraph[str] = nx.DiGraph()
+    for tail, head, latency_ns in [
+        ("a", "x", 5),
+        ("x", "b", 5),
+        ("a", "y", 1),
+        ("y", "b", 1),
+        ("a", "w", 1),
+        ("w", "b", 1),
+    ]:
+        for edge in [(tail, head), (head, tail)]:
+            graph.add_edge(*edge, capacity_bps=GBPS, latency_ns=latency_ns)
+    nx.set_node_attributes(graph, {"a": True, "b": True}, "host")
+    network = Network.from_graph(graph)
+    assert network.hosts == {"a", "b"}
+    assert network.path("a", "b") == (LinkId("a", "w"), LinkId("w", "b"))
+    assert str(network.path("a", "b")[0]) == "a->w"
+    network.add_host("a", up_bps=1)
+    assert network.rate_bps(LinkId("a", "w"), 0) == GBPS
+    with pytest.raises(UsageError, match="unknown host 'x'"):
+        network.add_host("x")
+
+
+def test_a_graph_without_capacities_or_paths_is_refused() -> None:
+    graph = nx.DiGraph([("a", "b")])
+    with pytest.raises(UsageError, match="some cannot reach each other"):
+        Network.from_graph(graph)
+    graph.add_edge("b", "a")
+    with pytest.raises(UsageError, match="has no capacity_bps"):
+        Network.from_graph(graph)
+
+
+class NetworkMachine(RuleBasedStateMachine):
+    """Anything in any order keeps the books right."""
+
+    keys = Bundle("keys")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = Network.star(10)
+        for host in "abs":
+            self.network.add_host(host)
+        self.count = 0
+
+    @rule(target=keys, source=st.sampled_from("ab"), size_bytes=st.integers(0, 50), ready_ns=st.integers(0, 10**11))
+    def reserve(self, source: str, size_bytes: int, ready_ns: int) -> int:
+        self.count += 1
+        path = self.network.path(source, "s")
+        profile = self.network.transfer(path, size_bytes, ready_ns)
+        if profile is not None:
+            self.network.reserve(self.count, path, profile)
+        return self.count
+
+    @rule(key=keys)
+    def release(self, key: int) -> None:
+        self.network.release(key)
+        assert self.network.reservation(key) is None
+
+    @rule(host=st.sampled_from("abs"), bps=st.integers(0, 12))
+    def measure(self, host: str, bps: int) -> None:
+        for link in (up_link(host), down_link(host)):
+            self.network.set_rate(link, bps)
+
+    @rule(host=st.sampled_from("as"), later_ns=st.integers(0, 10**11), bps=st.integers(0, 12))
+    def plan(self, host: str, later_ns: int, bps: int) -> None:
+        self.network.plan_rate_change(down_link(host), self.network.floor_ns + later_ns, bps)
+
+    @rule(later_ns=st.integers(0, 10**10))
+    def prune(self, later_ns: int) -> None:
+        self.network.prune(self.network.floor_ns + later_ns)
+
+    @precondition(lambda self: self.count)
+    @rule()
+    def go_on_with_a_copy(self) -> None:
+        self.network = self.network.copy()
+
+    @invariant()
+    def books_are_right(self) -> None:
+        self.network.validate()
+
+
+TestAnythingInAnyOrder = NetworkMachine.TestCase
+
+
+@given(
+    size_bytes=st.one_of(st.integers(1, 100), st.integers(1, 2**50)),
+    ready_ns=st.integers(0, 10**18),
+    rates=st.lists(st.tuples(st.integers(1, 10**18), st.integers(0, 2**43)), max_size=6),
+    first_bps=st.integers(0, 2**43),
+)
+def test_a_profile_passes_all_bytes_and_one_nanosecond_less_does_not(
+    size_bytes: int, ready_ns: int, rates: list[tuple[int, int]], first_bps: int
+) -> None:
+    network = Network.star(2**43)
+    network.add_host("a")
+    network.add_host("s")
+    network.set_rate(up_link("a"), first_bps)
+    for at_ns, bps in rates:
+        network.plan_rate_change(up_link("a"), at_ns, bps)
+    profile = network.transfer(network.path("a", "s"), size_bytes, ready_ns)
+    if profile is None:
+        last_bps = max(rates)[1] if rates else first_bps
+        assert last_bps * (HORIZON_NS - max([ready_ns, *(at for at, _ in rates)])) <= 8 * 10**9 * size_bytes
+        return
+    passed = sum((end_ns - start_ns) * bps for start_ns, end_ns, bps in profile.pieces)
+    needed = 8 * 10**9 * size_bytes
+    assert passed >= needed > passed - profile.pieces[-1].bps
+    assert ready_ns <= profile.start_ns == profile.pieces[0].start_ns
+    assert profile.end_ns == profile.pieces[-1].end_ns
+
+
+@pytest.mark.parametrize("size_bytes", [-1, 2**50 + 1])
+def test_sizes_out_of_range_are_refused(star: Network, size_bytes: int) -> None:
+    with pytest.raises(UsageError, match="allowed: 0 to 2"):
+        star.transfer(star.path("a", "s"), size_bytes, 0)
