@@ -1,0 +1,126 @@
+"""Evidence about links, and what is known of one. Pure values; :mod:`mlfabric.monitor.estimate` judges them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import NamedTuple
+
+from mlfabric.monitor.history import History, Link, Passage
+
+__all__ = ["Estimate", "Known", "Seen", "Source", "Transfer"]
+
+
+class Source(Enum):
+    """What an estimate was last learnt from."""
+
+    NOMINAL = "nominal"
+    TRANSFERS = "transfers"
+    TCP_INFO = "tcp_info"
+    NIC = "nic"
+
+
+class Estimate(NamedTuple):
+    """What a link carries now; ``age_s`` is the time since the last evidence for it."""
+
+    bps: int
+    age_s: float
+    source: Source
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """A finished transfer.
+
+    Args:
+        from_host, to_host: its two ends.
+        bytes: payload.
+        started_s, ended_s: on the monitor's clock.
+        paced: the sender held it to a planned rate.
+        at_sender: measured where it was sent.
+        delivery_rate_bps: TCP_INFO's at the sender; 0 if unknown.
+    """
+
+    from_host: str
+    to_host: str
+    bytes: int
+    started_s: float
+    ended_s: float
+    paced: bool = False
+    at_sender: bool = False
+    delivery_rate_bps: int = 0
+
+    @property
+    def links(self) -> tuple[Link, Link]:
+        """The two links that it crosses."""
+        return Link(self.from_host, True), Link(self.to_host, False)
+
+    @property
+    def source(self) -> Source:
+        """What kind of evidence it is."""
+        return Source.TCP_INFO if self.at_sender and self.delivery_rate_bps else Source.TRANSFERS
+
+    def passage(self, link: Link) -> Passage:
+        """Return it as one of its two links saw it."""
+        up, down = self.links
+        peer = down if link == up else up
+        return Passage(peer=peer, bits=8.0 * self.bytes, started_s=self.started_s, ended_s=self.ended_s)
+
+    def stretched(self) -> Transfer:
+        """Let what the sender measured end when, by TCP_INFO, its bytes can have arrived."""
+        if not self.delivery_rate_bps:
+            return self
+        seconds = max(self.ended_s - self.started_s, 8 * self.bytes / self.delivery_rate_bps)
+        return replace(self, ended_s=self.started_s + seconds)
+
+
+class Seen(NamedTuple):
+    """What a link carried during a transfer."""
+
+    at_s: float
+    likely_bps: float
+    proven_bps: float
+
+
+@dataclass(slots=True)
+class Known:
+    """What is known of one link; ``estimate_bps`` None means that nothing was learnt yet.
+
+    ``latest`` holds what it carried during the latest transfer with each peer; ``instead_of``, if it was blamed where
+    the other link might have been, is that link and what it carried then.
+    """
+
+    history: History = field(default_factory=History)
+    nominal_bps: float = 0.0
+    best_bps: float = 0.0
+    estimate_bps: float | None = None
+    learnt_s: float = 0.0
+    source: Source = Source.NOMINAL
+    latest: dict[Link, Seen] = field(default_factory=dict)
+    instead_of: tuple[Link, float] | None = None
+
+    @property
+    def reference_bps(self) -> float:
+        """Where the estimate ages to."""
+        return self.nominal_bps or self.best_bps
+
+    def now_bps(self, now_s: float, half_life_s: float) -> float:
+        """Return the aged estimate; infinite if nothing bounds it."""
+        if self.estimate_bps is None:
+            return self.nominal_bps or math.inf
+        kept = math.exp2(-max(0.0, now_s - self.learnt_s) / half_life_s)
+        return self.reference_bps + (self.estimate_bps - self.reference_bps) * kept
+
+    def learn(self, bps: float, at_s: float, source: Source) -> None:
+        """Set the estimate; what came in late does not make it older."""
+        self.best_bps = max(self.best_bps, bps)
+        self.estimate_bps, self.learnt_s, self.source = bps, max(at_s, self.learnt_s), source
+
+    def forgive(self, culprit_bps: float, at_s: float) -> None:
+        """Forget what it was blamed for; with no nominal rate to fall back to, it is as fast as the culprit."""
+        self.instead_of = None
+        if self.nominal_bps:
+            self.estimate_bps, self.source = None, Source.NOMINAL
+        else:
+            self.learn(max(self.best_bps, culprit_bps), at_s, self.source)

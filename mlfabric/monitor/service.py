@@ -1,0 +1,288 @@
+"""The monitor's shell: takes transfer records, watches a network interface, reports estimates. Judges nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import time
+from dataclasses import dataclass
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from mlfabric import wire
+from mlfabric.errors import ConfigError, UsageError
+from mlfabric.monitor.estimate import Estimate, EstimatorOptions, Link, LinkEstimator, Source, Transfer
+from mlfabric.monitor.nic import NicSample, NicSampler, interface_of
+from mlfabric.protocol import LinkRate, LinksReported, MemberEvent, Welcome
+from mlfabric.session import SchedulerSession, SessionCallbacks
+from mlfabric.specs import Member, Role
+from mlfabric.telemetry import MetricsPage, MonitorMetrics
+from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc, monitor_pb2, monitor_pb2_grpc
+
+__all__ = ["MonitorConfig", "MonitorService"]
+
+log = logging.getLogger("mlfabric.monitor")
+CHANGE = 0.01
+REPEAT_S = 1.0
+ANSWER_WITHIN_S = 2.0
+STOP_WITHIN_S = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MonitorConfig:
+    """How a monitor runs.
+
+    Args:
+        scheduler: ``host:port`` of the scheduler.
+        name, host: see ``Member``.
+        bind: address to listen on; "0.0.0.0" or "::" listens on all, and wants ``advertised``.
+        advertised: name or address under which members reach it; "" means ``bind``.
+        port: to listen on; 0 takes any free one.
+        metrics_port: of /metrics; 0 any free one, None no page.
+        interface: network interface to watch; "" takes the one that has the advertised address, if any.
+        report_interval_s: between reports to the scheduler; > 0.
+        half_life_s: see ``EstimatorOptions``.
+        up_bps, down_bps: nominal rate of this host's link in bit/s; 0 means unknown.
+        software_version: shown on the status page.
+    """
+
+    scheduler: str
+    name: str = "monitor-0"
+    host: str = "localhost"
+    bind: str = "127.0.0.1"
+    advertised: str = ""
+    port: int = 0
+    metrics_port: int | None = None
+    interface: str = ""
+    report_interval_s: float = 0.2
+    half_life_s: float = 10.0
+    up_bps: int = 0
+    down_bps: int = 0
+    software_version: str = ""
+
+    def __post_init__(self) -> None:
+        if self.bind in ("0.0.0.0", "::", "") and not self.advertised:
+            raise ConfigError(f"monitor: bind={self.bind!r} wants advertised, the name that members dial; got ''")
+        if not (math.isfinite(self.report_interval_s) and self.report_interval_s > 0):
+            raise ConfigError(f"monitor: report_interval_s={self.report_interval_s}; allowed: > 0 and finite")
+        if not 0 <= self.port < 1 << 16:
+            raise ConfigError(f"monitor: port={self.port}; allowed: 0 to 65535")
+
+
+class MonitorService:
+    """One monitor: ``start``, then ``run_until``, then ``close`` in any case."""
+
+    def __init__(self, config: MonitorConfig, metrics: MonitorMetrics | None = None) -> None:
+        self.config = config
+        self.address = ""
+        self.metrics_port: int | None = None
+        self._metrics = metrics or MonitorMetrics()
+        self._estimator = LinkEstimator(EstimatorOptions(half_life_s=config.half_life_s))
+        self._estimator.set_nominal(config.host, config.up_bps, config.down_bps)
+        self._reported: dict[Link, tuple[int, float]] = {}
+        self._server: grpc.aio.Server | None = None
+        self._health = health.aio.HealthServicer()
+        self._page: MetricsPage | None = None
+        self._nic: NicSampler | None = None
+        self._session: SchedulerSession | None = None
+        self._stub: fabric_pb2_grpc.FabricServiceAsyncStub | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Listen, and join the scheduler as soon as it is there.
+
+        Raises:
+            UsageError: an address or port cannot be had, or the interface does not exist.
+        """
+        self._nic = self._watched_nic()
+        self._server = await self._serve()
+        if self.config.metrics_port is not None:
+            self._page = MetricsPage(self._metrics.registry, self.config.bind, self.config.metrics_port)
+            self.metrics_port = self._page.start()
+        log.info("monitor %s at %s", self.config.name, self.address)
+        member = Member(
+            name=self.config.name,
+            role=Role.MONITOR,
+            incarnation=time.time_ns(),
+            host=self.config.host,
+            address=self.address,
+            up_bps=self.config.up_bps,
+            down_bps=self.config.down_bps,
+        )
+        callbacks = SessionCallbacks(admitted=self._admitted, instructed=lambda _: None, lost=lambda _: None)
+        self._session = SchedulerSession(self.config.scheduler, member, self._register, callbacks)
+        self._tasks = [asyncio.create_task(self._session.run()), asyncio.create_task(self._report_now_and_again())]
+
+    async def run_until(self, stop: asyncio.Event) -> None:
+        """Measure and report until ``stop`` is set.
+
+        Raises:
+            RefusedError: the scheduler refuses this monitor for good.
+        """
+        stopped = asyncio.create_task(stop.wait())
+        try:
+            done, _ = await asyncio.wait([*self._tasks, stopped], return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            stopped.cancel()
+
+    async def close(self) -> None:
+        """Say good-bye to the scheduler and stop serving; leaves no task and no port."""
+        if self._session is not None:
+            await self._session.leave("stopped")
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._server is not None:
+            await self._health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
+            await self._server.stop(STOP_WITHIN_S)
+        if self._page is not None:
+            await asyncio.to_thread(self._page.stop)
+
+    # Serving
+
+    async def _serve(self) -> grpc.aio.Server:
+        server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        recorder = _Recorder(self._estimator, self._metrics)
+        monitor_pb2_grpc.add_MonitorServiceServicer_to_server(recorder, server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        name = monitor_pb2.DESCRIPTOR.services_by_name["MonitorService"].full_name
+        reflection.enable_server_reflection((name, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+        port = self._listen(server)
+        await server.start()
+        self.address = f"{_bracketed(self.config.advertised or self.config.bind)}:{port}"
+        return server
+
+    def _listen(self, server: grpc.aio.Server) -> int:
+        where = f"{_bracketed(self.config.bind)}:{self.config.port}"
+        try:
+            return server.add_insecure_port(where)
+        except RuntimeError as error:
+            raise UsageError(f"monitor: cannot listen on {where}: in use or not to be had; choose another") from error
+
+    def _watched_nic(self) -> NicSampler | None:
+        interface = self.config.interface or interface_of(self.config.advertised or self.config.bind)
+        return NicSampler(interface) if interface else None
+
+    # Reporting
+
+    async def _register(self, stub: fabric_pb2_grpc.FabricServiceAsyncStub) -> fabric_pb2.Admission:
+        assert self._session is not None
+        self._stub = stub
+        member = wire.to_member(self._session.member, self.config.software_version)
+        return (await stub.RegisterAsMonitor(fabric_pb2.RegisterAsMonitorRequest(member=member))).admission
+
+    def _admitted(self, _: Welcome) -> list[MemberEvent]:
+        """Report everything anew: this scheduler may know nothing."""
+        self._reported.clear()
+        return []
+
+    async def _report_now_and_again(self) -> None:
+        while True:
+            now_s = time.monotonic()
+            self._look_at_nic()
+            estimates = self._estimates(now_s)
+            if self._session is not None and self._session.is_open and self._stub is not None:
+                await self._report(self._stub, estimates, now_s)
+            await asyncio.sleep(self.config.report_interval_s)
+
+    async def _report(
+        self, stub: fabric_pb2_grpc.FabricServiceAsyncStub, estimates: dict[Link, Estimate], now_s: float
+    ) -> None:
+        news = {link: found for link, found in estimates.items() if self._is_news(link, found, now_s)}
+        if not news:
+            return
+        rates = tuple(
+            LinkRate(host=link.host, up=link.up, bps=found.bps, age_ns=round(found.age_s * 1e9))
+            for link, found in news.items()
+        )
+        message = wire.to_links(LinksReported(monitor=self.config.name, rates=rates))
+        with contextlib.suppress(grpc.aio.AioRpcError):  # the session notices a scheduler that is gone
+            await stub.ReportLinks(message, timeout=ANSWER_WITHIN_S)
+            self._reported |= {link: (found.bps, now_s) for link, found in news.items()}
+
+    def _is_news(self, link: Link, found: Estimate, now_s: float) -> bool:
+        """Tell whether to report: what was learnt and changed, or was not repeated for a while, or was taken back."""
+        before_bps, at_s = self._reported.get(link, (0, -math.inf))
+        if found.source is Source.NOMINAL and not before_bps:
+            return False
+        return abs(found.bps - before_bps) > CHANGE * before_bps or now_s - at_s >= REPEAT_S
+
+    def _estimates(self, now_s: float) -> dict[Link, Estimate]:
+        found = {link: self._estimator.estimate(link, now_s) for link in self._estimator.links}
+        known = {link: estimate for link, estimate in found.items() if estimate is not None and estimate.bps > 0}
+        for link, estimate in known.items():
+            self._metrics.link(link.host, link.up, estimate.bps, estimate.age_s, estimate.source.value)
+        return known
+
+    def _look_at_nic(self) -> None:
+        sample = self._nic.sample() if self._nic is not None else None
+        if sample is None or self._nic is None:
+            return
+        self._metrics.nic(self._nic.interface, sample.sent_bytes, sample.received_bytes)
+        self._observe_nic(sample)
+
+    def _observe_nic(self, sample: NicSample) -> None:
+        for up, bps in ((True, sample.up_bps), (False, sample.down_bps)):
+            link = Link(self.config.host, up)
+            self._estimator.observe_nic(link, bps, sample.speed_bps, sample.started_s, sample.ended_s)
+
+
+class _Recorder(monitor_pb2_grpc.MonitorServiceServicer):
+    """Takes transfer records."""
+
+    def __init__(self, estimator: LinkEstimator, metrics: MonitorMetrics) -> None:
+        self._estimator = estimator
+        self._metrics = metrics
+
+    async def RecordTransfers(
+        self,
+        request: monitor_pb2.RecordTransfersRequest,
+        context: grpc.aio.ServicerContext[monitor_pb2.RecordTransfersRequest, monitor_pb2.RecordTransfersResponse],
+    ) -> monitor_pb2.RecordTransfersResponse:
+        """Take in a member's finished transfers; all of them or, if one is malformed, none."""
+        now_s = time.monotonic()
+        try:
+            transfers = [from_record(record, now_s) for record in request.records]
+        except UsageError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        if request.host:
+            self._estimator.set_nominal(request.host, request.up_bps, request.down_bps)
+        self._estimator.observe(transfers, now_s)
+        self._metrics.records(len(transfers))
+        return monitor_pb2.RecordTransfersResponse()
+
+
+def from_record(record: monitor_pb2.TransferRecord, now_s: float) -> Transfer:
+    """Return the transfer that a record describes, on the clock of ``now_s``.
+
+    Raises:
+        UsageError: a host has no name, or a time is negative or not finite.
+    """
+    for field in ("from_host", "to_host"):
+        if not getattr(record, field):
+            raise UsageError(f"TransferRecord.{field}=''; allowed: a name that is not empty")
+    for field in ("seconds", "ended_ago_s"):
+        value = getattr(record, field)
+        if not (math.isfinite(value) and value >= 0):
+            raise UsageError(f"TransferRecord.{field}={value}; allowed: 0 or more, and finite")
+    ended_s = now_s - record.ended_ago_s
+    return Transfer(
+        from_host=record.from_host,
+        to_host=record.to_host,
+        bytes=record.bytes,
+        started_s=ended_s - record.seconds,
+        ended_s=ended_s,
+        paced=record.paced,
+        at_sender=record.at_sender,
+        delivery_rate_bps=record.delivery_rate_bps,
+    )
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host

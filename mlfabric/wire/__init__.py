@@ -1,0 +1,60 @@
+"""Values to protobuf messages and back; only shells import it.
+
+``to_...`` takes a value of :mod:`mlfabric.protocol` or :mod:`mlfabric.specs` and makes its message; ``from_...`` takes
+what came over the wire and makes the value, or raises :class:`~mlfabric.errors.UsageError` that names the field, what
+was given and what is allowed. So nothing malformed gets past a shell, and ``from_x(to_x(v)) == v`` for every value.
+
+What a message cannot say is given beside it: who sent an event, and for whom an instruction is.
+"""
+
+from __future__ import annotations
+
+from mlfabric.wire.events import from_event, from_get, from_push, from_server_holds, to_event, to_server_holds
+from mlfabric.wire.instructions import from_instruction, to_instruction
+from mlfabric.wire.specs import (
+    from_admission,
+    from_links,
+    from_member,
+    from_spec,
+    to_admission,
+    to_links,
+    to_member,
+    to_spec,
+)
+from mlfabric.wire.values import (
+    from_get_id,
+    from_outcome,
+    from_update_id,
+    from_version,
+    to_get_id,
+    to_outcome,
+    to_update_id,
+    to_version,
+)
+
+__all__ = [
+    "from_admission",
+    "from_event",
+    "from_get",
+    "from_get_id",
+    "from_instruction",
+    "from_links",
+    "from_member",
+    "from_outcome",
+    "from_push",
+    "from_server_holds",
+    "from_spec",
+    "from_update_id",
+    "from_version",
+    "to_admission",
+    "to_event",
+    "to_get_id",
+    "to_instruction",
+    "to_links",
+    "to_member",
+    "to_outcome",
+    "to_server_holds",
+    "to_spec",
+    "to_update_id",
+    "to_version",
+]

@@ -1,0 +1,313 @@
+"""Events on the wire: what a member tells the scheduler.
+
+An event speaks for the member whose session carries it, and for nobody else. ``MemberJoined`` is a registration call,
+``LinksReported`` a call of its own; ``MemberSilent`` and ``Tick`` never travel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from mlfabric.protocol import (
+    AppliedIds,
+    Commit,
+    CommitsReported,
+    GetId,
+    GetRequested,
+    InitialReceived,
+    MemberEvent,
+    MemberLeft,
+    MemoryReported,
+    PushRequested,
+    ServerHolds,
+    TransferEnded,
+    UpdateId,
+    WorkerHolds,
+)
+from mlfabric.v1 import session_pb2 as session
+from mlfabric.wire.specs import fill_spec, from_spec
+from mlfabric.wire.values import (
+    END_OF,
+    END_TO,
+    KIND_OF,
+    KIND_TO,
+    REASON_OF,
+    REASON_TO,
+    enum_of,
+    fill_request,
+    fill_version,
+    from_get_id,
+    from_update_id,
+    from_version,
+    malformed,
+    need,
+)
+
+__all__ = ["from_event", "from_get", "from_push", "from_server_holds", "to_event", "to_server_holds"]
+
+
+def to_event(event: MemberEvent) -> session.Event:
+    """Make the message of an event.
+
+    Raises:
+        UsageError: events of this kind do not travel on a session.
+    """
+    fill = _FILL.get(type(event))
+    if fill is None:
+        raise malformed("event", type(event).__name__, ", ".join(kind.__name__ for kind in _FILL))
+    message = session.Event()
+    fill(message, event)
+    return message
+
+
+def from_event(message: session.Event, member: str, incarnation: int = 0) -> MemberEvent:
+    """Return the event that a message holds.
+
+    Args:
+        message: what came on the session.
+        member: whose session it is.
+        incarnation: of that member; ``MemberLeft`` alone needs it.
+
+    Raises:
+        UsageError: it holds no event, an incomplete one, or one that speaks for another member.
+    """
+    which = message.WhichOneof("event")
+    if which is None:
+        raise malformed("Event.event", None, ", ".join([*_READ, "member_left"]))
+    if which == "member_left":
+        return MemberLeft(name=member, incarnation=incarnation, detail=message.member_left.detail)
+    event: MemberEvent = _READ[which](getattr(message, which), member)
+    return event
+
+
+def _own(name: str, member: str, field: str) -> None:
+    if name != member:
+        raise malformed(field, name, f"{member!r}, whose session this is")
+
+
+def _fill_push(message: session.PushRequested, event: PushRequested) -> None:
+    fill_request(message.update, event.update)
+    message.model = event.model
+    message.size_bytes = event.size_bytes
+    fill_version(message.computed_from, event.computed_from)
+    message.norm = event.norm
+    message.kind = KIND_TO[event.kind]
+    message.resolved_below = event.resolved_below
+
+
+def from_push(message: session.PushRequested, member: str) -> PushRequested:
+    """Return the push that ``member`` requests.
+
+    Raises:
+        UsageError: it is incomplete, or another member's.
+    """
+    need(message, "update")
+    need(message, "computed_from")
+    _own(message.update.worker, member, "PushRequested.update.worker")
+    return PushRequested(
+        update=from_update_id(message.update),
+        model=message.model,
+        size_bytes=message.size_bytes,
+        computed_from=from_version(message.computed_from),
+        norm=message.norm,
+        kind=enum_of(KIND_OF, message.kind, "PushRequested.kind"),
+        resolved_below=message.resolved_below,
+    )
+
+
+def _fill_get(message: session.GetRequested, event: GetRequested) -> None:
+    fill_request(message.get, event.get)
+    message.model = event.model
+    fill_version(message.min_version, event.min_version)
+    if event.after_update is not None:
+        fill_request(message.after_update, event.after_update)
+
+
+def from_get(message: session.GetRequested, member: str) -> GetRequested:
+    """Return the get that ``member`` requests.
+
+    Raises:
+        UsageError: it is incomplete, or another member's.
+    """
+    need(message, "get")
+    need(message, "min_version")
+    _own(message.get.worker, member, "GetRequested.get.worker")
+    return GetRequested(
+        get=from_get_id(message.get),
+        model=message.model,
+        min_version=from_version(message.min_version),
+        after_update=from_update_id(message.after_update) if message.HasField("after_update") else None,
+    )
+
+
+def _fill_worker_holds(message: session.WorkerHolds, event: WorkerHolds) -> None:
+    message.worker = event.worker
+    for push in event.pushes:
+        _fill_push(message.pushes.add(), push)
+    for get in event.gets:
+        _fill_get(message.gets.add(), get)
+
+
+def _from_worker_holds(message: session.WorkerHolds, member: str) -> WorkerHolds:
+    _own(message.worker, member, "WorkerHolds.worker")
+    return WorkerHolds(
+        worker=message.worker,
+        pushes=tuple(from_push(push, member) for push in message.pushes),
+        gets=tuple(from_get(get, member) for get in message.gets),
+    )
+
+
+def to_server_holds(event: ServerHolds) -> session.ServerHolds:
+    """Make the message of what a server holds of one model."""
+    message = session.ServerHolds()
+    _fill_server_holds(message, event)
+    return message
+
+
+def _fill_server_holds(message: session.ServerHolds, event: ServerHolds) -> None:
+    message.server = event.server
+    fill_spec(message.spec, event.spec)
+    fill_version(message.version, event.version)
+    message.initialised = event.initialised
+    for ids in event.applied:
+        applied = message.applied.add(worker=ids.worker, incarnation=ids.incarnation, low=ids.low)
+        for counter, version, tau in ids.recent:
+            fill_version(applied.recent.add(counter=counter, tau=tau).version, version)
+    for update in event.received:
+        fill_request(message.received.add(), update)
+    message.epoch_base = event.epoch_base
+
+
+def from_server_holds(message: session.ServerHolds, member: str) -> ServerHolds:
+    """Return what the server ``member`` holds of one model.
+
+    Raises:
+        UsageError: it is incomplete, its model is malformed, or it is another server's.
+    """
+    _own(message.server, member, "ServerHolds.server")
+    need(message, "spec")
+    need(message, "version")
+    return ServerHolds(
+        server=message.server,
+        spec=from_spec(message.spec),
+        version=from_version(message.version),
+        initialised=message.initialised,
+        applied=tuple(_from_applied(ids) for ids in message.applied),
+        received=tuple(from_update_id(update) for update in message.received),
+        epoch_base=message.epoch_base,
+    )
+
+
+def _from_applied(message: session.AppliedIds) -> AppliedIds:
+    for entry in message.recent:
+        need(entry, "version")
+    recent = tuple((entry.counter, from_version(entry.version), entry.tau) for entry in message.recent)
+    return AppliedIds(worker=message.worker, incarnation=message.incarnation, low=message.low, recent=recent)
+
+
+def _fill_commits(message: session.CommitsReported, event: CommitsReported) -> None:
+    message.server = event.server
+    message.model = event.model
+    for commit in event.commits:
+        entry = message.commits.add()
+        fill_request(entry.update, commit.update)
+        fill_version(entry.version, commit.version)
+        entry.tau = commit.tau
+        entry.lr = commit.lr
+        entry.step_norm = commit.step_norm
+
+
+def _from_commits(message: session.CommitsReported, member: str) -> CommitsReported:
+    _own(message.server, member, "CommitsReported.server")
+    commits = tuple(_from_commit(entry) for entry in message.commits)
+    return CommitsReported(server=message.server, model=message.model, commits=commits)
+
+
+def _from_commit(message: session.Commit) -> Commit:
+    need(message, "update")
+    need(message, "version")
+    return Commit(
+        update=from_update_id(message.update),
+        version=from_version(message.version),
+        tau=message.tau,
+        lr=message.lr,
+        step_norm=message.step_norm,
+    )
+
+
+def _fill_initial(message: session.InitialReceived, event: InitialReceived) -> None:
+    message.server = event.server
+    message.model = event.model
+    fill_version(message.version, event.version)
+
+
+def _from_initial(message: session.InitialReceived, member: str) -> InitialReceived:
+    _own(message.server, member, "InitialReceived.server")
+    need(message, "version")
+    return InitialReceived(server=message.server, model=message.model, version=from_version(message.version))
+
+
+def _fill_ended(message: session.TransferEnded, event: TransferEnded) -> None:
+    message.server = event.server
+    message.model = event.model
+    fill_request(message.get if isinstance(event.transfer, GetId) else message.update, event.transfer)
+    message.end = END_TO[event.end]
+    if event.cause is not None:
+        message.cause = REASON_TO[event.cause]
+    message.detail = event.detail
+
+
+def _from_ended(message: session.TransferEnded, member: str) -> TransferEnded:
+    _own(message.server, member, "TransferEnded.server")
+    return TransferEnded(
+        server=message.server,
+        model=message.model,
+        transfer=_transfer(message),
+        end=enum_of(END_OF, message.end, "TransferEnded.end"),
+        cause=enum_of(REASON_OF, message.cause, "TransferEnded.cause") if message.cause else None,
+        detail=message.detail,
+    )
+
+
+def _transfer(message: session.TransferEnded) -> UpdateId | GetId:
+    which = message.WhichOneof("transfer")
+    if which is None:
+        raise malformed("TransferEnded.transfer", None, "update or get")
+    return from_update_id(message.update) if which == "update" else from_get_id(message.get)
+
+
+def _fill_left(message: session.MemberLeft, event: MemberLeft) -> None:
+    message.detail = event.detail
+
+
+def _fill_memory(message: session.MemoryReported, event: MemoryReported) -> None:
+    message.SetInParent()  # an empty map alone would leave no trace of the event
+    message.kinds.update(event.kinds)
+
+
+def _from_memory(message: session.MemoryReported, member: str) -> MemoryReported:
+    return MemoryReported(name=member, kinds=tuple(sorted(message.kinds.items())))
+
+
+_FILL: Mapping[type, Callable[[session.Event, Any], None]] = {
+    PushRequested: lambda message, event: _fill_push(message.push_requested, event),
+    GetRequested: lambda message, event: _fill_get(message.get_requested, event),
+    WorkerHolds: lambda message, event: _fill_worker_holds(message.worker_holds, event),
+    ServerHolds: lambda message, event: _fill_server_holds(message.server_holds, event),
+    CommitsReported: lambda message, event: _fill_commits(message.commits_reported, event),
+    InitialReceived: lambda message, event: _fill_initial(message.initial_received, event),
+    TransferEnded: lambda message, event: _fill_ended(message.transfer_ended, event),
+    MemberLeft: lambda message, event: _fill_left(message.member_left, event),
+    MemoryReported: lambda message, event: _fill_memory(message.memory_reported, event),
+}
+_READ: Mapping[str, Callable[[Any, str], MemberEvent]] = {
+    "push_requested": from_push,
+    "get_requested": from_get,
+    "worker_holds": _from_worker_holds,
+    "server_holds": from_server_holds,
+    "commits_reported": _from_commits,
+    "initial_received": _from_initial,
+    "transfer_ended": _from_ended,
+    "memory_reported": _from_memory,
+}

@@ -1,0 +1,276 @@
+"""Instructions on the wire: what the scheduler tells a member.
+
+The reason is on the outer message, the receiver is whoever's session it is. ``Welcome`` and ``Refuse`` are answers to a
+registration (see :func:`mlfabric.wire.to_admission`) and do not travel on a session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from mlfabric.protocol import (
+    CancelServe,
+    Drop,
+    Expect,
+    Fetch,
+    HostModel,
+    Initialise,
+    Instruction,
+    MonitorAt,
+    Resolve,
+    Send,
+    Serve,
+    Void,
+)
+from mlfabric.v1 import session_pb2 as session
+from mlfabric.wire.specs import fill_spec, from_spec
+from mlfabric.wire.values import (
+    KIND_OF,
+    KIND_TO,
+    REASON_OF,
+    REASON_TO,
+    enum_of,
+    fill_outcome,
+    fill_request,
+    fill_version,
+    from_get_id,
+    from_outcome,
+    from_update_id,
+    from_version,
+    malformed,
+    need,
+)
+
+__all__ = ["from_instruction", "to_instruction"]
+
+
+def to_instruction(instruction: Instruction) -> session.Instruction:
+    """Make the message of an instruction.
+
+    Raises:
+        UsageError: instructions of this kind do not travel on a session.
+    """
+    fill = _FILL.get(type(instruction))
+    if fill is None:
+        raise malformed("instruction", type(instruction).__name__, ", ".join(kind.__name__ for kind in _FILL))
+    message = session.Instruction(reason=instruction.reason)
+    fill(message, instruction)
+    return message
+
+
+def from_instruction(message: session.Instruction, to: str) -> Instruction:
+    """Return the instruction that a message holds.
+
+    Args:
+        message: what came on the session.
+        to: whose session it is.
+
+    Raises:
+        UsageError: it holds no instruction, or an incomplete one.
+    """
+    which = message.WhichOneof("instruction")
+    if which is None:
+        raise malformed("Instruction.instruction", None, ", ".join(_READ))
+    instruction: Instruction = _READ[which](getattr(message, which), to, message.reason)
+    return instruction
+
+
+def _fill_host_model(message: session.HostModel, value: HostModel) -> None:
+    fill_spec(message.spec, value.spec)
+
+
+def _from_host_model(message: session.HostModel, to: str, reason: str) -> HostModel:
+    need(message, "spec")
+    return HostModel(to=to, spec=from_spec(message.spec), reason=reason)
+
+
+def _fill_initialise(message: session.Initialise, value: Initialise) -> None:
+    message.model = value.model
+
+
+def _from_initialise(message: session.Initialise, to: str, reason: str) -> Initialise:
+    return Initialise(to=to, model=message.model, reason=reason)
+
+
+def _fill_send(message: session.Send, value: Send) -> None:
+    fill_request(message.update, value.update)
+    message.server = value.server
+    message.address = value.address
+    message.seq = value.seq
+    message.ticket = value.ticket
+    message.rate_bps = value.rate_bps
+
+
+def _from_send(message: session.Send, to: str, reason: str) -> Send:
+    need(message, "update")
+    return Send(
+        to=to,
+        update=from_update_id(message.update),
+        server=message.server,
+        address=message.address,
+        seq=message.seq,
+        ticket=message.ticket,
+        rate_bps=message.rate_bps,
+        reason=reason,
+    )
+
+
+def _fill_expect(message: session.Expect, value: Expect) -> None:
+    fill_request(message.update, value.update)
+    message.model = value.model
+    message.seq = value.seq
+    message.ticket = value.ticket
+    message.size_bytes = value.size_bytes
+    fill_version(message.computed_from, value.computed_from)
+    message.tau_max = value.tau_max
+    message.kind = KIND_TO[value.kind]
+    message.resolved_below = value.resolved_below
+    for update in value.after:
+        fill_request(message.after.add(), update)
+
+
+def _from_expect(message: session.Expect, to: str, reason: str) -> Expect:
+    need(message, "update")
+    need(message, "computed_from")
+    return Expect(
+        to=to,
+        update=from_update_id(message.update),
+        model=message.model,
+        seq=message.seq,
+        ticket=message.ticket,
+        size_bytes=message.size_bytes,
+        computed_from=from_version(message.computed_from),
+        tau_max=message.tau_max,
+        kind=enum_of(KIND_OF, message.kind, "Expect.kind"),
+        resolved_below=message.resolved_below,
+        after=tuple(from_update_id(update) for update in message.after),
+        reason=reason,
+    )
+
+
+def _fill_drop(message: session.Drop, value: Drop) -> None:
+    fill_request(message.update, value.update)
+    message.cause = REASON_TO[value.cause]
+    message.model = value.model
+
+
+def _from_drop(message: session.Drop, to: str, reason: str) -> Drop:
+    need(message, "update")
+    cause = enum_of(REASON_OF, message.cause, "Drop.cause")
+    return Drop(to=to, model=message.model, update=from_update_id(message.update), cause=cause, reason=reason)
+
+
+def _fill_resolve(message: session.Resolve, value: Resolve) -> None:
+    fill_request(message.update, value.update)
+    fill_outcome(message.outcome, value.outcome)
+
+
+def _from_resolve(message: session.Resolve, to: str, reason: str) -> Resolve:
+    need(message, "update")
+    need(message, "outcome")
+    outcome = from_outcome(message.outcome)
+    return Resolve(to=to, update=from_update_id(message.update), outcome=outcome, reason=reason)
+
+
+def _fill_void(message: session.Void, value: Void) -> None:
+    message.model = value.model
+    fill_request(message.update, value.update)
+
+
+def _from_void(message: session.Void, to: str, reason: str) -> Void:
+    need(message, "update")
+    return Void(to=to, model=message.model, update=from_update_id(message.update), reason=reason)
+
+
+def _fill_fetch(message: session.Fetch, value: Fetch) -> None:
+    fill_request(message.get, value.get)
+    message.server = value.server
+    message.address = value.address
+    message.ticket = value.ticket
+
+
+def _from_fetch(message: session.Fetch, to: str, reason: str) -> Fetch:
+    need(message, "get")
+    return Fetch(
+        to=to,
+        get=from_get_id(message.get),
+        server=message.server,
+        address=message.address,
+        ticket=message.ticket,
+        reason=reason,
+    )
+
+
+def _fill_serve(message: session.Serve, value: Serve) -> None:
+    fill_request(message.get, value.get)
+    message.model = value.model
+    message.ticket = value.ticket
+    fill_version(message.min_version, value.min_version)
+    if value.after_update is not None:
+        fill_request(message.after_update, value.after_update)
+    for get in value.after:
+        fill_request(message.after.add(), get)
+    message.rate_bps = value.rate_bps
+
+
+def _from_serve(message: session.Serve, to: str, reason: str) -> Serve:
+    need(message, "get")
+    need(message, "min_version")
+    return Serve(
+        to=to,
+        get=from_get_id(message.get),
+        model=message.model,
+        ticket=message.ticket,
+        min_version=from_version(message.min_version),
+        after_update=from_update_id(message.after_update) if message.HasField("after_update") else None,
+        after=tuple(from_get_id(get) for get in message.after),
+        rate_bps=message.rate_bps,
+        reason=reason,
+    )
+
+
+def _fill_cancel(message: session.CancelServe, value: CancelServe) -> None:
+    message.model = value.model
+    fill_request(message.get, value.get)
+
+
+def _from_cancel(message: session.CancelServe, to: str, reason: str) -> CancelServe:
+    need(message, "get")
+    return CancelServe(to=to, model=message.model, get=from_get_id(message.get), reason=reason)
+
+
+def _fill_monitor_at(message: session.MonitorAt, value: MonitorAt) -> None:
+    message.address = value.address
+
+
+def _from_monitor_at(message: session.MonitorAt, to: str, reason: str) -> MonitorAt:
+    return MonitorAt(to=to, address=message.address, reason=reason)
+
+
+_FILL: Mapping[type, Callable[[session.Instruction, Any], None]] = {
+    HostModel: lambda message, value: _fill_host_model(message.host_model, value),
+    Initialise: lambda message, value: _fill_initialise(message.initialise, value),
+    Send: lambda message, value: _fill_send(message.send, value),
+    Expect: lambda message, value: _fill_expect(message.expect, value),
+    Drop: lambda message, value: _fill_drop(message.drop, value),
+    Resolve: lambda message, value: _fill_resolve(message.resolve, value),
+    Void: lambda message, value: _fill_void(message.void, value),
+    Fetch: lambda message, value: _fill_fetch(message.fetch, value),
+    Serve: lambda message, value: _fill_serve(message.serve, value),
+    CancelServe: lambda message, value: _fill_cancel(message.cancel_serve, value),
+    MonitorAt: lambda message, value: _fill_monitor_at(message.monitor_at, value),
+}
+_READ: Mapping[str, Callable[[Any, str, str], Instruction]] = {
+    "host_model": _from_host_model,
+    "initialise": _from_initialise,
+    "send": _from_send,
+    "expect": _from_expect,
+    "drop": _from_drop,
+    "resolve": _from_resolve,
+    "void": _from_void,
+    "fetch": _from_fetch,
+    "serve": _from_serve,
+    "cancel_serve": _from_cancel,
+    "monitor_at": _from_monitor_at,
+}

@@ -1,0 +1,206 @@
+"""Models, members, admissions and link rates on the wire: what is said when joining, and by the monitor."""
+
+from __future__ import annotations
+
+from mlfabric.protocol import LinkRate, LinksReported, Welcome
+from mlfabric.specs import Layout, Member, Mode, ModelSpec, Role, RuleSpec, Schedule, TensorKind, TensorSpec
+from mlfabric.v1 import fabric_pb2 as fabric
+from mlfabric.v1 import types_pb2 as types
+from mlfabric.wire.values import enum_of, malformed, need
+
+__all__ = [
+    "fill_spec",
+    "from_admission",
+    "from_links",
+    "from_member",
+    "from_spec",
+    "to_admission",
+    "to_links",
+    "to_member",
+    "to_spec",
+]
+
+_TENSOR_KIND_TO = {
+    TensorKind.PARAMETER: types.TENSOR_KIND_PARAMETER,
+    TensorKind.BUFFER: types.TENSOR_KIND_BUFFER,
+}
+_SCHEDULE_TO = {
+    Schedule.CONSTANT: types.SCHEDULE_CONSTANT,
+    Schedule.STEP: types.SCHEDULE_STEP,
+    Schedule.COSINE: types.SCHEDULE_COSINE,
+}
+_MODE_TO = {Mode.ASYNCHRONOUS: types.MODE_ASYNCHRONOUS}
+_TENSOR_KIND_OF: dict[int, TensorKind] = {number: value for value, number in _TENSOR_KIND_TO.items()}
+_SCHEDULE_OF: dict[int, Schedule] = {number: value for value, number in _SCHEDULE_TO.items()}
+_MODE_OF: dict[int, Mode] = {number: value for value, number in _MODE_TO.items()}
+
+
+def to_spec(spec: ModelSpec) -> types.ModelSpec:
+    """Make the message of a model."""
+    message = types.ModelSpec()
+    fill_spec(message, spec)
+    return message
+
+
+def fill_spec(message: types.ModelSpec, spec: ModelSpec) -> None:
+    """Write a model into a message."""
+    message.name = spec.name
+    for tensor in spec.layout.tensors:
+        kind = _TENSOR_KIND_TO[tensor.kind]
+        message.layout.add(name=tensor.name, shape=tensor.shape, dtype=tensor.dtype, kind=kind)
+    _fill_rule(message.rule, spec.rule)
+    message.mode = _MODE_TO[spec.mode]
+    if spec.tau_max is not None:
+        message.tau_max = spec.tau_max
+    message.server = spec.server
+    message.frozen_digest = spec.frozen_digest
+
+
+def from_spec(message: types.ModelSpec) -> ModelSpec:
+    """Return the model that a message holds.
+
+    Raises:
+        UsageError: its layout, rule, mode or a bound is missing, unknown or out of range.
+    """
+    need(message, "rule")
+    if message.HasField("div_max"):
+        raise malformed("ModelSpec.div_max", message.div_max, "absent; no model has a replica in this version")
+    return ModelSpec(
+        name=message.name,
+        layout=Layout(tuple(_from_tensor(tensor) for tensor in message.layout)),
+        rule=_from_rule(message.rule),
+        mode=enum_of(_MODE_OF, message.mode, "ModelSpec.mode"),
+        tau_max=message.tau_max if message.HasField("tau_max") else None,
+        server=message.server,
+        frozen_digest=message.frozen_digest,
+    )
+
+
+def _from_tensor(message: types.TensorSpec) -> TensorSpec:
+    return TensorSpec(
+        name=message.name,
+        shape=tuple(message.shape),
+        dtype=message.dtype,
+        kind=enum_of(_TENSOR_KIND_OF, message.kind, f"TensorSpec.kind of {message.name!r}"),
+    )
+
+
+def _fill_rule(message: types.UpdateRule, rule: RuleSpec) -> None:
+    message.lr = rule.lr
+    message.momentum = rule.momentum
+    message.weight_decay = rule.weight_decay
+    message.schedule = _SCHEDULE_TO[rule.schedule]
+    message.warmup_versions = rule.warmup_versions
+    message.milestones.extend(rule.milestones)
+    message.factor = rule.factor
+    message.total_versions = rule.total_versions
+
+
+def _from_rule(message: types.UpdateRule) -> RuleSpec:
+    return RuleSpec(
+        lr=message.lr,
+        momentum=message.momentum,
+        weight_decay=message.weight_decay,
+        schedule=enum_of(_SCHEDULE_OF, message.schedule, "UpdateRule.schedule"),
+        warmup_versions=message.warmup_versions,
+        milestones=tuple(message.milestones),
+        factor=message.factor,
+        total_versions=message.total_versions,
+    )
+
+
+def to_member(member: Member, software_version: str = "") -> types.Member:
+    """Make the message of a member; its role is said by the call that carries it."""
+    return types.Member(
+        name=member.name,
+        incarnation=member.incarnation,
+        host=member.host,
+        address=member.address,
+        up_bps=member.up_bps,
+        down_bps=member.down_bps,
+        protocol_version=member.protocol_version,
+        software_version=software_version,
+    )
+
+
+def from_member(message: types.Member, role: Role) -> Member:
+    """Return the member that a message holds, in the role that it registers as.
+
+    Raises:
+        UsageError: it has no name or no host.
+    """
+    for field in ("name", "host"):
+        if not getattr(message, field):
+            raise malformed(f"Member.{field}", "", "a name that is not empty")
+    return Member(
+        name=message.name,
+        role=role,
+        incarnation=message.incarnation,
+        host=message.host,
+        address=message.address,
+        up_bps=message.up_bps,
+        down_bps=message.down_bps,
+        protocol_version=message.protocol_version,
+    )
+
+
+def to_admission(welcome: Welcome, session_token: bytes) -> fabric.Admission:
+    """Make the answer to a registration.
+
+    Args:
+        welcome: what the scheduler decided.
+        session_token: what the member shows when it opens its session.
+    """
+    return fabric.Admission(
+        epoch=welcome.epoch,
+        session_token=session_token,
+        tau_max=welcome.tau_max,
+        server=welcome.server,
+        server_address=welcome.server_address,
+        initialise=welcome.initialise,
+        monitor_address=welcome.monitor_address,
+        reason=welcome.reason,
+    )
+
+
+def from_admission(message: fabric.Admission, to: str, incarnation: int) -> Welcome:
+    """Return the welcome that a registration was answered with.
+
+    Args:
+        message: the answer.
+        to: name of the member that registered.
+        incarnation: of that member.
+    """
+    return Welcome(
+        to=to,
+        incarnation=incarnation,
+        epoch=message.epoch,
+        tau_max=message.tau_max,
+        server=message.server,
+        server_address=message.server_address,
+        initialise=message.initialise,
+        monitor_address=message.monitor_address,
+        reason=message.reason,
+    )
+
+
+def to_links(event: LinksReported) -> fabric.ReportLinksRequest:
+    """Make the message of a monitor's estimates."""
+    message = fabric.ReportLinksRequest(monitor=event.monitor)
+    for rate in event.rates:
+        message.rates.add(host=rate.host, up=rate.up, bps=rate.bps, age_ns=rate.age_ns)
+    return message
+
+
+def from_links(message: fabric.ReportLinksRequest) -> LinksReported:
+    """Return the estimates that a monitor reports.
+
+    Raises:
+        UsageError: the monitor or a host has no name.
+    """
+    if not message.monitor:
+        raise malformed("ReportLinksRequest.monitor", "", "a name that is not empty")
+    if not all(rate.host for rate in message.rates):
+        raise malformed("LinkRate.host", "", "a name that is not empty")
+    rates = tuple(LinkRate(host=r.host, up=r.up, bps=r.bps, age_ns=r.age_ns) for r in message.rates)
+    return LinksReported(monitor=message.monitor, rates=rates)

@@ -1,0 +1,303 @@
+"""Links are judged rightly from what their transfers took."""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlfabric.errors import ConfigError
+from mlfabric.monitor.estimate import EstimatorOptions, Link, LinkEstimator, Source, Transfer
+from tests.monitor.fluid import Job, run
+
+GBPS = 1e9
+MB = 1_000_000
+SERVER = Link("server", False)
+WORKERS = ["w0", "w1", "w2", "w3"]
+REPORT_S = 0.2
+
+
+def star(slow: dict[str, float] | None = None, server_bps: float = GBPS) -> dict[Link, float]:
+    """Return the true rates: a server and four workers at 1 Gbit/s each, but for the slow."""
+    rates = {"server": server_bps} | dict.fromkeys(WORKERS, GBPS) | (slow or {})
+    return {Link(host, up): bps for host, bps in rates.items() for up in (True, False)}
+
+
+def informed(**options: float) -> LinkEstimator:
+    """Return an estimator that knows all nominal rates: 1 Gbit/s."""
+    estimator = LinkEstimator(EstimatorOptions(**options))
+    for host in ("server", *WORKERS):
+        estimator.set_nominal(host, int(GBPS), int(GBPS))
+    return estimator
+
+
+def watch(estimator: LinkEstimator, transfers: list[Transfer]) -> float:
+    """Hand transfers over as reports do, every 0.2 s, and return the instant when all is judged."""
+    for tick, batch in groupby(sorted(transfers, key=lambda t: t.ended_s), lambda t: int(t.ended_s / REPORT_S)):
+        estimator.observe(list(batch), (tick + 1) * REPORT_S)
+    last_s = max(t.ended_s for t in transfers)
+    return last_s + 1.0
+
+
+def bps(estimator: LinkEstimator, host: str, now_s: float, *, up: bool = True) -> float:
+    found = estimator.estimate(Link(host, up), now_s)
+    assert found is not None
+    return found.bps
+
+
+def learnt(estimator: LinkEstimator, host: str, now_s: float, *, up: bool = True) -> float:
+    """Return a link's estimate as it was when it was learnt, before it aged."""
+    found = estimator.estimate(Link(host, up), now_s)
+    assert found is not None
+    return bps(estimator, host, now_s - found.age_s, up=up)
+
+
+def in_turn(order: list[str], capacity: dict[Link, float], size: int = 10 * MB, start_s: float = 0.0) -> list[Transfer]:
+    """Return pushes to the server one after the other."""
+    done: list[Transfer] = []
+    for worker in order:
+        begin = done[-1].ended_s if done else start_s
+        done += run([Job(start_s=begin, from_host=worker, to_host="server", bytes=size)], capacity)
+    return done
+
+
+@pytest.mark.parametrize("slow_one", WORKERS)
+@pytest.mark.parametrize("nominal_known", [True, False])
+def test_one_slow_host_among_four_is_found_and_the_server_is_not_dragged_down(
+    slow_one: str, nominal_known: bool
+) -> None:
+    truth = star({slow_one: GBPS / 10})
+    estimator = informed() if nominal_known else LinkEstimator()
+    now_s = watch(estimator, in_turn(WORKERS * 2, truth))
+    assert learnt(estimator, slow_one, now_s) == pytest.approx(GBPS / 10, rel=0.1)
+    assert learnt(estimator, "server", now_s, up=False) == pytest.approx(GBPS, rel=0.05)
+    for other in set(WORKERS) - {slow_one}:
+        found = estimator.estimate(Link(other, True), now_s)
+        assert found is None or found.bps == pytest.approx(GBPS, rel=0.05)
+
+
+@given(
+    slow_one=st.sampled_from(WORKERS),
+    factor=st.floats(0.03, 0.1),
+    rounds=st.lists(st.permutations(WORKERS), min_size=3, max_size=5),
+    gap_s=st.sampled_from([0.0, 0.01, 0.05, 0.3]),
+)
+def test_the_slow_host_is_found_however_transfers_overlap(
+    slow_one: str, factor: float, rounds: list[list[str]], gap_s: float
+) -> None:
+    truth = star({slow_one: GBPS * factor})
+    order = [worker for turn in rounds for worker in turn]
+    busy_until = dict.fromkeys(WORKERS, 0.0)
+    done: list[Transfer] = []
+    jobs = []
+    for i, worker in enumerate(order):
+        begin = max(i * gap_s, busy_until[worker])
+        busy_until[worker] = begin + 8 * 10 * MB / (GBPS * (factor if worker == slow_one else 0.25))
+        jobs.append(Job(start_s=begin, from_host=worker, to_host="server", bytes=10 * MB))
+    done = run(jobs, truth)
+    estimator = informed()
+    now_s = watch(estimator, done)
+    others = [learnt(estimator, w, now_s) for w in WORKERS if w != slow_one]
+    assert learnt(estimator, "server", now_s, up=False) >= 0.75 * GBPS
+    assert learnt(estimator, slow_one, now_s) < min(others)
+
+
+def test_a_slow_host_that_only_ever_sends_beside_others_is_found() -> None:
+    truth = star({"w3": GBPS / 10})
+    jobs = [
+        Job(start_s=2.0 * turn, from_host=worker, to_host="server", bytes=10 * MB if worker == "w3" else 25 * MB)
+        for turn in range(3)
+        for worker in WORKERS
+    ]
+    estimator = informed()
+    now_s = watch(estimator, run(jobs, truth))
+    assert learnt(estimator, "w3", now_s) == pytest.approx(GBPS / 10, rel=0.1)
+    for other in ("w0", "w1", "w2"):
+        assert learnt(estimator, other, now_s) > 0.9 * GBPS
+    assert learnt(estimator, "server", now_s, up=False) > 0.9 * GBPS
+
+
+def test_workers_that_share_the_server_s_link_are_not_taken_for_slow() -> None:
+    jobs = [
+        Job(start_s=2.0 * turn, from_host=worker, to_host="server", bytes=(10 + i) * MB)
+        for turn in range(3)
+        for i, worker in enumerate(WORKERS)
+    ]
+    estimator = informed()
+    now_s = watch(estimator, run(jobs, star()))
+    assert min(learnt(estimator, worker, now_s) for worker in WORKERS) > 0.95 * GBPS
+    assert learnt(estimator, "server", now_s, up=False) == pytest.approx(GBPS, rel=0.05)
+
+
+def test_a_slow_receiver_of_models_is_found() -> None:
+    truth = star({"w1": GBPS / 5})
+    jobs = [
+        Job(start_s=float(i), from_host="server", to_host=worker, bytes=10 * MB) for i, worker in enumerate(WORKERS * 2)
+    ]
+    estimator = informed()
+    now_s = watch(estimator, run(jobs, truth))
+    assert learnt(estimator, "w1", now_s, up=False) == pytest.approx(GBPS / 5, rel=0.1)
+    assert learnt(estimator, "server", now_s) > 0.95 * GBPS
+
+
+def test_a_server_that_becomes_slow_is_found_and_its_workers_are_forgiven() -> None:
+    estimator = informed()
+    before = in_turn(WORKERS, star())
+    after = in_turn(WORKERS * 2, star(server_bps=0.3 * GBPS), start_s=20.0)
+    now_s = watch(estimator, before + after)
+    assert learnt(estimator, "server", now_s, up=False) == pytest.approx(0.3 * GBPS, rel=0.1)
+    assert min(learnt(estimator, worker, now_s) for worker in WORKERS) > 0.9 * GBPS
+
+
+def test_a_server_that_becomes_slow_at_once_is_found_within_two_rounds() -> None:
+    estimator = informed()
+    before = in_turn(WORKERS, star())
+    after = in_turn(WORKERS * 3, star(server_bps=0.3 * GBPS), start_s=before[-1].ended_s)
+    now_s = watch(estimator, before + after)
+    assert learnt(estimator, "server", now_s, up=False) == pytest.approx(0.3 * GBPS, rel=0.1)
+    assert min(learnt(estimator, worker, now_s) for worker in WORKERS) > 0.9 * GBPS
+
+
+def test_a_link_that_becomes_fast_again_is_believed_at_once() -> None:
+    estimator = informed()
+    watch(estimator, in_turn(WORKERS * 2, star({"w3": GBPS / 10})))
+    again = in_turn(["w3"], star(), start_s=10.0)
+    estimator.observe(again, again[-1].ended_s)
+    assert bps(estimator, "w3", again[-1].ended_s) == pytest.approx(GBPS, rel=0.01)
+
+
+def test_an_estimate_ages_half_the_way_to_nominal_in_one_half_life() -> None:
+    estimator = informed(half_life_s=4.0)
+    watch(estimator, in_turn([*WORKERS, "w3"], star({"w3": GBPS / 10})))
+    found = estimator.estimate(Link("w3", True), 5.0)
+    assert found is not None
+    learnt_s = 5.0 - found.age_s
+    for half_lives, wanted in ((0, 0.1), (1, 0.55), (2, 0.775), (20, 1.0)):
+        assert bps(estimator, "w3", learnt_s + 4.0 * half_lives) == pytest.approx(wanted * GBPS, rel=0.001)
+    later = estimator.estimate(Link("w3", True), learnt_s + 8.0)
+    assert later is not None
+    assert later.age_s == pytest.approx(8.0)
+
+
+def test_paced_transfers_never_lower_an_estimate_and_can_raise_it() -> None:
+    estimator = informed()
+    paced = Job(start_s=0.0, from_host="w0", to_host="server", bytes=10 * MB, rate_bps=GBPS / 20)
+    now_s = watch(estimator, run([paced], star()))
+    assert bps(estimator, "w0", now_s) == GBPS
+    assert bps(estimator, "server", now_s, up=False) == GBPS
+    estimator.set_nominal("w0", int(GBPS / 100), 0)
+    more = run([Job(start_s=3.0, from_host="w0", to_host="server", bytes=10 * MB, rate_bps=GBPS / 20)], star())
+    estimator.observe(more, more[-1].ended_s)
+    assert bps(estimator, "w0", more[-1].ended_s) == pytest.approx(GBPS / 20, rel=0.01)
+
+
+def test_a_link_split_by_pacing_is_known_to_carry_the_sum() -> None:
+    estimator = LinkEstimator()
+    estimator.set_nominal("server", 0, int(GBPS / 10))
+    jobs = [Job(start_s=0.0, from_host=w, to_host="server", bytes=10 * MB, rate_bps=GBPS / 4) for w in WORKERS]
+    now_s = watch(estimator, run(jobs, star()))
+    assert bps(estimator, "server", now_s - 1.0, up=False) == pytest.approx(GBPS, rel=0.01)
+
+
+def test_without_nominal_rates_no_worker_is_held_below_the_server_it_shares() -> None:
+    estimator = LinkEstimator()
+    assert estimator.estimate(SERVER, 0.0) is None
+    jobs = [Job(start_s=0.0, from_host=w, to_host="server", bytes=10 * MB) for w in WORKERS]
+    now_s = watch(estimator, run(jobs, star()))
+    assert learnt(estimator, "server", now_s, up=False) == pytest.approx(GBPS, rel=0.01)
+    found = [estimator.estimate(Link(worker, True), now_s) for worker in WORKERS]
+    assert all(each is None or each.bps == pytest.approx(GBPS, rel=0.01) for each in found)
+
+
+def test_a_nominal_rate_stands_until_something_is_learnt() -> None:
+    found = informed().estimate(SERVER, 100.0)
+    assert found == (int(GBPS), 0.0, Source.NOMINAL)
+
+
+def test_transfers_within_a_host_and_small_ones_say_nothing() -> None:
+    estimator = informed()
+    inside = Transfer(from_host="w0", to_host="w0", bytes=10 * MB, started_s=0.0, ended_s=10.0)
+    small = Transfer(from_host="w0", to_host="server", bytes=1000, started_s=0.0, ended_s=1.0)
+    instant = Transfer(from_host="w0", to_host="server", bytes=10 * MB, started_s=1.0, ended_s=1.0)
+    now_s = watch(estimator, [inside, small, instant])
+    assert bps(estimator, "w0", now_s) == GBPS
+    assert estimator.estimate(SERVER, now_s) == (int(GBPS), 0.0, Source.NOMINAL)
+
+
+def sent(*, delivery_rate_bps: int, ended_s: float = 0.1) -> Transfer:
+    """Return what a server's kernel took in 0.1 s of a model for w0."""
+    return Transfer(
+        from_host="server",
+        to_host="w0",
+        bytes=10 * MB,
+        started_s=ended_s - 0.1,
+        ended_s=ended_s,
+        at_sender=True,
+        delivery_rate_bps=delivery_rate_bps,
+    )
+
+
+def test_a_sender_s_record_is_held_to_tcp_info_s_delivery_rate() -> None:
+    estimator = informed()
+    estimator.observe([sent(delivery_rate_bps=int(GBPS / 10))], 0.2)
+    found = estimator.estimate(Link("w0", False), 5.0)
+    assert found is not None
+    assert found.source is Source.TCP_INFO
+    assert bps(estimator, "w0", 5.0 - found.age_s, up=False) == pytest.approx(GBPS / 10, rel=0.01)
+
+
+def test_a_sender_s_record_does_not_count_where_the_receiver_reports() -> None:
+    estimator = informed()
+    estimator.observe([sent(delivery_rate_bps=int(GBPS / 10))], 0.2)
+    received = Transfer(from_host="server", to_host="w0", bytes=10 * MB, started_s=0.0, ended_s=0.08)
+    estimator.observe([received], 0.4)
+    assert bps(estimator, "w0", 5.0, up=False) == pytest.approx(GBPS, rel=0.01)
+
+
+def test_a_full_nic_tells_who_is_to_blame() -> None:
+    estimator = informed()
+    push = Transfer(from_host="w0", to_host="server", bytes=10 * MB, started_s=0.0, ended_s=0.4)
+    estimator.observe_nic(SERVER, 0.97 * GBPS, GBPS, 0.0, 0.5)
+    now_s = watch(estimator, [push])
+    found = estimator.estimate(SERVER, now_s)
+    assert found is not None
+    assert found.source is Source.NIC
+    assert learnt(estimator, "server", now_s, up=False) == pytest.approx(0.2 * GBPS, rel=0.01)
+    assert bps(estimator, "w0", now_s) == GBPS
+
+
+def test_a_nic_with_room_is_not_to_blame() -> None:
+    estimator = informed()
+    push = Transfer(from_host="w0", to_host="server", bytes=10 * MB, started_s=0.0, ended_s=0.4)
+    estimator.observe_nic(SERVER, 0.2 * GBPS, GBPS, 0.0, 0.5)
+    now_s = watch(estimator, [push])
+    assert bps(estimator, "server", now_s, up=False) == GBPS
+    assert learnt(estimator, "w0", now_s) == pytest.approx(0.2 * GBPS, rel=0.01)
+
+
+def test_a_nic_of_unknown_speed_says_nothing() -> None:
+    estimator = informed()
+    estimator.observe_nic(SERVER, 0.2 * GBPS, 0, 0.0, 0.5)
+    assert estimator.estimate(SERVER, 1.0) == (int(GBPS), 0.0, Source.NOMINAL)
+
+
+@given(st.lists(st.tuples(st.sampled_from(WORKERS), st.integers(1, 30), st.floats(0, 3)), min_size=1, max_size=12))
+def test_no_estimate_is_above_a_nominal_rate_that_is_the_truth(pushes: list[tuple[str, int, float]]) -> None:
+    truth = star({"w0": 0.3 * GBPS}, server_bps=0.8 * GBPS)
+    jobs = [Job(start_s=at, from_host=worker, to_host="server", bytes=size * MB) for worker, size, at in pushes]
+    estimator = LinkEstimator()
+    for host in ("server", *WORKERS):
+        estimator.set_nominal(host, int(truth[Link(host, True)]), int(truth[Link(host, False)]))
+    now_s = watch(estimator, run(jobs, truth))
+    for link in estimator.links:
+        found = estimator.estimate(link, now_s)
+        assert found is not None
+        assert 0 < found.bps <= truth[link] * 1.0001
+
+
+@pytest.mark.parametrize("options", [{"half_life_s": 0.0}, {"half_life_s": float("nan")}, {"max_grace_s": -1.0}])
+def test_options_out_of_range_are_refused(options: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(options))}=.*allowed"):
+        EstimatorOptions(**options)

@@ -1,0 +1,108 @@
+"""What goes over the wire comes back as it was."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlfabric import wire
+from mlfabric.protocol import (
+    GetId,
+    Instruction,
+    LinksReported,
+    MemberEvent,
+    MemberLeft,
+    ModelVersion,
+    Outcome,
+    ServerHolds,
+    TransferEnded,
+    UpdateId,
+    Welcome,
+)
+from mlfabric.specs import (
+    Member,
+    ModelSpec,
+)
+from mlfabric.v1 import session_pb2, types_pb2
+from tests.wire.strategies import (
+    ME,
+    ends,
+    events,
+    get_ids,
+    holds,
+    instructions,
+    link_rates,
+    members,
+    name,
+    outcomes,
+    several,
+    specs,
+    text,
+    u64,
+    update_ids,
+    versions,
+    welcomes,
+)
+
+
+@given(events, st.data())
+def test_every_event_comes_back_as_it_was(event: MemberEvent, data: st.DataObject) -> None:
+    sent = wire.to_event(event).SerializeToString()
+    incarnation = event.incarnation if isinstance(event, MemberLeft) else data.draw(u64)
+    back = wire.from_event(session_pb2.Event.FromString(sent), ME, incarnation)
+    assert back == event
+    assert type(back) is type(event)
+
+
+@given(ends)
+def test_a_transfer_comes_back_as_the_kind_of_request_it_was(event: TransferEnded) -> None:
+    back = wire.from_event(wire.to_event(event), ME)
+    assert isinstance(back, TransferEnded)
+    assert type(back.transfer) is type(event.transfer)
+
+
+@given(instructions)
+def test_every_instruction_comes_back_as_it_was(instruction: Instruction) -> None:
+    sent = wire.to_instruction(instruction).SerializeToString()
+    back = wire.from_instruction(session_pb2.Instruction.FromString(sent), ME)
+    assert back == instruction
+    assert type(back) is type(instruction)
+
+
+@given(specs)
+def test_every_model_comes_back_as_it_was(spec: ModelSpec) -> None:
+    assert wire.from_spec(types_pb2.ModelSpec.FromString(wire.to_spec(spec).SerializeToString())) == spec
+
+
+@given(members, text)
+def test_every_member_comes_back_as_it_was(member: Member, software: str) -> None:
+    message = wire.to_member(member, software)
+    assert message.software_version == software
+    assert wire.from_member(message, member.role) == member
+
+
+@given(welcomes, st.binary())
+def test_every_admission_comes_back_as_it_was(welcome: Welcome, token: bytes) -> None:
+    message = wire.to_admission(welcome, token)
+    assert message.session_token == token
+    assert wire.from_admission(message, welcome.to, welcome.incarnation) == welcome
+
+
+@given(st.builds(LinksReported, monitor=name, rates=several(link_rates)))
+def test_every_link_rate_comes_back_as_it_was(event: LinksReported) -> None:
+    assert wire.from_links(wire.to_links(event)) == event
+
+
+@given(update_ids, get_ids, versions, outcomes)
+def test_every_shared_value_comes_back_as_it_was(
+    update: UpdateId, get: GetId, version: ModelVersion, outcome: Outcome
+) -> None:
+    assert wire.from_update_id(wire.to_update_id(update)) == update
+    assert wire.from_get_id(wire.to_get_id(get)) == get
+    assert wire.from_version(wire.to_version(version)) == version
+    assert wire.from_outcome(wire.to_outcome(outcome)) == outcome
+
+
+@given(holds)
+def test_what_a_server_holds_comes_back_as_it_was(event: ServerHolds) -> None:
+    assert wire.from_server_holds(wire.to_server_holds(event), ME) == event
