@@ -1,0 +1,36 @@
+"""Data channels: how tensors travel between members, never through the scheduler.
+
+``base`` is the interface, ``tcp`` the real one, ``memory`` the in-process double. Only shells import this package.
+"""
+
+from mlfabric.channels.base import (
+    MAX_META_BYTES,
+    TICKET_BYTES,
+    Channel,
+    Connection,
+    ConnectionClosedError,
+    Direction,
+    Frame,
+    FrameKind,
+    Handler,
+    TransferRecord,
+)
+from mlfabric.channels.memory import MemoryChannel, MemoryNetwork
+from mlfabric.channels.tcp import TcpChannel, TcpOptions
+
+__all__ = [
+    "MAX_META_BYTES",
+    "TICKET_BYTES",
+    "Channel",
+    "Connection",
+    "ConnectionClosedError",
+    "Direction",
+    "Frame",
+    "FrameKind",
+    "Handler",
+    "MemoryChannel",
+    "MemoryNetwork",
+    "TcpChannel",
+    "TcpOptions",
+    "TransferRecord",
+]

@@ -1,0 +1,230 @@
+"""Frames over a byte stream: the one implementation of ``Connection``, shared by all stream-like channels.
+
+Here live framing, the order of calls, rate limits, records, and what an error or a cancellation does: a direction that
+was left in the middle has broken its framing, so the connection is closed, and nothing else is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+from mlfabric.channels.base import ConnectionClosedError, Direction, Frame, TransferRecord
+from mlfabric.channels.frames import HEADER_BYTES, Header, check_magic, decode_header, encode_header
+from mlfabric.channels.limiter import TokenBucket
+from mlfabric.channels.pacer import Pacer
+from mlfabric.channels.views import chunked, contiguous, total_bytes
+from mlfabric.errors import TransferError, UsageError
+
+__all__ = ["ByteStream", "Limits", "StreamConnection"]
+
+SCRATCH_BYTES = 1024 * 1024
+
+
+class ByteStream(Protocol):
+    """What a transport gives: ordered bytes in both directions. Failures are ``OSError``."""
+
+    @property
+    def peer(self) -> str:
+        """Address of the other end."""
+
+    async def write(self, pieces: Sequence[memoryview]) -> None:
+        """Write all pieces."""
+
+    async def drain(self) -> None:
+        """Wait until what was written has left this machine, as far as the transport can tell."""
+
+    async def read_into(self, view: memoryview, at_least: int) -> int:
+        """Read ``at_least`` bytes or more into ``view`` and return how many; fewer mean that no more will come."""
+
+    def delivery_rate_bps(self) -> int:
+        """Return the transport's own estimate of its sending rate in bit/s; 0 if it has none."""
+
+    def stop(self, *, abrupt: bool) -> None:
+        """Wake whoever waits in ``write`` or ``read_into``; ``abrupt`` also forgets what was not sent yet."""
+
+    def close(self) -> None:
+        """Give everything back; nobody waits in the stream any more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What an endpoint allows its connections; the buckets are shared by all of them."""
+
+    max_payload_bytes: int
+    up: tuple[TokenBucket, ...] = ()
+    down: tuple[TokenBucket, ...] = ()
+
+
+class StreamConnection:
+    """A ``Connection`` over a ``ByteStream``; made inside a running event loop.
+
+    Args:
+        stream: the bytes; owned by the connection from now on.
+        limits: of the endpoint.
+        on_closed: called once, when the stream has been given back.
+    """
+
+    def __init__(self, stream: ByteStream, limits: Limits, on_closed: Callable[[StreamConnection], None]) -> None:
+        self._stream = stream
+        self._limits = limits
+        self._on_closed = on_closed
+        self._busy: set[Direction] = set()
+        self._unread_bytes = 0
+        self._incoming_paced = False
+        loop = asyncio.get_running_loop()
+        self._stopping: asyncio.Future[None] = loop.create_future()
+        self._closed: asyncio.Future[None] = loop.create_future()
+
+    @property
+    def peer(self) -> str:
+        """Address of the other end."""
+        return self._stream.peer
+
+    async def send(self, frame: Frame, payload: Sequence[memoryview] = (), rate_bps: int = 0) -> TransferRecord | None:
+        """Send a frame and its payload without copying it (see ``Connection.send``)."""
+        views = contiguous(payload)
+        if total_bytes(views) != frame.length:
+            raise UsageError(f"the frame announces {frame.length} payload bytes, given {total_bytes(views)}")
+        own = (TokenBucket(rate_bps),) if rate_bps else ()
+        pacer = Pacer(self._limits.up + own, self._stopping)
+        head = contiguous([memoryview(encode_header(frame, paced=rate_bps > 0)), memoryview(frame.meta)])
+        with self._using(Direction.OUT):
+            pacer.charge(total_bytes(head))
+            await self._stream.write(head)
+            return await self._send_payload(views, pacer, paced=rate_bps > 0) if frame.length else None
+
+    async def _send_payload(self, views: Sequence[memoryview], pacer: Pacer, *, paced: bool) -> TransferRecord:
+        started_ns = time.monotonic_ns()
+        with pacer:
+            for group in chunked(views, pacer.chunk_bytes):
+                await pacer.admit(total_bytes(group))
+                await self._stream.write(group)
+            await self._stream.drain()
+            self._check_open()
+        return self._record(Direction.OUT, total_bytes(views), started_ns, paced=paced)
+
+    async def receive(self) -> Frame:
+        """Receive the next frame, header and meta only (see ``Connection.receive``)."""
+        if self._unread_bytes:
+            raise UsageError(
+                f"{self._unread_bytes} payload bytes are still to be received: receive_into or discard first"
+            )
+        with self._using(Direction.IN):
+            header = await self._receive_header()
+            meta = bytearray(header.meta_bytes)
+            await self._fill(memoryview(meta))
+        Pacer(self._limits.down, self._stopping).charge(HEADER_BYTES + header.meta_bytes)
+        self._unread_bytes = header.length
+        self._incoming_paced = header.paced
+        return Frame(
+            kind=header.kind, ticket=header.ticket, length=header.length, digest=header.digest, meta=bytes(meta)
+        )
+
+    async def _receive_header(self) -> Header:
+        raw = bytearray(HEADER_BYTES)
+        at = await self._read(memoryview(raw), 1)
+        if at == 0:
+            raise ConnectionClosedError(f"{self.peer} closed the connection between two frames")
+        check_magic(raw[:at])
+        await self._fill(memoryview(raw)[at:])
+        return decode_header(raw, max_payload_bytes=self._limits.max_payload_bytes)
+
+    async def receive_into(self, buffer: memoryview, length: int) -> TransferRecord:
+        """Receive exactly ``length`` bytes of the payload (see ``Connection.receive_into``)."""
+        if buffer.readonly or buffer.nbytes < length:
+            given = f"{'read-only' if buffer.readonly else 'writable'} buffer of {buffer.nbytes} bytes"
+            raise UsageError(f"given a {given}; wanted a writable one of {length} bytes or more")
+        (view,) = contiguous([buffer]) or (buffer,)
+        return await self._receive_payload(length, lambda at, n: view[at : at + n])
+
+    async def discard(self, length: int) -> TransferRecord:
+        """Receive ``length`` bytes of the payload and throw them away."""
+        scratch = memoryview(bytearray(min(length, SCRATCH_BYTES)) if length > 0 else b"")
+        return await self._receive_payload(length, lambda _at, n: scratch[:n])
+
+    async def _receive_payload(self, length: int, place: Callable[[int, int], memoryview]) -> TransferRecord:
+        if not 0 <= length <= self._unread_bytes:
+            raise UsageError(
+                f"asked for {length} payload bytes; {self._unread_bytes} are announced and not yet received"
+            )
+        pacer = Pacer(self._limits.down, self._stopping)
+        started_ns, at = time.monotonic_ns(), 0
+        with self._using(Direction.IN), pacer:
+            while at < length:
+                view = place(at, min(pacer.chunk_bytes, length - at))
+                await pacer.admit(len(view))
+                await self._fill(view)
+                at += len(view)
+        self._unread_bytes -= length
+        return self._record(Direction.IN, length, started_ns, paced=self._incoming_paced)
+
+    async def _fill(self, view: memoryview) -> None:
+        if await self._read(view, len(view)) < len(view):
+            raise TransferError(f"{self.peer} closed the connection in the middle of a frame")
+
+    async def _read(self, view: memoryview, at_least: int) -> int:
+        n = await self._stream.read_into(view, at_least) if at_least else 0
+        if n < at_least:
+            self._check_open()
+        return n
+
+    def _record(self, direction: Direction, n_bytes: int, started_ns: int, *, paced: bool) -> TransferRecord:
+        return TransferRecord(
+            peer=self.peer,
+            direction=direction,
+            bytes=n_bytes,
+            paced=paced,
+            delivery_rate_bps=self._stream.delivery_rate_bps() if direction is Direction.OUT else 0,
+            started_ns=started_ns,
+            ended_ns=time.monotonic_ns(),
+        )
+
+    def _check_open(self) -> None:
+        if self._stopping.done():
+            raise TransferError(f"the connection to {self.peer} was closed at this end")
+
+    @contextmanager
+    def _using(self, direction: Direction) -> Iterator[None]:
+        self._check_open()
+        if direction in self._busy:
+            raise UsageError(
+                f"another task is using this direction ({direction.value}) of the connection to {self.peer}"
+            )
+        self._busy.add(direction)
+        whole = False
+        try:
+            yield
+            whole = True
+        except OSError as error:
+            self._check_open()
+            raise TransferError(f"the connection to {self.peer} broke: {error}") from error
+        finally:
+            self._busy.discard(direction)
+            if not whole:
+                self._stop(abrupt=True)
+            self._release_if_idle()
+
+    def close(self) -> None:
+        """Close the connection; what is waiting in it gets a TransferError."""
+        self._stop(abrupt=False)
+        self._release_if_idle()
+
+    def _stop(self, *, abrupt: bool) -> None:
+        if not self._stopping.done():
+            self._stopping.set_result(None)
+            self._stream.stop(abrupt=abrupt)
+
+    def _release_if_idle(self) -> None:
+        if self._stopping.done() and not self._busy and not self._closed.done():
+            self._stream.close()
+            self._closed.set_result(None)
+            self._on_closed(self)
+
+    async def wait_closed(self) -> None:
+        """Wait until nothing of the connection is left."""
+        await asyncio.shield(self._closed)

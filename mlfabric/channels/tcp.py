@@ -1,0 +1,285 @@
+"""Data channel over TCP, on any asyncio event loop (also uvloop).
+
+Bytes go from the sender's buffer to the kernel and from the kernel into the receiver's buffer, with no copy between:
+plain nonblocking ``sendmsg`` and ``recv_into`` with the loop's readiness callbacks.
+
+A network card can be emulated: one token bucket per direction, shared by all connections of the endpoint. The receive
+side reads slowly, so that TCP's backpressure reaches the sender; kernel buffers are kept small then, or they would
+hide the rate.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from mlfabric.channels import sockets
+from mlfabric.channels.base import Connection, Handler
+from mlfabric.channels.limiter import TokenBucket, chunk_bytes
+from mlfabric.channels.roster import Roster
+from mlfabric.channels.stream import Limits
+from mlfabric.channels.views import drop_front
+from mlfabric.errors import ConfigError, UnavailableError, UsageError
+
+__all__ = ["TcpChannel", "TcpOptions", "TcpStream"]
+
+log = logging.getLogger(__name__)
+
+IOV_MAX = 1024
+STEPS_AT_ONCE = 8
+BATCH_BYTES = 1024 * 1024
+ACCEPT_RETRY_S = 0.1
+MIN_BUFFER_BYTES = 32 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TcpOptions:
+    """How an endpoint uses TCP.
+
+    Args:
+        bind: address to listen on; "0.0.0.0" or "::" listens on all, and wants ``advertised_host``.
+        advertised_host: what others dial; "" means ``bind``.
+        ports: first and last port to listen on; (0, 0) takes any free one.
+        up_bps, down_bps: rates of the emulated network card in bit/s; 0 emulates none.
+        max_payload_bytes: a longer announced payload is refused; > 0.
+        connect_timeout_s: > 0.
+    """
+
+    bind: str = "127.0.0.1"
+    advertised_host: str = ""
+    ports: tuple[int, int] = (0, 0)
+    up_bps: int = 0
+    down_bps: int = 0
+    max_payload_bytes: int = 64 << 30
+    connect_timeout_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        lo, hi = self.ports
+        if sockets.is_wildcard(self.bind) and not self.advertised_host:
+            raise ConfigError(f"bind={self.bind!r} cannot be dialled; give advertised_host, the name that others reach")
+        if sockets.is_wildcard(self.advertised_host) and self.advertised_host:
+            raise ConfigError(f"advertised_host={self.advertised_host!r} cannot be dialled; give a name or one address")
+        checks = [
+            (
+                "ports",
+                self.ports,
+                0 < lo <= hi <= sockets.MAX_PORT or (lo, hi) == (0, 0),
+                "lo <= hi, or (0, 0) for any",
+            ),
+            ("up_bps", self.up_bps, self.up_bps >= 0, ">= 0; 0 emulates no network card"),
+            ("down_bps", self.down_bps, self.down_bps >= 0, ">= 0; 0 emulates no network card"),
+            ("max_payload_bytes", self.max_payload_bytes, self.max_payload_bytes > 0, "> 0"),
+            ("connect_timeout_s", self.connect_timeout_s, self.connect_timeout_s > 0, "> 0"),
+        ]
+        for name, value, good, allowed in checks:
+            if not good:
+                raise ConfigError(f"TCP channel: {name}={value!r}; allowed: {allowed}")
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Kernel buffer per direction and connection; 0 leaves it to the kernel."""
+        rates = [rate for rate in (self.up_bps, self.down_bps) if rate]
+        return max(MIN_BUFFER_BYTES, chunk_bytes(min(rates))) if rates else 0
+
+
+class TcpStream:
+    """The bytes of one TCP connection; the socket is nonblocking and owned by the stream.
+
+    After a few system calls the rest of a long transfer runs in the loop's readiness callback, one call a turn: the
+    waiting task is not woken between, and however fast the peer is, other tasks get their turns.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._loop = asyncio.get_running_loop()
+        self._wake_bytes = 1
+        host, port, *_ = sock.getpeername()
+        self._peer = sockets.address_text(host, port)
+
+    @property
+    def peer(self) -> str:
+        """Address of the other end."""
+        return self._peer
+
+    async def write(self, pieces: Sequence[memoryview]) -> None:
+        """Write all pieces, many of them in one system call."""
+        rest = list(pieces)
+
+        def step() -> bool:
+            rest[:] = drop_front(rest, self._sock.sendmsg(rest[:IOV_MAX]))
+            return not rest
+
+        if not _now(step):
+            await self._when_ready(self._loop.add_writer, self._loop.remove_writer, step)
+
+    async def drain(self) -> None:
+        """Wait until the kernel has handed everything to the network; it may hold megabytes otherwise."""
+        sockets.want_all_sent(self._sock, wanted=True)
+        await self._when_ready(self._loop.add_writer, self._loop.remove_writer, lambda: True)
+        sockets.want_all_sent(self._sock, wanted=False)
+
+    async def read_into(self, view: memoryview, at_least: int) -> int:
+        """Read ``at_least`` bytes or more; fewer mean that no more will come."""
+        at = 0
+
+        def step() -> bool:
+            nonlocal at
+            n = self._sock.recv_into(view[at:])
+            at += n
+            if at_least > BATCH_BYTES:
+                self._wake_at(max(1, min(BATCH_BYTES, at_least - at)))
+            return n == 0 or at >= at_least
+
+        if not _now(step):
+            await self._when_ready(self._loop.add_reader, self._loop.remove_reader, step)
+        return at
+
+    def _wake_at(self, n_bytes: int) -> None:
+        """Have the socket count as readable from ``n_bytes`` on: a transfer in fewer, longer reads costs less."""
+        if n_bytes != self._wake_bytes:
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, n_bytes)
+            self._wake_bytes = n_bytes
+
+    async def _when_ready(
+        self,
+        add: Callable[[socket.socket, Callable[[], None]], object],
+        remove: Callable[[socket.socket], object],
+        step: Callable[[], bool],
+    ) -> None:
+        """Call ``step`` whenever the socket is ready, until it returns True."""
+        done: asyncio.Future[None] = self._loop.create_future()
+
+        def ready() -> None:
+            try:
+                finished = done.done() or step()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                remove(self._sock)
+                done.set_exception(error)
+                return
+            if finished:
+                remove(self._sock)
+                if not done.done():
+                    done.set_result(None)
+
+        add(self._sock, ready)
+        try:
+            await done
+        finally:
+            remove(self._sock)
+
+    def delivery_rate_bps(self) -> int:
+        """Return the kernel's estimate of its sending rate in bit/s; 0 if unknown."""
+        return sockets.delivery_rate_bps(self._sock)
+
+    def stop(self, *, abrupt: bool) -> None:
+        """Wake whoever waits in the stream; ``abrupt`` also drops what the kernel has not sent yet."""
+        if abrupt:
+            sockets.forget_unsent(self._sock)
+        with contextlib.suppress(OSError):  # a connection that the peer has reset cannot be shut down
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._sock.close()
+
+
+def _now(step: Callable[[], bool]) -> bool:
+    """Try a few steps without waiting; say whether they were all."""
+    try:
+        return any(step() for _ in range(STEPS_AT_ONCE))
+    except BlockingIOError:
+        return False
+
+
+class TcpChannel:
+    """One member's TCP endpoint; made anywhere, used inside one event loop."""
+
+    def __init__(self, options: TcpOptions | None = None) -> None:
+        self._options = options or TcpOptions()
+        self._listener: socket.socket | None = None
+        self._retry: asyncio.TimerHandle | None = None
+        up, down = self._options.up_bps, self._options.down_bps
+        self._roster = Roster(
+            Limits(
+                max_payload_bytes=self._options.max_payload_bytes,
+                up=(TokenBucket(up),) if up else (),
+                down=(TokenBucket(down),) if down else (),
+            )
+        )
+
+    async def listen(self, handler: Handler) -> str:
+        """Accept connections, each served by ``handler``; return the advertised ``host:port``."""
+        self._roster.check_open()
+        if self._listener is not None:
+            raise UsageError("this data channel listens already; one endpoint has one address")
+        options = self._options
+        self._listener = sockets.bind_listener(options.bind, options.ports, options.buffer_bytes)
+        self._accept_from(self._listener, handler)
+        return sockets.address_text(options.advertised_host or options.bind, self._listener.getsockname()[1])
+
+    def _accept_from(self, listener: socket.socket, handler: Handler) -> None:
+        asyncio.get_running_loop().add_reader(listener, self._accept, listener, handler)
+
+    def _accept(self, listener: socket.socket, handler: Handler) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            sock, _ = listener.accept()
+        except BlockingIOError:
+            return
+        except OSError as error:
+            log.warning("cannot accept a data connection, trying again in %s s: %s", ACCEPT_RETRY_S, error)
+            loop.remove_reader(listener)
+            self._retry = loop.call_later(ACCEPT_RETRY_S, self._accept_from, listener, handler)
+            return
+        sock.setblocking(False)
+        with contextlib.suppress(OSError):  # the peer may be gone again already: then it has no name
+            self._roster.serve(TcpStream(sock), handler)
+            return
+        sock.close()
+
+    async def connect(self, address: str) -> Connection:
+        """Open a connection to ``host:port``."""
+        self._roster.check_open()
+        host, port = sockets.split_address(address)
+        try:
+            async with asyncio.timeout(self._options.connect_timeout_s):
+                return self._roster.add(await self._dial(host, port))
+        except TimeoutError as error:
+            waited = f"no answer within {self._options.connect_timeout_s} s"
+            raise UnavailableError(f"cannot reach {address}: {waited}") from error
+        except OSError as error:
+            raise UnavailableError(f"cannot reach {address}: {error.strerror or error}") from error
+
+    async def _dial(self, host: str, port: int) -> TcpStream:
+        loop = asyncio.get_running_loop()
+        failure = OSError(errno.EADDRNOTAVAIL, "the name has no address")
+        for family, kind, proto, _, sockaddr in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            with contextlib.ExitStack() as undo:
+                sock = undo.enter_context(socket.socket(family, kind, proto))
+                sockets.prepare(sock, self._options.buffer_bytes)
+                try:
+                    await loop.sock_connect(sock, sockaddr)
+                    stream = TcpStream(sock)
+                except OSError as error:
+                    failure = error
+                    continue
+                undo.pop_all()
+                return stream
+        raise failure
+
+    async def close(self) -> None:
+        """Stop accepting, cancel the handlers, close every connection; leave no task and no descriptor."""
+        if self._retry is not None:
+            self._retry.cancel()
+        if self._listener is not None:
+            asyncio.get_running_loop().remove_reader(self._listener)
+            self._listener.close()
+            self._listener = None
+        await self._roster.close()

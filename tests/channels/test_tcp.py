@@ -1,0 +1,390 @@
+"""What only real sockets do: ports, garbage, killed peers, descriptors, an emulated network card."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import resource
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlfabric.channels import (
+    Connection,
+    ConnectionClosedError,
+    Frame,
+    FrameKind,
+    TcpChannel,
+    TcpOptions,
+    TransferRecord,
+    sockets,
+)
+from mlfabric.channels.frames import encode_header
+from mlfabric.errors import ConfigError, TransferError, UnavailableError, UsageError
+
+HOST = "127.0.0.1"
+TICKET = bytes(16)
+GRANT = Frame(kind=FrameKind.GRANT, ticket=TICKET)
+ROOT = Path(__file__).parents[2]
+
+SENDER = """
+import asyncio, sys
+from mlfabric.channels import Frame, FrameKind, TcpChannel
+
+async def main():
+    connection = await TcpChannel().connect(sys.argv[1])
+    frame = Frame(kind=FrameKind.PAYLOAD, ticket=bytes(16), length=10**8)
+    await connection.send(frame, [memoryview(bytes(10**8))], rate_bps=80_000_000)
+
+asyncio.run(main())
+"""
+
+
+def payload(n: int) -> Frame:
+    return Frame(kind=FrameKind.PAYLOAD, ticket=TICKET, length=n)
+
+
+async def until_closed(connection: Connection) -> None:
+    await connection.wait_closed()
+
+
+class Server:
+    """A listening channel whose handlers put what becomes of each connection into a queue."""
+
+    def __init__(self, options: TcpOptions) -> None:
+        self.channel = TcpChannel(options)
+        self.outcomes: asyncio.Queue[TransferRecord | TransferError] = asyncio.Queue()
+
+    async def take(self, connection: Connection) -> None:
+        try:
+            while True:
+                frame = await connection.receive()
+                if frame.length:
+                    self.outcomes.put_nowait(await connection.discard(frame.length))
+                await connection.send(GRANT)
+        except TransferError as error:
+            self.outcomes.put_nowait(error)
+
+
+@asynccontextmanager
+async def serving(options: TcpOptions | None = None) -> AsyncIterator[tuple[Server, str]]:
+    server = Server(options or TcpOptions())
+    try:
+        yield server, await server.channel.listen(server.take)
+    finally:
+        await server.channel.close()
+
+
+async def check_it_serves(address: str) -> None:
+    client = TcpChannel()
+    connection = await client.connect(address)
+    await connection.send(GRANT)
+    assert await connection.receive() == GRANT
+    await client.close()
+
+
+@pytest.mark.processes
+async def test_a_sender_killed_in_the_middle_is_a_transfer_error_and_others_go_on() -> None:
+    got_frame = asyncio.Event()
+    outcome: asyncio.Future[TransferError] = asyncio.get_running_loop().create_future()
+
+    async def take(connection: Connection) -> None:
+        frame = await connection.receive()
+        if frame.kind is FrameKind.GRANT:
+            await connection.send(GRANT)
+            return
+        await connection.discard(100_000)
+        got_frame.set()
+        with pytest.raises(TransferError) as error:
+            await connection.discard(frame.length - 100_000)
+        outcome.set_result(error.value)
+
+    channel = TcpChannel()
+    address = await channel.listen(take)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    sender = subprocess.Popen([sys.executable, "-c", SENDER, address], env=environment)
+    try:
+        await got_frame.wait()
+        sender.kill()
+        assert not isinstance(await outcome, ConnectionClosedError)
+        await check_it_serves(address)
+    finally:
+        sender.kill()
+        sender.wait()
+        await channel.close()
+
+
+@pytest.mark.parametrize(
+    ("garbage", "says"),
+    [
+        (b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", "starts with b'GET ', wanted b'MLFB'"),
+        (b"\x16", "starts with b'\\\\x16', wanted b'MLFB'"),
+        (b"MLFB\x00\x09" + bytes(100), "protocol version 9, wanted 1"),
+        (encode_header(payload(5), paced=False)[:24] + b"\xff" * 20, "payload bytes, wanted at most|meta came"),
+    ],
+)
+async def test_garbage_is_refused_at_once_with_its_story_and_others_go_on(garbage: bytes, says: str) -> None:
+    async with serving() as (server, address):
+        with socket.create_connection((HOST, int(address.rpartition(":")[2]))) as rude:
+            rude.sendall(garbage)
+            assert re.search(says, str(await server.outcomes.get()))
+        await check_it_serves(address)
+
+
+@pytest.mark.parametrize("sent_bytes", [1, 43, 44, 48])
+async def test_an_end_in_the_middle_of_a_frame_is_not_clean(sent_bytes: int) -> None:
+    async with serving() as (server, address):
+        with socket.create_connection((HOST, int(address.rpartition(":")[2]))) as rude:
+            rude.sendall((encode_header(payload(5), paced=False) + b"12345")[:sent_bytes])
+        error = await server.outcomes.get()
+        assert isinstance(error, TransferError)
+        assert not isinstance(error, ConnectionClosedError)
+
+
+def taken(stack: ExitStack, n: int) -> list[int]:
+    """Occupy ``n`` ports in a row."""
+    for first in range(20000, 30000, n):
+        with ExitStack() as attempt:
+            try:
+                for port in range(first, first + n):
+                    attempt.enter_context(socket.create_server((HOST, port)))
+            except OSError:
+                continue
+            stack.push(attempt.pop_all())
+            return list(range(first, first + n))
+    raise AssertionError(f"no {n} free ports in a row")
+
+
+async def test_a_port_in_use_is_named_together_with_what_to_do() -> None:
+    with ExitStack() as stack:
+        (port,) = taken(stack, 1)
+        with pytest.raises(UsageError, match=f"port {port} on {HOST} is in use; choose another port"):
+            await TcpChannel(TcpOptions(ports=(port, port))).listen(until_closed)
+
+
+async def test_a_range_all_in_use_is_named_and_with_one_free_port_that_one_is_taken() -> None:
+    with ExitStack() as stack:
+        lo, _, hi = taken(stack, 3)
+        with pytest.raises(UsageError, match=f"all ports from {lo} to {hi} on {HOST} are in use"):
+            await TcpChannel(TcpOptions(ports=(lo, hi))).listen(until_closed)
+    with socket.create_server((HOST, lo)):
+        async with serving(TcpOptions(ports=(lo, hi))) as (_, address):
+            assert address == f"{HOST}:{lo + 1}"
+
+
+async def test_a_port_is_free_again_though_its_connections_are_in_time_wait(free_port: int) -> None:
+    async def answer(connection: Connection) -> None:
+        await connection.send(GRANT)
+
+    client = TcpChannel()
+    for _ in range(2):
+        server = TcpChannel(TcpOptions(ports=(free_port, free_port)))
+        connection = await client.connect(await server.listen(answer))
+        assert await connection.receive() == GRANT
+        with pytest.raises(ConnectionClosedError):
+            await connection.receive()
+        await server.close()
+    await client.close()
+
+
+async def test_what_an_aborted_sender_has_left_in_its_kernel_is_not_sent_any_more() -> None:
+    started = asyncio.Event()
+    outcome: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def take(connection: Connection) -> None:
+        await connection.receive()
+        await connection.discard(10_000)
+        started.set()
+        with pytest.raises(TransferError) as error:
+            await connection.discard(10**7 - 10_000)
+        outcome.set_result(str(error.value))
+
+    server, client = TcpChannel(TcpOptions(down_bps=20_000_000)), TcpChannel()
+    connection = await client.connect(await server.listen(take))
+    sending = asyncio.create_task(connection.send(payload(10**7), [memoryview(bytes(10**7))]))
+    await started.wait()
+    sending.cancel()
+    assert "reset" in await outcome
+    await client.close()
+    await server.close()
+
+
+async def test_an_address_of_another_machine_cannot_be_listened_on() -> None:
+    with pytest.raises(ConfigError, match=r"cannot listen on 192\.0\.2\.1:0"):
+        await TcpChannel(TcpOptions(bind="192.0.2.1")).listen(until_closed)
+
+
+async def test_a_wildcard_endpoint_is_reached_under_its_advertised_host() -> None:
+    async with serving(TcpOptions(bind="0.0.0.0", advertised_host="localhost")) as (_, address):
+        assert address.startswith("localhost:")
+        await check_it_serves(address)
+
+
+@pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="the kernel has no IPv6")
+async def test_ipv6_addresses_are_written_in_brackets() -> None:
+    async with serving(TcpOptions(bind="::1")) as (_, address):
+        assert address.startswith("[::1]:")
+        await check_it_serves(address)
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"bind": "0.0.0.0"}, "give advertised_host"),
+        ({"bind": "::", "advertised_host": "0.0.0.0"}, "cannot be dialled"),
+        ({"ports": (10, 9)}, r"ports=\(10, 9\); allowed: lo <= hi"),
+        ({"ports": (0, 9)}, "ports="),
+        ({"ports": (1, 65536)}, "ports="),
+        ({"up_bps": -1}, "up_bps=-1"),
+        ({"down_bps": -1}, "down_bps=-1"),
+        ({"max_payload_bytes": 0}, "max_payload_bytes=0"),
+        ({"connect_timeout_s": 0}, "connect_timeout_s=0"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        TcpOptions(**fields)
+
+
+def test_kernel_buffers_are_kept_small_only_under_emulation() -> None:
+    assert TcpOptions().buffer_bytes == 0
+    assert 0 < TcpOptions(down_bps=200_000_000).buffer_bytes <= 64 * 1024
+
+
+@pytest.mark.parametrize("address", ["", "nohost", ":1", "a:0", "a:65536", "a:b", "a:-1"])
+async def test_a_malformed_address_is_a_usage_error_that_shows_it(address: str) -> None:
+    with pytest.raises(UsageError, match=r"allowed: host:port"):
+        await TcpChannel().connect(address)
+
+
+async def test_an_endpoint_that_does_not_answer_is_unavailable_after_the_timeout() -> None:
+    with ExitStack() as stack:
+        deaf = stack.enter_context(socket.create_server((HOST, 0), backlog=0))
+        port = deaf.getsockname()[1]
+        for _ in range(4):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex((HOST, port))
+        with pytest.raises(UnavailableError, match=f"{HOST}:{port}: no answer within 0.05 s"):
+            await TcpChannel(TcpOptions(connect_timeout_s=0.05)).connect(f"{HOST}:{port}")
+
+
+async def test_no_descriptor_is_left_whatever_happened(free_port: int) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    client = TcpChannel()
+    async with serving() as (server, address):
+        for _ in range(5):
+            whole, torn, closed = [await client.connect(address) for _ in range(3)]
+            await whole.send(payload(10), [memoryview(bytes(10))])
+            sending = asyncio.create_task(torn.send(payload(10**7), [memoryview(bytes(10**7))], rate_bps=10**6))
+            await server.outcomes.get()
+            sending.cancel()
+            closed.close()
+            with pytest.raises(UnavailableError):
+                await client.connect(f"{HOST}:{free_port}")
+        await client.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+async def test_an_endpoint_out_of_descriptors_accepts_again_when_there_are_some() -> None:
+    refused = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    class Watch(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            refused.set()
+
+    logger, watch = logging.getLogger("mlfabric.channels.tcp"), Watch()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    async with serving() as (_, address):
+        with socket.socket() as client:
+            client.setblocking(False)
+            logger.addHandler(watch)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (client.fileno() + 1, limits[1]))
+            try:
+                with ExitStack() as filled:
+                    while True:
+                        try:
+                            filled.callback(os.close, os.dup(client.fileno()))
+                        except OSError:
+                            break
+                    await loop.sock_connect(client, (HOST, int(address.rpartition(":")[2])))
+                    await refused.wait()
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+                logger.removeHandler(watch)
+            await loop.sock_sendall(client, encode_header(GRANT, paced=False))
+            assert await loop.sock_recv(client, 44) == encode_header(GRANT, paced=False)
+
+
+@pytest.mark.parametrize(("up_bps", "down_bps"), [(100_000_000, 0), (0, 100_000_000), (400_000_000, 100_000_000)])
+async def test_an_emulated_network_card_is_not_faster_than_nominal_however_many_share_it(
+    up_bps: int, down_bps: int
+) -> None:
+    async with serving(TcpOptions(down_bps=down_bps)) as (server, address):
+        client = TcpChannel(TcpOptions(up_bps=up_bps))
+        connections = [await client.connect(address) for _ in range(3)]
+        data = memoryview(bytes(250_000))
+        sent = await asyncio.gather(*(c.send(payload(len(data)), [data]) for c in connections))
+        received = [await server.outcomes.get() for _ in connections]
+        await client.close()
+    started_ns = min(r.started_ns for r in sent if r)
+    ended_ns = max(r.ended_ns for r in received if isinstance(r, TransferRecord))
+    assert 750_000 * 8e9 / (ended_ns - started_ns) <= 100_000_000
+
+
+async def test_the_senders_record_shows_a_slow_receiver_and_not_how_fast_the_kernel_takes_bytes() -> None:
+    async with serving(TcpOptions(down_bps=20_000_000)) as (_, address):
+        client = TcpChannel()
+        connection = await client.connect(address)
+        record = await connection.send(payload(200_000), [memoryview(bytes(200_000))])
+        assert record is not None
+        assert record.rate_bps < 30_000_000
+        await client.close()
+
+
+async def test_the_kernels_estimate_is_in_the_senders_record() -> None:
+    async with serving() as (_, address):
+        client = TcpChannel()
+        connection = await client.connect(address)
+        record = await connection.send(payload(10**6), [memoryview(bytes(10**6))])
+        assert record is not None
+        assert record.delivery_rate_bps > 0
+        await client.close()
+
+
+def test_sockets_do_not_delay_small_frames_and_notice_dead_hosts() -> None:
+    with socket.socket() as sock:
+        sockets.prepare(sock, buffer_bytes=0)
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+
+
+def test_it_runs_on_uvloop_too() -> None:
+    uvloop = pytest.importorskip("uvloop")
+
+    async def main() -> None:
+        async with serving() as (server, address):
+            client = TcpChannel()
+            connection = await client.connect(address)
+            await connection.send(payload(10**7), [memoryview(bytes(10**7))])
+            assert await connection.receive() == GRANT
+            whole = await server.outcomes.get()
+            sending = asyncio.create_task(connection.send(payload(10**7), [memoryview(bytes(10**7))], rate_bps=10**6))
+            await asyncio.sleep(0)
+            sending.cancel()
+            torn = await server.outcomes.get()
+            await client.close()
+        assert isinstance(whole, TransferRecord)
+        assert isinstance(torn, TransferError)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
