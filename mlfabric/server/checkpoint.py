@@ -1,0 +1,314 @@
+"""Checkpoints: one file per model and version, atomic, readable by plain PyTorch.
+
+``torch.load(path, weights_only=True)`` gives a dict of plain values and tensors::
+
+    format          1
+    model           {name: tensor}, all tensors of the layout
+    history         {name: tensor}, the optimizer history of the PARAMETER tensors; {} without momentum
+    version, server_epoch, log_position    integers
+    applied         what the server needs to tell applied updates; plain lists, dicts, numbers and strings
+    layout          [[name, [dimension, ...], dtype, kind], ...]
+    rule            {field: value} of the rule it was trained with
+    spec            {name, mode, tau_max, server, frozen_digest} of the model
+
+Atomic: written aside in the same directory, fsynced, renamed, the directory fsynced. So the name holds an old or a
+new checkpoint, whole, whenever and however the writer ends. Loading checks the container's checksums, which
+torch.load does not, and never runs code from the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import re
+import secrets
+import zipfile
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mlfabric.errors import ConfigError, FabricError, LayoutError, UsageError
+from mlfabric.server.store import ModelStore, Snapshot
+from mlfabric.specs import Layout, Mode, ModelSpec, RuleSpec, Schedule, TensorKind, TensorSpec
+
+__all__ = ["CheckpointDir", "CheckpointExtra", "Loaded", "Plain", "load", "save"]
+
+Plain = int | float | str | bool | None | list["Plain"] | dict[str, "Plain"]
+
+_FORMAT = 1
+_FIELDS: dict[str, type] = {
+    "format": int,
+    "model": dict,
+    "history": dict,
+    "version": int,
+    "server_epoch": int,
+    "log_position": int,
+    "applied": object,
+    "layout": list,
+    "rule": dict,
+    "spec": dict,
+}
+_PLAIN_LEAVES = (int, float, str, bool, type(None))
+_LONGEST_STEM = 80
+_NAME = re.compile(r"(.+)-e(\d+)-v(\d+)\.pt")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointExtra:
+    """What goes into a checkpoint besides weights and history.
+
+    All of it must belong to the store's version: take it while no step runs.
+
+    Args:
+        server_epoch: of the server that writes it.
+        log_position: of the commit log: everything up to it is in the checkpoint.
+        applied: which updates are in it; opaque here.
+    """
+
+    server_epoch: int
+    log_position: int
+    applied: Plain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """A checkpoint that was read: a store at its version, and the rest."""
+
+    store: ModelStore
+    extra: CheckpointExtra
+
+
+def save(path: Path, store: ModelStore, extra: CheckpointExtra) -> None:
+    """Write a checkpoint to ``path`` in place of what is there; steps wait meanwhile, readers do not.
+
+    Raises:
+        FabricError: it could not be written (full disk, no such directory, no right); ``path`` is as it was.
+        UsageError: the store has no weights, or ``extra`` is not plain values.
+    """
+    with store.standing() as snapshot:
+        _replace_synced(path, _content(store.spec, snapshot, extra))
+
+
+def load(path: Path, spec: ModelSpec | None = None) -> Loaded:
+    """Read a checkpoint into a new store.
+
+    Args:
+        path: of the checkpoint.
+        spec: the model it is for; None takes the one that it was written with. The layouts must be equal. The rule may
+            be another: without a stored history momentum starts at zero, and a stored history is left out where
+            the spec has no momentum.
+
+    Raises:
+        UsageError: no such file, or not a checkpoint of this format.
+        LayoutError: of another layout (says the first difference), or NaN or Inf inside.
+        FabricError: unreadable, truncated or damaged.
+    """
+    content = _read(path)
+    written = _spec_of(path, content)
+    spec = spec or written
+    difference = written.layout.difference(spec.layout)
+    if difference:
+        raise LayoutError(f"checkpoint {path} does not fit model {spec.name}: {difference} (checkpoint against model)")
+    store = ModelStore(spec)
+    try:
+        store.restore(version=content["version"], model=content["model"], history=content["history"])
+    except LayoutError as error:
+        raise LayoutError(f"checkpoint {path}: {error}") from error
+    extra = CheckpointExtra(
+        server_epoch=content["server_epoch"], log_position=content["log_position"], applied=content["applied"]
+    )
+    return Loaded(store=store, extra=extra)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointDir:
+    """The checkpoints of one server: a directory, and how many of each model to keep.
+
+    File names are ``<model>-e<server epoch>-v<version>.pt``. Newest is the highest (epoch, version): after a
+    promotion versions go on from the replica's, which may be lower than the last checkpointed one.
+
+    Args:
+        directory: made when first needed; one writing server per directory.
+        keep: checkpoints kept of each model, >= 1.
+    """
+
+    directory: Path
+    keep: int = 3
+
+    def __post_init__(self) -> None:
+        if self.keep < 1:
+            raise ConfigError(f"checkpoints to keep: {self.keep}; allowed: 1 or more")
+
+    def save(self, store: ModelStore, extra: CheckpointExtra) -> Path:
+        """Write a checkpoint, then remove those that are too old and what a crash left behind.
+
+        Raises:
+            FabricError: it could not be written, or old ones not removed; the earlier checkpoints are as they were.
+            UsageError: the store has no weights, or ``extra`` is not plain values.
+        """
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise FabricError(f"checkpoint directory {self.directory} could not be made: {error}") from error
+        stem = _stem(store.spec.name)
+        with store.standing() as snapshot:
+            path = self.directory / f"{stem}-e{extra.server_epoch:06d}-v{snapshot.version:012d}.pt"
+            _replace_synced(path, _content(store.spec, snapshot, extra))
+        self._prune(stem)
+        return path
+
+    def latest(self, model: str) -> Path | None:
+        """Return the newest checkpoint of a model, or None if there is none."""
+        return next(iter(self._newest_first().get(_stem(model), ())), None)
+
+    def load_newest(self) -> list[Loaded]:
+        """Read the newest checkpoint of every model, each with the spec that it was written with.
+
+        Raises:
+            FabricError: as :func:`load` does; says which file and why.
+        """
+        return [load(paths[0]) for _, paths in sorted(self._newest_first().items())]
+
+    def _newest_first(self) -> dict[str, list[Path]]:
+        """Return the paths of all checkpoints by the stem of their model."""
+        found = [(_NAME.fullmatch(path.name), path) for path in self.directory.glob("*.pt")]
+        ranked = [(match[1], int(match[2]), int(match[3]), path) for match, path in found if match]
+        out: dict[str, list[Path]] = {}
+        for stem, _, _, path in sorted(ranked, reverse=True):
+            out.setdefault(stem, []).append(path)
+        return out
+
+    def _prune(self, stem: str) -> None:
+        left_over = re.compile(rf"\.{re.escape(stem)}-e\d+-v\d+\.pt\.[0-9a-f]+\.tmp")
+        aside = [path for path in self.directory.glob(".*.tmp") if left_over.fullmatch(path.name)]
+        try:
+            for path in (*aside, *self._newest_first()[stem][self.keep :]):
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            raise FabricError(f"old checkpoints in {self.directory} could not be removed: {error}") from error
+
+
+def _stem(model: str) -> str:
+    """Return a file name for a model; names that had to be changed get a hash so that none coincide."""
+    clean = re.sub(r"[^A-Za-z0-9_.-]|^\.", "_", model)[:_LONGEST_STEM]
+    return clean if clean == model else f"{clean}-{hashlib.sha256(model.encode()).hexdigest()[:8]}"
+
+
+def _content(spec: ModelSpec, snapshot: Snapshot, extra: CheckpointExtra) -> dict[str, Any]:
+    plain = {
+        "format": _FORMAT,
+        "version": snapshot.version,
+        "server_epoch": extra.server_epoch,
+        "log_position": extra.log_position,
+        "applied": extra.applied,
+        "layout": [[t.name, list(t.shape), t.dtype, t.kind.value] for t in spec.layout.tensors],
+        "rule": _plain_rule(spec.rule),
+        "spec": {
+            "name": spec.name,
+            "mode": spec.mode.value,
+            "tau_max": spec.tau_max,
+            "server": spec.server,
+            "frozen_digest": spec.frozen_digest,
+        },
+    }
+    _check_plain("checkpoint", plain)
+    return {**plain, "model": snapshot.model, "history": snapshot.history}
+
+
+def _check_plain(where: str, value: object) -> None:
+    """Refuse what could be written but not read again without running code from the file."""
+    if type(value) is dict:
+        for key, item in value.items():
+            _check_plain(f"a key of {where}", key)
+            _check_plain(f"{where}[{key!r}]", item)
+    elif type(value) is list:
+        for index, item in enumerate(value):
+            _check_plain(f"{where}[{index}]", item)
+    elif type(value) not in _PLAIN_LEAVES:
+        raise UsageError(f"{where} is a {type(value).__name__}; allowed: dict, list, int, float, str, bool, None")
+
+
+def _plain_rule(rule: RuleSpec) -> dict[str, Any]:
+    plain = {name: value.value if isinstance(value, Enum) else value for name, value in asdict(rule).items()}
+    return {**plain, "milestones": list(rule.milestones)}
+
+
+def _replace_synced(path: Path, content: dict[str, Any]) -> None:
+    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        with open(aside, "xb") as file:
+            torch.save(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    except (OSError, RuntimeError) as error:  # torch's zip writer reports a failed write as RuntimeError
+        raise FabricError(
+            f"checkpoint {path} could not be written: {error}; what was there before is unchanged; "
+            "check free space, limits and rights of its directory"
+        ) from error
+    finally:
+        with suppress(OSError):
+            aside.unlink(missing_ok=True)
+    try:
+        _sync_directory(path.parent)
+    except OSError as error:
+        raise FabricError(f"checkpoint {path} was written but may not outlive a crash of the host: {error}") from error
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Read the file's dict and check that it has all fields."""
+    try:
+        with zipfile.ZipFile(path) as container:
+            damaged = container.testzip()
+        content: object = None if damaged else torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except FileNotFoundError as error:
+        raise UsageError(f"no checkpoint at {path}; give the path of an existing one") from error
+    except (OSError, RuntimeError, EOFError, zipfile.BadZipFile, pickle.UnpicklingError) as error:
+        raise FabricError(
+            f"checkpoint {path} cannot be read, truncated or damaged: {error}; use another one"
+        ) from error
+    if damaged:
+        raise FabricError(f"checkpoint {path} is damaged: wrong checksum of {damaged}; use another one")
+    if not isinstance(content, dict):
+        raise UsageError(f"{path} is no checkpoint of mlfabric: it holds a {type(content).__name__}")
+    wrong = [name for name, kind in _FIELDS.items() if name not in content or not isinstance(content[name], kind)]
+    if wrong:
+        raise UsageError(f"{path} is no checkpoint of mlfabric: {', '.join(wrong)} missing or of a wrong type")
+    if content["format"] != _FORMAT:
+        raise UsageError(f"checkpoint {path} has format {content['format']}; this release reads {_FORMAT}")
+    return content
+
+
+def _spec_of(path: Path, content: dict[str, Any]) -> ModelSpec:
+    """Put together the spec that the checkpoint was written with."""
+    spec, rule = content["spec"], content["rule"]
+    try:
+        schedule, milestones = Schedule(rule["schedule"]), tuple(rule["milestones"])
+        return ModelSpec(
+            name=spec["name"],
+            layout=Layout(tuple(_tensor_spec(*row) for row in content["layout"])),
+            rule=RuleSpec(**{**rule, "schedule": schedule, "milestones": milestones}),
+            mode=Mode(spec["mode"]),
+            tau_max=spec["tau_max"],
+            server=spec["server"],
+            frozen_digest=spec["frozen_digest"],
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise UsageError(f"checkpoint {path} describes its model in a way that cannot be read: {error!r}") from error
+
+
+def _tensor_spec(name: str, shape: list[int], dtype: str, kind: str) -> TensorSpec:
+    return TensorSpec(name=name, shape=tuple(shape), dtype=dtype, kind=TensorKind(kind))

@@ -1,0 +1,62 @@
+"""Going on from checkpoints: which models were held, and what a server says of them.
+
+A resumed server begins a new server epoch; versions go on from the checkpoint's. Updates computed on versions after
+that were lost with them (design, section 6).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import cast
+
+from mlfabric.errors import FabricError
+from mlfabric.protocol import AppliedIds, ModelVersion, ServerHolds
+from mlfabric.server.checkpoint import CheckpointDir, Plain
+from mlfabric.server.store import ModelStore
+
+__all__ = ["plain_ids", "resume"]
+
+
+def plain_ids(applied: Iterable[AppliedIds]) -> Plain:
+    """Return applied ids as lists, numbers and strings."""
+    return [
+        [i.worker, i.incarnation, i.low, [[counter, *version, tau] for counter, version, tau in i.recent]]
+        for i in applied
+    ]
+
+
+def _ids(plain: Plain) -> tuple[AppliedIds, ...]:
+    try:
+        rows = cast(list[list[object]], plain)
+        return tuple(_row(*row) for row in rows)  # type: ignore[arg-type]
+    except (TypeError, ValueError) as error:
+        raise FabricError(f"the checkpoint's list of applied updates is damaged: {error}") from error
+
+
+def _row(worker: str, incarnation: int, low: int, recent: list[tuple[int, int, int, int]]) -> AppliedIds:
+    kept = tuple((counter, ModelVersion(epoch, number), tau) for counter, epoch, number, tau in recent)
+    return AppliedIds(worker=worker, incarnation=incarnation, low=low, recent=kept)
+
+
+def resume(checkpoints: CheckpointDir, server: str) -> list[tuple[ServerHolds, ModelStore]]:
+    """Read the newest checkpoint of every model in the directory.
+
+    Returns:
+        What the server holds of each model, under a new server epoch, and its store.
+
+    Raises:
+        FabricError: a checkpoint cannot be read; says which and why.
+    """
+    out = []
+    for loaded in checkpoints.load_newest():
+        version = ModelVersion(loaded.extra.server_epoch + 1, loaded.store.version)
+        holds = ServerHolds(
+            server=server,
+            spec=loaded.store.spec,
+            version=version,
+            initialised=True,
+            applied=_ids(loaded.extra.applied),
+            epoch_base=version.number,
+        )
+        out.append((holds, loaded.store))
+    return out

@@ -1,0 +1,273 @@
+"""The parameter server's shell: session, data channel, stores, checkpoints, metrics. Decides nothing.
+
+Events are taken in one after the other: an action that has a result at once (a small step) queues it as the next event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mlfabric import wire
+from mlfabric.channels import Direction, TcpChannel, TcpOptions, TransferRecord
+from mlfabric.errors import FabricError, UsageError
+from mlfabric.protocol import (
+    Commit,
+    CommitsReported,
+    GetId,
+    Instruction,
+    MemberEvent,
+    MemoryReported,
+    ModelVersion,
+    MonitorAt,
+    Tick,
+    Welcome,
+)
+from mlfabric.reporting import TransferReporter
+from mlfabric.server import actions as act
+from mlfabric.server.checkpoint import CheckpointDir
+from mlfabric.server.commit_log import CommitLog
+from mlfabric.server.connections import Connections
+from mlfabric.server.resume import resume
+from mlfabric.server.state import ServerConfig, ServerState
+from mlfabric.server.stores import Stores
+from mlfabric.session import SchedulerSession, SessionCallbacks
+from mlfabric.specs import Member, Role
+from mlfabric.telemetry import ServerMetrics
+from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc
+
+__all__ = ["ServerOptions", "ServerService"]
+
+log = logging.getLogger("mlfabric.server")
+MEMORY_REPORT_S = 1.0
+UpdateCallback = Callable[[str, Commit], None]
+RequestCallback = Callable[[str, GetId, ModelVersion], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    """How a server runs.
+
+    Args:
+        scheduler: ``host:port`` of the scheduler.
+        name, host: see ``Member``.
+        tcp: its data channel.
+        receive_budget_bytes: memory for updates on their way; 0 means 1 GiB.
+        checkpoint_dir: where checkpoints and commit logs go; None writes none.
+        checkpoint_every_s: seconds between checkpoints, > 0; one is written at the end in any case.
+        keep: checkpoints kept of each model.
+        resume: begin with the newest checkpoints in ``checkpoint_dir``.
+    """
+
+    scheduler: str
+    name: str = "server-0"
+    host: str = "localhost"
+    tcp: TcpOptions = field(default_factory=TcpOptions)
+    receive_budget_bytes: int = 0
+    checkpoint_dir: Path | None = None
+    checkpoint_every_s: float = 60.0
+    keep: int = 3
+    resume: bool = False
+
+    def __post_init__(self) -> None:
+        if self.resume and self.checkpoint_dir is None:
+            raise UsageError("resume needs checkpoint_dir, the directory of the checkpoints")
+        if self.checkpoint_every_s <= 0:
+            raise UsageError(f"checkpoint_every_s={self.checkpoint_every_s}; allowed: > 0")
+
+
+class ServerService:
+    """One parameter server."""
+
+    def __init__(self, options: ServerOptions, metrics: ServerMetrics) -> None:
+        self.options = options
+        self._metrics = metrics
+        directory = options.checkpoint_dir
+        self._checkpoints = CheckpointDir(directory, options.keep) if directory else None
+        held = resume(self._checkpoints, options.name) if self._checkpoints and options.resume else []
+        budget = options.receive_budget_bytes or 1 << 30
+        config = ServerConfig(name=options.name, receive_budget_bytes=budget)
+        self._state = ServerState(config, [h for h, _ in held])
+        self._stores = Stores(self._state, self._take_in, self._checkpoints)
+        for holds, store in held:
+            self._stores.add(holds.spec, store)
+            log.info("resumed model %s at version %s", holds.spec.name, holds.version.number)
+        self._connections = Connections(self._stores, options.host, self._take_in, self._recorded)
+        self._channel = TcpChannel(options.tcp)
+        self._reporter = TransferReporter(options.name, options.host, options.tcp.up_bps, options.tcp.down_bps)
+        self._log = CommitLog(directory)
+        self._queue: deque[act.ServerEvent | Tick] = deque()
+        self._draining = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._update_callbacks: list[UpdateCallback] = []
+        self._request_callbacks: list[RequestCallback] = []
+        self._session: SchedulerSession | None = None
+        self.address = ""
+
+    def register_update_callback(self, callback: UpdateCallback) -> None:
+        """Call ``callback(model, commit)`` after each commit, in the server's event loop; it should be brief."""
+        self._update_callbacks.append(callback)
+
+    def register_request_callback(self, callback: RequestCallback) -> None:
+        """Call ``callback(model, get, version)`` when a get is begun to be served; it should be brief."""
+        self._request_callbacks.append(callback)
+
+    # Running
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serve until ``stop`` is set, then drain: finish what runs, write checkpoints, say good-bye.
+
+        Raises:
+            RefusedError: the scheduler refuses this server for good.
+            UsageError: the data address cannot be listened on.
+        """
+        self.address = await self._channel.listen(self._connections.serve)
+        member = Member(
+            name=self.options.name,
+            role=Role.SERVER,
+            incarnation=time.time_ns(),
+            host=self.options.host,
+            address=self.address,
+            up_bps=self.options.tcp.up_bps,
+            down_bps=self.options.tcp.down_bps,
+        )
+        callbacks = SessionCallbacks(admitted=self._admitted, instructed=self._instructed, lost=lambda _: None)
+        self._session = SchedulerSession(self.options.scheduler, member, self._register, callbacks)
+        tasks = [
+            asyncio.create_task(self._session.run()),
+            asyncio.create_task(self._reporter.run()),
+            asyncio.create_task(self._checkpoint_now_and_again()),
+            asyncio.create_task(self._report_memory()),
+        ]
+        stopped = asyncio.create_task(stop.wait())
+        try:
+            done, _ = await asyncio.wait([*tasks, stopped], return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+            await self._session.leave("stopped")
+            await self._save()
+        finally:
+            for task in (*tasks, stopped):
+                task.cancel()
+            await asyncio.gather(*tasks, stopped, return_exceptions=True)
+            await self._channel.close()
+            await self._stores.close()
+            await self._reporter.close()
+            self._log.close()
+
+    async def _register(self, stub: fabric_pb2_grpc.FabricServiceAsyncStub) -> fabric_pb2.Admission:
+        assert self._session is not None
+        specs = [wire.to_spec(holds.spec) for holds in self._state.holds()]
+        request = fabric_pb2.RegisterAsServerRequest(member=wire.to_member(self._session.member), models=specs)
+        return (await stub.RegisterAsServer(request)).admission
+
+    def _admitted(self, welcome: Welcome) -> list[MemberEvent]:
+        self._reporter.set_address(welcome.monitor_address)
+        self._take_in(act.EpochBegan(epoch=welcome.epoch))
+        return list(self._state.holds())
+
+    def _instructed(self, instruction: Instruction) -> None:
+        if isinstance(instruction, MonitorAt):
+            self._reporter.set_address(instruction.address)
+        else:
+            self._take_in(instruction)  # type: ignore[arg-type]
+
+    # Events in, actions out
+
+    def _take_in(self, event: act.ServerEvent | Tick) -> None:
+        self._queue.append(event)
+        if self._draining:
+            return
+        self._draining = True
+        try:
+            while self._queue:
+                for action in self._state.handle(self._queue.popleft(), time.monotonic_ns()):
+                    self._do(action)
+        finally:
+            self._draining = False
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        due_ns = self._state.next_wakeup_ns()
+        if due_ns is None or self._timer is not None:
+            return
+        wait_s = max(0.0, (due_ns - time.monotonic_ns()) / 1e9)
+        self._timer = asyncio.get_running_loop().call_later(wait_s, self._wake_up)
+
+    def _wake_up(self) -> None:
+        self._timer = None
+        self._take_in(Tick())
+
+    def _do(self, action: act.Action) -> None:
+        match action:
+            case act.Grant():
+                self._connections.grant(action)
+            case act.ApplyStep():
+                self._stores.apply(action)
+            case act.Answer():
+                self._connections.answer(action, self._server_epoch())
+            case act.Report():
+                self._report(action.event)
+                if isinstance(action.event, CommitsReported) and not action.again:
+                    self._committed(action.event)
+            case act.ServeModel():
+                self._connections.serve_model(action)
+                for callback in self._request_callbacks:
+                    callback(action.model, action.get, action.version)
+            case act.Forget():
+                self._stores.forget(action.update)
+            case act.RefuseOffer() | act.RefuseWant():
+                self._connections.refuse(action.connection, action.reason)
+            case act.Abandon():
+                self._connections.abandon(action.connection)
+            case act.InstallInitial():
+                self._stores.install(action)
+            case act.CreateStore():
+                self._stores.add(action.spec)
+                log.info("model %s: %s", action.spec.name, action.reason)
+
+    def _server_epoch(self) -> int:
+        return max((m.version.epoch for m in self._state.models.values()), default=1)
+
+    def _report(self, event: MemberEvent) -> None:
+        if self._session is not None:
+            self._session.send(event)
+
+    def _committed(self, event: CommitsReported) -> None:
+        for commit in event.commits:
+            self._metrics.commit(event.model, commit)
+            self._log.append(event.model, commit)
+            for callback in self._update_callbacks:
+                callback(event.model, commit)
+
+    def _recorded(self, record: TransferRecord, peer: str) -> None:
+        self._metrics.transfer(record, peer)
+        came = record.direction is Direction.IN
+        self._reporter.record(record, *((peer, self.options.host) if came else (self.options.host, peer)))
+
+    # Now and again
+
+    async def _checkpoint_now_and_again(self) -> None:
+        while True:
+            await asyncio.sleep(self.options.checkpoint_every_s)
+            await self._save()
+
+    async def _save(self) -> None:
+        try:
+            for saved in await self._stores.save():
+                self._metrics.checkpoint(saved.model, saved.seconds)
+                log.info("checkpoint of %s: %s", saved.model, saved.path)
+        except FabricError as error:
+            log.error("no checkpoint was written: %s", error)
+
+    async def _report_memory(self) -> None:
+        while True:
+            kinds = self._stores.memory_bytes()
+            self._metrics.memory(kinds)
+            self._report(MemoryReported(name=self.options.name, kinds=tuple(sorted(kinds.items()))))
+            await asyncio.sleep(MEMORY_REPORT_S)

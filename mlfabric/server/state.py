@@ -1,0 +1,204 @@
+"""The server's state machine: several models side by side, one mutating door. Pure.
+
+Offers and wants may overtake the scheduler's word about them (two connections, no common order). They wait here for it
+at most ``EARLY_WAIT_NS``; a ticket that the scheduler never vouches for is refused then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from mlfabric.protocol import (
+    CancelServe,
+    Expect,
+    GetId,
+    HostModel,
+    Serve,
+    ServerHolds,
+    Tick,
+    TransferEnd,
+    UpdateId,
+    Void,
+)
+from mlfabric.server import actions as act
+from mlfabric.server.hosted import HostedModel
+
+__all__ = ["EARLY_WAIT_NS", "ServerConfig", "ServerState"]
+
+EARLY_WAIT_NS = 5_000_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """What a server's state machine needs to know.
+
+    Args:
+        name: the member's name.
+        receive_budget_bytes: memory for updates on their way or waiting for their turn; the head of a sequence may
+            exceed it.
+    """
+
+    name: str
+    receive_budget_bytes: int
+
+
+@dataclass(slots=True)
+class _Early:
+    event: act.Offered | act.Wanted
+    until_ns: int
+
+
+class ServerState:
+    """Every model that a server holds.
+
+    Args:
+        config: see there.
+        held: models that it begins with (from checkpoints).
+    """
+
+    def __init__(self, config: ServerConfig, held: Iterable[ServerHolds] = ()) -> None:
+        self.config = config
+        self.epoch = 0
+        self.models = {h.spec.name: HostedModel(config.name, h.spec, config.receive_budget_bytes, h) for h in held}
+        self._early: dict[tuple[type, UpdateId | GetId], _Early] = {}
+
+    def handle(self, event: act.ServerEvent | Tick, now_ns: int) -> list[act.Action]:
+        """Take in one event and return what to do, in order."""
+        out = list(self._react(event, now_ns))
+        for model in self.models.values():
+            out.extend(model.advance())
+        return out
+
+    def next_wakeup_ns(self) -> int | None:
+        """Return when a Tick is due, or None."""
+        return min((early.until_ns for early in self._early.values()), default=None)
+
+    def holds(self) -> list[ServerHolds]:
+        """Announce every model, for a scheduler that may know nothing."""
+        return [model.holds() for model in self.models.values()]
+
+    def validate(self) -> None:
+        """Check the invariants of every model."""
+        for model in self.models.values():
+            model.validate()
+
+    def _react(self, event: act.ServerEvent | Tick, now_ns: int) -> Iterator[act.Action]:
+        match event:
+            case HostModel():
+                yield from self._host(event)
+            case Expect():
+                yield from self._expect(event)
+            case Void():
+                yield from self._void(event)
+            case Serve():
+                yield from self._serve(event)
+            case CancelServe():
+                if event.model in self.models:
+                    yield from self.models[event.model].gets.cancel(event.get, event.reason)
+            case act.EpochBegan():
+                if event.epoch > self.epoch:
+                    self.epoch = event.epoch
+                    for model in self.models.values():
+                        yield from model.begin_epoch()
+            case act.Offered():
+                yield from self._offer(event, now_ns)
+            case act.Wanted():
+                yield from self._want(event, now_ns)
+            case Tick():
+                yield from self._expire(now_ns)
+            case _:
+                yield from self._progress(event)
+
+    def _progress(self, event: act.ServerEvent) -> Iterator[act.Action]:
+        match event:
+            case act.PayloadReceived():
+                if model := self._model_of(event.update):
+                    yield from model.received(event.update, event.connection)
+            case act.UpdateBroken():
+                self._forget_early(event.update, event.connection)
+                if model := self._model_of(event.update):
+                    yield from model.broken(event.update, event.connection, event.detail)
+            case act.GetServed():
+                if model := self._model_of(event.get):
+                    yield from model.gets.ended(event.get, TransferEnd.SERVED, event.connection)
+            case act.GetBroken():
+                self._forget_early(event.get, event.connection)
+                if model := self._model_of(event.get):
+                    yield from model.gets.ended(event.get, TransferEnd.BROKEN, event.connection, event.detail)
+            case act.StepDone():
+                yield from self.models[event.model].stepped(event.update, event.step_norm)
+            case act.StepRefused() | act.InstallRefused():
+                yield from self.models[event.model].step_refused(event.update, event.detail)
+            case act.Installed():
+                yield from self.models[event.model].installed(event.update)
+            case _:
+                raise AssertionError(f"no reaction to {event}")
+
+    def _host(self, order: HostModel) -> Iterator[act.Action]:
+        if order.spec.name not in self.models:
+            yield act.CreateStore(spec=order.spec, reason=order.reason)
+            self.models[order.spec.name] = HostedModel(self.config.name, order.spec, self.config.receive_budget_bytes)
+
+    def _expect(self, order: Expect) -> Iterator[act.Action]:
+        model = self.models.get(order.model)
+        if model is None:
+            return
+        yield from model.expect(order)
+        early = self._early.pop((UpdateId, order.update), None)
+        if early is not None and isinstance(early.event, act.Offered):
+            yield from self._offer(early.event, early.until_ns - EARLY_WAIT_NS)
+
+    def _void(self, order: Void) -> Iterator[act.Action]:
+        if order.model in self.models:
+            yield from self.models[order.model].void(order.update, order.reason)
+
+    def _serve(self, order: Serve) -> Iterator[act.Action]:
+        model = self.models.get(order.model)
+        if model is None:
+            return
+        model.gets.serve(order)
+        early = self._early.pop((GetId, order.get), None)
+        if early is not None and isinstance(early.event, act.Wanted):
+            yield from self._want(early.event, early.until_ns - EARLY_WAIT_NS)
+
+    def _offer(self, event: act.Offered, now_ns: int) -> Iterator[act.Action]:
+        model = self._model_of(event.update)
+        if model is not None and model.updates[event.update].ticket == event.ticket:
+            yield from model.offer(event)
+            return
+        for candidate in self.models.values():
+            outcome = candidate.applied.outcome(event.update)
+            if outcome is not None:
+                yield act.Answer(
+                    update=event.update, connection=event.connection, outcome=outcome, reason="it was applied before"
+                )
+                return
+        self._early[UpdateId, event.update] = _Early(event, now_ns + EARLY_WAIT_NS)
+
+    def _want(self, event: act.Wanted, now_ns: int) -> Iterator[act.Action]:
+        model = self._model_of(event.get)
+        if model is not None and model.gets.gets[event.get].plan.ticket == event.ticket:
+            yield from model.gets.want(event)
+        else:
+            self._early[GetId, event.get] = _Early(event, now_ns + EARLY_WAIT_NS)
+
+    def _expire(self, now_ns: int) -> Iterator[act.Action]:
+        for key in [k for k, early in self._early.items() if early.until_ns <= now_ns]:
+            event = self._early.pop(key).event
+            reason = "the scheduler never announced this ticket"
+            if isinstance(event, act.Offered):
+                yield act.RefuseOffer(update=event.update, connection=event.connection, reason=reason)
+            else:
+                yield act.RefuseWant(get=event.get, connection=event.connection, reason=reason)
+
+    def _forget_early(self, request: UpdateId | GetId, connection: int) -> None:
+        early = self._early.get((type(request), request))
+        if early is not None and early.event.connection == connection:
+            del self._early[type(request), request]
+
+    def _model_of(self, request: UpdateId | GetId) -> HostedModel | None:
+        for model in self.models.values():
+            if request in model.updates if isinstance(request, UpdateId) else request in model.gets.gets:
+                return model
+        return None

@@ -1,0 +1,172 @@
+"""The stores of a server's models and the buffers of updates on their way; carries out what the state machine decides.
+
+Steps and checkpoints of small models run in the event loop (a hop to a thread costs more than the step), those of large
+ones in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mlfabric.errors import LayoutError
+from mlfabric.protocol import UpdateId
+from mlfabric.server import actions as act
+from mlfabric.server.checkpoint import CheckpointDir, CheckpointExtra
+from mlfabric.server.resume import plain_ids
+from mlfabric.server.rules import NotFinite, StepResult
+from mlfabric.server.state import ServerState
+from mlfabric.server.store import Held, ModelStore
+from mlfabric.specs import ModelSpec
+
+__all__ = ["SavedCheckpoint", "Stores"]
+
+INLINE_BYTES = 256 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedCheckpoint:
+    """A checkpoint that was written, and how long that took."""
+
+    model: str
+    path: Path
+    seconds: float
+
+
+class Stores:
+    """All models' weights and all updates' buffers of one server.
+
+    Args:
+        state: for what belongs into a checkpoint besides tensors; only read.
+        take_in: where events for the state machine go.
+        checkpoints: where checkpoints are written; None writes none.
+    """
+
+    def __init__(
+        self, state: ServerState, take_in: Callable[[act.ServerEvent], None], checkpoints: CheckpointDir | None
+    ) -> None:
+        self._state = state
+        self._take_in = take_in
+        self._checkpoints = checkpoints
+        self._stores: dict[str, ModelStore] = {}
+        self._turns: dict[str, asyncio.Lock] = {}
+        self._buffers: dict[UpdateId, memoryview] = {}
+        self._spare: dict[int, memoryview] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def add(self, spec: ModelSpec, store: ModelStore | None = None) -> None:
+        """Hold a model: a new one, or one that was resumed."""
+        self._stores[spec.name] = store or ModelStore(spec)
+        self._turns[spec.name] = asyncio.Lock()
+
+    # Buffers
+
+    def reserve(self, update: UpdateId, size_bytes: int) -> memoryview:
+        """Return the buffer that an update's bytes go to."""
+        buffer = self._spare.pop(size_bytes, None) or np.empty(size_bytes, dtype=np.uint8).data
+        self._buffers[update] = buffer
+        return buffer
+
+    def forget(self, update: UpdateId) -> None:
+        """Give an update's buffer back; one of each size is kept for the next."""
+        buffer = self._buffers.pop(update, None)
+        if buffer is not None:
+            self._spare[buffer.nbytes] = buffer
+
+    # Steps
+
+    def install(self, action: act.InstallInitial) -> None:
+        """Take an update's bytes as the initial weights."""
+        try:
+            self._stores[action.model].initialise(self._buffers[action.update])
+        except LayoutError as error:
+            self._take_in(act.InstallRefused(model=action.model, update=action.update, detail=str(error)))
+        else:
+            self._take_in(act.Installed(model=action.model, update=action.update))
+
+    def apply(self, action: act.ApplyStep) -> None:
+        """Apply an update; the state machine hears of it when it is done."""
+        buffer = self._buffers[action.update]
+        if buffer.nbytes <= INLINE_BYTES and not self._turns[action.model].locked():
+            self._applied(action, self._stores[action.model].apply(buffer, action.lr))
+        else:
+            self._spawn(self._apply_in_thread(action, buffer))
+
+    async def _apply_in_thread(self, action: act.ApplyStep, buffer: memoryview) -> None:
+        async with self._turns[action.model]:
+            self._applied(action, await asyncio.to_thread(self._stores[action.model].apply, buffer, action.lr))
+
+    def _applied(self, action: act.ApplyStep, result: StepResult | NotFinite) -> None:
+        if isinstance(result, NotFinite):
+            detail = f"the step would make {result.tensor} NaN or Inf; version {result.version} was kept"
+            self._take_in(act.StepRefused(model=action.model, update=action.update, detail=detail))
+        else:
+            assert result.version == action.version.number, f"{action} made version {result.version}"
+            self._take_in(act.StepDone(model=action.model, update=action.update, step_norm=result.step_norm))
+
+    # Reading
+
+    def acquire(self, model: str) -> Held:
+        """Pin the current version; the state machine has seen to it that this is possible."""
+        held = self._stores[model].acquire()
+        assert held is not None, f"{model}: the state machine planned a get that the store cannot serve"
+        return held
+
+    def release(self, model: str, held: Held) -> None:
+        """Unpin a version."""
+        self._stores[model].release(held)
+
+    def store(self, model: str) -> ModelStore:
+        """Return one model's store."""
+        return self._stores[model]
+
+    def memory_bytes(self) -> dict[str, int]:
+        """Return bytes held, by kind: models, optimizer state, updates, and the promised most of the first two."""
+        kinds = {"model": 0, "history": 0, "budget": 0}
+        for store in self._stores.values():
+            held = store.memory_bytes()
+            for kind in kinds:
+                kinds[kind] += held[kind]
+        kinds["updates"] = sum(b.nbytes for b in (*self._buffers.values(), *self._spare.values()))
+        return kinds
+
+    # Checkpoints
+
+    async def save(self, models: Iterable[str] | None = None) -> list[SavedCheckpoint]:
+        """Write a checkpoint of each model that has weights.
+
+        Raises:
+            FabricError: one could not be written; earlier ones are as they were.
+        """
+        if self._checkpoints is None:
+            return []
+        names = [n for n in (models or self._stores) if self._stores[n].is_initialised]
+        return [await self._save(self._checkpoints, name) for name in names]
+
+    async def _save(self, checkpoints: CheckpointDir, name: str) -> SavedCheckpoint:
+        started = time.monotonic()
+        async with self._turns[name]:
+            hosted, store = self._state.models[name], self._stores[name]
+            assert store.version == hosted.version.number, f"{name}: store and state differ while no step runs"
+            extra = CheckpointExtra(
+                server_epoch=hosted.version.epoch,
+                log_position=store.version,
+                applied=plain_ids(hosted.applied.snapshot()),
+            )
+            path = await asyncio.to_thread(checkpoints.save, store, extra)
+        return SavedCheckpoint(model=name, path=path, seconds=time.monotonic() - started)
+
+    async def close(self) -> None:
+        """Wait for steps under way."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,351 @@
+"""Checkpoints: what is written is read back, and no accident leaves less than the one before."""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mlfabric.errors import ConfigError, FabricError, LayoutError, UsageError
+from mlfabric.server.checkpoint import CheckpointDir, CheckpointExtra, load, save
+from mlfabric.server.store import ModelStore
+from mlfabric.specs import Layout, ModelSpec, RuleSpec, Schedule, TensorKind, TensorSpec
+
+EXTRA = CheckpointExtra(server_epoch=2, log_position=41, applied=[["worker-0", 1, 17, [[18, 2, 40, 3]]], {"a": None}])
+ROOT = Path(__file__).parents[2]
+SCHEDULED = RuleSpec(lr=0.5, momentum=0.9, weight_decay=0.01, schedule=Schedule.STEP, milestones=(3, 9), factor=0.5)
+
+
+def spec_of(name: str = "net", rule: RuleSpec = SCHEDULED, **tensors: TensorSpec) -> ModelSpec:
+    known = {
+        "weight": TensorSpec(name="weight", shape=(3, 5), dtype="float32"),
+        "scale": TensorSpec(name="scale", shape=(), dtype="bfloat16"),
+        "half": TensorSpec(name="half", shape=(4,), dtype="float16"),
+        "double": TensorSpec(name="double", shape=(2,), dtype="float64"),
+        "nothing": TensorSpec(name="nothing", shape=(0,), dtype="float32"),
+        "mean": TensorSpec(name="mean", shape=(3,), dtype="float32", kind=TensorKind.BUFFER),
+    }
+    layout = Layout(tuple({**known, **tensors}.values()))
+    return ModelSpec(name=name, layout=layout, rule=rule, tau_max=7, server="ps")
+
+
+def store_of(spec: ModelSpec, version: int = 40) -> ModelStore:
+    draw = torch.Generator().manual_seed(version)
+    model = {t.name: torch.randn(t.shape, generator=draw).to(getattr(torch, t.dtype)) for t in spec.layout.tensors}
+    history = {
+        t.name: torch.randn(t.shape, generator=draw).to(getattr(torch, t.dtype))
+        for t in spec.layout.tensors
+        if t.kind is TensorKind.PARAMETER
+    }
+    store = ModelStore(spec)
+    store.restore(version=version, model=model, history=history)
+    return store
+
+
+def assert_same(a: ModelStore, b: ModelStore) -> None:
+    with a.standing() as one, b.standing() as two:
+        assert one.version == two.version
+        for mine, other in ((one.model, two.model), (one.history, two.history)):
+            assert mine.keys() == other.keys()
+            assert all(mine[name].dtype == other[name].dtype for name in mine)
+            assert all(torch.equal(mine[name], other[name]) for name in mine)
+
+
+def rewrite(path: Path, **fields: Any) -> None:
+    torch.save({**torch.load(path, weights_only=True), **fields}, path)
+
+
+# There and back
+
+
+def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+    spec = spec_of()
+    store = store_of(spec)
+    save(tmp_path / "a.pt", store, EXTRA)
+    for loaded in (load(tmp_path / "a.pt", spec), load(tmp_path / "a.pt")):
+        assert_same(loaded.store, store)
+        assert loaded.extra == EXTRA
+        assert loaded.store.spec == spec
+    assert [p.name for p in tmp_path.iterdir()] == ["a.pt"]
+
+
+def test_a_loaded_model_trains_on_as_the_saved_one_does(tmp_path: Path) -> None:
+    store = store_of(spec_of())
+    save(tmp_path / "a.pt", store, EXTRA)
+    loaded = load(tmp_path / "a.pt").store
+    for each in (store, loaded):
+        each.apply(memoryview(bytearray(each.spec.layout.size_bytes)), 0.1)
+    assert_same(loaded, store)
+
+
+def test_plain_pytorch_reads_it(tmp_path: Path) -> None:
+    store = store_of(spec_of())
+    save(tmp_path / "a.pt", store, EXTRA)
+    content = torch.load(tmp_path / "a.pt", weights_only=True)
+    assert (content["format"], content["version"], content["server_epoch"], content["log_position"]) == (1, 40, 2, 41)
+    assert content["applied"] == EXTRA.applied
+    assert content["layout"][0] == ["weight", [3, 5], "float32", "parameter"]
+    assert content["rule"]["schedule"] == "step"
+    assert content["spec"] == {"name": "net", "mode": "asynchronous", "tau_max": 7, "server": "ps"}
+    assert set(content["history"]) == {"weight", "scale", "half", "double", "nothing"}
+    linear = torch.nn.Linear(5, 3)
+    linear.load_state_dict({"weight": content["model"]["weight"], "bias": content["model"]["mean"]})
+
+
+def test_a_file_holds_model_and_history_once(tmp_path: Path) -> None:
+    spec = ModelSpec(
+        name="net",
+        layout=Layout(tuple(TensorSpec(name=f"t{i}", shape=(10_000,), dtype="float32") for i in range(5))),
+        rule=RuleSpec(momentum=0.9),
+    )
+    save(tmp_path / "a.pt", store_of(spec), EXTRA)
+    assert 2 * spec.layout.size_bytes < (tmp_path / "a.pt").stat().st_size < 2.1 * spec.layout.size_bytes
+
+
+def test_momentum_may_begin_or_end_at_a_checkpoint(tmp_path: Path) -> None:
+    without = RuleSpec(momentum=0.0)
+    save(tmp_path / "with.pt", store_of(spec_of()), EXTRA)
+    save(tmp_path / "without.pt", store_of(spec_of(rule=without)), EXTRA)
+    assert torch.load(tmp_path / "without.pt", weights_only=True)["history"] == {}
+    with load(tmp_path / "with.pt", spec_of(rule=without)).store.standing() as snapshot:
+        assert snapshot.history == {}
+    with load(tmp_path / "without.pt", spec_of()).store.standing() as snapshot:
+        assert all(not bool(t.any()) for t in snapshot.history.values())
+        assert snapshot.history
+
+
+def test_saving_does_not_disturb_readers_or_later_steps(tmp_path: Path) -> None:
+    store = store_of(spec_of())
+    held = store.acquire()
+    assert held is not None
+    before = bytes(held.image)
+    save(tmp_path / "a.pt", store, EXTRA)
+    assert bytes(held.image) == before
+    assert store.can_apply()
+
+
+def test_what_only_code_could_read_back_is_refused_before_writing(tmp_path: Path) -> None:
+    for applied, story in (({"a": [1, {3}]}, r"\['applied'\]\['a'\]\[1\] is a set"), ((1, 2), "is a tuple")):
+        extra = CheckpointExtra(server_epoch=1, log_position=0, applied=applied)  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match=story):
+            save(tmp_path / "a.pt", store_of(spec_of()), extra)
+    assert not list(tmp_path.iterdir())
+
+
+# What cannot be read
+
+
+def test_a_missing_file_is_said_to_be_missing(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"no checkpoint at .*gone\.pt"):
+        load(tmp_path / "gone.pt", spec_of())
+
+
+@pytest.mark.parametrize("kept", [0.0, 0.01, 0.5, 0.99])
+def test_a_truncated_file_is_refused(tmp_path: Path, kept: float) -> None:
+    path = tmp_path / "a.pt"
+    save(path, store_of(spec_of()), EXTRA)
+    os.truncate(path, int(path.stat().st_size * kept))
+    with pytest.raises(FabricError, match=r"a\.pt cannot be read, truncated or damaged"):
+        load(path, spec_of())
+
+
+def test_one_flipped_bit_among_the_weights_is_found(tmp_path: Path) -> None:
+    path, store = tmp_path / "a.pt", store_of(spec_of())
+    save(path, store, EXTRA)
+    with store.standing() as snapshot:
+        weights = snapshot.model["weight"].numpy().tobytes()
+    content = bytearray(path.read_bytes())
+    content[content.index(weights) + 5] ^= 0x10
+    path.write_bytes(content)
+    with pytest.raises(FabricError, match="wrong checksum of"):
+        load(path, spec_of())
+
+
+def test_a_file_that_would_run_code_is_refused(tmp_path: Path) -> None:
+    torch.save({"format": 1, "model": os.system}, tmp_path / "a.pt")
+    with pytest.raises(FabricError, match="cannot be read"):
+        load(tmp_path / "a.pt", spec_of())
+
+
+def test_another_files_content_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.pt"
+    torch.save([1, 2], path)
+    with pytest.raises(UsageError, match="no checkpoint of mlfabric: it holds a list"):
+        load(path, spec_of())
+    torch.save({"model": {}, "format": 1, "version": "3"}, path)
+    with pytest.raises(UsageError, match=r"no checkpoint of mlfabric: history, version, .* missing or of a wrong type"):
+        load(path, spec_of())
+    save(path, store_of(spec_of()), EXTRA)
+    rewrite(path, format=2)
+    with pytest.raises(UsageError, match="has format 2; this release reads 1"):
+        load(path, spec_of())
+    rewrite(path, format=1, layout=[["weight", [3, 5], "int7", "parameter"]])
+    with pytest.raises(UsageError, match=r"describes its model in a way that cannot be read: .*int7"):
+        load(path, spec_of())
+
+
+def test_another_layout_is_refused_with_its_first_difference(tmp_path: Path) -> None:
+    path = tmp_path / "a.pt"
+    save(path, store_of(spec_of()), EXTRA)
+    other = spec_of(mean=TensorSpec(name="mean", shape=(4,), dtype="float32", kind=TensorKind.BUFFER))
+    with pytest.raises(LayoutError, match=r"mean: float32\[3\] \(buffer\) against float32\[4\] \(buffer\)"):
+        load(path, other)
+
+
+@pytest.mark.parametrize("field", ["model", "history"])
+def test_nan_inside_is_refused_by_name(tmp_path: Path, field: str) -> None:
+    path = tmp_path / "a.pt"
+    save(path, store_of(spec_of()), EXTRA)
+    content = torch.load(path, weights_only=True)
+    content[field]["half"][1] = math.nan
+    torch.save(content, path)
+    with pytest.raises(LayoutError, match=r"a\.pt: net: the \w+ half has NaN or Inf"):
+        load(path, spec_of())
+
+
+# What cannot be written
+
+
+@pytest.mark.parametrize("kind", ["missing", "file"])
+def test_a_directory_that_is_none_is_a_clear_error(tmp_path: Path, kind: str) -> None:
+    directory = tmp_path / "checkpoints"
+    if kind == "file":
+        directory.write_text("")
+    with pytest.raises(FabricError, match=r"could not be written: .*check free space, limits and rights"):
+        save(directory / "a.pt", store_of(spec_of()), EXTRA)
+    if kind == "file":
+        with pytest.raises(FabricError, match="could not be made"):
+            CheckpointDir(directory).save(store_of(spec_of()), EXTRA)
+
+
+@pytest.mark.parametrize("limit", [0, 1000, 100_000])
+def test_a_full_disk_is_a_clear_error_and_leaves_the_old_checkpoint(tmp_path: Path, limit: int) -> None:
+    spec = ModelSpec(name="net", layout=Layout((TensorSpec(name="w", shape=(100_000,), dtype="float32"),)))
+    path = tmp_path / "a.pt"
+    save(path, store_of(spec), EXTRA)
+    before = path.read_bytes()
+    newer = store_of(spec, version=41)
+    allowed = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, allowed[1]))
+    try:
+        with pytest.raises(FabricError, match=r"what was there before is unchanged"):
+            save(path, newer, EXTRA)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, allowed)
+    assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["a.pt"]
+    assert newer.can_apply()
+
+
+SAVE_FOR_EVER = """
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from mlfabric.server.checkpoint import CheckpointExtra, save
+from mlfabric.server.store import ModelStore
+from mlfabric.specs import Layout, ModelSpec, TensorSpec
+
+spec = ModelSpec(name="net", layout=Layout((TensorSpec(name="w", shape=(1_000_000,), dtype="float32"),)))
+store = ModelStore(spec)
+store.initialise(bytes(spec.layout.size_bytes))
+while True:
+    save(Path(sys.argv[1]), store, CheckpointExtra(server_epoch=1, log_position=store.version, applied=[]))
+    store.apply(memoryview(bytearray(spec.layout.size_bytes)), 0.1)
+"""
+
+
+@pytest.mark.processes
+def test_a_process_stopped_or_killed_while_it_saves_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "a.pt"
+    process = subprocess.Popen([sys.executable, "-c", SAVE_FOR_EVER, str(path)], cwd=ROOT)
+    try:
+        while not path.exists():
+            assert process.poll() is None
+        for _ in range(10):
+            before = path.stat()
+            while path.stat() == before:
+                assert process.poll() is None
+            with stopped(process):
+                assert load(path).extra.log_position > 0
+        half_written = False
+        while not half_written:
+            with stopped(process):
+                half_written = any(tmp_path.glob(".*.tmp"))
+                if half_written:
+                    process.kill()
+    finally:
+        process.kill()
+        process.wait()
+    assert list(tmp_path.glob(".*.tmp"))
+    loaded = load(path)
+    assert loaded.extra.log_position == loaded.store.version
+
+
+@contextmanager
+def stopped(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+    yield
+    process.send_signal(signal.SIGCONT)
+
+
+# A directory of them
+
+
+def test_the_newest_of_each_model_are_kept(tmp_path: Path) -> None:
+    checkpoints = CheckpointDir(tmp_path / "deep" / "down", keep=2)
+    assert checkpoints.latest("net") is None
+    assert checkpoints.load_newest() == []
+    for version in (1, 2, 10):
+        for name in ("net", "other"):
+            path = checkpoints.save(store_of(spec_of(name), version), EXTRA)
+            assert checkpoints.latest(name) == path
+    names = sorted(p.name for p in checkpoints.directory.iterdir())
+    assert names == [f"{n}-e000002-v0000000000{v}.pt" for n in ("net", "other") for v in ("02", "10")]
+    assert [(c.store.spec.name, c.store.version) for c in checkpoints.load_newest()] == [("net", 10), ("other", 10)]
+
+
+def test_a_newer_server_epoch_is_newer_at_any_version(tmp_path: Path) -> None:
+    checkpoints = CheckpointDir(tmp_path)
+    for epoch, version in ((1, 100), (2, 97)):
+        extra = CheckpointExtra(server_epoch=epoch, log_position=0, applied=None)
+        checkpoints.save(store_of(spec_of(), version), extra)
+    [newest] = checkpoints.load_newest()
+    assert (newest.extra.server_epoch, newest.store.version) == (2, 97)
+
+
+def test_what_a_crash_left_of_this_model_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    kept = [".other-e000001-v000000000001.pt.00ab.tmp", "net.txt", "net-latest.pt", ".net.tmp"]
+    left_over = ".net-e000001-v000000000001.pt.00ab.tmp"
+    for name in (*kept, left_over):
+        (tmp_path / name).write_text("")
+    path = CheckpointDir(tmp_path, keep=1).save(store_of(spec_of()), EXTRA)
+    assert {p.name for p in tmp_path.iterdir()} == {*kept, path.name}
+
+
+@pytest.mark.parametrize("name", ["a/b", "../up", ".hidden", "ümlaut", "x" * 300, "a b", "net-e000002-v000000000001"])
+def test_any_model_name_makes_a_file_of_its_own_in_the_directory(tmp_path: Path, name: str) -> None:
+    checkpoints = CheckpointDir(tmp_path)
+    plain = checkpoints.save(store_of(spec_of("a_b")), EXTRA)
+    path = checkpoints.save(store_of(spec_of(name)), EXTRA)
+    assert path.parent == tmp_path
+    assert not path.name.startswith(".")
+    assert checkpoints.latest(name) == path
+    assert checkpoints.latest("a_b") == plain
+    assert {c.store.spec.name for c in checkpoints.load_newest()} == {"a_b", name}
+
+
+def test_keeping_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"checkpoints to keep: 0; allowed: 1 or more"):
+        CheckpointDir(tmp_path, keep=0)
