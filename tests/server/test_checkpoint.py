@@ -96,7 +96,7 @@ def test_plain_pytorch_reads_it(tmp_path: Path) -> None:
     assert content["applied"] == EXTRA.applied
     assert content["layout"][0] == ["weight", [3, 5], "float32", "parameter"]
     assert content["rule"]["schedule"] == "step"
-    assert content["spec"] == {"name": "net", "mode": "asynchronous", "tau_max": 7, "server": "ps"}
+    assert content["spec"] == {"name": "net", "mode": "asynchronous", "tau_max": 7, "server": "ps", "frozen_digest": ""}
     assert set(content["history"]) == {"weight", "scale", "half", "double", "nothing"}
     linear = torch.nn.Linear(5, 3)
     linear.load_state_dict({"weight": content["model"]["weight"], "bias": content["model"]["mean"]})
