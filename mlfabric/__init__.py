@@ -21,6 +21,7 @@ from mlfabric.errors import (
 )
 from mlfabric.protocol import Committed, Dropped, DropReason, Lost, ModelVersion
 from mlfabric.specs import RuleSpec, Schedule
+from mlfabric.version import __version__
 
 if TYPE_CHECKING:
     from mlfabric.server.register import Server, register_as_server
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from mlfabric.worker_daemon.optimizer import FabricOptimizer
     from mlfabric.worker_daemon.register import register_as_worker, wrap
     from mlfabric.worker_daemon.worker import PushHandle, Worker
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Committed",
@@ -52,6 +51,7 @@ __all__ = [
     "UnavailableError",
     "UsageError",
     "Worker",
+    "__version__",
     "register_as_server",
     "register_as_worker",
     "wrap",

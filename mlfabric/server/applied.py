@@ -1,6 +1,8 @@
-"""Which updates were applied: the memory that makes every update count at most once (design, section 6).
+"""Which updates were applied or dropped: the memory that makes every update count at most once (design, section 6).
 
-Per worker incarnation a low-water mark and a window above it. Pure.
+Per worker incarnation a low-water mark and a window above it. What was dropped here is kept beside it, so that an
+update that was answered with a drop is not applied when it is offered again; only the applied ones are in checkpoints
+and announcements. Pure.
 """
 
 from __future__ import annotations
@@ -8,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from mlfabric.protocol import AppliedIds, Committed, ModelVersion, UpdateId
+from mlfabric.protocol import AppliedIds, Committed, Dropped, ModelVersion, UpdateId
 
 __all__ = ["AppliedSet"]
 
@@ -17,10 +19,11 @@ __all__ = ["AppliedSet"]
 class _Window:
     low: int = 0
     recent: dict[int, tuple[ModelVersion, int]] = field(default_factory=dict)
+    dropped: dict[int, Dropped] = field(default_factory=dict)
 
 
 class AppliedSet:
-    """The applied updates of all workers.
+    """The applied and the dropped updates of all workers.
 
     Below a worker's low-water mark every update has an outcome that the worker knows, so nobody asks for it again and
     its version need not be kept; an update below it that comes all the same is a duplicate.
@@ -37,22 +40,31 @@ class AppliedSet:
         assert not self.knows(update), f"{update} applied twice"
         self._window(update).recent[update.counter] = (version, tau)
 
-    def knows(self, update: UpdateId) -> bool:
-        """Tell whether ``update`` was applied or is below the low-water mark."""
-        window = self._windows.get(update[:2])
-        return window is not None and (update.counter < window.low or update.counter in window.recent)
+    def drop(self, update: UpdateId, outcome: Dropped) -> None:
+        """Remember that ``update`` was dropped, unless it is below the low-water mark."""
+        window = self._window(update)
+        if update.counter >= window.low:
+            window.dropped[update.counter] = outcome
 
-    def outcome(self, update: UpdateId) -> Committed | None:
-        """Return how ``update`` was committed, or None if it was not or is below the low-water mark."""
+    def knows(self, update: UpdateId) -> bool:
+        """Tell whether ``update`` was applied or dropped, or is below the low-water mark."""
         window = self._windows.get(update[:2])
-        found = window.recent.get(update.counter) if window else None
-        return Committed(version=found[0], tau=found[1]) if found else None
+        return window is not None and (update.counter < window.low or self.outcome(update) is not None)
+
+    def outcome(self, update: UpdateId) -> Committed | Dropped | None:
+        """Return what became of ``update``, or None if that is open or below the low-water mark."""
+        window = self._windows.get(update[:2])
+        if window is None:
+            return None
+        found = window.recent.get(update.counter)
+        return Committed(version=found[0], tau=found[1]) if found else window.dropped.get(update.counter)
 
     def raise_low(self, update: UpdateId, low: int) -> None:
         """Forget the window of ``update``'s worker below ``low``; the mark never falls."""
         window = self._window(update)
         if low > window.low:
             window.recent = {counter: at for counter, at in window.recent.items() if counter >= low}
+            window.dropped = {counter: why for counter, why in window.dropped.items() if counter >= low}
             window.low = low
 
     def snapshot(self) -> tuple[AppliedIds, ...]:

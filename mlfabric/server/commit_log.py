@@ -1,8 +1,8 @@
 """The commit log on disk: one line of JSON for each commit, in order (design, section 3).
 
-``{"epoch": 1, "version": 7, "updates": [["worker-0", 1763, 3]], "tau": 2, "lr": 0.1, "step_norm": 0.02}``: which updates made
-which version under which server epoch. Written as it happens, not fsynced: a checkpoint is what survives a crash of the
-host, the log of a process that died is whole up to its last line.
+``{"epoch": 1, "version": 7, "updates": [["worker-0", 1763, 3]], "tau": 2, "lr": 0.1, "step_norm": 0.02}`` says which
+updates made which version under which server epoch. It is written as it happens, not fsynced: a checkpoint is what
+survives a crash of the host, the log of a process that died is whole up to its last line.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 One reader per connection turns frames into events; the state machine's actions send frames by the connection's number.
 After an update's bytes its worker sends a seal: an empty payload if the tensors stayed as they were while they were
-sent, a refusal if not. Only a sealed update is complete.
+sent, a refusal if not. Only a sealed update is complete. A small update comes with its offer and waits for its slot.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ class _Line:
     update: UpdateId | None = None
     get: GetId | None = None
     buffer: memoryview | None = None
+    image: bytes = b""
     sending: set[asyncio.Task[None]] = field(default_factory=set)
 
 
@@ -104,6 +105,9 @@ class Connections:
         meta = data_pb2.OfferMeta.FromString(frame.meta)
         self._must_be_idle(line)
         line.update, line.ticket, line.peer_host = wire.from_update_id(meta.update), frame.ticket, meta.host
+        if meta.image and len(meta.image) != meta.size_bytes:
+            raise TransferError(f"an offer of {meta.size_bytes} bytes came with {len(meta.image)} of them")
+        line.image = meta.image
         self._take_in(
             act.Offered(
                 connection=line.number,
@@ -150,8 +154,14 @@ class Connections:
         """Reserve the buffer and let the bytes come."""
         line = self._lines.get(action.connection)
         if line is not None:
-            line.buffer = self._stores.reserve(action.update, action.size_bytes)
-            self._send(line, FrameKind.GRANT)
+            buffer = self._stores.reserve(action.update, action.size_bytes)
+            if line.image:
+                buffer[:] = line.image
+                line.image = b""
+                self._take_in(act.PayloadReceived(update=action.update, connection=line.number))
+            else:
+                line.buffer = buffer
+                self._send(line, FrameKind.GRANT)
 
     def answer(self, action: act.Answer, server_epoch: int) -> None:
         """Tell the worker the outcome."""

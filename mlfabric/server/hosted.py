@@ -41,7 +41,7 @@ from mlfabric.server.actions import (
 )
 from mlfabric.server.applied import AppliedSet
 from mlfabric.server.serving import Servings
-from mlfabric.server.transfers import IncomingUpdate, UpdateState, conflict, take_out
+from mlfabric.server.transfers import UNCLAIMED_NS, IncomingUpdate, UpdateState, conflict, take_out
 from mlfabric.specs import ModelSpec
 
 __all__ = ["HostedModel"]
@@ -65,12 +65,13 @@ class HostedModel:
 
     # Updates
 
-    def expect(self, order: Expect) -> Iterator[Action]:
+    def expect(self, order: Expect, now_ns: int) -> Iterator[Action]:
         """Take an update into the sequence, or move one that is there."""
         self.applied.raise_low(order.update, order.resolved_below)
         known = self.updates.get(order.update)
         if known is not None:
             known.seq, known.ticket, known.tau_max = order.seq, order.ticket, order.tau_max
+            known.since_ns = now_ns
             known.after |= frozenset(order.after)
         elif self.applied.knows(order.update):
             yield from self._report_again(order.update)
@@ -84,22 +85,23 @@ class HostedModel:
                 tau_max=order.tau_max,
                 kind=order.kind,
                 after=frozenset(order.after),
+                since_ns=now_ns,
             )
 
     def offer(self, offered: Offered) -> Iterator[Action]:
         """Take an offer whose ticket fits; a second one of the same update takes the place of the first."""
         update, connection = offered.update, offered.connection
         transfer = self.updates[update]
+        former, transfer.connection = transfer.connection, connection
+        if transfer.is_complete:
+            return
+        if former is not None and former != connection:
+            yield Abandon(update=update, connection=former, reason="offered anew on another connection")
+        if transfer.holds_buffer:
+            yield Forget(update=update, reason="offered anew")
+        transfer.state = UpdateState.OFFERED
         if offered.digest != self.spec.layout.digest or offered.length != transfer.size_bytes:
-            yield from self._discard(transfer, DropReason.WRONG_LAYOUT, connection, _layout_detail(self.spec, offered))
-        elif transfer.is_complete:
-            transfer.connection = connection
-        else:
-            if transfer.connection is not None and transfer.connection != connection:
-                yield Abandon(
-                    update=update, connection=transfer.connection, reason="offered anew on another connection"
-                )
-            transfer.connection, transfer.state = connection, UpdateState.OFFERED
+            yield from self._discard(transfer, DropReason.WRONG_LAYOUT, _layout_detail(self.spec, offered))
 
     def received(self, update: UpdateId, connection: int) -> Iterator[Action]:
         """Note that an update is complete."""
@@ -123,15 +125,26 @@ class HostedModel:
         """Stop waiting for an update, unless it is complete: what is here is committed."""
         transfer = self.updates.get(update)
         if transfer is None:
-            if not self.applied.knows(update):
-                yield Report(event=self._ended(update, TransferEnd.VOIDED, detail=reason))
-            else:
-                yield from self._report_again(update)
+            yield from self._report_again(update)
         elif not transfer.is_complete:
             if transfer.connection is not None:
                 yield Abandon(update=update, connection=transfer.connection, reason=reason)
             yield from self._remove(transfer, reason)
             yield Report(event=self._ended(update, TransferEnd.VOIDED, detail=reason))
+
+    def next_wakeup_ns(self) -> int | None:
+        """Return when ``expire`` is due, or None."""
+        unclaimed = [t.since_ns for t in self.updates.values() if t.state is UpdateState.EXPECTED]
+        times = [self.gets.next_wakeup_ns(), min(unclaimed) + UNCLAIMED_NS if unclaimed else None]
+        return min((t for t in times if t is not None), default=None)
+
+    def expire(self, now_ns: int) -> Iterator[Action]:
+        """Stop waiting for transfers that nobody came for: their worker has no use for them (any more)."""
+        for transfer in [t for t in self.updates.values() if t.state is UpdateState.EXPECTED]:
+            if transfer.since_ns + UNCLAIMED_NS <= now_ns:
+                yield from self._remove(transfer, "never offered")
+                yield Report(event=self._ended(transfer.update, TransferEnd.BROKEN, detail="it was never offered"))
+        yield from self.gets.expire(now_ns)
 
     def begin_epoch(self) -> Iterator[Action]:
         """Void what an older scheduler planned and nobody started; what runs or is complete goes on in its order."""
@@ -155,11 +168,12 @@ class HostedModel:
 
     def step_refused(self, update: UpdateId, detail: str) -> Iterator[Action]:
         """Note that the store refused an update or the initial weights; nothing was changed."""
-        yield from self._discard(self.updates[update], DropReason.NOT_FINITE, None, detail)
+        yield from self._discard(self.updates[update], DropReason.NOT_FINITE, detail)
 
     def installed(self, update: UpdateId) -> Iterator[Action]:
         """Note that the store took the initial weights."""
         self.initialised = True
+        self.applied.add(update, self.version, 0)
         yield from self._settle(self.updates[update], Committed(version=self.version, tau=0), "initial weights")
         yield Report(event=InitialReceived(server=self._server, model=self.spec.name, version=self.version))
 
@@ -167,14 +181,21 @@ class HostedModel:
 
     def advance(self) -> Iterator[Action]:
         """Commit, grant and serve whatever may now be committed, granted and served."""
-        yield from self._advance_sequence()
+        if not self._is_applying():
+            yield from self._advance_sequence()
         yield from self._advance_grants()
-        applying = any(t.state is UpdateState.APPLYING for t in self.updates.values())
-        if self.initialised and not applying:
+        if self.initialised and not self._is_applying():
             yield from self.gets.advance(self.version, self.updates)
 
+    def _is_applying(self) -> bool:
+        return any(t.state is UpdateState.APPLYING for t in self.updates.values())
+
+    def _sequence(self) -> list[IncomingUpdate]:
+        """Return the updates in the order in which they are committed."""
+        return sorted(self.updates.values(), key=lambda t: (t.kind is not UpdateKind.INITIAL, t.seq))
+
     def _advance_sequence(self) -> Iterator[Action]:
-        for transfer in sorted(self.updates.values(), key=lambda t: (t.kind is not UpdateKind.INITIAL, t.seq)):
+        for transfer in self._sequence():
             if transfer.state is not UpdateState.RECEIVED:
                 return
             if transfer.kind is UpdateKind.INITIAL and not self.initialised:
@@ -183,7 +204,7 @@ class HostedModel:
                 return
             refusal = self._gate(transfer)
             if refusal is not None:
-                yield from self._discard(transfer, refusal.cause, None, refusal.detail)
+                yield from self._discard(transfer, refusal.cause, refusal.detail)
                 continue
             if not self.gets.leaves_buffer_for_commit(self.version):
                 return
@@ -221,7 +242,7 @@ class HostedModel:
         running = [t for t in self.updates.values() if t.state is UpdateState.RECEIVING]
         held_bytes = sum(t.size_bytes for t in self.updates.values() if t.holds_buffer)
         waiting: list[IncomingUpdate] = []
-        for index, transfer in enumerate(sorted(self.updates.values(), key=lambda t: t.seq)):
+        for index, transfer in enumerate(self._sequence()):
             if transfer.state is not UpdateState.OFFERED:
                 continue
             fits = index == 0 or held_bytes + transfer.size_bytes <= self._budget_bytes
@@ -242,12 +263,10 @@ class HostedModel:
 
     # Ends
 
-    def _discard(
-        self, transfer: IncomingUpdate, cause: DropReason, connection: int | None, detail: str
-    ) -> Iterator[Action]:
-        if connection is not None:
-            transfer.connection = connection
-        yield from self._settle(transfer, Dropped(cause=cause, detail=detail), cause.value)
+    def _discard(self, transfer: IncomingUpdate, cause: DropReason, detail: str) -> Iterator[Action]:
+        outcome = Dropped(cause=cause, detail=detail)
+        self.applied.drop(transfer.update, outcome)
+        yield from self._settle(transfer, outcome, cause.value)
         yield Report(event=self._ended(transfer.update, TransferEnd.DISCARDED, cause, detail))
 
     def _settle(self, transfer: IncomingUpdate, outcome: Outcome, reason: str) -> Iterator[Action]:
@@ -262,11 +281,16 @@ class HostedModel:
             yield Forget(update=transfer.update, reason=reason)
 
     def _report_again(self, update: UpdateId) -> Iterator[Action]:
-        outcome = self.applied.outcome(update)
-        if outcome is not None:
-            commit = Commit(update=update, version=outcome.version, tau=outcome.tau, lr=0.0, step_norm=0.0)
-            event = CommitsReported(server=self._server, model=self.spec.name, commits=(commit,))
-            yield Report(event=event, reason="it was committed before", again=True)
+        """Say what became of an update that is not here (any more)."""
+        match self.applied.outcome(update):
+            case Committed(version=version, tau=tau):
+                commit = Commit(update=update, version=version, tau=tau, lr=0.0, step_norm=0.0)
+                event = CommitsReported(server=self._server, model=self.spec.name, commits=(commit,))
+                yield Report(event=event, reason="it was committed before", again=True)
+            case Dropped(cause=cause, detail=detail):
+                yield Report(event=self._ended(update, TransferEnd.DISCARDED, cause, detail), again=True)
+            case None:
+                yield Report(event=self._ended(update, TransferEnd.VOIDED, detail="it is not here"))
 
     def _ended(
         self, update: UpdateId, end: TransferEnd, cause: DropReason | None = None, detail: str = ""
@@ -294,7 +318,7 @@ class HostedModel:
         assert len(applying) <= 1, f"{self.spec.name}: several updates are applied at once: {applying}"
         self.gets.validate(self.version)
         for transfer in self.updates.values():
-            assert not self.applied.knows(transfer.update), f"{transfer.update} is here though it was applied"
+            assert self.applied.outcome(transfer.update) is None, f"{transfer.update} is here though it was settled"
             needs = transfer.state in (UpdateState.OFFERED, UpdateState.RECEIVING)
             assert not needs or transfer.connection is not None, (
                 f"{transfer.update} {transfer.state} without connection"

@@ -104,6 +104,7 @@ class ServerService:
         self._queue: deque[act.ServerEvent | Tick] = deque()
         self._draining = False
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_ns = 0
         self._update_callbacks: list[UpdateCallback] = []
         self._request_callbacks: list[RequestCallback] = []
         self._session: SchedulerSession | None = None
@@ -194,8 +195,11 @@ class ServerService:
 
     def _set_timer(self) -> None:
         due_ns = self._state.next_wakeup_ns()
-        if due_ns is None or self._timer is not None:
+        if due_ns is None or (self._timer is not None and self._timer_ns <= due_ns):
             return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_ns = due_ns
         wait_s = max(0.0, (due_ns - time.monotonic_ns()) / 1e9)
         self._timer = asyncio.get_running_loop().call_later(wait_s, self._wake_up)
 

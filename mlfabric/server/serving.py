@@ -12,7 +12,7 @@ from collections.abc import Container, Iterator
 
 from mlfabric.protocol import GetId, ModelVersion, Serve, TransferEnd, TransferEnded, UpdateId
 from mlfabric.server.actions import Action, RefuseWant, Report, ServeModel, Wanted
-from mlfabric.server.transfers import GetState, OutgoingModel, conflict, take_out
+from mlfabric.server.transfers import UNCLAIMED_NS, GetState, OutgoingModel, conflict, take_out
 from mlfabric.specs import ModelSpec
 
 __all__ = ["Servings", "weight_buffers"]
@@ -34,14 +34,19 @@ class Servings:
         self._buffers = weight_buffers(spec)
         self._orders = 0
 
-    def serve(self, plan: Serve) -> None:
-        """Take a get; told again before it runs, it changes its plan."""
+    def serve(self, plan: Serve, now_ns: int) -> Iterator[Action]:
+        """Take a get; told again before it runs, it changes its plan, and a new ticket makes the old one void."""
         known = self.gets.get(plan.get)
         if known is None:
             self._orders += 1
-            self.gets[plan.get] = OutgoingModel(plan=plan, order=self._orders, after=frozenset(plan.after))
-        elif known.state is GetState.PLANNED:
-            known.plan, known.after = plan, frozenset(plan.after)
+            self.gets[plan.get] = OutgoingModel(
+                plan=plan, order=self._orders, after=frozenset(plan.after), since_ns=now_ns
+            )
+        elif known.state is not GetState.SERVING:
+            if known.connection is not None and known.plan.ticket != plan.ticket:
+                yield RefuseWant(get=plan.get, connection=known.connection, reason="it was planned anew")
+                known.state, known.connection = GetState.PLANNED, None
+            known.plan, known.after, known.since_ns = plan, frozenset(plan.after), now_ns
 
     def want(self, wanted: Wanted) -> Iterator[Action]:
         """Take a want whose ticket fits; a second one takes the place of the first."""
@@ -60,9 +65,22 @@ class Servings:
             return
         take_out(get, self.gets)
         self._pinned_by.pop(get, None)
-        yield Report(
-            event=TransferEnded(server=self._server, model=self._model, transfer=get, end=end, detail=detail),
-        )
+        yield self._report(get, end, detail)
+
+    def _report(self, get: GetId, end: TransferEnd, detail: str) -> Report:
+        return Report(event=TransferEnded(server=self._server, model=self._model, transfer=get, end=end, detail=detail))
+
+    def next_wakeup_ns(self) -> int | None:
+        """Return when ``expire`` is due, or None."""
+        unclaimed = [g.since_ns for g in self.gets.values() if g.state is GetState.PLANNED]
+        return min(unclaimed) + UNCLAIMED_NS if unclaimed else None
+
+    def expire(self, now_ns: int) -> Iterator[Action]:
+        """Forget gets that nobody came for."""
+        for get in [g for g in self.gets.values() if g.state is GetState.PLANNED]:
+            if get.since_ns + UNCLAIMED_NS <= now_ns:
+                take_out(get.get, self.gets)
+                yield self._report(get.get, TransferEnd.BROKEN, "it was never wanted")
 
     def cancel(self, get: GetId, reason: str) -> Iterator[Action]:
         """Forget a get that is not being served."""

@@ -72,7 +72,9 @@ class ServerState:
 
     def next_wakeup_ns(self) -> int | None:
         """Return when a Tick is due, or None."""
-        return min((early.until_ns for early in self._early.values()), default=None)
+        times = [model.next_wakeup_ns() for model in self.models.values()]
+        times.extend(early.until_ns for early in self._early.values())
+        return min((t for t in times if t is not None), default=None)
 
     def holds(self) -> list[ServerHolds]:
         """Announce every model, for a scheduler that may know nothing."""
@@ -88,11 +90,11 @@ class ServerState:
             case HostModel():
                 yield from self._host(event)
             case Expect():
-                yield from self._expect(event)
+                yield from self._expect(event, now_ns)
             case Void():
                 yield from self._void(event)
             case Serve():
-                yield from self._serve(event)
+                yield from self._serve(event, now_ns)
             case CancelServe():
                 if event.model in self.models:
                     yield from self.models[event.model].gets.cancel(event.get, event.reason)
@@ -107,6 +109,8 @@ class ServerState:
                 yield from self._want(event, now_ns)
             case Tick():
                 yield from self._expire(now_ns)
+                for model in self.models.values():
+                    yield from model.expire(now_ns)
             case _:
                 yield from self._progress(event)
 
@@ -140,11 +144,11 @@ class ServerState:
             yield act.CreateStore(spec=order.spec, reason=order.reason)
             self.models[order.spec.name] = HostedModel(self.config.name, order.spec, self.config.receive_budget_bytes)
 
-    def _expect(self, order: Expect) -> Iterator[act.Action]:
+    def _expect(self, order: Expect, now_ns: int) -> Iterator[act.Action]:
         model = self.models.get(order.model)
         if model is None:
             return
-        yield from model.expect(order)
+        yield from model.expect(order, now_ns)
         early = self._early.pop((UpdateId, order.update), None)
         if early is not None and isinstance(early.event, act.Offered):
             yield from self._offer(early.event, early.until_ns - EARLY_WAIT_NS)
@@ -153,11 +157,11 @@ class ServerState:
         if order.model in self.models:
             yield from self.models[order.model].void(order.update, order.reason)
 
-    def _serve(self, order: Serve) -> Iterator[act.Action]:
+    def _serve(self, order: Serve, now_ns: int) -> Iterator[act.Action]:
         model = self.models.get(order.model)
         if model is None:
             return
-        model.gets.serve(order)
+        yield from model.gets.serve(order, now_ns)
         early = self._early.pop((GetId, order.get), None)
         if early is not None and isinstance(early.event, act.Wanted):
             yield from self._want(early.event, early.until_ns - EARLY_WAIT_NS)
@@ -171,7 +175,7 @@ class ServerState:
             outcome = candidate.applied.outcome(event.update)
             if outcome is not None:
                 yield act.Answer(
-                    update=event.update, connection=event.connection, outcome=outcome, reason="it was applied before"
+                    update=event.update, connection=event.connection, outcome=outcome, reason="it was settled before"
                 )
                 return
         self._early[UpdateId, event.update] = _Early(event, now_ns + EARLY_WAIT_NS)

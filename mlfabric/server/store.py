@@ -8,9 +8,10 @@ Versions. Readers pin the current version and a pinned buffer is never written. 
 made in place, else in a free buffer, which becomes current. A version may be pinned if that leaves a buffer for
 the next commit (one that is pinned already may always be shared), so between commits there always is one.
 
-Steps come in two passes. The first turns the update's own image into the step, tensor by tensor in chunks, and sums
-the norms; weights and history are only read, so a step that is not finite is given up with nothing changed. The
-second adds the step to the weights. Only the second, when in place, keeps readers out, and it cannot fail.
+Steps come in two passes, over runs of tensors that are stepped alike. The first turns the update's own image into the
+step, in chunks, and sums the norms; weights and history are only read, so a step that is not finite is given up with
+nothing changed. The second adds the step to the weights. Only the second, when in place, keeps readers out, and it
+cannot fail.
 
 Threads. ``_changing`` is held by whoever needs weights and history to stand still or to change together: a step, a
 checkpoint. ``_lock`` guards pins and the current version and is never held for long, so an event loop may acquire
@@ -25,39 +26,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 
 from mlfabric.errors import LayoutError, RefusedError, UsageError
+from mlfabric.server.images import Image, Run, runs_of
 from mlfabric.server.rules import NotFinite, StepResult, chunks, make_step, step_coefficients, take_step
-from mlfabric.specs import Layout, ModelSpec, TensorKind, TensorSpec
+from mlfabric.specs import ModelSpec, TensorKind
 
 __all__ = ["Held", "ModelStore", "Snapshot"]
-
-_DTYPES = {
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "float32": torch.float32,
-    "float64": torch.float64,
-}
-
-
-class _Image:
-    """A byte image and its tensors, flat, in the layout's order."""
-
-    def __init__(self, layout: Layout, data: memoryview) -> None:
-        self.data = data
-        self.flat = tuple(_flat_tensor(data, t, at) for t, at in zip(layout.tensors, layout.offsets, strict=True))
-        self.pins = 0
-
-    @classmethod
-    def zeros(cls, layout: Layout) -> _Image:
-        """Allocate an image; the pages of what is never written stay with the system."""
-        return cls(layout, np.zeros(layout.size_bytes, dtype=np.uint8).data)
-
-    def tensors(self, layout: Layout) -> dict[str, torch.Tensor]:
-        """Return the tensors in their shapes, sharing memory."""
-        return {t.name: flat.view(t.shape) for t, flat in zip(layout.tensors, self.flat, strict=True)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -71,7 +47,7 @@ class Held:
 
     version: int
     image: memoryview
-    _buffer: _Image = field(repr=False)
+    _buffer: Image = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,10 +71,11 @@ class ModelStore:
     def __init__(self, spec: ModelSpec) -> None:
         self.spec = spec
         self._layout = spec.layout
+        self._runs = runs_of(spec.layout)
         self._limit = 3 if spec.rule.momentum > 0 else 2
-        self._buffers: list[_Image] = []
-        self._current: _Image | None = None
-        self._history: _Image | None = None
+        self._buffers: list[Image] = []
+        self._current: Image | None = None
+        self._history: Image | None = None
         self._version = 0
         self._held: set[Held] = set()
         self._in_place = False
@@ -149,7 +126,7 @@ class ModelStore:
         self.check_image(len(source), self._layout.digest)
         with self._changing:
             self._refuse_second_weights()
-            weights = _Image.zeros(self._layout)
+            weights = Image.zeros(self._layout)
             for tensor, start in zip(self._layout.tensors, self._layout.offsets, strict=True):
                 end = start + tensor.size_bytes
                 weights.data[start:end] = source[start:end]
@@ -172,7 +149,7 @@ class ModelStore:
         """
         with self._changing:
             self._refuse_second_weights()
-            weights, kept = _Image.zeros(self._layout), self._new_history()
+            weights, kept = Image.zeros(self._layout), self._new_history()
             _copy_tensors(f"{self.spec.name}, model", model, weights.tensors(self._layout))
             if kept is not None and history:
                 _copy_tensors(f"{self.spec.name}, history", history, self._parameters(kept))
@@ -182,10 +159,10 @@ class ModelStore:
         if self._current is not None:
             raise RefusedError(f"{self.spec.name} has weights already, at version {self._version}; they were kept")
 
-    def _new_history(self) -> _Image | None:
-        return _Image.zeros(self._layout) if self.spec.rule.momentum > 0 else None
+    def _new_history(self) -> Image | None:
+        return Image.zeros(self._layout) if self.spec.rule.momentum > 0 else None
 
-    def _install(self, weights: _Image, history: _Image | None, version: int) -> None:
+    def _install(self, weights: Image, history: Image | None, version: int) -> None:
         for what, image in (("weight", weights), ("history", history)):
             for tensor, flat in zip(self._layout.tensors, image.flat if image else (), strict=image is not None):
                 if not _all_finite(flat):
@@ -247,11 +224,11 @@ class ModelStore:
         pinned = sum(1 for b in self._buffers if b.pins)
         return self._current.pins > 0 or pinned + 1 < self._limit
 
-    def _parameters(self, image: _Image) -> dict[str, torch.Tensor]:
+    def _parameters(self, image: Image) -> dict[str, torch.Tensor]:
         kinds = {t.name: t.kind for t in self._layout.tensors}
         return {n: t for n, t in image.tensors(self._layout).items() if kinds[n] is TensorKind.PARAMETER}
 
-    def _require_current(self) -> _Image:
+    def _require_current(self) -> Image:
         if self._current is None:
             raise UsageError(f"{self.spec.name} has no weights yet; call initialise or restore first")
         return self._current
@@ -281,35 +258,35 @@ class ModelStore:
         if view.readonly:
             raise UsageError(f"{self.spec.name}: the update's image is read-only; give a buffer that apply may write")
         with self._changing:
-            update = _Image(self._layout, view)
+            update = Image(self._layout, view)
+            update.clear_padding()
             norms = self._prepare(update, lr)
             if isinstance(norms, NotFinite):
                 return norms
             self._commit(update)
             return StepResult(version=self._version, update_norm=norms[0], step_norm=norms[1])
 
-    def _prepare(self, update: _Image, lr: float) -> tuple[float, float] | NotFinite:
+    def _prepare(self, update: Image, lr: float) -> tuple[float, float] | NotFinite:
         """Turn the update into the step and return both norms; weights and history are only read."""
         current = self._require_current()
         coefficients = {kind: step_coefficients(self.spec.rule, kind, lr=lr) for kind in TensorKind}
         update_sq = step_sq = 0.0
-        for i, tensor in enumerate(self._layout.tensors):
-            history = self._history_of(i, tensor)
-            more = make_step(coefficients[tensor.kind], update.flat[i], current.flat[i], history)
+        for run in self._runs:
+            more = make_step(coefficients[run.kind], run.of(update.data), run.of(current.data), self._history_of(run))
             update_sq, step_sq = update_sq + more[0], step_sq + more[1]
             if not (math.isfinite(update_sq) and math.isfinite(step_sq)):
-                return NotFinite(version=self._version, tensor=tensor.name)
+                return NotFinite(version=self._version, tensor=self._first_not_finite(run, update, current))
         return math.sqrt(update_sq), math.sqrt(step_sq)
 
-    def _commit(self, step: _Image) -> None:
+    def _commit(self, step: Image) -> None:
         source, target = self._begin_commit()
-        for i, tensor in enumerate(self._layout.tensors):
-            take_step(step.flat[i], source.flat[i], target.flat[i], self._history_of(i, tensor))
+        for run in self._runs:
+            take_step(run.of(step.data), run.of(source.data), run.of(target.data), self._history_of(run))
         with self._lock:
             self._current, self._in_place = target, False
             self._version += 1
 
-    def _begin_commit(self) -> tuple[_Image, _Image]:
+    def _begin_commit(self) -> tuple[Image, Image]:
         """Choose the buffer of the next version: the current one if nobody reads it, else a free one."""
         with self._lock:
             source = self._require_current()
@@ -319,14 +296,19 @@ class ModelStore:
             free = next((b for b in self._buffers if b is not source and not b.pins), None)
             if free is None:
                 assert len(self._buffers) < self._limit, f"{self.spec.name}: all {self._limit} buffers are pinned"
-                free = _Image.zeros(self._layout)
+                free = Image.zeros(self._layout)
                 self._buffers.append(free)
             return source, free
 
-    def _history_of(self, index: int, tensor: TensorSpec) -> torch.Tensor | None:
-        if self._history is None or tensor.kind is not TensorKind.PARAMETER:
-            return None
-        return self._history.flat[index]
+    def _history_of(self, run: Run) -> torch.Tensor | None:
+        return run.of(self._history.data) if self._history and run.kind is TensorKind.PARAMETER else None
+
+    def _first_not_finite(self, run: Run, step: Image, weights: Image) -> str:
+        """Name the tensor that is to blame; the last of the run if none is alone (a sum that overflowed)."""
+        for i in run.tensors:
+            if not _all_finite(step.flat[i]) or not _all_finite(step.flat[i] + weights.flat[i]):
+                return self._layout.tensors[i].name
+        return self._layout.tensors[run.tensors[-1]].name
 
     # Accounts
 
@@ -341,14 +323,6 @@ class ModelStore:
 def _byte_view(image: bytes | bytearray | memoryview) -> memoryview:
     view = memoryview(image)
     return view if view.format == "B" and view.ndim == 1 else view.cast("B")
-
-
-def _flat_tensor(data: memoryview, tensor: TensorSpec, offset: int) -> torch.Tensor:
-    """View a part of an image; each tensor gets a storage of its own, so that torch.save writes no other's bytes."""
-    dtype = _DTYPES[tensor.dtype]
-    if not tensor.numel:
-        return torch.empty(0, dtype=dtype)
-    return torch.frombuffer(data, dtype=dtype, count=tensor.numel, offset=offset)
 
 
 def _copy_tensors(what: str, given: Mapping[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:

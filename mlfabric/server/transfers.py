@@ -13,7 +13,9 @@ from typing import Protocol, TypeVar
 
 from mlfabric.protocol import GetId, ModelVersion, Serve, UpdateId, UpdateKind
 
-__all__ = ["GetState", "IncomingUpdate", "OutgoingModel", "UpdateState", "conflict", "take_out"]
+__all__ = ["UNCLAIMED_NS", "GetState", "IncomingUpdate", "OutgoingModel", "UpdateState", "conflict", "take_out"]
+
+UNCLAIMED_NS = 10_000_000_000  # a worker comes for a transfer as soon as it hears of it
 
 Id = TypeVar("Id", UpdateId, GetId)
 PlannedT = TypeVar("PlannedT", "IncomingUpdate", "OutgoingModel")
@@ -36,6 +38,7 @@ class IncomingUpdate:
     Args:
         seq: its place in the commit sequence; changes when it is expected again.
         after: the updates that the plan ends last before this one starts.
+        since_ns: when it was expected (last).
         connection: where it was offered, None before.
     """
 
@@ -47,6 +50,7 @@ class IncomingUpdate:
     tau_max: int
     kind: UpdateKind
     after: frozenset[UpdateId]
+    since_ns: int
     state: UpdateState = UpdateState.EXPECTED
     connection: int | None = None
 
@@ -76,6 +80,7 @@ class OutgoingModel:
     plan: Serve
     order: int
     after: frozenset[GetId]
+    since_ns: int
     state: GetState = GetState.PLANNED
     connection: int | None = None
 

@@ -27,10 +27,13 @@ class OfferMeta(_message.Message):
     UPDATE_FIELD_NUMBER: _builtins.int
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
     HOST_FIELD_NUMBER: _builtins.int
+    IMAGE_FIELD_NUMBER: _builtins.int
     size_bytes: _builtins.int
     """Payload bytes that will follow the grant."""
     host: _builtins.str
     """The worker's host."""
+    image: _builtins.bytes
+    """All of the update, if it is so small that waiting for the grant would cost more than sending it."""
     @_builtins.property
     def update(self) -> _types_pb2.RequestId: ...
     def __init__(
@@ -39,10 +42,11 @@ class OfferMeta(_message.Message):
         update: _types_pb2.RequestId | None = ...,
         size_bytes: _builtins.int = ...,
         host: _builtins.str = ...,
+        image: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["update", b"update"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["host", b"host", "size_bytes", b"size_bytes", "update", b"update"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["host", b"host", "image", b"image", "size_bytes", b"size_bytes", "update", b"update"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

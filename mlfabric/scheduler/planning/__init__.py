@@ -1,6 +1,6 @@
 """Plans: who sends when, to whom and whether at all; pure (design, section 5)."""
 
-from mlfabric.scheduler.planning.conflicts import after, paced_rate, predecessors
+from mlfabric.scheduler.planning.conflicts import Timetable, paced_rate
 from mlfabric.scheduler.planning.gets import order_gets
 from mlfabric.scheduler.planning.ordering import order
 from mlfabric.scheduler.planning.reserving import warm_up
@@ -24,10 +24,9 @@ __all__ = [
     "Ordering",
     "Pick",
     "Slot",
-    "after",
+    "Timetable",
     "order",
     "order_gets",
     "paced_rate",
-    "predecessors",
     "warm_up",
 ]

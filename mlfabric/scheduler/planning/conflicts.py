@@ -7,74 +7,63 @@ estimate fed by paced transfers would only ever fall (design, section 8).
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Hashable
+from typing import Generic, TypeVar
 
 from mlfabric.network import LinkId, Network, Path, Profile
 
-__all__ = ["after", "paced_rate", "predecessors"]
+__all__ = ["Timetable", "paced_rate"]
 
 FULL_SHARE_PERCENT = 95
 
 Key = TypeVar("Key", bound=Hashable)
-Planned = tuple[Key, Path, Profile]
 
 
-def predecessors(profile: Profile, path: Path, others: Iterable[Planned[Key]]) -> tuple[Key, ...]:
-    """Return which transfers end last, on each link of ``path``, before ``profile`` starts.
+class Timetable(Generic[Key]):
+    """The transfers that are planned or under way, by when they end on each of their links.
 
-    Args:
-        others: (id, path, profile) of all other transfers that are planned or under way.
-
-    Returns:
-        Their ids, without repetition, in the order of ``others``; one that occupies no time is waited for by nobody.
+    One that occupies no time is not in it: nobody waits for it.
     """
-    wanted = set(path)
-    last: dict[LinkId, int] = {}
-    before = [
-        (key, shared, other.end_ns)
-        for key, links, other in others
-        if other.start_ns < other.end_ns <= profile.start_ns and (shared := wanted.intersection(links))
-    ]
-    for _, shared, end_ns in before:
-        for link in shared:
-            last[link] = max(end_ns, last.get(link, end_ns))
-    return tuple(key for key, shared, end_ns in before if any(last[link] == end_ns for link in shared))
 
+    def __init__(self) -> None:
+        self._ends: defaultdict[LinkId, list[tuple[int, int]]] = defaultdict(list)
+        self._numbers: dict[Key, tuple[int, Path, int]] = {}
+        self._keys: dict[int, Key] = {}
+        self._count = 0
 
-def after(new: Sequence[Planned[Key]], running: Iterable[Planned[Key]] = ()) -> tuple[tuple[Key, ...], ...]:
-    """Return the ``predecessors`` of each new transfer among all new and running ones, at once.
+    def add(self, key: Key, path: Path, profile: Profile) -> None:
+        """Enter a transfer that is not in it."""
+        assert key not in self._numbers, f"{key} is in the timetable already"
+        if profile.start_ns == profile.end_ns:
+            return
+        self._count += 1
+        self._numbers[key] = (self._count, path, profile.end_ns)
+        self._keys[self._count] = key
+        for link in path:
+            insort(self._ends[link], (profile.end_ns, self._count))
 
-    Args:
-        new: (id, path, profile) of transfers just planned.
-        running: the same for those planned earlier and not yet ended.
+    def remove(self, key: Key) -> None:
+        """Take a transfer out; nothing happens if it is not in it."""
+        entry = self._numbers.pop(key, None)
+        if entry is None:
+            return
+        number, path, end_ns = entry
+        del self._keys[number]
+        for link in path:
+            ends = self._ends[link]
+            del ends[bisect_left(ends, (end_ns, number))]
 
-    Returns:
-        For each of ``new``, the ids that it waits for.
-    """
-    by_link: defaultdict[LinkId, list[tuple[int, int]]] = defaultdict(list)
-    known = [*running, *new]
-    for n, (_, path, profile) in enumerate(known):
-        if profile.start_ns < profile.end_ns:
-            for link in path:
-                by_link[link].append((profile.end_ns, n))
-    for ends in by_link.values():
-        ends.sort()
-    return tuple(
-        tuple(known[n][0] for n in sorted(_last_before(profile.start_ns, path, by_link))) for _, path, profile in new
-    )
-
-
-def _last_before(start_ns: int, path: Path, by_link: dict[LinkId, list[tuple[int, int]]]) -> set[int]:
-    found: set[int] = set()
-    for link in path:
-        ends = by_link.get(link, [])
-        stop = bisect_right(ends, start_ns, key=lambda e: e[0])
-        first = bisect_right(ends, ends[stop - 1][0] - 1, 0, stop, key=lambda e: e[0]) if stop else 0
-        found.update(n for _, n in ends[first:stop])
-    return found
+    def before(self, path: Path, start_ns: int) -> tuple[Key, ...]:
+        """Return which transfers end last, on each link of ``path``, at or before ``start_ns``; in order of entry."""
+        found: set[int] = set()
+        for link in path:
+            ends = self._ends.get(link, [])
+            stop = bisect_right(ends, (start_ns, self._count))
+            first = bisect_left(ends, (ends[stop - 1][0], 0)) if stop else 0
+            found.update(number for _, number in ends[first:stop])
+        return tuple(self._keys[number] for number in sorted(found))
 
 
 def paced_rate(profile: Profile, path: Path, network: Network) -> int:

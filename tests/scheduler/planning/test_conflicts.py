@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlfabric.network import LinkId, Network, Path, Piece, Profile, up_link
-from mlfabric.scheduler.planning import after, paced_rate, predecessors
+from mlfabric.scheduler.planning import Timetable, paced_rate
 
 MS = 10**6
 X, Y, Z = (LinkId(name, "s") for name in "xyz")
@@ -24,29 +24,30 @@ PLANS = st.lists(
 
 
 def test_a_transfer_waits_for_those_that_end_last_before_it_on_each_of_its_links() -> None:
-    running: list[tuple[str, Path, Profile]] = [
-        ("early", (X,), busy(0, 3)),
-        ("last on x", (X,), busy(3, 10)),
-        ("last on y", (Y,), busy(0, 8)),
-        ("elsewhere", (Z,), busy(0, 10)),
-        ("beside it", (X,), busy(0, 11)),
-    ]
-    assert predecessors(busy(10, 20), (X, Y), running) == ("last on x", "last on y")
-    assert after([("new", (X, Y), busy(10, 20))], running) == (("last on x", "last on y"),)
+    table = Timetable[str]()
+    table.add("early", (X,), busy(0, 3))
+    table.add("last on x", (X,), busy(3, 10))
+    table.add("last on y", (Y,), busy(0, 8))
+    table.add("elsewhere", (Z,), busy(0, 10))
+    table.add("beside it", (X,), busy(0, 11))
+    assert table.before((X, Y), 10) == ("last on x", "last on y")
 
 
-@given(new=PLANS, running=PLANS)
-def test_all_at_once_are_as_one_by_one_and_nobody_waits_in_a_circle(
-    new: list[tuple[Path, Profile]], running: list[tuple[Path, Profile]]
+@given(plans=PLANS, gone=st.sets(st.integers(0, 7)), path=PATHS, start_ns=st.integers(0, 20))
+def test_a_timetable_finds_what_a_look_at_every_transfer_finds(
+    plans: list[tuple[Path, Profile]], gone: set[int], path: Path, start_ns: int
 ) -> None:
-    old = [(n, path, profile) for n, (path, profile) in enumerate(running)]
-    fresh = [(n + len(old), path, profile) for n, (path, profile) in enumerate(new)]
-    every = [*old, *fresh]
-    waits = after(fresh, old)
-    for (key, path, profile), found in zip(fresh, waits, strict=True):
-        assert found == predecessors(profile, path, [p for p in every if p[0] != key])
-        assert all(every[other][2].end_ns <= profile.start_ns for other in found)
-        assert all(every[other][2].start_ns < profile.start_ns for other in found)
+    table = Timetable[int]()
+    for n, (links, profile) in enumerate(plans):
+        table.add(n, links, profile)
+    for n in gone:
+        table.remove(n)
+    here = {n: plan for n, plan in enumerate(plans) if n not in gone and plan[1].start_ns < plan[1].end_ns}
+    expected = set()
+    for link in path:
+        ends = {n: profile.end_ns for n, (links, profile) in here.items() if link in links and profile.end_ns <= start_ns}
+        expected |= {n for n, end_ns in ends.items() if end_ns == max(ends.values())}
+    assert table.before(path, start_ns) == tuple(sorted(expected))
 
 
 @pytest.fixture

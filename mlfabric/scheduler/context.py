@@ -1,0 +1,76 @@
+"""What all of the scheduler's state shares: its configuration, the network, tickets, who is here. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+
+from mlfabric.network import Network, Path
+from mlfabric.scheduler.planning import DropRule
+from mlfabric.scheduler.records import MemberRecord, MemberState
+from mlfabric.specs import Role
+
+__all__ = ["Context", "SchedulerConfig", "TicketMaker"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """Settings of the scheduler's state machine.
+
+    Args:
+        epoch: of this scheduler; greater than that of any before it.
+        ticket_secret: random bytes from which tickets are made; at least 16.
+        batch_window_ns: the longest that an update waits for others while the ingress is busy; 0 plans at once.
+        silence_ns: a member whose stream broke may come back within this time before it counts as left.
+        default_bps: rate of a link that nobody stated and nobody measured.
+        drop_rule: how updates that cannot make their deadline are found (design, section 5).
+    """
+
+    epoch: int
+    ticket_secret: bytes
+    batch_window_ns: int = 100_000_000
+    silence_ns: int = 10_000_000_000
+    default_bps: int = 10_000_000_000
+    drop_rule: DropRule = DropRule.FEASIBLE
+
+
+class TicketMaker:
+    """One-time ids of transfers: unguessable without the secret, and the same again for the same secret."""
+
+    def __init__(self, secret: bytes) -> None:
+        assert len(secret) >= 16, "a ticket secret needs 16 bytes or more"
+        self._secret = secret
+        self._count = 0
+
+    def next(self) -> bytes:
+        """Return 16 bytes that were never returned before."""
+        self._count += 1
+        return hashlib.blake2b(self._count.to_bytes(8, "big"), key=self._secret, digest_size=16).digest()
+
+
+@dataclass(slots=True)
+class Context:
+    """Shared by the scheduler's parts; each changes only what it is named for."""
+
+    config: SchedulerConfig
+    network: Network
+    tickets: TicketMaker
+    members: dict[str, MemberRecord] = field(default_factory=dict)
+
+    def is_here(self, name: str) -> bool:
+        """Tell whether a member of this name can be talked to."""
+        record = self.members.get(name)
+        return record is not None and record.state is MemberState.HERE
+
+    def here(self, role: Role) -> list[MemberRecord]:
+        """Return the members of this role that can be talked to, by name."""
+        found = [m for m in self.members.values() if m.member.role is role and m.state is MemberState.HERE]
+        return sorted(found, key=lambda m: m.member.name)
+
+    def host(self, name: str) -> str:
+        """Return the host of a member that joined at least once."""
+        return self.members[name].member.host
+
+    def path(self, source: str, destination: str) -> Path:
+        """Return the links between the hosts of two members."""
+        return self.network.path(self.host(source), self.host(destination))

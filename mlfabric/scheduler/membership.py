@@ -1,0 +1,268 @@
+"""Who joins, is silent, leaves; which server holds which model. Pure.
+
+A refusal is a value (``Refuse``) and changes nothing. A name belongs to one live incarnation: a second process of that
+name is refused while the first is here, and takes its place once that is silent or has left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from mlfabric.errors import UsageError
+from mlfabric.network import down_link, up_link
+from mlfabric.protocol import (
+    HostModel,
+    Initialise,
+    Instruction,
+    LinksReported,
+    MemberJoined,
+    ModelVersion,
+    MonitorAt,
+    Refuse,
+    RefuseReason,
+    ServerHolds,
+    Welcome,
+)
+from mlfabric.scheduler.context import Context
+from mlfabric.scheduler.model import ModelState
+from mlfabric.scheduler.records import MemberRecord, MemberState, WorkerTally
+from mlfabric.specs import PROTOCOL_VERSION, ModelSpec, Role
+
+__all__ = ["Membership"]
+
+
+class Membership:
+    """The members and the models that they bring."""
+
+    def __init__(self, context: Context, models: dict[str, ModelState]) -> None:
+        self._context = context
+        self._models = models
+        self._silent: dict[str, MemberRecord] = {}
+
+    def join(self, event: MemberJoined, now_ns: int) -> Iterator[Instruction]:
+        """Admit a member, or say why not."""
+        member = event.member
+        refusal = self._refusal(event)
+        if refusal is None:
+            try:
+                self._context.network.add_host(member.host, member.up_bps, member.down_bps)
+            except UsageError as error:
+                refusal = (RefuseReason.OUT_OF_RANGE, str(error))
+        if refusal is not None:
+            yield Refuse(to=member.name, cause=refusal[0], reason=refusal[1])
+            return
+        known = self._context.members.get(member.name)
+        again = known is not None and known.member.incarnation == member.incarnation
+        if known is not None and not again:
+            yield from self._let_go(known, "another process took its name")
+            self._forget(known)
+        tally = known.tally if known is not None and again else WorkerTally()
+        record = MemberRecord(member, MemberState.HERE, now_ns, holds_initial=event.holds_initial, tally=tally)
+        self._context.members[member.name] = record
+        self._silent.pop(member.name, None)
+        yield from self._admit(record, event, "back again" if again else "joined")
+
+    def _refusal(self, event: MemberJoined) -> tuple[RefuseReason, str] | None:
+        member, spec = event.member, event.spec
+        if member.protocol_version != PROTOCOL_VERSION:
+            detail = f"{member.name} speaks protocol {member.protocol_version}, this scheduler {PROTOCOL_VERSION}"
+            return RefuseReason.PROTOCOL_VERSION, f"{detail}; install the same release on both"
+        known = self._context.members.get(member.name)
+        if known is not None and known.state is MemberState.HERE and known.member.incarnation != member.incarnation:
+            where = f"a live {known.member.role.value} on host {known.member.host}"
+            return RefuseReason.NAME_TAKEN, f"{member.name!r} is taken by {where}; choose another name or stop that one"
+        for held in event.held:
+            if (refusal := self._held_elsewhere(member.name, held)) is not None:
+                return refusal
+        if spec is None:
+            return None
+        model = self._models.get(spec.name)
+        if model is None:
+            if self._server_for(spec) is None:
+                wanted = f"server {spec.server!r}" if spec.server else "any server"
+                return RefuseReason.NOT_YET, f"waiting for {wanted} to join the scheduler"
+            return None
+        return _difference(spec, model.pushes.spec)
+
+    def _held_elsewhere(self, server: str, held: ModelSpec) -> tuple[RefuseReason, str] | None:
+        model = self._models.get(held.name)
+        if model is None:
+            return None
+        if model.pushes.server != server and self._context.is_here(model.pushes.server):
+            detail = f"model {held.name!r} is held by server {model.pushes.server!r}"
+            return RefuseReason.NAME_TAKEN, f"{detail}; give the model another name"
+        return _difference(held, model.pushes.spec)
+
+    def _server_for(self, spec: ModelSpec) -> str | None:
+        """Choose the server that holds a new model: the one asked for, else the one with the fewest models."""
+        servers = [m.member.name for m in self._context.here(Role.SERVER)]
+        if spec.server:
+            return spec.server if spec.server in servers else None
+        held = [model.pushes.server for model in self._models.values()]
+        return min(servers, key=lambda name: (held.count(name), name), default=None)
+
+    def _admit(self, record: MemberRecord, event: MemberJoined, reason: str) -> Iterator[Instruction]:
+        match record.member.role:
+            case Role.WORKER if event.spec is not None:
+                yield from self._admit_worker(record, event.spec, reason)
+            case Role.MONITOR:
+                yield self._welcome(record, None, False, reason)
+                yield from self._announce_monitors()
+            case _:
+                yield self._welcome(record, None, False, reason)
+                yield from self._admit_server(record.member.name, event.held)
+
+    def _admit_server(self, server: str, held: tuple[ModelSpec, ...]) -> Iterator[Instruction]:
+        """Wait for what the server says of the models that it brings; tell it of those that it should hold."""
+        for spec in held:
+            if spec.name not in self._models:
+                self._models[spec.name] = ModelState.of(self._context, spec, server)
+            self._models[spec.name].pushes.awaited = True
+            self._models[spec.name].pushes.server = server
+        brought = {spec.name for spec in held}
+        for name, model in sorted(self._models.items()):
+            if model.pushes.server == server and name not in brought:
+                spec = model.pushes.spec
+                yield HostModel(to=server, spec=spec, reason=f"{name} is held here")
+                yield from self.reconcile(
+                    ServerHolds(server=server, spec=spec, version=ModelVersion(1, 0), initialised=False)
+                )
+
+    def _admit_worker(self, record: MemberRecord, spec: ModelSpec, reason: str) -> Iterator[Instruction]:
+        record.model = spec.name
+        model = self._models.get(spec.name)
+        if model is None:
+            server = self._server_for(spec)
+            assert server is not None, "checked by _refusal"
+            model = self._models[spec.name] = ModelState.of(self._context, spec, server)
+            yield HostModel(to=server, spec=spec, reason=f"{record.member.name} brought a new model")
+        workers = sum(m.model == spec.name for m in self._context.here(Role.WORKER))
+        model.pushes.most_workers = max(model.pushes.most_workers, workers)
+        asked = self._claim_initial(model, record)
+        yield self._welcome(record, model, asked, reason)
+
+    def _claim_initial(self, model: ModelState, record: MemberRecord) -> bool:
+        """Tell whether this worker is to bring initial weights, and note it."""
+        current = self._context.members.get(model.initialiser)
+        taken = current is not None and current.state is MemberState.HERE and current is not record
+        if model.pushes.awaited or model.pushes.initialised or taken or not record.holds_initial:
+            return False
+        model.initialiser = record.member.name
+        return True
+
+    def _welcome(self, record: MemberRecord, model: ModelState | None, initialise: bool, reason: str) -> Welcome:
+        server = self._context.members.get(model.pushes.server) if model else None
+        return Welcome(
+            to=record.member.name,
+            incarnation=record.member.incarnation,
+            epoch=self._context.config.epoch,
+            tau_max=model.pushes.tau_max if model else 0,
+            server=server.member.name if server else "",
+            server_address=server.member.address if server else "",
+            initialise=initialise,
+            monitor_address=self._monitor_for(record),
+            reason=reason,
+        )
+
+    def _monitor_for(self, record: MemberRecord) -> str:
+        monitors = self._context.here(Role.MONITOR)
+        near = [m for m in monitors if m.member.host == record.member.host]
+        return (near or monitors)[0].member.address if monitors else ""
+
+    def _announce_monitors(self) -> Iterator[Instruction]:
+        for record in (*self._context.here(Role.WORKER), *self._context.here(Role.SERVER)):
+            address = self._monitor_for(record)
+            yield MonitorAt(to=record.member.name, address=address, reason="a monitor came or went")
+
+    def silent(self, name: str, incarnation: int, now_ns: int) -> Iterator[Instruction]:
+        """Note that a member's stream broke; what it had not sent is planned no longer."""
+        record = self._context.members.get(name)
+        if record is None or record.member.incarnation != incarnation or record.state is not MemberState.HERE:
+            return
+        record.state, record.since_ns = MemberState.SILENT, now_ns
+        self._silent[name] = record
+        yield from self._let_go(record, f"{name} fell silent")
+
+    def left(self, name: str, incarnation: int, detail: str, now_ns: int) -> Iterator[Instruction]:
+        """Note that a member said good-bye."""
+        record = self._context.members.get(name)
+        if record is None or record.member.incarnation != incarnation or record.state is MemberState.LEFT:
+            return
+        record.state, record.since_ns = MemberState.LEFT, now_ns
+        self._silent.pop(name, None)
+        yield from self._let_go(record, f"{name} left: {detail}")
+        self._forget(record)
+
+    def next_wakeup_ns(self) -> int | None:
+        """Return when the next silent member counts as left, or None."""
+        if not self._silent:
+            return None
+        return min(m.since_ns for m in self._silent.values()) + self._context.config.silence_ns
+
+    def expire(self, now_ns: int) -> None:
+        """Count members that were silent for too long as left; they may come back and ask what became of an update."""
+        for name, record in list(self._silent.items()):
+            if record.since_ns + self._context.config.silence_ns <= now_ns:
+                record.state, record.since_ns = MemberState.LEFT, now_ns
+                del self._silent[name]
+
+    def _let_go(self, record: MemberRecord, reason: str) -> Iterator[Instruction]:
+        if record.member.role is Role.MONITOR:
+            yield from self._announce_monitors()
+        model = self._models.get(record.model)
+        if record.member.role is not Role.WORKER or model is None:
+            return
+        yield from model.pushes.worker_gone(record.member.name, reason)
+        yield from model.gets.worker_gone(record.member.name, reason)
+        if model.initialiser == record.member.name and not model.pushes.initialised:
+            model.initialiser = ""
+            yield from self._seek_initial(model, reason)
+
+    def _seek_initial(self, model: ModelState, reason: str) -> Iterator[Instruction]:
+        """Ask another worker for initial weights, if they are needed and one has them."""
+        name = model.pushes.spec.name
+        for other in self._context.here(Role.WORKER):
+            if other.model == name and self._claim_initial(model, other):
+                yield Initialise(to=other.member.name, model=name, reason=reason)
+                return
+
+    def _forget(self, record: MemberRecord) -> None:
+        model = self._models.get(record.model)
+        if model is not None:
+            model.pushes.settled.forget_worker(record.member.name)
+
+    def reconcile(self, holds: ServerHolds) -> Iterator[Instruction]:
+        """Take over what a server that (re)joined says of one model."""
+        model = self._models.get(holds.spec.name)
+        if model is None:
+            model = self._models[holds.spec.name] = ModelState.of(self._context, holds.spec, holds.server)
+        yield from model.pushes.reconcile(holds)
+        yield from model.gets.repeat()
+        yield from self._seek_initial(model, f"{holds.server} came without weights")
+
+    def set_rates(self, event: LinksReported) -> None:
+        """Take a monitor's estimates as the links' capacities."""
+        for rate in event.rates:
+            link = up_link(rate.host) if rate.up else down_link(rate.host)
+            if link in self._context.network.links:
+                self._context.network.set_rate(link, rate.bps)
+
+
+def _difference(given: ModelSpec, known: ModelSpec) -> tuple[RefuseReason, str] | None:
+    """Say how a worker's idea of a model differs from what is registered, or None; unset options agree."""
+    layout = given.layout.difference(known.layout)
+    if layout:
+        return RefuseReason.LAYOUT_DIFFERS, f"model {known.name!r}: given against registered: {layout}"
+    asked = replace(
+        given,
+        tau_max=known.tau_max if given.tau_max is None else given.tau_max,
+        server=given.server or known.server,
+    )
+    for name in ("rule", "mode", "tau_max", "server", "frozen_digest"):
+        mine, theirs = getattr(asked, name), getattr(known, name)
+        if mine != theirs and not (name == "server" and not known.server):
+            detail = f"model {known.name!r}: {name}={mine} given, {theirs} registered"
+            advice = "load the same weights or seed" if name == "frozen_digest" else "give the same, or leave it out"
+            return RefuseReason.OPTIONS_DIFFER, f"{detail}; {advice}"
+    return None

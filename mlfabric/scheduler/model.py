@@ -1,0 +1,31 @@
+"""One model as the scheduler sees it. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from mlfabric.protocol import DropReason
+from mlfabric.scheduler.context import Context
+from mlfabric.scheduler.gets import Gets
+from mlfabric.scheduler.pushes import Pushes
+from mlfabric.specs import ModelSpec
+
+__all__ = ["ModelState"]
+
+
+@dataclass(slots=True)
+class ModelState:
+    """Its pushes, its gets, the delays of what was committed, what was dropped why, who brings initial weights."""
+
+    pushes: Pushes
+    gets: Gets
+    delays: Counter[int] = field(default_factory=Counter)
+    dropped: Counter[DropReason] = field(default_factory=Counter)
+    initialiser: str = ""
+
+    @classmethod
+    def of(cls, context: Context, spec: ModelSpec, server: str) -> ModelState:
+        """Make the state of a model that nothing has happened to yet."""
+        pushes = Pushes(context, spec, server)
+        return cls(pushes, Gets(context, pushes))

@@ -1,0 +1,168 @@
+"""What the scheduler remembers of members, updates and gets. Pure data with a few derived figures.
+
+All of it is soft: after a restart the members announce it again (design, section 6).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import Enum
+
+from mlfabric.network import Profile
+from mlfabric.protocol import DropReason, GetRequested, Outcome, PushRequested, UpdateId
+from mlfabric.specs import Member
+
+__all__ = [
+    "MemberRecord",
+    "MemberState",
+    "PlannedGet",
+    "PlannedUpdate",
+    "SettledUpdates",
+    "WaitingUpdate",
+    "WorkerTally",
+]
+
+OVERDUE_SLACK_NS = 50_000_000
+
+
+class MemberState(Enum):
+    """Whether a member can be talked to."""
+
+    HERE = "here"
+    SILENT = "silent"
+    LEFT = "left"
+
+
+@dataclass(slots=True)
+class WorkerTally:
+    """What became of a worker's updates.
+
+    ``dropped_in_a_row`` is what the warning about shut-out workers is built on.
+    """
+
+    committed: int = 0
+    dropped: Counter[DropReason] = field(default_factory=Counter)
+    dropped_in_a_row: int = 0
+
+    @property
+    def dropped_total(self) -> int:
+        """Dropped updates, for whatever reason."""
+        return sum(self.dropped.values())
+
+    @property
+    def dropped_share(self) -> float:
+        """Dropped of all settled updates; 0 while nothing is settled."""
+        return self.dropped_total / max(1, self.dropped_total + self.committed)
+
+
+@dataclass(slots=True)
+class MemberRecord:
+    """A member that joined at least once."""
+
+    member: Member
+    state: MemberState
+    since_ns: int
+    model: str = ""
+    holds_initial: bool = False
+    tally: WorkerTally = field(default_factory=WorkerTally)
+    memory_bytes: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class WaitingUpdate:
+    """An update that no plan holds yet; ``blocked_until_ns`` is when it is worth while to try again."""
+
+    request: PushRequested
+    since_ns: int
+    blocked_until_ns: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class PlannedUpdate:
+    """An update that was instructed and is not settled.
+
+    Args:
+        profile: the rate that its reservation gives it over time; None if it was adopted and needs none.
+        received: the server has all of it.
+        voided: the server was told to let go of it; until it answers that it did, or settled it, nothing else is
+            planned for this update.
+        adopted: the server held it before this scheduler's time, and its worker has not asked for it yet.
+        overdue: how often it was found overdue.
+    """
+
+    request: PushRequested
+    seq: int
+    ticket: bytes
+    profile: Profile | None
+    received: bool = False
+    voided: bool = False
+    adopted: bool = False
+    overdue: int = 0
+
+    def end_ns(self, now_ns: int) -> int:
+        """Return when all of it will be there: as planned, or for an overdue one after its planned time once more."""
+        if self.received or self.profile is None:
+            return now_ns
+        if not self.is_overdue(now_ns):
+            return self.profile.end_ns
+        return now_ns + max(self.profile.end_ns - self.profile.start_ns, OVERDUE_SLACK_NS)
+
+    def overdue_ns(self) -> int | None:
+        """Return the instant at which it becomes overdue (again), None if it cannot."""
+        if self.received or self.voided or self.profile is None:
+            return None
+        slack = max((self.profile.end_ns - self.profile.start_ns) // 2, OVERDUE_SLACK_NS)
+        return self.profile.end_ns + (slack << self.overdue)
+
+    def is_overdue(self, now_ns: int) -> bool:
+        """Tell whether it should have been there for a while."""
+        at = self.overdue_ns()
+        return at is not None and now_ns >= at
+
+
+@dataclass(slots=True, kw_only=True)
+class PlannedGet:
+    """A get that was instructed and is not served."""
+
+    request: GetRequested
+    ticket: bytes
+    profile: Profile
+
+
+class SettledUpdates:
+    """Outcomes that workers may still ask for, by worker incarnation; below a mark the worker knows them all."""
+
+    def __init__(self) -> None:
+        self._by_worker: dict[tuple[str, int], dict[int, Outcome]] = {}
+        self._low: dict[tuple[str, int], int] = {}
+
+    def __contains__(self, update: UpdateId) -> bool:
+        return self.get(update) is not None
+
+    def get(self, update: UpdateId) -> Outcome | None:
+        """Return the outcome, or None if it is not known (any more)."""
+        return self._by_worker.get(update[:2], {}).get(update.counter)
+
+    def is_over(self, update: UpdateId) -> bool:
+        """Tell whether its worker knows the outcome: what still asks for it is a late repetition."""
+        return update.counter < self._low.get(update[:2], 0)
+
+    def add(self, update: UpdateId, outcome: Outcome) -> None:
+        """Remember an outcome, unless its worker knows it."""
+        if not self.is_over(update):
+            self._by_worker.setdefault(update[:2], {})[update.counter] = outcome
+
+    def forget_below(self, update: UpdateId, counter: int) -> None:
+        """Forget what ``update``'s worker incarnation will not ask for again; the mark never falls."""
+        self._low[update[:2]] = max(counter, self._low.get(update[:2], 0))
+        known = self._by_worker.get(update[:2])
+        if known:
+            for old in [c for c in known if c < counter]:
+                del known[old]
+
+    def forget_worker(self, worker: str) -> None:
+        """Forget a worker that will not ask any more."""
+        for table in (self._by_worker, self._low):
+            for key in [k for k in table if k[0] == worker]:
+                del table[key]

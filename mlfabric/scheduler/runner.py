@@ -1,0 +1,178 @@
+"""A scheduler process: epoch, gRPC server with health and reflection, metrics page, start and orderly stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from mlfabric.errors import UsageError
+from mlfabric.scheduler.context import SchedulerConfig
+from mlfabric.scheduler.metering import Meter
+from mlfabric.scheduler.planning import DropRule, warm_up
+from mlfabric.scheduler.service import FabricService
+from mlfabric.scheduler.state import SchedulerState
+from mlfabric.telemetry import MetricsPage, SchedulerMetrics
+from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc
+from mlfabric.version import __version__
+
+__all__ = ["SchedulerOptions", "SchedulerRunner", "next_epoch"]
+
+log = logging.getLogger("mlfabric.scheduler")
+SURVEY_S = 1.0
+GRACE_S = 0.5
+MAX_CONTROL_BYTES = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerOptions:
+    """How a scheduler runs.
+
+    Args:
+        bind: address to listen on.
+        advertised: name under which members reach it; "" means ``bind``.
+        port: 0 takes any free one.
+        metrics_port: of /metrics; 0 any free one, None no page.
+        batch_window_s: see ``SchedulerConfig``; >= 0.
+        silence_s: how long a member may be silent before it counts as left; > 0.
+        default_bps: rate of a link that nobody stated and nobody measured; > 0.
+        drop_rule: which updates are dropped.
+        state_dir: where the epoch is kept; None derives it from the time of day.
+    """
+
+    bind: str = "127.0.0.1"
+    advertised: str = ""
+    port: int = 50061
+    metrics_port: int | None = None
+    batch_window_s: float = 0.1
+    silence_s: float = 10.0
+    default_bps: int = 10_000_000_000
+    drop_rule: DropRule = DropRule.FEASIBLE
+    state_dir: Path | None = None
+
+    def __post_init__(self) -> None:
+        checks = [
+            ("port", self.port, 0 <= self.port < 1 << 16, "0 to 65535"),
+            ("batch_window_s", self.batch_window_s, 0 <= self.batch_window_s <= 60, "0 to 60"),
+            ("silence_s", self.silence_s, self.silence_s > 0, "> 0"),
+            ("default_bps", self.default_bps, self.default_bps > 0, "> 0"),
+        ]
+        for name, value, good, allowed in checks:
+            if not good:
+                raise UsageError(f"scheduler: {name}={value!r}; allowed: {allowed}")
+
+
+def next_epoch(state_dir: Path | None) -> int:
+    """Return an epoch greater than that of any scheduler before on this state directory, and keep it there.
+
+    The time of day in milliseconds is the least, so that without a directory a restart is newer as well.
+
+    Raises:
+        UsageError: the directory cannot be written or holds something else.
+    """
+    now = time.time_ns() // 1_000_000
+    if state_dir is None:
+        return now
+    path = state_dir / "epoch"
+    try:
+        state_dir.mkdir(parents=True, exist_ok=True)
+        epoch = max(now, int(path.read_text()) + 1 if path.exists() else 1)
+        aside = path.with_suffix(".tmp")
+        with aside.open("w") as file:
+            file.write(f"{epoch}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"state_dir={str(state_dir)!r}: {error}; give a directory that this process may write"
+        ) from error
+    return epoch
+
+
+class SchedulerRunner:
+    """One scheduler process."""
+
+    def __init__(self, options: SchedulerOptions) -> None:
+        self.options = options
+        config = SchedulerConfig(
+            epoch=next_epoch(options.state_dir),
+            ticket_secret=secrets.token_bytes(32),
+            batch_window_ns=round(options.batch_window_s * 1e9),
+            silence_ns=round(options.silence_s * 1e9),
+            default_bps=options.default_bps,
+            drop_rule=options.drop_rule,
+        )
+        self._state = SchedulerState(config)
+        self._meter = Meter(SchedulerMetrics(), __version__)
+
+    async def run(self, stop: asyncio.Event, ready: Callable[[str], None]) -> None:
+        """Serve until ``stop`` is set; ``ready`` is called with the address once members can join.
+
+        Raises:
+            UsageError: the port is in use or may not be listened on.
+        """
+        warm_up(log.info)
+        server = grpc.aio.server(
+            options=[
+                ("grpc.so_reuseport", 0),
+                ("grpc.max_receive_message_length", MAX_CONTROL_BYTES),
+                ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+                ("grpc.keepalive_permit_without_calls", 1),
+            ]
+        )
+        fabric_pb2_grpc.add_FabricServiceServicer_to_server(FabricService(self._state, self._meter), server)
+        status = self._add_standard_services(server)
+        port = self._listen(server)
+        page = self._page()
+        await server.start()
+        address = f"{self.options.advertised or self.options.bind}:{port}"
+        log.info("scheduler at %s, epoch %s", address, self._state.context.config.epoch)
+        ready(address)
+        survey = asyncio.create_task(self._survey())
+        try:
+            await stop.wait()
+        finally:
+            survey.cancel()
+            await status.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
+            await server.stop(GRACE_S)
+            if page is not None:
+                page.stop()
+
+    def _add_standard_services(self, server: grpc.aio.Server) -> health.aio.HealthServicer:
+        status = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(status, server)
+        name = fabric_pb2.DESCRIPTOR.services_by_name["FabricService"].full_name
+        reflection.enable_server_reflection((name, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+        return status
+
+    def _listen(self, server: grpc.aio.Server) -> int:
+        where = f"{self.options.bind}:{self.options.port}"
+        try:
+            port = server.add_insecure_port(where)
+        except RuntimeError as error:
+            raise UsageError(f"cannot listen on {where}: in use or not allowed; choose another port") from error
+        if not port:
+            raise UsageError(f"cannot listen on {where}: in use or not allowed; choose another port")
+        return port
+
+    def _page(self) -> MetricsPage | None:
+        if self.options.metrics_port is None:
+            return None
+        page = MetricsPage(self._meter.metrics.registry, self.options.bind, self.options.metrics_port)
+        log.info("metrics at http://%s:%s/metrics", self.options.bind, page.start())
+        return page
+
+    async def _survey(self) -> None:
+        while True:
+            self._meter.survey(self._state)
+            await asyncio.sleep(SURVEY_S)

@@ -1,0 +1,303 @@
+"""The scheduler's shell: gRPC in and out, the clock, timers. Decides nothing.
+
+All that arrives within one turn of the event loop is taken in first and planned together after it; all instructions
+for one member that follow leave in one message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+from mlfabric import wire
+from mlfabric.errors import UsageError
+from mlfabric.protocol import (
+    Instruction,
+    MemberEvent,
+    MemberJoined,
+    MemberLeft,
+    MemberSilent,
+    Refuse,
+    RefuseReason,
+    Tick,
+    Welcome,
+)
+from mlfabric.scheduler.metering import Meter
+from mlfabric.scheduler.state import SchedulerState
+from mlfabric.scheduler.status import describe
+from mlfabric.specs import Role
+from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc, session_pb2
+
+__all__ = ["FabricService"]
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+_STATUS = {
+    RefuseReason.NAME_TAKEN: grpc.StatusCode.ALREADY_EXISTS,
+    RefuseReason.LAYOUT_DIFFERS: grpc.StatusCode.INVALID_ARGUMENT,
+    RefuseReason.OPTIONS_DIFFER: grpc.StatusCode.INVALID_ARGUMENT,
+    RefuseReason.PROTOCOL_VERSION: grpc.StatusCode.UNIMPLEMENTED,
+    RefuseReason.OUT_OF_RANGE: grpc.StatusCode.INVALID_ARGUMENT,
+    RefuseReason.NOT_YET: grpc.StatusCode.FAILED_PRECONDITION,
+}
+
+
+@dataclass(slots=True)
+class _Seat:
+    """A member's place in the shell: its token, and what is to be sent to it."""
+
+    role: Role
+    incarnation: int
+    token: bytes
+    outbox: list[session_pb2.Instruction] = field(default_factory=list)
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    closed: bool = False
+
+    def take(self) -> list[session_pb2.Instruction]:
+        """Empty the outbox."""
+        instructions, self.outbox = self.outbox, []
+        return instructions
+
+    def close(self) -> None:
+        """End the session that keeps this place."""
+        self.closed = True
+        self.wake.set()
+
+
+class FabricService(fabric_pb2_grpc.FabricServiceServicer):
+    """Carries out the scheduler's side of the wire contract.
+
+    Args:
+        state: the state machine; nobody else may touch it.
+        meter: counts what is decided.
+    """
+
+    def __init__(self, state: SchedulerState, meter: Meter) -> None:
+        self._state = state
+        self._meter = meter
+        self._seats: dict[str, _Seat] = {}
+        self._epoch = state.context.config.epoch
+        self._timer: asyncio.TimerHandle | None = None
+        self._settling = False
+        self._log = logging.getLogger("mlfabric.scheduler")
+
+    # Events in, instructions out
+
+    def _take_in(self, event: MemberEvent) -> list[Instruction]:
+        """Hand an event to the state machine, pass on what follows, plan at the end of this turn."""
+        now_ns = time.monotonic_ns()
+        with self._meter.decision(self._state):
+            instructions = self._state.handle(event, now_ns)
+        self._meter.note(event, instructions)
+        self._post(instructions)
+        if not self._settling:
+            self._settling = True
+            asyncio.get_running_loop().call_soon(self._settle)
+        return instructions
+
+    def _settle(self) -> None:
+        """Tick if the state machine is due, and set the timer for when it will be."""
+        self._settling = False
+        due_ns = self._state.next_wakeup_ns(time.monotonic_ns())
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if due_ns is None:
+            return
+        wait_ns = due_ns - time.monotonic_ns()
+        if wait_ns <= 0:
+            self._take_in(Tick())
+        else:
+            self._timer = asyncio.get_running_loop().call_later(wait_ns / 1e9, self._wake_up)
+
+    def _wake_up(self) -> None:
+        self._timer = None
+        self._take_in(Tick())
+
+    def _post(self, instructions: Iterable[Instruction]) -> None:
+        """Put instructions into outboxes; receivers are told first, so that they are ready when a sender comes."""
+        told: dict[str, _Seat] = {}
+        for instruction in instructions:
+            seat = self._seats.get(instruction.to)
+            if seat is not None and not isinstance(instruction, (Welcome, Refuse)):
+                seat.outbox.append(wire.to_instruction(instruction))
+                told[instruction.to] = seat
+        for seat in sorted(told.values(), key=lambda s: s.role is not Role.SERVER):
+            seat.wake.set()
+
+    # Registration
+
+    async def RegisterAsWorker(
+        self, request: fabric_pb2.RegisterAsWorkerRequest, context: _Context
+    ) -> fabric_pb2.RegisterAsWorkerResponse:
+        """Admit a worker and the model that it trains."""
+        async with _usage(context):
+            event = MemberJoined(
+                member=wire.from_member(request.member, Role.WORKER),
+                spec=wire.from_spec(request.model),
+                holds_initial=request.holds_initial,
+            )
+        return fabric_pb2.RegisterAsWorkerResponse(admission=await self._admit(event, context))
+
+    async def RegisterAsServer(
+        self, request: fabric_pb2.RegisterAsServerRequest, context: _Context
+    ) -> fabric_pb2.RegisterAsServerResponse:
+        """Admit a server and the models that it holds already."""
+        async with _usage(context):
+            event = MemberJoined(
+                member=wire.from_member(request.member, Role.SERVER),
+                held=tuple(wire.from_spec(spec) for spec in request.models),
+            )
+        return fabric_pb2.RegisterAsServerResponse(admission=await self._admit(event, context))
+
+    async def RegisterAsMonitor(
+        self, request: fabric_pb2.RegisterAsMonitorRequest, context: _Context
+    ) -> fabric_pb2.RegisterAsMonitorResponse:
+        """Admit a monitor."""
+        async with _usage(context):
+            event = MemberJoined(member=wire.from_member(request.member, Role.MONITOR))
+        return fabric_pb2.RegisterAsMonitorResponse(admission=await self._admit(event, context))
+
+    async def RegisterAsReplica(
+        self, request: fabric_pb2.RegisterAsReplicaRequest, context: _Context
+    ) -> fabric_pb2.RegisterAsReplicaResponse:
+        """Refuse: this release plans no replica transfers."""
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this scheduler plans no replicas; use checkpoints")
+
+    async def RegisterAsAggregator(
+        self, request: fabric_pb2.RegisterAsAggregatorRequest, context: _Context
+    ) -> fabric_pb2.RegisterAsAggregatorResponse:
+        """Refuse: this release plans no aggregation."""
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this scheduler plans no aggregation; updates go directly")
+
+    async def _admit(self, event: MemberJoined, context: _Context) -> fabric_pb2.Admission:
+        name = event.member.name
+        seat = _Seat(event.member.role, event.member.incarnation, secrets.token_bytes(16))
+        former = self._seats.pop(name, None)
+        self._seats[name] = seat
+        answer = next(a for a in self._take_in(event) if isinstance(a, (Welcome, Refuse)))
+        if isinstance(answer, Refuse):
+            del self._seats[name]
+            if former is not None:
+                self._seats[name] = former
+            self._log.info("refused %s: %s", name, answer.reason)
+            await context.abort(_STATUS[answer.cause], answer.reason)
+        if former is not None:
+            former.close()
+        self._log.info("%s %s: %s", event.member.role.value, event.member.name, answer.reason)
+        return fabric_pb2.Admission(
+            epoch=answer.epoch,
+            session_token=seat.token,
+            tau_max=answer.tau_max,
+            server=answer.server,
+            server_address=answer.server_address,
+            initialise=answer.initialise,
+            monitor_address=answer.monitor_address,
+            reason=answer.reason,
+        )
+
+    # Sessions
+
+    async def Session(
+        self, request_iterator: AsyncIterator[fabric_pb2.SessionRequest], context: _Context
+    ) -> AsyncIterator[fabric_pb2.SessionResponse]:
+        """Keep a member's stream: its events in, its instructions out."""
+        hello = await anext(request_iterator, None)
+        seat = self._seats.get(hello.member) if hello is not None else None
+        if hello is None or seat is None or not secrets.compare_digest(seat.token, hello.session_token):
+            name = hello.member if hello is not None else ""
+            detail = f"no registration of {name!r} under this token; register first"
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, detail)
+        name = hello.member
+        await self._take_in_all(name, hello, context)
+        reader = asyncio.create_task(self._read(name, seat, request_iterator, context))
+        try:
+            while not seat.closed:
+                await seat.wake.wait()
+                seat.wake.clear()
+                if seat.outbox:
+                    yield fabric_pb2.SessionResponse(epoch=self._epoch, instructions=seat.take())
+        finally:
+            reader.cancel()
+            if self._seats.get(name) is seat:
+                del self._seats[name]
+                self._take_in(MemberSilent(name=name, incarnation=seat.incarnation))
+
+    async def _read(
+        self,
+        name: str,
+        seat: _Seat,
+        requests: AsyncIterator[fabric_pb2.SessionRequest],
+        context: _Context,
+    ) -> None:
+        try:
+            async for request in requests:
+                await self._take_in_all(name, request, context)
+        finally:
+            seat.close()
+
+    async def _take_in_all(self, name: str, request: fabric_pb2.SessionRequest, context: _Context) -> None:
+        try:
+            for message in request.events:
+                if message.WhichOneof("event") == "member_left":
+                    self._say_goodbye(name, message.member_left.detail)
+                    return
+                self._take_in(wire.from_event(message, name))
+        except UsageError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+
+    def _say_goodbye(self, name: str, detail: str) -> None:
+        seat = self._seats.pop(name)
+        self._take_in(MemberLeft(name=name, incarnation=seat.incarnation, detail=detail))
+        self._log.info("%s left: %s", name, detail)
+        seat.close()
+
+    # Single calls
+
+    async def Push(self, request: fabric_pb2.PushRequest, context: _Context) -> fabric_pb2.PushResponse:
+        """Take a push request; the instruction comes over the worker's session."""
+        await self._take_in_call(session_pb2.Event(push_requested=request.push), request.push.update.worker, context)
+        return fabric_pb2.PushResponse()
+
+    async def Get(self, request: fabric_pb2.GetRequest, context: _Context) -> fabric_pb2.GetResponse:
+        """Take a get request; the instruction comes over the worker's session."""
+        await self._take_in_call(session_pb2.Event(get_requested=request.get), request.get.get.worker, context)
+        return fabric_pb2.GetResponse()
+
+    async def _take_in_call(self, message: session_pb2.Event, worker: str, context: _Context) -> None:
+        if worker not in self._seats:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"unknown worker {worker!r}; register it first")
+        async with _usage(context):
+            event = wire.from_event(message, worker)
+        self._take_in(event)
+
+    async def ReportLinks(
+        self, request: fabric_pb2.ReportLinksRequest, context: _Context
+    ) -> fabric_pb2.ReportLinksResponse:
+        """Take a monitor's estimates."""
+        if request.monitor not in self._seats:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"unknown monitor {request.monitor!r}; register it first")
+        async with _usage(context):
+            event = wire.from_links(request)
+        self._take_in(event)
+        return fabric_pb2.ReportLinksResponse()
+
+    async def GetStatus(self, request: fabric_pb2.GetStatusRequest, context: _Context) -> fabric_pb2.GetStatusResponse:
+        """Describe the fabric."""
+        return describe(self._state, self._meter, time.monotonic_ns())
+
+
+@contextlib.asynccontextmanager
+async def _usage(context: _Context) -> AsyncIterator[None]:
+    """Answer a malformed message with INVALID_ARGUMENT."""
+    try:
+        yield
+    except UsageError as error:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))

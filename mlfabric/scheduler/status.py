@@ -1,0 +1,144 @@
+"""What the scheduler tells people: members, models, each worker's share, links, the planner. Shell-level."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from mlfabric.network import down_link, up_link
+from mlfabric.scheduler.metering import Meter
+from mlfabric.scheduler.model import ModelState
+from mlfabric.scheduler.records import MemberRecord, MemberState
+from mlfabric.scheduler.state import SchedulerState
+from mlfabric.specs import Role
+from mlfabric.v1 import fabric_pb2
+from mlfabric.wire import to_version
+
+__all__ = ["SHUT_OUT_IN_A_ROW", "describe"]
+
+SHUT_OUT_IN_A_ROW = 10
+
+
+def describe(state: SchedulerState, meter: Meter, now_ns: int) -> fabric_pb2.GetStatusResponse:
+    """Return the status of everything that the scheduler knows."""
+    members = sorted(state.context.members.values(), key=lambda m: (m.member.role.value, m.member.name))
+    workers = [m for m in members if m.member.role is Role.WORKER]
+    return fabric_pb2.GetStatusResponse(
+        epoch=state.context.config.epoch,
+        members=[_member(state, m) for m in members],
+        models=[_model(name, model) for name, model in sorted(state.models.items())],
+        workers=[_worker(state, m) for m in workers],
+        links=_links(state, now_ns),
+        planner=fabric_pb2.PlannerStatus(
+            plans=state.count.plans,
+            mean_plan_ms=meter.mean_plan_ms(state.count.plans),
+            mean_batch=state.count.updates / max(1, state.count.plans),
+        ),
+        software_version=meter.software_version,
+    )
+
+
+def _member(state: SchedulerState, record: MemberRecord) -> fabric_pb2.MemberStatus:
+    return fabric_pb2.MemberStatus(
+        name=record.member.name,
+        role=record.member.role.value,
+        host=record.member.host,
+        address=record.member.address,
+        state=record.state.value,
+        activity=_activity(state, record),
+        memory_bytes=record.memory_bytes,
+    )
+
+
+def _activity(state: SchedulerState, record: MemberRecord) -> str:
+    """Say in words what a member is doing."""
+    name = record.member.name
+    if record.state is not MemberState.HERE:
+        return ""
+    match record.member.role:
+        case Role.SERVER:
+            held = [
+                f"{n} at version {m.pushes.version.number}" for n, m in state.models.items() if m.pushes.server == name
+            ]
+            return "holds " + ", ".join(held) if held else "holds no model yet"
+        case Role.WORKER:
+            model = state.models.get(record.model)
+            if model is None:
+                return ""
+            sending = sum(u.worker == name for u in model.pushes.planned)
+            waiting = sum(u.worker == name for u in model.pushes.waiting)
+            getting = sum(g.worker == name for g in (*model.gets.planned, *model.gets.waiting))
+            parts = [(sending, "sending"), (waiting, "waiting to send"), (getting, "getting the model")]
+            return ", ".join(text for count, text in parts if count) or "computing"
+        case Role.MONITOR:
+            return "measures links"
+
+
+def _model(name: str, model: ModelState) -> fabric_pb2.ModelStatus:
+    pushes = model.pushes
+    return fabric_pb2.ModelStatus(
+        name=name,
+        server=pushes.server,
+        version=to_version(pushes.version),
+        initialised=pushes.initialised,
+        tau_max=pushes.tau_max,
+        waiting=len(pushes.waiting),
+        in_flight=len(pushes.planned),
+        delay_max=max(model.delays, default=0),
+        delay_p50=_median(model.delays),
+        committed=model.delays.total(),
+        dropped=sum(model.dropped.values()),
+        mode=pushes.spec.mode.value,
+    )
+
+
+def _median(delays: Counter[int]) -> float:
+    """Return the (lower) median of counted values; 0 of none."""
+    half, seen = (delays.total() + 1) // 2, 0
+    for tau in sorted(delays):
+        seen += delays[tau]
+        if seen >= half:
+            return tau
+    return 0
+
+
+def _worker(state: SchedulerState, record: MemberRecord) -> fabric_pb2.WorkerStatus:
+    tally, name = record.tally, record.member.name
+    model = state.models.get(record.model)
+    return fabric_pb2.WorkerStatus(
+        name=name,
+        model=record.model,
+        committed=tally.committed,
+        dropped=tally.dropped_total,
+        in_flight=sum(u.worker == name for u in model.pushes.planned) if model else 0,
+        dropped_share=tally.dropped_share,
+        warning=_warning(record, model),
+        dropped_by_cause={
+            cause.value: count for cause, count in sorted(tally.dropped.items(), key=lambda c: c[0].value)
+        },
+    )
+
+
+def _warning(record: MemberRecord, model: ModelState | None) -> str:
+    if model is None or record.tally.dropped_in_a_row < SHUT_OUT_IN_A_ROW:
+        return ""
+    return (
+        f"shut out: its last {record.tally.dropped_in_a_row} updates were dropped; raise tau_max "
+        f"(now {model.pushes.tau_max}), or give it a faster link or smaller batches"
+    )
+
+
+def _links(state: SchedulerState, now_ns: int) -> list[fabric_pb2.LinkStatus]:
+    network, out = state.context.network, []
+    hosts = {m.member.host: m.member for m in state.context.members.values()}
+    for host, member in sorted(hosts.items()):
+        for up, link, nominal in ((True, up_link(host), member.up_bps), (False, down_link(host), member.down_bps)):
+            if link not in network.links:
+                continue
+            status = fabric_pb2.LinkStatus(
+                host=host, up=up, nominal_bps=nominal, estimate_bps=network.rate_bps(link, now_ns)
+            )
+            measured = state.measured.get((host, up))
+            if measured is not None:
+                status.age_s = (now_ns - measured) / 1e9
+            out.append(status)
+    return out

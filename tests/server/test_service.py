@@ -1,0 +1,301 @@
+"""The parameter server over real sockets: what it does with updates that are wrong, torn, late or not announced."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+
+import numpy as np
+import pytest
+
+from mlfabric.channels import Frame, FrameKind
+from mlfabric.errors import FabricError, UsageError
+from mlfabric.protocol import ModelVersion
+from mlfabric.specs import RuleSpec
+from mlfabric.v1 import data_pb2, session_pb2
+from tests.fabric.harness import Fabric, Line, RawWorker, fabric, gradients, small_model, wait_until
+
+
+@pytest.fixture
+def running():
+    """A fabric with a worker that has brought the model, so that version 0 is there."""
+    with fabric() as running:
+        model = small_model()
+        running.worker(model, "steady").get()
+        yield running
+
+
+@pytest.fixture
+def raw(running: Fabric) -> RawWorker:
+    return running.raw_worker(small_model())
+
+
+def version_of(running: Fabric) -> int:
+    return running.status().models[0].version.number
+
+
+def ask(raw: RawWorker, **changes) -> session_pb2.Send:
+    """Ask for a push and return the instruction to send."""
+    raw.tell(raw.request(**changes))
+    send = raw.told("send")
+    assert isinstance(send, session_pb2.Send)
+    return send
+
+
+def deliver(line: Line, send: session_pb2.Send, raw: RawWorker, payload: bytes, length: int | None = None) -> None:
+    """Wait for the grant, send the payload and its seal."""
+    grant = line.receive()
+    assert grant is not None
+    assert grant.kind is FrameKind.GRANT
+    length = len(payload) if length is None else length
+    digest = raw.spec.layout.digest
+    line.send(Frame(kind=FrameKind.PAYLOAD, ticket=send.ticket, length=length, digest=digest), payload)
+
+
+def seal(line: Line, send: session_pb2.Send) -> None:
+    line.send(Frame(kind=FrameKind.PAYLOAD, ticket=send.ticket))
+
+
+def outcome(line: Line) -> data_pb2.OutcomeMeta:
+    frame = line.receive()
+    assert frame is not None
+    assert frame.kind is FrameKind.OUTCOME
+    return data_pb2.OutcomeMeta.FromString(frame.meta)
+
+
+def image(raw: RawWorker, value: float) -> bytes:
+    return np.full(raw.spec.layout.size_bytes // 4, value, dtype=np.float32).tobytes()
+
+
+def a_good_update_commits(raw: RawWorker) -> None:
+    send = ask(raw)
+    line = raw.offer(send)
+    deliver(line, send, raw, image(raw, 0.5))
+    seal(line, send)
+    assert outcome(line).outcome.committed.version.number > 0
+
+
+def test_an_update_made_by_hand_commits(raw: RawWorker, running: Fabric) -> None:
+    a_good_update_commits(raw)
+    wait_until(lambda: version_of(running) == 1, "the scheduler has heard of the commit")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_an_update_that_is_not_finite_is_dropped_and_changes_nothing(
+    raw: RawWorker, running: Fabric, value: float
+) -> None:
+    send = ask(raw)
+    line = raw.offer(send)
+    deliver(line, send, raw, image(raw, value))
+    seal(line, send)
+    assert outcome(line).outcome.dropped.cause == session_pb2.DROP_CAUSE_NOT_FINITE
+    assert version_of(running) == 0
+    a_good_update_commits(raw)
+
+
+def test_a_step_that_overflows_is_dropped_though_its_gradient_is_finite() -> None:
+    most = float(np.finfo(np.float32).max)
+    causes = []
+    with fabric() as running:
+        running.worker(small_model(), "steady", rule=RuleSpec(lr=1.0)).get()
+        raw = running.raw_worker(small_model(), rule=RuleSpec(lr=1.0))
+        for _ in range(2):
+            send = ask(raw)
+            line = raw.offer(send)
+            deliver(line, send, raw, image(raw, -0.9 * most))
+            seal(line, send)
+            causes.append(outcome(line).outcome.dropped.cause)
+        assert causes == [session_pb2.DROP_CAUSE_UNSPECIFIED, session_pb2.DROP_CAUSE_NOT_FINITE]
+        assert version_of(running) == 1
+
+
+@pytest.mark.parametrize("norm", [float("nan"), float("inf"), -1.0])
+def test_a_norm_that_cannot_be_is_dropped_before_anything_is_sent(raw: RawWorker, norm: float) -> None:
+    raw.tell(raw.request(norm=norm))
+    drop = raw.told("drop")
+    assert isinstance(drop, session_pb2.Drop)
+    assert drop.cause == session_pb2.DROP_CAUSE_NOT_FINITE
+
+
+def test_an_update_of_the_wrong_length_is_dropped_by_the_scheduler(raw: RawWorker) -> None:
+    raw.tell(raw.request(size_bytes=raw.spec.layout.size_bytes + 16))
+    drop = raw.told("drop")
+    assert isinstance(drop, session_pb2.Drop)
+    assert drop.cause == session_pb2.DROP_CAUSE_WRONG_LAYOUT
+
+
+def test_an_offer_of_the_wrong_length_is_dropped_by_the_server(raw: RawWorker, running: Fabric) -> None:
+    send = ask(raw)
+    line = raw.offer(send, size_bytes=raw.spec.layout.size_bytes - 16)
+    assert outcome(line).outcome.dropped.cause == session_pb2.DROP_CAUSE_WRONG_LAYOUT
+    assert version_of(running) == 0
+
+
+def test_an_offer_of_another_layout_is_dropped_and_says_both(raw: RawWorker) -> None:
+    send = ask(raw)
+    dropped = outcome(raw.offer(send, digest=0xBAD)).outcome.dropped
+    assert dropped.cause == session_pb2.DROP_CAUSE_WRONG_LAYOUT
+    assert "0xbad" in dropped.detail
+
+
+@pytest.mark.parametrize("change", [-16, 16])
+def test_a_payload_of_another_length_than_granted_breaks_the_connection_only(
+    raw: RawWorker, running: Fabric, change: int
+) -> None:
+    send = ask(raw)
+    line = raw.offer(send)
+    deliver(line, send, raw, b"", length=raw.spec.layout.size_bytes + change)
+    assert line.is_closed()
+    assert version_of(running) == 0
+    a_good_update_commits(raw)
+
+
+def test_a_payload_nobody_granted_breaks_the_connection_only(raw: RawWorker) -> None:
+    send = ask(raw)
+    line = raw.connect(send.address)
+    line.send(Frame(kind=FrameKind.PAYLOAD, ticket=send.ticket, length=64), bytes(64))
+    assert line.is_closed()
+
+
+def test_a_version_from_the_future_is_dropped(raw: RawWorker) -> None:
+    raw.tell(raw.request(computed_from=ModelVersion(1, 50)))
+    drop = raw.told("drop")
+    assert isinstance(drop, session_pb2.Drop)
+    assert drop.cause == session_pb2.DROP_CAUSE_FUTURE_VERSION
+
+
+def test_an_update_cut_off_in_the_middle_is_applied_neither_wholly_nor_half(raw: RawWorker, running: Fabric) -> None:
+    request = raw.request()
+    raw.tell(request)
+    send = raw.told("send")
+    assert isinstance(send, session_pb2.Send)
+    with raw.offer(send) as line:
+        deliver(line, send, raw, image(raw, 1.0)[:100], length=raw.spec.layout.size_bytes)
+    wait_until(lambda: running.status().models[0].in_flight == 0, "the server has reported the break")
+    raw.tell(request)
+    again = raw.told("send")
+    assert isinstance(again, session_pb2.Send)
+    line = raw.offer(again)
+    deliver(line, again, raw, image(raw, 1.0))
+    seal(line, again)
+    assert outcome(line).outcome.committed.version.number == 1
+
+
+def test_an_update_without_its_seal_is_not_applied(raw: RawWorker, running: Fabric) -> None:
+    send = ask(raw)
+    line = raw.offer(send)
+    deliver(line, send, raw, image(raw, 1.0))
+    meta = data_pb2.RefuseMeta(reason="changed").SerializeToString()
+    line.send(Frame(kind=FrameKind.REFUSE, ticket=send.ticket, meta=meta))
+    assert line.is_closed()
+    assert version_of(running) == 0
+    a_good_update_commits(raw)
+
+
+def test_the_same_update_sent_twice_is_applied_once(raw: RawWorker, running: Fabric) -> None:
+    request = raw.request()
+    versions = []
+    for _ in range(2):
+        raw.tell(request)
+        message = raw.told("send", "resolve")
+        if isinstance(message, session_pb2.Send):
+            line = raw.offer(message)
+            deliver(line, message, raw, image(raw, 0.5))
+            seal(line, message)
+            versions.append(outcome(line).outcome.committed.version.number)
+            wait_until(lambda: version_of(running) == 1, "the scheduler has heard of the commit")
+        else:
+            versions.append(message.outcome.committed.version.number)
+    assert versions == [1, 1]
+    assert version_of(running) == 1
+
+
+def test_an_offer_that_nobody_announced_is_refused_in_the_end(raw: RawWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mlfabric.server.state.EARLY_WAIT_NS", 50_000_000)
+    send = ask(raw)
+    send.ticket = b"f" * 16
+    answer = raw.offer(send).receive()
+    assert answer is not None
+    assert answer.kind is FrameKind.REFUSE
+    assert b"never announced" in answer.meta
+
+
+@pytest.mark.parametrize("garbage", [b"GET / HTTP/1.1\r\n\r\n", bytes(64), b"MLFB" + b"\xff" * 40, b"MLFB"])
+def test_garbage_on_the_data_port_is_cut_off_and_training_goes_on(
+    raw: RawWorker, running: Fabric, garbage: bytes
+) -> None:
+    address = running.status().members[0].address
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=10) as line, contextlib.suppress(ConnectionError):
+        line.sendall(garbage)
+        with contextlib.suppress(OSError):  # it may be cut off already
+            line.shutdown(socket.SHUT_WR)
+        assert line.recv(1024) == b""
+    a_good_update_commits(raw)
+
+
+def test_damaged_meta_is_cut_off(raw: RawWorker) -> None:
+    send = ask(raw)
+    line = raw.connect(send.address)
+    line.send(Frame(kind=FrameKind.OFFER, ticket=send.ticket, meta=b"\xff\xff\xff"))
+    assert line.is_closed()
+
+
+def test_a_second_transfer_on_a_busy_connection_is_cut_off(raw: RawWorker) -> None:
+    send = ask(raw)
+    send.ticket = b"s" * 16
+    line = raw.offer(send)
+    meta = data_pb2.OfferMeta(update=send.update, size_bytes=raw.spec.layout.size_bytes)
+    line.send(Frame(kind=FrameKind.OFFER, ticket=send.ticket, meta=meta.SerializeToString()))
+    assert line.is_closed()
+
+
+def test_a_data_port_in_use_is_said_plainly(running: Fabric) -> None:
+    from mlfabric import ServerOptions, register_as_server
+    from mlfabric.channels import TcpOptions
+
+    port = int(running.status().members[0].address.rpartition(":")[2])
+    options = ServerOptions(scheduler=running.scheduler.address, name="other", tcp=TcpOptions(ports=(port, port)))
+    with pytest.raises(UsageError, match=str(port)):
+        register_as_server(options).wait(10)
+
+
+def test_resume_without_a_directory_is_refused() -> None:
+    from mlfabric import ServerOptions
+
+    with pytest.raises(UsageError, match="resume needs checkpoint_dir"):
+        ServerOptions(scheduler="127.0.0.1:1", resume=True)
+    with pytest.raises(UsageError, match="checkpoint_every_s=0"):
+        ServerOptions(scheduler="127.0.0.1:1", checkpoint_every_s=0)
+
+
+def test_resume_from_a_damaged_checkpoint_says_which_and_changes_nothing(running: Fabric, tmp_path) -> None:
+    from mlfabric import ServerOptions, register_as_server
+
+    (tmp_path / "model").mkdir()
+    damaged = tmp_path / "model" / "00000001.pt"
+    damaged.write_bytes(b"not a checkpoint")
+    options = ServerOptions(scheduler=running.scheduler.address, name="other", checkpoint_dir=tmp_path, resume=True)
+    try:
+        server = register_as_server(options)
+    except FabricError as error:
+        assert str(tmp_path) in str(error)
+    else:
+        server.stop()
+    assert damaged.read_bytes() == b"not a checkpoint"
+
+
+def test_callbacks_see_every_commit_and_every_get(running: Fabric) -> None:
+    commits, gets = [], []
+    server = running.servers[0]
+    server.register_update_callback(lambda model, commit: commits.append((model, commit.version.number)))
+    server.register_request_callback(lambda model, get, version: gets.append((model, get.worker, version.number)))
+    model = small_model()
+    worker = running.worker(model, "second")
+    for step in range(3):
+        worker.get()
+        gradients(model, step)
+        worker.push().result(10)
+    assert worker.get(min_version=3).number == 3
+    assert commits == [("model", 1), ("model", 2), ("model", 3)]
+    assert [g for g in gets if g[1] == "second"][-1] == ("model", "second", 3)
