@@ -1,0 +1,1 @@
+"""Carries out the scheduler's instructions next to a worker, and the API that training scripts use."""

@@ -1,0 +1,290 @@
+"""The worker daemon's shell: session, data channel, the state machine between them. Decides nothing.
+
+Runs in one event loop: in a thread beside the training code, or in a process of its own. Its coroutines are for that
+loop; ``worker.py`` is the door for training threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass, field
+
+from mlfabric import wire
+from mlfabric.channels import TcpChannel, TcpOptions, TransferRecord
+from mlfabric.errors import FabricClosedError
+from mlfabric.protocol import (
+    Committed,
+    Dropped,
+    DropReason,
+    GetId,
+    GetRequested,
+    Initialise,
+    Instruction,
+    Lost,
+    MemberEvent,
+    ModelVersion,
+    MonitorAt,
+    Outcome,
+    PushRequested,
+    Tick,
+    UpdateId,
+    UpdateKind,
+    Welcome,
+)
+from mlfabric.reporting import TransferReporter
+from mlfabric.session import SchedulerSession, SessionCallbacks
+from mlfabric.specs import Member, ModelSpec, Role
+from mlfabric.telemetry import WorkerMetrics
+from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc
+from mlfabric.worker_daemon import actions as act
+from mlfabric.worker_daemon.observing import Observer, Settled, nobody
+from mlfabric.worker_daemon.sending import Parcel, Transfers
+from mlfabric.worker_daemon.state import DaemonState
+
+__all__ = ["DaemonOptions", "WorkerDaemon"]
+
+log = logging.getLogger("mlfabric.worker")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DaemonOptions:
+    """How a worker daemon runs.
+
+    Args:
+        scheduler: ``host:port`` of the scheduler.
+        name, host: see ``Member``.
+        tcp: its data channel.
+        observer: told of finished transfers and settled updates, in the daemon's thread; it should be brief.
+    """
+
+    scheduler: str
+    name: str
+    host: str = "localhost"
+    tcp: TcpOptions = field(default_factory=TcpOptions)
+    observer: Observer = nobody
+
+
+@dataclass(slots=True)
+class _OpenPush:
+    parcel: Parcel
+    handle: asyncio.Future[Outcome]
+    since_s: float
+
+
+@dataclass(slots=True)
+class _OpenGet:
+    buffer: memoryview
+    handle: asyncio.Future[ModelVersion]
+    since_s: float
+
+
+class WorkerDaemon:
+    """One worker's daemon.
+
+    Args:
+        options: see there.
+        spec: the model that the worker trains.
+        initial: the image of the initial weights, kept until some worker's have arrived; None if it has none to give.
+        metrics: counts what happens.
+    """
+
+    def __init__(self, options: DaemonOptions, spec: ModelSpec, initial: Parcel | None, metrics: WorkerMetrics) -> None:
+        self.options = options
+        self.spec = spec
+        self.welcome: asyncio.Future[Welcome] = asyncio.get_running_loop().create_future()
+        self._initial = initial
+        self._metrics = metrics
+        self._state = DaemonState(options.name)
+        self._channel = TcpChannel(options.tcp)
+        self._reporter = TransferReporter(options.name, options.host, options.tcp.up_bps, options.tcp.down_bps)
+        self._transfers = Transfers(self._channel, options.host, self._take_in, self._recorded, options.observer)
+        self._pushes: dict[UpdateId, _OpenPush] = {}
+        self._gets: dict[GetId, _OpenGet] = {}
+        self._updates = self._get_count = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_ns = 0
+        self._incarnation = time.time_ns()
+        self._tasks: list[asyncio.Task[None]] = []
+        member = Member(
+            name=options.name,
+            role=Role.WORKER,
+            incarnation=self._incarnation,
+            host=options.host,
+            up_bps=options.tcp.up_bps,
+            down_bps=options.tcp.down_bps,
+        )
+        callbacks = SessionCallbacks(admitted=self._admitted, instructed=self._instructed, lost=lambda _: None)
+        self._session = SchedulerSession(options.scheduler, member, self._register, callbacks)
+
+    async def start(self) -> Welcome:
+        """Join the fabric, waiting for the scheduler and a server if need be.
+
+        Raises:
+            RefusedError: the scheduler refuses this worker or its model.
+        """
+        session = asyncio.create_task(self._session.run())
+        self._tasks = [session, asyncio.create_task(self._reporter.run())]
+        session.add_done_callback(self._session_ended)
+        return await asyncio.shield(self.welcome)
+
+    def _session_ended(self, session: asyncio.Task[None]) -> None:
+        error = None if session.cancelled() else session.exception()
+        self._fail_all(error or FabricClosedError("this worker has left the fabric; register again for more"))
+
+    def _fail_all(self, error: BaseException) -> None:
+        if not self.welcome.done():
+            self.welcome.set_exception(error)
+        for push in self._pushes.values():
+            if not push.handle.done():
+                push.handle.set_result(Lost(detail=str(error)))
+        for get in self._gets.values():
+            if not get.handle.done():
+                get.handle.set_exception(error)
+        self._pushes.clear()
+        self._gets.clear()
+
+    async def close(self, detail: str, drain_s: float) -> None:
+        """Wait for open pushes for at most ``drain_s``, say good-bye, stop."""
+        handles = [push.handle for push in self._pushes.values()]
+        if handles:
+            await asyncio.wait(handles, timeout=drain_s)
+        await self._session.leave(detail)
+        await self._transfers.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._reporter.close()
+        await self._channel.close()
+
+    # What the worker asks for
+
+    def push(
+        self, parcel: Parcel, norm: float, computed_from: ModelVersion
+    ) -> tuple[UpdateId, asyncio.Future[Outcome]]:
+        """Hand over an update; the future gives its outcome."""
+        return self._push(parcel, norm, computed_from, UpdateKind.GRADIENT)
+
+    def _push(
+        self, parcel: Parcel, norm: float, computed_from: ModelVersion, kind: UpdateKind
+    ) -> tuple[UpdateId, asyncio.Future[Outcome]]:
+        update = UpdateId(self.options.name, self._incarnation, self._updates)
+        self._updates += 1
+        handle: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self._pushes[update] = _OpenPush(parcel, handle, time.monotonic())
+        request = PushRequested(
+            update=update,
+            model=self.spec.name,
+            size_bytes=parcel.size_bytes,
+            computed_from=computed_from,
+            norm=norm,
+            kind=kind,
+        )
+        self._take_in(act.PushCalled(request=request))
+        return update, handle
+
+    def get(
+        self, buffer: memoryview, min_version: ModelVersion, after_update: UpdateId | None
+    ) -> asyncio.Future[ModelVersion]:
+        """Fetch the model into ``buffer``; the future gives its version."""
+        get = GetId(self.options.name, self._incarnation, self._get_count)
+        self._get_count += 1
+        handle: asyncio.Future[ModelVersion] = asyncio.get_running_loop().create_future()
+        self._gets[get] = _OpenGet(buffer, handle, time.monotonic())
+        request = GetRequested(get=get, model=self.spec.name, min_version=min_version, after_update=after_update)
+        self._take_in(act.GetCalled(request=request))
+        return handle
+
+    # The session
+
+    async def _register(self, stub: fabric_pb2_grpc.FabricServiceAsyncStub) -> fabric_pb2.Admission:
+        request = fabric_pb2.RegisterAsWorkerRequest(
+            member=wire.to_member(self._session.member),
+            model=wire.to_spec(self.spec),
+            holds_initial=self._initial is not None,
+        )
+        return (await stub.RegisterAsWorker(request)).admission
+
+    def _admitted(self, welcome: Welcome) -> list[MemberEvent]:
+        self._reporter.set_address(welcome.monitor_address)
+        if not self.welcome.done():
+            self.welcome.set_result(welcome)
+        if welcome.initialise:
+            self._bring_initial()
+        return [self._state.holds()]
+
+    def _instructed(self, instruction: Instruction) -> None:
+        match instruction:
+            case MonitorAt():
+                self._reporter.set_address(instruction.address)
+            case Initialise():
+                self._bring_initial()
+            case _:
+                self._take_in(instruction)  # type: ignore[arg-type]
+
+    def _bring_initial(self) -> None:
+        if self._initial is None or any(p.parcel is self._initial for p in self._pushes.values()):
+            return
+        _, handle = self._push(self._initial, 0.0, ModelVersion(0, 0), UpdateKind.INITIAL)
+        handle.add_done_callback(self._initial_settled)
+
+    def _initial_settled(self, handle: asyncio.Future[Outcome]) -> None:
+        outcome = handle.result()
+        if isinstance(outcome, Dropped) and outcome.cause is not DropReason.DUPLICATE:
+            log.error("the initial weights were refused: %s: %s", outcome.cause.value, outcome.detail)
+
+    # Events in, actions out
+
+    def _take_in(self, event: act.DaemonEvent) -> None:
+        for action in self._state.handle(event, time.monotonic_ns()):
+            self._do(action)
+        self._metrics.in_flight(len(self._pushes))
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        due_ns = self._state.next_wakeup_ns()
+        if due_ns is None or (self._timer is not None and self._timer_ns <= due_ns):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_ns = due_ns
+        wait_s = max(0.0, (due_ns - time.monotonic_ns()) / 1e9)
+        self._timer = asyncio.get_running_loop().call_later(wait_s, self._wake_up)
+
+    def _wake_up(self) -> None:
+        self._timer = None
+        self._take_in(Tick())
+
+    def _do(self, action: act.Action) -> None:
+        match action:
+            case act.Request():
+                self._session.send(action.event)
+            case act.StartSend():
+                self._transfers.send(action.plan, self._pushes[action.plan.update].parcel)
+            case act.StartFetch():
+                self._transfers.fetch(action.plan, self._gets[action.plan.get].buffer, self.spec.layout.digest)
+            case act.Settle():
+                self._settle(action)
+            case act.Deliver():
+                get = self._gets.pop(action.get)
+                self._metrics.got(time.monotonic() - get.since_s)
+                if not get.handle.done():
+                    get.handle.set_result(action.version)
+
+    def _settle(self, action: act.Settle) -> None:
+        push = self._pushes.pop(action.update)
+        self._metrics.settled(action.outcome, time.monotonic() - push.since_s)
+        if not isinstance(action.outcome, Committed):
+            log.debug("%s: %s (%s)", action.update, action.outcome, action.reason)
+        if push.parcel is not self._initial:
+            pushed_ns, settled_ns = round(push.since_s * 1e9), time.monotonic_ns()
+            self.options.observer(
+                Settled(update=action.update, outcome=action.outcome, pushed_ns=pushed_ns, settled_ns=settled_ns)
+            )
+        if not push.handle.done():
+            push.handle.set_result(action.outcome)
+
+    def _recorded(self, record: TransferRecord, host: str) -> None:
+        self._metrics.transfer(record, host)
+        self._reporter.record(record, host, self.options.host)

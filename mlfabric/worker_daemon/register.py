@@ -1,0 +1,154 @@
+"""``register_as_worker`` and ``wrap``: how a training script joins the fabric."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol, cast
+
+import torch
+
+from mlfabric.config import WorkerSettings
+from mlfabric.errors import LayoutError, UsageError
+from mlfabric.specs import ModelSpec, RuleSpec
+from mlfabric.worker_daemon.daemon import DaemonOptions
+from mlfabric.worker_daemon.observing import Observer, nobody
+from mlfabric.worker_daemon.optimizer import FabricOptimizer, rule_of
+from mlfabric.worker_daemon.tensors import ModelTensors, Trainable
+from mlfabric.worker_daemon.thread import ThreadDaemon
+from mlfabric.worker_daemon.worker import Worker
+
+__all__ = ["register_as_worker", "wrap"]
+
+
+class Resettable(Protocol):
+    """A module that can give its parameters their initial values again."""
+
+    def reset_parameters(self) -> None:
+        """Draw initial values from torch's random state."""
+
+
+def register_as_worker(
+    model: Trainable,
+    *,
+    rule: RuleSpec | None = None,
+    tau_max: int | None = None,
+    init: str | Path | int = "first",
+    model_name: str = "model",
+    name: str = "",
+    scheduler: str = "",
+    settings: WorkerSettings | None = None,
+    observer: Observer = nobody,
+) -> Worker:
+    """Join the fabric as a worker that trains ``model``; waits for the scheduler and a server.
+
+    Args:
+        model: a module, or a mapping of names to tensors; it is trained in place.
+        rule: how the server turns gradients into steps; every worker gives the same. ``RuleSpec()`` unless given.
+        tau_max: delay bound, >= 0; None means twice the number of workers.
+        init: initial weights: ``"first"`` takes those of the first worker that joins; an integer is a seed from which
+            every worker makes the same; anything else is the path of a state dict.
+        model_name: the model's name in the fabric.
+        name: this worker's name; ``MLFABRIC_NAME`` or ``worker-<RANK>`` unless given.
+        scheduler: ``host:port``; ``MLFABRIC_SCHEDULER`` or 127.0.0.1:50061 unless given.
+        settings: everything about the surroundings; taken from the environment unless given.
+        observer: told of finished transfers and settled updates, in the daemon's thread; it should be brief.
+
+    Returns:
+        The worker; use it as a context manager, or call ``leave`` at the end.
+
+    Raises:
+        LayoutError: the model has nothing to train, or tensors that cannot travel.
+        UsageError: an argument or an environment variable cannot be used.
+        RefusedError: the scheduler refuses: the name is taken, or layout or options are not the registered ones.
+    """
+    settings = settings or WorkerSettings.from_environment()
+    settings = replace(settings, name=name or settings.name, scheduler=scheduler or settings.scheduler)
+    _initialise(model, init)
+    tensors = ModelTensors(model)
+    spec = ModelSpec(
+        name=model_name,
+        layout=tensors.layout,
+        rule=rule or RuleSpec(),
+        tau_max=tau_max,
+        frozen_digest=tensors.frozen_digest,
+    )
+    options = DaemonOptions(
+        scheduler=settings.scheduler,
+        name=settings.name,
+        host=settings.host,
+        tcp=settings.tcp,
+        observer=observer,
+    )
+    daemon = ThreadDaemon(options, spec, tensors.values(), settings.metrics_port)
+    return Worker(settings.name, daemon, model, tensors)
+
+
+def wrap(
+    optimizer: torch.optim.Optimizer,
+    model: torch.nn.Module,
+    *,
+    tau_max: int | None = None,
+    init: str | Path | int = "first",
+    settings: WorkerSettings | None = None,
+) -> FabricOptimizer:
+    """Return an optimizer whose ``step`` pushes to the fabric and gets from it, overlapped with computation.
+
+    Args:
+        optimizer: a ``torch.optim.SGD`` over ``model``'s parameters; its rule becomes the server's.
+        model: what is trained; the fabric's present weights are installed in it.
+        tau_max, init, settings: as for :func:`register_as_worker`.
+
+    Raises:
+        UsageError: the optimizer is not plain SGD, or does not hold all of the model's trainable parameters.
+        Else as :func:`register_as_worker`.
+    """
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    missing = [n for n, p in model.named_parameters() if p.requires_grad and id(p) not in held]
+    if missing:
+        raise UsageError(f"the optimizer does not hold {', '.join(missing)}; freeze them, or give them to it")
+    worker = register_as_worker(model, rule=rule_of(optimizer), tau_max=tau_max, init=init, settings=settings)
+    return FabricOptimizer(optimizer, worker)
+
+
+def _initialise(model: Trainable, init: str | Path | int) -> None:
+    if init == "first":
+        return
+    if not isinstance(model, torch.nn.Module):
+        raise UsageError(f"init={init!r} needs a torch module; named tensors begin with 'first'")
+    if isinstance(init, int):
+        _seed(model, init)
+    else:
+        _load(model, Path(init))
+
+
+def _seed(model: torch.nn.Module, seed: int) -> None:
+    """Give every trainable parameter its module's default initial value under ``seed``."""
+    resettable = [m for m in model.modules() if callable(getattr(m, "reset_parameters", None))]
+    covered = {id(p) for m in resettable for p in m.parameters(recurse=False)}
+    missing = [n for n, p in model.named_parameters() if p.requires_grad and id(p) not in covered]
+    if missing:
+        raise UsageError(f"init={seed}: no reset_parameters() covers {', '.join(missing)}; use 'first' or a file")
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        for module in resettable:
+            cast(Resettable, module).reset_parameters()
+
+
+def _load(model: torch.nn.Module, path: Path) -> None:
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise UsageError(
+            f"init={str(path)!r}: {error.strerror or error}; give 'first', a seed or a state dict"
+        ) from error
+    if isinstance(state, dict) and isinstance(state.get("model"), dict):
+        state = state["model"]
+    names = set(state) if isinstance(state, dict) else set()
+    missing = sorted({n for n, _ in model.named_parameters()} - names)
+    if missing:
+        raise LayoutError(f"init={str(path)!r} has no {', '.join(missing)}; give a state dict of this model")
+    try:
+        model.load_state_dict(state, strict=False)
+    except RuntimeError as error:
+        raise LayoutError(f"init={str(path)!r} does not fit the model: {error}") from error

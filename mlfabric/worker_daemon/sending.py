@@ -1,0 +1,199 @@
+"""The data connections of a worker daemon: one attempt to push an update or to fetch a model. Decides nothing.
+
+Connections are kept and used again, one transfer at a time. An attempt ends with an event for the state machine,
+whatever happens; only a connection whose framing is whole goes back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from mlfabric import wire
+from mlfabric.channels import Channel, Connection, Frame, FrameKind, TransferRecord
+from mlfabric.errors import FabricError, TransferError
+from mlfabric.protocol import Dropped, DropReason, Fetch, ModelVersion, Outcome, Send
+from mlfabric.v1 import data_pb2
+from mlfabric.worker_daemon import actions as act
+from mlfabric.worker_daemon.observing import Observer, Transferred
+
+__all__ = ["Parcel", "Transfers"]
+
+
+WITH_OFFER_BYTES = 16 * 1024
+
+
+class _ChangedError(Exception):
+    """The tensors of an update were changed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parcel:
+    """An update's bytes, and the check that nobody changed them.
+
+    Args:
+        pieces: contiguous buffers that make up the image.
+        digest: the layout's.
+        is_unchanged: tells whether the tensors are what they were when they were handed over.
+    """
+
+    pieces: Sequence[memoryview]
+    digest: int
+    is_unchanged: Callable[[], bool]
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the image."""
+        return sum(piece.nbytes for piece in self.pieces)
+
+
+class Transfers:
+    """Attempts under way.
+
+    Args:
+        channel: the daemon's data channel.
+        host: this worker's host.
+        take_in: where events for the state machine go.
+        recorded: told of every finished transfer and the host at its other end.
+        observer: told of every finished transfer and what it was.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        host: str,
+        take_in: Callable[[act.DaemonEvent], None],
+        recorded: Callable[[TransferRecord, str], None],
+        observer: Observer,
+    ) -> None:
+        self._channel = channel
+        self._host = host
+        self._take_in = take_in
+        self._recorded = recorded
+        self._observer = observer
+        self._idle: defaultdict[str, list[Connection]] = defaultdict(list)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def send(self, plan: Send, parcel: Parcel) -> None:
+        """Begin an attempt to push an update."""
+        self._spawn(self._send(plan, parcel))
+
+    def fetch(self, plan: Fetch, buffer: memoryview, digest: int) -> None:
+        """Begin an attempt to fetch a model into ``buffer``."""
+        self._spawn(self._fetch(plan, buffer, digest))
+
+    async def close(self) -> None:
+        """Cancel every attempt."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _send(self, plan: Send, parcel: Parcel) -> None:
+        connection: Connection | None = None
+        try:
+            connection = await self._connection(plan.address)
+            outcome = await self._push(connection, plan, parcel)
+        except _ChangedError:
+            outcome = Dropped(cause=DropReason.CHANGED, detail="hand over tensors that nothing writes to any more")
+            self._take_in(act.OutcomeReceived(update=plan.update, outcome=outcome))
+        except (FabricError, DecodeError) as error:
+            self._discard(plan.address, connection)
+            self._take_in(act.SendBroken(update=plan.update, ticket=plan.ticket, detail=str(error)))
+        else:
+            self._idle[plan.address].append(connection)
+            if isinstance(outcome, str):
+                self._take_in(act.SendBroken(update=plan.update, ticket=plan.ticket, detail=outcome))
+            else:
+                self._take_in(act.OutcomeReceived(update=plan.update, outcome=outcome))
+
+    async def _push(self, connection: Connection, plan: Send, parcel: Parcel) -> Outcome | str:
+        """Offer, send when granted, and return the outcome, or why the server refuses."""
+        update = wire.to_update_id(plan.update)
+        image = b"".join(parcel.pieces) if parcel.size_bytes <= WITH_OFFER_BYTES else b""
+        if not parcel.is_unchanged():
+            image = b""  # offered all the same: it is taken back once it is granted, so that the server waits no more
+        offer = data_pb2.OfferMeta(update=update, size_bytes=parcel.size_bytes, host=self._host, image=image)
+        await connection.send(
+            Frame(kind=FrameKind.OFFER, ticket=plan.ticket, digest=parcel.digest, meta=offer.SerializeToString())
+        )
+        answer = await connection.receive()
+        if answer.kind is FrameKind.GRANT:
+            await self._payload(connection, plan, parcel)
+            answer = await connection.receive()
+        if answer.kind is FrameKind.REFUSE:
+            return data_pb2.RefuseMeta.FromString(answer.meta).reason
+        if answer.kind is not FrameKind.OUTCOME:
+            raise TransferError(f"a {answer.kind.name} frame came; wanted OUTCOME")
+        return wire.from_outcome(data_pb2.OutcomeMeta.FromString(answer.meta).outcome)
+
+    async def _payload(self, connection: Connection, plan: Send, parcel: Parcel) -> None:
+        frame = Frame(kind=FrameKind.PAYLOAD, ticket=plan.ticket, length=parcel.size_bytes, digest=parcel.digest)
+        if parcel.is_unchanged():
+            self._observe(plan, await connection.send(frame, parcel.pieces, plan.rate_bps))
+        if parcel.is_unchanged():
+            await connection.send(Frame(kind=FrameKind.PAYLOAD, ticket=plan.ticket, digest=parcel.digest))
+            return
+        meta = data_pb2.RefuseMeta(reason=DropReason.CHANGED.value).SerializeToString()
+        await connection.send(Frame(kind=FrameKind.REFUSE, ticket=plan.ticket, meta=meta))
+        raise _ChangedError
+
+    async def _fetch(self, plan: Fetch, buffer: memoryview, digest: int) -> None:
+        connection: Connection | None = None
+        try:
+            connection = await self._connection(plan.address)
+            version = await self._model(connection, plan, buffer, digest)
+        except (FabricError, DecodeError) as error:
+            self._discard(plan.address, connection)
+            self._take_in(act.FetchBroken(get=plan.get, ticket=plan.ticket, detail=str(error)))
+        else:
+            self._idle[plan.address].append(connection)
+            if isinstance(version, str):
+                self._take_in(act.FetchBroken(get=plan.get, ticket=plan.ticket, detail=version))
+            else:
+                self._take_in(act.ModelReceived(get=plan.get, version=version))
+
+    async def _model(self, connection: Connection, plan: Fetch, buffer: memoryview, digest: int) -> ModelVersion | str:
+        """Say that buffer and slot are here, receive the model and return its version, or why the server refuses."""
+        want = data_pb2.WantMeta(get=wire.to_get_id(plan.get), host=self._host)
+        await connection.send(Frame(kind=FrameKind.WANT, ticket=plan.ticket, meta=want.SerializeToString()))
+        frame = await connection.receive()
+        if frame.kind is FrameKind.REFUSE:
+            return data_pb2.RefuseMeta.FromString(frame.meta).reason
+        if frame.kind is not FrameKind.MODEL or frame.length != buffer.nbytes or frame.digest != digest:
+            raise TransferError(f"{frame.kind.name} of {frame.length} bytes came; wanted MODEL of {buffer.nbytes}")
+        meta = data_pb2.ModelMeta.FromString(frame.meta)
+        record = await connection.receive_into(buffer, frame.length)
+        self._recorded(record, meta.host)
+        self._observe(plan, record)
+        return wire.from_version(meta.version)
+
+    def _observe(self, plan: Send | Fetch, record: TransferRecord | None) -> None:
+        if record is not None:
+            seen = Transferred(
+                transfer=plan.update if isinstance(plan, Send) else plan.get,
+                server=plan.server,
+                size_bytes=record.bytes,
+                started_ns=record.started_ns,
+                ended_ns=record.ended_ns,
+            )
+            self._observer(seen)
+
+    async def _connection(self, address: str) -> Connection:
+        idle = self._idle[address]
+        return idle.pop() if idle else await self._channel.connect(address)
+
+    def _discard(self, address: str, broken: Connection | None) -> None:
+        """Close a broken connection, and idle ones to the same place: whatever broke it may have broken them."""
+        for connection in (broken, *self._idle.pop(address, ())):
+            if connection is not None:
+                connection.close()
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

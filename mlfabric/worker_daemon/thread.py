@@ -1,0 +1,149 @@
+"""A worker daemon in a thread of the training process, and the interface that any place for it offers.
+
+The training thread and the daemon share memory, so tensors are handed over as they are. All calls here are for training
+threads; each crosses into the daemon's event loop once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+from collections.abc import Coroutine
+from typing import Any, Protocol, TypeVar
+
+from mlfabric.errors import FabricClosedError
+from mlfabric.protocol import ModelVersion, Outcome, Welcome
+from mlfabric.specs import ModelSpec
+from mlfabric.telemetry import MetricsPage, WorkerMetrics
+from mlfabric.worker_daemon.daemon import DaemonOptions, WorkerDaemon
+from mlfabric.worker_daemon.sending import Parcel
+
+__all__ = ["Daemon", "OutcomeFuture", "ThreadDaemon", "VersionFuture"]
+
+T = TypeVar("T")
+OutcomeFuture = concurrent.futures.Future[Outcome]
+VersionFuture = concurrent.futures.Future[ModelVersion]
+
+
+class Daemon(Protocol):
+    """A worker's daemon as its training code sees it, wherever it runs."""
+
+    def join(self) -> Welcome:
+        """Join the fabric; waits for the scheduler and a server.
+
+        Raises:
+            RefusedError: the scheduler refuses this worker or its model.
+        """
+
+    def push(
+        self, parcel: Parcel, norm: float, computed_from: ModelVersion, get_into: memoryview | None
+    ) -> tuple[OutcomeFuture, VersionFuture | None]:
+        """Push an update and, if ``get_into`` is given, get the model that follows it, in one round trip."""
+
+    def get(self, buffer: memoryview, min_version: ModelVersion) -> VersionFuture:
+        """Get the model into ``buffer``, at ``min_version`` or newer."""
+
+    def leave(self, detail: str, drain_s: float) -> None:
+        """Wait for open pushes for at most ``drain_s`` and leave the fabric; a second call does nothing."""
+
+
+class ThreadDaemon:
+    """A daemon in a thread of this process.
+
+    Args:
+        options, spec, initial: see ``WorkerDaemon``.
+        metrics_port: where /metrics is served; 0 any free port, None not at all.
+
+    Raises:
+        UsageError: the metrics port is in use.
+    """
+
+    def __init__(
+        self, options: DaemonOptions, spec: ModelSpec, initial: Parcel | None, metrics_port: int | None = None
+    ) -> None:
+        metrics = WorkerMetrics()
+        self._page = None if metrics_port is None else MetricsPage(metrics.registry, options.tcp.bind, metrics_port)
+        if self._page is not None:
+            self._page.start()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name=f"mlfabric {options.name}", daemon=True)
+        self._thread.start()
+        self._daemon = self._call(self._make(options, spec, initial, metrics)).result()
+        self._left = False
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+        self._loop.close()
+
+    async def _make(
+        self, options: DaemonOptions, spec: ModelSpec, initial: Parcel | None, metrics: WorkerMetrics
+    ) -> WorkerDaemon:
+        return WorkerDaemon(options, spec, initial, metrics)
+
+    def _call(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def join(self) -> Welcome:
+        """Join the fabric; see ``Daemon``. A daemon that could not join has ended."""
+        joined = False
+        try:
+            welcome = self._call(self._daemon.start()).result()
+            joined = True
+            return welcome
+        finally:
+            if not joined:
+                self.leave("it could not join", 0.0)
+
+    def push(
+        self, parcel: Parcel, norm: float, computed_from: ModelVersion, get_into: memoryview | None
+    ) -> tuple[OutcomeFuture, VersionFuture | None]:
+        """Push an update, and get what follows it; see ``Daemon``."""
+        self._check_open()
+        outcome: OutcomeFuture = concurrent.futures.Future()
+        version: VersionFuture | None = concurrent.futures.Future() if get_into is not None else None
+
+        def begin() -> None:
+            update, handle = self._daemon.push(parcel, norm, computed_from)
+            handle.add_done_callback(lambda done: _copy(done, outcome))
+            if get_into is not None and version is not None:
+                got = self._daemon.get(get_into, ModelVersion(0, 0), update)
+                got.add_done_callback(lambda done: _copy(done, version))
+
+        self._loop.call_soon_threadsafe(begin)
+        return outcome, version
+
+    def get(self, buffer: memoryview, min_version: ModelVersion) -> VersionFuture:
+        """Get the model; see ``Daemon``."""
+        self._check_open()
+        version: VersionFuture = concurrent.futures.Future()
+
+        def begin() -> None:
+            self._daemon.get(buffer, min_version, None).add_done_callback(lambda done: _copy(done, version))
+
+        self._loop.call_soon_threadsafe(begin)
+        return version
+
+    def leave(self, detail: str, drain_s: float) -> None:
+        """Leave the fabric and end the thread; see ``Daemon``."""
+        if self._left:
+            return
+        self._left = True
+        self._call(self._daemon.close(detail, drain_s)).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        if self._page is not None:
+            self._page.stop()
+
+    def _check_open(self) -> None:
+        if self._left:
+            raise FabricClosedError("this worker has left the fabric; register again for more")
+
+
+def _copy(done: asyncio.Future[T], to: concurrent.futures.Future[T]) -> None:
+    error = done.exception()
+    if error is not None:
+        to.set_exception(error)
+    else:
+        to.set_result(done.result())

@@ -1,0 +1,217 @@
+"""What a training script holds: a worker that pushes updates and gets models.
+
+Not thread-safe: for one training thread.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import signal
+import threading
+from collections import deque
+from types import FrameType, TracebackType
+from typing import Self
+
+from mlfabric.errors import LayoutError, UsageError
+from mlfabric.protocol import Committed, Dropped, DropReason, ModelVersion, Outcome
+from mlfabric.worker_daemon.tensors import ModelTensors, Trainable
+from mlfabric.worker_daemon.thread import Daemon, OutcomeFuture, VersionFuture
+
+__all__ = ["PushHandle", "Tally", "Worker"]
+
+log = logging.getLogger("mlfabric.worker")
+DRAIN_S = 30.0
+
+
+class PushHandle:
+    """A push on its way; :meth:`result` says what became of it."""
+
+    def __init__(self, future: OutcomeFuture) -> None:
+        self._future = future
+
+    def done(self) -> bool:
+        """Tell whether the outcome is known."""
+        return self._future.done()
+
+    def result(self, timeout_s: float | None = None) -> Outcome:
+        """Wait for the outcome: ``Committed(version, tau)``, ``Dropped(cause, detail)`` or ``Lost(detail)``.
+
+        Raises:
+            TimeoutError: it was not known in time.
+        """
+        return self._future.result(timeout_s)
+
+
+class Tally:
+    """How many of a worker's updates were committed, dropped or lost, and with which delays."""
+
+    def __init__(self) -> None:
+        self.committed = self.dropped = self.lost = 0
+        self.delay_sum = self.delay_max = 0
+
+    def add(self, outcome: Outcome) -> None:
+        """Count an outcome."""
+        match outcome:
+            case Committed():
+                self.committed += 1
+                self.delay_sum += outcome.tau
+                self.delay_max = max(self.delay_max, outcome.tau)
+            case Dropped():
+                self.dropped += 1
+            case _:
+                self.lost += 1
+
+
+class Worker:
+    """A registered worker; made by ``mlfabric.register_as_worker``.
+
+    Args:
+        name: its name in the fabric.
+        daemon: carries out what it asks for.
+        model: what it trains.
+        tensors: the travelling tensors of ``model``.
+    """
+
+    def __init__(self, name: str, daemon: Daemon, model: Trainable, tensors: ModelTensors) -> None:
+        self.name = name
+        self.version = ModelVersion(0, 0)
+        self.tally = Tally()
+        self._daemon = daemon
+        self._model = model
+        self._tensors = tensors
+        self._image = tensors.image_buffer()
+        self._open: deque[OutcomeFuture] = deque()
+        self._coming: VersionFuture | None = None
+        self._left = False
+        self.tau_max = daemon.join().tau_max
+        atexit.register(self.leave)
+        _drain_on_sigterm()
+
+    # Pushing and getting
+
+    def get(self, model: Trainable | None = None, *, min_version: int = 0) -> ModelVersion:
+        """Install the newest model, at least the one that holds the last push's update if that was committed.
+
+        Args:
+            model: where to install it; the registered one unless given.
+            min_version: wait for this version or a newer one.
+
+        Returns:
+            The model's version.
+
+        Raises:
+            LayoutError: ``model`` is not of the registered layout; nothing was changed.
+            FabricClosedError: this worker has left the fabric.
+        """
+        target = self._target(model)
+        coming, self._coming = self._coming, None
+        if coming is None:
+            coming = self._daemon.get(self._image, ModelVersion(0, 0))
+        version = coming.result()
+        if version.number < min_version:
+            version = self._daemon.get(self._image, ModelVersion(version.epoch, min_version)).result()
+        target.install(self._image)
+        self.version = version
+        return version
+
+    def push(self, model: Trainable | None = None) -> PushHandle:
+        """Hand over the gradients; ``grad`` of every parameter is None afterwards.
+
+        The model that follows this update is asked for in the same round trip, and fetched while training goes on:
+        the next :meth:`get` installs it. Gradients that are NaN or Inf are dropped here.
+
+        Raises:
+            LayoutError: ``model`` is not of the registered layout; nothing was changed.
+            UsageError: no model was got yet.
+            FabricClosedError: this worker has left the fabric.
+        """
+        return self._push(self._target(model), install_first=False)
+
+    def exchange(self) -> PushHandle:
+        """Push, and install the model that the push before this one brought: communication overlaps computation.
+
+        The gradients of the next step are computed on a model that lacks this step's update; ``tau`` counts that.
+
+        Raises:
+            UsageError: no model was got yet.
+            FabricClosedError: this worker has left the fabric.
+        """
+        return self._push(self._tensors, install_first=True)
+
+    def _push(self, tensors: ModelTensors, install_first: bool) -> PushHandle:
+        if self.version.epoch == 0:
+            raise UsageError("push before the first get: updates are computed from a version; call get(model) first")
+        computed_from = self.version
+        parcel, norm = tensors.take_update()
+        if self._coming is not None:
+            version, self._coming = self._coming.result(), None
+            if install_first:
+                self._tensors.install(self._image)
+                self.version = version
+        outcome: OutcomeFuture
+        if norm < float("inf"):
+            outcome, self._coming = self._daemon.push(parcel, norm, computed_from, self._image)
+        else:
+            log.warning("%s: an update was dropped: its norm is %s", self.name, norm)
+            outcome = OutcomeFuture()
+            outcome.set_result(Dropped(cause=DropReason.NOT_FINITE, detail=f"the gradient's norm is {norm}"))
+        self._open.append(outcome)
+        self._count_settled()
+        return PushHandle(outcome)
+
+    def drain(self, timeout_s: float | None = None) -> Tally:
+        """Wait until every push has its outcome; return what became of them all.
+
+        Raises:
+            TimeoutError: some outcome was not known in time.
+        """
+        for future in self._open:
+            future.result(timeout_s)
+        self._count_settled()
+        return self.tally
+
+    def _count_settled(self) -> None:
+        while self._open and self._open[0].done():
+            self.tally.add(self._open.popleft().result())
+
+    def _target(self, model: Trainable | None) -> ModelTensors:
+        if model is None or model is self._model:
+            return self._tensors
+        tensors = ModelTensors(model)
+        difference = tensors.layout.difference(self._tensors.layout)
+        if difference:
+            raise LayoutError(f"this is not the registered model: {difference} (given against registered)")
+        return tensors
+
+    # Leaving
+
+    def leave(self, detail: str = "done") -> None:
+        """Wait for open pushes and leave the fabric; a second call does nothing. Also a context manager's end."""
+        if self._left:
+            return
+        self._left = True
+        atexit.unregister(self.leave)
+        self._daemon.leave(detail, DRAIN_S)
+        self._coming = None
+        self._count_settled()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.leave("done" if error is None else f"{type(error).__name__}: {error}")
+
+
+def _drain_on_sigterm() -> None:
+    """Turn SIGTERM into an orderly exit, which drains; a handler that the script set stays."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _exit)
+
+
+def _exit(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
