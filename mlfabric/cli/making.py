@@ -1,0 +1,116 @@
+"""``mlfabric bench | demo``: measurements and a demonstration, for which other parts of the project are loaded."""
+
+from __future__ import annotations
+
+import ast
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import mlfabric
+from mlfabric.cli import options as opt
+from mlfabric.errors import UsageError
+
+__all__ = ["add_to"]
+
+
+class Benchmark(Enum):
+    """What can be measured."""
+
+    CONTROL = "control"
+    DATA = "data"
+    ACCURACY = "accuracy"
+
+
+def bench(
+    name: Annotated[Benchmark, typer.Argument(help="What is measured.", show_default=False)],
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file too.")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="An option of the benchmark; may be given several times."),
+    ] = None,
+) -> None:
+    """Measure on this machine and print the figures.
+
+    Needs a checkout of the project.
+    """
+    from mlfabric.cli import tables
+
+    chosen = dict(_option(text) for text in settings or ())
+    found: dict[str, Any] = _benchmark(name.value).run(**chosen)
+    tables.console().print(tables.table(f"Benchmark {name.value}", ("figure", "value>"), _rows(found)))
+    if json_file is not None:
+        try:
+            json_file.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"--json {json_file}: {error.strerror}; give a file that can be written") from error
+
+
+def _option(text: str) -> tuple[str, object]:
+    key, equals, value = text.partition("=")
+    if not equals or not key.isidentifier():
+        raise UsageError(f"--set {text!r}; allowed: KEY=VALUE, as in --set rounds=3")
+    try:
+        return key, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return key, value
+
+
+def _benchmark(name: str) -> Any:
+    """Import a benchmark from the checkout that this package is in.
+
+    Raises:
+        UsageError: the package is not in a checkout, or the checkout has no such benchmark.
+    """
+    checkout = Path(mlfabric.__file__).resolve().parent.parent
+    if not (checkout / "benchmarks" / f"{name}.py").is_file():
+        raise UsageError(
+            f"there is no {checkout / 'benchmarks' / name}.py; benchmarks are in a checkout of the project: "
+            "clone it, 'make setup', and run its .venv/bin/mlfabric"
+        )
+    if str(checkout) not in sys.path:
+        sys.path.insert(0, str(checkout))
+    return import_module(f"benchmarks.{name}")
+
+
+def _rows(found: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield names and values, nested ones with dots in their names."""
+    for key, value in found.items():
+        if isinstance(value, Mapping):
+            yield from _rows(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def demo(
+    report: Annotated[
+        Path, typer.Option(envvar="MLFABRIC_REPORT", help="Folder for the results; made if it is not there.")
+    ] = Path("demo-report"),
+    seed: Annotated[int, typer.Option(envvar="MLFABRIC_SEED", help="Of data, weights and stragglers.")] = 0,
+) -> None:
+    """Train a real model through a fabric with stragglers."""
+    try:
+        module = import_module("mlfabric.demo")
+    except ModuleNotFoundError as error:
+        if error.name is not None and error.name.startswith("mlfabric"):
+            raise UsageError(
+                "this installation has no demonstration; install a release that has mlfabric.demo"
+            ) from error
+        raise UsageError(f"the demonstration needs {error.name}; pip install 'mlfabric[demo]'") from error
+    raise typer.Exit(module.run(report, seed))
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add these commands."""
+    app.command(
+        epilog=opt.examples(
+            "mlfabric bench data", "mlfabric bench control --json control.json", "mlfabric bench data --set rounds=3"
+        )
+    )(bench)
+    app.command(epilog=opt.examples("mlfabric demo", "mlfabric demo --report demo-report --seed 1"))(demo)

@@ -1,0 +1,162 @@
+"""``mlfabric server | worker``: the services that move tensors, long-lived, logging to stderr."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from contextlib import ExitStack
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from prometheus_client import CollectorRegistry
+
+from mlfabric.channels import TcpOptions
+from mlfabric.cli import options as opt
+from mlfabric.cli.serving import serve
+from mlfabric.config import WorkerSettings, parse_ports, parse_rate, parse_size
+from mlfabric.errors import UsageError
+from mlfabric.telemetry import MetricsPage
+
+__all__ = ["add_to"]
+
+
+def server(
+    scheduler: opt.Scheduler = opt.DEFAULT_SCHEDULER_ADDRESS,
+    name: Annotated[str, typer.Option(envvar="MLFABRIC_NAME", help="Its name, unique within the fabric.")] = "server-0",
+    host: opt.Host = "",
+    bind: opt.Bind = "127.0.0.1",
+    advertise: opt.Advertise = "",
+    data_ports: opt.DataPorts = "0",
+    up: opt.Up = "0",
+    down: opt.Down = "0",
+    metrics_port: opt.MetricsPort = None,
+    checkpoint_dir: Annotated[
+        Path | None, typer.Option(envvar="MLFABRIC_CHECKPOINT_DIR", help="Where checkpoints go; none without it.")
+    ] = None,
+    checkpoint_every: Annotated[
+        float, typer.Option(envvar="MLFABRIC_CHECKPOINT_EVERY", help="Seconds between checkpoints.")
+    ] = 60.0,
+    keep: Annotated[int, typer.Option(envvar="MLFABRIC_KEEP", min=1, help="Checkpoints kept of each model.")] = 3,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume/--no-resume", envvar="MLFABRIC_RESUME", help="Begin with the newest checkpoints."),
+    ] = False,
+    receive_budget: Annotated[
+        str,
+        typer.Option(envvar="MLFABRIC_RECEIVE_BUDGET", help="Memory for updates on their way, as 512M or 2G bytes."),
+    ] = "1Gi",
+    log_level: opt.LogLevel = opt.Level.INFO,
+    config: opt.Config = None,
+) -> None:
+    """Hold models and apply updates in the scheduler's order.
+
+    Hands out models and writes checkpoints.
+    """
+    from mlfabric.server.service import ServerOptions, ServerService
+    from mlfabric.telemetry import ServerMetrics
+
+    opt.log_to_stderr(log_level)
+    options = ServerOptions(
+        scheduler=scheduler,
+        name=name,
+        host=host or socket.gethostname(),
+        tcp=_tcp(bind, advertise, data_ports, up, down),
+        receive_budget_bytes=parse_size(receive_budget),
+        checkpoint_dir=checkpoint_dir,
+        checkpoint_every_s=checkpoint_every,
+        keep=keep,
+        resume=resume,
+    )
+    metrics = ServerMetrics()
+
+    async def run(stop: asyncio.Event, ready: Callable[[], None]) -> None:
+        service = ServerService(options, metrics)
+        ready()
+        await service.run(stop)
+
+    with _page(metrics.registry, bind, metrics_port):
+        raise typer.Exit(serve(run))
+
+
+def worker(
+    listen: Annotated[
+        str, typer.Option(envvar="MLFABRIC_DAEMON", help="Address where the training process finds this daemon.")
+    ] = "",
+    scheduler: opt.Scheduler = opt.DEFAULT_SCHEDULER_ADDRESS,
+    name: Annotated[
+        str, typer.Option(envvar="MLFABRIC_NAME", help="The worker's name, unique within the fabric.")
+    ] = "worker-0",
+    host: opt.Host = "",
+    bind: opt.Bind = "127.0.0.1",
+    advertise: opt.Advertise = "",
+    data_ports: opt.DataPorts = "0",
+    up: opt.Up = "0",
+    down: opt.Down = "0",
+    metrics_port: opt.MetricsPort = None,
+    log_level: opt.LogLevel = opt.Level.INFO,
+    config: opt.Config = None,
+) -> None:
+    """Run a worker's daemon beside its training process.
+
+    Without it, the daemon runs in a thread of the training process.
+    """
+
+    opt.log_to_stderr(log_level)
+    settings = WorkerSettings(
+        scheduler=scheduler,
+        name=name,
+        host=host or socket.gethostname(),
+        tcp=_tcp(bind, advertise, data_ports, up, down),
+        metrics_port=metrics_port,
+        daemon=listen,
+    )
+    try:
+        beside = import_module("mlfabric.worker_daemon.beside")
+    except ModuleNotFoundError as error:
+        raise UsageError("this release has no daemon beside workers; they run theirs in a thread") from error
+
+    async def run(stop: asyncio.Event, ready: Callable[[], None]) -> None:
+        ready()
+        await beside.serve(beside.BesideOptions(settings=settings), stop)
+
+    raise typer.Exit(serve(run))
+
+
+def _tcp(bind: str, advertise: str, data_ports: str, up: str, down: str) -> TcpOptions:
+    return TcpOptions(
+        bind=bind,
+        advertised_host=advertise,
+        ports=parse_ports(data_ports),
+        up_bps=parse_rate(up),
+        down_bps=parse_rate(down),
+    )
+
+
+def _page(registry: CollectorRegistry, bind: str, port: int | None) -> ExitStack:
+    """Return a context with a metrics page, or without if no port is given."""
+    stack = ExitStack()
+    if port is not None:
+        page = MetricsPage(registry, bind, port)
+        page.start()
+        stack.callback(page.stop)
+    return stack
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add these commands."""
+    app.command(
+        epilog=opt.examples(
+            "mlfabric server --scheduler head-node:50061",
+            "mlfabric server --name server-1 --bind 0.0.0.0 --advertise node-7 --data-ports 7000-7099",
+            "mlfabric server --checkpoint-dir checkpoints --checkpoint-every 120 --resume",
+        )
+    )(server)
+    app.command(
+        epilog=opt.examples(
+            "mlfabric worker --listen 127.0.0.1:7100 --name worker-3 --scheduler head-node:50061",
+            "MLFABRIC_DAEMON=127.0.0.1:7100 python train.py",
+        )
+    )(worker)

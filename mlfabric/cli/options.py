@@ -1,0 +1,93 @@
+"""Options that several commands take: flag, environment variable, help; and the meaning of rates and sizes."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mlfabric.cli.settings import DEFAULT_FILE, use_file
+from mlfabric.config import DEFAULT_SCHEDULER
+
+__all__ = [
+    "Advertise",
+    "Bind",
+    "Config",
+    "DataPorts",
+    "Down",
+    "Host",
+    "Level",
+    "LogLevel",
+    "MetricsPort",
+    "Scheduler",
+    "Up",
+    "examples",
+    "log_to_stderr",
+]
+
+
+class Level(Enum):
+    """How much is logged."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="MLFABRIC_CONFIG",
+        callback=use_file,
+        is_eager=True,
+        help=f"Settings file (TOML), one section for each command; ./{DEFAULT_FILE} if it is there.",
+    ),
+]
+LogLevel = Annotated[Level, typer.Option(envvar="MLFABRIC_LOG_LEVEL", help="How much is logged, to stderr.")]
+Scheduler = Annotated[str, typer.Option(envvar="MLFABRIC_SCHEDULER", help="HOST:PORT of the scheduler.")]
+Host = Annotated[
+    str,
+    typer.Option(
+        envvar="MLFABRIC_HOST",
+        help="Machine that it runs on; members of one host share its links. The machine's name unless given.",
+    ),
+]
+Bind = Annotated[str, typer.Option(envvar="MLFABRIC_BIND", help="Address to listen on; 0.0.0.0 for all.")]
+Advertise = Annotated[
+    str, typer.Option(envvar="MLFABRIC_ADVERTISE", help="Name under which others reach it; as --bind unless given.")
+]
+MetricsPort = Annotated[
+    int | None,
+    typer.Option(
+        envvar="MLFABRIC_METRICS_PORT", min=0, max=65535, help="Port of /metrics; 0 any free one, none without it."
+    ),
+]
+DataPorts = Annotated[
+    str,
+    typer.Option(envvar="MLFABRIC_DATA_PORTS", help="Port for tensors, or a range as 7000-7099; 0 for any free one."),
+]
+Up = Annotated[
+    str, typer.Option(envvar="MLFABRIC_UP", help="Rate of an emulated network card, outgoing, as 800M or 2.5G; 0 none.")
+]
+Down = Annotated[str, typer.Option(envvar="MLFABRIC_DOWN", help="The same, incoming.")]
+DEFAULT_SCHEDULER_ADDRESS = DEFAULT_SCHEDULER
+
+
+def examples(*lines: str) -> str:
+    """Return a help text's last part; each line of it stays a line."""
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def log_to_stderr(level: Level) -> None:
+    """Log plain lines to the error stream."""
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=level.name,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        force=True,
+    )

@@ -1,0 +1,149 @@
+"""``mlfabric scheduler | monitor``: the services that hold no tensors, long-lived, logging to stderr."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mlfabric.cli import options as opt
+from mlfabric.cli.serving import serve
+from mlfabric.config import parse_rate
+
+__all__ = ["add_to"]
+
+
+class Drop(Enum):
+    """Which updates the scheduler drops when not all can make their deadlines."""
+
+    FEASIBLE = "feasible"
+    PAPER = "paper"
+
+
+def scheduler(
+    bind: opt.Bind = "127.0.0.1",
+    advertise: opt.Advertise = "",
+    port: Annotated[int, typer.Option(envvar="MLFABRIC_PORT", help="Port to listen on; 0 for any free one.")] = 50061,
+    metrics_port: opt.MetricsPort = None,
+    batch_window: Annotated[
+        float, typer.Option(envvar="MLFABRIC_BATCH_WINDOW", help="Seconds that updates wait for others at most.")
+    ] = 0.1,
+    silence: Annotated[
+        float, typer.Option(envvar="MLFABRIC_SILENCE", help="Seconds until a silent member counts as gone.")
+    ] = 10.0,
+    default_rate: Annotated[
+        str, typer.Option(envvar="MLFABRIC_DEFAULT_RATE", help="Rate of a link that nobody stated or measured.")
+    ] = "10G",
+    drop_rule: Annotated[
+        Drop,
+        typer.Option(envvar="MLFABRIC_DROP_RULE", help="Which updates are dropped: as few as possible, or alg. 2."),
+    ] = Drop.FEASIBLE,
+    state_dir: Annotated[
+        Path | None, typer.Option(envvar="MLFABRIC_STATE_DIR", help="Where its epoch is kept across restarts.")
+    ] = None,
+    log_level: opt.LogLevel = opt.Level.INFO,
+    config: opt.Config = None,
+) -> None:
+    """Decide for every transfer when, to whom and whether."""
+    from mlfabric.scheduler.planning import DropRule
+    from mlfabric.scheduler.runner import SchedulerOptions, SchedulerRunner
+
+    opt.log_to_stderr(log_level)
+    runner = SchedulerRunner(
+        SchedulerOptions(
+            bind=bind,
+            advertised=advertise,
+            port=port,
+            metrics_port=metrics_port,
+            batch_window_s=batch_window,
+            silence_s=silence,
+            default_bps=parse_rate(default_rate),
+            drop_rule=DropRule[drop_rule.name],
+            state_dir=state_dir,
+        )
+    )
+    raise typer.Exit(serve(lambda stop, ready: runner.run(stop, lambda _: ready())))
+
+
+def monitor(
+    scheduler: opt.Scheduler = opt.DEFAULT_SCHEDULER_ADDRESS,
+    name: Annotated[
+        str, typer.Option(envvar="MLFABRIC_NAME", help="Its name, unique within the fabric.")
+    ] = "monitor-0",
+    host: opt.Host = "",
+    bind: opt.Bind = "127.0.0.1",
+    advertise: opt.Advertise = "",
+    port: Annotated[int, typer.Option(envvar="MLFABRIC_PORT", help="Port to listen on; 0 for any free one.")] = 0,
+    metrics_port: opt.MetricsPort = None,
+    interface: Annotated[
+        str,
+        typer.Option(
+            envvar="MLFABRIC_INTERFACE", help="Network interface to watch; the one of its address unless given."
+        ),
+    ] = "",
+    report_every: Annotated[
+        float, typer.Option(envvar="MLFABRIC_REPORT_EVERY", help="Seconds between reports to the scheduler.")
+    ] = 0.2,
+    half_life: Annotated[
+        float, typer.Option(envvar="MLFABRIC_HALF_LIFE", help="Seconds after which an observation counts half.")
+    ] = 10.0,
+    up: Annotated[
+        str, typer.Option(envvar="MLFABRIC_UP", help="Rate of this host's link, outgoing, as 10G; 0 unknown.")
+    ] = "0",
+    down: Annotated[str, typer.Option(envvar="MLFABRIC_DOWN", help="The same, incoming.")] = "0",
+    log_level: opt.LogLevel = opt.Level.INFO,
+    config: opt.Config = None,
+) -> None:
+    """Estimate what links carry and tell the scheduler.
+
+    Learns from finished transfers and from the counters of a network interface.
+    """
+    from mlfabric.monitor.service import MonitorConfig, MonitorService
+
+    opt.log_to_stderr(log_level)
+    settings = MonitorConfig(
+        scheduler=scheduler,
+        name=name,
+        host=host or socket.gethostname(),
+        bind=bind,
+        advertised=advertise,
+        port=port,
+        metrics_port=metrics_port,
+        interface=interface,
+        report_interval_s=report_every,
+        half_life_s=half_life,
+        up_bps=parse_rate(up),
+        down_bps=parse_rate(down),
+    )
+
+    async def run(stop: asyncio.Event, ready: Callable[[], None]) -> None:
+        service = MonitorService(settings)
+        ready()
+        try:
+            await service.start()
+            await service.run_until(stop)
+        finally:
+            await service.close()
+
+    raise typer.Exit(serve(run))
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add these commands."""
+    app.command(
+        epilog=opt.examples(
+            "mlfabric scheduler",
+            "mlfabric scheduler --bind 0.0.0.0 --advertise head-node --metrics-port 9400 --state-dir /var/lib/mlfabric",
+        )
+    )(scheduler)
+    app.command(
+        epilog=opt.examples(
+            "mlfabric monitor --scheduler head-node:50061",
+            "mlfabric monitor --bind 0.0.0.0 --advertise node-7 --interface eth0 --up 10G --down 10G",
+        )
+    )(monitor)

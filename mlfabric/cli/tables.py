@@ -1,0 +1,156 @@
+"""How a status is shown: as tables for people, as plain values for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from google.protobuf.message import Message
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from mlfabric.v1 import fabric_pb2
+
+__all__ = ["as_plain", "console", "rate_text", "size_text", "status_view", "table"]
+
+WIDTH_WITHOUT_TERMINAL = 160
+_STYLE_OF_STATE = {"here": "green", "silent": "yellow", "left": "dim"}
+
+
+def console() -> Console:
+    """Return where tables are printed; wide enough for a table if it is no terminal."""
+    plain = Console()
+    return plain if plain.is_terminal else Console(width=WIDTH_WITHOUT_TERMINAL)
+
+
+def table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str | Text]]) -> Table:
+    """Return a table; a column whose name ends with ``>`` is aligned to the right."""
+    out = Table(
+        title=title, title_justify="left", title_style="bold", header_style="bold", box=None, padding=(0, 2, 0, 0)
+    )
+    for column in columns:
+        out.add_column(column.rstrip(">"), justify="right" if column.endswith(">") else "left", overflow="fold")
+    for row in rows:
+        out.add_row(*row)
+    return out
+
+
+def rate_text(bps: float) -> str:
+    """Return a rate in bit/s for people; "-" if it is unknown (0)."""
+    return f"{_scaled(bps)}bit/s" if bps else "-"
+
+
+def size_text(size_bytes: float) -> str:
+    """Return a size in bytes for people."""
+    return f"{_scaled(size_bytes)}B"
+
+
+def _scaled(value: float) -> str:
+    for unit in ("", "k", "M", "G", "T"):
+        if value < 1000 or unit == "T":
+            break
+        value /= 1000
+    return f"{value:.3g} {unit}"
+
+
+def as_plain(message: Message) -> dict[str, Any]:
+    """Return a message as JSON-ready values: every field by its name, numbers as numbers, an unset optional as null."""
+    out: dict[str, Any] = {}
+    for field in message.DESCRIPTOR.fields:
+        value = getattr(message, field.name)
+        if field.has_presence and field.message_type is None and not message.HasField(field.name):
+            out[field.name] = None
+        elif isinstance(value, Message):
+            out[field.name] = as_plain(value)
+        elif isinstance(value, Mapping):
+            out[field.name] = dict(value)
+        elif field.is_repeated:
+            out[field.name] = [as_plain(item) if isinstance(item, Message) else item for item in value]
+        else:
+            out[field.name] = value
+    return out
+
+
+def status_view(status: fabric_pb2.GetStatusResponse, scheduler: str) -> RenderableType:
+    """Return a status as tables: members, models, workers, links, planner."""
+    planner = status.planner
+    head = f"scheduler {scheduler}, epoch {status.epoch}, version {status.software_version or 'unknown'}"
+    foot = f"planner: {planner.plans} plans of {planner.mean_plan_ms:.2f} ms, {planner.mean_batch:.1f} updates in each"
+    tables = [_members(status), _models(status), _workers(status), _links(status)]
+    parts = [part for made in tables if made.row_count for part in (made, Text())]
+    warnings = [Text(f"warning: {w.name} is {w.warning}", style="bold red") for w in status.workers if w.warning]
+    return Group(Text(head), Text(), *parts, *warnings, Text(foot))
+
+
+def _members(status: fabric_pb2.GetStatusResponse) -> Table:
+    rows = [
+        (
+            m.name,
+            m.role,
+            m.host,
+            m.address or "-",
+            Text(m.state, _STYLE_OF_STATE.get(m.state, "")),
+            m.activity,
+            _memory(m),
+        )
+        for m in status.members
+    ]
+    return table("Members", ("name", "role", "host", "address", "state", "doing", "memory"), rows)
+
+
+def _memory(member: fabric_pb2.MemberStatus) -> str:
+    return ", ".join(f"{kind} {size_text(size)}" for kind, size in sorted(member.memory_bytes.items()) if size)
+
+
+def _models(status: fabric_pb2.GetStatusResponse) -> Table:
+    columns = (
+        *("name", "server", "mode", "version>", "tau_max>", "delay p50>", "delay max>"),
+        *("waiting>", "in flight>", "committed>", "dropped>"),
+    )
+    rows = [
+        (
+            *(
+                m.name,
+                m.server or "-",
+                m.mode,
+                _version(m),
+            ),
+            *(str(m.tau_max), f"{m.delay_p50:g}", str(m.delay_max), str(m.waiting), str(m.in_flight)),
+            *(str(m.committed), str(m.dropped)),
+        )
+        for m in status.models
+    ]
+    return table("Models", columns, rows)
+
+
+def _version(model: fabric_pb2.ModelStatus) -> str:
+    """Return a version's number, and the server's epoch once there was another before."""
+    if not model.initialised:
+        return "none yet"
+    number, epoch = model.version.number, model.version.epoch
+    return f"{number} (epoch {epoch})" if epoch > 1 else str(number)
+
+
+def _workers(status: fabric_pb2.GetStatusResponse) -> Table:
+    columns = ("name", "model", "committed>", "in flight>", "dropped>", "lost>", "dropped share>", "why dropped")
+    rows = [
+        (
+            *(w.name, w.model, str(w.committed), str(w.in_flight), str(w.dropped), str(w.lost)),
+            f"{w.dropped_share:.1%}",
+            ", ".join(f"{count} {cause}" for cause, count in sorted(w.dropped_by_cause.items()) if count),
+        )
+        for w in status.workers
+    ]
+    return table("Workers", columns, rows)
+
+
+def _links(status: fabric_pb2.GetStatusResponse) -> Table:
+    rows = [
+        (
+            *(link.host, "up" if link.up else "down", rate_text(link.nominal_bps), rate_text(link.estimate_bps)),
+            f"{link.age_s:.1f} s" if link.HasField("age_s") else "not measured",
+        )
+        for link in status.links
+    ]
+    return table("Links", ("host", "direction", "nominal>", "planned with>", "measured ago>"), rows)

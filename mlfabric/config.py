@@ -1,0 +1,109 @@
+"""Settings that every member has, parsed once: flag, else environment, else TOML file, else default.
+
+The command line (``cli``) gives flags and file; a training script has the environment that ``mlfabric run`` sets, and
+its arguments. Nothing below the two reads the environment.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mlfabric.channels import TcpOptions
+from mlfabric.errors import ConfigError
+
+__all__ = ["DEFAULT_SCHEDULER", "WorkerSettings", "parse_ports", "parse_rate", "parse_size"]
+
+DEFAULT_SCHEDULER = "127.0.0.1:50061"
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_BINARY_UNITS = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+
+
+def parse_rate(text: str) -> int:
+    """Return a rate in bit/s from text like ``"800M"``, ``"2.5G"`` or ``"10000000"``; ``"0"`` means unknown.
+
+    Raises:
+        ConfigError: not of that form.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kKmMgGtT]?)(?:bit/s|bps)?\s*", text)
+    if match is None:
+        raise ConfigError(f"rate {text!r}; allowed: a number with k, M, G or T, in bit/s, as in 800M or 2.5G")
+    return round(float(match[1]) * _UNITS[match[2].lower()])
+
+
+def parse_size(text: str) -> int:
+    """Return a size in bytes from text like ``"512M"`` (decimal), ``"2Gi"`` (binary) or ``"1000000"``.
+
+    Raises:
+        ConfigError: not of that form.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kKmMgGtT]?)(i?)B?\s*", text)
+    if match is None or (match[3] and not match[2]):
+        raise ConfigError(f"size {text!r}; allowed: a number with k, M, G, T or Ki, Mi, Gi, Ti, in bytes, as in 512M")
+    units = _BINARY_UNITS if match[3] else _UNITS
+    return round(float(match[1]) * units[match[2].lower()])
+
+
+def parse_ports(text: str) -> tuple[int, int]:
+    """Return first and last port from ``"7000-7099"`` or ``"7000"``; ``"0"`` means any free one.
+
+    Raises:
+        ConfigError: not of that form.
+    """
+    match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+))?\s*", text)
+    if match is None:
+        raise ConfigError(f"ports {text!r}; allowed: one port or a range as in 7000-7099; 0 for any")
+    return int(match[1]), int(match[2] or match[1])
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerSettings:
+    """What a worker needs to know of its surroundings.
+
+    Args:
+        scheduler: ``host:port`` of the scheduler.
+        name: of this worker, unique within the fabric.
+        host: the machine it runs on; members of one host share its links.
+        tcp: its data channel.
+        metrics_port: where /metrics is served; 0 any free port, None not at all.
+        daemon: address of a ``mlfabric worker`` beside this process; "" runs the daemon in a thread.
+    """
+
+    scheduler: str = DEFAULT_SCHEDULER
+    name: str = "worker-0"
+    host: str = "localhost"
+    tcp: TcpOptions
+    metrics_port: int | None = None
+    daemon: str = ""
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> WorkerSettings:
+        """Read ``MLFABRIC_SCHEDULER``, ``_NAME``, ``_HOST``, ``_BIND``, ``_ADVERTISE``, ``_DATA_PORTS``, ``_UP``, ``_DOWN``,
+        ``_METRICS_PORT`` and ``_DAEMON``.
+
+        The name defaults to ``worker-`` and torchrun's ``RANK`` (0 without one).
+
+        Raises:
+            ConfigError: one is malformed.
+        """
+        env = os.environ if environment is None else environment
+        metrics = env.get("MLFABRIC_METRICS_PORT", "")
+        if metrics and not metrics.isdigit():
+            raise ConfigError(f"MLFABRIC_METRICS_PORT={metrics!r}; allowed: a port number, 0 for any, empty for none")
+        return cls(
+            scheduler=env.get("MLFABRIC_SCHEDULER", DEFAULT_SCHEDULER),
+            name=env.get("MLFABRIC_NAME", f"worker-{env.get('RANK', '0')}"),
+            host=env.get("MLFABRIC_HOST", socket.gethostname()),
+            tcp=TcpOptions(
+                bind=env.get("MLFABRIC_BIND", "127.0.0.1"),
+                advertised_host=env.get("MLFABRIC_ADVERTISE", ""),
+                ports=parse_ports(env.get("MLFABRIC_DATA_PORTS", "0")),
+                up_bps=parse_rate(env.get("MLFABRIC_UP", "0")),
+                down_bps=parse_rate(env.get("MLFABRIC_DOWN", "0")),
+            ),
+            metrics_port=int(metrics) if metrics else None,
+            daemon=env.get("MLFABRIC_DAEMON", ""),
+        )

@@ -1,0 +1,199 @@
+"""An embedded fabric: scheduler, servers and monitor as processes of this machine, under supervision."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import mlfabric
+from mlfabric.errors import UsageError
+from mlfabric.launch.ports import check_free, free_port, is_wildcard
+from mlfabric.launch.processes import Nursery, Program
+from mlfabric.launch.racing import first_of
+from mlfabric.launch.status import StatusReader
+from mlfabric.launch.supervisor import Supervised
+from mlfabric.v1 import fabric_pb2
+
+__all__ = ["Fabric", "FabricOptions", "Service", "services", "subcommand"]
+
+SCHEDULER = "scheduler"
+_ENVIRONMENT_PREFIX = "MLFABRIC_"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FabricOptions:
+    """What an embedded fabric consists of; "" and None leave a setting to the service's own default.
+
+    Args:
+        bind: address that all listen on.
+        advertised: under which others reach them; "" means ``bind``.
+        port: the scheduler's; 0 takes any free one.
+        servers: how many; >= 1.
+        monitor: whether links are measured.
+        server_host: machine that the servers are planned to be on; "" means this one, or, where a network card is
+            emulated, one for each server.
+        server_up, server_down: rates of each server's emulated network card, as in ``"2.5G"``.
+        checkpoint_dir: the servers' checkpoints; a server that died goes on from them.
+        resume: begin with the newest of them.
+        metrics_port: the scheduler's; the others' follow, one by one.
+        log_level: of all services.
+        config: settings file that the services read too.
+    """
+
+    bind: str = "127.0.0.1"
+    advertised: str = ""
+    port: int = 50061
+    servers: int = 1
+    monitor: bool = True
+    server_host: str = ""
+    server_up: str = ""
+    server_down: str = ""
+    checkpoint_dir: Path | None = None
+    resume: bool = False
+    metrics_port: int | None = None
+    log_level: str = "info"
+    config: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.servers < 1:
+            raise UsageError(f"servers={self.servers}; allowed: 1 or more")
+        if self.resume and self.checkpoint_dir is None:
+            raise UsageError("--resume needs --checkpoint-dir, the directory of the checkpoints")
+        if is_wildcard(self.bind) and not self.advertised:
+            raise UsageError(f"--bind {self.bind} cannot be dialled; give --advertise, the name that others reach")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Service:
+    """One service of an embedded fabric: its name, its command line, and what a second start adds to it."""
+
+    name: str
+    arguments: tuple[str, ...]
+    again: tuple[str, ...] = ()
+
+
+def subcommand(*arguments: str) -> tuple[str, ...]:
+    """Return the command line of ``mlfabric`` in another process; the present directory is no place for its modules."""
+    return (sys.executable, "-P", "-m", "mlfabric", *arguments)
+
+
+def services(options: FabricOptions, port: int) -> list[Service]:
+    """Return an embedded fabric's services, the scheduler first.
+
+    Args:
+        options: what is wanted.
+        port: the scheduler's, known by now.
+    """
+    dial = f"{'127.0.0.1' if is_wildcard(options.bind) else options.bind}:{port}"
+    common = _flags(bind=options.bind, advertise=options.advertised, log_level=options.log_level, config=options.config)
+    member = (*common, "--scheduler", dial)
+    metrics = options.metrics_port
+    found = [Service(name=SCHEDULER, arguments=("scheduler", *common, "--port", str(port), *_metrics(metrics, 0)))]
+    found += [_server(options, member, i) for i in range(options.servers)]
+    if options.monitor:
+        arguments = ("monitor", *member, "--name", "monitor-0", *_metrics(metrics, options.servers + 1))
+        found.append(Service(name="monitor-0", arguments=arguments))
+    return found
+
+
+def _server(options: FabricOptions, member: tuple[str, ...], index: int) -> Service:
+    name = f"server-{index}"
+    emulated = bool(options.server_up or options.server_down)
+    flags = _flags(
+        name=name,
+        host=options.server_host or (name if emulated else ""),
+        up=options.server_up,
+        down=options.server_down,
+        checkpoint_dir=options.checkpoint_dir,
+    )
+    resume = ("--resume",)
+    return Service(
+        name=name,
+        arguments=("server", *member, *flags, *_metrics(options.metrics_port, index + 1), *resume[: options.resume]),
+        again=resume[: options.checkpoint_dir is not None and not options.resume],
+    )
+
+
+def _flags(**values: str | Path | None) -> tuple[str, ...]:
+    given = [(f"--{name.replace('_', '-')}", str(value)) for name, value in values.items() if value]
+    return tuple(word for pair in given for word in pair)
+
+
+def _metrics(first_port: int | None, place: int) -> tuple[str, ...]:
+    if first_port is None:
+        return ()
+    return ("--metrics-port", str(first_port + place if first_port else 0))
+
+
+def _environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return what services inherit: no settings, which come by flag and file; and where this package is."""
+    kept = {name: value for name, value in environment.items() if not name.startswith(_ENVIRONMENT_PREFIX)}
+    home = Path(mlfabric.__file__).resolve().parent.parent
+    if home.name not in ("site-packages", "dist-packages"):
+        kept["PYTHONPATH"] = os.pathsep.join(filter(None, (str(home), kept.get("PYTHONPATH", ""))))
+    return kept
+
+
+class Fabric:
+    """An embedded fabric.
+
+    Args:
+        nursery: starts its processes.
+        options: see there.
+
+    Raises:
+        UsageError: the scheduler's port is in use.
+    """
+
+    def __init__(self, nursery: Nursery, options: FabricOptions) -> None:
+        self._nursery = nursery
+        if options.port:
+            check_free(options.bind, options.port)
+        self.port = options.port or free_port(options.bind)
+        self._services = services(options, self.port)
+        self._supervised = [Supervised(nursery, partial(_program, service)) for service in self._services]
+        self._keeping: list[asyncio.Task[None]] = []
+        advertised = options.advertised or options.bind
+        self.scheduler = f"{advertised}:{self.port}"
+        self._dial = f"{'127.0.0.1' if is_wildcard(options.bind) else options.bind}:{self.port}"
+
+    def start(self) -> None:
+        """Start all services."""
+        self._keeping = [asyncio.create_task(supervised.keep()) for supervised in self._supervised]
+
+    async def ready(self) -> fabric_pb2.GetStatusResponse:
+        """Wait until workers can train; return the status then."""
+        members = frozenset(service.name for service in self._services) - {SCHEDULER}
+        async with StatusReader(self._dial) as reader:
+            return await reader.wait_for(members)
+
+    async def keep(self) -> None:
+        """Wait for as long as the fabric can be kept.
+
+        Raises:
+            UsageError: a service cannot use its settings.
+        """
+        await first_of(*(_follow(task) for task in self._keeping))
+
+    async def end(self) -> None:
+        """End all services: first the members, which say good-bye to the scheduler, then the scheduler."""
+        for task in self._keeping:
+            task.cancel()
+        await asyncio.gather(*self._keeping, return_exceptions=True)
+        scheduler, *members = self._supervised
+        for group in (members, [scheduler]):
+            await self._nursery.end([s.process for s in group if s.process is not None])
+
+
+async def _follow(task: asyncio.Task[None]) -> None:
+    await asyncio.shield(task)
+
+
+def _program(service: Service, first: bool) -> Program:
+    arguments = service.arguments if first else (*service.arguments, *service.again)
+    return Program(name=service.name, argv=subcommand(*arguments), environment=_environment(os.environ))

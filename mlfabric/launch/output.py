@@ -1,0 +1,58 @@
+"""The lines of many processes on one terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from typing import BinaryIO
+
+__all__ = ["Output"]
+
+READ_BYTES = 64 * 1024
+LONGEST_LINE_BYTES = 1024 * 1024
+
+
+class Output:
+    """Where the lines of all children go: whole lines, each behind its process' name, one write each."""
+
+    def __init__(self, out: BinaryIO | None = None, err: BinaryIO | None = None) -> None:
+        self._streams = (out or sys.stdout.buffer, err or sys.stderr.buffer)
+
+    async def forward(self, reader: asyncio.StreamReader, name: str, *, is_error: bool) -> None:
+        """Copy everything that ``reader`` brings, until its end."""
+        rest = b""
+        while data := await reader.read(READ_BYTES):
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                self._write(name, line, is_error)
+            if len(rest) > LONGEST_LINE_BYTES:
+                self._write(name, rest, is_error)
+                rest = b""
+        if rest:
+            self._write(name, rest, is_error)
+
+    def _write(self, name: str, line: bytes, is_error: bool) -> None:
+        stream = self._streams[is_error]
+        try:
+            stream.write(b"[" + name.encode() + b"] " + line + b"\n")
+            stream.flush()
+        except BrokenPipeError:
+            _go_quiet(stream)
+
+    def say(self, text: str) -> None:
+        """Write a line of the launcher's own to the error stream."""
+        try:
+            self._streams[1].write(f"mlfabric: {text}\n".encode())
+            self._streams[1].flush()
+        except BrokenPipeError:
+            _go_quiet(self._streams[1])
+
+
+def _go_quiet(stream: BinaryIO) -> None:
+    """Nobody reads on: end in an orderly way, as if told to, and write to nowhere until then."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
+    signal.raise_signal(signal.SIGTERM)

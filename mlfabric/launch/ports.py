@@ -1,0 +1,68 @@
+"""Addresses of this machine: which ports are free, and whether an address is of this machine at all."""
+
+from __future__ import annotations
+
+import socket
+
+from mlfabric.errors import UsageError
+
+__all__ = ["check_free", "free_port", "is_here", "is_wildcard", "split_address"]
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Return host and port of ``host:port``.
+
+    Raises:
+        UsageError: it is not of that form.
+    """
+    host, _, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 1 << 16:
+        raise UsageError(f"address {address!r}; allowed: HOST:PORT with a port from 1 to 65535")
+    return host, int(port)
+
+
+def is_wildcard(host: str) -> bool:
+    """Tell whether ``host`` stands for every address of the machine, so that nobody can dial it."""
+    return host in ("", "0.0.0.0", "::")
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family)
+
+
+def check_free(host: str, port: int) -> None:
+    """Check that a port of ``host`` can be listened on.
+
+    Raises:
+        UsageError: it is in use or not allowed, or ``host`` is no address of this machine; says what to do.
+    """
+    try:
+        _listen(host, port).close()
+    except OSError as error:
+        raise UsageError(
+            f"cannot listen on {host}:{port} ({error.strerror}); choose another --port, or stop the program that has it"
+        ) from error
+
+
+def free_port(host: str) -> int:
+    """Return a port of ``host`` that is free at this moment.
+
+    Raises:
+        UsageError: ``host`` is no address of this machine.
+    """
+    try:
+        with _listen(host, 0) as probe:
+            return int(probe.getsockname()[1])
+    except OSError as error:
+        raise UsageError(f"{host} is no address of this machine ({error.strerror}); give one, as 127.0.0.1") from error
+
+
+def is_here(host: str) -> bool:
+    """Tell whether ``host`` is an address of this machine."""
+    try:
+        _listen(host, 0).close()
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,74 @@
+"""What the scheduler says of the fabric, and whether it is there at all."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import grpc
+
+from mlfabric.errors import UnavailableError
+from mlfabric.session import CHANNEL_OPTIONS
+from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc
+
+__all__ = ["HERE", "StatusReader"]
+
+HERE = "here"
+_ABSENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+
+
+class StatusReader:
+    """Asks one scheduler for the status; an async context manager.
+
+    Args:
+        scheduler: its ``host:port``.
+        timeout_s: longest wait for an answer.
+    """
+
+    def __init__(self, scheduler: str, timeout_s: float = 3.0) -> None:
+        self.scheduler = scheduler
+        self.timeout_s = timeout_s
+
+    async def __aenter__(self) -> StatusReader:
+        self._channel = grpc.aio.insecure_channel(self.scheduler, options=CHANNEL_OPTIONS)
+        self._stub = fabric_pb2_grpc.FabricServiceStub(self._channel)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._channel.close()
+
+    async def read(self) -> fabric_pb2.GetStatusResponse:
+        """Return the status.
+
+        Raises:
+            UnavailableError: no scheduler answers there, or what answers is none.
+        """
+        try:
+            return await self._stub.GetStatus(fabric_pb2.GetStatusRequest(), timeout=self.timeout_s)
+        except grpc.aio.AioRpcError as error:
+            if error.code() in _ABSENT:
+                why = f"no scheduler answers at {self.scheduler} ({error.details()})"
+            else:
+                why = f"what answers at {self.scheduler} is no scheduler ({error.code().name}: {error.details()})"
+            raise UnavailableError(f"{why}; start one with 'mlfabric up', or give --scheduler HOST:PORT") from error
+
+    async def round_trip_s(self) -> float:
+        """Return how long one status takes.
+
+        Raises:
+            UnavailableError: as ``read``.
+        """
+        began = time.perf_counter()
+        await self.read()
+        return time.perf_counter() - began
+
+    async def wait_for(self, members: frozenset[str], look_again_s: float = 0.1) -> fabric_pb2.GetStatusResponse:
+        """Wait until the scheduler answers and all ``members`` are here; return that status."""
+        while True:
+            try:
+                status = await self.read()
+            except UnavailableError:
+                status = fabric_pb2.GetStatusResponse()
+            if status.epoch and members <= {m.name for m in status.members if m.state == HERE}:
+                return status
+            await asyncio.sleep(look_again_s)

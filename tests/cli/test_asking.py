@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+import json
+import signal
+import time
+
+import pytest
+
+from mlfabric.cli import checks
+from mlfabric.cli.checks import Level
+from mlfabric.cli.tables import as_plain, console, rate_text, size_text, status_view
+from mlfabric.v1 import fabric_pb2, types_pb2
+
+from .conftest import Start
+
+
+def full_status() -> fabric_pb2.GetStatusResponse:
+    """Return a status with something in every part."""
+    return fabric_pb2.GetStatusResponse(
+        epoch=7,
+        software_version="0.1.0",
+        members=[
+            fabric_pb2.MemberStatus(
+                name="server-0", role="server", host="a", address="a:7000", state="here", memory_bytes={"models": 2000}
+            )
+        ],
+        models=[
+            fabric_pb2.ModelStatus(
+                name="model",
+                server="server-0",
+                version=types_pb2.ModelVersion(epoch=2, number=41),
+                initialised=True,
+                tau_max=8,
+                delay_max=5,
+                delay_p50=1.5,
+                committed=41,
+            )
+        ],
+        workers=[
+            fabric_pb2.WorkerStatus(
+                name="worker-1",
+                model="model",
+                committed=3,
+                dropped=1,
+                dropped_share=0.25,
+                dropped_by_cause={"deadline": 1},
+                warning="shut out: its last 10 updates were dropped",
+            )
+        ],
+        links=[
+            fabric_pb2.LinkStatus(host="a", up=True, nominal_bps=10**9, estimate_bps=8 * 10**8, age_s=0.5),
+            fabric_pb2.LinkStatus(host="a", up=False, estimate_bps=10**10),
+        ],
+        planner=fabric_pb2.PlannerStatus(plans=12, mean_plan_ms=0.5, mean_batch=3.25),
+    )
+
+
+def shown(status: fabric_pb2.GetStatusResponse) -> str:
+    """Return what a status looks like."""
+    screen = console()
+    with screen.capture() as capture:
+        screen.print(status_view(status, "127.0.0.1:50061"))
+    return capture.get()
+
+
+def test_a_status_shows_every_part():
+    text = shown(full_status())
+
+    for words in (
+        *("scheduler 127.0.0.1:50061, epoch 7", "server-0", "a:7000", "models 2 kB", "41 (epoch 2)", "1.5", "25.0%"),
+        *("1 deadline", "1 Gbit/s", "800 Mbit/s", "0.5 s", "not measured", "12 plans of 0.50 ms, 3.2 updates in each"),
+    ):
+        assert words in text
+
+
+def test_a_worker_that_is_shut_out_is_warned_of():
+    assert "warning: worker-1 is shut out: its last 10 updates were dropped" in shown(full_status())
+
+
+def test_parts_with_nothing_in_them_are_left_out():
+    text = shown(fabric_pb2.GetStatusResponse(epoch=1))
+
+    assert "Models" not in text
+    assert "planner: 0 plans" in text
+
+
+def test_plain_values_have_every_field_and_numbers_stay_numbers():
+    plain = as_plain(full_status())
+
+    assert json.loads(json.dumps(plain)) == plain
+    assert plain["models"][0]["version"] == {"epoch": 2, "number": 41}
+    assert plain["links"][0]["age_s"] == 0.5
+    assert plain["links"][1]["age_s"] is None
+    assert plain["workers"][0]["dropped_by_cause"] == {"deadline": 1}
+    assert as_plain(fabric_pb2.GetStatusResponse())["members"] == []
+
+
+@pytest.mark.parametrize(("bps", "text"), [(0, "-"), (999, "999 bit/s"), (2.5e9, "2.5 Gbit/s"), (4e15, "4e+03 Tbit/s")])
+def test_rates_are_shown_with_the_unit_that_fits(bps, text):
+    assert rate_text(bps) == text
+
+
+def test_sizes_are_shown_with_the_unit_that_fits():
+    assert size_text(1_500_000) == "1.5 MB"
+
+
+@pytest.mark.processes
+def test_the_status_can_be_read_by_programs(start: Start, fabric: str):
+    code, output = start("status", "--json", "--scheduler", fabric).finish()
+    status = json.loads(output)
+
+    assert code == 0
+    assert {member["name"] for member in status["members"]} >= {"server-0", "monitor-0"}
+    assert isinstance(status["epoch"], int)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("form", [("--json",), ()])
+def test_the_status_can_be_watched_until_ctrl_c(start: Start, fabric: str, form):
+    command = start("status", "--watch", "--every", "0.1", *form, "--scheduler", fabric)
+    command.read_until("server-0")
+    command.read_until("server-0")
+
+    command.signal(signal.SIGINT)
+    code, output = command.finish()
+
+    assert code == 130
+    assert "Traceback" not in output
+
+
+@pytest.mark.processes
+def test_a_scheduler_that_does_not_answer_is_an_error(start: Start, free_port: int):
+    code, output = start("status", "--scheduler", f"127.0.0.1:{free_port}").finish()
+
+    assert code == 1
+    assert output.startswith(f"error: no scheduler answers at 127.0.0.1:{free_port}")
+    assert "mlfabric up" in output
+
+
+def test_this_machine_passes_what_tests_need_of_it():
+    found = [*checks.python(), *checks.packages(), *checks.rights(), *checks.clock(), *checks.ports()]
+
+    assert [f for f in found if f.level is Level.FAIL] == []
+    assert all(f.advice for f in found if f.level is not Level.OK)
+
+
+async def test_the_data_channel_is_measured():
+    found = await checks.loopback_rate()
+
+    assert found.level is not Level.FAIL
+    assert "bit/s over loopback" in found.found
+
+
+@pytest.mark.processes
+async def test_a_fabric_in_order_has_no_failures_and_every_member_is_tried(fabric: str):
+    found = await checks.fabric(fabric, expected=True)
+
+    assert {f.what for f in found} >= {"scheduler", "versions", "time of day", "server server-0", "monitor monitor-0"}
+    assert all(f.level is not Level.FAIL for f in found)
+
+
+@pytest.mark.parametrize(("expected", "level"), [(True, Level.FAIL), (False, Level.WARN)])
+async def test_a_missing_scheduler_is_a_failure_only_where_one_was_named(free_port: int, expected, level):
+    (found,) = await checks.fabric(f"127.0.0.1:{free_port}", expected)
+
+    assert found.level is level
+    assert found.advice == f"mlfabric up --port {free_port}"
+
+
+async def test_a_member_that_cannot_be_reached_is_a_failure(free_port: int):
+    member = fabric_pb2.MemberStatus(name="server-0", role="server", address=f"127.0.0.1:{free_port}")
+    found = await checks.reachable(member)
+
+    assert found.level is Level.FAIL
+    assert "cannot be reached" in found.found
+
+
+def test_a_clock_behind_the_schedulers_is_warned_of():
+    now_ms = time.time_ns() // 1_000_000
+
+    assert checks.time_of_day(now_ms - 1_000_000).level is Level.OK
+    assert checks.time_of_day(now_ms + 1_000_000).level is Level.WARN
+
+
+@pytest.mark.processes
+def test_doctor_fails_if_the_named_scheduler_is_not_there(start: Start, free_port: int):
+    code, output = start("doctor", "--scheduler", f"127.0.0.1:{free_port}").finish()
+
+    assert code == 1
+    assert "FAIL" in output
+    assert f"mlfabric up --port {free_port}" in output
+
+
+@pytest.mark.processes
+def test_doctor_passes_where_everything_is_in_order(start: Start, fabric: str):
+    code, output = start("doctor", "--scheduler", fabric).finish()
+
+    assert code == 0, output
+    assert "server server-0" in output

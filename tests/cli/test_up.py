@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import json
+import signal
+import socket
+
+import psutil
+import pytest
+
+from mlfabric.errors import UsageError
+from mlfabric.launch.fabric import FabricOptions, services
+from mlfabric.launch.ports import check_free
+from mlfabric.launch.supervisor import backoff_s
+
+from .conftest import Start, wait_until
+
+pytestmark = pytest.mark.processes
+
+
+def pid_of(command, words: str) -> int:
+    """Return the id of the one process of ``command`` with these words in its command line."""
+    found: list[int] = [pid for pid in command.pids() if words in " ".join(psutil.Process(pid).cmdline())]
+    assert len(found) == 1
+    return found[0]
+
+
+def test_a_fabric_comes_up_says_where_and_ctrl_c_leaves_nothing(start: Start, free_port: int):
+    command = start("up", "--port", str(free_port))
+    command.read_until("mlfabric is up")
+    assert f"scheduler  127.0.0.1:{free_port}" in command.read_until("scheduler")
+    assert "train with: mlfabric run" in command.read_until("train with")
+    everything = psutil.Process(command.process.pid).children(recursive=True)
+
+    command.signal(signal.SIGINT)
+    code, _ = command.finish()
+
+    assert code == 130
+    assert command.pids() == []
+    assert not any(process.is_running() for process in everything)
+    check_free("127.0.0.1", free_port)
+
+
+@pytest.mark.parametrize("running", [1, 2, 3, 4])
+def test_ctrl_c_while_it_starts_leaves_nothing(start: Start, running: int):
+    command = start("up", "--port", "0")
+    wait_until(lambda: len(command.pids()) >= running, f"{running} processes")
+
+    command.signal(signal.SIGINT)
+    code, _ = command.finish()
+
+    assert code in (130, -signal.SIGINT)
+    command.wait_until_nothing_is_left()
+
+
+def test_a_service_that_dies_is_started_again_and_when_all_is_killed_nothing_is_left(start: Start, tmp_path):
+    command = start("up", "--port", "0", "--checkpoint-dir", str(tmp_path / "checkpoints"))
+    command.read_until("mlfabric is up")
+
+    psutil.Process(pid_of(command, "--name server-0")).kill()
+    assert "was killed by SIGKILL (signal 9); starting it again" in command.read_until("mlfabric: server-0")
+    command.read_until("server server-0: ")
+    assert pid_of(command, "--name server-0")
+
+    command.signal(signal.SIGKILL)
+    command.wait_until_nothing_is_left()
+
+
+def test_a_port_in_use_is_an_error_that_says_what_to_do(start: Start):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        code, output = start("up", "--port", str(other.getsockname()[1])).finish()
+
+    assert code == 2
+    assert output.startswith("error: cannot listen on 127.0.0.1:")
+    assert "choose another --port" in output
+
+
+def test_settings_that_a_service_cannot_use_end_everything(start: Start, tmp_path):
+    (tmp_path / "mlfabric.toml").write_text("[monitor]\nreport_every = 0\n")
+    command = start("up", "--port", "0")
+    code, output = command.finish()
+
+    assert code == 2
+    assert "[monitor-0] error: monitor: report_interval_s=0" in output
+    assert "error: monitor-0 cannot run with these settings" in output
+    assert command.pids() == []
+
+
+def test_services_read_their_sections_of_the_file_and_sigterm_ends_them_in_order(
+    start: Start, tmp_path, free_port: int
+):
+    (tmp_path / "mlfabric.toml").write_text(f"[up]\nport = {free_port}\nservers = 2\n[server]\nhost = 'elsewhere'\n")
+    command = start("up")
+    command.read_until("mlfabric is up")
+
+    _, status = start("status", "--json", "--scheduler", f"127.0.0.1:{free_port}").finish()
+    command.signal(signal.SIGTERM)
+    code, output = command.finish()
+
+    hosts = {member["name"]: member["host"] for member in json.loads(status)["members"] if member["role"] == "server"}
+    assert hosts == {"server-0": "elsewhere", "server-1": "elsewhere"}
+    assert code == 0
+    assert "server-1 left: stopped" in output
+    assert command.pids() == []
+
+
+def test_with_an_emulated_network_card_servers_are_planned_on_machines_of_their_own():
+    plain, emulated = (services(o, 1) for o in (FabricOptions(), FabricOptions(server_up="1G", server_down="2G")))
+
+    assert "--host" not in plain[1].arguments
+    assert " ".join(emulated[1].arguments).endswith("--name server-0 --host server-0 --up 1G --down 2G")
+
+
+def test_a_server_that_died_resumes_its_checkpoints(tmp_path):
+    server = services(FabricOptions(checkpoint_dir=tmp_path), 1)[1]
+
+    assert "--resume" not in server.arguments
+    assert server.again == ("--resume",)
+
+
+def test_metrics_ports_follow_each_other():
+    found = [s.arguments[-1] for s in services(FabricOptions(servers=2, metrics_port=9400), 1)]
+
+    assert found == ["9400", "9401", "9402", "9403"]
+
+
+def test_a_fabric_without_servers_or_address_is_refused():
+    with pytest.raises(UsageError, match="servers=0; allowed: 1 or more"):
+        FabricOptions(servers=0)
+    with pytest.raises(UsageError, match="give --advertise"):
+        FabricOptions(bind="0.0.0.0")
+
+
+def test_restarts_come_later_and_later_within_bounds():
+    delays = [backoff_s(deaths) for deaths in range(1, 20)]
+
+    assert delays[:3] == [0.5, 1.0, 2.0]
+    assert delays == sorted(delays)
+    assert delays[-1] == 30.0
