@@ -81,8 +81,8 @@ class WorkerSettings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> WorkerSettings:
-        """Read ``MLFABRIC_SCHEDULER``, ``_NAME``, ``_HOST``, ``_BIND``, ``_ADVERTISE``, ``_DATA_PORTS``, ``_UP``, ``_DOWN``,
-        ``_METRICS_PORT`` and ``_DAEMON``.
+        """Read ``MLFABRIC_SCHEDULER``, ``_NAME``, ``_HOST``, ``_BIND``, ``_ADVERTISE``, ``_DATA_PORTS``, ``_UP``,
+        ``_DOWN``, ``_METRICS_PORT`` and ``_DAEMON``.
 
         The name defaults to ``worker-`` and torchrun's ``RANK`` (0 without one).
 

@@ -6,7 +6,6 @@ import asyncio
 import socket
 from collections.abc import Callable
 from contextlib import ExitStack
-from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
@@ -17,7 +16,6 @@ from mlfabric.channels import TcpOptions
 from mlfabric.cli import options as opt
 from mlfabric.cli.serving import serve
 from mlfabric.config import WorkerSettings, parse_ports, parse_rate, parse_size
-from mlfabric.errors import UsageError
 from mlfabric.telemetry import MetricsPage
 
 __all__ = ["add_to"]
@@ -103,6 +101,7 @@ def worker(
 
     Without it, the daemon runs in a thread of the training process.
     """
+    from mlfabric.worker_daemon import beside
 
     opt.log_to_stderr(log_level)
     settings = WorkerSettings(
@@ -113,10 +112,6 @@ def worker(
         metrics_port=metrics_port,
         daemon=listen,
     )
-    try:
-        beside = import_module("mlfabric.worker_daemon.beside")
-    except ModuleNotFoundError as error:
-        raise UsageError("this release has no daemon beside workers; they run theirs in a thread") from error
 
     async def run(stop: asyncio.Event, ready: Callable[[], None]) -> None:
         ready()

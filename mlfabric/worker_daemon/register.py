@@ -14,8 +14,10 @@ from mlfabric.specs import ModelSpec, RuleSpec
 from mlfabric.worker_daemon.daemon import DaemonOptions
 from mlfabric.worker_daemon.observing import Observer, nobody
 from mlfabric.worker_daemon.optimizer import FabricOptimizer, rule_of
+from mlfabric.worker_daemon.remote import RemoteDaemon
+from mlfabric.worker_daemon.sending import Parcel
 from mlfabric.worker_daemon.tensors import ModelTensors, Trainable
-from mlfabric.worker_daemon.thread import ThreadDaemon
+from mlfabric.worker_daemon.thread import Daemon, ThreadDaemon
 from mlfabric.worker_daemon.worker import Worker
 
 __all__ = ["register_as_worker", "wrap"]
@@ -73,6 +75,14 @@ def register_as_worker(
         tau_max=tau_max,
         frozen_digest=tensors.frozen_digest,
     )
+    return Worker(settings.name, _daemon(settings, spec, tensors.values(), observer), model, tensors)
+
+
+def _daemon(settings: WorkerSettings, spec: ModelSpec, initial: Parcel, observer: Observer) -> Daemon:
+    if settings.daemon:
+        if observer is not nobody:
+            raise UsageError("an observer needs the daemon in this process; leave MLFABRIC_DAEMON unset")
+        return RemoteDaemon(settings.daemon, settings.name, spec, initial)
     options = DaemonOptions(
         scheduler=settings.scheduler,
         name=settings.name,
@@ -80,8 +90,7 @@ def register_as_worker(
         tcp=settings.tcp,
         observer=observer,
     )
-    daemon = ThreadDaemon(options, spec, tensors.values(), settings.metrics_port)
-    return Worker(settings.name, daemon, model, tensors)
+    return ThreadDaemon(options, spec, initial, settings.metrics_port)
 
 
 def wrap(

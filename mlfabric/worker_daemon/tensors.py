@@ -17,7 +17,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 
-import numpy as np
 import torch
 
 from mlfabric.errors import LayoutError
@@ -92,10 +91,6 @@ class ModelTensors:
                 tensor.copy_(part)
                 if i in self._installed:
                     self._installed[i].copy_(part)
-
-    def image_buffer(self) -> memoryview:
-        """Allocate a buffer for a model's image."""
-        return np.empty(self.layout.size_bytes, dtype=np.uint8).data
 
     def _parcel(self, tensors: Sequence[torch.Tensor | None], watched: Sequence[torch.Tensor]) -> Parcel:
         pieces: list[memoryview] = []

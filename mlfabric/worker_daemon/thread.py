@@ -12,6 +12,8 @@ import threading
 from collections.abc import Coroutine
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
+
 from mlfabric.errors import FabricClosedError
 from mlfabric.protocol import ModelVersion, Outcome, Welcome
 from mlfabric.specs import ModelSpec
@@ -35,6 +37,9 @@ class Daemon(Protocol):
         Raises:
             RefusedError: the scheduler refuses this worker or its model.
         """
+
+    def buffer(self) -> memoryview:
+        """Return the memory that models are received in: one image of the model, always the same."""
 
     def push(
         self, parcel: Parcel, norm: float, computed_from: ModelVersion, get_into: memoryview | None
@@ -71,6 +76,11 @@ class ThreadDaemon:
         self._thread.start()
         self._daemon = self._call(self._make(options, spec, initial, metrics)).result()
         self._left = False
+        self._image: memoryview = np.empty(spec.layout.size_bytes, dtype=np.uint8).data
+
+    def buffer(self) -> memoryview:
+        """Return the memory that models are received in; see ``Daemon``."""
+        return self._image
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)

@@ -80,7 +80,7 @@ class Worker:
         self._daemon = daemon
         self._model = model
         self._tensors = tensors
-        self._image = tensors.image_buffer()
+        self._image = daemon.buffer()
         self._open: deque[OutcomeFuture] = deque()
         self._coming: VersionFuture | None = None
         self._left = False

@@ -1,0 +1,200 @@
+"""The worker daemon as a process of its own, beside training processes of the same machine (``mlfabric worker``).
+
+Control comes over a stream of ``daemon.proto``, tensors lie in shared memory that the training process made. One
+stream is one worker; when it breaks, its training process is gone: the worker leaves the fabric and its memory is
+removed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from mlfabric import wire
+from mlfabric.config import WorkerSettings
+from mlfabric.errors import FabricError, RefusedError, UsageError
+from mlfabric.protocol import ModelVersion, Outcome, UpdateId
+from mlfabric.telemetry import MetricsPage, WorkerMetrics
+from mlfabric.v1 import daemon_pb2, daemon_pb2_grpc
+from mlfabric.worker_daemon.daemon import DaemonOptions, WorkerDaemon
+from mlfabric.worker_daemon.sending import Parcel
+from mlfabric.worker_daemon.shared import Segment
+
+__all__ = ["BesideOptions", "serve"]
+
+log = logging.getLogger("mlfabric.worker")
+DEATH_DRAIN_S = 5.0
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BesideOptions:
+    """How a daemon beside training processes runs.
+
+    Args:
+        settings: its surroundings; ``daemon`` is the address it listens on: ``unix:/path``, or ``host:port`` of the
+            loopback interface.
+    """
+
+    settings: WorkerSettings
+
+    def __post_init__(self) -> None:
+        address = self.settings.daemon
+        if not address.startswith(("unix:", "127.0.0.1:", "localhost:", "[::1]:")):
+            raise UsageError(f"daemon address {address!r}; allowed: unix:/path, or 127.0.0.1:port: it shares memory")
+
+
+async def serve(options: BesideOptions, stop: asyncio.Event) -> None:
+    """Serve training processes until ``stop`` is set.
+
+    Raises:
+        UsageError: the address cannot be listened on.
+    """
+    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    metrics = WorkerMetrics()
+    daemon_pb2_grpc.add_DaemonServiceServicer_to_server(DaemonService(options.settings, metrics), server)
+    address = options.settings.daemon
+    try:
+        if not server.add_insecure_port(address):
+            raise RuntimeError("no port")
+    except RuntimeError as error:
+        raise UsageError(f"cannot listen on {address}: in use or not allowed; choose another address") from error
+    page = None
+    if options.settings.metrics_port is not None:
+        page = MetricsPage(metrics.registry, options.settings.tcp.bind, options.settings.metrics_port)
+        page.start()
+    await server.start()
+    log.info("worker daemon at %s", address)
+    try:
+        await stop.wait()
+    finally:
+        await server.stop(DEATH_DRAIN_S)
+        if page is not None:
+            page.stop()
+
+
+class DaemonService(daemon_pb2_grpc.DaemonServiceServicer):
+    """Keeps one attachment for each training process."""
+
+    def __init__(self, settings: WorkerSettings, metrics: WorkerMetrics) -> None:
+        self._settings = settings
+        self._metrics = metrics
+
+    async def Attach(
+        self, request_iterator: AsyncIterator[daemon_pb2.AttachRequest], context: _Context
+    ) -> AsyncIterator[daemon_pb2.AttachResponse]:
+        """Be one training process's daemon for as long as its stream lasts."""
+        first = await anext(request_iterator, None)
+        if first is None or first.WhichOneof("request") != "open":
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must open a worker")
+        assert first is not None
+        try:
+            attachment = _Attachment(self._settings, self._metrics, first.open)
+            yield await attachment.join()
+        except RefusedError as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        except FabricError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        reader = asyncio.create_task(attachment.read(request_iterator))
+        try:
+            while (response := await attachment.answers.get()) is not None:
+                yield response
+        finally:
+            reader.cancel()
+            await attachment.close()
+
+
+class _Attachment:
+    """One training process: its worker and its shared memory."""
+
+    def __init__(self, settings: WorkerSettings, metrics: WorkerMetrics, opened: daemon_pb2.OpenWorker) -> None:
+        self.answers: asyncio.Queue[daemon_pb2.AttachResponse | None] = asyncio.Queue()
+        spec = wire.from_spec(opened.model)
+        self._digest = spec.layout.digest
+        self._segments: dict[str, Segment] = {}
+        self._image = self._segment(opened.image, spec.layout.size_bytes)
+        initial = self._segment(opened.initial, spec.layout.size_bytes)
+        options = DaemonOptions(
+            scheduler=settings.scheduler, name=opened.name or settings.name, host=settings.host, tcp=settings.tcp
+        )
+        self._name = options.name
+        self._daemon = WorkerDaemon(options, spec, self._parcel(initial), metrics)
+        self._left = False
+
+    def _segment(self, announced: daemon_pb2.Segment, size_bytes: int) -> Segment:
+        if announced.size_bytes != size_bytes:
+            raise UsageError(f"a segment of {announced.size_bytes} bytes came; the model has {size_bytes}")
+        known = self._segments.get(announced.path)
+        if known is None:
+            known = self._segments[announced.path] = Segment.attach(announced.path, announced.size_bytes)
+        return known
+
+    def _parcel(self, segment: Segment) -> Parcel:
+        return Parcel(pieces=(segment.buffer,), digest=self._digest, is_unchanged=lambda: True)
+
+    async def join(self) -> daemon_pb2.AttachResponse:
+        """Join the fabric and say so."""
+        welcome = await self._daemon.start()
+        return daemon_pb2.AttachResponse(opened=daemon_pb2.WorkerOpened(tau_max=welcome.tau_max, epoch=welcome.epoch))
+
+    async def read(self, requests: AsyncIterator[daemon_pb2.AttachRequest]) -> None:
+        """Carry out the training process's calls until its stream ends."""
+        detail = "its training process is gone"
+        drain_s = DEATH_DRAIN_S
+        try:
+            async for request in requests:
+                match request.WhichOneof("request"):
+                    case "push":
+                        self._push(request.push)
+                    case "get":
+                        self._get(request.get.call, wire.from_version(request.get.min_version), None)
+                    case "leave":
+                        detail, drain_s = request.leave.detail, request.leave.drain_s
+                        break
+                    case _:
+                        raise UsageError("a worker is opened once")
+        except FabricError as error:
+            detail = str(error)
+        finally:
+            await self._leave(detail, drain_s)
+
+    def _push(self, call: daemon_pb2.PushUpdate) -> None:
+        segment = self._segment(call.update, self._image.size_bytes)
+        version = wire.from_version(call.computed_from)
+        update, handle = self._daemon.push(self._parcel(segment), call.norm, version)
+        handle.add_done_callback(lambda done: self._settled(call.call, done))
+        if call.and_get:
+            self._get(call.call + 1, ModelVersion(0, 0), update)
+
+    def _settled(self, call: int, done: asyncio.Future[Outcome]) -> None:
+        settled = daemon_pb2.CallSettled(call=call, outcome=wire.to_outcome(done.result()))
+        self.answers.put_nowait(daemon_pb2.AttachResponse(settled=settled))
+
+    def _get(self, call: int, min_version: ModelVersion, after: UpdateId | None) -> None:
+        got = self._daemon.get(self._image.buffer, min_version, after)
+        got.add_done_callback(lambda done: self._got(call, done))
+
+    def _got(self, call: int, done: asyncio.Future[ModelVersion]) -> None:
+        if done.exception() is None:
+            got = daemon_pb2.ModelGot(call=call, version=wire.to_version(done.result()))
+            self.answers.put_nowait(daemon_pb2.AttachResponse(got=got))
+
+    async def _leave(self, detail: str, drain_s: float) -> None:
+        if self._left:
+            return
+        self._left = True
+        log.info("%s leaves: %s", self._name, detail)
+        await self._daemon.close(detail, drain_s)
+        self.answers.put_nowait(daemon_pb2.AttachResponse(left=daemon_pb2.WorkerLeft()))
+        self.answers.put_nowait(None)
+
+    async def close(self) -> None:
+        """Leave, if that has not happened, and remove the shared memory."""
+        await self._leave("its training process is gone", 0.0)
+        for segment in self._segments.values():
+            segment.remove()

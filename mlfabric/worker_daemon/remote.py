@@ -1,0 +1,235 @@
+"""A worker daemon in a process of its own, as its training process sees it: the same interface as one in a thread.
+
+Gradients are copied once, into shared memory; the model is received right where this process reads it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import threading
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import grpc
+
+from mlfabric import wire
+from mlfabric.errors import FabricClosedError, RefusedError, UnavailableError
+from mlfabric.protocol import Lost, ModelVersion, Welcome
+from mlfabric.specs import ModelSpec
+from mlfabric.v1 import daemon_pb2, daemon_pb2_grpc
+from mlfabric.worker_daemon.sending import Parcel
+from mlfabric.worker_daemon.shared import Segment
+from mlfabric.worker_daemon.thread import OutcomeFuture, VersionFuture
+
+__all__ = ["RemoteDaemon"]
+
+_Call: TypeAlias = "grpc.aio.StreamStreamCall[daemon_pb2.AttachRequest, daemon_pb2.AttachResponse]"
+
+
+@dataclass(slots=True)
+class _OpenPush:
+    segment: Segment
+    outcome: OutcomeFuture
+
+
+class RemoteDaemon:
+    """The daemon at ``address`` (``unix:/path`` or ``127.0.0.1:port``).
+
+    Args:
+        address: where ``mlfabric worker`` listens.
+        name: this worker's name.
+        spec: the model it trains.
+        initial: its initial weights.
+
+    Raises:
+        UnavailableError: there is not enough shared memory.
+    """
+
+    def __init__(self, address: str, name: str, spec: ModelSpec, initial: Parcel) -> None:
+        self._address = address
+        self._name = name
+        self._spec = spec
+        size_bytes = spec.layout.size_bytes
+        self._image = Segment.create(size_bytes)
+        self._initial = Segment.create(size_bytes)
+        _fill(self._initial, initial)
+        self._segments = [self._image, self._initial]
+        self._free: list[Segment] = []
+        self._pushes: dict[int, _OpenPush] = {}
+        self._gets: dict[int, VersionFuture] = {}
+        self._calls = 0
+        self._lock = threading.Lock()
+        self._joined: concurrent.futures.Future[Welcome] = concurrent.futures.Future()
+        self._over = False
+        self._loop = asyncio.new_event_loop()
+        self._requests: asyncio.Queue[daemon_pb2.AttachRequest] = asyncio.Queue()
+        self._thread = threading.Thread(target=self._run, name=f"mlfabric {name}", daemon=True)
+
+    def buffer(self) -> memoryview:
+        """Return the memory that models are received in."""
+        return self._image.buffer
+
+    def join(self) -> Welcome:
+        """Join the fabric; see ``Daemon``.
+
+        Raises:
+            RefusedError: the scheduler refuses this worker or its model.
+            UnavailableError: no daemon answers at the address.
+        """
+        initial = daemon_pb2.Segment(path=str(self._initial.path), size_bytes=self._initial.size_bytes)
+        image = daemon_pb2.Segment(path=str(self._image.path), size_bytes=self._image.size_bytes)
+        opened = daemon_pb2.OpenWorker(name=self._name, model=wire.to_spec(self._spec), image=image, initial=initial)
+        self._requests.put_nowait(daemon_pb2.AttachRequest(open=opened))
+        self._thread.start()
+        try:
+            return self._joined.result()
+        except BaseException:
+            self._end()
+            raise
+
+    def push(
+        self, parcel: Parcel, norm: float, computed_from: ModelVersion, get_into: memoryview | None
+    ) -> tuple[OutcomeFuture, VersionFuture | None]:
+        """Push an update, and get what follows it; see ``Daemon``."""
+        outcome: OutcomeFuture = OutcomeFuture()
+        version: VersionFuture | None = VersionFuture() if get_into is not None else None
+        with self._lock:
+            self._check_open()
+            segment = self._free.pop() if self._free else self._new_segment()
+            _fill(segment, parcel)
+            call, self._calls = self._calls, self._calls + 2
+            self._pushes[call] = _OpenPush(segment, outcome)
+            if version is not None:
+                self._gets[call + 1] = version
+        push = daemon_pb2.PushUpdate(
+            call=call,
+            update=daemon_pb2.Segment(path=str(segment.path), size_bytes=segment.size_bytes),
+            norm=norm,
+            computed_from=wire.to_version(computed_from),
+            and_get=version is not None,
+        )
+        self._send(daemon_pb2.AttachRequest(push=push))
+        return outcome, version
+
+    def get(self, buffer: memoryview, min_version: ModelVersion) -> VersionFuture:
+        """Get the model into ``buffer``, which must be this daemon's own; see ``Daemon``."""
+        assert buffer is self._image.buffer, "a remote daemon receives models in its own buffer"
+        version = VersionFuture()
+        with self._lock:
+            self._check_open()
+            call, self._calls = self._calls, self._calls + 2
+            self._gets[call] = version
+        get = daemon_pb2.GetModel(call=call, min_version=wire.to_version(min_version))
+        self._send(daemon_pb2.AttachRequest(get=get))
+        return version
+
+    def leave(self, detail: str, drain_s: float) -> None:
+        """Leave the fabric; see ``Daemon``."""
+        if not self._over and self._thread.is_alive():
+            self._send(daemon_pb2.AttachRequest(leave=daemon_pb2.LeaveFabric(detail=detail, drain_s=drain_s)))
+            self._thread.join(drain_s + 5.0)
+        self._end()
+
+    def _end(self) -> None:
+        self._over = True
+        for segment in self._segments:
+            segment.remove()
+
+    def _check_open(self) -> None:
+        if self._over:
+            raise FabricClosedError("this worker has left the fabric, or its daemon ended; register again for more")
+
+    def _new_segment(self) -> Segment:
+        segment = Segment.create(self._spec.layout.size_bytes)
+        self._segments.append(segment)
+        return segment
+
+    # The stream, in its own thread
+
+    def _send(self, request: daemon_pb2.AttachRequest) -> None:
+        # The loop may end at any moment: then every open call is failed by the stream's end.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._requests.put_nowait, request)
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._talk())
+
+    async def _talk(self) -> None:
+        detail = "the daemon ended the stream"
+        try:
+            async with grpc.aio.insecure_channel(self._address) as channel:
+                stub = daemon_pb2_grpc.DaemonServiceStub(channel)
+                call = stub.Attach()
+                writer = asyncio.create_task(self._write(call))
+                try:
+                    async for response in call:
+                        self._take_in(response)
+                finally:
+                    writer.cancel()
+        except grpc.aio.AioRpcError as error:
+            detail = error.details() or error.code().name
+            if not self._joined.done():
+                refused = error.code() is not grpc.StatusCode.UNAVAILABLE
+                where = f"the daemon at {self._address}"
+                self._joined.set_exception(
+                    RefusedError(f"{where}: {detail}")
+                    if refused
+                    else UnavailableError(f"cannot reach {where}: {detail}; start it with: mlfabric worker")
+                )
+        finally:
+            self._fail_all(detail)
+
+    async def _write(self, call: _Call) -> None:
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            while True:
+                await call.write(await self._requests.get())
+
+    def _take_in(self, response: daemon_pb2.AttachResponse) -> None:
+        match response.WhichOneof("response"):
+            case "opened":
+                self._joined.set_result(_welcome(self._name, response.opened))
+            case "settled":
+                with self._lock:
+                    push = self._pushes.pop(response.settled.call)
+                    self._free.append(push.segment)
+                push.outcome.set_result(wire.from_outcome(response.settled.outcome))
+            case "got":
+                with self._lock:
+                    got = self._gets.pop(response.got.call)
+                got.set_result(wire.from_version(response.got.version))
+            case other:
+                assert other == "left", f"{response} came from the daemon"
+
+    def _fail_all(self, detail: str) -> None:
+        self._over = True
+        with self._lock:
+            for push in self._pushes.values():
+                push.outcome.set_result(Lost(detail=f"the daemon at {self._address} is gone: {detail}"))
+            for get in self._gets.values():
+                get.set_exception(FabricClosedError(f"the daemon at {self._address} is gone: {detail}"))
+            self._pushes.clear()
+            self._gets.clear()
+
+
+def _fill(segment: Segment, parcel: Parcel) -> None:
+    at = 0
+    for piece in parcel.pieces:
+        segment.buffer[at : at + piece.nbytes] = piece.cast("B") if piece.format != "B" else piece
+        at += piece.nbytes
+
+
+def _welcome(name: str, opened: daemon_pb2.WorkerOpened) -> Welcome:
+    return Welcome(
+        to=name,
+        incarnation=0,
+        epoch=opened.epoch,
+        tau_max=opened.tau_max,
+        server="",
+        server_address="",
+        initialise=False,
+        monitor_address="",
+        reason="joined through a daemon of its own",
+    )

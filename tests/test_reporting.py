@@ -1,0 +1,126 @@
+"""Transfer records reach the monitor, and never hold up whoever has none."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, TypeAlias
+
+import grpc
+import pytest
+
+from mlfabric.channels import Direction, TransferRecord
+from mlfabric.reporting import KEEP_RECORDS, TransferReporter
+from mlfabric.v1 import monitor_pb2, monitor_pb2_grpc
+
+WITHIN_S = 20.0
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+
+class Monitor(monitor_pb2_grpc.MonitorServiceServicer):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.requests: asyncio.Queue[monitor_pb2.RecordTransfersRequest] = asyncio.Queue()
+
+    async def RecordTransfers(
+        self, request: monitor_pb2.RecordTransfersRequest, context: Context
+    ) -> monitor_pb2.RecordTransfersResponse:
+        self.requests.put_nowait(request)
+        return monitor_pb2.RecordTransfersResponse()
+
+
+@asynccontextmanager
+async def listening(monitor: Monitor) -> AsyncIterator[str]:
+    server = grpc.aio.server()
+    monitor_pb2_grpc.add_MonitorServiceServicer_to_server(monitor, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    yield f"127.0.0.1:{port}"
+    await server.stop(None)
+
+
+@asynccontextmanager
+async def reporting(reporter: TransferReporter) -> AsyncIterator[TransferReporter]:
+    running = asyncio.create_task(reporter.run())
+    yield reporter
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    await reporter.close()
+
+
+def moved(direction: Direction = Direction.IN, *, paced: bool = False) -> TransferRecord:
+    return TransferRecord(
+        peer="127.0.0.1:1",
+        direction=direction,
+        bytes=1000,
+        paced=paced,
+        delivery_rate_bps=8000 if direction is Direction.OUT else 0,
+        started_ns=1_000_000_000,
+        ended_ns=3_000_000_000,
+    )
+
+
+async def settled(reporter: TransferReporter, count: int) -> None:
+    """Wait until that many records were sent or dropped."""
+    async with asyncio.timeout(WITHIN_S):
+        while reporter.sent + reporter.dropped < count:
+            await asyncio.sleep(0.001)
+
+
+async def test_records_arrive_together_and_say_who_measured_what() -> None:
+    monitor = Monitor()
+    async with listening(monitor) as address, reporting(TransferReporter("w0", "node-0", 10, 20)) as reporter:
+        reporter.set_address(address)
+        reporter.record(moved(paced=True), "node-1", "node-0")
+        reporter.record(moved(Direction.OUT), "node-0", "node-1")
+        async with asyncio.timeout(WITHIN_S):
+            request = await monitor.requests.get()
+        await settled(reporter, 2)
+    assert (request.member, request.host, request.up_bps, request.down_bps) == ("w0", "node-0", 10, 20)
+    first, second = request.records
+    assert (first.from_host, first.to_host, first.bytes, first.seconds) == ("node-1", "node-0", 1000, 2.0)
+    assert (first.paced, first.at_sender, first.delivery_rate_bps) == (True, False, 0)
+    assert (second.paced, second.at_sender, second.delivery_rate_bps) == (False, True, 8000)
+    assert first.ended_ago_s == pytest.approx(second.ended_ago_s)
+    assert first.ended_ago_s > 0
+    assert (reporter.sent, reporter.dropped) == (2, 0)
+
+
+async def test_without_a_monitor_records_are_dropped_and_counted() -> None:
+    async with reporting(TransferReporter("w0")) as reporter:
+        reporter.record(moved(), "node-1", "node-0")
+    assert (reporter.sent, reporter.dropped) == (0, 1)
+
+
+async def test_a_monitor_that_is_away_costs_records_only_and_its_successor_gets_the_next(free_port: int) -> None:
+    monitor = Monitor()
+    async with listening(monitor) as address, reporting(TransferReporter("w0")) as reporter:
+        reporter.set_address(f"127.0.0.1:{free_port}")
+        reporter.record(moved(), "node-1", "node-0")
+        await settled(reporter, 1)
+        assert reporter.dropped == 1
+        reporter.set_address(address)
+        reporter.record(moved(), "node-1", "node-0")
+        await settled(reporter, 2)
+    assert (reporter.sent, reporter.dropped) == (1, 1)
+
+
+async def test_a_monitor_that_goes_while_records_wait_costs_them() -> None:
+    async with reporting(TransferReporter("w0")) as reporter:
+        reporter.set_address("127.0.0.1:1")
+        reporter.record(moved(), "node-1", "node-0")
+        reporter.set_address("")
+        await settled(reporter, 1)
+    assert (reporter.sent, reporter.dropped) == (0, 1)
+
+
+async def test_records_do_not_pile_up() -> None:
+    reporter = TransferReporter("w0")
+    reporter.set_address("127.0.0.1:1")
+    for _ in range(KEEP_RECORDS + 5):
+        reporter.record(moved(), "node-1", "node-0")
+    assert reporter.dropped == 5
+    await reporter.close()
+    assert reporter.dropped == KEEP_RECORDS + 5

@@ -1,0 +1,146 @@
+"""A worker daemon in a process of its own: real processes, real shared memory."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import mlfabric
+from mlfabric.config import WorkerSettings
+from mlfabric.worker_daemon.beside import BesideOptions
+from tests.fabric.harness import Fabric, fabric, gradients, small_model, wait_until
+
+SHARED = Path("/dev/shm")
+TRAINER = """
+import sys, time, torch, mlfabric
+from mlfabric.config import WorkerSettings
+from tests.fabric.harness import gradients, small_model
+model = small_model()
+worker = mlfabric.register_as_worker(model)
+worker.get(model)
+print("joined", flush=True)
+while True:
+    gradients(model); worker.push(model); worker.get(model)
+"""
+
+
+@contextmanager
+def daemon(running: Fabric, where: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """Run ``mlfabric worker``; give its process and its address."""
+    address = f"unix:{where}/daemon.sock"
+    command = [sys.executable, "-m", "mlfabric", "worker", "--listen", address]
+    command += ["--scheduler", running.scheduler.address, "--host", "beside", "--log-level", "warning"]
+    process = subprocess.Popen(command)
+    try:
+        wait_until((where / "daemon.sock").exists, "the daemon listens")
+        yield process, address
+    finally:
+        process.terminate()
+        process.wait(15)
+
+
+def segments() -> set[Path]:
+    """Return the shared memory that is left by anybody."""
+    return set(SHARED.glob("mlfabric-*"))
+
+
+def test_training_through_it_is_training_as_in_a_thread(tmp_path: Path) -> None:
+    before = segments()
+    rule = mlfabric.RuleSpec(lr=0.1, momentum=0.9)
+    results = []
+    for where in ("thread", "process"):
+        with fabric() as running:
+            model = small_model()
+            if where == "thread":
+                train(running, model, rule, "")
+            else:
+                with daemon(running, tmp_path) as (_, address):
+                    train(running, model, rule, address)
+            results.append([p.detach().clone() for p in model.parameters()])
+    assert all(bool((a == b).all()) for a, b in zip(*results, strict=True))
+    assert segments() <= before
+
+
+def train(running: Fabric, model: object, rule: mlfabric.RuleSpec, address: str) -> None:
+    """Take ten steps with one worker."""
+    settings = replace(running.settings("w0"), daemon=address)
+    with mlfabric.register_as_worker(model, rule=rule, settings=settings) as worker:  # type: ignore[arg-type]
+        assert worker.tau_max == 2
+        worker.get()
+        for step in range(10):
+            gradients(model, step)  # type: ignore[arg-type]
+            outcome = worker.push().result(10)
+            assert isinstance(outcome, mlfabric.Committed)
+            worker.get()
+        assert worker.version.number == 10
+
+
+def test_when_the_training_process_is_killed_its_worker_leaves_and_its_memory_goes(tmp_path: Path) -> None:
+    before = segments()
+    with fabric() as running, daemon(running, tmp_path) as (_, address):
+        environment = {**os.environ, "MLFABRIC_DAEMON": address, "MLFABRIC_NAME": "victim", "PYTHONPATH": os.getcwd()}
+        trainer = subprocess.Popen([sys.executable, "-c", TRAINER], env=environment, stdout=subprocess.PIPE)
+        assert trainer.stdout is not None
+        assert trainer.stdout.readline() == b"joined\n"
+        trainer.send_signal(signal.SIGKILL)
+        trainer.wait(10)
+        trainer.stdout.close()
+        states = lambda: {m.name: m.state for m in running.status().members}  # noqa: E731
+        wait_until(lambda: states().get("victim") == "left", "the worker leaves")
+        wait_until(lambda: segments() <= before, "the memory is removed")
+
+
+def test_when_the_daemon_is_killed_the_training_process_hears_it(tmp_path: Path) -> None:
+    with fabric() as running, daemon(running, tmp_path) as (process, address):
+        model = small_model()
+        worker = mlfabric.register_as_worker(model, settings=replace(running.settings("w0"), daemon=address))
+        worker.get()
+        process.kill()
+        process.wait(10)
+        with pytest.raises(mlfabric.FabricError, match=r"gone|left"):
+            push_until_it_is_heard(worker, model)
+        worker.leave()
+
+
+def push_until_it_is_heard(worker: mlfabric.Worker, model: torch.nn.Module) -> None:
+    """Go on training; the first push may be under way when the news comes."""
+    for _ in range(3):
+        gradients(model)
+        worker.push()
+        worker.get()
+
+
+def test_no_daemon_at_the_address_is_said(tmp_path: Path) -> None:
+    with fabric() as running:
+        settings = replace(running.settings("w0"), daemon=f"unix:{tmp_path}/nobody.sock")
+        with pytest.raises(mlfabric.UnavailableError, match="mlfabric worker"):
+            mlfabric.register_as_worker(small_model(), settings=settings)
+
+
+def test_the_scheduler_s_refusal_reaches_the_training_process(tmp_path: Path) -> None:
+    with fabric() as running, daemon(running, tmp_path) as (_, address):
+        running.worker(small_model(), "w0")
+        settings = replace(running.settings("w0"), daemon=address)
+        with pytest.raises(mlfabric.RefusedError, match="taken"):
+            mlfabric.register_as_worker(small_model(), settings=settings)
+
+
+@pytest.mark.parametrize("address", ["", "10.0.0.1:7000", "0.0.0.0:7000", "unix"])
+def test_only_addresses_of_this_machine_are_allowed(address: str) -> None:
+    settings = replace(mlfabric_settings(), daemon=address)
+    with pytest.raises(mlfabric.UsageError, match="unix:/path"):
+        BesideOptions(settings=settings)
+
+
+def mlfabric_settings() -> WorkerSettings:
+    """Return settings that are right but for the address."""
+    return WorkerSettings.from_environment({})
