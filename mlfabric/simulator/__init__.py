@@ -1,0 +1,9 @@
+"""The fabric's twin in virtual time: the same state machines, simulated shells, faults and a witness; pure.
+
+``Simulation(SimulationConfig.drawn(seed)).run(events=2000)`` plays one fabric; the same seed plays the same again.
+"""
+
+from mlfabric.simulator.config import CALM, STORMY, FaultRates, SimulationConfig, Summary
+from mlfabric.simulator.simulation import Simulation
+
+__all__ = ["CALM", "STORMY", "FaultRates", "Simulation", "SimulationConfig", "Summary"]

@@ -1,0 +1,125 @@
+"""What members of a simulated fabric talk through: control streams and data connections.
+
+Both keep the order of what is sent in one direction, and both can break at any instant: what is on its way is lost, and
+each end notices in its own time. Nothing keeps two of them in step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from functools import partial
+
+from mlfabric.simulator.flows import Flow, Flows
+from mlfabric.simulator.world import Timer, World
+
+__all__ = ["Connection", "End", "Stream"]
+
+
+class End(Enum):
+    """One end of a line; a member's is NEAR, the scheduler's or a server's FAR."""
+
+    NEAR = "near"
+    FAR = "far"
+
+    @property
+    def other(self) -> End:
+        """The other end."""
+        return End.FAR if self is End.NEAR else End.NEAR
+
+
+class _Line:
+    """Ordered messages between two ends until it breaks or is closed."""
+
+    def __init__(self, world: World, name: str, broke: Callable[[End], None]) -> None:
+        self.world = world
+        self.name = name
+        self.is_open = True
+        self._broke = broke
+        self._quiet: set[End] = set()
+        self._free_ns = {End.NEAR: world.now_ns, End.FAR: world.now_ns}
+
+    def send(self, towards: End, what: str, action: Callable[[], None]) -> None:
+        """Let ``action`` happen at an end after all that was sent to it before, unless the line breaks first."""
+        if not self.is_open:
+            return
+        at_ns = max(self._free_ns[towards], self.world.now_ns + self.world.latency_ns())
+        self._free_ns[towards] = at_ns
+        self.world.later(at_ns - self.world.now_ns, f"{self.name} {what}", lambda: self._deliver(towards, action))
+
+    def _deliver(self, towards: End, action: Callable[[], None]) -> None:
+        if self.is_open and towards not in self._quiet:
+            action()
+
+    def close(self, end: End) -> None:
+        """End the line from one end, which hears nothing more; the other end notices as if it broke."""
+        self._quiet.add(end)
+        self.break_up()
+
+    def end(self) -> None:
+        """End the line for both ends without a word: it has served its purpose."""
+        self.is_open = False
+        self._quiet.update(End)
+
+    def break_up(self) -> None:
+        """Break the line; each end that is not quiet notices after a while."""
+        if not self.is_open:
+            return
+        self.is_open = False
+        for end in End:
+            delay_ns = self.world.pause_ns(self.world.config.notice_ns)
+            self.world.later(delay_ns, f"{self.name} broke at the {end.value} end", partial(self._notice, end))
+
+    def _notice(self, end: End) -> None:
+        if end not in self._quiet:
+            self._quiet.add(end)
+            self._broke(end)
+
+
+class Stream(_Line):
+    """A member's stream with the scheduler; some messages arrive twice."""
+
+    def tell(self, towards: End, what: str, action: Callable[[], None]) -> None:
+        """Send a message, sometimes twice."""
+        self.send(towards, what, action)
+        if self.world.chance(self.world.config.faults.repeated):
+            self.send(towards, what + " (again)", action)
+
+
+class Connection(_Line):
+    """One transfer's data connection; ``number`` is the server's name for it."""
+
+    def __init__(self, world: World, flows: Flows, number: int, name: str, broke: Callable[[End], None]) -> None:
+        super().__init__(world, name, broke)
+        self.number = number
+        self._flows = flows
+        self._flow: Flow | None = None
+        self._doom: Timer | None = None
+        if world.is_stormy and world.config.faults.connection_hz > 0:
+            gap_ns = world.gap_ns(world.config.faults.connection_hz)
+            self._doom = world.later(gap_ns, f"{name} fault", self._fault)
+
+    def _fault(self) -> None:
+        if self.is_open and self.world.is_stormy:
+            self.world.fault("connection broke", self.name)
+            self.break_up()
+
+    def move(self, source: str, destination: str, size_bytes: int, pace_bps: int, done: Callable[[], None]) -> None:
+        """Move bytes; ``done`` is called at the sending end when the last one has left."""
+        self._flow = self._flows.start(f"{self.name} bytes", source, destination, size_bytes, pace_bps, done)
+
+    def break_up(self) -> None:
+        """Break the connection and whatever it carries."""
+        self._stop()
+        super().break_up()
+
+    def end(self) -> None:
+        """End the connection for both ends without a word: it has served its purpose."""
+        self._stop()
+        super().end()
+
+    def _stop(self) -> None:
+        if self._flow is not None:
+            self._flows.stop(self._flow)
+        if self._doom is not None:
+            self._doom.cancel()

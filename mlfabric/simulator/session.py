@@ -1,0 +1,112 @@
+"""A simulated member's side of its session: joins, keeps the stream, joins again when it breaks.
+
+Does what ``mlfabric.session`` does: what is sent while there is no stream is forgotten, because after each admission
+the member announces what it holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from mlfabric.protocol import Instruction, MemberEvent, MemberJoined, Refuse, Welcome
+from mlfabric.simulator.lines import End, Stream
+from mlfabric.simulator.world import World
+
+__all__ = ["Listener", "Session", "SessionCallbacks"]
+
+RETRY_NS = 20_000_000
+
+
+class Listener(Protocol):
+    """The scheduler's end."""
+
+    def register(self, session: Session) -> None:
+        """Admit or refuse a member."""
+        ...
+
+    def hear(self, name: str, stream: Stream, event: MemberEvent) -> None:
+        """Take in an event that came over a stream."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionCallbacks:
+    """What a member does on its session's events.
+
+    Args:
+        joining: how it registers.
+        admitted: called at each admission; returns what it announces.
+        instructed: called with every instruction, in order.
+    """
+
+    joining: Callable[[], MemberJoined]
+    admitted: Callable[[Welcome], Iterable[MemberEvent]]
+    instructed: Callable[[Instruction], None]
+
+
+class Session:
+    """One process's session with the scheduler."""
+
+    def __init__(self, world: World, scheduler: Listener, name: str, callbacks: SessionCallbacks) -> None:
+        self.name = name
+        self.callbacks = callbacks
+        self.stream: Stream | None = None
+        self.is_alive = True
+        self._world = world
+        self._scheduler = scheduler
+
+    def join(self) -> None:
+        """Register; the answer comes over the stream."""
+        self._world.later(self._world.latency_ns(), f"{self.name} registers", self._arrive)
+
+    def _arrive(self) -> None:
+        if self.is_alive:
+            self._scheduler.register(self)
+
+    def join_later(self) -> None:
+        """Register again after a pause."""
+        self._world.later(self._world.pause_ns(RETRY_NS), f"{self.name} tries again", self.join)
+
+    def refused(self, refusal: Refuse) -> None:
+        """Take a refusal; whoever started this process will try again."""
+        self._world.note(f"{self.name} was refused:", refusal.reason)
+        if self.is_alive:
+            self.join_later()
+
+    def welcomed(self, stream: Stream, welcome: Welcome) -> None:
+        """Take an admission and announce what is held."""
+        if not self.is_alive:
+            stream.close(End.NEAR)
+            return
+        self.stream = stream
+        self._world.note(f"{self.name} joined epoch {welcome.epoch}")
+        for event in self.callbacks.admitted(welcome):
+            self.send(event)
+
+    def instructed(self, instruction: Instruction) -> None:
+        """Take an instruction."""
+        if self.is_alive:
+            self.callbacks.instructed(instruction)
+
+    def send(self, event: MemberEvent) -> None:
+        """Send an event in order; without a stream it is forgotten."""
+        stream = self.stream
+        if stream is not None:
+            what = type(event).__name__
+            stream.tell(End.FAR, what, lambda: self._scheduler.hear(self.name, stream, event))
+
+    def lost(self, stream: Stream) -> None:
+        """Note that the stream broke, and join again."""
+        if self.stream is stream or self.stream is None:
+            self.stream = None
+            if self.is_alive:
+                self.join_later()
+
+    def die(self) -> None:
+        """End with the process: the scheduler will notice."""
+        self.is_alive = False
+        if self.stream is not None:
+            self.stream.close(End.NEAR)
+            self.stream = None

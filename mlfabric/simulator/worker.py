@@ -1,0 +1,190 @@
+"""The simulated shell of a worker daemon and the training loop above it. Does what ``worker_daemon/daemon.py`` does.
+
+Each worker has a few lanes; a lane gets the model, computes for a while, pushes an update, and gets the model again
+once that is settled. So several updates of one worker are in flight.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mlfabric.protocol import (
+    GetId,
+    GetRequested,
+    Initialise,
+    Instruction,
+    MemberEvent,
+    MemberJoined,
+    ModelVersion,
+    MonitorAt,
+    PushRequested,
+    Tick,
+    UpdateId,
+    UpdateKind,
+    Welcome,
+)
+from mlfabric.simulator.attempts import Attempts
+from mlfabric.simulator.server import SimulatedServer
+from mlfabric.simulator.session import Listener, Session, SessionCallbacks
+from mlfabric.simulator.witness import Oddity, Truth, Witness
+from mlfabric.simulator.world import Timer, World
+from mlfabric.specs import Member, ModelSpec, Role
+from mlfabric.worker_daemon import actions as act
+from mlfabric.worker_daemon.state import DaemonState
+
+__all__ = ["Place", "SimulatedWorker"]
+
+NOWHERE = ModelVersion(0, 0)
+ODDITIES = [oddity for oddity in Oddity if oddity is not Oddity.NONE]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Who a worker is and what is around it."""
+
+    name: str
+    incarnation: int
+    host: str
+    spec: ModelSpec
+    scheduler: Listener
+    servers: dict[str, SimulatedServer]
+    witness: Witness
+
+
+class SimulatedWorker:
+    """One process of a worker."""
+
+    def __init__(self, world: World, place: Place) -> None:
+        self.place = place
+        self.state = DaemonState(place.name)
+        callbacks = SessionCallbacks(joining=self._joining, admitted=self._admitted, instructed=self._instructed)
+        self.session = Session(world, place.scheduler, place.name, callbacks)
+        self._world = world
+        self._updates = 0
+        self._gets = 0
+        self._lanes: dict[GetId, UpdateId | None] = {}
+        self._attempts = Attempts(place.host, place.spec.layout, place.servers, place.witness.truths, self._take_in)
+        self._timer: Timer | None = None
+
+    @property
+    def is_alive(self) -> bool:
+        """Tell whether the process runs."""
+        return self.session.is_alive
+
+    def start(self) -> None:
+        """Join, and begin to train."""
+        self.session.join()
+        for _ in range(self._world.rng.randint(1, self._world.config.in_flight)):
+            self._get(None)
+
+    def die(self) -> None:
+        """End the process: every connection breaks."""
+        self.session.die()
+        self._attempts.break_off()
+
+    # The session
+
+    def _joining(self) -> MemberJoined:
+        bps, place = self._world.config.link_bps, self.place
+        member = Member(
+            name=place.name,
+            role=Role.WORKER,
+            incarnation=place.incarnation,
+            host=place.host,
+            up_bps=bps,
+            down_bps=bps,
+        )
+        return MemberJoined(member=member, spec=place.spec, holds_initial=True)
+
+    def _admitted(self, welcome: Welcome) -> list[MemberEvent]:
+        if welcome.initialise:
+            self._bring_initial()
+        return [self.state.holds()]
+
+    def _instructed(self, instruction: Instruction) -> None:
+        if isinstance(instruction, Initialise):
+            self._bring_initial()
+        elif not isinstance(instruction, MonitorAt):
+            self._take_in(instruction)  # type: ignore[arg-type]
+
+    def _bring_initial(self) -> None:
+        if not any(push.request.kind is UpdateKind.INITIAL for push in self.state.pushes.values()):
+            self._push(NOWHERE, UpdateKind.INITIAL, Oddity.NONE)
+
+    # Training
+
+    def _get(self, after: UpdateId | None) -> None:
+        get = GetId(self.place.name, self.place.incarnation, self._gets)
+        self._gets += 1
+        self._lanes[get] = after
+        request = GetRequested(get=get, model=self.place.spec.name, min_version=ModelVersion(0, 0), after_update=after)
+        self._take_in(act.GetCalled(request=request))
+
+    def _compute(self, version: ModelVersion) -> None:
+        delay_ns = self._world.pause_ns(self._world.config.compute_ns)
+        self._world.later(delay_ns, f"{self.place.name} computes", lambda: self._computed(version))
+
+    def _computed(self, version: ModelVersion) -> None:
+        if self.is_alive and self._world.is_stormy:
+            is_odd = self._world.chance(self._world.config.faults.odd)
+            oddity = self._world.rng.choice(ODDITIES) if is_odd else Oddity.NONE
+            self._get(self._push(version, UpdateKind.GRADIENT, oddity))
+
+    def _push(self, version: ModelVersion, kind: UpdateKind, oddity: Oddity) -> UpdateId:
+        update = UpdateId(self.place.name, self.place.incarnation, self._updates)
+        self._updates += 1
+        claimed = ModelVersion(version.epoch, version.number + 1000) if oddity is Oddity.FUTURE else version
+        self.place.witness.truths[update] = Truth(
+            model=self.place.spec.name,
+            step=self._world.rng.getrandbits(64),
+            computed_from=claimed,
+            kind=kind,
+            oddity=oddity,
+        )
+        size_bytes = self.place.spec.layout.size_bytes
+        request = PushRequested(
+            update=update,
+            model=self.place.spec.name,
+            size_bytes=size_bytes + 16 if oddity is Oddity.SIZE else size_bytes,
+            computed_from=claimed,
+            norm=float("nan") if oddity is Oddity.NAN else self._world.rng.expovariate(1.0),
+            kind=kind,
+        )
+        self._take_in(act.PushCalled(request=request))
+        return update
+
+    # Events in, actions out
+
+    def _take_in(self, event: act.DaemonEvent) -> None:
+        actions = self.state.handle(event, self._world.now_ns)
+        self._world.note(f"{self.place.name} <-", event, "->", *actions)
+        self.state.validate()
+        for action in actions:
+            self._do(action)
+        due_ns = self.state.next_wakeup_ns()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if due_ns is not None:
+            delay_ns = max(0, due_ns - self._world.now_ns)
+            self._timer = self._world.later(delay_ns, f"{self.place.name} tick", self._wake_up)
+
+    def _wake_up(self) -> None:
+        self._timer = None
+        if self.is_alive:
+            self._take_in(Tick())
+
+    def _do(self, action: act.Action) -> None:
+        match action:
+            case act.Request():
+                self.session.send(action.event)
+            case act.StartSend():
+                self._attempts.send(action.plan)
+            case act.StartFetch():
+                self._attempts.fetch(action.plan)
+            case act.Settle():
+                self.place.witness.learns(action.update, action.outcome)
+            case act.Deliver():
+                after, value = self._lanes.pop(action.get), self._attempts.values.pop(action.get)
+                self.place.witness.delivers(action.get, self.place.spec.name, action.version, value, after)
+                self._compute(action.version)

@@ -1,0 +1,158 @@
+"""Bugs planted on purpose: a simulation that does not notice them proves nothing by being green."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from mlfabric.protocol import HostModel, TransferEnd, UpdateId, UpdateKind
+from mlfabric.scheduler.membership import Membership
+from mlfabric.scheduler.push_table import PushTable
+from mlfabric.scheduler.records import SettledUpdates
+from mlfabric.server.applied import AppliedSet
+from mlfabric.server.hosted import HostedModel
+from mlfabric.server.serving import Servings
+from mlfabric.simulator import FaultRates, Simulation, SimulationConfig
+from mlfabric.simulator.worker import SimulatedWorker
+from mlfabric.worker_daemon import actions as act
+from mlfabric.worker_daemon.state import DaemonState
+
+SEEDS = range(150)
+
+
+def slow_news(seed: int) -> SimulationConfig:
+    """Return a fabric in which connections often break and everybody hears late of it."""
+    faults = FaultRates(connection_hz=20.0, outcome_lost=0.1, late=0.05)
+    return SimulationConfig(
+        seed=seed,
+        workers=4,
+        tau_max=2,
+        notice_ns=60_000_000,
+        latency_ns=5_000_000,
+        compute_ns=5_000_000,
+        model_bytes=300_000,
+        faults=faults,
+    )
+
+
+def caught(expected: str, draw: Callable[[int], SimulationConfig] = SimulationConfig.drawn) -> None:
+    """Play storms until one fails with ``expected`` in what it says."""
+    said = []
+    for seed in SEEDS:
+        try:
+            Simulation(draw(seed)).run(2000)
+        except AssertionError as error:
+            said.append(str(error))
+            if expected in said[-1]:
+                return
+    pytest.fail(f"none of {len(SEEDS)} seeds noticed; they said {said}")
+
+
+def test_a_server_that_forgets_what_it_applied_is_caught(monkeypatch):
+    monkeypatch.setattr(AppliedSet, "knows", lambda self, update: False)
+    monkeypatch.setattr(AppliedSet, "outcome", lambda self, update: None)
+    caught("is applied twice")
+
+
+def test_a_scheduler_that_forgets_the_delay_bound_is_caught(monkeypatch):
+    expect = PushTable._expect
+    monkeypatch.setattr(PushTable, "_expect", lambda *args: replace(expect(*args), tau_max=10**6))
+    caught("the bound in force is")
+
+
+def test_a_server_without_a_gate_is_caught(monkeypatch):
+    monkeypatch.setattr(HostedModel, "_gate", lambda self, transfer: None)
+    caught("the bound in force is")
+
+
+def test_commits_in_the_order_of_arrival_are_caught(monkeypatch):
+    def by_arrival(self):
+        return sorted(self.updates.values(), key=lambda t: (t.kind is not UpdateKind.INITIAL, not t.is_complete, t.seq))
+
+    monkeypatch.setattr(HostedModel, "_sequence", by_arrival)
+    caught("which are earlier in the plan")
+
+
+def test_pins_that_are_ignored_are_caught(monkeypatch):
+    monkeypatch.setattr(Servings, "leaves_buffer_for_commit", lambda self, version: True)
+    monkeypatch.setattr(Servings, "_may_pin", lambda self, version: True)
+    monkeypatch.setattr(Servings, "validate", lambda self, version: None)
+    caught("copies are pinned")
+
+
+def test_a_worker_that_pushes_again_under_a_new_counter_is_caught(monkeypatch):
+    take_in = SimulatedWorker._take_in
+
+    def under_a_new_counter(self, event):
+        is_broken = isinstance(event, act.SendBroken) and event.update in self.state.pushes
+        if is_broken and self.state.pushes[event.update].request.kind is UpdateKind.GRADIENT:
+            request = self.state.pushes.pop(event.update).request
+            update = UpdateId(event.update.worker, event.update.incarnation, self._updates)
+            self._updates += 1
+            self.place.witness.truths[update] = self.place.witness.truths[event.update]
+            self.place.witness.told[event.update] = None
+            for get in self.state.gets.values():
+                if get.request.after_update == event.update:
+                    get.request = replace(get.request, after_update=None)
+            event = act.PushCalled(request=replace(request, update=update))
+        take_in(self, event)
+
+    monkeypatch.setattr(SimulatedWorker, "_take_in", under_a_new_counter)
+    caught("is in the weights already")
+
+
+def test_a_broken_update_that_is_planned_again_without_being_voided_is_caught(monkeypatch):
+    ended = PushTable.ended
+
+    def at_once(self, event, update):
+        if event.end is TransferEnd.BROKEN:
+            self._release(update)
+            return None
+        return (yield from ended(self, event, update))
+
+    monkeypatch.setattr(PushTable, "ended", at_once)
+    caught("Dropped", slow_news)
+
+
+def test_a_scheduler_that_refuses_before_it_knows_what_the_server_holds_is_caught(monkeypatch):
+    def at_once(self, server, held):
+        for name, model in sorted(self._models.items()):
+            if model.pushes.server == server:
+                yield HostModel(to=server, spec=model.pushes.spec, reason=f"{name} is held here")
+
+    monkeypatch.setattr(Membership, "_admit_server", at_once)
+    caught("FUTURE_VERSION")
+
+
+def test_requests_that_come_late_are_caught_if_they_are_not_recognised(monkeypatch):
+    monkeypatch.setattr(SettledUpdates, "is_over", lambda self, update: False)
+    caught("says Dropped")
+
+
+def test_transfers_that_nobody_comes_for_are_caught(monkeypatch):
+    monkeypatch.setattr(HostedModel, "expire", lambda self, now_ns: iter(()))
+    monkeypatch.setattr(HostedModel, "next_wakeup_ns", lambda self: None)
+    caught("still")
+
+
+def test_a_model_without_the_update_that_it_was_to_follow_is_caught(monkeypatch):
+    def at_once(self, get):
+        if get.arrived is not None:
+            del self.gets[get.request.get]
+            yield act.Deliver(get=get.request.get, version=get.arrived, reason="it is here")
+
+    monkeypatch.setattr(DaemonState, "_deliver", at_once)
+    caught("without")
+
+
+def test_two_steps_at_once_are_caught(monkeypatch):
+    def both(self):
+        yield from self._advance_sequence()
+        yield from self._advance_grants()
+        if self.initialised and not self._is_applying():
+            yield from self.gets.advance(self.version, self.updates)
+
+    monkeypatch.setattr(HostedModel, "advance", both)
+    caught("is applied")
