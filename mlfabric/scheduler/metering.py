@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 
 from mlfabric.protocol import (
     CommitsReported,
@@ -15,6 +13,8 @@ from mlfabric.protocol import (
     Instruction,
     LinksReported,
     MemberEvent,
+    PushRequested,
+    Tick,
     TransferEnd,
     TransferEnded,
     UpdateId,
@@ -43,20 +43,26 @@ class Meter:
         """Return how long a plan took on average."""
         return 1e3 * self._plan_s / max(1, plans)
 
-    @contextmanager
-    def decision(self, state: SchedulerState) -> Iterator[None]:
-        """Time the handling of one event, and the plans that it led to."""
-        plans, updates, started = state.count.plans, state.count.updates, time.perf_counter()
-        yield
-        took_s = time.perf_counter() - started
+    def handle(self, state: SchedulerState, event: MemberEvent, now_ns: int) -> list[Instruction]:
+        """Hand an event to the state machine; time it, and count what follows."""
+        count = state.count
+        plans, updates, started_s = count.plans, count.updates, time.perf_counter()
+        instructions = state.handle(event, now_ns)
+        took_s = time.perf_counter() - started_s
         self.metrics.decision(took_s)
-        if state.count.plans > plans:
+        if count.plans > plans:
             self._plan_s += took_s
-            self.metrics.plan(took_s, state.count.updates - updates)
+            self.metrics.plan(took_s, count.updates - updates)
+        self._note(event)
+        for instruction in instructions:
+            if isinstance(instruction, Drop):
+                self.metrics.settled(instruction.model, instruction.update.worker, Dropped(cause=instruction.cause))
+        return instructions
 
-    def note(self, event: MemberEvent, instructions: Iterable[Instruction]) -> None:
-        """Count outcomes."""
+    def _note(self, event: MemberEvent) -> None:
         match event:
+            case PushRequested() | Tick():
+                return
             case CommitsReported():
                 for commit in event.commits:
                     outcome = Committed(version=commit.version, tau=commit.tau)
@@ -67,9 +73,6 @@ class Meter:
             case LinksReported():
                 for rate in event.rates:
                     self.metrics.link_rate(rate.host, rate.up, rate.bps)
-        for instruction in instructions:
-            if isinstance(instruction, Drop):
-                self.metrics.settled(instruction.model, instruction.update.worker, Dropped(cause=instruction.cause))
 
     def survey(self, state: SchedulerState) -> None:
         """Set what is looked at rather than counted."""

@@ -30,7 +30,7 @@ from mlfabric.protocol import (
 from mlfabric.scheduler.context import Context
 from mlfabric.scheduler.modes.asynchronous import delay_bound, least_workers
 from mlfabric.scheduler.planning import Timetable, paced_rate
-from mlfabric.scheduler.records import PlannedUpdate, SettledUpdates, WaitingUpdate
+from mlfabric.scheduler.records import Lateness, PlannedUpdate, SettledUpdates, WaitingUpdate
 from mlfabric.specs import ModelSpec
 
 __all__ = ["PushTable"]
@@ -59,6 +59,7 @@ class PushTable:
         self.commit_ns: dict[UpdateId, int] = {}
         self._context = context
         self._running = Timetable[UpdateId]()
+        self._lateness = Lateness()
         self._seq = context.config.epoch << SEQ_BITS
 
     @property
@@ -107,20 +108,14 @@ class PushTable:
     # Ends
 
     def initial_received(self, version: ModelVersion) -> Iterator[Instruction]:
-        """Note that the server has weights: those that came first by ``seq``; nobody else's are needed."""
+        """Note that the server has weights; it is asked whose they are, and not to wait for others."""
         self.initialised, self.version = True, max(self.version, version)
-        brought = sorted(
-            (p for p in self.planned.values() if p.request.kind is UpdateKind.INITIAL), key=lambda p: p.seq
-        )
-        installed = next((p for p in brought if p.received), None)
-        for planned in brought:
-            if planned is installed:
-                yield from self._settle(planned.request.update, Committed(version=version, tau=0))
-            else:
+        for planned in self.planned.values():
+            if planned.request.kind is UpdateKind.INITIAL:
                 yield from self._void(planned, "the model has weights now")
 
     def committed(self, commit: Commit) -> Generator[Instruction, None, bool]:
-        """Note a commit; return False if it was known."""
+        """Note a commit; return False if it was known, or is that of initial weights."""
         fresh = self._is_open(commit.update)
         planned = self.planned.get(commit.update)
         if (planned is None or planned.adopted) and self.spec.tau_max is None:
@@ -129,7 +124,14 @@ class PushTable:
         self.version = max(self.version, commit.version)
         if fresh:
             yield from self._settle(commit.update, Committed(version=commit.version, tau=commit.tau))
-        return fresh
+        is_initial = planned is not None and planned.request.kind is UpdateKind.INITIAL
+        return fresh and not is_initial
+
+    def arrived(self, update: UpdateId, now_ns: int) -> None:
+        """Note how late an update has arrived at the server, which then reports its end."""
+        planned = self.planned.get(update)
+        if planned is not None and planned.profile is not None and not planned.received:
+            self._lateness.note(now_ns - planned.profile.end_ns)
 
     def ended(self, event: TransferEnded, update: UpdateId) -> Generator[Instruction, None, Dropped | None]:
         """Note how a transfer ended at the server; return the outcome if the update was settled by it.
@@ -176,7 +178,7 @@ class PushTable:
     def repeat(self, held: frozenset[UpdateId] = frozenset()) -> Iterator[Instruction]:
         """Repeat to a server that came back what it may have missed; ``held`` has arrived or is arriving there."""
         for update, planned in self.planned.items():
-            if update not in held and (planned.adopted or self.settled.is_over(update)):
+            if update not in held and (not planned.asked or self.settled.is_over(update)):
                 planned.voided = True
             if planned.voided:
                 yield from self._void(planned, "the server came back")
@@ -204,7 +206,8 @@ class PushTable:
             ticket=self._context.tickets.next(),
             profile=None,
             received=True,
-            adopted=waiting is None,
+            adopted=True,
+            asked=waiting is not None,
         )
         if waiting is not None:
             yield from self._instruct(planned, (), "asked for before the server came back")

@@ -48,7 +48,7 @@ class Pushes(PushTable):
         if (outcome := self.settled.get(update)) is not None:
             yield Resolve(to=update.worker, update=update, outcome=outcome, reason="it was settled before")
         elif planned is not None and not planned.voided:
-            planned.request, planned.adopted = event, False
+            planned.request, planned.asked = event, True
             yield from self._instruct(planned, (), "asked for again")
         elif planned is None and (refusal := self._refusal(event)) is not None:
             self.waiting.pop(update, None)
@@ -135,7 +135,7 @@ class Pushes(PushTable):
         yield from self._leave(ordering)
         yield from self._arrange(ordering, max((p.seq for p in frozen), default=-1), now_ns)
         for planned in movable:
-            planned.overdue += planned.is_overdue(now_ns)
+            planned.note_overdue(now_ns)
 
     def _split(self, now_ns: int) -> tuple[list[PlannedUpdate], list[PlannedUpdate]]:
         """Split what is planned into the head that keeps its place and the rest, which may be overtaken."""
@@ -202,7 +202,11 @@ class Pushes(PushTable):
         self._context.network.reserve(self._key(update), path, profile)
         self._running.add(update, path, profile)
         planned = PlannedUpdate(
-            request=request, seq=self._next_seq(), ticket=self._context.tickets.next(), profile=profile
+            request=request,
+            seq=self._next_seq(),
+            ticket=self._context.tickets.next(),
+            profile=profile,
+            patience_ns=self._lateness.patience_ns(profile),
         )
         self.planned[update] = planned
         return planned

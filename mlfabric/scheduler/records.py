@@ -14,6 +14,7 @@ from mlfabric.protocol import DropReason, GetRequested, Outcome, PushRequested, 
 from mlfabric.specs import Member
 
 __all__ = [
+    "Lateness",
     "MemberRecord",
     "MemberState",
     "PlannedGet",
@@ -24,6 +25,7 @@ __all__ = [
 ]
 
 OVERDUE_SLACK_NS = 50_000_000
+LATENESS_STEP_NS = 1_000_000
 
 
 class MemberState(Enum):
@@ -87,8 +89,11 @@ class PlannedUpdate:
         received: the server has all of it.
         voided: the server was told to let go of it; until it answers that it did, or settled it, nothing else is
             planned for this update.
-        adopted: the server held it before this scheduler's time, and its worker has not asked for it yet.
+        adopted: the server held it before this scheduler's time.
+        asked: its worker has asked this scheduler for it; else ``request`` is made up.
+        patience_ns: how long after its planned end it becomes overdue.
         overdue: how often it was found overdue.
+        late_end_ns: when it was taken to end when it was last found overdue; 0 if it never was.
     """
 
     request: PushRequested
@@ -98,27 +103,54 @@ class PlannedUpdate:
     received: bool = False
     voided: bool = False
     adopted: bool = False
+    asked: bool = True
+    patience_ns: int = OVERDUE_SLACK_NS
     overdue: int = 0
+    late_end_ns: int = 0
 
     def end_ns(self, now_ns: int) -> int:
         """Return when all of it will be there: as planned, or for an overdue one after its planned time once more."""
         if self.received or self.profile is None:
             return now_ns
         if not self.is_overdue(now_ns):
-            return self.profile.end_ns
+            return self.late_end_ns or self.profile.end_ns
         return now_ns + max(self.profile.end_ns - self.profile.start_ns, OVERDUE_SLACK_NS)
+
+    def note_overdue(self, now_ns: int) -> None:
+        """Keep its place behind those that are planned now, until it is here or overdue once more."""
+        if self.is_overdue(now_ns):
+            self.late_end_ns = self.end_ns(now_ns)
+            self.overdue += 1
 
     def overdue_ns(self) -> int | None:
         """Return the instant at which it becomes overdue (again), None if it cannot."""
         if self.received or self.voided or self.profile is None:
             return None
-        slack = max((self.profile.end_ns - self.profile.start_ns) // 2, OVERDUE_SLACK_NS)
-        return self.profile.end_ns + (slack << self.overdue)
+        return self.profile.end_ns + (self.patience_ns << self.overdue)
 
     def is_overdue(self, now_ns: int) -> bool:
         """Tell whether it should have been there for a while."""
         at = self.overdue_ns()
         return at is not None and now_ns >= at
+
+
+class Lateness:
+    """How late transfers usually are: what is no later than most is not overdue, it is the plans that are too hopeful.
+
+    A running estimate that each sample moves by an eighth at most, so that a few stuck transfers do not count.
+    """
+
+    def __init__(self) -> None:
+        self.usual_ns = 0
+
+    def note(self, late_ns: int) -> None:
+        """Take in how long after its planned end a transfer ended."""
+        most = self.usual_ns // 8 + LATENESS_STEP_NS
+        self.usual_ns = max(0, self.usual_ns + max(-most, min(most, late_ns - self.usual_ns)))
+
+    def patience_ns(self, profile: Profile) -> int:
+        """Return how long after its planned end a transfer of this profile becomes overdue."""
+        return max((profile.end_ns - profile.start_ns) // 2, OVERDUE_SLACK_NS, 2 * self.usual_ns)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -30,6 +33,7 @@ __all__ = ["SchedulerOptions", "SchedulerRunner", "next_epoch"]
 log = logging.getLogger("mlfabric.scheduler")
 SURVEY_S = 1.0
 GRACE_S = 0.5
+YOUNG_OBJECTS = 10_000
 MAX_CONTROL_BYTES = 16 * 1024 * 1024
 
 
@@ -99,6 +103,23 @@ def next_epoch(state_dir: Path | None) -> int:
     return epoch
 
 
+@contextmanager
+def rare_collections() -> Iterator[None]:
+    """Keep the garbage collector off what was loaded at the start: a pass over all of it would stop every decision.
+
+    What lives now is never looked at again; new objects are, after more of them than usual.
+    """
+    before = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(YOUNG_OBJECTS, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
+
+
 class SchedulerRunner:
     """One scheduler process."""
 
@@ -122,6 +143,10 @@ class SchedulerRunner:
             UsageError: the port is in use or may not be listened on.
         """
         warm_up(log.info)
+        with rare_collections():
+            await self._serve(stop, ready)
+
+    async def _serve(self, stop: asyncio.Event, ready: Callable[[str], None]) -> None:
         server = grpc.aio.server(
             options=[
                 ("grpc.so_reuseport", 0),
@@ -130,7 +155,8 @@ class SchedulerRunner:
                 ("grpc.keepalive_permit_without_calls", 1),
             ]
         )
-        fabric_pb2_grpc.add_FabricServiceServicer_to_server(FabricService(self._state, self._meter), server)
+        service = FabricService(self._state, self._meter)
+        fabric_pb2_grpc.add_FabricServiceServicer_to_server(service, server)
         status = self._add_standard_services(server)
         port = self._listen(server)
         page = self._page()
@@ -139,9 +165,14 @@ class SchedulerRunner:
         log.info("scheduler at %s, epoch %s", address, self._state.context.config.epoch)
         ready(address)
         survey = asyncio.create_task(self._survey())
+        stopped = asyncio.create_task(stop.wait())
         try:
-            await stop.wait()
+            ends: list[asyncio.Future[Any]] = [stopped, service.failed]
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if service.failed.done():
+                service.failed.result()
         finally:
+            stopped.cancel()
             survey.cancel()
             await status.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
             await server.stop(GRACE_S)

@@ -39,6 +39,14 @@ from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc, session_pb2
 __all__ = ["FabricService"]
 
 _Context = grpc.aio.ServicerContext[Any, Any]
+_SESSION_WITHIN_S = 10.0
+_SPOKEN_BY = {
+    Role.WORKER: frozenset({"push_requested", "get_requested", "worker_holds", "memory_reported", "member_left"}),
+    Role.SERVER: frozenset(
+        {"server_holds", "commits_reported", "initial_received", "transfer_ended", "memory_reported", "member_left"}
+    ),
+    Role.MONITOR: frozenset({"memory_reported", "member_left"}),
+}
 _STATUS = {
     RefuseReason.NAME_TAKEN: grpc.StatusCode.ALREADY_EXISTS,
     RefuseReason.LAYOUT_DIFFERS: grpc.StatusCode.INVALID_ARGUMENT,
@@ -58,6 +66,7 @@ class _Seat:
     token: bytes
     outbox: list[session_pb2.Instruction] = field(default_factory=list)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
+    opened: bool = False
     closed: bool = False
 
     def take(self) -> list[session_pb2.Instruction]:
@@ -77,6 +86,9 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
     Args:
         state: the state machine; nobody else may touch it.
         meter: counts what is decided.
+
+    Attributes:
+        failed: gets the exception when the state machine has broken one of its invariants.
     """
 
     def __init__(self, state: SchedulerState, meter: Meter) -> None:
@@ -86,16 +98,19 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
         self._epoch = state.context.config.epoch
         self._timer: asyncio.TimerHandle | None = None
         self._settling = False
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._log = logging.getLogger("mlfabric.scheduler")
 
     # Events in, instructions out
 
     def _take_in(self, event: MemberEvent) -> list[Instruction]:
         """Hand an event to the state machine, pass on what follows, plan at the end of this turn."""
-        now_ns = time.monotonic_ns()
-        with self._meter.decision(self._state):
-            instructions = self._state.handle(event, now_ns)
-        self._meter.note(event, instructions)
+        try:
+            instructions = self._meter.handle(self._state, event, time.monotonic_ns())
+        except Exception as error:  # a broken invariant: it must end the process, not only the call that met it
+            if not self.failed.done():
+                self.failed.set_exception(error)
+            raise
         self._post(instructions)
         if not self._settling:
             self._settling = True
@@ -191,6 +206,7 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
             await context.abort(_STATUS[answer.cause], answer.reason)
         if former is not None:
             former.close()
+        asyncio.get_running_loop().call_later(_SESSION_WITHIN_S, self._give_up, name, seat)
         self._log.info("%s %s: %s", event.member.role.value, event.member.name, answer.reason)
         return fabric_pb2.Admission(
             epoch=answer.epoch,
@@ -215,8 +231,8 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
             name = hello.member if hello is not None else ""
             detail = f"no registration of {name!r} under this token; register first"
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, detail)
-        name = hello.member
-        await self._take_in_all(name, hello, context)
+        name, seat.opened = hello.member, True
+        await self._take_in_all(name, seat, hello, context)
         reader = asyncio.create_task(self._read(name, seat, request_iterator, context))
         try:
             while not seat.closed:
@@ -226,9 +242,17 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
                     yield fabric_pb2.SessionResponse(epoch=self._epoch, instructions=seat.take())
         finally:
             reader.cancel()
-            if self._seats.get(name) is seat:
-                del self._seats[name]
-                self._take_in(MemberSilent(name=name, incarnation=seat.incarnation))
+            self._vacate(name, seat)
+
+    def _give_up(self, name: str, seat: _Seat) -> None:
+        """Do not wait any longer for the session of a member that has only registered."""
+        if not seat.opened:
+            self._vacate(name, seat)
+
+    def _vacate(self, name: str, seat: _Seat) -> None:
+        if self._seats.get(name) is seat:
+            del self._seats[name]
+            self._take_in(MemberSilent(name=name, incarnation=seat.incarnation))
 
     async def _read(
         self,
@@ -239,22 +263,29 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
     ) -> None:
         try:
             async for request in requests:
-                await self._take_in_all(name, request, context)
+                await self._take_in_all(name, seat, request, context)
         finally:
             seat.close()
 
-    async def _take_in_all(self, name: str, request: fabric_pb2.SessionRequest, context: _Context) -> None:
+    async def _take_in_all(self, name: str, seat: _Seat, request: fabric_pb2.SessionRequest, context: _Context) -> None:
+        spoken = _SPOKEN_BY[seat.role]
         try:
             for message in request.events:
-                if message.WhichOneof("event") == "member_left":
-                    self._say_goodbye(name, message.member_left.detail)
+                if seat.closed:  # another session of this member has begun; what this one still says is too late
+                    return
+                which = message.WhichOneof("event")
+                if which is not None and which not in spoken:
+                    said = f"{name}: a {seat.role.value} said {which}"
+                    raise UsageError(f"{said}; allowed: {', '.join(sorted(spoken))}")
+                if which == "member_left":
+                    self._say_goodbye(name, seat, message.member_left.detail)
                     return
                 self._take_in(wire.from_event(message, name))
         except UsageError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
 
-    def _say_goodbye(self, name: str, detail: str) -> None:
-        seat = self._seats.pop(name)
+    def _say_goodbye(self, name: str, seat: _Seat, detail: str) -> None:
+        del self._seats[name]
         self._take_in(MemberLeft(name=name, incarnation=seat.incarnation, detail=detail))
         self._log.info("%s left: %s", name, detail)
         seat.close()

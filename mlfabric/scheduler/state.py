@@ -28,6 +28,7 @@ from mlfabric.protocol import (
     PushRequested,
     ServerHolds,
     Tick,
+    TransferEnd,
     TransferEnded,
     UpdateId,
     WorkerHolds,
@@ -94,7 +95,7 @@ class SchedulerState:
             case CommitsReported() if event.model in self.models:
                 yield from self._commits(event)
             case TransferEnded() if event.model in self.models:
-                yield from self._ended(event)
+                yield from self._ended(event, now_ns)
             case MemberJoined():
                 yield from self._membership.join(event, now_ns)
             case MemberSilent():
@@ -159,11 +160,14 @@ class SchedulerState:
                     record.tally.committed += 1
                     record.tally.dropped_in_a_row = 0
 
-    def _ended(self, event: TransferEnded) -> Iterator[Instruction]:
+    def _ended(self, event: TransferEnded, now_ns: int) -> Iterator[Instruction]:
         model = self.models[event.model]
         if isinstance(event.transfer, GetId):
             model.gets.ended(event.transfer)
-        elif (dropped := (yield from model.pushes.ended(event, event.transfer))) is not None:
+            return
+        if event.end is TransferEnd.RECEIVED:
+            model.pushes.arrived(event.transfer, now_ns)
+        if (dropped := (yield from model.pushes.ended(event, event.transfer))) is not None:
             self._tally_drop(model, event.transfer, dropped.cause)
 
     def _note_drop(self, model: ModelState, instruction: Instruction) -> None:

@@ -20,12 +20,13 @@ class Server:
     def __init__(self, options: ServerOptions, metrics_port: int | None) -> None:
         self._options = options
         self._metrics = ServerMetrics()
+        # First, for it may refuse what it is to resume from: then nothing else has been started.
+        self._service = ServerService(options, self._metrics)
         self._page = MetricsPage(self._metrics.registry, options.tcp.bind, metrics_port or 0)
         if metrics_port is not None:
             self._page.start()
         self._has_page = metrics_port is not None
         self._loop = asyncio.new_event_loop()
-        self._service = ServerService(options, self._metrics)
         self._stop = asyncio.Event()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=f"mlfabric {options.name}", daemon=True)

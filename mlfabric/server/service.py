@@ -126,7 +126,11 @@ class ServerService:
         Raises:
             RefusedError: the scheduler refuses this server for good.
             UsageError: the data address cannot be listened on.
+            FabricError: the new epoch after a resume cannot be written down.
         """
+        if self.options.resume:
+            # Before anybody hears of the new epoch: who crashes from here on must not resume under the same one again.
+            await self._stores.save()
         self.address = await self._channel.listen(self._connections.serve)
         member = Member(
             name=self.options.name,

@@ -29,6 +29,7 @@ __all__ = ["BesideOptions", "serve"]
 
 log = logging.getLogger("mlfabric.worker")
 DEATH_DRAIN_S = 5.0
+DRAIN_S = 30.0
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -57,7 +58,8 @@ async def serve(options: BesideOptions, stop: asyncio.Event) -> None:
     """
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
     metrics = WorkerMetrics()
-    daemon_pb2_grpc.add_DaemonServiceServicer_to_server(DaemonService(options.settings, metrics), server)
+    service = DaemonService(options.settings, metrics)
+    daemon_pb2_grpc.add_DaemonServiceServicer_to_server(service, server)
     address = options.settings.daemon
     try:
         if not server.add_insecure_port(address):
@@ -72,6 +74,7 @@ async def serve(options: BesideOptions, stop: asyncio.Event) -> None:
     log.info("worker daemon at %s", address)
     try:
         await stop.wait()
+        await service.drain()
     finally:
         await server.stop(DEATH_DRAIN_S)
         if page is not None:
@@ -84,6 +87,7 @@ class DaemonService(daemon_pb2_grpc.DaemonServiceServicer):
     def __init__(self, settings: WorkerSettings, metrics: WorkerMetrics) -> None:
         self._settings = settings
         self._metrics = metrics
+        self._attached: set[_Attachment] = set()
 
     async def Attach(
         self, request_iterator: AsyncIterator[daemon_pb2.AttachRequest], context: _Context
@@ -93,27 +97,33 @@ class DaemonService(daemon_pb2_grpc.DaemonServiceServicer):
         if first is None or first.WhichOneof("request") != "open":
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must open a worker")
         assert first is not None
+        attachment: _Attachment | None = None
         try:
             attachment = _Attachment(self._settings, self._metrics, first.open)
+            self._attached.add(attachment)
             yield await attachment.join()
+            async for response in attachment.talk(request_iterator):
+                yield response
         except RefusedError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         except FabricError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        reader = asyncio.create_task(attachment.read(request_iterator))
-        try:
-            while (response := await attachment.answers.get()) is not None:
-                yield response
         finally:
-            reader.cancel()
-            await attachment.close()
+            if attachment is not None:
+                self._attached.discard(attachment)
+                await attachment.close()
+
+    async def drain(self) -> None:
+        """Let every worker leave, each after its open pushes."""
+        detail = "its daemon was told to end"
+        await asyncio.gather(*(attachment.leave(detail, DRAIN_S) for attachment in self._attached))
 
 
 class _Attachment:
     """One training process: its worker and its shared memory."""
 
     def __init__(self, settings: WorkerSettings, metrics: WorkerMetrics, opened: daemon_pb2.OpenWorker) -> None:
-        self.answers: asyncio.Queue[daemon_pb2.AttachResponse | None] = asyncio.Queue()
+        self._answers: asyncio.Queue[daemon_pb2.AttachResponse | BaseException | None] = asyncio.Queue()
         spec = wire.from_spec(opened.model)
         self._digest = spec.layout.digest
         self._segments: dict[str, Segment] = {}
@@ -142,8 +152,22 @@ class _Attachment:
         welcome = await self._daemon.start()
         return daemon_pb2.AttachResponse(opened=daemon_pb2.WorkerOpened(tau_max=welcome.tau_max, epoch=welcome.epoch))
 
-    async def read(self, requests: AsyncIterator[daemon_pb2.AttachRequest]) -> None:
-        """Carry out the training process's calls until its stream ends."""
+    async def talk(self, requests: AsyncIterator[daemon_pb2.AttachRequest]) -> AsyncIterator[daemon_pb2.AttachResponse]:
+        """Carry out the training process's calls; give the answers, until it or its worker has left.
+
+        Raises:
+            FabricError: the fabric has ended for this worker; says why.
+        """
+        reader = asyncio.create_task(self._read(requests))
+        try:
+            while (answer := await self._answers.get()) is not None:
+                if isinstance(answer, BaseException):
+                    raise answer
+                yield answer
+        finally:
+            reader.cancel()
+
+    async def _read(self, requests: AsyncIterator[daemon_pb2.AttachRequest]) -> None:
         detail = "its training process is gone"
         drain_s = DEATH_DRAIN_S
         try:
@@ -161,7 +185,7 @@ class _Attachment:
         except FabricError as error:
             detail = str(error)
         finally:
-            await self._leave(detail, drain_s)
+            await self.leave(detail, drain_s)
 
     def _push(self, call: daemon_pb2.PushUpdate) -> None:
         segment = self._segment(call.update, self._image.size_bytes)
@@ -173,28 +197,31 @@ class _Attachment:
 
     def _settled(self, call: int, done: asyncio.Future[Outcome]) -> None:
         settled = daemon_pb2.CallSettled(call=call, outcome=wire.to_outcome(done.result()))
-        self.answers.put_nowait(daemon_pb2.AttachResponse(settled=settled))
+        self._answers.put_nowait(daemon_pb2.AttachResponse(settled=settled))
 
     def _get(self, call: int, min_version: ModelVersion, after: UpdateId | None) -> None:
         got = self._daemon.get(self._image.buffer, min_version, after)
         got.add_done_callback(lambda done: self._got(call, done))
 
     def _got(self, call: int, done: asyncio.Future[ModelVersion]) -> None:
-        if done.exception() is None:
+        error = done.exception()
+        if error is None:
             got = daemon_pb2.ModelGot(call=call, version=wire.to_version(done.result()))
-            self.answers.put_nowait(daemon_pb2.AttachResponse(got=got))
+            self._answers.put_nowait(daemon_pb2.AttachResponse(got=got))
+        elif not self._left:
+            self._answers.put_nowait(error)
 
-    async def _leave(self, detail: str, drain_s: float) -> None:
+    async def leave(self, detail: str, drain_s: float) -> None:
+        """Wait for open pushes for at most ``drain_s``, leave the fabric, end the answers; once."""
         if self._left:
             return
         self._left = True
         log.info("%s leaves: %s", self._name, detail)
         await self._daemon.close(detail, drain_s)
-        self.answers.put_nowait(daemon_pb2.AttachResponse(left=daemon_pb2.WorkerLeft()))
-        self.answers.put_nowait(None)
+        self._answers.put_nowait(daemon_pb2.AttachResponse(left=daemon_pb2.WorkerLeft()))
+        self._answers.put_nowait(None)
 
     async def close(self) -> None:
         """Leave, if that has not happened, and remove the shared memory."""
-        await self._leave("its training process is gone", 0.0)
-        for segment in self._segments.values():
-            segment.remove()
+        await self.leave("its training process is gone", 0.0)
+        self._image.remove_family()

@@ -103,6 +103,7 @@ class WorkerDaemon:
         self._pushes: dict[UpdateId, _OpenPush] = {}
         self._gets: dict[GetId, _OpenGet] = {}
         self._updates = self._get_count = 0
+        self._over: BaseException | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns = 0
         self._incarnation = time.time_ns()
@@ -131,11 +132,13 @@ class WorkerDaemon:
 
     def _session_ended(self, session: asyncio.Task[None]) -> None:
         error = None if session.cancelled() else session.exception()
-        self._fail_all(error or FabricClosedError("this worker has left the fabric; register again for more"))
+        self._over = error or FabricClosedError("this worker has left the fabric; register again for more")
+        self._fail_all(self._over)
 
     def _fail_all(self, error: BaseException) -> None:
         if not self.welcome.done():
             self.welcome.set_exception(error)
+            self.welcome.exception()  # seen: nobody may wait for it any more
         for push in self._pushes.values():
             if not push.handle.done():
                 push.handle.set_result(Lost(detail=str(error)))
@@ -172,6 +175,9 @@ class WorkerDaemon:
         update = UpdateId(self.options.name, self._incarnation, self._updates)
         self._updates += 1
         handle: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        if self._over is not None:
+            handle.set_result(Lost(detail=str(self._over)))
+            return update, handle
         self._pushes[update] = _OpenPush(parcel, handle, time.monotonic())
         request = PushRequested(
             update=update,
@@ -191,6 +197,9 @@ class WorkerDaemon:
         get = GetId(self.options.name, self._incarnation, self._get_count)
         self._get_count += 1
         handle: asyncio.Future[ModelVersion] = asyncio.get_running_loop().create_future()
+        if self._over is not None:
+            handle.set_exception(self._over)
+            return handle
         self._gets[get] = _OpenGet(buffer, handle, time.monotonic())
         request = GetRequested(get=get, model=self.spec.name, min_version=min_version, after_update=after_update)
         self._take_in(act.GetCalled(request=request))

@@ -52,8 +52,9 @@ class RemoteDaemon:
         self._name = name
         self._spec = spec
         size_bytes = spec.layout.size_bytes
-        self._image = Segment.create(size_bytes)
-        self._initial = Segment.create(size_bytes)
+        self._family = Segment.new_family()
+        self._image = Segment.create(size_bytes, self._family)
+        self._initial = Segment.create(size_bytes, self._family)
         _fill(self._initial, initial)
         self._segments = [self._image, self._initial]
         self._free: list[Segment] = []
@@ -142,7 +143,7 @@ class RemoteDaemon:
             raise FabricClosedError("this worker has left the fabric, or its daemon ended; register again for more")
 
     def _new_segment(self) -> Segment:
-        segment = Segment.create(self._spec.layout.size_bytes)
+        segment = Segment.create(self._spec.layout.size_bytes, self._family)
         self._segments.append(segment)
         return segment
 

@@ -1,6 +1,7 @@
 """Memory that a training process and the daemon beside it share: files in memory, mapped by both.
 
-The training process makes a segment and removes it; the daemon removes it when that process died before it could.
+The training process makes segments, all of one family, and removes them; the daemon removes the family when that
+process died before it could, including those that it was never told of.
 """
 
 from __future__ import annotations
@@ -29,13 +30,17 @@ class Segment:
         self.buffer = memoryview(mapping)[:size_bytes]
 
     @classmethod
-    def create(cls, size_bytes: int) -> Self:
+    def create(cls, size_bytes: int, family: str) -> Self:
         """Make a segment that no other process of this user's knows yet.
+
+        Args:
+            size_bytes: of the buffer; 0 is allowed.
+            family: from :meth:`new_family`; those who know one segment can remove all of it.
 
         Raises:
             UnavailableError: there is no shared memory, or not that much.
         """
-        path = _DIRECTORY / f"{_PREFIX}{os.getpid()}-{secrets.token_hex(8)}"
+        path = _DIRECTORY / f"{_PREFIX}{family}.{secrets.token_hex(4)}"
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
             try:
@@ -69,6 +74,17 @@ class Segment:
                 os.close(descriptor)
         except OSError as error:
             raise UnavailableError(f"cannot map {path}: {error.strerror}") from error
+
+    @staticmethod
+    def new_family() -> str:
+        """Return a name that no other family has."""
+        return f"{os.getpid()}-{secrets.token_hex(8)}"
+
+    def remove_family(self) -> None:
+        """Remove the names of this segment and of all others of its family."""
+        family = self.path.name.partition(".")[0]
+        for path in _DIRECTORY.glob(f"{family}.*"):
+            path.unlink(missing_ok=True)
 
     def remove(self) -> None:
         """Remove the name; the memory goes when nobody has it mapped any more."""

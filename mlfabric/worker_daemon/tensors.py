@@ -43,7 +43,7 @@ class ModelTensors:
 
     def __init__(self, model: Trainable) -> None:
         named = _named(model)
-        if not any(kind is TensorKind.PARAMETER for _, _, kind in named):
+        if not any(kind is TensorKind.PARAMETER and tensor.numel() for _, tensor, kind in named):
             raise LayoutError("the model has no trainable parameter; set requires_grad on those to be trained")
         self.layout = Layout(
             tuple(

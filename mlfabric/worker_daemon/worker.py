@@ -105,14 +105,20 @@ class Worker:
             FabricClosedError: this worker has left the fabric.
         """
         target = self._target(model)
-        coming, self._coming = self._coming, None
-        if coming is None:
-            coming = self._daemon.get(self._image, ModelVersion(0, 0))
-        version = coming.result()
+        if self._coming is None:
+            self._coming = self._daemon.get(self._image, ModelVersion(0, 0))
+        version = self._arrived(self._coming)
         if version.number < min_version:
-            version = self._daemon.get(self._image, ModelVersion(version.epoch, min_version)).result()
+            self._coming = self._daemon.get(self._image, ModelVersion(version.epoch, min_version))
+            version = self._arrived(self._coming)
         target.install(self._image)
         self.version = version
+        return version
+
+    def _arrived(self, coming: VersionFuture) -> ModelVersion:
+        """Wait for the model; interrupted, it is still coming: nothing else may be received into its buffer."""
+        version = coming.result()
+        self._coming = None
         return version
 
     def push(self, model: Trainable | None = None) -> PushHandle:
@@ -145,7 +151,7 @@ class Worker:
         computed_from = self.version
         parcel, norm = tensors.take_update()
         if self._coming is not None:
-            version, self._coming = self._coming.result(), None
+            version = self._arrived(self._coming)
             if install_first:
                 self._tensors.install(self._image)
                 self.version = version

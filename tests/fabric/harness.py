@@ -1,5 +1,5 @@
-"""A fabric on loopback for tests: scheduler and server in threads, workers through the public door, and a worker played by
-hand for everything that a real one would never do.
+"""A fabric on loopback for tests: scheduler and server in threads, workers through the public door, and a worker played
+by hand for everything that a real one would never do.
 
 At the end of each test the state machines of scheduler and server are validated.
 """
@@ -29,7 +29,7 @@ from mlfabric.specs import Member, ModelSpec, Role, RuleSpec
 from mlfabric.v1 import data_pb2, fabric_pb2, fabric_pb2_grpc, session_pb2
 from mlfabric.worker_daemon.tensors import ModelTensors
 
-__all__ = ["Fabric", "RawWorker", "SchedulerThread", "fabric", "gradients", "small_model", "wait_until"]
+__all__ = ["Fabric", "RawWorker", "SchedulerThread", "fabric", "gradients", "small_model", "spec_of", "wait_until"]
 
 PATIENCE_S = 15.0
 MAX_PAYLOAD_BYTES = 1 << 40
@@ -59,7 +59,7 @@ def gradients(model: torch.nn.Module, seed: int = 0) -> None:
         torch.manual_seed(seed)
         inputs = torch.randn(16, 4)
     model.zero_grad()
-    torch.nn.functional.mse_loss(model(inputs), torch.ones(16, 2)).backward()  # type: ignore[no-untyped-call]
+    torch.nn.functional.mse_loss(model(inputs), torch.ones(16, 2)).backward()
 
 
 class SchedulerThread:
@@ -91,12 +91,19 @@ class SchedulerThread:
     def _run(self) -> None:
         try:
             asyncio.run(self._serve())
-        except mlfabric.FabricError as error:
+        except (mlfabric.FabricError, AssertionError) as error:
             self._started.put(error)
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
         await self.runner.run(self._stop, self._started.put)
+
+    def wait(self) -> None:
+        """Wait until it ends by itself, and raise what ended it."""
+        ended = self._started.get(timeout=PATIENCE_S)
+        self._thread.join(PATIENCE_S)
+        if isinstance(ended, BaseException):
+            raise ended
 
     def stop(self) -> None:
         """End it and check its state."""
@@ -114,13 +121,16 @@ class Fabric:
         self._stack = ExitStack()
         self.servers: list[mlfabric.Server] = []
         self.scheduler = SchedulerThread(**scheduler)
-        self._stack.callback(lambda: self.scheduler.stop())
+        self._stack.callback(self._end_scheduler)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *raised: object) -> None:
         self._stack.close()
+
+    def _end_scheduler(self) -> None:
+        self.scheduler.stop()
 
     def server(self, **options: Any) -> mlfabric.Server:
         """Start a server."""
@@ -134,8 +144,8 @@ class Fabric:
         server.stop()
         server._service._state.validate()
 
-    def worker(self, model: Any, name: str = "w0", **options: Any) -> mlfabric.Worker:
-        """Register a worker; the scheduler's address and the name are ours."""
+    def worker(self, model: Any, name: str = "w0", **options: Any) -> Any:
+        """Register a worker: an ``mlfabric.Worker``, into whose parts tests look."""
         worker = mlfabric.register_as_worker(model, settings=self.settings(name), **options)
         self._stack.callback(worker.leave)
         return worker
@@ -146,9 +156,19 @@ class Fabric:
 
     def restart_scheduler(self, **options: Any) -> None:
         """End the scheduler and start another on its port."""
-        port = self.scheduler.port
         self.scheduler.stop()
-        self.scheduler = SchedulerThread(port=port, **options)
+        self.start_scheduler(self.scheduler.port, **options)
+
+    def start_scheduler(self, port: int, **options: Any) -> None:
+        """Start another scheduler on the port of one that has ended; the kernel may hold that for a moment."""
+
+        def started() -> SchedulerThread | None:
+            try:
+                return SchedulerThread(port=port, **options)
+            except mlfabric.UsageError:
+                return None
+
+        self.scheduler = wait_until(started, f"port {port} is free again")
 
     def raw_worker(self, model: Any, name: str = "raw", holds_initial: bool = False, **options: Any) -> RawWorker:
         """Register a worker that is played by hand; it joins and opens its session."""
@@ -157,11 +177,17 @@ class Fabric:
         raw.join()
         return raw
 
+    def register_empty_server(self, spec: ModelSpec) -> None:
+        """Register a server that holds a model by its word alone, and keep quiet."""
+        member = Member(name="word-only", role=Role.SERVER, incarnation=1, host="h", address="127.0.0.1:9")
+        request = fabric_pb2.RegisterAsServerRequest(member=wire.to_member(member), models=[wire.to_spec(spec)])
+        self.stub().RegisterAsServer(request)
+
     def enter(self, context: AbstractContextManager[Any]) -> Any:
         """End something together with this fabric."""
         return self._stack.enter_context(context)
 
-    def stub(self) -> fabric_pb2_grpc.FabricServiceStub:
+    def stub(self) -> Any:
         """Return a blocking stub of the scheduler."""
         return fabric_pb2_grpc.FabricServiceStub(self.enter(grpc.insecure_channel(self.scheduler.address)))
 
@@ -245,7 +271,11 @@ class RawWorker:
 
     def tell(self, *events: MemberEvent) -> None:
         """Send events on the session."""
-        self._requests.put(fabric_pb2.SessionRequest(events=[wire.to_event(event) for event in events]))
+        self.say(*(wire.to_event(event) for event in events))
+
+    def say(self, *messages: session_pb2.Event) -> None:
+        """Send messages on the session, whatever they say."""
+        self._requests.put(fabric_pb2.SessionRequest(events=messages))
 
     def told(self, *kinds: str) -> Any:
         """Wait for the next instruction of one of these kinds; None if the stream ends first."""

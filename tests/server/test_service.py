@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import socket
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from mlfabric.channels import Frame, FrameKind
+from mlfabric import ServerOptions, register_as_server
+from mlfabric.channels import Frame, FrameKind, TcpOptions
 from mlfabric.errors import FabricError, UsageError
 from mlfabric.protocol import ModelVersion
 from mlfabric.specs import RuleSpec
@@ -251,9 +253,6 @@ def test_a_second_transfer_on_a_busy_connection_is_cut_off(raw: RawWorker) -> No
 
 
 def test_a_data_port_in_use_is_said_plainly(running: Fabric) -> None:
-    from mlfabric import ServerOptions, register_as_server
-    from mlfabric.channels import TcpOptions
-
     port = int(running.status().members[0].address.rpartition(":")[2])
     options = ServerOptions(scheduler=running.scheduler.address, name="other", tcp=TcpOptions(ports=(port, port)))
     with pytest.raises(UsageError, match=str(port)):
@@ -261,28 +260,23 @@ def test_a_data_port_in_use_is_said_plainly(running: Fabric) -> None:
 
 
 def test_resume_without_a_directory_is_refused() -> None:
-    from mlfabric import ServerOptions
-
     with pytest.raises(UsageError, match="resume needs checkpoint_dir"):
         ServerOptions(scheduler="127.0.0.1:1", resume=True)
     with pytest.raises(UsageError, match="checkpoint_every_s=0"):
         ServerOptions(scheduler="127.0.0.1:1", checkpoint_every_s=0)
 
 
-def test_resume_from_a_damaged_checkpoint_says_which_and_changes_nothing(running: Fabric, tmp_path) -> None:
-    from mlfabric import ServerOptions, register_as_server
-
-    (tmp_path / "model").mkdir()
-    damaged = tmp_path / "model" / "00000001.pt"
-    damaged.write_bytes(b"not a checkpoint")
-    options = ServerOptions(scheduler=running.scheduler.address, name="other", checkpoint_dir=tmp_path, resume=True)
-    try:
-        server = register_as_server(options)
-    except FabricError as error:
-        assert str(tmp_path) in str(error)
-    else:
-        server.stop()
-    assert damaged.read_bytes() == b"not a checkpoint"
+def test_resume_from_a_damaged_checkpoint_says_which_and_changes_nothing(tmp_path: Path) -> None:
+    with fabric(checkpoint_dir=tmp_path) as running:
+        running.worker(small_model()).get()
+    checkpoints = list(tmp_path.rglob("*.pt"))
+    for checkpoint in checkpoints:
+        checkpoint.write_bytes(checkpoint.read_bytes()[:-100])
+    before = {p: p.read_bytes() for p in checkpoints}
+    with pytest.raises(FabricError, match=str(tmp_path)):
+        register_as_server(ServerOptions(scheduler="127.0.0.1:1", checkpoint_dir=tmp_path, resume=True))
+    assert before
+    assert {p: p.read_bytes() for p in checkpoints} == before
 
 
 def test_callbacks_see_every_commit_and_every_get(running: Fabric) -> None:

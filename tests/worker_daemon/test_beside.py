@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,13 +33,19 @@ while True:
 """
 
 
+def daemon(running: Fabric, where: Path) -> AbstractContextManager[tuple[subprocess.Popen[bytes], str]]:
+    """Run ``mlfabric worker`` for a fabric; give its process and its address."""
+    return daemon_of(running.scheduler.address, where)
+
+
 @contextmanager
-def daemon(running: Fabric, where: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """Run ``mlfabric worker``; give its process and its address."""
+def daemon_of(scheduler: str, where: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """Run ``mlfabric worker`` for the scheduler at an address."""
     address = f"unix:{where}/daemon.sock"
     command = [sys.executable, "-m", "mlfabric", "worker", "--listen", address]
-    command += ["--scheduler", running.scheduler.address, "--host", "beside", "--log-level", "warning"]
-    process = subprocess.Popen(command)
+    command += ["--scheduler", scheduler, "--host", "beside", "--log-level", "warning"]
+    with (where / "daemon.log").open("ab") as log:
+        process = subprocess.Popen(command, stderr=log)
     try:
         wait_until((where / "daemon.sock").exists, "the daemon listens")
         yield process, address
@@ -144,3 +150,37 @@ def test_only_addresses_of_this_machine_are_allowed(address: str) -> None:
 def mlfabric_settings() -> WorkerSettings:
     """Return settings that are right but for the address."""
     return WorkerSettings.from_environment({})
+
+
+def test_a_training_process_killed_while_it_waits_for_the_scheduler_leaves_no_worker_behind(
+    tmp_path: Path, free_port: int
+) -> None:
+    before = segments()
+    later = f"127.0.0.1:{free_port}"
+    with daemon_of(later, tmp_path) as (_, address):
+        environment = {**os.environ, "MLFABRIC_DAEMON": address, "MLFABRIC_NAME": "ghost", "PYTHONPATH": os.getcwd()}
+        trainer = subprocess.Popen([sys.executable, "-c", TRAINER], env=environment)
+        wait_until(lambda: "ghost waits" in (tmp_path / "daemon.log").read_text(), "it has come to the daemon")
+        trainer.kill()
+        trainer.wait(10)
+        wait_until(lambda: segments() <= before, "the memory is removed")
+        with Fabric(port=free_port) as running:
+            running.server()
+            running.worker(small_model(), "steady").get()
+            assert {m.name for m in running.status().members} == {"server-0", "steady"}
+
+
+def test_a_daemon_told_to_end_finishes_what_was_pushed(tmp_path: Path) -> None:
+    with fabric() as running, daemon(running, tmp_path) as (process, address):
+        model = small_model()
+        worker = mlfabric.register_as_worker(model, settings=replace(running.settings("w0"), daemon=address))
+        worker.get()
+        gradients(model)
+        handle = worker.push()
+        process.send_signal(signal.SIGTERM)
+        # The signal may overtake the push: then it is lost, and said to be.
+        assert isinstance(handle.result(10), mlfabric.Committed | mlfabric.Lost)
+        assert process.wait(15) == 0
+        states = {m.name: m.state for m in running.status().members}
+        assert states["w0"] == "left"
+        worker.leave()

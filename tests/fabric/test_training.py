@@ -1,0 +1,249 @@
+"""Training through a whole fabric: a lone worker gets what plain SGD gives; workers and models go side by side."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+import mlfabric
+from mlfabric import Committed, RuleSpec
+from tests.fabric.harness import Fabric, fabric, gradients, small_model, wait_until
+
+
+@pytest.fixture
+def running():
+    with fabric() as running:
+        yield running
+
+
+def same(model: torch.nn.Module, other: torch.nn.Module) -> None:
+    theirs = other.state_dict()
+    for name, tensor in model.state_dict().items():
+        torch.testing.assert_close(tensor, theirs[name], rtol=1e-5, atol=1e-6, msg=f"{name} differs")
+
+
+@pytest.mark.parametrize(
+    "rule", [RuleSpec(lr=0.2), RuleSpec(lr=0.1, momentum=0.9), RuleSpec(lr=0.1, momentum=0.5, weight_decay=0.01)]
+)
+def test_a_lone_worker_trains_exactly_as_plain_sgd_does(running: Fabric, rule: RuleSpec) -> None:
+    model, plain = small_model(), small_model()
+    worker = running.worker(model, rule=rule)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=rule.lr, momentum=rule.momentum, weight_decay=rule.weight_decay)
+    for step in range(8):
+        assert worker.get().number == step
+        gradients(model, step)
+        gradients(plain, step)
+        handle = worker.push()
+        assert all(p.grad is None for p in model.parameters())
+        optimizer.step()
+        assert handle.result(10) == Committed(version=mlfabric.ModelVersion(1, step + 1), tau=0)
+    worker.get()
+    same(model, plain)
+
+
+def test_a_wrapped_optimizer_is_sgd_on_gradients_one_step_old(running: Fabric) -> None:
+    model, plain = small_model(), small_model()
+    inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = mlfabric.wrap(inner, model, settings=running.settings())
+    reference = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
+    seen = small_model()
+    for step in range(6):
+        gradients(model, step)
+        optimizer.step()
+        # The reference takes the gradient at the model that the fabric's worker had: one update behind after step 0.
+        gradients(seen, step)
+        before = {n: t.clone() for n, t in plain.state_dict().items()}
+        for ours, theirs in zip(plain.parameters(), seen.parameters(), strict=True):
+            ours.grad = theirs.grad
+        reference.step()
+        seen.load_state_dict(before)
+        assert optimizer.last_push is not None
+        outcome = optimizer.last_push.result(10)
+        assert isinstance(outcome, Committed)
+        assert outcome.tau == (0 if step == 0 else 1)
+        same(model, seen)
+    optimizer.finish()
+    same(model, plain)
+    optimizer.worker.leave()
+
+
+def test_several_workers_lose_no_update_and_apply_none_twice(running: Fabric) -> None:
+    steps, names = 10, ["w0", "w1", "w2", "w3"]
+    workers = [running.worker(small_model(), name) for name in names]
+
+    def train(worker: Any, seed: int) -> None:
+        for step in range(steps):
+            worker.get()
+            gradients(worker._model, seed + step)
+            worker.push()
+        worker.drain(20)
+
+    threads = [threading.Thread(target=train, args=(w, 100 * i)) for i, w in enumerate(workers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    committed = sum(w.tally.committed for w in workers)
+    settled = sum(w.tally.committed + w.tally.dropped + w.tally.lost for w in workers)
+    assert settled == steps * len(names)
+    assert workers[0].get(min_version=committed).number == committed
+    assert max(w.tally.delay_max for w in workers) <= workers[-1].tau_max
+    (model,) = running.status().models
+    assert (model.version.number, model.committed) == (committed, committed)
+
+
+def test_every_worker_begins_with_the_first_one_s_weights(running: Fabric) -> None:
+    first, second = small_model(1), small_model(2)
+    running.worker(first, "w0").get()
+    running.worker(second, "w1").get()
+    same(second, small_model(1))
+
+
+def test_several_models_live_side_by_side_on_one_server(running: Fabric) -> None:
+    models = {"a": small_model(1), "b": small_model(2)}
+    workers = {n: running.worker(m, f"worker-{n}", model_name=n) for n, m in models.items()}
+    for steps, (name, worker) in enumerate(workers.items(), start=1):
+        for step in range(steps):
+            worker.get()
+            gradients(models[name], step)
+            worker.push().result(10)
+    assert {m.name: m.version.number for m in running.status().models} == {"a": 1, "b": 2}
+    assert workers["a"].get(min_version=1).number == 1
+
+
+def test_models_of_different_servers_do_not_meet() -> None:
+    with Fabric() as running:
+        running.server(name="s0")
+        running.server(name="s1")
+        wait_until(lambda: len(running.status().members) == 2, "both servers are there")
+        for name in ("a", "b"):
+            worker = running.worker(small_model(), f"worker-{name}", model_name=name)
+            worker.get()
+            gradients(worker._model)
+            assert isinstance(worker.push().result(10), Committed)
+        assert {m.server for m in running.status().models} == {"s0", "s1"}
+
+
+def test_get_waits_for_the_version_that_is_asked_for(running: Fabric) -> None:
+    first, second = running.worker(small_model(), "w0"), running.worker(small_model(), "w1")
+    first.get()
+    second.get()
+    got: list[int] = []
+    waiting = threading.Thread(target=lambda: got.append(second.get(min_version=2).number))
+    waiting.start()
+    for step in range(2):
+        assert not got
+        gradients(first._model, step)
+        first.push().result(10)
+        first.get()
+    waiting.join(10)
+    assert got == [2]
+
+
+def test_a_dropped_update_does_not_keep_its_get_waiting(running: Fabric) -> None:
+    worker = running.worker(small_model())
+    worker.get()
+    gradients(worker._model)
+    next(worker._model.parameters()).grad[0] = float("nan")
+    handle = worker.push()
+    assert handle.result(5) == mlfabric.Dropped(
+        cause=mlfabric.DropReason.NOT_FINITE, detail="the gradient's norm is nan"
+    )
+    assert worker.get().number == 0
+
+
+def test_leaving_waits_for_what_is_open(running: Fabric) -> None:
+    worker = running.worker(small_model())
+    for step in range(3):
+        worker.get()
+        gradients(worker._model, step)
+        worker.push()
+    worker.leave("done here")
+    assert worker.tally.committed == 3
+    status = running.status()
+    assert [m.state for m in status.members if m.name == "w0"] == ["left"]
+    with pytest.raises(mlfabric.FabricClosedError, match="register again"):
+        worker.get()
+
+
+def test_a_name_is_free_again_once_its_worker_left(running: Fabric) -> None:
+    running.worker(small_model()).leave()
+    worker = running.worker(small_model(3))
+    worker.get()
+    same(worker._model, small_model())
+
+
+def test_the_status_says_who_is_here_and_what_was_done(running: Fabric) -> None:
+    worker = running.worker(small_model(), tau_max=5)
+    for step in range(3):
+        worker.get()
+        gradients(worker._model, step)
+        worker.push().result(10)
+    status = wait_until(lambda: s if (s := running.status()).models[0].committed == 3 else None, "3 commits are known")
+    assert {(m.name, m.role, m.state) for m in status.members} == {
+        ("server-0", "server", "here"),
+        ("w0", "worker", "here"),
+    }
+    (model,) = status.models
+    assert (model.name, model.server, model.initialised, model.mode) == ("model", "server-0", True, "asynchronous")
+    assert (model.version.number, model.tau_max, model.delay_max, model.dropped) == (3, 5, 0, 0)
+    (share,) = status.workers
+    assert (share.name, share.committed, share.dropped, share.warning) == ("w0", 3, 0, "")
+    assert {link.host for link in status.links} >= {"host-w0", "localhost"}
+    assert status.planner.plans >= 3
+    assert status.software_version == mlfabric.__version__
+    assert all(m.activity for m in status.members)
+
+
+def test_batch_norm_statistics_of_several_workers_add_up(running: Fabric) -> None:
+    def model() -> torch.nn.Sequential:
+        return torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 2))
+
+    first, second = (running.worker(m, n, model_name="bn") for m, n in ((model(), "w0"), (model(), "w1")))
+    first.get()
+    second.get()
+    same(second._model, first._model)
+    start = first._model[1].running_mean.clone()
+    changes = []
+    for worker, seed in ((first, 0), (second, 1)):
+        before = worker._model[1].running_mean.clone()
+        gradients(worker._model, seed)
+        changes.append(worker._model[1].running_mean - before)
+        assert isinstance(worker.push().result(10), Committed)
+    for worker in (first, second):
+        worker.get(min_version=2)
+        torch.testing.assert_close(worker._model[1].running_mean, start + changes[0] + changes[1])
+        assert int(worker._model[1].num_batches_tracked) == 1
+
+
+def test_parameters_without_gradient_keep_their_momentum_and_their_weight_decay(running: Fabric) -> None:
+    rule = RuleSpec(lr=0.1, momentum=0.9, weight_decay=0.01)
+    model, plain = small_model(), small_model()
+    worker = running.worker(model, rule=rule)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+    for step in range(4):
+        worker.get()
+        for of in (model, plain):
+            gradients(of, step)
+            if step % 2:
+                of[2].bias.grad = None
+        # What is not used travels as zeros, so momentum and weight decay act on it as on the others.
+        if step % 2:
+            plain[2].bias.grad = torch.zeros(2)
+        worker.push()
+        optimizer.step()
+    worker.get()
+    same(model, plain)
+
+
+def test_tensors_without_a_module_can_be_trained(running: Fabric) -> None:
+    tensors = {"w": torch.zeros(3, requires_grad=True), "fixed": torch.ones(2)}
+    worker = running.worker(tensors, model_name="plain", rule=RuleSpec(lr=1.0))
+    worker.get()
+    tensors["w"].grad = torch.tensor([1.0, 2.0, 3.0])
+    worker.push()
+    worker.get(min_version=1)
+    assert tensors["w"].tolist() == [-1.0, -2.0, -3.0]

@@ -1,0 +1,182 @@
+"""A scheduler's state machine on a stage: members join in one line, time is a number, reasons are left out of lists."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mlfabric.protocol import (
+    Commit,
+    CommitsReported,
+    DropReason,
+    Expect,
+    GetId,
+    GetRequested,
+    InitialReceived,
+    Instruction,
+    MemberEvent,
+    MemberJoined,
+    ModelVersion,
+    PushRequested,
+    Send,
+    ServerHolds,
+    Tick,
+    TransferEnd,
+    TransferEnded,
+    UpdateId,
+    UpdateKind,
+)
+from mlfabric.scheduler.context import SchedulerConfig, TicketMaker
+from mlfabric.scheduler.push_table import SEQ_BITS
+from mlfabric.scheduler.pushes import Pushes
+from mlfabric.scheduler.state import SchedulerState
+from mlfabric.specs import Layout, Member, ModelSpec, Role, TensorSpec
+
+MS = 1_000_000
+GIGABIT = 1_000_000_000
+SECRET = b"sixteen bytes or"
+LAYOUT = Layout((TensorSpec(name="w", shape=(250_000,), dtype="float32"),))  # 8 ms at 1 Gbit/s
+SPEC = ModelSpec(name="net", layout=LAYOUT, tau_max=4)
+
+
+def ticket(number: int) -> bytes:
+    """Return the ticket that the scheduler makes after ``number - 1`` others."""
+    maker = TicketMaker(SECRET)
+    return [maker.next() for _ in range(number)][-1]
+
+
+def seq(number: int, epoch: int = 1) -> int:
+    return (epoch << SEQ_BITS) + number
+
+
+def bare(instructions: list[Instruction]) -> list[Instruction]:
+    """Leave the reasons out; each must have one."""
+    assert all(i.reason for i in instructions), instructions
+    return [replace(i, reason="") for i in instructions]
+
+
+def member(name: str, role: Role, incarnation: int = 1, **fields) -> Member:
+    plain = Member(name=name, role=role, incarnation=incarnation, host=f"h-{name}", up_bps=GIGABIT, down_bps=GIGABIT)
+    return replace(plain, **fields)
+
+
+class Stage:
+    """One scheduler and the clock."""
+
+    def __init__(self, epoch: int = 1, **settings) -> None:
+        self.now_ns = 1000 * MS
+        self.state = SchedulerState(SchedulerConfig(epoch=epoch, ticket_secret=SECRET, **settings))
+
+    @property
+    def pushes(self) -> Pushes:
+        return self.state.models["net"].pushes
+
+    def tell(self, event: MemberEvent) -> list[Instruction]:
+        """Hand over one event, check the invariants, return what follows."""
+        instructions = self.state.handle(event, self.now_ns)
+        self.state.validate()
+        return bare(instructions)
+
+    def tick(self) -> list[Instruction]:
+        """Tick if the machine is due now."""
+        due_ns = self.state.next_wakeup_ns(self.now_ns)
+        return self.tell(Tick()) if due_ns is not None and due_ns <= self.now_ns else []
+
+    def wait(self, ms: float) -> None:
+        self.now_ns += round(ms * MS)
+
+    def ask(self, event: MemberEvent) -> list[Instruction]:
+        """Hand over an event and tick, as the shell does."""
+        return self.tell(event) + self.tick()
+
+    # Members
+
+    def server(self, name: str = "s", incarnation: int = 1, held: tuple[ModelSpec, ...] = ()) -> list[Instruction]:
+        joins = member(name, Role.SERVER, incarnation, address=f"{name}:1")
+        return self.tell(MemberJoined(member=joins, held=held))
+
+    def worker(self, name: str, incarnation: int = 1, spec: ModelSpec = SPEC, **fields) -> list[Instruction]:
+        holds_initial = fields.pop("holds_initial", True)
+        joins = member(name, Role.WORKER, incarnation, **fields)
+        return self.tell(MemberJoined(member=joins, spec=spec, holds_initial=holds_initial))
+
+    def monitor(self, name: str, host: str) -> list[Instruction]:
+        return self.tell(MemberJoined(member=member(name, Role.MONITOR, host=host, address=f"{name}:9")))
+
+    def trained(self, *workers: str, version: int = 0, spec: ModelSpec = SPEC) -> Stage:
+        """Let a server and workers join, with weights at a version."""
+        self.server()
+        for name in workers:
+            self.worker(name, spec=spec)
+        self.tell(InitialReceived(server="s", model="net", version=ModelVersion(1, version)))
+        return self
+
+
+def update(worker: str, counter: int = 0, incarnation: int = 1) -> UpdateId:
+    return UpdateId(worker, incarnation, counter)
+
+
+def push(worker: str, counter: int = 0, computed_from: int = 0, **fields) -> PushRequested:
+    return PushRequested(
+        update=update(worker, counter, fields.pop("incarnation", 1)),
+        model="net",
+        size_bytes=fields.pop("size_bytes", LAYOUT.size_bytes),
+        computed_from=ModelVersion(1, computed_from),
+        norm=fields.pop("norm", 1.0),
+        **fields,
+    )
+
+
+def initial(worker: str, counter: int = 0) -> PushRequested:
+    return replace(push(worker, counter), computed_from=ModelVersion(0, 0), kind=UpdateKind.INITIAL)
+
+
+def get(worker: str, counter: int = 0, after: UpdateId | None = None) -> GetRequested:
+    name = GetId(worker, 1, counter)
+    return GetRequested(get=name, model="net", min_version=ModelVersion(0, 0), after_update=after)
+
+
+def sent(request: PushRequested, number: int, made: int, rate_bps: int = 0) -> Send:
+    """Return the Send for the ``number``-th seq and the ``made``-th ticket."""
+    return Send(
+        to=request.update.worker,
+        update=request.update,
+        server="s",
+        address="s:1",
+        seq=seq(number),
+        ticket=ticket(made),
+        rate_bps=rate_bps,
+        reason="",
+    )
+
+
+def expected(request: PushRequested, number: int, made: int, after: tuple[UpdateId, ...] = (), tau_max=4) -> Expect:
+    return Expect(
+        to="s",
+        update=request.update,
+        model="net",
+        seq=seq(number),
+        ticket=ticket(made),
+        size_bytes=request.size_bytes,
+        computed_from=request.computed_from,
+        tau_max=tau_max,
+        kind=request.kind,
+        resolved_below=request.resolved_below,
+        after=after,
+        reason="",
+    )
+
+
+def committed(name: UpdateId, number: int, tau: int = 0) -> CommitsReported:
+    version = ModelVersion(1, number)
+    commit = Commit(update=name, version=version, tau=tau, lr=0.1, step_norm=1.0)
+    return CommitsReported(server="s", model="net", commits=(commit,))
+
+
+def ended(name: UpdateId | GetId, end: TransferEnd, cause: DropReason | None = None, detail: str = "") -> TransferEnded:
+    return TransferEnded(server="s", model="net", transfer=name, end=end, cause=cause, detail=detail)
+
+
+def holds(version: int, **fields) -> ServerHolds:
+    spec = fields.pop("spec", SPEC)
+    initialised = fields.pop("initialised", True)
+    return ServerHolds(server="s", spec=spec, version=ModelVersion(1, version), initialised=initialised, **fields)

@@ -1,0 +1,401 @@
+"""Who is let in, who is refused with which words, who brings the weights, what happens when a member comes back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from mlfabric.network import up_link
+from mlfabric.protocol import (
+    AppliedIds,
+    Committed,
+    HostModel,
+    Initialise,
+    InitialReceived,
+    LinkRate,
+    LinksReported,
+    MemberJoined,
+    MemberLeft,
+    MemberSilent,
+    MemoryReported,
+    ModelVersion,
+    MonitorAt,
+    Refuse,
+    RefuseReason,
+    Resolve,
+    TransferEnd,
+    Void,
+    Welcome,
+    WorkerHolds,
+)
+from mlfabric.scheduler.records import MemberState
+from mlfabric.specs import Layout, Role, RuleSpec, TensorSpec
+from tests.scheduler.stage import (
+    MS,
+    SPEC,
+    Stage,
+    committed,
+    ended,
+    expected,
+    get,
+    holds,
+    initial,
+    member,
+    push,
+    sent,
+    update,
+)
+
+
+@pytest.fixture
+def stage():
+    stage = Stage()
+    yield stage
+    stage.state.validate()
+
+
+def welcome(name, initialise=False, incarnation=1, tau_max=4, monitor="", server="s"):
+    return Welcome(
+        to=name,
+        incarnation=incarnation,
+        epoch=1,
+        tau_max=tau_max,
+        server=server,
+        server_address=f"{server}:1" if server else "",
+        initialise=initialise,
+        monitor_address=monitor,
+        reason="",
+    )
+
+
+def host_model(spec=SPEC):
+    return HostModel(to="s", spec=spec, reason="")
+
+
+def refusal(stage, event):
+    """Return cause and words of the refusal that this event meets."""
+    (answer,) = stage.state.handle(event, stage.now_ns)
+    assert isinstance(answer, Refuse)
+    return answer.cause, answer.reason
+
+
+def joins(name="a", spec=SPEC, **fields):
+    return MemberJoined(member=member(name, Role.WORKER, **fields), spec=spec)
+
+
+# Who is let in
+
+
+def test_a_worker_waits_for_a_server(stage):
+    cause, words = refusal(stage, joins())
+    assert cause is RefuseReason.NOT_YET
+    assert "any server" in words
+
+
+def test_a_worker_waits_for_the_server_that_its_model_names(stage):
+    stage.server("other")
+    cause, words = refusal(stage, joins(spec=replace(SPEC, server="s")))
+    assert cause is RefuseReason.NOT_YET
+    assert "'s'" in words
+
+
+def test_the_first_worker_brings_its_model_to_a_server_and_is_asked_for_weights(stage):
+    stage.server()
+    assert stage.worker("a") == [host_model(), welcome("a", initialise=True)]
+    assert stage.worker("b") == [welcome("b")]
+
+
+def test_a_new_model_goes_to_the_server_with_the_fewest(stage):
+    stage.server("s")
+    stage.server("t")
+    stage.worker("a")
+    told = stage.worker("b", spec=replace(SPEC, name="second"))
+    assert [i.to for i in told if isinstance(i, HostModel)] == ["t"]
+
+
+def test_the_default_bound_grows_with_the_workers_and_never_falls(stage):
+    free = replace(SPEC, tau_max=None)
+    stage.server()
+    assert [stage.worker(name, spec=free)[-1].tau_max for name in ("a", "b", "c")] == [2, 4, 6]
+    stage.tell(MemberSilent(name="b", incarnation=1))
+    assert stage.worker("b", spec=free)[-1].tau_max == 6
+
+
+def test_a_second_process_of_a_live_name_is_refused(stage):
+    stage.server()
+    stage.worker("a")
+    cause, words = refusal(stage, joins(incarnation=2))
+    assert cause is RefuseReason.NAME_TAKEN
+    assert "'a' is taken by a live worker on host h-a" in words
+    assert stage.state.context.members["a"].member.incarnation == 1
+
+
+def test_a_second_process_takes_the_name_of_a_silent_one(stage):
+    stage.trained("a")
+    stage.ask(push("a"))
+    stage.tell(MemberSilent(name="a", incarnation=1))
+    assert stage.worker("a", incarnation=2) == [welcome("a", incarnation=2)]
+    assert stage.state.context.members["a"].tally.committed == 0
+
+
+def test_another_layout_is_refused_with_the_difference(stage):
+    stage.server()
+    stage.worker("a")
+    layout = Layout((TensorSpec(name="w", shape=(3,), dtype="float32"),))
+    cause, words = refusal(stage, joins("b", spec=replace(SPEC, layout=layout)))
+    assert cause is RefuseReason.LAYOUT_DIFFERS
+    assert "w: float32[3] (parameter) against float32[250000] (parameter)" in words
+    assert "b" not in stage.state.context.members
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"rule": RuleSpec(lr=0.5)}, "lr=0.5"),
+        ({"tau_max": 7}, "tau_max=7 given, 4 registered; give the same, or leave it out"),
+        ({"frozen_digest": "x"}, "load the same weights or seed"),
+    ],
+)
+def test_other_options_are_refused_with_what_differs(stage, fields, words):
+    stage.server()
+    stage.worker("a")
+    cause, said = refusal(stage, joins("b", spec=replace(SPEC, **fields)))
+    assert cause is RefuseReason.OPTIONS_DIFFER
+    assert words in said
+
+
+def test_options_that_are_left_out_agree_with_any(stage):
+    stage.server()
+    stage.worker("a")
+    assert stage.worker("b", spec=replace(SPEC, tau_max=None)) == [welcome("b")]
+
+
+def test_another_version_of_the_protocol_is_refused(stage):
+    cause, words = refusal(stage, joins(protocol_version=9))
+    assert cause is RefuseReason.PROTOCOL_VERSION
+    assert "install the same release" in words
+
+
+def test_a_rate_out_of_range_is_refused(stage):
+    stage.server()
+    cause, words = refusal(stage, joins(up_bps=1 << 60))
+    assert cause is RefuseReason.OUT_OF_RANGE
+    assert "2**43" in words
+
+
+def test_a_second_server_that_brings_a_model_is_refused_while_the_first_is_here(stage):
+    stage.server()
+    stage.worker("a")
+    event = MemberJoined(member=member("t", Role.SERVER, address="t:1"), held=(SPEC,))
+    cause, words = refusal(stage, event)
+    assert cause is RefuseReason.NAME_TAKEN
+    assert "'net' is held by server 's'" in words
+
+
+def test_a_server_under_another_name_takes_over_a_model_whose_server_is_gone(stage):
+    stage.trained("a")
+    stage.tell(MemberSilent(name="s", incarnation=1))
+    stage.server("t", held=(SPEC,))
+    stage.tell(replace(holds(3), server="t"))
+    told = stage.ask(push("a", computed_from=3))
+    assert {i.to for i in told} == {"a", "t"}
+
+
+# Weights
+
+
+def test_initial_weights_are_planned_and_the_server_is_asked_whose_they_are(stage):
+    stage.server()
+    stage.worker("a")
+    request = initial("a")
+    assert stage.ask(request) == [sent(request, 1, 1), expected(request, 1, 1)]
+    stage.tell(ended(update("a"), TransferEnd.RECEIVED))
+    void = Void(to="s", model="net", update=update("a"), reason="")
+    assert stage.tell(InitialReceived(server="s", model="net", version=ModelVersion(1, 0))) == [void]
+    stage.tell(committed(update("a"), 0))
+    assert not stage.pushes.planned
+    assert stage.state.models["net"].delays.total() == 0
+
+
+def test_another_worker_is_asked_for_weights_when_the_first_falls_silent(stage):
+    stage.server()
+    stage.worker("a")
+    stage.worker("b", holds_initial=False)
+    stage.worker("c")
+    ask = Initialise(to="c", model="net", reason="")
+    assert stage.tell(MemberSilent(name="a", incarnation=1)) == [ask]
+    assert stage.worker("a") == [welcome("a")]
+
+
+def test_nobody_is_asked_for_weights_once_they_are_here(stage):
+    stage.trained("a", "b")
+    assert stage.tell(MemberSilent(name="a", incarnation=1)) == []
+
+
+def test_weights_wait_for_a_link_that_carries_nothing(stage):
+    stage.server()
+    stage.worker("a")
+    stage.tell(LinksReported(monitor="m", rates=(LinkRate(host="h-a", up=True, bps=0, age_ns=0),)))
+    assert stage.ask(initial("a")) == []
+    assert stage.state.next_wakeup_ns(stage.now_ns) == stage.now_ns + 100 * MS
+
+
+# Monitors
+
+
+def test_members_are_told_of_a_monitor_that_comes_and_goes(stage):
+    stage.trained("a")
+    near, gone = ([MonitorAt(to=name, address=at, reason="") for name in ("a", "s")] for at in ("m:9", ""))
+    assert stage.monitor("m", "h-x") == [welcome("m", tau_max=0, monitor="m:9", server=""), *near]
+    assert stage.tell(MemberSilent(name="m", incarnation=1)) == gone
+
+
+def test_a_member_reports_to_the_monitor_of_its_own_host(stage):
+    stage.trained("a", "b")
+    stage.monitor("far", "h-x")
+    stage.monitor("near", "h-b")
+    told = {i.to: i.address for i in stage.monitor("zz", "h-y") if isinstance(i, MonitorAt)}
+    assert told["b"] == "near:9"
+    assert told["a"] == "far:9"
+
+
+def test_reported_rates_are_the_links_capacity(stage):
+    stage.trained("a")
+    rate = LinkRate(host="h-a", up=True, bps=7_000_000, age_ns=0)
+    stage.tell(LinksReported(monitor="m", rates=(rate, replace(rate, host="nowhere"))))
+    assert stage.state.context.network.rate_bps(up_link("h-a"), stage.now_ns) == 7_000_000
+
+
+def test_reported_memory_is_kept(stage):
+    stage.trained("a")
+    stage.tell(MemoryReported(name="s", kinds=(("model", 8),)))
+    assert stage.state.context.members["s"].memory_bytes == {"model": 8}
+
+
+# Coming back
+
+
+def test_silence_turns_into_having_left(stage):
+    stage.trained("a")
+    stage.tell(MemberSilent(name="a", incarnation=1))
+    stage.wait(10_000)
+    stage.tick()
+    assert stage.state.context.members["a"].state is MemberState.LEFT
+    assert stage.worker("a") == [welcome("a")]
+    assert stage.state.context.is_here("a")
+
+
+def test_a_good_bye_is_final_for_what_was_asked(stage):
+    stage.trained("a")
+    stage.ask(push("a"))
+    stage.tell(committed(update("a"), 1))
+    stage.tell(MemberLeft(name="a", incarnation=1, detail="done"))
+    assert update("a") not in stage.pushes.settled
+
+
+def test_the_silence_of_an_earlier_incarnation_is_none(stage):
+    stage.trained("a")
+    stage.tell(MemberSilent(name="a", incarnation=7))
+    assert stage.state.context.is_here("a")
+
+
+def test_a_server_that_is_back_hears_again_what_it_has_not_received(stage):
+    stage.trained("a", "b")
+    there, lost = push("a"), push("b")
+    stage.tell(there)
+    stage.tell(lost)
+    stage.tick()
+    stage.tell(MemberSilent(name="s", incarnation=1))
+    stage.server(held=(SPEC,))
+    assert stage.tell(holds(0, received=(update("a"),))) == [sent(lost, 2, 2), expected(lost, 2, 2)]
+
+
+def test_a_server_that_is_back_hears_voids_and_gets_again(stage):
+    stage.trained("a", "b")
+    stage.ask(push("a"))
+    wanted = stage.ask(get("b"))
+    stage.tell(MemberSilent(name="a", incarnation=1))
+    stage.server(held=(SPEC,))
+    void = Void(to="s", model="net", update=update("a"), reason="")
+    assert stage.tell(holds(0)) == [void, *(replace(i, after=()) if hasattr(i, "after") else i for i in wanted)]
+
+
+def test_a_server_that_missed_its_model_is_told_of_it_again(stage):
+    stage.server()
+    stage.worker("a")
+    request = initial("a")
+    stage.ask(request)
+    stage.tell(MemberSilent(name="s", incarnation=1))
+    again = stage.server()
+    ask = Initialise(to="a", model="net", reason="")
+    assert again[1:] == [host_model(), sent(request, 1, 1), expected(request, 1, 1), ask]
+
+
+def test_a_server_that_lost_its_model_begins_anew_with_a_workers_weights(stage):
+    stage.trained("a", version=7)
+    stage.tell(MemberSilent(name="s", incarnation=1))
+    told = stage.server(incarnation=2)
+    assert told[1:] == [host_model(), Initialise(to="a", model="net", reason="")]
+    assert stage.pushes.version == ModelVersion(1, 0)
+    assert stage.ask(get("a")) == []
+
+
+def test_nothing_is_planned_or_refused_before_a_returning_server_has_said_what_it_holds(stage):
+    stage.server(held=(SPEC,))
+    assert stage.worker("a") == [welcome("a")]
+    request = push("a", computed_from=7)
+    assert stage.ask(request) == []
+    assert stage.tell(holds(7)) == []
+    assert stage.tick() == [sent(request, 1, 1), expected(request, 1, 1)]
+
+
+def test_a_returning_server_without_weights_makes_a_worker_bring_them(stage):
+    stage.server(held=(SPEC,))
+    stage.worker("a")
+    ask = Initialise(to="a", model="net", reason="")
+    assert stage.tell(holds(0, initialised=False)) == [ask]
+
+
+def test_what_a_returning_server_had_applied_is_resolved_for_who_asked_before(stage):
+    stage.server(held=(SPEC,))
+    stage.worker("a")
+    stage.ask(push("a"))
+    version = ModelVersion(1, 5)
+    applied = AppliedIds(worker="a", incarnation=1, low=0, recent=((0, version, 2),))
+    outcome = Committed(version=version, tau=2)
+    assert stage.tell(holds(5, applied=(applied,))) == [Resolve(to="a", update=update("a"), outcome=outcome, reason="")]
+
+
+def test_what_a_returning_server_holds_is_adopted_and_planned_by_nobody_else(stage):
+    stage.server(held=(SPEC,))
+    stage.tell(holds(3, received=(update("a"),)))
+    stage.worker("a")
+    stage.worker("b")
+    request = push("a", computed_from=1)
+    assert stage.ask(WorkerHolds(worker="a", pushes=(request,), gets=())) == [
+        sent(request, 1, 1),
+        expected(request, 1, 1),
+    ]
+    other = push("b", computed_from=3)
+    assert stage.ask(other) == [sent(other, 2, 2), expected(other, 2, 2)]
+
+
+def test_an_adopted_update_of_a_worker_that_never_came_back_does_no_harm(stage):
+    stage.server(held=(SPEC,))
+    stage.worker("b")
+    stage.tell(holds(3, received=(update("gone"),)))
+    stage.ask(push("b", computed_from=3))
+    stage.tell(MemberSilent(name="s", incarnation=1))
+    stage.server(held=(SPEC,))
+    told = stage.tell(holds(3))
+    assert Void(to="s", model="net", update=update("gone"), reason="") in told
+
+
+def test_a_bound_of_an_earlier_schedulers_time_is_taken_over(stage):
+    free = replace(SPEC, tau_max=None)
+    stage.server(held=(free,))
+    stage.worker("a", spec=free)
+    stage.tell(holds(9, spec=free, received=(update("a"),)))
+    stage.tell(committed(update("a"), 10, tau=7))
+    assert stage.pushes.tau_max == 8

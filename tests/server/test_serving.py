@@ -1,0 +1,165 @@
+"""Gets at the server: when one is served, what it pins, and what a pin holds up."""
+
+from __future__ import annotations
+
+import pytest
+
+from mlfabric.protocol import CancelServe, TransferEnd
+from mlfabric.server import actions as act
+from tests.server.stage import (
+    Stage,
+    abandon,
+    apply,
+    end_report,
+    expect,
+    get,
+    offer,
+    refuse_want,
+    serve,
+    serving,
+    update,
+    want,
+)
+
+A, B = update("a"), update("b")
+G, H = get("a"), get("b")
+
+
+@pytest.fixture
+def stage():
+    stage = Stage()
+    yield stage
+    stage.state.validate()
+
+
+def test_a_get_is_served_when_it_is_wanted_and_reported_when_it_was_sent(stage):
+    assert stage.tell(serve(G)) == []
+    assert stage.tell(want(G)) == [serving(G, 0)]
+    assert stage.tell(act.GetServed(get=G, connection=1)) == [end_report(G, TransferEnd.SERVED)]
+    assert not stage.model.gets.gets
+
+
+def test_a_get_waits_for_the_update_that_it_follows(stage):
+    stage.tell(expect(A, 1))
+    stage.tell(serve(G, after_update=A))
+    assert stage.tell(want(G, 2)) == []
+    stage.bring(A, 1)
+    assert stage.step(A)[-1] == serving(G, 1, 2)
+
+
+def test_a_get_waits_for_the_version_that_it_asks_for(stage):
+    stage.tell(serve(G, min_version=1))
+    assert stage.tell(want(G, 2)) == []
+    stage.bring(A, 1)
+    assert stage.step(A)[-1] == serving(G, 1, 2)
+
+
+def test_nobody_is_served_without_weights():
+    stage = Stage(initialised=False)
+    stage.tell(serve(G))
+    assert stage.tell(want(G)) == []
+
+
+def test_nobody_is_served_while_a_step_is_made(stage):
+    stage.bring(A, 1)
+    stage.tell(serve(G))
+    assert stage.tell(want(G, 2)) == []
+    assert stage.step(A)[-1] == serving(G, 1, 2)
+
+
+def test_a_get_waits_for_the_one_that_the_plan_puts_before_it(stage):
+    stage.tell(serve(G))
+    stage.tell(serve(H, after=(G,)))
+    assert stage.tell(want(G, 1)) == [serving(G, 0, 1)]
+    assert stage.tell(want(H, 2)) == []
+    assert stage.tell(act.GetServed(get=G, connection=1))[-1] == serving(H, 0, 2)
+
+
+def test_two_gets_share_a_version(stage):
+    for name, connection in ((G, 1), (H, 2)):
+        stage.tell(serve(name))
+        assert stage.tell(want(name, connection)) == [serving(name, 0, connection)]
+
+
+def test_a_step_beside_a_pinned_version_goes_to_the_other_buffer_and_the_next_one_waits(stage):
+    stage.tell(serve(G))
+    stage.tell(want(G, 9))
+    assert stage.bring(A, 1)[-1] == apply(A, 1)
+    stage.step(A)
+    assert stage.bring(B, 2, 2)[-1] == apply(B, 2)
+    stage.step(B)
+    assert stage.model.version.number == 2
+
+
+def test_a_get_of_a_newer_version_waits_while_an_older_one_is_read(stage):
+    stage.tell(serve(G))
+    stage.tell(want(G, 9))
+    stage.bring(A, 1)
+    stage.step(A)
+    stage.tell(serve(H))
+    assert stage.tell(want(H, 8)) == []
+    assert stage.tell(act.GetServed(get=G, connection=9))[-1] == serving(H, 1, 8)
+
+
+def test_momentum_leaves_room_for_two_pinned_versions():
+    stage = Stage(momentum=0.9)
+    stage.tell(serve(G))
+    stage.tell(want(G, 9))
+    stage.bring(A, 1)
+    stage.step(A)
+    stage.tell(serve(H))
+    assert stage.tell(want(H, 8)) == [serving(H, 1, 8)]
+
+
+def test_a_get_whose_connection_breaks_is_unpinned_and_reported(stage):
+    stage.tell(serve(G))
+    stage.tell(want(G))
+    told = stage.tell(act.GetBroken(get=G, connection=1, detail="gone"))
+    assert told == [end_report(G, TransferEnd.BROKEN, detail="gone")]
+    assert not stage.model.gets.gets
+
+
+def test_a_cancelled_get_is_refused_unless_it_is_being_served(stage):
+    cancel = CancelServe(to="s", model="net", get=G, reason="")
+    stage.tell(serve(G, min_version=5))
+    stage.tell(want(G, 3))
+    assert stage.tell(cancel) == [refuse_want(G, 3)]
+    stage.tell(serve(H))
+    stage.tell(want(H, 4))
+    assert stage.tell(CancelServe(to="s", model="net", get=H, reason="")) == []
+    assert H in stage.model.gets.gets
+
+
+def test_a_second_want_takes_the_place_of_the_first(stage):
+    stage.tell(serve(G, min_version=1))
+    stage.tell(want(G, 1))
+    assert stage.tell(want(G, 2)) == [refuse_want(G, 1)]
+    stage.bring(A, 1, 5)
+    assert stage.step(A)[-1] == serving(G, 1, 2)
+
+
+def test_a_second_want_is_refused_while_the_first_is_served(stage):
+    stage.tell(serve(G))
+    stage.tell(want(G, 1))
+    assert stage.tell(want(G, 2)) == [refuse_want(G, 2)]
+
+
+def test_a_new_ticket_makes_the_old_want_void(stage):
+    stage.tell(serve(G, min_version=9))
+    stage.tell(want(G, 1))
+    assert stage.tell(serve(G, b"new")) == [refuse_want(G, 1)]
+    assert stage.tell(want(G, 2, b"new")) == [serving(G, 0, 2)]
+
+
+def test_a_get_that_nobody_wants_is_given_up(stage):
+    stage.tell(serve(G))
+    assert stage.tick(10) == [end_report(G, TransferEnd.BROKEN, detail="it was never wanted")]
+
+
+def test_an_update_offered_twice_does_not_disturb_a_get(stage):
+    stage.tell(serve(G))
+    stage.tell(want(G, 1))
+    stage.tell(expect(A, 1))
+    stage.tell(offer(A, 2))
+    assert abandon(A, 2) in stage.tell(offer(A, 3))
+    assert G in stage.model.gets.gets

@@ -1,0 +1,134 @@
+"""How a training script joins: initial weights, settings, and what is refused before anything is sent."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import mlfabric
+from mlfabric.config import WorkerSettings
+from mlfabric.errors import ConfigError, LayoutError, UsageError
+from mlfabric.protocol import GetId, UpdateId
+from mlfabric.worker_daemon.observing import Settled, Transferred
+from mlfabric.worker_daemon.register import _initialise
+from tests.fabric.harness import fabric, gradients, small_model
+
+
+def same(one: torch.nn.Module, other: torch.nn.Module) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+
+
+class Scale(torch.nn.Module):
+    """A module without reset_parameters()."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = torch.nn.Parameter(torch.ones(2))
+
+
+def test_a_seed_gives_every_worker_the_same_weights_and_leaves_the_random_state_alone() -> None:
+    one, two, other = small_model(1), small_model(2), small_model(3)
+    state = torch.random.get_rng_state()
+    _initialise(one, 7)
+    _initialise(two, 7)
+    _initialise(other, 8)
+    assert torch.equal(state, torch.random.get_rng_state())
+    assert same(one, two)
+    assert not same(one, other)
+
+
+def test_a_seed_for_parameters_that_nothing_resets_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"init=7: no reset_parameters\(\) covers factor; use 'first' or a file"):
+        _initialise(Scale(), 7)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_file_gives_its_weights(tmp_path: Path, nested: bool) -> None:
+    source, model = small_model(1), small_model(2)
+    path = tmp_path / "weights.pt"
+    torch.save({"model": source.state_dict()} if nested else source.state_dict(), path)
+    _initialise(model, path)
+    assert same(model, source)
+
+
+def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"nothing\.pt.*No such file"):
+        _initialise(small_model(), tmp_path / "nothing.pt")
+
+
+def test_a_file_of_another_model_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "other.pt"
+    torch.save(torch.nn.Linear(1, 1).state_dict(), path)
+    with pytest.raises(LayoutError, match=r"has no 0\.bias, 0\.weight, 2\.bias, 2\.weight"):
+        _initialise(small_model(), path)
+    wrong = small_model().state_dict()
+    wrong["0.weight"] = torch.zeros(1, 1)
+    torch.save(wrong, path)
+    with pytest.raises(LayoutError, match="does not fit the model"):
+        _initialise(small_model(), path)
+
+
+def test_named_tensors_begin_with_the_first_worker_s_weights_only() -> None:
+    with pytest.raises(UsageError, match="needs a torch module"):
+        _initialise({"w": torch.zeros(1, requires_grad=True)}, 3)
+
+
+def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    with fabric() as running:
+        monkeypatch.setenv("MLFABRIC_SCHEDULER", running.scheduler.address)
+        monkeypatch.setenv("RANK", "3")
+        monkeypatch.setenv("MLFABRIC_HOST", "machine-1")
+        with mlfabric.register_as_worker(small_model()) as worker:
+            (member,) = (m for m in running.status().members if m.role == "worker")
+        assert (worker.name, member.name, member.host) == ("worker-3", "worker-3", "machine-1")
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"), [("MLFABRIC_UP", "fast"), ("MLFABRIC_DATA_PORTS", "a-b"), ("MLFABRIC_METRICS_PORT", "x")]
+)
+def test_a_malformed_variable_is_named(variable: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=f"{value}.*allowed"):
+        WorkerSettings.from_environment({variable: value})
+
+
+def test_an_observer_hears_of_transfers_and_outcomes() -> None:
+    seen: list[Transferred | Settled] = []
+    with fabric() as running:
+        model = small_model()
+        worker = running.worker(model, observer=seen.append)
+        worker.get()
+        gradients(model)
+        outcome = worker.push().result(10)
+        worker.get()
+    settled = [s for s in seen if isinstance(s, Settled) and s.outcome == outcome]
+    assert len(settled) == 1
+    assert settled[0].pushed_ns < settled[0].settled_ns
+    received = [s for s in seen if isinstance(s, Transferred) and isinstance(s.transfer, GetId)]
+    assert received
+    assert all(s.size_bytes == 304 or not isinstance(s.transfer, UpdateId) for s in seen if isinstance(s, Transferred))
+
+
+def test_an_observer_cannot_watch_a_daemon_in_another_process() -> None:
+    with fabric() as running:
+        settings = replace(running.settings(), daemon="unix:/nowhere")
+        with pytest.raises(UsageError, match="observer needs the daemon in this process"):
+            mlfabric.register_as_worker(small_model(), settings=settings, observer=lambda seen: None)
+
+
+def test_registering_twice_in_one_process_with_one_metrics_port_works_in_turn(free_port: int) -> None:
+    with fabric() as running:
+        settings = replace(running.settings(), metrics_port=free_port)
+        for _ in range(2):
+            with mlfabric.register_as_worker(small_model(), settings=settings) as worker:
+                worker.get()
+
+
+def test_a_metrics_port_in_use_is_said_and_leaves_the_name_free(free_port: int) -> None:
+    with fabric() as running:
+        settings = replace(running.settings(), metrics_port=running.scheduler.port)
+        with pytest.raises(UsageError, match=f"cannot listen on 127.0.0.1:{running.scheduler.port}"):
+            mlfabric.register_as_worker(small_model(), settings=settings)
+        running.worker(small_model()).get()

@@ -1,0 +1,289 @@
+"""The worker daemon's state machine: what is asked for, tried, asked for again; exact actions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from mlfabric.protocol import (
+    Committed,
+    Drop,
+    Dropped,
+    DropReason,
+    Fetch,
+    GetId,
+    GetRequested,
+    ModelVersion,
+    PushRequested,
+    Resolve,
+    Send,
+    Tick,
+    UpdateId,
+    WorkerHolds,
+)
+from mlfabric.worker_daemon import actions as act
+from mlfabric.worker_daemon.state import FIRST_PAUSE_NS, LONGEST_PAUSE_NS, DaemonState
+
+MS = 1_000_000
+
+
+class Stage:
+    """One daemon and the clock."""
+
+    def __init__(self) -> None:
+        self.state = DaemonState("a")
+        self.now_ns = 0
+
+    def tell(self, event: act.DaemonEvent) -> list[act.Action]:
+        """Hand over one event, check the invariants, return what follows without reasons."""
+        actions = self.state.handle(event, self.now_ns)
+        self.state.validate()
+        return [replace(action, reason="") for action in actions]
+
+    def push(self, counter: int) -> list[act.Action]:
+        return self.tell(act.PushCalled(request=push(counter)))
+
+    def get(self, counter: int, after: UpdateId | None = None) -> list[act.Action]:
+        return self.tell(act.GetCalled(request=get(counter, after)))
+
+    def break_off(self, counter: int, ticket: bytes = b"1") -> list[act.Action]:
+        return self.tell(act.SendBroken(update=update(counter), ticket=ticket, detail="gone"))
+
+
+@pytest.fixture
+def stage():
+    stage = Stage()
+    yield stage
+    stage.state.validate()
+
+
+def update(counter: int) -> UpdateId:
+    return UpdateId("a", 1, counter)
+
+
+def push(counter: int, resolved_below: int = 0) -> PushRequested:
+    return PushRequested(
+        update=update(counter),
+        model="net",
+        size_bytes=16,
+        computed_from=ModelVersion(1, 0),
+        norm=1.0,
+        resolved_below=resolved_below,
+    )
+
+
+def get(counter: int, after: UpdateId | None = None, min_version: int = 0) -> GetRequested:
+    version = ModelVersion(1, min_version) if min_version else ModelVersion(0, 0)
+    return GetRequested(get=GetId("a", 1, counter), model="net", min_version=version, after_update=after)
+
+
+def send(counter: int, ticket: bytes = b"1") -> Send:
+    return Send(to="a", update=update(counter), server="s", address="s:1", seq=1, ticket=ticket, rate_bps=0, reason="")
+
+
+def fetch(counter: int, ticket: bytes = b"1") -> Fetch:
+    return Fetch(to="a", get=GetId("a", 1, counter), server="s", address="s:1", ticket=ticket, reason="")
+
+
+def asks(request) -> act.Request:
+    return act.Request(event=request, reason="")
+
+
+def settles(counter: int, outcome) -> act.Settle:
+    return act.Settle(update=update(counter), outcome=outcome, reason="")
+
+
+def delivers(counter: int, number: int) -> act.Deliver:
+    return act.Deliver(get=GetId("a", 1, counter), version=ModelVersion(1, number), reason="")
+
+
+def arrived(counter: int, number: int) -> act.ModelReceived:
+    return act.ModelReceived(get=GetId("a", 1, counter), version=ModelVersion(1, number))
+
+
+def answered(counter: int, outcome) -> act.OutcomeReceived:
+    return act.OutcomeReceived(update=update(counter), outcome=outcome)
+
+
+DONE = Committed(version=ModelVersion(1, 7), tau=0)
+
+
+def test_an_update_is_asked_for_sent_and_settled(stage):
+    assert stage.push(0) == [asks(push(0))]
+    assert stage.tell(send(0)) == [act.StartSend(plan=send(0), reason="")]
+    assert stage.tell(answered(0, DONE)) == [settles(0, DONE)]
+    assert stage.state.next_wakeup_ns() is None
+
+
+def test_a_model_is_asked_for_fetched_and_delivered(stage):
+    assert stage.get(0) == [asks(get(0))]
+    assert stage.tell(fetch(0)) == [act.StartFetch(plan=fetch(0), reason="")]
+    assert stage.tell(arrived(0, 3)) == [delivers(0, 3)]
+
+
+def test_an_instruction_that_is_repeated_starts_nothing_new(stage):
+    stage.push(0)
+    stage.get(0)
+    stage.tell(send(0))
+    stage.tell(fetch(0))
+    assert stage.tell(send(0)) == []
+    assert stage.tell(fetch(0)) == []
+
+
+def test_a_drop_settles(stage):
+    stage.push(0)
+    drop = Drop(to="a", model="net", update=update(0), cause=DropReason.DEADLINE_PAST, reason="too late")
+    dropped = Dropped(cause=DropReason.DEADLINE_PAST, detail="too late")
+    assert stage.tell(drop) == [settles(0, dropped)]
+
+
+def test_an_outcome_that_was_known_before_settles(stage):
+    stage.push(0)
+    assert stage.tell(Resolve(to="a", update=update(0), outcome=DONE, reason="")) == [settles(0, DONE)]
+
+
+def test_a_second_outcome_changes_nothing(stage):
+    stage.push(0)
+    stage.tell(send(0))
+    stage.tell(Resolve(to="a", update=update(0), outcome=DONE, reason=""))
+    assert stage.tell(answered(0, DONE)) == []
+    assert stage.break_off(0) == []
+
+
+def test_a_broken_update_is_asked_for_again_after_a_pause_that_doubles(stage):
+    stage.push(0)
+    pauses = []
+    for attempt in range(9):
+        ticket = str(attempt).encode()
+        stage.tell(send(0, ticket))
+        assert stage.break_off(0, ticket) == []
+        pauses.append(stage.state.next_wakeup_ns() - stage.now_ns)
+        stage.now_ns = stage.state.next_wakeup_ns()
+        assert stage.tell(Tick()) == [asks(push(0))]
+    assert pauses[:3] == [FIRST_PAUSE_NS, 2 * FIRST_PAUSE_NS, 4 * FIRST_PAUSE_NS]
+    assert pauses[-1] == LONGEST_PAUSE_NS
+
+
+def test_a_tick_before_its_time_asks_for_nothing(stage):
+    stage.push(0)
+    stage.tell(send(0))
+    stage.break_off(0)
+    stage.now_ns += FIRST_PAUSE_NS - 1
+    assert stage.tell(Tick()) == []
+
+
+def test_a_broken_get_is_asked_for_again(stage):
+    stage.get(0)
+    stage.tell(fetch(0))
+    stage.tell(act.FetchBroken(get=GetId("a", 1, 0), ticket=b"1", detail="gone"))
+    stage.now_ns += FIRST_PAUSE_NS
+    assert stage.tell(Tick()) == [asks(get(0))]
+
+
+def test_the_break_of_an_earlier_attempt_is_none(stage):
+    stage.push(0)
+    stage.tell(send(0, b"1"))
+    stage.break_off(0, b"1")
+    stage.tell(send(0, b"2"))
+    assert stage.break_off(0, b"1") == []
+    assert stage.state.next_wakeup_ns() is None
+
+
+def test_a_newer_plan_is_tried_when_the_running_one_breaks(stage):
+    stage.push(0)
+    stage.tell(send(0, b"1"))
+    assert stage.tell(send(0, b"2")) == []
+    assert stage.break_off(0, b"1") == [act.StartSend(plan=send(0, b"2"), reason="")]
+    assert stage.state.next_wakeup_ns() is None
+
+
+def test_a_plan_that_comes_during_the_pause_is_tried_at_once(stage):
+    stage.push(0)
+    stage.tell(send(0, b"1"))
+    stage.break_off(0, b"1")
+    assert stage.tell(send(0, b"2")) == [act.StartSend(plan=send(0, b"2"), reason="")]
+    assert stage.state.next_wakeup_ns() is None
+
+
+def test_a_new_scheduler_hears_of_everything_that_is_open(stage):
+    stage.push(0)
+    stage.push(1)
+    stage.get(0)
+    stage.tell(send(0))
+    holds = WorkerHolds(worker="a", pushes=(push(0), push(1)), gets=(get(0),))
+    assert stage.tell(act.EpochBegan(epoch=2)) == [asks(holds)]
+
+
+def test_requests_say_below_which_counter_all_outcomes_are_known(stage):
+    for counter in range(3):
+        stage.push(counter)
+    stage.tell(answered(1, DONE))
+    assert stage.push(3) == [asks(push(3, resolved_below=0))]
+    stage.tell(answered(0, DONE))
+    assert stage.push(4) == [asks(push(4, resolved_below=2))]
+    for counter in (2, 3, 4):
+        stage.tell(answered(counter, DONE))
+    assert stage.state.resolved_below() == 5
+
+
+def test_pushing_under_a_counter_twice_is_a_broken_invariant(stage):
+    stage.push(0)
+    with pytest.raises(AssertionError, match="pushed twice"):
+        stage.push(0)
+
+
+# A model that follows an update
+
+
+def test_a_model_is_delivered_once_its_update_has_an_outcome(stage):
+    stage.push(0)
+    stage.get(0, after=update(0))
+    stage.tell(fetch(0))
+    assert stage.tell(arrived(0, 7)) == []
+    assert stage.tell(answered(0, DONE)) == [settles(0, DONE), delivers(0, 7)]
+
+
+def test_a_model_without_its_update_is_fetched_again(stage):
+    stage.push(0)
+    stage.get(0, after=update(0))
+    stage.tell(fetch(0))
+    stage.tell(arrived(0, 6))
+    assert stage.tell(answered(0, DONE)) == [settles(0, DONE), asks(get(0, after=update(0), min_version=7))]
+    assert stage.tell(fetch(0, b"2")) == [act.StartFetch(plan=fetch(0, b"2"), reason="")]
+    assert stage.tell(arrived(0, 7)) == [delivers(0, 7)]
+
+
+def test_a_model_without_its_update_is_fetched_by_a_plan_that_came_meanwhile(stage):
+    stage.push(0)
+    stage.get(0, after=update(0))
+    stage.tell(fetch(0, b"1"))
+    stage.tell(arrived(0, 6))
+    stage.tell(fetch(0, b"2"))
+    again = act.StartFetch(plan=fetch(0, b"2"), reason="")
+    assert stage.tell(answered(0, DONE)) == [settles(0, DONE), again]
+
+
+def test_a_model_that_arrives_after_the_outcome_without_the_update_is_fetched_again(stage):
+    stage.push(0)
+    stage.get(0, after=update(0))
+    stage.tell(fetch(0))
+    stage.tell(answered(0, DONE))
+    assert stage.tell(arrived(0, 6)) == [asks(get(0, after=update(0), min_version=7))]
+
+
+def test_a_model_after_a_dropped_update_is_delivered_as_it_is(stage):
+    stage.push(0)
+    stage.get(0, after=update(0))
+    stage.tell(fetch(0))
+    stage.tell(arrived(0, 6))
+    dropped = Dropped(cause=DropReason.DELAY_BOUND)
+    assert stage.tell(answered(0, dropped)) == [settles(0, dropped), delivers(0, 6)]
+
+
+def test_a_model_that_is_here_is_not_asked_for_again(stage):
+    stage.push(0)
+    stage.get(0, after=update(0))
+    stage.tell(fetch(0))
+    stage.tell(arrived(0, 6))
+    assert stage.state.holds().gets == ()

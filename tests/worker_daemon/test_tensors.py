@@ -1,0 +1,142 @@
+"""Modules as layouts, updates and models: nothing is copied that need not be, everything comes back as it was."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlfabric.errors import LayoutError
+from mlfabric.specs import TensorKind
+from mlfabric.worker_daemon.sending import Parcel
+from mlfabric.worker_daemon.tensors import ModelTensors
+
+DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+shapes = st.lists(st.lists(st.integers(0, 4), max_size=3).map(tuple), min_size=1, max_size=4)
+
+
+def image_of(parcel: Parcel) -> bytearray:
+    return bytearray(b"".join(piece.cast("B") if piece.nbytes else b"" for piece in parcel.pieces))
+
+
+@given(shapes, st.sampled_from(DTYPES), st.integers(0, 2**16))
+def test_an_image_holds_the_values_and_brings_them_back(
+    given_shapes: list[tuple[int, ...]], dtype: torch.dtype, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    values = [torch.randn(shape, generator=generator).to(dtype) for shape in [*given_shapes, (1,)]]
+    source = ModelTensors({str(i): v.requires_grad_() for i, v in enumerate(values)})
+    target = {str(i): torch.zeros_like(v, requires_grad=True) for i, v in enumerate(values)}
+    parcel = source.values()
+    assert parcel.size_bytes == source.layout.size_bytes
+    ModelTensors(target).install(memoryview(image_of(parcel)))
+    assert all(torch.equal(target[str(i)], v) for i, v in enumerate(values))
+
+
+def test_values_of_cpu_tensors_are_not_copied() -> None:
+    weights = torch.zeros(8, requires_grad=True)
+    parcel = ModelTensors({"w": weights}).values()
+    with torch.no_grad():
+        weights.fill_(1.0)
+    assert np.frombuffer(parcel.pieces[0], dtype=np.float32).tolist() == [1.0] * 8
+
+
+def test_tensors_that_are_not_contiguous_travel_in_their_order() -> None:
+    weights = torch.arange(6.0).reshape(2, 3).t().requires_grad_()
+    parcel = ModelTensors({"w": weights}).values()
+    assert np.frombuffer(parcel.pieces[0], dtype=np.float32).tolist() == [0.0, 3.0, 1.0, 4.0, 2.0, 5.0]
+
+
+def test_an_update_takes_the_gradients_away_with_their_norm() -> None:
+    model = {"a": torch.zeros(2, requires_grad=True), "b": torch.zeros(3, requires_grad=True)}
+    model["a"].grad, model["b"].grad = torch.tensor([3.0, 0.0]), torch.tensor([0.0, 4.0, 0.0])
+    parcel, norm = ModelTensors(model).take_update()
+    assert norm == pytest.approx(5.0)
+    assert all(tensor.grad is None for tensor in model.values())
+    assert np.frombuffer(image_of(parcel), dtype=np.float32).tolist() == [3, 0, 0, 0, 0, 4, 0, 0]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_the_norm_tells_that_something_is_not_finite(value: float) -> None:
+    model = {"w": torch.zeros(2, requires_grad=True)}
+    model["w"].grad = torch.tensor([1.0, value])
+    assert not math.isfinite(ModelTensors(model).take_update()[1])
+
+
+def test_the_norm_of_half_precision_does_not_overflow() -> None:
+    model = {"w": torch.zeros(1000, dtype=torch.float16, requires_grad=True)}
+    model["w"].grad = torch.full((1000,), 1000.0, dtype=torch.float16)
+    assert ModelTensors(model).take_update()[1] == pytest.approx(1000.0 * math.sqrt(1000), rel=1e-3)
+
+
+def test_parameters_without_gradient_travel_as_zeros() -> None:
+    model = {"used": torch.zeros(4, requires_grad=True), "unused": torch.zeros(4, requires_grad=True)}
+    model["used"].grad = torch.ones(4)
+    parcel, norm = ModelTensors(model).take_update()
+    assert np.frombuffer(image_of(parcel), dtype=np.float32).tolist() == [1, 1, 1, 1, 0, 0, 0, 0]
+    assert norm == pytest.approx(2.0)
+
+
+def test_a_gradient_that_is_written_to_after_it_was_handed_over_is_noticed() -> None:
+    model = {"w": torch.zeros(4, requires_grad=True)}
+    model["w"].grad = gradient = torch.ones(4)
+    parcel, _ = ModelTensors(model).take_update()
+    assert parcel.is_unchanged()
+    gradient.mul_(2)
+    assert not parcel.is_unchanged()
+
+
+def test_the_change_of_a_buffer_travels_from_what_was_installed_last() -> None:
+    model = torch.nn.BatchNorm1d(2)
+    tensors = ModelTensors(model)
+    kinds = {t.name: t.kind for t in tensors.layout.tensors}
+    assert kinds["running_mean"] is TensorKind.BUFFER
+    assert "num_batches_tracked" not in kinds
+    assert model.running_mean is not None
+    at = tensors.layout.offsets[[t.name for t in tensors.layout.tensors].index("running_mean")]
+
+    def change() -> list[float]:
+        image = image_of(tensors.take_update()[0])
+        changed: list[float] = np.frombuffer(image[at : at + 8], dtype=np.float32).tolist()
+        return changed
+
+    model.running_mean.add_(1.0)
+    assert change() == [1.0, 1.0]
+    assert change() == [0.0, 0.0]
+    model.running_mean.add_(2.0)
+    tensors.install(memoryview(image_of(tensors.values())))
+    assert change() == [0.0, 0.0]
+
+
+def test_frozen_parameters_do_not_travel_but_their_values_count() -> None:
+    def model(frozen: float) -> dict[str, torch.Tensor]:
+        return {"w": torch.zeros(2, requires_grad=True), "frozen": torch.full((2,), frozen)}
+
+    one, same, other = ModelTensors(model(1.0)), ModelTensors(model(1.0)), ModelTensors(model(2.0))
+    assert [t.name for t in one.layout.tensors] == ["w"]
+    assert one.frozen_digest == same.frozen_digest != other.frozen_digest
+    assert ModelTensors({"w": torch.zeros(2, requires_grad=True)}).frozen_digest == ""
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ({"w": torch.zeros(0, requires_grad=True)}, "no trainable parameter; set requires_grad"),
+        ({"w": torch.zeros(2)}, "no trainable parameter; set requires_grad"),
+        ({"w": torch.zeros(2, dtype=torch.complex64, requires_grad=True)}, "w: dtype complex64 cannot travel; allowed"),
+    ],
+)
+def test_a_model_that_cannot_be_trained_is_refused(model: dict[str, torch.Tensor], said: str) -> None:
+    with pytest.raises(LayoutError, match=said):
+        ModelTensors(model)
+
+
+def test_a_sparse_gradient_is_refused_with_what_to_do() -> None:
+    model = torch.nn.Embedding(4, 2, sparse=True)
+    model(torch.tensor([1])).sum().backward()
+    with pytest.raises(LayoutError, match="weight: a sparse gradient cannot travel; use sparse=False"):
+        ModelTensors(model).take_update()
