@@ -1,0 +1,195 @@
+"""What control costs: time added to a training step, decisions per second, and how long a worker waits for one.
+
+1. *A lone worker* with a tiny model; scheduler, server and worker are processes of their own. Steps through the fabric
+   (gradient, push, get) and plain local ones (gradient, SGD) take turns; the figure is the difference of the medians.
+2. *256 simulated workers* and a simulated server in one client process, over real gRPC streams, against one scheduler
+   process. In the closed loop each worker asks to push again as soon as it is answered. In the open loop requests
+   arrive at random at a given rate, and latency counts from the arrival. The same streams against an echo, measured in
+   turns with them, tell what gRPC alone costs here.
+
+``python -m benchmarks.control --json FILE``, ``mlfabric bench control --json FILE``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from multiprocessing.connection import Connection as Pipe
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from benchmarks.control_load import HOST, LoadOptions, measure, run_on_loop, serve_echo
+from mlfabric.launch.ports import free_port
+from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc
+
+__all__ = ["run"]
+
+STEPS = 400
+WARM_UP_STEPS = 50
+TIMEOUT_S = 60.0
+
+
+def run(
+    rate_per_s: float = 3000.0, seconds: float = 3.0, rounds: int = 3, steps: int = STEPS, seed: int = 0
+) -> dict[str, float]:
+    """Measure the control plane on this machine; about a minute.
+
+    Args:
+        rate_per_s: arrivals in the open loop.
+        seconds: length of each window.
+        rounds: windows of each kind; medians are told.
+        steps: training steps of each kind.
+        seed: of arrivals.
+
+    Returns:
+        ``added_ms_per_step``, ``local_ms``, ``fabric_ms``: of a training step. ``decisions_per_s``: closed loop.
+        ``p50_ms``, ``p99_ms``: from arrival to answer at ``open_per_s``. ``bare_per_s``: the echo, and
+        ``ratio_to_bare``: the closed loop over it. ``scheduler_cpu_us_per_decision``, ``client_cpu_us_per_decision``.
+
+    Raises:
+        RuntimeError: a measuring process failed or was too slow.
+    """
+    with _scheduler() as (address, _), _service("server", "--scheduler", address):
+        step = _ask(partial(_train, address, steps))
+    with _scheduler() as (address, pid), _child(_echo_end) as echo:
+        options = LoadOptions(
+            scheduler=address,
+            echo=f"{HOST}:{_next(echo)}",
+            scheduler_pid=pid,
+            rate_per_s=rate_per_s,
+            seconds=seconds,
+            rounds=rounds,
+            seed=seed,
+        )
+        load = _ask(partial(_load, options))
+    return {**step, **load, "ratio_to_bare": load["decisions_per_s"] / load["bare_per_s"]}
+
+
+# Processes
+
+
+@contextmanager
+def _service(name: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, "-m", "mlfabric", name, *arguments, "--log-level", "warning"])
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait()
+
+
+@contextmanager
+def _scheduler() -> Iterator[tuple[str, int]]:
+    """Run a scheduler; gives its address and process id."""
+    port = free_port(HOST)
+    with _service("scheduler", "--port", str(port)) as process, grpc.insecure_channel(f"{HOST}:{port}") as channel:
+        status = fabric_pb2_grpc.FabricServiceStub(channel)
+        status.GetStatus(fabric_pb2.GetStatusRequest(), wait_for_ready=True, timeout=TIMEOUT_S)
+        yield f"{HOST}:{port}", process.pid
+
+
+@contextmanager
+def _child(work: Callable[[Pipe], None]) -> Iterator[Pipe]:
+    """Run ``work`` in a fresh process; gives our end of its pipe."""
+    context = multiprocessing.get_context("spawn")
+    with ExitStack() as stack:
+        ours, theirs = context.Pipe()
+        stack.callback(ours.close)
+        process = context.Process(target=work, args=(theirs,))
+        process.start()
+        stack.callback(process.join)
+        stack.callback(process.kill)
+        theirs.close()
+        yield ours
+
+
+def _ask(work: Callable[[Pipe], None]) -> dict[str, float]:
+    with _child(work) as pipe:
+        answer: dict[str, float] = _next(pipe)
+        return answer
+
+
+def _next(pipe: Pipe) -> Any:
+    try:
+        if not pipe.poll(TIMEOUT_S):
+            raise RuntimeError(f"a measuring process did not answer within {TIMEOUT_S} s; is the machine busy?")
+        return pipe.recv()
+    except EOFError as error:
+        raise RuntimeError("a measuring process failed; its own error is above") from error
+
+
+def _echo_end(pipe: Pipe) -> None:
+    run_on_loop(serve_echo(pipe))
+
+
+def _load(options: LoadOptions, pipe: Pipe) -> None:
+    pipe.send(run_on_loop(measure(options)))
+
+
+# A lone worker's step
+
+
+def _train(address: str, steps: int, pipe: Pipe) -> None:
+    import torch  # here, so that the processes that make load need not load it
+
+    import mlfabric
+
+    torch.set_num_threads(1)
+    plain, model = (torch.nn.Linear(32, 10) for _ in range(2))
+    inputs, labels = torch.randn(32, 32), torch.randint(0, 10, (32,))
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.01)
+
+    def gradient(of: torch.nn.Module) -> None:
+        torch.nn.functional.cross_entropy(of(inputs), labels).backward()  # type: ignore[no-untyped-call]
+
+    def local_step() -> None:
+        gradient(plain)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    rule = mlfabric.RuleSpec(lr=0.01)
+    with mlfabric.register_as_worker(model, rule=rule, scheduler=address, name="lone") as worker:
+        worker.get()
+
+        def fabric_step() -> None:
+            gradient(model)
+            worker.push()
+            worker.get()
+
+        pipe.send(_compare_steps(local_step, fabric_step, steps))
+
+
+def _compare_steps(local: Callable[[], None], fabric: Callable[[], None], steps: int) -> dict[str, float]:
+    taken_ms: tuple[list[float], list[float]] = ([], [])
+    for step in range(WARM_UP_STEPS + steps):
+        for one, kept in zip((local, fabric), taken_ms, strict=True):
+            began_s = time.perf_counter()
+            one()
+            if step >= WARM_UP_STEPS:
+                kept.append(1e3 * (time.perf_counter() - began_s))
+    local_ms, fabric_ms = map(statistics.median, taken_ms)
+    return {"added_ms_per_step": fabric_ms - local_ms, "local_ms": local_ms, "fabric_ms": fabric_ms}
+
+
+def main() -> None:
+    """Measure and print the figures as JSON, also into a file if one is given."""
+    parser = argparse.ArgumentParser(description="what control costs: time per step, decisions per second, latency")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    text = json.dumps(run(), indent=2)
+    if path := parser.parse_args().json:
+        path.write_text(text + "\n")
+    sys.stdout.write(text + "\n")
+
+
+if __name__ == "__main__":
+    main()
