@@ -1,0 +1,20 @@
+"""``mlfabric demo``: a real model trained through a fabric with a slow worker and a narrow link, on one machine.
+
+scenario     what is run: model, rule, rates, paces; one file that every process reads
+digits       the data, the model, accuracy
+trainer      a worker process
+judge        the process that evaluates the result and trains the same model alone
+events       the workers' logs of what happened, written and read
+session      fabric, workers and judge as processes, one after the other
+progress     what is shown meanwhile
+summary      figures at the end, and whether they are as promised
+pictures     delay.png, timeline.png
+main         all of it together
+"""
+
+from __future__ import annotations
+
+from mlfabric.demo.main import run
+from mlfabric.demo.scenario import Scenario
+
+__all__ = ["Scenario", "run"]

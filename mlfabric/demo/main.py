@@ -1,0 +1,85 @@
+"""The demonstration from beginning to end: run, compare, show, write the report."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+from rich.console import Console
+
+from mlfabric.demo.pictures import draw_delays, draw_timeline
+from mlfabric.demo.progress import Watcher
+from mlfabric.demo.scenario import Scenario
+from mlfabric.demo.session import Counted, launched, prepare, run_scenario
+from mlfabric.demo.summary import Results
+from mlfabric.demo.verdict import Verdict
+from mlfabric.errors import UsageError
+from mlfabric.launch.processes import Nursery
+
+__all__ = ["RUN_FOLDER", "run"]
+
+RUN_FOLDER = "run"
+REPORT_FILES = ("summary.json", "delay.png", "timeline.png")
+EXIT_BROKEN_PROMISE = 1
+
+
+def run(report: Path, seed: int = 0, scenario: Scenario | None = None) -> int:
+    """Train a model through a fabric of real processes on this machine, and compare with plain training.
+
+    Args:
+        report: folder for the results, made if need be: ``summary.json``, ``delay.png``, ``timeline.png``; what the
+            processes wrote is in ``run/``.
+        seed: of everything that is drawn.
+        scenario: what is run; the default one unless given. Its own seed is not used.
+
+    Returns:
+        0; 1 if a promise was broken; 128 + the signal's number if a signal ended it.
+
+    Raises:
+        UsageError: the report cannot be written, or a package is missing.
+        FabricError: a process failed.
+    """
+    if find_spec("sklearn") is None:
+        raise UsageError("the demonstration needs scikit-learn; pip install 'mlfabric[demo]'")
+    began_s = time.monotonic()
+    scenario = replace(scenario or Scenario(), seed=seed)
+    folder = report / RUN_FOLDER
+    prepare(folder, scenario)
+    for name in REPORT_FILES:
+        (report / name).unlink(missing_ok=True)
+    console = Console()
+    found: list[tuple[Counted, Verdict]] = []
+    with Watcher(console, scenario, folder) as watcher:
+
+        async def work(nursery: Nursery) -> None:
+            found.append(await run_scenario(nursery, folder, watcher.look, watcher.tell))
+
+        code = launched(work, folder)
+    if code:
+        return code
+    counted, verdict = found[0]
+    results = Results(
+        scenario=scenario,
+        counted=counted,
+        verdict=verdict,
+        events=watcher.events,
+        wall_s=time.monotonic() - began_s,
+    )
+    return _finish(results, report, console)
+
+
+def _finish(results: Results, report: Path, console: Console) -> int:
+    """Write the report and print what is in it; return the exit code."""
+    draw_delays(results, report / "delay.png")
+    draw_timeline(results, report / "timeline.png")
+    (report / "summary.json").write_text(json.dumps(results.as_json(), indent=2) + "\n", encoding="utf-8")
+    for table in results.tables():
+        console.print(table)
+    console.print(f"written: {', '.join(str(report / name) for name in REPORT_FILES)}", highlight=False)
+    broken = results.broken_promises()
+    for promise in broken:
+        console.print(f"not as promised: {promise}", highlight=False, markup=False)
+    return EXIT_BROKEN_PROMISE if broken else 0

@@ -1,0 +1,141 @@
+"""A worker process of the demonstration: ``python -m mlfabric.demo.trainer FOLDER``, started with torchrun's variables.
+
+A step's computation is stretched to the scenario's pace by sleeping, so that "slow" and "fast" mean the same on every
+machine, and machines with fewer cores than workers can show it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.nn.functional import cross_entropy
+
+import mlfabric
+from mlfabric.demo import digits
+from mlfabric.demo.events import Accuracy, Applied, EventLog, Moved, NotApplied, log_path
+from mlfabric.demo.scenario import Scenario
+from mlfabric.protocol import Committed, Dropped, UpdateId
+from mlfabric.worker_daemon.observing import Settled, Transferred
+
+__all__ = ["main"]
+
+
+class Pace:
+    """How long each of a worker's steps takes: the scenario's pace and its slowness, jitter and pauses by the seed."""
+
+    def __init__(self, scenario: Scenario, rank: int) -> None:
+        self._scenario = scenario
+        self._mean_s = scenario.pace_s * scenario.slowness[rank]
+        self._random = np.random.default_rng([scenario.seed, rank, 1])
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Make the block take as long as one step."""
+        began_s = time.monotonic()
+        yield
+        time.sleep(max(0.0, began_s + self._wanted_s() - time.monotonic()))
+
+    def _wanted_s(self) -> float:
+        sigma = self._scenario.jitter
+        step_s = self._mean_s * self._random.lognormal(-(sigma**2) / 2, sigma)
+        held_up = self._random.random() < self._scenario.pause_share
+        return float(step_s + held_up * self._random.uniform(*self._scenario.pause_s))
+
+
+class Recorder:
+    """Writes what a worker's daemon observes to a log."""
+
+    def __init__(self, log: EventLog) -> None:
+        self._log = log
+
+    def observe(self, seen: Transferred | Settled) -> None:
+        """Write it down."""
+        if isinstance(seen, Settled):
+            self._log.write(_settled(seen))
+            return
+        moved = Moved(
+            worker=seen.transfer.worker,
+            server=seen.server,
+            is_push=isinstance(seen.transfer, UpdateId),
+            size_bytes=seen.size_bytes,
+            started_ns=seen.started_ns,
+            ended_ns=seen.ended_ns,
+        )
+        self._log.write(moved)
+
+
+def _settled(seen: Settled) -> Applied | NotApplied:
+    worker, outcome = seen.update.worker, seen.outcome
+    if isinstance(outcome, Committed):
+        return Applied(
+            worker=worker,
+            version=outcome.version.number,
+            tau=outcome.tau,
+            pushed_ns=seen.pushed_ns,
+            at_ns=seen.settled_ns,
+        )
+    return NotApplied(
+        worker=worker,
+        is_lost=not isinstance(outcome, Dropped),
+        cause=outcome.cause.name if isinstance(outcome, Dropped) else "LOST",
+        detail=outcome.detail,
+        pushed_ns=seen.pushed_ns,
+        at_ns=seen.settled_ns,
+    )
+
+
+class Evaluation:
+    """Now and then worker 0 says how good the model is that it has got."""
+
+    def __init__(self, scenario: Scenario, data: digits.Digits, log: EventLog) -> None:
+        self._every_s = scenario.evaluate_every_s
+        self._data = data
+        self._log = log
+        self._next_s = 0.0
+
+    def maybe(self, worker: mlfabric.Worker, model: torch.nn.Module) -> None:
+        """Evaluate if it is time."""
+        if time.monotonic() < self._next_s:
+            return
+        found = digits.accuracy(model, self._data)
+        self._log.write(
+            Accuracy(worker=worker.name, version=worker.version.number, accuracy=found, at_ns=time.monotonic_ns())
+        )
+        self._next_s = time.monotonic() + self._every_s
+
+
+def train(scenario: Scenario, rank: int, log: EventLog) -> None:
+    """Train until the model has the scenario's version."""
+    data = digits.load(scenario.seed)
+    model = digits.make_model(scenario)
+    pace, evaluation = Pace(scenario, rank), Evaluation(scenario, data, log)
+    observe = Recorder(log).observe
+    with mlfabric.register_as_worker(model, rule=scenario.rule, tau_max=scenario.tau_max, observer=observe) as worker:
+        until_s = time.monotonic() + scenario.longest_s
+        for images, labels in digits.batches(scenario, data, rank):
+            if worker.get().number >= scenario.updates or time.monotonic() > until_s:
+                break
+            with pace.step():
+                if rank == 0:
+                    evaluation.maybe(worker, model)
+                cross_entropy(model(images), labels).backward()  # type: ignore[no-untyped-call]
+            worker.push()
+
+
+def main(arguments: list[str]) -> None:
+    """Be one rank of the run in the given folder."""
+    folder, rank = Path(arguments[0]), int(os.environ["RANK"])
+    torch.set_num_threads(1)
+    with EventLog(log_path(folder, rank)) as log:
+        train(Scenario.load(folder), rank, log)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
