@@ -36,6 +36,7 @@ RATE_PAYLOAD_BYTES = 32 * 1024 * 1024
 RATE_ROUNDS = 4
 SLOW_LOOPBACK_BPS = 4e9
 SLOW_ROUND_TRIP_S = 0.05
+SLOW_LINK_SHARE = 0.5
 CLOCK_SLACK_S = 60
 
 
@@ -208,7 +209,7 @@ async def fabric(scheduler: str, expected: bool) -> list[Finding]:
     if not any(m.role == "server" for m in members):
         advice = f"mlfabric server --scheduler {scheduler}"
         findings.append(Finding(what="servers", level=Level.WARN, found="none has joined", advice=advice))
-    return findings + list(await asyncio.gather(*(reachable(m) for m in members)))
+    return findings + list(await asyncio.gather(*(reachable(m) for m in members))) + link_rates(status)
 
 
 def _how_to_begin(host: str, port: int) -> str:
@@ -228,17 +229,30 @@ def time_of_day(epoch: int) -> Finding:
 
 
 async def reachable(member: fabric_pb2.MemberStatus) -> Finding:
-    """Measure how long connecting to a member takes; its rate would need its help and is left to the monitor."""
+    """Measure how long connecting to a member takes; rates are what transfers have shown (:func:`link_rates`)."""
     what = f"{member.role} {member.name}"
     try:
         times = [await _connect_s(member.address) for _ in range(LOOKS)]
     except (OSError, TimeoutError) as error:
         found = f"{member.address} cannot be reached: {error or 'no answer'}"
         return Finding(what=what, level=Level.FAIL, found=found, advice="check its --advertise, its ports, firewalls")
-    found = (
-        f"{member.address} connects in {statistics.median(times) * 1e3:.2f} ms; rate not tested, the monitor learns it"
+    return Finding(
+        what=what, level=Level.OK, found=f"{member.address} connects in {statistics.median(times) * 1e3:.2f} ms"
     )
-    return Finding(what=what, level=Level.OK, found=found)
+
+
+def link_rates(status: fabric_pb2.GetStatusResponse) -> list[Finding]:
+    """Tell at which rates members reach each other, as transfers have shown; far below nominal is a warning."""
+    return [_link_rate(link) for link in status.links if link.HasField("age_s")]
+
+
+def _link_rate(link: fabric_pb2.LinkStatus) -> Finding:
+    found = f"{rate_text(link.estimate_bps)}, measured {link.age_s:.1f} s ago"
+    if link.nominal_bps:
+        found += f"; nominal {rate_text(link.nominal_bps)}"
+    good = link.estimate_bps >= SLOW_LINK_SHARE * link.nominal_bps
+    direction = "up" if link.up else "down"
+    return _judge(f"link {link.host} {direction}", good, found, "look who else uses it, or state its true rate")
 
 
 async def _connect_s(address: str) -> float:

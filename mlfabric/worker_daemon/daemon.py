@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from mlfabric import wire
-from mlfabric.channels import TcpChannel, TcpOptions, TransferRecord
+from mlfabric.channels import Direction, TcpChannel, TcpOptions, TransferRecord
 from mlfabric.errors import FabricClosedError
 from mlfabric.protocol import (
     Committed,
@@ -95,6 +95,7 @@ class WorkerDaemon:
         self.spec = spec
         self.welcome: asyncio.Future[Welcome] = asyncio.get_running_loop().create_future()
         self._initial = initial
+        self._server = spec.server
         self._metrics = metrics
         self._state = DaemonState(options.name)
         self._channel = TcpChannel(options.tcp)
@@ -210,13 +211,15 @@ class WorkerDaemon:
     async def _register(self, stub: fabric_pb2_grpc.FabricServiceAsyncStub) -> fabric_pb2.Admission:
         request = fabric_pb2.RegisterAsWorkerRequest(
             member=wire.to_member(self._session.member),
-            model=wire.to_spec(self.spec),
+            model=wire.to_spec(replace(self.spec, server=self._server)),
             holds_initial=self._initial is not None,
         )
         return (await stub.RegisterAsWorker(request)).admission
 
     def _admitted(self, welcome: Welcome) -> list[MemberEvent]:
         self._reporter.set_address(welcome.monitor_address)
+        # A scheduler that begins anew must not give the model to another server than the one that holds it.
+        self._server = welcome.server
         if not self.welcome.done():
             self.welcome.set_result(welcome)
         if welcome.initialise:
@@ -294,6 +297,7 @@ class WorkerDaemon:
         if not push.handle.done():
             push.handle.set_result(action.outcome)
 
-    def _recorded(self, record: TransferRecord, host: str) -> None:
-        self._metrics.transfer(record, host)
-        self._reporter.record(record, host, self.options.host)
+    def _recorded(self, record: TransferRecord, peer: str) -> None:
+        self._metrics.transfer(record, peer)
+        if record.direction is Direction.IN:
+            self._reporter.record(record, peer, self.options.host)

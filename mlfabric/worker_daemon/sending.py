@@ -59,7 +59,7 @@ class Transfers:
         channel: the daemon's data channel.
         host: this worker's host.
         take_in: where events for the state machine go.
-        recorded: told of every finished transfer and the host at its other end.
+        recorded: told of every finished transfer and its other end: the host it came from, or the server it went to.
         observer: told of every finished transfer and what it was.
     """
 
@@ -134,7 +134,10 @@ class Transfers:
     async def _payload(self, connection: Connection, plan: Send, parcel: Parcel) -> None:
         frame = Frame(kind=FrameKind.PAYLOAD, ticket=plan.ticket, length=parcel.size_bytes, digest=parcel.digest)
         if parcel.is_unchanged():
-            self._observe(plan, await connection.send(frame, parcel.pieces, plan.rate_bps))
+            record = await connection.send(frame, parcel.pieces, plan.rate_bps)
+            if record is not None:
+                self._recorded(record, plan.server)
+            self._observe(plan, record)
         if parcel.is_unchanged():
             await connection.send(Frame(kind=FrameKind.PAYLOAD, ticket=plan.ticket, digest=parcel.digest))
             return

@@ -175,6 +175,21 @@ async def test_a_member_that_cannot_be_reached_is_a_failure(free_port: int):
     assert "cannot be reached" in found.found
 
 
+def test_the_rates_that_transfers_have_shown_are_told_and_a_slow_link_is_warned_of():
+    status = fabric_pb2.GetStatusResponse(
+        links=[
+            fabric_pb2.LinkStatus(host="a", up=True, nominal_bps=10**9, estimate_bps=9 * 10**8, age_s=0.2),
+            fabric_pb2.LinkStatus(host="b", up=False, nominal_bps=10**9, estimate_bps=10**8, age_s=1.5),
+            fabric_pb2.LinkStatus(host="c", up=True, estimate_bps=10**10),
+        ]
+    )
+    good, slow = checks.link_rates(status)
+
+    assert (good.what, good.level) == ("link a up", Level.OK)
+    assert good.found.startswith("900 Mbit/s, measured 0.2 s ago")
+    assert (slow.what, slow.level) == ("link b down", Level.WARN)
+
+
 def test_a_clock_behind_the_schedulers_is_warned_of():
     now_ms = time.time_ns() // 1_000_000
 

@@ -247,3 +247,16 @@ def test_tensors_without_a_module_can_be_trained(running: Fabric) -> None:
     worker.push()
     worker.get(min_version=1)
     assert tensors["w"].tolist() == [-1.0, -2.0, -3.0]
+
+
+def test_a_worker_counts_the_bytes_that_it_sends_and_receives(running: Fabric) -> None:
+    tensors = {"w": torch.zeros(10_000, requires_grad=True)}
+    worker = running.worker(tensors)
+    worker.get()
+    tensors["w"].grad = torch.ones(10_000)
+    assert isinstance(worker.push().result(10), Committed)
+    worker.get()
+    registry = worker._daemon._daemon._metrics.registry
+    sent = registry.get_sample_value("mlfabric_sent_bytes_total", {"peer": "server-0"})
+    received = registry.get_sample_value("mlfabric_received_bytes_total", {"peer": "localhost"})
+    assert (sent, received) == (2 * 40_000, 2 * 40_000)  # initial weights and one update; two models
