@@ -1,0 +1,186 @@
+"""The estimate of a divergence is never below the truth."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlfabric.divergence import Adam, Lead, Momentum, as_norm, units_above, units_below
+from mlfabric.errors import UsageError
+from mlfabric.momentum import UpdateSum
+
+GAMMAS = st.sampled_from([0.0, 0.25, 0.5, 0.9, 0.99])
+SEEDS = st.integers(0, 2**32 - 1)
+NORMS = st.floats(0, 1e12)
+WIDTH = 5
+
+
+def exact(units):
+    return Fraction(units, 2**100)
+
+
+def steps_of(updates, history, gamma):
+    """Every |h_i| in one dimension, exactly."""
+    steps, h = [], Fraction(history)
+    for update in updates:
+        h = Fraction(gamma) * h + Fraction(update)
+        steps.append(h)
+    return steps
+
+
+def a_run(seed, count, gamma):
+    """A primary's weights after every commit, and norms as its workers would send them."""
+    rng = np.random.default_rng(seed)
+    updates = rng.standard_normal((count, WIDTH)) * 10.0 ** rng.integers(-2, 3, (count, 1))
+    if rng.random() < 0.3:
+        updates = np.abs(updates)
+    history = rng.standard_normal(WIDTH) * 10.0 ** rng.integers(-2, 3)
+    weights = [rng.standard_normal(WIDTH)]
+    histories = [history]
+    for update in updates:
+        histories.append(gamma * histories[-1] + update)
+        weights.append(weights[-1] + histories[-1])
+    return rng, updates, weights, histories
+
+
+def replica_of(updates, weights, history, gamma, rng):
+    """What a replica has after these updates, which reached it as sums of its own grouping."""
+    count = len(updates)
+    while count > 0:
+        taken = int(rng.integers(1, count + 1))
+        window = UpdateSum.of(updates[0], gamma)
+        for update in updates[1:taken]:
+            window = window.then(UpdateSum.of(update, gamma))
+        weights, history = window.apply(weights, history)
+        updates, count = updates[taken:], count - taken
+    return weights
+
+
+@given(SEEDS, st.integers(1, 25), GAMMAS)
+def test_no_lead_diverges_further_than_its_bound(seed, count, gamma):
+    rng, updates, weights, histories = a_run(seed, count, gamma)
+    norms = np.linalg.norm(updates, axis=1).tolist()
+    lead = Lead(Momentum(gamma=gamma).step_bound(norms, float(np.linalg.norm(histories[0]))))
+    for held in range(count + 1):
+        replica = replica_of(updates[:held], weights[0], histories[0], gamma, rng)
+        for committed in range(held, count + 1):
+            truth = float(np.linalg.norm(weights[committed] - replica))
+            most = max(float(np.linalg.norm(w)) for w in weights)
+            assert truth <= as_norm(lead.bound(held, committed)) + 1e-12 * most
+
+
+@given(SEEDS, st.integers(1, 25), GAMMAS, st.data())
+def test_of_commits_already_made_the_known_steps_count(seed, count, gamma, data):
+    _, updates, weights, histories = a_run(seed, count, gamma)
+    made = data.draw(st.integers(0, count))
+    norms = np.linalg.norm(updates, axis=1).tolist()
+    known = [float(np.linalg.norm(history)) for history in histories[1 : made + 1]]
+    planned = Momentum(gamma=gamma).step_bound(norms[made:], float(np.linalg.norm(histories[made])))
+    lead = Lead([*map(units_above, known), *planned])
+    blind = Lead(Momentum(gamma=gamma).step_bound(norms, float(np.linalg.norm(histories[0]))))
+    most = max(float(np.linalg.norm(w)) for w in weights)
+    for held in range(count + 1):
+        truth = float(np.linalg.norm(weights[-1] - weights[held]))
+        assert truth <= as_norm(lead.bound(held, count)) + 1e-12 * most
+        assert lead.bound(held, count) <= blind.bound(held, count) + units_above(1e-12 * most)
+
+
+@given(st.lists(NORMS, min_size=1, max_size=60), NORMS, GAMMAS)
+def test_not_by_a_rounding_is_it_below_the_truth_and_by_less_than_1e9th_above_it(norms, history, gamma):
+    """All point the same way in one dimension: the case with equality, in exact arithmetic."""
+    lead = Lead(Momentum(gamma=gamma).step_bound(norms, history))
+    steps = steps_of(norms, history, gamma)
+    for held in range(0, len(norms) + 1, 7):
+        for committed in range(held, len(norms) + 1, 5):
+            truth, bound = sum(steps[held:committed], Fraction(0)), exact(lead.bound(held, committed))
+            assert truth <= bound <= truth * (1 + Fraction(1, 10**9)) + Fraction(1, 10**20)
+
+
+@given(st.lists(NORMS, min_size=1, max_size=40), NORMS, GAMMAS)
+def test_it_is_the_closed_form_of_the_design(norms, history, gamma):
+    count, path = len(norms), 0.0
+    for j, norm in enumerate(norms, 1):
+        path += (1 - gamma ** (count - j + 1)) / (1 - gamma) * norm
+    path += sum(gamma**i for i in range(1, count + 1)) * history
+    lead = Lead(Momentum(gamma=gamma).step_bound(norms, history))
+    assert as_norm(lead.bound(0, count)) == pytest.approx(path, rel=1e-9, abs=1e-20)
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.9, 0.99])
+def test_leads_of_up_to_600_are_bounded_with_equality_if_all_point_the_same_way(gamma):
+    direction = np.ones(WIDTH) / math.sqrt(WIDTH)
+    norms = np.random.default_rng(1).random(600).tolist()
+    lead = Lead(Momentum(gamma=gamma).step_bound(norms, 2.0))
+    weights, history = np.zeros(WIDTH), 2.0 * direction
+    for committed, norm in enumerate(norms, 1):
+        history = gamma * history + norm * direction
+        weights = weights + history
+        assert as_norm(lead.bound(0, committed)) == pytest.approx(float(np.linalg.norm(weights)), rel=1e-9)
+
+
+def test_whole_numbers_stay_whole():
+    lead = Lead(Momentum(gamma=0.5).step_bound([3.0, 1.0, 1.0], 2.0))
+    assert [as_norm(lead.bound(0, n)) for n in range(4)] == [0, 4, 7, 9.5]
+    assert lead.bound(1, 3) == units_below(5.5)
+
+
+@given(st.floats(0, 1e308))
+def test_norms_are_rounded_up_and_limits_down(value):
+    above, below = units_above(value), units_below(value)
+    if below is None:
+        assert value >= 2.0**900
+        assert above > units_above(2.0**899)
+    else:
+        assert exact(below) <= Fraction(value) <= exact(above) < exact(below + 2)
+
+
+@pytest.mark.parametrize("value", [-1.0, math.nan, -math.inf])
+def test_what_is_no_norm_is_refused(value):
+    with pytest.raises(UsageError, match="0 or more"):
+        units_above(value)
+    with pytest.raises(UsageError, match="0 or more"):
+        units_below(value)
+
+
+def test_an_infinite_norm_is_beyond_every_limit_and_an_infinite_limit_is_none():
+    bounds = Momentum(gamma=0.1).step_bound([math.inf, 1.0, 1.0], 0.0)
+    assert min(bounds) > units_above(2.0**899)
+    assert as_norm(bounds[2]) == math.inf
+    assert units_below(math.inf) is None
+
+
+def test_gamma_is_below_one():
+    with pytest.raises(UsageError, match="gamma=1"):
+        Momentum(gamma=1.0)
+
+
+@given(SEEDS, st.integers(1, 60), st.sampled_from([(0.9, 0.999), (0.0, 0.9), (0.9, 0.81), (0.99, 0.5)]))
+def test_adam_steps_no_further_than_its_bound(seed, count, betas):
+    """With gradients that grow, vanish and return, which is what makes its steps long."""
+    rng = np.random.default_rng(seed)
+    beta1, beta2 = betas
+    m = v = np.zeros(WIDTH)
+    bounds = Adam(lr=0.1, elements=WIDTH, beta1=beta1, beta2=beta2).step_bound([0.0] * count, 0)
+    growth = 10.0 ** rng.uniform(-1, 1)
+    for t, bound in enumerate(bounds, 1):
+        gradient = rng.standard_normal(WIDTH) * growth**t if rng.random() < 0.7 else np.zeros(WIDTH)
+        m, v = beta1 * m + (1 - beta1) * gradient, beta2 * v + (1 - beta2) * gradient**2
+        if (v > 0).all():
+            step = 0.1 * (m / (1 - beta1**t)) / np.sqrt(v / (1 - beta2**t))
+            assert np.linalg.norm(step) <= as_norm(bound)
+
+
+def test_the_bound_of_adam_is_reached_by_gradients_that_grow_as_cauchy_and_schwarz_want():
+    beta1, beta2, steps = 0.9, 0.999, 50
+    gradients = [(beta1 / beta2) ** (steps - t) for t in range(1, steps + 1)]
+    m = v = 0.0
+    for gradient in gradients:
+        m, v = beta1 * m + (1 - beta1) * gradient, beta2 * v + (1 - beta2) * gradient**2
+    step = (m / (1 - beta1**steps)) / math.sqrt(v / (1 - beta2**steps))
+    bound = Adam(lr=1.0, elements=1).step_bound([0.0], steps - 1)[0]
+    assert as_norm(bound) == pytest.approx(step, rel=1e-6)
