@@ -9,7 +9,7 @@ counts as zero there, and the link is *overbooked* until they are released or ov
 from __future__ import annotations
 
 import heapq
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from typing import NamedTuple, Self
 
 import networkx as nx
@@ -38,8 +38,10 @@ class Reservation(NamedTuple):
 class Network:
     """Hosts, links and reservations; made by ``star`` or ``from_graph``."""
 
-    def __init__(self, routes: Routes, default_bps: int) -> None:
+    def __init__(self, routes: Routes, default_bps: int, latency_ns: int = 0) -> None:
         self._routes = routes
+        self._up_latency_ns = latency_ns
+        self._latency_ns: dict[LinkId, int] = {}
         self._default_bps = _rate(default_bps)
         self._hosts: set[str] = set()
         self._nominal_bps: dict[LinkId, int] = {}
@@ -53,15 +55,18 @@ class Network:
         self._floor_ns = 0
 
     @classmethod
-    def star(cls, default_bps: int) -> Self:
+    def star(cls, default_bps: int, latency_ns: int = 0) -> Self:
         """Make a star without hosts.
 
         Args:
             default_bps: rate of a link whose own is unknown, > 0.
+            latency_ns: how long a bit takes from any host to any other, >= 0.
         """
+        if latency_ns < 0:
+            raise UsageError(f"latency_ns={latency_ns}; allowed: 0 or more")
         if default_bps <= 0:
             raise UsageError(f"default_bps={default_bps}; allowed: 1 to 2**43")
-        return cls(StarRoutes(), default_bps)
+        return cls(StarRoutes(), default_bps, latency_ns)
 
     @classmethod
     def from_graph(cls, graph: nx.DiGraph[str]) -> Self:
@@ -81,6 +86,7 @@ class Network:
             if "capacity_bps" not in data:
                 raise UsageError(f"edge {tail}->{head} has no capacity_bps; give its rate in bit/s")
             network._add_link(LinkId(tail, head), data["capacity_bps"])
+            network._latency_ns[LinkId(tail, head)] = int(data.get("latency_ns", 0))
         return network
 
     @property
@@ -94,9 +100,23 @@ class Network:
         return tuple(self._free)
 
     @property
+    def is_star(self) -> bool:
+        """Whether every host has one link into a core that is never congested, and one out of it."""
+        return isinstance(self._routes, StarRoutes)
+
+    @property
+    def star_latency_ns(self) -> int:
+        """How long a bit takes from any host of a star to any other; 0 for a graph."""
+        return self._up_latency_ns
+
+    @property
     def floor_ns(self) -> int:
         """The instant before which everything was forgotten."""
         return self._floor_ns
+
+    def has_host(self, name: str) -> bool:
+        """Return whether a host is known."""
+        return name in self._hosts
 
     def add_host(self, name: str, up_bps: int = 0, down_bps: int = 0) -> None:
         """Add a host to a star, or learn a nominal rate of one that is known already.
@@ -120,6 +140,7 @@ class Network:
         for link, bps in rates:
             if link not in self._free:
                 self._add_link(link, bps or self._default_bps)
+                self._latency_ns[link] = self._up_latency_ns if link.head == CORE else 0
                 self._nominal_bps[link] = bps
             elif bps and bps != self._nominal_bps[link]:
                 self._nominal_bps[link] = bps
@@ -138,6 +159,10 @@ class Network:
             found = self._routes.find(source, destination) if source != destination else ()
             self._paths[source, destination] = found
         return found
+
+    def latency_ns(self, path: Path) -> int:
+        """Return how long a bit takes over a path that is idle: what its links' latencies add up to."""
+        return sum(self._latency_ns[link] for link in path)
 
     def set_rate(self, link: LinkId, bps: int) -> None:
         """Set a link's base capacity: it holds from now until the first planned change that is not yet pruned.
@@ -166,6 +191,13 @@ class Network:
     def free_line(self, link: LinkId) -> Timeline:
         """Return a link's residual capacity over time, to be read only; below zero means none."""
         return self._line(self._free, link)
+
+    def free_lines(self, links: Iterable[tuple[str, str]]) -> list[Timeline]:
+        """Return many links' residual capacities, as ``free_line`` does; links may be plain (tail, head)."""
+        try:
+            return list(map(self._free.__getitem__, links))  # type: ignore[arg-type]
+        except KeyError as error:
+            raise UsageError(f"unknown link {error.args[0]}; {len(self._free)} are known; add its host first") from None
 
     def capacity_line(self, link: LinkId) -> Timeline:
         """Return a link's capacity over time, to be read only."""
@@ -240,7 +272,8 @@ class Network:
 
     def copy(self) -> Network:
         """Return an independent copy."""
-        twin = Network(self._routes, self._default_bps)
+        twin = Network(self._routes, self._default_bps, self._up_latency_ns)
+        twin._latency_ns = self._latency_ns.copy()
         twin._hosts = self._hosts.copy()
         twin._nominal_bps = self._nominal_bps.copy()
         twin._capacity = {link: line.copy() for link, line in self._capacity.items()}

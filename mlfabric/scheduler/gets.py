@@ -17,7 +17,15 @@ from mlfabric.protocol import (
     Serve,
 )
 from mlfabric.scheduler.context import Context
-from mlfabric.scheduler.planning import GetCandidate, Timetable, order_gets, paced_rate
+from mlfabric.scheduler.planning import (
+    Batch,
+    FabricState,
+    GetCandidate,
+    PlannerConfig,
+    Timetable,
+    paced_rate,
+    plan,
+)
 from mlfabric.scheduler.pushes import Pushes
 from mlfabric.scheduler.records import PlannedGet
 
@@ -60,18 +68,22 @@ class Gets:
         pushes, network = self._pushes, self._context.network
         candidates = [self._candidate(request, now_ns) for request in ready]
         by_get = {request.get: request for request in ready}
-        for slot in order_gets(candidates, network, self._context.host(pushes.server), now_ns=now_ns):
-            if slot.profile is None:
-                self._blocked_until_ns = now_ns + BLOCKED_NS
-                continue
-            del self.waiting[slot.get]
-            path = self._context.path(pushes.server, slot.get.worker)
-            network.reserve((self._model, "get", slot.get), path, slot.profile)
-            after = self._running.before(path, slot.profile.start_ns)
-            self._running.add(slot.get, path, slot.profile)
-            planned = PlannedGet(request=by_get[slot.get], ticket=self._context.tickets.next(), profile=slot.profile)
-            self.planned[slot.get] = planned
-            yield from self._instruct(planned, after, slot.reason)
+        server = self._context.host(pushes.server)
+        state = FabricState(now_ns=now_ns, servers=(server,))
+        found = plan(Batch(gets=tuple(candidates)), network, state, PlannerConfig())
+        if found.deferred:
+            self._blocked_until_ns = now_ns + BLOCKED_NS
+        for answer in found.gets:
+            transfer = found.transfers[answer.transfer]
+            del self.waiting[answer.get]
+            network.reserve((self._model, "get", answer.get), transfer.path, transfer.profile)
+            after = self._running.before(transfer.path, transfer.profile.start_ns)
+            self._running.add(answer.get, transfer.path, transfer.profile)
+            planned = PlannedGet(
+                request=by_get[answer.get], ticket=self._context.tickets.next(), profile=transfer.profile
+            )
+            self.planned[answer.get] = planned
+            yield from self._instruct(planned, after, answer.reason)
 
     def _is_ready(self, request: GetRequested) -> bool:
         return request.after_update is None or request.after_update not in self._pushes.waiting

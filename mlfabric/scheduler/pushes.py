@@ -23,7 +23,7 @@ from mlfabric.protocol import (
     UpdateId,
     UpdateKind,
 )
-from mlfabric.scheduler.planning import Candidate, Ordering, order
+from mlfabric.scheduler.planning import Batch, Candidate, FabricState, Plan, PlannerConfig, plan
 from mlfabric.scheduler.push_table import PushTable
 from mlfabric.scheduler.records import PlannedUpdate, WaitingUpdate
 
@@ -123,17 +123,19 @@ class Pushes(PushTable):
             batch.remove(waiting)
             yield from self._plan_initial(waiting, now_ns)
         frozen, movable = self._split(now_ns)
-        ordering = order(
-            [self._in_flight(p, now_ns) for p in movable] + [self._candidate(w.request, now_ns) for w in batch],
+        updates = [self._in_flight(p, now_ns) for p in movable] + [self._candidate(w.request, now_ns) for w in batch]
+        found = plan(
+            Batch(updates=tuple(updates)),
             self._context.network,
-            self._context.host(self.server),
-            v_init=self.version.number + len(frozen),
-            tau_max=self.tau_max,
-            now_ns=now_ns,
-            rule=self._context.config.drop_rule,
+            FabricState(
+                now_ns=now_ns,
+                v_init=self.version.number + len(frozen),
+                servers=(self._context.host(self.server),),
+            ),
+            PlannerConfig(tau_max=self.tau_max, drop_rule=self._context.config.drop_rule),
         )
-        yield from self._leave(ordering)
-        yield from self._arrange(ordering, max((p.seq for p in frozen), default=-1), now_ns)
+        yield from self._leave(found)
+        yield from self._arrange(found, max((p.seq for p in frozen), default=-1), now_ns)
         for planned in movable:
             planned.note_overdue(now_ns)
 
@@ -148,7 +150,7 @@ class Pushes(PushTable):
     def _candidate(self, request: PushRequested, now_ns: int, in_flight: Profile | None = None) -> Candidate:
         return Candidate(
             update=request.update,
-            source=self._context.host(request.update.worker) if in_flight is None else "",
+            source=self._context.host(request.update.worker),
             size_bytes=request.size_bytes,
             ready_ns=now_ns,
             computed_from=request.computed_from.number,
@@ -167,8 +169,8 @@ class Pushes(PushTable):
         else:
             waiting.blocked_until_ns = now_ns + BLOCKED_NS
 
-    def _leave(self, ordering: Ordering) -> Iterator[Instruction]:
-        for left in ordering.left:
+    def _leave(self, found: Plan) -> Iterator[Instruction]:
+        for left in found.drops:
             update, planned = left.update, self.planned.get(left.update)
             if planned is not None:
                 yield from self._void(planned, left.reason)
@@ -177,18 +179,18 @@ class Pushes(PushTable):
                 self.settled.add(update, Dropped(cause=left.cause, detail=left.reason))
                 yield self._drop(update, left.cause, left.reason)
 
-    def _arrange(self, ordering: Ordering, last_seq: int, now_ns: int) -> Iterator[Instruction]:
-        for slot in ordering.slots:
-            planned = self.planned.get(slot.update)
-            self.commit_ns[slot.update] = slot.commit_ns
+    def _arrange(self, found: Plan, last_seq: int, now_ns: int) -> Iterator[Instruction]:
+        for commit in found.commits:
+            planned = self.planned.get(commit.update)
+            self.commit_ns[commit.update] = commit.commit_ns
             if planned is None:
-                path = self._context.path(slot.update.worker, self.server)
-                after = self._running.before(path, slot.profile.start_ns)
-                planned = self._take(self.waiting.pop(slot.update).request, slot.profile)
-                yield from self._instruct(planned, after, slot.reason)
+                transfer = found.transfers[found.groups[commit.group].last[0]]
+                after = self._running.before(transfer.path, transfer.profile.start_ns)
+                planned = self._take(self.waiting.pop(commit.update).request, transfer.profile)
+                yield from self._instruct(planned, after, commit.reason)
             elif planned.seq < last_seq:
                 planned.seq = self._next_seq()
-                self.planned[slot.update] = self.planned.pop(slot.update)
+                self.planned[commit.update] = self.planned.pop(commit.update)
                 yield self._expect(planned, (), "overtaken within its deadline")
             last_seq = planned.seq
 

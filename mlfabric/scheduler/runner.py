@@ -21,9 +21,10 @@ from grpc_reflection.v1alpha import reflection
 from mlfabric.errors import UsageError
 from mlfabric.scheduler.context import SchedulerConfig
 from mlfabric.scheduler.metering import Meter
-from mlfabric.scheduler.planning import DropRule, warm_up
+from mlfabric.scheduler.planning import DropRule
 from mlfabric.scheduler.service import FabricService
 from mlfabric.scheduler.state import SchedulerState
+from mlfabric.scheduler.warming import warm_planner
 from mlfabric.telemetry import MetricsPage, SchedulerMetrics
 from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc
 from mlfabric.version import __version__
@@ -142,9 +143,9 @@ class SchedulerRunner:
         Raises:
             UsageError: the port is in use or may not be listened on.
         """
-        warm_up(log.info)
-        with rare_collections():
-            await self._serve(stop, ready)
+        async with warm_planner():
+            with rare_collections():
+                await self._serve(stop, ready)
 
     async def _serve(self, stop: asyncio.Event, ready: Callable[[str], None]) -> None:
         server = grpc.aio.server(

@@ -1,32 +1,53 @@
-"""Plans: who sends when, to whom and whether at all; pure (design, section 5)."""
+"""Plans: who sends when, to whom and whether at all; pure (design, section 5).
+
+problem, plan      what a plan is made for, and what it is
+planner            the one way from the first to the second; pushing and distribution are its halves
+ordering           who goes when; contest, positions, leaving, shortest, paper; shards and lists are its variants
+stored, trees      how groups are summed on their way; all_reduce where there is no server
+replication        what the replica gets, and which commits wait for it
+fluid/             the network as arrays, and all that is compiled
+checking/          whether a plan keeps its promises; explaining and picture tell people what it does
+exact              the best plan of a small batch, as a yardstick
+conflicts          how the scheduler holds a plan without clocks
+"""
 
 from mlfabric.scheduler.planning.conflicts import Timetable, paced_rate
-from mlfabric.scheduler.planning.gets import order_gets
-from mlfabric.scheduler.planning.ordering import order
-from mlfabric.scheduler.planning.reserving import warm_up
-from mlfabric.scheduler.planning.values import (
-    Candidate,
-    DropRule,
-    GetCandidate,
-    GetSlot,
-    Left,
-    Ordering,
-    Pick,
-    Slot,
+from mlfabric.scheduler.planning.plan import Plan
+from mlfabric.scheduler.planning.planner import plan
+from mlfabric.scheduler.planning.problem import (
+    Aggregator,
+    Batch,
+    Consistency,
+    DivergenceBound,
+    FabricState,
+    Objective,
+    Pending,
+    PlannerConfig,
+    Replica,
+    Shape,
 )
+from mlfabric.scheduler.planning.reserving import is_planner_compiled, warm_up
+from mlfabric.scheduler.planning.values import Candidate, DropRule, GetCandidate, Left
 
 __all__ = [
+    "Aggregator",
+    "Batch",
     "Candidate",
+    "Consistency",
+    "DivergenceBound",
     "DropRule",
+    "FabricState",
     "GetCandidate",
-    "GetSlot",
     "Left",
-    "Ordering",
-    "Pick",
-    "Slot",
+    "Objective",
+    "Pending",
+    "Plan",
+    "PlannerConfig",
+    "Replica",
+    "Shape",
     "Timetable",
-    "order",
-    "order_gets",
+    "is_planner_compiled",
     "paced_rate",
+    "plan",
     "warm_up",
 ]

@@ -12,6 +12,9 @@ to the deadline position ``computed_from + tau_max - v_init + 1``. The default r
 
 So an update is left only if no order could have kept its bound together with theirs. Ties: (t_en, deadline, worker,
 id). The paper's own rule (algorithm 2) is in ``paper.py``.
+
+Small batches are ordered here, in plain Python; large ones by kernels that work on columns (``columns.py``), once
+:func:`warm_up` has loaded these. Both give the same plan to the nanosecond.
 """
 
 from __future__ import annotations
@@ -20,11 +23,11 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from mlfabric.network import HORIZON_NS, Network
-from mlfabric.protocol import DropReason
-from mlfabric.scheduler.planning.batch import Batch
+from mlfabric.scheduler.planning import leaving, reserving
+from mlfabric.scheduler.planning.contest import Contest
 from mlfabric.scheduler.planning.paper import order_by_paper
 from mlfabric.scheduler.planning.positions import commit_order, conflicts
-from mlfabric.scheduler.planning.reserving import reserver_for
+from mlfabric.scheduler.planning.shortest import PythonReserver
 from mlfabric.scheduler.planning.values import Candidate, DropRule, Ordering
 
 __all__ = ["order"]
@@ -36,7 +39,7 @@ def order(
     destination: str,
     *,
     v_init: int,
-    tau_max: int,
+    tau_max: int | None,
     now_ns: int,
     rule: DropRule = DropRule.FEASIBLE,
 ) -> Ordering:
@@ -46,7 +49,7 @@ def order(
         candidates: different updates; those in flight have their reservation in the network.
         destination: the server's host.
         v_init: the version to which the update at position 1 is applied.
-        tau_max: delay bound, >= 0.
+        tau_max: delay bound, >= 0; None for no bound: then ties go by (t_en, worker, id).
         now_ns: nothing is planned before.
 
     Returns:
@@ -55,13 +58,16 @@ def order(
     Raises:
         UsageError: an unknown host, or a size out of range.
     """
-    batch = Batch(candidates, network, destination, v_init=v_init, tau_max=tau_max, now_ns=now_ns)
+    kernels = reserving.kernels_for(len(candidates))
+    if kernels is not None:
+        return kernels.order(candidates, network, destination, v_init=v_init, tau_max=tau_max, now_ns=now_ns, rule=rule)
+    batch = Contest(candidates, network, destination, v_init=v_init, tau_max=tau_max, now_ns=now_ns)
     if len(batch.candidates) == 1:
         return _order_one(batch, network)
     return order_by_paper(batch, network) if rule is DropRule.PAPER else _order_feasible(batch, network)
 
 
-def _order_one(batch: Batch, network: Network) -> Ordering:
+def _order_one(batch: Contest, network: Network) -> Ordering:
     """The hot case: a lone update competes with nobody, whatever the rule."""
     if not batch.profiles:
         profile = network.transfer(*batch.demands[0])
@@ -73,8 +79,8 @@ def _order_one(batch: Batch, network: Network) -> Ordering:
     return batch.ordering([0])
 
 
-def _order_feasible(batch: Batch, network: Network) -> Ordering:
-    reserver = reserver_for(batch.demands, network)
+def _order_feasible(batch: Contest, network: Network) -> Ordering:
+    reserver = PythonReserver(batch.demands, network)
     ends = reserver.solo_ends()
     for i, profile in batch.profiles.items():
         ends[i] = profile.end_ns
@@ -90,7 +96,7 @@ def _order_feasible(batch: Batch, network: Network) -> Ordering:
     return batch.ordering([arrivals[n] for n in commit_order([batch.deadlines[i] for i in arrivals])])
 
 
-def _feasible(batch: Batch, ends: Sequence[int]) -> list[int]:
+def _feasible(batch: Contest, ends: Sequence[int]) -> list[int]:
     """Leave whoever cannot come at all, then who is in conflict; return those still to be reserved, by rank."""
     flying = set(batch.profiles)
     staying = []
@@ -102,14 +108,14 @@ def _feasible(batch: Batch, ends: Sequence[int]) -> list[int]:
     badness = [(i not in flying, ends[i], batch.candidates[i].update) for i in staying]
     due = conflicts([batch.deadlines[i] for i in staying], badness)
     for n, q in due:
-        took_ms = (ends[staying[n]] - batch.now_ns) / 1e6
-        detail = f"no position is left up to {q}; the slowest due by then goes ({took_ms:.1f} ms)"
-        batch.leave(staying[n], DropReason.DEADLINE_CONFLICT, detail)
+        i = staying[n]
+        batch.profiles.pop(i, None)
+        batch.left.append(leaving.crowded_out(batch.candidates[i], q, ends[i] - batch.now_ns))
     gone = {staying[n] for n, _ in due}
     return [i for i in staying if i not in gone and i not in flying]
 
 
-def _by_deadline(batch: Batch, waiting: Sequence[int]) -> Iterator[list[int]]:
+def _by_deadline(batch: Contest, waiting: Sequence[int]) -> Iterator[list[int]]:
     """Split into what reserves together: equal deadlines that bind, then all that do not bind."""
     deadlines, none_binds = batch.deadlines, batch.binding + 1
     for _, together in groupby(waiting, key=lambda i: min(deadlines[i], none_binds)):

@@ -11,8 +11,8 @@ longer be placed within its bound is left in conflict; what is in flight is neve
 from __future__ import annotations
 
 from mlfabric.network import HORIZON_NS, Draft, Network, Profile
-from mlfabric.protocol import DropReason
-from mlfabric.scheduler.planning.batch import Batch
+from mlfabric.scheduler.planning import leaving
+from mlfabric.scheduler.planning.contest import Contest
 from mlfabric.scheduler.planning.values import Ordering
 
 __all__ = ["order_by_paper"]
@@ -20,11 +20,12 @@ __all__ = ["order_by_paper"]
 _Choice = tuple[int, Profile]
 
 
-def order_by_paper(batch: Batch, network: Network) -> Ordering:
+def order_by_paper(batch: Contest, network: Network) -> Ordering:
     """Order a batch by algorithm 2."""
     draft, flying = network.draft(), frozenset(batch.profiles)
     waiting, bounds = _reachable(batch, draft, flying)
     by_position: list[int] = []
+    batch.due = picked_as_due = set[int]()
     for iteration in range(1, len(waiting) + 1):
         _leave_late(batch, waiting, len(by_position))
         chosen = _choose(batch, waiting, draft, iteration, bounds)
@@ -41,6 +42,8 @@ def order_by_paper(batch: Batch, network: Network) -> Ordering:
             ):
                 continue
             draft = after
+            if due:
+                picked_as_due.add(index)
         batch.profiles[index] = profile
         by_position.append(index)
     for index in waiting:
@@ -48,7 +51,7 @@ def order_by_paper(batch: Batch, network: Network) -> Ordering:
     return batch.ordering(by_position)
 
 
-def _reachable(batch: Batch, draft: Draft, flying: frozenset[int]) -> tuple[list[int], dict[int, int]]:
+def _reachable(batch: Contest, draft: Draft, flying: frozenset[int]) -> tuple[list[int], dict[int, int]]:
     """Leave who cannot come at all; return the others by rank, and when each would end if it were alone."""
     bounds = {}
     for index, demand in enumerate(batch.demands):
@@ -60,20 +63,20 @@ def _reachable(batch: Batch, draft: Draft, flying: frozenset[int]) -> tuple[list
     return list(bounds), bounds
 
 
-def _leave_late(batch: Batch, waiting: list[int], placed: int) -> None:
+def _leave_late(batch: Contest, waiting: list[int], placed: int) -> None:
     for index in [i for i in waiting if batch.deadlines[i] <= placed]:
         waiting.remove(index)
-        detail = f"{placed} others were placed up to its last position {batch.deadlines[index]}"
-        batch.leave(index, DropReason.DEADLINE_CONFLICT, detail)
+        batch.profiles.pop(index, None)
+        batch.left.append(leaving.unplaced(batch.candidates[index], placed, batch.deadlines[index]))
 
 
-def _choose(batch: Batch, waiting: list[int], draft: Draft, due: int, bounds: dict[int, int]) -> _Choice | None:
+def _choose(batch: Contest, waiting: list[int], draft: Draft, due: int, bounds: dict[int, int]) -> _Choice | None:
     """Choose who is due, else the shortest transfer; ``bounds`` are lower bounds of ``t_en``, and are raised."""
     at_deadline = [i for i in waiting if batch.deadlines[i] == due]
     return _shortest(batch, at_deadline, draft, bounds) or _shortest(batch, waiting, draft, bounds)
 
 
-def _shortest(batch: Batch, pool: list[int], draft: Draft, bounds: dict[int, int]) -> _Choice | None:
+def _shortest(batch: Contest, pool: list[int], draft: Draft, bounds: dict[int, int]) -> _Choice | None:
     best: _Choice | None = None
     for index in sorted(pool, key=lambda i: (bounds[i], i)):
         if best is not None and bounds[index] > best[1].end_ns:
@@ -85,11 +88,10 @@ def _shortest(batch: Batch, pool: list[int], draft: Draft, bounds: dict[int, int
     return best
 
 
-def _is_overtaken(batch: Batch, index: int, profile: Profile, following: _Choice | None) -> bool:
+def _is_overtaken(batch: Contest, index: int, profile: Profile, following: _Choice | None) -> bool:
     """Drop a pick that the next one would overtake."""
     if following is None or profile.end_ns <= following[1].end_ns:
         return False
-    ahead_ms = (profile.end_ns - following[1].end_ns) / 1e6
-    update = batch.candidates[following[0]].update
-    batch.leave(index, DropReason.NEXT_IS_FASTER, f"{update} would end {ahead_ms:.1f} ms before it")
+    ahead_ns = profile.end_ns - following[1].end_ns
+    batch.left.append(leaving.overtaken(batch.candidates[index], batch.candidates[following[0]], ahead_ns))
     return True

@@ -2,6 +2,9 @@
 
 Positions 1, 2, ... each take one update, and an update must come at or before its deadline. By Hall's theorem such a
 set fits if and only if, for every q, at most q updates have a deadline of q or less.
+
+``worst_due`` and ``commit_order`` run as they are here, and compiled in ``fluid/positions.py``: plain loops over
+numbers, so that one text does both.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ import heapq
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["commit_order", "conflicts"]
+__all__ = ["commit_order", "conflicts", "worst_due"]
 
 
 def conflicts(deadlines: Sequence[int], badness: Sequence[Any]) -> list[tuple[int, int]]:
@@ -28,14 +31,27 @@ def conflicts(deadlines: Sequence[int], badness: Sequence[Any]) -> list[tuple[in
         return []
     order = sorted(range(len(badness)), key=badness.__getitem__)
     rank = {i: r for r, i in enumerate(order)}
-    due: list[int] = []
-    left = []
-    for n, i in enumerate(by_deadline, start=1):
-        q = deadlines[i]
-        heapq.heappush(due, -rank[i])
-        last_of_q = n == len(by_deadline) or deadlines[by_deadline[n]] > q
-        while last_of_q and len(due) > q:
-            left.append((order[-heapq.heappop(due)], q))
+    due = worst_due([deadlines[i] for i in by_deadline], [rank[i] for i in by_deadline])
+    return [(order[r], q) for r, q in due]
+
+
+def worst_due(deadlines: Sequence[int], badness: Sequence[int]) -> list[tuple[int, int]]:
+    """Do as ``conflicts`` for deadlines that ascend.
+
+    Args:
+        badness: of each update, a number of its own.
+
+    Returns:
+        (badness, q) of each update to leave, in that order.
+    """
+    due = [0 for _ in range(0)]
+    left = [(0, 0) for _ in range(0)]
+    for n in range(len(deadlines)):
+        q = deadlines[n]
+        heapq.heappush(due, -badness[n])
+        if n + 1 == len(deadlines) or deadlines[n + 1] > q:
+            while len(due) > q:
+                left.append((-heapq.heappop(due), q))
     return left
 
 
@@ -55,14 +71,24 @@ def commit_order(deadlines: Sequence[int]) -> list[int]:
         Indices into ``deadlines``, by position.
     """
     count = len(deadlines)
-    if all(deadline > i for i, deadline in enumerate(deadlines)):
+    loose = 0
+    while loose < count and deadlines[loose] > loose:
+        loose += 1
+    if loose == count:
         return list(range(count))
-    waiting = sorted(range(count), key=deadlines.__getitem__)
-    eligible: list[int] = []
-    order = []
+    # Those of one deadline as a linked list: its last, and before each the previous; what does not bind is due last.
+    last = [-1 for _ in range(count + 1)]
+    previous = [-1 for _ in range(count)]
+    for i in range(count):
+        due = min(deadlines[i], count)
+        previous[i] = last[due]
+        last[due] = i
+    eligible = [0 for _ in range(0)]
+    order = [0 for _ in range(count)]
     for position in range(count, 0, -1):
-        while waiting and deadlines[waiting[-1]] >= position:
-            heapq.heappush(eligible, -waiting.pop())
-        order.append(-heapq.heappop(eligible))
-    order.reverse()
+        i = last[position]
+        while i >= 0:
+            heapq.heappush(eligible, -i)
+            i = previous[i]
+        order[position - 1] = -heapq.heappop(eligible)
     return order

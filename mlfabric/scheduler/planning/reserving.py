@@ -1,41 +1,78 @@
-"""Who computes reservations: plain Python, or the compiled kernel for large batches through one link.
+"""Who computes: plain Python, or the compiled kernels for large batches.
 
-Both give the same profiles to the nanosecond. The kernel is used only once :func:`warm_up` has loaded it, so that no
-plan ever waits for a compiler; until then everything is planned in Python.
+Both give the same plans to the nanosecond. The kernels are used only once :func:`warm_up` has loaded them, so that no
+update ever waits for a compiler; until then updates and gets are ordered in Python.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from mlfabric.network import Network
 from mlfabric.scheduler.planning.shortest import Demand, PythonReserver, Reserver
+from mlfabric.scheduler.planning.values import Candidate, DropRule, Ordering
 
-__all__ = ["KERNEL_FROM", "reserver_for", "warm_up"]
+__all__ = ["KERNEL_FROM", "is_planner_compiled", "kernels_for", "reserver_for", "warm_up"]
 
-KERNEL_FROM = 8  # below, Python is faster than the way to the kernel and back (measured)
+KERNEL_FROM = 12  # below, Python is faster than the way to the kernels and back (measured)
 
-_loaded: list[Callable[[Sequence[Demand], Network], Reserver | None]] = []
+
+class Kernels(Protocol):
+    """What ``columns`` offers once its kernels are loaded."""
+
+    def reserver(self, demands: Sequence[Demand], network: Network) -> Reserver:
+        """Return the reserver for many transfers."""
+        ...
+
+    def order(
+        self,
+        candidates: Sequence[Candidate],
+        network: Network,
+        destination: str,
+        *,
+        v_init: int,
+        tau_max: int | None,
+        now_ns: int,
+        rule: DropRule,
+    ) -> Ordering:
+        """Order a large batch; see ``ordering.order``."""
+        ...
+
+
+_loaded: list[Kernels] = []
 
 
 def warm_up(log: Callable[[str], None]) -> None:
-    """Load the compiled kernel for large batches, and compile it if this machine has not done so yet.
+    """Load all compiled kernels, and compile them if this machine has not done so yet.
 
-    Loading takes less than a second, compiling some tens of seconds, once for each version of mlfabric.
+    Loading takes less than a second, compiling a minute or more, once for each version of mlfabric.
 
     Args:
         log: told in one line what is being waited for, and how it ended.
     """
     if not _loaded:
         # Imported only here: numba takes long to import.
-        from mlfabric.scheduler.planning import compiled
+        from mlfabric.scheduler.planning import columns
+        from mlfabric.scheduler.planning.fluid import ready
 
-        compiled.load(log)
-        _loaded.append(compiled.kernel_reserver)
+        ready.load(log)
+        _loaded.append(columns)
+
+
+def is_planner_compiled() -> bool:
+    """Say whether :func:`warm_up` has only to load what is on disk."""
+    from mlfabric.scheduler.planning.fluid import ready
+
+    return ready.is_compiled()
+
+
+def kernels_for(count: int) -> Kernels | None:
+    """Return the kernels, if they are loaded and worth it for so many transfers."""
+    return _loaded[0] if _loaded and count >= KERNEL_FROM else None
 
 
 def reserver_for(demands: Sequence[Demand], network: Network) -> Reserver:
     """Return the fastest reserver that can plan these demands."""
-    is_large = len(demands) >= KERNEL_FROM and sum(1 for d in demands if d.path) >= KERNEL_FROM
-    fast = _loaded[0](demands, network) if _loaded and is_large else None
-    return fast or PythonReserver(demands, network)
+    kernels = kernels_for(len(demands))
+    return PythonReserver(demands, network) if kernels is None else kernels.reserver(demands, network)

@@ -5,11 +5,13 @@ Reasons are built when they are read: most of a thousand plans per second are ne
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 
 from mlfabric.network import Profile
 from mlfabric.protocol import DropReason, GetId, UpdateId
+from mlfabric.scheduler.planning.profiles import Placed
 
 __all__ = ["Candidate", "DropRule", "GetCandidate", "GetSlot", "Left", "Ordering", "Pick", "Slot"]
 
@@ -40,6 +42,10 @@ class Candidate:
         computed_from: number of the version whose gradient it is.
         in_flight: its profile if it is being sent; that is reserved in the network already, and only its
             position may move.
+        norm: its l2 norm, >= 0; only replication asks for it.
+        clock: how many iterations its worker had finished before this one, >= 0; only stale-synchronous plans ask.
+        part_bytes: if the model is split across servers, the size of each server's part; they add up to ``size_bytes``.
+        in_flight_parts: if it is in flight, the profile of each part; ``in_flight`` then only says from when to when.
     """
 
     update: UpdateId
@@ -48,6 +54,10 @@ class Candidate:
     ready_ns: int
     computed_from: int
     in_flight: Profile | None = None
+    norm: float = 0.0
+    clock: int = 0
+    part_bytes: tuple[int, ...] = ()
+    in_flight_parts: tuple[Profile, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +69,7 @@ class Slot:
         profile: when it is sent how fast.
         commit_ns: when it and all before it have arrived.
         pick: why it was reserved when it was.
-        deadline: the last position that keeps its delay bound.
+        deadline: the last position that keeps its delay bound; None without a bound.
         planned_ns: when this was planned.
     """
 
@@ -68,16 +78,21 @@ class Slot:
     profile: Profile
     commit_ns: int
     pick: Pick
-    deadline: int
+    deadline: int | None
     planned_ns: int
 
     @property
     def reason(self) -> str:
         """Say in words, with figures, why it has this place."""
-        took = f"{_ms(self.profile.end_ns - self.planned_ns)} ms"
+        joint = ", " if self.pick is Pick.DEADLINE else ": "
+        return f"{self.why}{joint}{_ms(self.profile.end_ns - self.planned_ns)} ms"
+
+    @property
+    def why(self) -> str:
+        """Say in words why it has this place, however it is sent."""
         if self.pick is Pick.DEADLINE:
-            return f"deadline: position {self.position} of at most {self.deadline}, {took}"
-        return f"{self.pick.value}: {took}"
+            return f"deadline: position {self.position} of at most {self.deadline}"
+        return str(self.pick.value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,20 +106,32 @@ class Left:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ordering:
-    """The plan of one batch: ``slots`` by position, ``left`` in the order in which they were left."""
+    """The plan of one batch: ``slots`` by position, ``left`` in the order in which they were left.
 
-    slots: tuple[Slot, ...]
-    left: tuple[Left, ...] = ()
+    Args:
+        placed: the same as ``slots``, as columns; of large batches.
+    """
+
+    slots: Sequence[Slot]
+    left: Sequence[Left] = ()
+    placed: Placed | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetCandidate:
-    """A get that waits to be served to the host ``destination``; it cannot start before ``ready_ns``."""
+    """A get that waits to be served to the host ``destination``; it cannot start before ``ready_ns``.
+
+    Args:
+        clock: how many iterations its worker has finished, >= 0; only stale-synchronous plans ask.
+        part_bytes: if the model is split across servers, the size of each server's part; they add up to ``size_bytes``.
+    """
 
     get: GetId
     destination: str
     size_bytes: int
     ready_ns: int
+    clock: int = 0
+    part_bytes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

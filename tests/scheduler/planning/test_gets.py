@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from mlfabric.network import Network, down_link, up_link
 from mlfabric.protocol import GetId
-from mlfabric.scheduler.planning import GetCandidate, order_gets
+from mlfabric.scheduler.planning import GetCandidate
+from mlfabric.scheduler.planning.gets import order_gets
 
 MS = 10**6
 

@@ -11,20 +11,20 @@ from hypothesis import given, settings
 from mlfabric.errors import UsageError
 from mlfabric.network import Profile, down_link, up_link
 from mlfabric.protocol import DropReason, UpdateId
-from mlfabric.scheduler.planning import Candidate, DropRule, Ordering, Pick, order, reserving, warm_up
+from mlfabric.scheduler.planning import Candidate, DropRule, columns, reserving
+from mlfabric.scheduler.planning.ordering import order
+from mlfabric.scheduler.planning.values import Ordering, Pick
 from tests.scheduler.planning.worlds import SERVER, World, star, worlds
 
 MS = 10**6
 
 
-@pytest.fixture(scope="module")
-def kernel() -> None:
-    warm_up(lambda line: None)
-
-
-@pytest.fixture
-def only_kernel(kernel: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reserving, "KERNEL_FROM", 0)
+@pytest.fixture(scope="class")
+def only_kernels() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reserving, "_loaded", [columns])
+        patch.setattr(reserving, "KERNEL_FROM", 1)
+        yield
 
 
 @pytest.fixture
@@ -49,6 +49,7 @@ def assert_laws(world: World, plan: Ordering) -> None:
     network = world.network.copy()
     for slot in plan.slots:
         candidate = candidates[slot.update]
+        assert world.twin.tau_max is not None
         assert world.twin.v_init + slot.position - 1 - candidate.computed_from <= world.twin.tau_max, "delay bound"
         assert slot.commit_ns >= slot.profile.end_ns
         assert slot.reason
@@ -78,24 +79,29 @@ class TestTwin:
         assert_as_twin(world, DropRule.PAPER)
 
 
-@settings(max_examples=250)
-@given(world=worlds(most=10))
-def test_the_kernel_plans_a_star_as_the_twin_does(only_kernel_once: None, world: World) -> None:
-    assert_as_twin(world, DropRule.FEASIBLE)
+@pytest.mark.usefixtures("only_kernels")
+class TestKernelsAndTwin:
+    @settings(max_examples=250)
+    @given(world=worlds(most=10))
+    def test_the_kernels_plan_a_star_as_the_twin_does(self, world: World) -> None:
+        assert_as_twin(world, DropRule.FEASIBLE)
 
+    @settings(max_examples=150)
+    @given(world=worlds(most=10, graphs=True))
+    def test_the_kernels_plan_a_graph_as_the_twin_does(self, world: World) -> None:
+        assert_as_twin(world, DropRule.FEASIBLE)
 
-@pytest.fixture(scope="module")
-def only_kernel_once(kernel: None) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reserving, "KERNEL_FROM", 0)
-        yield
+    @settings(max_examples=200)
+    @given(world=worlds(most=10))
+    def test_the_kernels_do_algorithm_2_as_the_twin_does(self, world: World) -> None:
+        assert_as_twin(world, DropRule.PAPER)
 
 
 @settings(max_examples=150)
 @given(world=worlds(most=5))
 def test_nothing_is_left_while_some_order_keeps_every_bound(world: World) -> None:
     plan = world.plan()
-    here = [c for c in world.candidates if world.twin.profile(c, world.twin.network) is not None]
+    here = [c for c in world.candidates if world.twin.trip(c, world.twin.network) is not None]
     deadlines = [world.twin.deadline(c) for c in here]
     most = max(
         sum(1 for _ in kept)
@@ -176,6 +182,14 @@ def test_without_any_capacity_all_are_left_and_planning_ends(count: int, rule: D
     network.set_rate(down_link(SERVER), 0)
     plan = order([candidate(n, "h0") for n in range(count)], network, SERVER, v_init=0, tau_max=9, now_ns=0, rule=rule)
     assert [entry.cause for entry in plan.left] == [DropReason.NO_CAPACITY] * count
+
+
+def test_without_a_delay_bound_the_shortest_goes_first_and_nothing_is_too_old() -> None:
+    network = star([SERVER, "slow", "fast"])
+    network.set_rate(up_link("slow"), 10**8)
+    batch = [candidate(0, "slow"), candidate(1, "fast", computed_from=-(10**9))]
+    plan = order(batch, network, SERVER, v_init=0, tau_max=None, now_ns=0)
+    assert [(slot.update.worker, slot.deadline) for slot in plan.slots] == [("w1", None), ("w0", None)]
 
 
 def test_an_empty_batch_gives_an_empty_plan() -> None:

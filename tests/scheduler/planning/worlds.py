@@ -1,28 +1,61 @@
-"""Random networks with batches of updates, as the real network and as its twin."""
+"""Random networks with batches, as the real network and as its twin.
+
+Everything is drawn from a ``Random``: hypothesis' own in tests, so that it can shrink; a seeded one in long hunts.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from random import Random
 
 import networkx as nx
 from hypothesis import strategies as st
 
-from mlfabric.network import LinkId, Network
-from mlfabric.protocol import UpdateId
-from mlfabric.scheduler.planning import Candidate, DropRule, Ordering, order
-from tests.scheduler.planning.twin import TwinNetwork, TwinPlanner
+from mlfabric.network import LinkId, Network, Profile
+from mlfabric.protocol import GetId, UpdateId
+from mlfabric.scheduler.planning import Candidate, DropRule
+from mlfabric.scheduler.planning.ordering import order
+from mlfabric.scheduler.planning.problem import (
+    Aggregator,
+    Batch,
+    Consistency,
+    DivergenceBound,
+    FabricState,
+    Objective,
+    Pending,
+    PlannerConfig,
+    Replica,
+    Shape,
+)
+from mlfabric.scheduler.planning.values import GetCandidate, Ordering
+from tests.scheduler.planning.twin.network import TwinNetwork
+from tests.scheduler.planning.twin.ordering import TwinPlanner
 
 SERVER = "s"
+GBPS = 10**9
 # Few values, so that ties are common; odd ones, so that nothing divides; 0 and the limits. At 3 Mbit/s one transfer of
 # 2**50 bytes ends before the horizon, and a second one does not.
-RATES = st.sampled_from([0, 1, 7, 3_000_000, 10**9, 10**9, 3 * 10**9, 10**10, 10**10, 9_999_999_967, 2**43])
-SIZES = st.sampled_from([0, 1, 3, 1000, 10**6, 10**6, 10**6, 2 * 10**6, 12_345_677, 2**50])
-TIMES = st.sampled_from([0, 0, 1, 1000, 400_000, 800_000, 8_000_000, 8_000_001, 10**9])
+WILD_RATES = [0, 1, 7, 3_000_000, GBPS, GBPS, 3 * GBPS, 10 * GBPS, 10 * GBPS, 9_999_999_967, 2**43]
+WILD_SIZES = [0, 1, 3, 1000, 10**6, 10**6, 10**6, 2 * 10**6, 12_345_677, 2**50]
+TAME_RATES = [GBPS, GBPS, GBPS, GBPS // 2, GBPS // 4, GBPS // 10, 2 * GBPS, 333_333_331, 0]
+TAME_SIZES = [10**6, 10**6, 10**6, 2 * 10**6, 10**5, 1_234_567, 0]
+NARROW_RATES = [GBPS, GBPS, GBPS // 2, 999_999_990]
+NARROW_SIZES = [10**6, 10**6, 10**6, 2 * 10**6, 1_234_567]
+KINDS = {
+    "wild": (WILD_RATES, WILD_SIZES),
+    "tame": (TAME_RATES, TAME_SIZES),
+    "narrow": (NARROW_RATES, NARROW_SIZES),
+    "even": ([GBPS], [10**6]),
+}
+TIMES = [0, 0, 1, 1000, 400_000, 800_000, 8_000_000, 8_000_001, 10**9]
+LATENCIES = [0, 0, 1, 1000, 1_000_000]
 
 
 @dataclass
 class World:
-    """A network, its twin, and one batch."""
+    """A network, its twin, and one batch to be ordered."""
 
     network: Network
     twin: TwinPlanner
@@ -30,6 +63,7 @@ class World:
 
     def plan(self, rule: DropRule = DropRule.FEASIBLE) -> Ordering:
         twin = self.twin
+        assert twin.tau_max is not None
         return order(
             self.candidates,
             self.network,
@@ -41,78 +75,311 @@ class World:
         )
 
 
-def star(hosts: list[str]) -> Network:
-    network = Network.star(10**9)
+@dataclass
+class Fabric:
+    """A network, its twin, and all that a plan is made for."""
+
+    network: Network
+    twin: TwinNetwork
+    batch: Batch
+    state: FabricState
+    config: PlannerConfig
+
+
+def star(hosts: Sequence[str], latency_ns: int = 0) -> Network:
+    network = Network.star(GBPS, latency_ns)
     for host in hosts:
         network.add_host(host)
     return network
 
 
-@st.composite
-def graph(draw: st.DrawFn, hosts: list[str]) -> Network:
-    """Hosts and two switches: a cable from each host to a switch, one between the switches, some more."""
+def from_cables(cables: Sequence[tuple[str, str]], hosts: Sequence[str], latency_ns: int = 0) -> Network:
+    """Make a graph of two-way cables; what is no host is a switch."""
     edges: nx.DiGraph[str] = nx.DiGraph()
-    switches = ["x", "y"]
-    cables = {("x", "y")} | {(host, draw(st.sampled_from(switches))) for host in hosts}
-    cables |= draw(st.sets(st.tuples(st.sampled_from(hosts), st.sampled_from([*hosts, *switches])), max_size=3))
-    for tail, head in sorted(cables):
-        if tail != head:
-            edges.add_edge(tail, head, capacity_bps=10**9)
-            edges.add_edge(head, tail, capacity_bps=10**9)
+    for tail, head in cables:
+        for pair in ((tail, head), (head, tail)):
+            edges.add_edge(*pair, capacity_bps=GBPS, latency_ns=latency_ns)
     nx.set_node_attributes(edges, dict.fromkeys(hosts, True), "host")
     return Network.from_graph(edges)
 
 
-@st.composite
-def worlds(draw: st.DrawFn, most: int = 7, graphs: bool = False) -> World:
-    hosts = [SERVER, *(f"h{n}" for n in range(draw(st.integers(1, 4))))]
-    network = draw(graph(hosts)) if graphs else star(hosts)
-    twin = TwinNetwork()
+def leaf_spine(hosts: Sequence[str], leaves: int = 2, spines: int = 1, latency_ns: int = 0) -> Network:
+    """Two tiers: host n hangs at leaf n modulo ``leaves``; all hosts of a leaf share its few cables upwards."""
+    down = [(host, f"leaf{n % leaves}") for n, host in enumerate(hosts)]
+    up = [(f"leaf{leaf}", f"spine{spine}") for leaf in range(leaves) for spine in range(spines)]
+    return from_cables(down + up, hosts, latency_ns)
+
+
+def wan_mesh(hosts: Sequence[str], sites: int = 3, latency_ns: int = 0) -> Network:
+    """Sites in a full mesh, hosts spread over them."""
+    between = [(f"site{a}", f"site{b}") for a in range(sites) for b in range(a)]
+    return from_cables([(host, f"site{n % sites}") for n, host in enumerate(hosts)] + between, hosts, latency_ns)
+
+
+def two_nics(hosts: Sequence[str], latency_ns: int = 0) -> Network:
+    """Each host has a cable to a left and one to a right switch; some hosts have a third to each other."""
+    cables = [(host, switch) for host in hosts for switch in ("left", "right")]
+    pairs = list(zip(hosts[1::2], hosts[2::2], strict=False))
+    return from_cables([*cables, ("left", "right"), *pairs], hosts, latency_ns)
+
+
+def shared_nics(hosts: Sequence[str], latency_ns: int = 0) -> Network:
+    """GPUs in threes behind one NIC each, the NICs at one switch."""
+    cables = [(host, f"nic{n // 3}") for n, host in enumerate(hosts)]
+    return from_cables(cables + [(f"nic{n}", "switch") for n in range((len(hosts) + 2) // 3)], hosts, latency_ns)
+
+
+def tangle(rng: Random, hosts: Sequence[str]) -> Network:
+    """Hosts and two switches: a cable from each host to a switch, one between the switches, some more."""
+    cables = {("x", "y")} | {(host, rng.choice("xy")) for host in hosts}
+    cables |= {(rng.choice(hosts), rng.choice([*hosts, "x", "y"])) for _ in range(rng.randint(0, 3))}
+    return from_cables(sorted((tail, head) for tail, head in cables if tail != head), hosts)
+
+
+def worlds(most: int = 7, graphs: bool = False) -> st.SearchStrategy[World]:
+    return st.randoms(use_true_random=False).map(lambda rng: random_world(rng, most, graphs))
+
+
+def random_world(rng: Random, most: int, graphs: bool) -> World:
+    hosts = [SERVER, *(f"h{n}" for n in range(rng.randint(1, 4)))]
+    network = tangle(rng, hosts) if graphs else star(hosts)
+    twin = set_rates(rng, network, WILD_RATES)
+    planner = TwinPlanner(twin, (SERVER,), rng.randint(0, 20), rng.randint(0, 8), rng.choice(TIMES))
+    reserve_some(rng, network, twin, hosts, WILD_SIZES)
+    count = rng.randint(0, most)
+    return World(network, planner, [random_update(rng, network, planner, hosts, n, WILD_SIZES) for n in range(count)])
+
+
+def set_rates(rng: Random, network: Network, rates: Sequence[int], slow: Sequence[str] = ()) -> TwinNetwork:
+    """Give each link a rate and up to two changes of it that are known in advance; describe the network twice.
+
+    Args:
+        slow: hosts whose links have a tenth of what they would have.
+    """
+    twin = TwinNetwork(network.path, network.latency_ns)
     for link in network.links:
-        draw_rates(draw, network, twin, link)
-    paths = {host: network.path(host, SERVER) for host in hosts}
-    now_ns = draw(TIMES)
-    v_init = draw(st.integers(0, 20))
-    planner = TwinPlanner(twin, paths, v_init, draw(st.integers(0, 8)), now_ns)
-    reserve_some(draw, network, planner, hosts)
-    count = draw(st.integers(0, most))
-    candidates = [draw_candidate(draw, network, planner, hosts, n) for n in range(count)]
-    return World(network, planner, candidates)
+        share = 10 if {link.tail, link.head} & set(slow) else 1
+        instants = sorted({rng.choice(TIMES[2:]) for _ in range(rng.choice([0, 0, 1, 2]))})
+        changes = [(at_ns, rng.choice(rates) // share) for at_ns in (0, *instants)]
+        network.set_rate(link, changes[0][1])
+        for at_ns, bps in changes[1:]:
+            network.plan_rate_change(link, at_ns, bps)
+        twin.add(link, changes)
+    return twin
 
 
-def draw_rates(draw: st.DrawFn, network: Network, twin: TwinNetwork, link: LinkId) -> None:
-    bps = draw(RATES)
-    network.set_rate(link, bps)
-    twin.changes[link] = [(0, bps)]
-    for at_ns in sorted(draw(st.sets(TIMES.filter(bool), max_size=2))):
-        bps = draw(RATES)
-        network.plan_rate_change(link, at_ns, bps)
-        twin.changes[link].append((at_ns, bps))
-
-
-def reserve_some(draw: st.DrawFn, network: Network, planner: TwinPlanner, hosts: list[str]) -> None:
-    for n in range(draw(st.integers(0, 2))):
-        path = planner.paths[draw(st.sampled_from(hosts))]
-        profile = network.transfer(path, draw(SIZES), draw(TIMES))
+def reserve_some(rng: Random, network: Network, twin: TwinNetwork, hosts: Sequence[str], sizes: Sequence[int]) -> None:
+    for n in range(rng.randint(0, 2)):
+        path = network.path(rng.choice(hosts), rng.choice(hosts))
+        profile = network.transfer(path, rng.choice(sizes), rng.choice(TIMES))
         if profile is not None:
             network.reserve(("before", n), path, profile)
-            planner.network.reserve(path, profile)
+            twin.reserve(path, profile)
 
 
-def draw_candidate(draw: st.DrawFn, network: Network, planner: TwinPlanner, hosts: list[str], n: int) -> Candidate:
-    source, size_bytes, ready_ns = draw(st.sampled_from(hosts)), draw(SIZES), draw(TIMES)
-    update = UpdateId(draw(st.sampled_from("abc")), 0, n)
-    in_flight = None
-    if draw(st.integers(0, 4)) == 0:
-        in_flight = network.transfer(planner.paths[source], size_bytes, ready_ns)
-    if in_flight is not None:
-        network.reserve(update, planner.paths[source], in_flight)
-        planner.network.reserve(planner.paths[source], in_flight)
-    return Candidate(
-        update=update,
-        source=source,
-        size_bytes=size_bytes,
-        ready_ns=ready_ns,
-        computed_from=draw(st.integers(planner.v_init - 10, planner.v_init)),
-        in_flight=in_flight,
+def random_update(
+    rng: Random, network: Network, planner: TwinPlanner, hosts: Sequence[str], n: int, sizes: Sequence[int]
+) -> Candidate:
+    candidate = Candidate(
+        update=UpdateId(rng.choice("abc"), 0, n),
+        source=rng.choice(hosts),
+        size_bytes=rng.choice(sizes),
+        ready_ns=rng.choice(TIMES),
+        computed_from=planner.v_init - rng.choice([0, 0, 0, 1, 2, 3, 5, 10]),
+        norm=rng.choice([0.0, 0.5, 1.0, 1.0, 2.0]),
+        clock=rng.randint(0, 2),
     )
+    if len(planner.servers) > 1:
+        candidate = replace(candidate, part_bytes=cut(rng, candidate.size_bytes, len(planner.servers)))
+    return candidate if rng.randint(0, 4) else sending(candidate, network, planner)
+
+
+def cut(rng: Random, size_bytes: int, parts: int) -> tuple[int, ...]:
+    """Cut a size at random places."""
+    places = [0, *sorted(rng.randint(0, size_bytes) for _ in range(parts - 1)), size_bytes]
+    return tuple(b - a for a, b in pairwise(places))
+
+
+def sending(candidate: Candidate, network: Network, planner: TwinPlanner) -> Candidate:
+    """Start to send an update, if it can be sent at all."""
+    trip = replace(planner, now_ns=0).trip(candidate, planner.network)
+    if trip is None:
+        return candidate
+    for shard, (server, profile) in enumerate(zip(planner.servers, trip, strict=True)):
+        path = network.path(candidate.source, server)
+        network.reserve((candidate.update, shard), path, profile)
+        planner.network.reserve(path, profile)
+    start_ns, end_ns = min(profile.start_ns for profile in trip), max(profile.end_ns for profile in trip)
+    if len(trip) == 1:
+        return replace(candidate, in_flight=trip[0])
+    return replace(candidate, in_flight=Profile(start_ns, end_ns, ()), in_flight_parts=trip)
+
+
+TOPOLOGIES: dict[str, Callable[[Sequence[str], int], Network]] = {
+    "star": star,
+    "leaf-spine": lambda hosts, latency_ns: leaf_spine(hosts, latency_ns=latency_ns),
+    "two spines": lambda hosts, latency_ns: leaf_spine(hosts, leaves=3, spines=2, latency_ns=latency_ns),
+    "wan": lambda hosts, latency_ns: wan_mesh(hosts, latency_ns=latency_ns),
+    "two nics": two_nics,
+    "shared nics": shared_nics,
+}
+PAPER_SHAPES = frozenset({Shape.DIRECT, Shape.STORED})
+
+
+def fabrics(
+    topologies: Sequence[str] = tuple(TOPOLOGIES),
+    consistencies: Sequence[Consistency] = (Consistency.ASYNCHRONOUS,),
+    shapes: frozenset[Shape] = PAPER_SHAPES,
+    servers: Sequence[int] = (1,),
+    search: int = 0,
+    most: int = 8,
+    kinds: Sequence[str] = tuple(KINDS),
+) -> st.SearchStrategy[Fabric]:
+    return st.randoms(use_true_random=False).map(
+        lambda rng: random_fabric(rng, topologies, consistencies, shapes, servers, search, most, kinds)
+    )
+
+
+def random_fabric(
+    rng: Random,
+    topologies: Sequence[str] = tuple(TOPOLOGIES),
+    consistencies: Sequence[Consistency] = (Consistency.ASYNCHRONOUS,),
+    shapes: frozenset[Shape] = PAPER_SHAPES,
+    servers: Sequence[int] = (1,),
+    search: int = 0,
+    most: int = 8,
+    kinds: Sequence[str] = tuple(KINDS),
+    times: int = 1,
+) -> Fabric:
+    """Draw everything that a plan depends on.
+
+    Args:
+        servers: how many there may be.
+        most: updates.
+        kinds: rates and sizes at the limits, such as there are, slow links where all transfers end, or all the same.
+        times: what rates and sizes are multiplied by.
+    """
+    kind = rng.choice(kinds)
+    rates, sizes = KINDS[kind]
+    rates, sizes = [times * bps for bps in rates], [times * size_bytes for size_bytes in sizes]
+    hosts = [SERVER, *(f"h{n}" for n in range(rng.randint(2 if kind == "narrow" else 1, 8)))]
+    network = TOPOLOGIES[rng.choice(topologies)](hosts, rng.choice(LATENCIES))
+    shards = tuple(rng.sample(hosts, min(len(hosts), rng.choice(servers))))
+    slow = shards if kind == "narrow" else ()
+    twin = set_rates(rng, network, rates, slow)
+    consistency = rng.choice(consistencies)
+    planner = TwinPlanner(twin, shards, rng.randint(0, 20), None, rng.choice(TIMES))
+    reserve_some(rng, network, twin, hosts, sizes)
+    if consistency is Consistency.ALL_REDUCE:
+        return Fabric(network, twin, *all_reduce(rng, planner, hosts, sizes, shapes, search))
+    updates = [random_update(rng, network, planner, hosts, n, sizes) for n in range(rng.randint(0, most))]
+    helpers = random_helpers(rng, hosts)
+    replica = random_replica(rng, hosts, sizes, {a.host for a in helpers}) if len(shards) == 1 else None
+    state = FabricState(
+        now_ns=planner.now_ns,
+        v_init=planner.v_init,
+        servers=shards,
+        aggregators=helpers,
+        distributors=random_helpers(rng, hosts),
+        replica=replica,
+        slowest_clock=rng.randint(0, 2),
+    )
+    config = random_config(rng, consistency, shapes, search, replica)
+    batch = Batch(updates=tuple(updates), gets=random_gets(rng, hosts, rng.choice(sizes), len(shards)))
+    return Fabric(network, twin, batch, state, config)
+
+
+def all_reduce(
+    rng: Random,
+    planner: TwinPlanner,
+    hosts: Sequence[str],
+    sizes: Sequence[int],
+    shapes: frozenset[Shape],
+    search: int,
+) -> tuple[Batch, FabricState, PlannerConfig]:
+    """Draw updates of one size from different hosts."""
+    size_bytes = rng.choice(sizes)
+    sources = rng.sample(hosts, rng.randint(1, len(hosts)))
+    updates = [
+        Candidate(
+            update=UpdateId(source, 0, n),
+            source=source,
+            size_bytes=size_bytes,
+            ready_ns=rng.choice(TIMES),
+            computed_from=planner.v_init,
+        )
+        for n, source in enumerate(sources)
+    ]
+    config = random_config(rng, Consistency.ALL_REDUCE, shapes, search, None)
+    state = FabricState(now_ns=planner.now_ns, v_init=planner.v_init, aggregators=random_helpers(rng, hosts))
+    return Batch(updates=tuple(updates)), state, config
+
+
+def random_helpers(rng: Random, hosts: Sequence[str], without: frozenset[str] = frozenset()) -> tuple[Aggregator, ...]:
+    able = [host for host in hosts if host not in without]
+    chosen = rng.sample(able, rng.randint(0, min(3, len(able))))
+    return tuple(Aggregator(host=host, most_updates=rng.choice([0, 0, 1, 2, 3])) for host in chosen)
+
+
+def random_replica(rng: Random, hosts: Sequence[str], sizes: Sequence[int], busy: set[str]) -> Replica | None:
+    if rng.randint(0, 2) == 0:
+        return None
+    pending = [
+        Pending(
+            update=UpdateId(rng.choice("abd"), 0, 1000 + n),
+            source=rng.choice(hosts),
+            size_bytes=rng.choice(sizes),
+            step_norm=rng.choice([0.0, 0.25, 1.0, 3.0]),
+            update_norm=rng.choice([0.0, 0.25, 1.0]),
+        )
+        for n in range(rng.randint(0, 4))
+    ]
+    return Replica(
+        host=rng.choice(hosts),
+        aggregators=random_helpers(rng, hosts, frozenset(busy)),
+        pending=tuple(pending),
+        history_norm=rng.choice([0.0, 0.0, 1.0, 2.5]),
+    )
+
+
+def random_config(
+    rng: Random, consistency: Consistency, shapes: frozenset[Shape], search: int, replica: Replica | None
+) -> PlannerConfig:
+    bound = DivergenceBound(
+        norm=rng.choice([0.0, 0.5, 1.0, 2.0, 4.0, 10.0, float("inf")]),
+        updates=rng.choice([None, None, 0, 1, 2, 3, 6]),
+    )
+    asynchronous = consistency is Consistency.ASYNCHRONOUS
+    return PlannerConfig(
+        consistency=consistency,
+        objective=rng.choice([*Objective]),
+        tau_max=rng.choice([None, *range(13)]) if asynchronous else None,
+        drop_rule=rng.choice([DropRule.FEASIBLE, DropRule.FEASIBLE, DropRule.PAPER]),
+        shapes=shapes,
+        gamma=rng.choice([0.0, 0.0, 0.5, 0.75]),
+        chunk_bytes=rng.choice([64_000, 1, 10**6]),
+        div_max=bound if replica and rng.randint(0, 3) else None,
+        replicate_from=rng.choice([0.0, 0.5, 1.0]),
+        slack=rng.randint(0, 2),
+        search=search,
+    )
+
+
+def random_gets(rng: Random, hosts: Sequence[str], size_bytes: int, parts: int) -> tuple[GetCandidate, ...]:
+    part_bytes, together_ns = cut(rng, size_bytes, parts) if parts > 1 else (), rng.choice(TIMES)
+    return tuple(
+        GetCandidate(
+            get=GetId(rng.choice("abc"), 0, n),
+            destination=rng.choice(hosts),
+            size_bytes=size_bytes,
+            ready_ns=rng.choice([together_ns, together_ns, together_ns, rng.choice(TIMES)]),
+            clock=rng.randint(0, 3),
+            part_bytes=part_bytes,
+        )
+        for n in range(rng.randint(0, 10))
+    )
+
+
+def links_of(network: Network, host: str) -> list[LinkId]:
+    """Return the links that begin or end at a host."""
+    return [link for link in network.links if host in (link.tail, link.head)]

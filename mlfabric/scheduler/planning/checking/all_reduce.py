@@ -1,0 +1,64 @@
+"""AllReduce: every worker gets the sum of all; there is no server (paper, section 6)."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from mlfabric.protocol import UpdateId
+from mlfabric.scheduler.planning.checking.view import View, listed
+from mlfabric.scheduler.planning.plan import Kind
+
+__all__ = ["check_results"]
+
+_RESULTS = (Kind.MODEL, Kind.RING)
+
+
+def check_results(view: View) -> None:
+    """Assert that each update's worker has the sum of all when its commit says so, and that a ring is one."""
+    order = [c.update for c in view.plan.commits]
+    assert order == sorted(order), f"the results are not in the order of ids: {listed(order)}"
+    everything = frozenset(order)
+    for commit in view.plan.commits:
+        at_ns = _complete_at(view, view.sources[commit.update], everything)
+        name = f"the worker of {commit.update}"
+        assert at_ns is not None, f"{name} never has the sum of all {len(everything)}"
+        assert commit.arrive_ns == at_ns, f"{name} has the sum at {at_ns}, its commit says {commit.arrive_ns}"
+        in_time = commit.commit_ns >= commit.arrive_ns
+        assert in_time, f"{commit.update} is committed at {commit.commit_ns}, it arrives at {commit.arrive_ns}"
+    _check_ring(view)
+
+
+def _complete_at(view: View, host: str, everything: frozenset[UpdateId]) -> int | None:
+    """Return when a host has the sum of all: brought whole, or whole with its own; None for never."""
+    arriving = [t for t in view.transfers if t.destination == host]
+    whole = [t.arrive_ns for t in arriving if t.kind in _RESULTS and everything.issubset(t.members)]
+    if whole:
+        return min(whole)
+    own = {u for u in everything if view.sources[u] == host}
+    parts = [t for t in arriving if t.kind not in _RESULTS]
+    if own.union(*(t.members for t in parts)) != everything:
+        return None
+    ready_ns = [view.candidates[u].ready_ns for u in own]
+    return max([view.state.now_ns, *ready_ns, *(t.arrive_ns for t in parts)])
+
+
+def _check_ring(view: View) -> None:
+    """Assert that the edges of a ring are one circle through all workers' hosts, and in step."""
+    ring = [t for t in view.transfers if t.kind is Kind.RING]
+    if not ring:
+        return
+    following = {t.source: t.destination for t in ring}
+    hosts = {view.sources[c.update] for c in view.plan.commits}
+    reached, host = [ring[0].source], ring[0].destination
+    while host in following and host not in reached:
+        reached.append(host)
+        host = following[host]
+    circle = len(following) == len(ring) == len(reached) and host == reached[0]
+    assert circle, f"the ring's edges are not one circle: {listed(f'{t.source} to {t.destination}' for t in ring)}"
+    assert set(reached) == hosts, f"the ring goes through {listed(reached)}, the workers are at {listed(sorted(hosts))}"
+    for one, two in pairwise(ring):
+        in_step = one.profile == two.profile and one.size_bytes == two.size_bytes
+        assert in_step, f"the ring's edges from {one.source} and {two.source} are not in step"
+    least = -(-2 * (len(ring) - 1) * max(view.sizes[c.update] for c in view.plan.commits) // len(ring))
+    size = ring[0].size_bytes
+    assert size >= least, f"each edge of the ring carries {size} bytes, a sum of all takes {least}"

@@ -1,0 +1,65 @@
+"""Gets: each is answered or deferred exactly once, by a transfer of its model to its own host."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from mlfabric.protocol import GetId
+from mlfabric.scheduler.planning.checking.view import View, listed
+from mlfabric.scheduler.planning.plan import GetServed, Kind, Toward
+from mlfabric.scheduler.planning.values import GetCandidate
+
+__all__ = ["check_gets"]
+
+
+def check_gets(view: View) -> None:
+    """Assert that each get is settled once, at its host, in full, and that models come from a server in the end."""
+    plan = view.plan
+    deferred = [d.what for d in plan.deferred if isinstance(d.what, GetId)]
+    settled = Counter([g.get for g in plan.gets] + deferred)
+    wanted = {g.get: g for g in plan.batch.gets}
+    for get in wanted:
+        assert settled[get] == 1, f"the get {get} is answered or deferred {settled[get]} times; once is right"
+    strange = [g for g in settled if g not in wanted]
+    assert not strange, f"{listed(strange)}: settled, but not in the batch"
+    for answer in plan.gets:
+        _check_answer(view, answer, wanted[answer.get])
+    for i, transfer in enumerate(view.transfers):
+        if transfer.kind is Kind.MODEL and view.state.servers:
+            _check_model(view, i)
+
+
+def _check_answer(view: View, answer: GetServed, wanted: GetCandidate) -> None:
+    """Assert that the transfers of one get bring it whole, and when."""
+    get = answer.get
+    assert 0 <= answer.transfer < len(view.transfers), f"the get {get} is answered by no transfer of this plan"
+    parts = [(i, t) for i, t in enumerate(view.transfers) if t.get == get]
+    assert answer.transfer in [i for i, _ in parts], f"the get {get} is answered by {view.name(answer.transfer)}"
+    for i, part in parts:
+        at = part.destination
+        assert at == wanted.destination, f"{view.name(i)} answers {get}, whose host is {wanted.destination}"
+        start_ns = part.profile.start_ns
+        assert start_ns >= wanted.ready_ns, f"{view.name(i)} starts at {start_ns}, {get} is ready at {wanted.ready_ns}"
+    shards = Counter(part.shard for _, part in parts)
+    whole = shards == Counter(range(len(view.state.servers)))
+    assert whole, f"the get {get} is answered from shards {listed(sorted(shards.elements()))}, it needs each once"
+    for i, part in parts if wanted.part_bytes else ():
+        size = wanted.part_bytes[part.shard]
+        assert part.size_bytes == size, f"{view.name(i)} has {part.size_bytes} bytes, {get} wants {size} of its shard"
+    size = sum(part.size_bytes for _, part in parts)
+    assert size == wanted.size_bytes, f"the get {get} is answered with {size} bytes, it wants {wanted.size_bytes}"
+    arrive_ns = max(part.arrive_ns for _, part in parts)
+    in_time = answer.arrive_ns == arrive_ns
+    assert in_time, f"the get {get} is answered at {answer.arrive_ns}, its model is there at {arrive_ns}"
+
+
+def _check_model(view: View, i: int) -> None:
+    """Assert that a model comes from a server or is handed on, and that somebody needs it."""
+    transfer, name = view.transfers[i], view.name(i)
+    assert transfer.toward is Toward.WORKERS, f"{name} goes toward the {transfer.toward.value}"
+    server = view.state.servers[transfer.shard]
+    origin = bool(transfer.inputs) or transfer.source == server
+    assert origin, f"{name} brings a model from nowhere: {transfer.source} is no server of shard {transfer.shard}"
+    assert len(transfer.inputs) <= 1, f"{name} hands on {len(transfer.inputs)} models"
+    used = transfer.get is not None or view.uses.get(i)
+    assert used, f"{name} is for nothing: it answers no get and is not handed on"

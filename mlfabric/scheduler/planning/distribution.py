@@ -1,0 +1,269 @@
+"""How a model gets from its server to many workers (paper, section 10.3): aggregation mirrored in time.
+
+All gets of a batch are answered with one version. *Direct*: each by the server, shortest transfer first, as
+``order_gets`` plans it; what it cannot send is deferred, and a lone get is always answered so. Better ways are sought
+for the *early* gets, those that are ready when the first of the batch is; nobody waits for the *late* ones.
+
+*Stored* (``handing.py``): distributors store the model, then hand it on, one level, by algorithm 3 mirrored.
+*Tree* (``spreading.py``): distributors hand it on while it still arrives. For both, distributors are taken in the order
+in which the server alone would get the model (of the size of the largest early get) to them (ties: as given), without
+the server's own host, at most 64. The cheaper way is taken if it beats direct; ties: stored. Cost is the latest answer,
+or the sum over the early gets.
+
+In the end late gets are reserved, shortest first, and the whole is taken only if it costs less than direct.
+
+From several servers each get takes a part; parts are reserved together (``fluid/parts_kernel.py``), always directly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from mlfabric.network import HORIZON_NS, Network, Profile
+from mlfabric.scheduler.planning.fans import Fan, Way, answers_of, make_fan, transfers_of, world_for
+from mlfabric.scheduler.planning.fluid.lines import Lines
+from mlfabric.scheduler.planning.fluid.world import World
+from mlfabric.scheduler.planning.gets import order_gets
+from mlfabric.scheduler.planning.handing import hand_on
+from mlfabric.scheduler.planning.parts import PartsReserver, Thing, check_parts, whole
+from mlfabric.scheduler.planning.plan import Deferred, GetServed, Kind, Toward, Transfer
+from mlfabric.scheduler.planning.problem import Aggregator, Objective, Shape
+from mlfabric.scheduler.planning.spreading import spread
+from mlfabric.scheduler.planning.values import GetCandidate, GetSlot
+
+__all__ = ["Distribution", "distribute"]
+
+MOST_DISTRIBUTORS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Distribution:
+    """How a batch of gets is answered.
+
+    Args:
+        shape: DIRECT, STORED or TREE.
+        transfers: inputs come before what is made of them; numbered from the ``index`` that was given.
+        answers: one for each get that is not deferred; it names the transfer that arrives last for it.
+    """
+
+    shape: Shape
+    transfers: Sequence[Transfer]
+    answers: Sequence[GetServed]
+    deferred: Sequence[Deferred] = ()
+
+    def cost_ns(self, objective: Objective) -> int:
+        """Return the instant of the last answer, or the sum of all; what is deferred does not count."""
+        arrivals = [answer.arrive_ns for answer in self.answers]
+        return max(arrivals, default=0) if objective is Objective.LAST_COMMIT else sum(arrivals)
+
+
+class _Task(NamedTuple):
+    """What all ways share; ``now_ns`` is not before the network's floor."""
+
+    network: Network
+    servers: Sequence[str]
+    now_ns: int
+    objective: Objective
+    chunk_bytes: int
+    over: tuple[World, Lines] | None
+    first: int
+
+
+def distribute(
+    gets: Sequence[GetCandidate],
+    network: Network,
+    servers: Sequence[str],
+    distributors: Sequence[Aggregator] = (),
+    *,
+    now_ns: int,
+    objective: Objective = Objective.MEAN_COMMIT,
+    chunk_bytes: int = 64_000,
+    shapes: Collection[Shape] = frozenset(Shape),
+    over: tuple[World, Lines] | None = None,
+    index: int = 0,
+) -> Distribution:
+    """Plan how all these gets are answered with one version of the model; ``network`` is not changed.
+
+    Args:
+        gets: different ones; with ``part_bytes`` if there are several servers.
+        servers: the host of the model, or of each of its parts.
+        distributors: who may hand it on, first choice first; with several servers nobody does.
+        now_ns: nothing is planned before.
+        chunk_bytes: what a distributor keeps back of a model that still arrives, > 0.
+        shapes: DIRECT is always among them.
+        over: what is free, in a world with all paths from the servers and distributors to distributors and gets; None
+            for what is free in the network.
+        index: number of the first transfer in the plan.
+
+    Raises:
+        UsageError: an unknown host, a size out of range, or parts that do not match the servers.
+    """
+    task = _Task(network, servers, max(now_ns, network.floor_ns), objective, chunk_bytes, over, index)
+    if len(servers) > 1:
+        return _in_parts(task, gets)
+    slots = _order(task, gets)
+    direct = _directly(task, gets, slots)
+    if len(direct.answers) < 2 or not distributors or not {Shape.STORED, Shape.TREE} & set(shapes):
+        return direct
+    other = _handed_on(task, gets, slots, distributors, shapes)
+    if other is None or other.cost_ns(objective) >= direct.cost_ns(objective):
+        return direct
+    return replace(other, deferred=direct.deferred)
+
+
+def _order(task: _Task, gets: Sequence[GetCandidate]) -> Sequence[GetSlot]:
+    if task.over is None:
+        return order_gets(gets, task.network, task.servers[0], now_ns=task.now_ns)
+    return _order_over(task, gets, *task.over)[0]
+
+
+def _order_over(
+    task: _Task, gets: Sequence[GetCandidate], world: World, lines: Lines
+) -> tuple[Sequence[GetSlot], Lines]:
+    """Plan like ``order_gets`` over what is free in a world; return the slots and what is free then."""
+    ranked = sorted(gets, key=lambda get: get.get)
+    server, now_ns = task.servers[0], task.now_ns
+    things = [Thing([(server, g.destination)], [g.size_bytes], max(g.ready_ns, now_ns)) for g in ranked]
+    found, lines = PartsReserver.of(world, things).reserve(lines, [range(len(ranked))])
+    slots = [GetSlot(get=ranked[i].get, profile=profile, planned_ns=now_ns) for i, (profile,) in found.items()]
+    missing = [get for i, get in enumerate(ranked) if i not in found]
+    return slots + [GetSlot(get=get.get, profile=None, planned_ns=now_ns) for get in missing], lines
+
+
+def _directly(task: _Task, gets: Sequence[GetCandidate], slots: Sequence[GetSlot]) -> Distribution:
+    by_get = {get.get: get for get in gets}
+    transfers, answers, deferred = list[Transfer](), [], []
+    for slot in slots:
+        if slot.profile is None:
+            deferred.append(Deferred(what=slot.get, reason=slot.reason))
+            continue
+        transfer = _transfer(task, by_get[slot.get], slot.profile)
+        number, arrive_ns = task.first + len(transfers), transfer.arrive_ns
+        answers.append(GetServed(get=slot.get, transfer=number, arrive_ns=arrive_ns, reason=slot.reason))
+        transfers.append(transfer)
+    return Distribution(shape=Shape.DIRECT, transfers=transfers, answers=answers, deferred=deferred)
+
+
+def _transfer(task: _Task, get: GetCandidate, profile: Profile, shard: int = 0) -> Transfer:
+    """Make the transfer by which a server answers a get itself."""
+    server = task.servers[shard]
+    path = task.network.path(server, get.destination)
+    return Transfer(
+        kind=Kind.MODEL,
+        toward=Toward.WORKERS,
+        source=server,
+        destination=get.destination,
+        path=path,
+        size_bytes=get.part_bytes[shard] if len(task.servers) > 1 else get.size_bytes,
+        ready_ns=max(get.ready_ns, task.now_ns),
+        profile=profile,
+        arrive_ns=profile.end_ns + task.network.latency_ns(path),
+        get=get.get,
+        shard=shard,
+    )
+
+
+def _handed_on(
+    task: _Task,
+    gets: Sequence[GetCandidate],
+    slots: Sequence[GetSlot],
+    distributors: Sequence[Aggregator],
+    shapes: Collection[Shape],
+) -> Distribution | None:
+    """Let distributors hand the model on to the early gets; None if that is not better for these."""
+    reachable = {slot.get for slot in slots if slot.profile is not None}
+    gets = [get for get in gets if get.get in reachable]
+    ready_ns = max(task.now_ns, min(get.ready_ns for get in gets))
+    early = {get.get: get for get in gets if get.ready_ns <= ready_ns}
+    late = [get for get in gets if get.get not in early]
+    helpers = _nearest(task, distributors, max(get.size_bytes for get in early.values()), ready_ns)
+    if len(early) < 2 or not helpers:
+        return None
+    alone = _directly(task, gets, _order(task, list(early.values())) if late else slots)
+    world = task.over[0] if task.over else world_for(task.network, task.servers[0], gets, helpers)
+    fan = make_fan(
+        task.servers[0],
+        [early[answer.get] for answer in alone.answers],
+        helpers,
+        world,
+        ready_ns=ready_ns,
+        objective=task.objective,
+        chunk_bytes=task.chunk_bytes,
+    )
+    lines = task.over[1] if task.over else world.lines
+    way = _best_way(fan, lines, fan.cost_ns([answer.arrive_ns for answer in alone.answers]), shapes)
+    return _with_late(task, fan, way, late) if way else None
+
+
+def _nearest(task: _Task, distributors: Sequence[Aggregator], size_bytes: int, ready_ns: int) -> list[Aggregator]:
+    """Choose distributors, those first to whom the server alone would get the model first."""
+    network, server = task.network, task.servers[0]
+    away = [distributor for distributor in distributors if distributor.host != server]
+    if task.over is None:
+        profiles = (network.transfer(network.path(server, d.host), size_bytes, ready_ns) for d in away)
+        ends = [HORIZON_NS if profile is None else profile.end_ns for profile in profiles]
+    else:
+        things = [Thing([(server, d.host)], [size_bytes], ready_ns) for d in away]
+        ends = PartsReserver.of(task.over[0], things).solo_ends(task.over[1]) if away else []
+    places = sorted((end_ns, place) for place, end_ns in enumerate(ends) if end_ns < HORIZON_NS)
+    return [away[place] for _, place in places[:MOST_DISTRIBUTORS]]
+
+
+def _best_way(fan: Fan, lines: Lines, direct_ns: int, shapes: Collection[Shape]) -> Way | None:
+    """Return the cheapest way that costs less than direct."""
+    tree = spread(fan, lines) if Shape.TREE in shapes else None
+    if tree is not None and tree.cost_ns >= direct_ns:
+        tree = None
+    # The cheaper the tree, the sooner cases are given up; one that costs as much still wins.
+    limit_ns = direct_ns if tree is None else tree.cost_ns + 1
+    stored = hand_on(fan, lines, limit_ns) if Shape.STORED in shapes else None
+    return stored or tree
+
+
+def _with_late(task: _Task, fan: Fan, way: Way, late: Sequence[GetCandidate]) -> Distribution | None:
+    """Add the late gets, which the server answers; None if it cannot."""
+    transfers = list(transfers_of(fan, way, task.first))
+    answers = list(answers_of(fan, way, task.first, task.now_ns))
+    slots, _ = _order_over(task, late, fan.world, way.lines)
+    after = _directly(task._replace(first=task.first + len(transfers)), late, slots)
+    if after.deferred:
+        return None
+    return Distribution(shape=way.shape, transfers=[*transfers, *after.transfers], answers=[*answers, *after.answers])
+
+
+def _in_parts(task: _Task, gets: Sequence[GetCandidate]) -> Distribution:
+    """Let each server send its part to each get."""
+    ranked = sorted(gets, key=lambda get: get.get)
+    found, transfers = _parts(task, ranked), list[Transfer]()
+    answers, deferred = [], []
+    for i, get in enumerate(ranked):
+        if i not in found:
+            slot = GetSlot(get=get.get, profile=None, planned_ns=task.now_ns)
+            deferred.append(Deferred(what=get.get, reason=slot.reason))
+    for i, profiles in found.items():
+        get, first = ranked[i], len(transfers)
+        for shard, profile in enumerate(profiles):
+            transfers.append(_transfer(task, get, profile, shard))
+        last = max(range(first, len(transfers)), key=lambda n: (transfers[n].arrive_ns, -n))
+        slot = GetSlot(get=get.get, profile=whole(profiles), planned_ns=task.now_ns)
+        arrive_ns = transfers[last].arrive_ns
+        answers.append(GetServed(get=get.get, transfer=task.first + last, arrive_ns=arrive_ns, reason=slot.reason))
+    return Distribution(shape=Shape.DIRECT, transfers=transfers, answers=answers, deferred=deferred)
+
+
+def _parts(task: _Task, ranked: Sequence[GetCandidate]) -> dict[int, tuple[Profile, ...]]:
+    """Reserve each get's parts, shortest first; by place, in the order of reservation."""
+    for get in ranked:
+        check_parts(get.get, get.part_bytes, task.servers)
+    world, lines = task.over or (None, None)
+    if world is None or lines is None:
+        world = World(
+            task.network, list(dict.fromkeys(task.servers)), list(dict.fromkeys(g.destination for g in ranked))
+        )
+        lines = world.lines
+    things = [
+        Thing([(s, g.destination) for s in task.servers], g.part_bytes, max(g.ready_ns, task.now_ns)) for g in ranked
+    ]
+    return PartsReserver.of(world, things).reserve(lines, [range(len(things))])[0]

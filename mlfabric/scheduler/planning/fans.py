@@ -1,0 +1,152 @@
+"""A fan: one model on its way to many gets, with hosts that may hand it on; as columns, and back as transfers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from mlfabric.network import Network, Piece, Profile
+from mlfabric.scheduler.planning.fluid.handing_kernel import BY_SERVER, Handing
+from mlfabric.scheduler.planning.fluid.lines import Ints, Lines
+from mlfabric.scheduler.planning.fluid.spread_kernel import Spreading
+from mlfabric.scheduler.planning.fluid.world import World
+from mlfabric.scheduler.planning.plan import GetServed, Kind, Toward, Transfer
+from mlfabric.scheduler.planning.problem import Aggregator, Objective, Shape
+from mlfabric.scheduler.planning.values import GetCandidate
+
+__all__ = ["Fan", "Row", "Way", "answers_of", "make_fan", "transfers_of", "world_for"]
+
+
+class Fan(NamedTuple):
+    """What every way of handing on is planned for; gets and distributors are known by their places."""
+
+    server: str
+    gets: Sequence[GetCandidate]
+    distributors: Sequence[Aggregator]
+    world: World
+    handing: Handing
+    spreading: Spreading
+
+    def cost_ns(self, answered_ns: Sequence[int]) -> int:
+        """Return the time from when the model is ready to the last answer, or the sum of these times."""
+        spans = [at_ns - int(self.handing.scalars[1]) for at_ns in answered_ns]
+        return max(spans) if self.handing.scalars[2] else sum(spans)
+
+
+class Row(NamedTuple):
+    """One transfer: of a get (or ~distributor, which gets the model), by a distributor or BY_SERVER."""
+
+    what: int
+    by: int
+    ready_ns: int
+    end_ns: int
+    first: int
+    after: int
+
+
+class Way(NamedTuple):
+    """One way to answer all gets of a fan: transfers, what is free after them, and what it costs."""
+
+    shape: Shape
+    cost_ns: int
+    rows: Sequence[Row]
+    pieces: Sequence[Piece]
+    lines: Lines
+
+    @classmethod
+    def of(cls, shape: Shape, cost_ns: int, found: tuple[Ints, Ints, Lines]) -> Way:
+        """Make one of the tables of rows and of pieces that a kernel found, and the lines that it left."""
+        rows, pieces, lines = found
+        return cls(
+            shape, cost_ns, list(map(Row._make, rows[1:].tolist())), list(map(Piece._make, pieces.tolist())), lines
+        )
+
+
+def world_for(network: Network, server: str, gets: Sequence[GetCandidate], helpers: Sequence[Aggregator]) -> World:
+    """Return a world with every path that a fan may use."""
+    hosts = [helper.host for helper in helpers]
+    return World(network, [server, *hosts], list(dict.fromkeys([*hosts, *(get.destination for get in gets)])))
+
+
+def make_fan(
+    server: str,
+    gets: Sequence[GetCandidate],
+    distributors: Sequence[Aggregator],
+    world: World,
+    *,
+    ready_ns: int,
+    objective: Objective,
+    chunk_bytes: int,
+) -> Fan:
+    """Lay a fan out as columns; ``world`` has all paths from the server and the distributors to them and the gets."""
+    hosts = [d.host for d in distributors]
+    place = {host: j for j, host in enumerate(hosts)}
+    # Routes from one host to some hosts differ by the same amounts as those from another (World numbers them so).
+    first = np.array([world.route(host, hosts[0]) for host in (server, *hosts)], np.int64)
+    to_gets = np.array([world.route(server, g.destination) for g in gets], np.int64) - first[0]
+    to_hosts = np.array([world.route(server, host) for host in hosts], np.int64) - first[0]
+    bits = np.array([8 * g.size_bytes for g in gets], np.int64)
+    handing = Handing(
+        direct=first[0] + to_gets,
+        model=first[0] + to_hosts,
+        onward=first[1:, None] + to_gets,
+        bits=bits,
+        own=np.array([place.get(g.destination, -1) for g in gets], np.int64),
+        most=np.array([d.most_updates for d in distributors], np.int64),
+        scalars=np.array([bits.max(), ready_ns, objective is Objective.LAST_COMMIT], np.int64),
+    )
+    spreading = Spreading(between=first[1:, None] + to_hosts, chunk=np.array([8 * chunk_bytes], np.int64))
+    return Fan(server, gets, distributors, world, handing, spreading)
+
+
+def arrive_ns(fan: Fan, row: Row) -> int:
+    """Return when what a row brings is there."""
+    return row.end_ns + int(fan.world.routes.latency_ns[_route(fan, row)])
+
+
+def _route(fan: Fan, row: Row) -> int:
+    handing = fan.handing
+    if row.what >= 0:
+        route = handing.direct[row.what] if row.by == BY_SERVER else handing.onward[row.by, row.what]
+    else:
+        route = handing.model[~row.what] if row.by == BY_SERVER else fan.spreading.between[row.by, ~row.what]
+    return int(route)
+
+
+def transfers_of(fan: Fan, way: Way, index: int) -> Iterator[Transfer]:
+    """Make the transfers of a way; the first of them is number ``index`` of its plan."""
+    brought: dict[int, int] = {}
+    for number, row in enumerate(way.rows, start=index):
+        route = _route(fan, row)
+        get = fan.gets[row.what] if row.what >= 0 else None
+        pieces = tuple(way.pieces[row.first : row.after])
+        start_ns = pieces[0].start_ns if pieces else row.end_ns
+        if get is None:
+            brought[~row.what] = number
+        yield Transfer(
+            kind=Kind.MODEL,
+            toward=Toward.WORKERS,
+            source=fan.server if row.by == BY_SERVER else fan.distributors[row.by].host,
+            destination=get.destination if get else fan.distributors[~row.what].host,
+            path=fan.world.path(route),
+            size_bytes=get.size_bytes if get else int(fan.handing.scalars[0]) // 8,
+            ready_ns=row.ready_ns,
+            profile=Profile(start_ns, row.end_ns, pieces),
+            arrive_ns=arrive_ns(fan, row),
+            get=get.get if get else None,
+            inputs=() if row.by == BY_SERVER else (brought[row.by],),
+            cut_through=way.shape is Shape.TREE and row.by != BY_SERVER,
+        )
+
+
+def answers_of(fan: Fan, way: Way, index: int, now_ns: int) -> Iterator[GetServed]:
+    """Say of each get by which transfer it is answered, when and why so."""
+    for number, row in enumerate(way.rows, start=index):
+        if row.what >= 0:
+            arrives_ns = arrive_ns(fan, row)
+            took = f"{max(0, arrives_ns - now_ns) / 1e6:.1f} ms"
+            by = "the server" if row.by == BY_SERVER else fan.distributors[row.by].host
+            reason = f"from {by}, one of {len(way.rows)} transfers of the model ({way.shape.name.lower()}): {took}"
+            yield GetServed(get=fan.gets[row.what].get, transfer=number, arrive_ns=arrives_ns, reason=reason)

@@ -1,0 +1,117 @@
+"""How kernels are compiled: on the first call, kept on disk where there is a place for it.
+
+numba renews what it keeps when the function's own file has changed, and would go on to run machine code that holds an
+old version of a function, tuple or constant of another file. So we let it compare a digest instead: of the function's
+file and, recursively, of every file of this package that is imported there.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numba
+from numba import types
+
+__all__ = ["compiled", "is_cold", "lean", "set_warm"]
+
+_ROOT = __name__.partition(".")[0]
+_IMPORT = re.compile(rf"^\s*(?:from|import) ({_ROOT}[.\w]*)(?: import (\([\w\s,]*|[\w ,]*))?", re.MULTILINE)
+
+_kernels: list[Any] = []
+
+
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile a function of numbers and arrays on its first call, and keep the result on disk if possible."""
+    return _declare(function)
+
+
+def lean(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Do as ``compiled`` for a function that only works on what it is given: it makes no array and no list, takes no
+    list, and returns numbers.
+
+    Its arrays are then not counted as in use: counting takes longer than a short kernel's work.
+    """
+    return _declare(function, _nrt=False)
+
+
+def _declare(function: Callable[..., Any], **options: bool) -> Callable[..., Any]:
+    declare: Any = numba.njit  # its types do not know all options
+    try:
+        found = declare(cache=True, **options)(function)
+        # What numba compares (its own stamp is the file's time and size); there is no public way to it.
+        found._cache._cache_file._source_stamp = _digest(function.__module__)
+    except (RuntimeError, AttributeError):
+        found = declare(**options)(function)
+    _compile_once(found)
+    _kernels.append(found)
+    kernel: Callable[..., Any] = found
+    return kernel
+
+
+def _compile_once(kernel: Any) -> None:
+    """Let all constants of a type count as that type; numba would compile a function for each constant it is given."""
+    plain: Callable[[Any], Any] = types.unliteral
+    find = getattr(kernel, "get_call_template", None)
+    if find is not None:
+        kernel.get_call_template = lambda args, kws: find(
+            tuple(map(plain, args)), {name: plain(kind) for name, kind in kws.items()}
+        )
+
+
+def is_cold() -> bool:
+    """Say whether functions of the package must be compiled: until ``set_warm`` was called with these sources."""
+    mark = _mark()
+    return mark is None or not mark.exists()
+
+
+def set_warm() -> None:
+    """Remember on disk that all functions of this version are compiled, if there is a place for it."""
+    mark = _mark()
+    if mark is not None:
+        for other in mark.parent.glob("kernels-*.warm"):
+            other.unlink(missing_ok=True)
+        mark.touch()
+
+
+def _mark() -> Path | None:
+    """The file that stands for this version of all functions of the package that were declared so far."""
+    kernels = [kernel for kernel in _kernels if kernel.py_func.__module__.startswith(f"{_ROOT}.")]
+    folder = next((kernel.stats.cache_path for kernel in kernels if kernel.stats.cache_path), None)
+    parts = [numba.__version__, sys.version, *sorted({_digest(kernel.py_func.__module__) for kernel in kernels})]
+    return Path(folder) / f"kernels-{sha256(repr(parts).encode()).hexdigest()[:16]}.warm" if folder else None
+
+
+@cache
+def _digest(module: str) -> str:
+    """Digest the sources of a module and of all that it needs of this package."""
+    parts = (name.encode() + b"\0" + _source(name) + b"\0" for name in sorted(_needed(module)))
+    return sha256(b"".join(parts)).hexdigest()
+
+
+def _needed(module: str) -> set[str]:
+    found, todo = set[str](), [module]
+    while todo:
+        name = todo.pop()
+        if name not in found:
+            found.add(name)
+            todo += _imported(name)
+    return found
+
+
+def _imported(module: str) -> Iterator[str]:
+    for name, members in _IMPORT.findall(_source(module).decode()):
+        for candidate in (name, *(f"{name}.{member}" for member in re.findall(r"\w+", members))):
+            if candidate in sys.modules:
+                yield candidate
+
+
+@cache
+def _source(module: str) -> bytes:
+    file = getattr(sys.modules[module], "__file__", None)
+    return Path(file).read_bytes() if file else b""

@@ -1,0 +1,58 @@
+# mypy: disallow_untyped_defs=False, disallow_untyped_calls=False
+"""The primitives of ``lines.py`` for kernels that make thousands of transfers and keep pieces in one array, compiled.
+
+They allocate nothing. The caller sees to it that there is room: ``flow`` counts pieces on where the rows end without
+writing them, ``reserve`` needs what ``has_room`` asks for.
+
+Long lists are searched from where the last transfer over the link began: ``near`` are the same lines, but with such
+nodes as heads (``approach`` sees to it that none is too late, or gone).
+"""
+
+from __future__ import annotations
+
+from mlfabric.scheduler.planning.fluid.jit import lean
+from mlfabric.scheduler.planning.fluid.lines import GONE, MOST_BPS, seek, take_rows
+from mlfabric.scheduler.planning.fluid.lines import flow as flow_from_the_first
+
+__all__ = ["approach", "drop_heads", "flow", "has_room", "reserve"]
+
+
+@lean
+def flow(lines, routes, route, bits, ready_ns, rows, first):
+    """Plan a transfer whose pieces become the rows from ``first`` on; return its end and the row behind them."""
+    end_ns, count = flow_from_the_first(lines, routes, route, MOST_BPS, bits, ready_ns, rows[first:], len(rows) - first)
+    return end_ns, first + count
+
+
+@lean
+def has_room(lines, routes, route, count):
+    """Whether so many pieces can be reserved on a route."""
+    return lines.used[0] + 2 * count * routes.hops[route] <= len(lines.at_ns)
+
+
+@lean
+def reserve(lines, routes, route, rows, first, end):
+    """Take the pieces in ``rows[first:end]`` out of what is free on every link of a route."""
+    take_rows(lines, routes, route, rows[first:end], end - first)
+
+
+@lean
+def approach(lines, near, routes, route, ready_ns):
+    """Let each list of a route begin in ``near`` where a transfer that is ready then can begin; not at the horizon."""
+    for k in range(routes.hops[route]):
+        ready_ns = max(ready_ns, lines.at_ns[lines.head[routes.link[route, k]]])
+    for k in range(routes.hops[route]):
+        link = routes.link[route, k]
+        node = near.head[link]
+        if lines.bps[node] == GONE or lines.at_ns[node] > ready_ns:
+            node = lines.head[link]
+        near.head[link] = seek(lines, node, ready_ns)
+
+
+@lean
+def drop_heads(lines, routes, route):
+    """Move the heads of a route's lists on past what can never be used again."""
+    for k in range(routes.hops[route]):
+        link = routes.link[route, k]
+        while lines.bps[lines.head[link]] <= 0 and lines.following[lines.head[link]] != 0:
+            lines.head[link] = lines.following[lines.head[link]]

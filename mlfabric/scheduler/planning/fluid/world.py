@@ -1,0 +1,123 @@
+"""Takes the part of a network that a plan can touch to arrays, and reserved pieces back to profiles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from itertools import chain
+
+import numpy as np
+
+from mlfabric.network import CORE, HORIZON_NS, LinkId, Network, Path, Piece, Profile
+from mlfabric.scheduler.planning.fluid.lines import Lines, Routes
+
+__all__ = ["World", "over_paths", "profile_of"]
+
+
+class World:
+    """Every path from some hosts to some hosts, numbered, and what is free on their links.
+
+    The route from ``sources[i]`` to ``destinations[j]`` is ``i * len(destinations) + j``; ``route`` finds it by names.
+    ``lines`` is a fresh copy: kernels may scribble on it (and return grown ones), the network never changes.
+
+    Raises:
+        UsageError: an unknown host.
+    """
+
+    def __init__(self, network: Network, sources: Sequence[str], destinations: Sequence[str]) -> None:
+        self._network = network
+        self._sources, self._destinations = tuple(sources), tuple(destinations)
+        self._source = {name: i for i, name in enumerate(sources)}
+        self._destination = {name: j for j, name in enumerate(destinations)}
+        make = _star if network.is_star else _graph
+        self._links, self.routes = make(network, self._sources, self._destinations)
+        self.lines = _lines(network, self._links)
+
+    @cached_property
+    def links(self) -> dict[LinkId, int]:
+        """The number of each link."""
+        return {LinkId(*link): number for number, link in enumerate(self._links)}
+
+    @property
+    def paths(self) -> list[Path]:
+        """The links of every route."""
+        return [self.path(route) for route in range(len(self.routes.hops))]
+
+    def route(self, source: str, destination: str) -> int:
+        """Return the number of the route between two hosts."""
+        return self._source[source] * len(self._destinations) + self._destination[destination]
+
+    def path(self, route: int) -> Path:
+        """Return the links of a route."""
+        i, j = divmod(route, len(self._destinations))
+        return self._network.path(self._sources[i], self._destinations[j])
+
+
+def _star(
+    network: Network, sources: Sequence[str], destinations: Sequence[str]
+) -> tuple[list[tuple[str, str]], Routes]:
+    """Number the links of a star: up from each source, then down to each destination."""
+    up = {name: i for i, name in enumerate(dict.fromkeys(sources))}
+    down = {name: len(up) + j for j, name in enumerate(dict.fromkeys(destinations))}
+    for name in chain(up, down):
+        if not network.has_host(name):
+            network.path(name, name)
+    shape = len(sources), len(destinations)
+    link = np.empty((*shape, 2), np.int64)
+    link[:, :, 0] = np.array([up[name] for name in sources], np.int64)[:, None]
+    link[:, :, 1] = np.array([down[name] for name in destinations], np.int64)
+    is_same = link[:, :, 0] == np.array([up.get(name, -1) for name in destinations], np.int64)
+    link[is_same] = -1
+    hops, latency_ns = np.where(is_same, 0, 2), np.where(is_same, 0, network.star_latency_ns)
+    links = [*((name, CORE) for name in up), *((CORE, name) for name in down)]
+    return links, Routes(link.reshape(-1, 2), hops.reshape(-1), latency_ns.reshape(-1), np.zeros(2, np.int64))
+
+
+def _graph(
+    network: Network, sources: Sequence[str], destinations: Sequence[str]
+) -> tuple[list[tuple[str, str]], Routes]:
+    return _numbered(network, [network.path(source, destination) for source in sources for destination in destinations])
+
+
+def _numbered(network: Network, paths: Sequence[Path]) -> tuple[list[tuple[str, str]], Routes]:
+    """Number the links of paths as they come; a path's route is its place."""
+    numbers: dict[tuple[str, str], int] = {}
+    width = max(map(len, paths), default=0) or 1
+    padding = [(-1,) * n for n in range(width + 1)]
+    numbered = [[numbers.setdefault(link, len(numbers)) for link in path] for path in paths]
+    rows = [(*row, *padding[width - len(row)]) for row in numbered]
+    link = np.array(rows, np.int64).reshape(-1, width)
+    hops = np.array(list(map(len, paths)), np.int64)
+    # One more, for the padding's -1.
+    of_link = np.array([*(network.latency_ns((LinkId(*link),)) for link in numbers), 0], np.int64)
+    return list(numbers), Routes(link, hops, of_link[link].sum(axis=1), np.zeros(width, np.int64))
+
+
+def over_paths(network: Network, paths: Sequence[Path]) -> tuple[Routes, Lines]:
+    """Return routes over some paths, in this order, and what is free on their links (a fresh copy)."""
+    links, routes = _numbered(network, paths)
+    return routes, _lines(network, links)
+
+
+def _lines(network: Network, links: Iterable[tuple[str, str]]) -> Lines:
+    """Lay residual capacities out as linked lists; below zero counts as zero."""
+    found = network.free_lines(links)
+    counts = np.array([1, *(len(line.values) for line in found)], np.int64)
+    head = np.cumsum(counts)
+    used = int(head[-1])
+    columns = np.empty((3, used), np.int64)
+    columns[0, 0], columns[1, 0] = HORIZON_NS, 0
+    times = np.fromiter(chain.from_iterable(line.times for line in found), np.int64, used - 1 + len(found))
+    columns[0, 1:] = np.delete(times, head[1:] - 1 + np.arange(len(found)))
+    columns[1, 1:] = np.fromiter(chain.from_iterable(line.values for line in found), np.int64, used - 1)
+    np.maximum(columns[1], 0, out=columns[1])
+    columns[2] = np.arange(1, used + 1)
+    columns[2, head - 1] = 0
+    return Lines(columns[0], columns[1], columns[2], np.array([used], np.int64), head[:-1].copy())
+
+
+def profile_of(pieces: Sequence[tuple[int, int, int]], ready_ns: int, end_ns: int) -> Profile:
+    """Make a profile of the pieces of one transfer; without pieces it took no time."""
+    if not pieces:
+        return Profile(ready_ns, end_ns, ())
+    return Profile(pieces[0][0], end_ns, tuple(map(Piece._make, pieces)))

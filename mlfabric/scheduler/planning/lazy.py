@@ -1,0 +1,51 @@
+"""Sequences whose items are made when they are looked at: most of a thousand plans per second never are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar, overload
+
+__all__ = ["Lazy"]
+
+T = TypeVar("T")
+
+
+class Lazy(Sequence[T]):
+    """A sequence that makes item ``i`` by ``make(i)`` each time it is asked for; it equals and prints as a tuple."""
+
+    __slots__ = ("_count", "_make")
+
+    def __init__(self, count: int, make: Callable[[int], T]) -> None:
+        self._count = count
+        self._make = make
+
+    def __len__(self) -> int:
+        """Return how many items there are."""
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[T, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> T | tuple[T, ...]:
+        """Make one item, or a tuple of some."""
+        places = range(self._count)[index]
+        return self._make(places) if isinstance(places, int) else tuple(map(self._make, places))
+
+    def __iter__(self) -> Iterator[T]:
+        """Make one item after the other; an error in making one is not taken for the end."""
+        return map(self._make, range(self._count))
+
+    def __eq__(self, other: object) -> bool:
+        """Compare as tuples do."""
+        return tuple(self) == tuple(other) if isinstance(other, Lazy | tuple) else NotImplemented
+
+    def __hash__(self) -> int:
+        """Hash as a tuple does."""
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        """Print as a tuple does."""
+        return repr(tuple(self))

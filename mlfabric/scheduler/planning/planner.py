@@ -1,0 +1,113 @@
+"""The one way to a plan: who sends what to whom, when, how fast, and whether at all (design, section 5)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mlfabric.network import Network
+from mlfabric.scheduler.planning.admission import check_problem
+from mlfabric.scheduler.planning.all_reduce import plan_all_reduce
+from mlfabric.scheduler.planning.distribution import Distribution, distribute
+from mlfabric.scheduler.planning.fluid.lines import Lines
+from mlfabric.scheduler.planning.fluid.world import World
+from mlfabric.scheduler.planning.lazy import Lazy
+from mlfabric.scheduler.planning.lists import held_back
+from mlfabric.scheduler.planning.plan import Deferred, Plan
+from mlfabric.scheduler.planning.problem import Batch, Consistency, FabricState, PlannerConfig, Shape
+from mlfabric.scheduler.planning.pushing import Pushed, objective_of, push
+from mlfabric.scheduler.planning.values import GetCandidate
+
+__all__ = ["plan"]
+
+_NOTHING = Distribution(shape=Shape.DIRECT, transfers=(), answers=())
+
+
+def plan(batch: Batch, network: Network, state: FabricState, config: PlannerConfig) -> Plan:
+    """Plan a batch; nothing is changed, and the same input gives the same plan on every machine.
+
+    Args:
+        network: what is in flight is reserved in it already.
+
+    Raises:
+        UsageError: the problem has no meaning; says what was given and what is allowed.
+    """
+    check_problem(batch, network, state, config)
+    if config.consistency is Consistency.ALL_REDUCE:
+        return plan_all_reduce(batch, network, state, config)
+    world = _world(batch, network, state) if _needs_world(batch, state) else None
+    pushed = push(batch, network, state, config, world)
+    got, held = _handed_out(batch, network, state, config, pushed, world)
+    count, answers = len(pushed.transfers), got.transfers
+    return Plan(
+        batch=batch,
+        state=state,
+        config=config,
+        shape=pushed.shape,
+        transfers=Lazy(count + len(answers), lambda i: pushed.transfers[i] if i < count else answers[i - count])
+        if answers
+        else pushed.transfers,
+        groups=pushed.groups,
+        commits=pushed.commits,
+        drops=pushed.drops,
+        replica_steps=pushed.replica_steps,
+        punts=pushed.punts,
+        gets=got.answers,
+        deferred=(*pushed.deferred, *got.deferred, *held),
+    )
+
+
+def _needs_world(batch: Batch, state: FabricState) -> bool:
+    """Whether anything but direct transfers of updates alone can come of it."""
+    if len(state.servers) != 1:
+        return False
+    summed = bool(state.aggregators) and len(batch.updates) > 1
+    return summed or state.replica is not None or bool(batch.updates and batch.gets)
+
+
+def _world(batch: Batch, network: Network, state: FabricState) -> World:
+    """Number all ways that this batch may take."""
+    sources = dict.fromkeys(candidate.source for candidate in batch.updates)
+    helpers = dict.fromkeys(aggregator.host for aggregator in state.aggregators)
+    destinations = dict.fromkeys((*helpers, *state.servers))
+    if state.replica is not None:
+        own = dict.fromkeys(aggregator.host for aggregator in state.replica.aggregators)
+        sources |= dict.fromkeys(pending.source for pending in state.replica.pending) | own
+        destinations |= own | {state.replica.host: None}
+    if batch.gets:
+        distributors = dict.fromkeys(distributor.host for distributor in state.distributors)
+        sources |= distributors | dict.fromkeys(state.servers)
+        destinations |= distributors | dict.fromkeys(get.destination for get in batch.gets)
+    return World(network, tuple(sources | helpers), tuple(destinations))
+
+
+def _handed_out(
+    batch: Batch, network: Network, state: FabricState, config: PlannerConfig, pushed: Pushed, world: World | None
+) -> tuple[Distribution, Sequence[Deferred]]:
+    """Plan the gets over what the updates leave free."""
+    gets: Sequence[GetCandidate] = batch.gets
+    held: Sequence[Deferred] = ()
+    if config.consistency is Consistency.STALE_SYNCHRONOUS:
+        gets, held = held_back(gets, slowest_clock=state.slowest_clock, slack=config.slack)
+    if not gets:
+        return _NOTHING, held
+    over: tuple[World, Lines] | None = None
+    if world is not None and pushed.free is not None:
+        over = (world, pushed.free())
+    elif len(pushed.transfers):
+        network = network.copy()
+        for i, transfer in enumerate(pushed.transfers):
+            if transfer.planned:
+                network.reserve(("plan", i), transfer.path, transfer.profile)
+    found = distribute(
+        gets,
+        network,
+        state.servers,
+        state.distributors,
+        now_ns=state.now_ns,
+        objective=objective_of(config),
+        chunk_bytes=config.chunk_bytes,
+        shapes=config.shapes,
+        over=over,
+        index=len(pushed.transfers),
+    )
+    return found, held

@@ -1,0 +1,304 @@
+"""The way of a batch's updates: ordered, forwarded by the best of the allowed shapes, replicated (paper, section 5).
+
+Each stage works on columns; what a plan is made of is made as it is looked at. A lone update goes directly, whoever
+could relay it: nothing is to be summed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+
+from mlfabric.network import Network
+from mlfabric.scheduler.planning.committing import Sequenced
+from mlfabric.scheduler.planning.fluid.lines import Lines
+from mlfabric.scheduler.planning.fluid.world import World
+from mlfabric.scheduler.planning.forwarding import Forwarding, Lot
+from mlfabric.scheduler.planning.lazy import Lazy
+from mlfabric.scheduler.planning.lists import order_lists, order_lists_in_parts
+from mlfabric.scheduler.planning.ordering import order
+from mlfabric.scheduler.planning.plan import Commit, Deferred, Group, Kind, Punt, ReplicaStep, Toward, Transfer
+from mlfabric.scheduler.planning.problem import Batch, Consistency, FabricState, Objective, PlannerConfig, Shape
+from mlfabric.scheduler.planning.profiles import Placed, Profiles
+from mlfabric.scheduler.planning.replication import Replication, replicate
+from mlfabric.scheduler.planning.search import MOST_UPDATES, improve, reordered
+from mlfabric.scheduler.planning.shards import order_parts
+from mlfabric.scheduler.planning.stored import forward_stored
+from mlfabric.scheduler.planning.trees import forward_trees
+from mlfabric.scheduler.planning.values import Left, Ordering
+
+__all__ = ["Pushed", "objective_of", "push"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pushed:
+    """What is planned for the updates of a batch; ``free`` says what that leaves free in the world, if there is one."""
+
+    shape: Shape
+    transfers: Sequence[Transfer]
+    groups: Sequence[Group]
+    commits: Sequence[Commit]
+    drops: Sequence[Left]
+    replica_steps: Sequence[ReplicaStep] = ()
+    punts: Sequence[Punt] = ()
+    deferred: Sequence[Deferred] = ()
+    free: Callable[[], Lines] | None = None
+
+
+def objective_of(config: PlannerConfig) -> Objective:
+    """Return what is made small: an iteration is as good as its last commit, whatever was asked for."""
+    synchronous = config.consistency in (Consistency.SYNCHRONOUS, Consistency.ALL_REDUCE)
+    return Objective.LAST_COMMIT if synchronous else config.objective
+
+
+def push(batch: Batch, network: Network, state: FabricState, config: PlannerConfig, world: World | None) -> Pushed:
+    """Plan the updates of a batch.
+
+    Args:
+        world: has all ways that they may take; None if each goes directly to the one server and nothing else is
+            planned.
+    """
+    if len(state.servers) > 1:
+        return _in_parts(batch, network, state, config)
+    ordering = _ordered(batch, network, state, config)
+    if world is None:
+        return _directly(batch, ordering, network, state, config)
+    return _forwarded(batch, ordering, state, config, world)
+
+
+def _ordered(batch: Batch, network: Network, state: FabricState, config: PlannerConfig) -> Ordering:
+    asynchronous = config.consistency is Consistency.ASYNCHRONOUS
+    if config.consistency is Consistency.STALE_SYNCHRONOUS:
+        return order_lists(batch.updates, network, state.servers[0], v_init=state.v_init, now_ns=state.now_ns)
+    return order(
+        batch.updates,
+        network,
+        state.servers[0],
+        v_init=state.v_init,
+        tau_max=config.tau_max if asynchronous else None,
+        now_ns=state.now_ns,
+        rule=config.drop_rule,
+    )
+
+
+def _in_parts(batch: Batch, network: Network, state: FabricState, config: PlannerConfig) -> Pushed:
+    """Send every part directly; an update is there when its last part is."""
+    updates, servers, now_ns = batch.updates, state.servers, state.now_ns
+    if config.consistency is Consistency.STALE_SYNCHRONOUS:
+        found = order_lists_in_parts(updates, network, servers, v_init=state.v_init, now_ns=now_ns)
+    else:
+        tau_max, rule = config.tau_max, config.drop_rule
+        found = order_parts(updates, network, servers, v_init=state.v_init, tau_max=tau_max, now_ns=now_ns, rule=rule)
+    count, parts = len(found.ordering.slots), len(state.servers)
+    last = Lazy(count, lambda i: range(i * parts, (i + 1) * parts))
+    return _alone(batch, found.ordering, found.transfers, last, found.arrive_ns, state, config)
+
+
+def _directly(batch: Batch, ordering: Ordering, network: Network, state: FabricState, config: PlannerConfig) -> Pushed:
+    """The hot case: what the ordering says is the plan."""
+    server = state.servers[0]
+    sources = {candidate.update: candidate for candidate in batch.updates}
+
+    def transfer(place: int) -> Transfer:
+        slot = ordering.slots[place]
+        candidate = sources[slot.update]
+        path = network.path(candidate.source, server)
+        return Transfer(
+            kind=Kind.UPDATE,
+            toward=Toward.PRIMARY,
+            source=candidate.source,
+            destination=server,
+            path=path,
+            size_bytes=candidate.size_bytes,
+            ready_ns=max(candidate.ready_ns, state.now_ns),
+            profile=slot.profile,
+            arrive_ns=slot.profile.end_ns + network.latency_ns(path),
+            members=(slot.update,),
+            planned=candidate.in_flight is None,
+        )
+
+    transfers = [transfer(place) for place in range(len(ordering.slots))]
+    last = [(i,) for i in range(len(transfers))]
+    return _alone(batch, ordering, transfers, last, [t.arrive_ns for t in transfers], state, config)
+
+
+def _alone(
+    batch: Batch,
+    ordering: Ordering,
+    transfers: Sequence[Transfer],
+    last: Sequence[Sequence[int]],
+    arrive_ns: Sequence[int],
+    state: FabricState,
+    config: PlannerConfig,
+) -> Pushed:
+    """Plan what nobody sums and nobody copies: each update is a group."""
+    count = len(ordering.slots)
+    commit_ns = list(accumulate(arrive_ns, max, initial=state.now_ns))[1:]
+    found = Sequenced(
+        batch=batch,
+        state=state,
+        config=config,
+        ordering=ordering,
+        shape=Shape.DIRECT,
+        transfers=transfers,
+        spans=[(i, i + 1) for i in range(count)],
+        last=last,
+        arrive_ns=arrive_ns,
+        commit_ns=commit_ns,
+        waits_for_ns=[0] * count,
+    )
+    return Pushed(
+        shape=Shape.DIRECT, transfers=transfers, groups=found.groups, commits=found.commits, drops=ordering.left
+    )
+
+
+def _forwarded(batch: Batch, ordering: Ordering, state: FabricState, config: PlannerConfig, world: World) -> Pushed:
+    """Let the best of the allowed shapes bring the updates to the primary, then plan what the replica gets."""
+    ordering, lot, forwarding = _best(ordering, _lot(ordering, batch), world, state, config)
+    bounded = state.replica is not None and config.div_max is not None
+    norms = {candidate.update: candidate.norm for candidate in batch.updates} if bounded else {}
+    replication = replicate(
+        lot,
+        [norms[update] for update in lot.updates] if bounded else (),
+        forwarding.arrive_ns,
+        state.replica,
+        config,
+        world,
+        forwarding.lines,
+        now_ns=state.now_ns,
+        first_transfer=len(forwarding.transfers),
+    )
+    return _assembled(batch, ordering, forwarding, replication, state, config)
+
+
+def _assembled(
+    batch: Batch,
+    ordering: Ordering,
+    forwarding: Forwarding,
+    replication: Replication,
+    state: FabricState,
+    config: PlannerConfig,
+) -> Pushed:
+    found = Sequenced(
+        batch=batch,
+        state=state,
+        config=config,
+        ordering=ordering,
+        shape=forwarding.shape,
+        transfers=forwarding.transfers,
+        spans=forwarding.groups,
+        last=Lazy(len(forwarding.last), lambda i: (forwarding.last[i],)),
+        arrive_ns=forwarding.arrive_ns.tolist(),
+        commit_ns=replication.commit_ns.tolist(),
+        waits_for_ns=Lazy(
+            len(replication.waits_for),
+            lambda i: int(replication.commit_ns[i]) if replication.waits_for[i] >= 0 else 0,
+        ),
+    )
+    return Pushed(
+        shape=forwarding.shape,
+        transfers=_joined(forwarding.transfers, replication.transfers),
+        groups=found.groups,
+        commits=found.commits,
+        drops=ordering.left,
+        replica_steps=replication.steps,
+        punts=replication.punts,
+        deferred=replication.deferred,
+        free=replication.free,
+    )
+
+
+def _joined(first: Sequence[Transfer], second: Sequence[Transfer]) -> Sequence[Transfer]:
+    count = len(first)
+    return Lazy(count + len(second), lambda i: first[i] if i < count else second[i - count])
+
+
+def _lot(ordering: Ordering, batch: Batch) -> Lot:
+    """Make columns of an ordering, if it has not brought them."""
+    placed = ordering.placed
+    if placed is None:
+        of = {candidate.update: candidate for candidate in batch.updates}
+        chosen = [of[slot.update] for slot in ordering.slots]
+        now_ns = ordering.slots[0].planned_ns if ordering.slots else 0
+        placed = Placed(
+            updates=[c.update for c in chosen],
+            sources=[c.source for c in chosen],
+            bits=np.array([8 * c.size_bytes for c in chosen], np.int64),
+            ready_ns=np.array([max(c.ready_ns, now_ns) for c in chosen], np.int64),
+            planned=[c.in_flight is None for c in chosen],
+            profiles=Profiles.of([slot.profile for slot in ordering.slots]),
+        )
+    fixed = max((i + 1 for i, planned in enumerate(placed.planned) if not planned), default=0)
+    return Lot(
+        updates=placed.updates,
+        sources=placed.sources,
+        bits=placed.bits,
+        ready_ns=placed.ready_ns,
+        fixed=fixed,
+        direct=placed.profiles,
+        planned=placed.planned,
+    )
+
+
+def _best(
+    ordering: Ordering, lot: Lot, world: World, state: FabricState, config: PlannerConfig
+) -> tuple[Ordering, Lot, Forwarding]:
+    """Return the shape with the least objective, of equals the simplest; a small batch may be ordered anew for it."""
+    server, now_ns, objective = state.servers[0], state.now_ns, objective_of(config)
+    carried, toward = 2 if config.gamma > 0 else 1, Toward.PRIMARY
+    aggregators = state.aggregators if len(lot.updates) > 1 else ()
+    stored = aggregators if Shape.STORED in config.shapes else ()
+    forwarding = forward_stored(
+        lot,
+        world,
+        world.lines,
+        server,
+        stored,
+        now_ns=now_ns,
+        objective=objective,
+        carried=carried,
+        toward=toward,
+    )
+    best = ordering, lot, forwarding
+    small = len(lot.updates) <= MOST_UPDATES and config.consistency is not Consistency.STALE_SYNCHRONOUS
+    if stored and small and config.search:
+        found = improve(
+            lot,
+            forwarding,
+            world,
+            world.lines,
+            server,
+            stored,
+            now_ns=now_ns,
+            objective=objective,
+            carried=carried,
+            toward=toward,
+            deadlines=_deadlines(ordering),
+            evaluations=config.search,
+        )
+        if found is not None:
+            best = reordered(ordering, found.order), found.lot, found.forwarding
+    if aggregators and Shape.TREE in config.shapes:
+        tree = forward_trees(
+            lot,
+            world,
+            world.lines,
+            server,
+            aggregators,
+            now_ns=now_ns,
+            objective=objective,
+            carried=carried,
+            chunk_bytes=config.chunk_bytes,
+            toward=toward,
+        )
+        if tree is not None and tree.cost(objective, now_ns) < best[2].cost(objective, now_ns):
+            best = ordering, lot, tree
+    return best
+
+
+def _deadlines(ordering: Ordering) -> list[int] | None:
+    found = [slot.deadline for slot in ordering.slots if slot.deadline is not None]
+    return found if len(found) == len(ordering.slots) else None

@@ -1,0 +1,93 @@
+"""A model is handed on while it still arrives (cut-through; beyond the paper).
+
+A distributor sends on what it has received, less one chunk, so a chain of n hosts has the model little later than one
+host alone (``fluid/stream_kernel.py``). Gets and distributors are taken one by one, each from wherever the model
+reaches it first over what the earlier ones left: from the server, or from a distributor that was taken before. On
+equal links that makes one chain until the server is free for the next; slow hosts get what others leave free, and hand
+nothing on because nobody has it from them first. A distributor hands on to at most ``most_updates`` others, whoever
+they are; of several from whom it would come at one time, the server goes first, then who was taken first.
+
+It matters in which order they are taken. These are tried, the cheapest is the answer (ties: the first):
+
+* as the server alone would answer them; or hosts of distributors first, so that there are soon many who have it;
+* either with the slow ones (more than twice the median of the time that each needs alone) in front, slowest first:
+  they take a small share of the links for long;
+* hosts of distributors first, after the model was sent to 1, 2, 4, ... distributors who have no get themselves; those
+  who then hand it on to nobody are left out again.
+
+For more than 64 gets only the first two are tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from mlfabric.network import HORIZON_NS
+from mlfabric.scheduler.planning.fans import Fan, Way
+from mlfabric.scheduler.planning.fluid import spread_kernel
+from mlfabric.scheduler.planning.fluid.lines import Ints, Lines
+from mlfabric.scheduler.planning.fluid.parts_kernel import Parts
+from mlfabric.scheduler.planning.parts import PartsReserver
+from mlfabric.scheduler.planning.problem import Shape
+
+__all__ = ["spread"]
+
+MANY_GETS = 64
+
+
+def spread(fan: Fan, lines: Lines) -> Way | None:
+    """Return the cheapest way found; None if there is none."""
+    best: tuple[int, tuple[Ints, Ints, Lines]] | None = None
+    for items in _orders(fan, _solo_ns(fan, lines)):
+        answered, rows, pieces, after = _served(fan, lines, items)
+        cost_ns = fan.cost_ns(answered.tolist())
+        if int(answered.max()) < HORIZON_NS and (best is None or cost_ns < best[0]):
+            best = cost_ns, (rows, pieces, after)
+    return Way.of(Shape.TREE, best[0], best[1]) if best else None
+
+
+def _served(fan: Fan, lines: Lines, items: Sequence[int]) -> tuple[Ints, Ints, Ints, Lines]:
+    """Serve items in turn, again without distributors that have nobody to hand the model on to."""
+    while True:
+        found: tuple[Ints, Ints, Ints, Lines] = spread_kernel.spread(
+            lines, fan.world.routes, fan.handing, fan.spreading, np.array(items, np.int64)
+        )
+        useful = {~by for by in found[1][1:, 1].tolist()}
+        needed = [item for item in items if item >= 0 or item in useful]
+        if len(needed) == len(items):
+            return found
+        items = needed
+
+
+def _solo_ns(fan: Fan, lines: Lines) -> list[int]:
+    """By get how long the server would need for it if it had nothing else to do."""
+    handing, ready_ns = fan.handing, int(fan.handing.scalars[1])
+    parts = Parts(handing.direct[:, None], handing.bits[:, None], np.full(len(fan.gets), ready_ns))
+    return [end_ns - ready_ns for end_ns in PartsReserver(fan.world, parts).solo_ends(lines)]
+
+
+def _orders(fan: Fan, solo_ns: Sequence[int]) -> Iterator[list[int]]:
+    own = fan.handing.own.tolist()
+    items = list(dict.fromkeys(~j if j >= 0 else g for g, j in enumerate(own)))
+    by_order, helpers_first = items, sorted(items, key=lambda item: item >= 0)
+    yield by_order
+    if helpers_first != by_order:
+        yield helpers_first
+    if len(own) > MANY_GETS:
+        return
+    span_ns = {~j if j >= 0 else g: solo_ns[g] for g, j in enumerate(own)}
+    many_ns = 2 * sorted(solo_ns)[len(solo_ns) // 2]
+    slow = [item for item in items if span_ns[item] > many_ns]
+    slow.sort(key=lambda item: -span_ns[item])
+    if slow:
+        yield slow + [item for item in by_order if span_ns[item] <= many_ns]
+        yield slow + [item for item in helpers_first if span_ns[item] <= many_ns]
+    relays = [~j for j in range(len(fan.distributors)) if ~j not in span_ns]
+    count = 1
+    while relays and count < 2 * len(relays):
+        yield relays[:count] + helpers_first
+        if slow:
+            yield relays[:count] + slow + [item for item in helpers_first if span_ns[item] <= many_ns]
+        count *= 2

@@ -1,0 +1,232 @@
+"""Plans put together by hand, transfer by transfer: valid ones, for the checker to be shown and tests to break."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from mlfabric.network import Network, Profile
+from mlfabric.protocol import DropReason, GetId, UpdateId
+from mlfabric.scheduler.planning.plan import (
+    Commit,
+    Deferred,
+    GetServed,
+    Group,
+    Kind,
+    Plan,
+    Punt,
+    ReplicaStep,
+    Toward,
+    Transfer,
+)
+from mlfabric.scheduler.planning.problem import (
+    Aggregator,
+    Batch,
+    DivergenceBound,
+    FabricState,
+    Pending,
+    PlannerConfig,
+    Replica,
+    Shape,
+)
+from mlfabric.scheduler.planning.values import Candidate, GetCandidate, Left
+
+MS = 10**6
+SIZE = 1_000_000  # 8 ms at 1 Gbit/s
+CHUNK = 125_000  # 1 ms
+LATENCY_NS = 100_000
+NOW_NS = 5 * MS
+V_INIT = 10
+TAU_MAX = 6
+
+NORMS = {"w1": 1.0, "w2": 1.0, "w3": 3.0, "w4": 0.1, "w5": 0.1, "w6": 1.0, "w7": 1.0}
+
+
+def uid(worker: str) -> UpdateId:
+    return UpdateId(worker, 0, 0)
+
+
+class Bench:
+    """Sends one transfer after the other over what is free; keeps them in a list."""
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self.draft = network.draft()
+        self.transfers: list[Transfer] = []
+
+    def send(
+        self,
+        kind: Kind,
+        source: str,
+        destination: str,
+        *members: str,
+        size: int = SIZE,
+        ready_ns: int = NOW_NS,
+        toward: Toward = Toward.PRIMARY,
+        inputs: Sequence[int] = (),
+        cut_through: bool = False,
+        get: GetId | None = None,
+        shard: int = 0,
+    ) -> int:
+        path = self.network.path(source, destination)
+        ready_ns = max([ready_ns, *(0 if cut_through else self.transfers[k].arrive_ns for k in inputs)])
+        profile = self.draft.transfer(path, size, ready_ns)
+        assert profile is not None
+        self.draft.reserve(path, profile)
+        transfer = Transfer(
+            kind=kind,
+            toward=toward,
+            source=source,
+            destination=destination,
+            path=path,
+            size_bytes=size,
+            ready_ns=ready_ns,
+            profile=profile,
+            arrive_ns=profile.end_ns + self.network.latency_ns(path),
+            members=tuple(uid(m) for m in members),
+            get=get,
+            inputs=tuple(inputs),
+            cut_through=cut_through,
+            shard=shard,
+        )
+        self.transfers.append(transfer)
+        return len(self.transfers) - 1
+
+    def arrive_ns(self, index: int) -> int:
+        return self.transfers[index].arrive_ns
+
+
+def a_star(*hosts: str, bps: int = 10**9) -> Network:
+    network = Network.star(bps, latency_ns=LATENCY_NS)
+    for host in hosts:
+        network.add_host(host)
+    return network
+
+
+def commits_of(bench: Bench, groups: Sequence[Group], gates: dict[str, int] | None = None) -> list[Commit]:
+    """Commit the groups' members in order; ``gates`` says until when some wait for the replica."""
+    commits: list[Commit] = []
+    reached = NOW_NS
+    for g, group in enumerate(groups):
+        arrive_ns = max(bench.arrive_ns(i) for i in group.last)
+        for member in group.members:
+            reached = max(reached, arrive_ns, (gates or {}).get(member.worker, 0))
+            position = len(commits) + 1
+            version = V_INIT + position - 1
+            commits.append(
+                Commit(
+                    update=member,
+                    position=position,
+                    version=version,
+                    tau=version - V_INIT,
+                    deadline=TAU_MAX + 1,
+                    arrive_ns=arrive_ns,
+                    commit_ns=reached,
+                    group=g,
+                    reason="shortest transfer first",
+                )
+            )
+    return commits
+
+
+def a_full_plan() -> tuple[Plan, Network]:
+    """One direct update, a stored sum, a cut-through one; a drop, a deferral, a replica with a gate, gets."""
+    names = ["w1", "w2", "w3", "w4", "w5", "w6", "w7"]
+    network = a_star(*names, "a", "b", "s", "r", "d")
+    bench = Bench(network)
+    two = 2 * SIZE
+    w1 = bench.send(Kind.UPDATE, "w1", "s", "w1")
+    to_a = [bench.send(Kind.UPDATE, w, "a", w) for w in ("w2", "w3")]
+    stored = bench.send(Kind.SUM, "a", "s", "w2", "w3", size=two, inputs=to_a)
+    w4 = bench.send(Kind.UPDATE, "w4", "w5", "w4", ready_ns=34 * MS)
+    chunk_there_ns = bench.transfers[w4].profile.start_ns + LATENCY_NS + MS
+    chain = bench.send(
+        Kind.SUM, "w5", "s", "w4", "w5", size=two, ready_ns=chunk_there_ns, inputs=[w4], cut_through=True
+    )
+    groups = [
+        Group(members=(uid("w1"),), shape=Shape.DIRECT, last=(w1,)),
+        Group(members=(uid("w2"), uid("w3")), shape=Shape.STORED, last=(stored,)),
+        Group(members=(uid("w4"), uid("w5")), shape=Shape.TREE, last=(chain,)),
+    ]
+    old = bench.send(Kind.UPDATE, "w1", "r", "old", toward=Toward.REPLICA)
+    to_b = [bench.send(Kind.UPDATE, w, "b", w, toward=Toward.REPLICA) for w in ("w1", "w2")]
+    to_r = bench.send(Kind.SUM, "b", "r", "w1", "w2", size=two, toward=Toward.REPLICA, inputs=to_b)
+    steps = [
+        ReplicaStep(members=(uid("old"),), arrive_ns=bench.arrive_ns(old), transfers=(old,)),
+        ReplicaStep(members=(uid("w1"), uid("w2")), arrive_ns=bench.arrive_ns(to_r), transfers=(to_r,)),
+    ]
+    gets = {w: GetId(w, 0, 0) for w in ("w1", "w2", "w3")}
+    g1 = bench.send(Kind.MODEL, "s", "w1", toward=Toward.WORKERS, get=gets["w1"])
+    to_d = bench.send(Kind.MODEL, "s", "d", toward=Toward.WORKERS)
+    g2 = bench.send(Kind.MODEL, "d", "w2", toward=Toward.WORKERS, get=gets["w2"], inputs=[to_d])
+    commits = commits_of(bench, groups, {"w3": bench.arrive_ns(to_r)})
+    plan = Plan(
+        batch=Batch(
+            updates=tuple(
+                Candidate(
+                    update=uid(w),
+                    source=w,
+                    size_bytes=SIZE,
+                    ready_ns=34 * MS if w == "w4" else 0,
+                    computed_from=0 if w == "w6" else V_INIT,
+                    norm=NORMS[w],
+                )
+                for w in names
+            ),
+            gets=tuple(GetCandidate(get=g, destination=w, size_bytes=SIZE, ready_ns=0) for w, g in gets.items()),
+        ),
+        state=FabricState(
+            now_ns=NOW_NS,
+            v_init=V_INIT,
+            servers=("s",),
+            aggregators=(Aggregator(host="a", most_updates=2), Aggregator(host="w5")),
+            distributors=(Aggregator(host="d"),),
+            replica=Replica(
+                host="r",
+                aggregators=(Aggregator(host="b"),),
+                pending=(Pending(update=uid("old"), source="w1", size_bytes=SIZE, step_norm=2.0, update_norm=1.0),),
+                history_norm=1.0,
+            ),
+        ),
+        config=PlannerConfig(
+            tau_max=TAU_MAX, gamma=0.5, chunk_bytes=CHUNK, div_max=DivergenceBound(norm=7.1, updates=3)
+        ),
+        shape=Shape.TREE,
+        transfers=bench.transfers,
+        groups=groups,
+        commits=commits,
+        drops=[Left(update=uid("w6"), cause=DropReason.DEADLINE_PAST, reason="its delay would be 10, the bound is 6")],
+        replica_steps=steps,
+        punts=[Punt(update=uid(w), reason="it would arrive after the last commit") for w in ("w3", "w4", "w5")],
+        gets=[
+            GetServed(get=gets["w1"], transfer=g1, arrive_ns=bench.arrive_ns(g1), reason="shortest transfer first"),
+            GetServed(get=gets["w2"], transfer=g2, arrive_ns=bench.arrive_ns(g2), reason="through d"),
+        ],
+        deferred=[
+            Deferred(what=uid("w7"), reason="its clock is ahead"),
+            Deferred(what=gets["w3"], reason="a link on its path has no capacity"),
+        ],
+    )
+    return plan, network
+
+
+def with_transfer(plan: Plan, index: int, **changes: object) -> Plan:
+    """The same plan with one transfer changed."""
+    transfers = list(plan.transfers)
+    transfers[index] = replace(transfers[index], **changes)  # type: ignore[arg-type]
+    return replace(plan, transfers=transfers)
+
+
+def with_commit(plan: Plan, index: int, **changes: object) -> Plan:
+    """The same plan with one commit changed."""
+    commits = list(plan.commits)
+    commits[index] = replace(commits[index], **changes)  # type: ignore[arg-type]
+    return replace(plan, commits=commits)
+
+
+def moved(profile: Profile, by_ns: int) -> Profile:
+    """The same profile earlier or later."""
+    pieces = tuple(
+        piece._replace(start_ns=piece.start_ns + by_ns, end_ns=piece.end_ns + by_ns) for piece in profile.pieces
+    )
+    return Profile(profile.start_ns + by_ns, profile.end_ns + by_ns, pieces)

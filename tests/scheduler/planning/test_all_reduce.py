@@ -1,0 +1,188 @@
+"""AllReduce: everyone gets the sum of all; rings where hosts are equal, trees around a slow one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+
+import networkx as nx
+import pytest
+
+from mlfabric.network import LinkId, Network, down_link, up_link
+from mlfabric.protocol import UpdateId
+from mlfabric.scheduler.planning.all_reduce import plan_all_reduce, reduce_all
+from mlfabric.scheduler.planning.checking import validate
+from mlfabric.scheduler.planning.plan import Kind, Plan
+from mlfabric.scheduler.planning.problem import Batch, Consistency, FabricState, PlannerConfig, Shape
+from mlfabric.scheduler.planning.rings import find_ring
+from mlfabric.scheduler.planning.values import Candidate
+
+MS = 1_000_000
+SIZE = 25_000_000
+WIRE_NS = 200 * MS
+
+
+def star(count: int, latency_ns: int = MS // 10) -> Network:
+    network = Network.star(10**9, latency_ns)
+    for host in hosts(count):
+        network.add_host(host)
+    return network
+
+
+def hosts(count: int) -> list[str]:
+    return [f"w{n}" for n in range(count)]
+
+
+def slow(network: Network, host: str, bps: int) -> None:
+    network.set_rate(up_link(host), bps)
+    network.set_rate(down_link(host), bps)
+
+
+def leaf_spine(racks: int, each: int) -> Network:
+    """Each host's link as fast as its rack's."""
+    graph: nx.DiGraph[str] = nx.DiGraph()
+    cables = [(f"r{r}", "core") for r in range(racks)] + [(f"w{n}", f"r{n % racks}") for n in range(racks * each)]
+    for one, two in cables:
+        graph.add_edge(one, two, capacity_bps=10**9, latency_ns=MS // 50)
+        graph.add_edge(two, one, capacity_bps=10**9, latency_ns=MS // 50)
+    nx.set_node_attributes(graph, {name: name[0] == "w" for name in graph.nodes}, "host")
+    return Network.from_graph(graph)
+
+
+def batch_of(sources: list[str], size_bytes: int = SIZE, ready_ns: dict[str, int] | None = None) -> Batch:
+    ready = ready_ns or {}
+    return Batch(
+        updates=tuple(
+            Candidate(
+                update=UpdateId(source, 0, n),
+                source=source,
+                size_bytes=size_bytes,
+                ready_ns=ready.get(source, 0),
+                computed_from=0,
+            )
+            for n, source in enumerate(sources)
+        )
+    )
+
+
+def planned(network: Network, batch: Batch, shapes: frozenset[Shape] = frozenset(Shape), chunk: int = 64_000) -> Plan:
+    config = PlannerConfig(consistency=Consistency.ALL_REDUCE, shapes=shapes, chunk_bytes=chunk)
+    plan = plan_all_reduce(batch, network, FabricState(now_ns=0), config)
+    validate(plan, network)
+    return plan
+
+
+def wire_times(plan: Plan) -> float:
+    return max(commit.arrive_ns for commit in plan.commits) / WIRE_NS
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 5, 8])
+def test_equal_hosts_are_as_fast_as_a_ring(count: int) -> None:
+    assert wire_times(planned(star(count), batch_of(hosts(count)))) <= 2 * (count - 1) / count + 0.02
+
+
+def test_one_host_alone_sends_nothing() -> None:
+    plan = planned(star(1), batch_of(["w0", "w0"], ready_ns={"w0": 5}))
+    assert plan.transfers == ()
+    assert [commit.arrive_ns for commit in plan.commits] == [5, 5]
+
+
+@pytest.mark.parametrize(("count", "slow_ones"), [(3, ["w0"]), (4, ["w2"]), (8, ["w0"]), (8, ["w0", "w5"])])
+def test_hosts_with_a_quarter_of_the_bandwidth_take_four_wire_times_where_a_ring_takes_more(
+    count: int, slow_ones: list[str]
+) -> None:
+    network = star(count)
+    for host in slow_ones:
+        slow(network, host, 250_000_000)
+    plan = planned(network, batch_of(hosts(count)))
+    assert plan.shape is Shape.TREE
+    assert wire_times(plan) <= 4.05
+    ring = planned(network, batch_of(hosts(count)), frozenset({Shape.DIRECT, Shape.RING}))
+    assert wire_times(ring) >= 5
+    passing = {transfer.source for transfer in plan.transfers if transfer.inputs}
+    assert not passing & set(slow_ones)
+
+
+def test_a_late_host_is_waited_for_by_the_result_alone() -> None:
+    """The ring would begin when all are there."""
+    plan = planned(star(4), batch_of(hosts(4), ready_ns={"w1": 300 * MS}))
+    assert wire_times(plan) <= 1.5 + 1.05
+
+
+def test_tiny_updates_take_few_hops() -> None:
+    found = reduce_all(
+        batch_of(hosts(16), 1000), star(16), FabricState(now_ns=0), PlannerConfig(consistency=Consistency.ALL_REDUCE)
+    )
+    assert found.shape is Shape.TREE
+    assert max(found.arrive_ns) <= 10 * MS // 10
+    assert found.root in hosts(16)
+
+
+def test_a_ring_crosses_each_rack_s_uplink_once() -> None:
+    network = leaf_spine(3, 4)
+    ring = find_ring(network, hosts(12), SIZE, 0)
+    assert ring is not None
+    crossed = Counter(link for path in ring.paths for link in path)
+    assert set(crossed.values()) == {1}
+    assert wire_times(planned(network, batch_of(hosts(12)))) <= 2
+
+
+def test_ring_edges_on_one_link_share_it() -> None:
+    """Two hosts of one rack and one of another in a circle through a slow core: its links carry one edge each way."""
+    graph: nx.DiGraph[str] = nx.DiGraph()
+    for one, two, bps in (("w0", "x", 10**9), ("w1", "x", 10**9), ("w2", "x", 10**9), ("w3", "x", 10**9)):
+        graph.add_edge(one, two, capacity_bps=bps)
+        graph.add_edge("y", one, capacity_bps=bps)
+    graph.add_edge("x", "y", capacity_bps=10**9)
+    nx.set_node_attributes(graph, {name: name[0] == "w" for name in graph.nodes}, "host")
+    network = Network.from_graph(graph)
+    ring = find_ring(network, hosts(4), SIZE, 0)
+    assert ring is not None
+    assert Counter(link for path in ring.paths for link in path)[LinkId("x", "y")] == 4
+    assert {piece.bps for piece in ring.profile.pieces} == {250_000_000}
+    planned(network, batch_of(hosts(4)), frozenset({Shape.DIRECT, Shape.RING}))
+
+
+def test_without_trees_and_rings_everyone_sends_to_a_root_and_gets_the_sum_back() -> None:
+    plan = planned(star(4), batch_of(hosts(4)), frozenset({Shape.DIRECT}))
+    assert plan.shape is Shape.DIRECT
+    assert not any(transfer.cut_through for transfer in plan.transfers)
+    assert 6 <= wire_times(plan) <= 6.01
+
+
+def test_a_host_that_is_cut_off_leaves_all_waiting_with_a_reason() -> None:
+    network = star(3)
+    network.set_rate(up_link("w1"), 0)
+    plan = planned(network, batch_of(hosts(3)))
+    assert not plan.commits
+    assert not plan.transfers
+    assert [deferred.what for deferred in plan.deferred] == [UpdateId(host, 0, n) for n, host in enumerate(hosts(3))]
+    assert "no capacity" in plan.deferred[0].reason
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_every_plan_keeps_its_promises_and_more_shapes_are_never_later(seed: int) -> None:
+    rng = Random(seed)
+    network = leaf_spine(3, 3) if seed % 3 == 0 else star(9, rng.choice([0, 1000, MS]))
+    for link in network.links:
+        if rng.random() < 0.3:
+            network.set_rate(link, rng.choice([10**6, 10**8, 999_999_937, 10**10]))
+        if rng.random() < 0.2:
+            network.plan_rate_change(link, rng.choice([1, 8 * MS]), rng.choice([10**6, 10**9]))
+    sources = [rng.choice(hosts(9)) for _ in range(rng.randint(1, 9))]
+    ready_ns = {host: rng.choice([0, 0, 1, 8 * MS, 100 * MS]) for host in hosts(9)}
+    batch = batch_of(sources, rng.choice([0, 1, 1000, 10**6, 1_234_567]), ready_ns)
+    chunk = rng.choice([1, 1000, 64_000])
+    every = planned(network, batch, chunk=chunk)
+    assert every.transfers == planned(network, batch, chunk=chunk).transfers
+    for shapes in ({Shape.DIRECT}, {Shape.DIRECT, Shape.TREE}, {Shape.DIRECT, Shape.RING}):
+        fewer = planned(network, batch, frozenset(shapes), chunk)
+        assert len(fewer.commits) == len(every.commits)
+        assert wire_times(every) <= wire_times(fewer) + 1e-9
+
+
+def test_results_carry_everyone() -> None:
+    plan = planned(star(5), batch_of(hosts(5)), frozenset({Shape.DIRECT, Shape.TREE}))
+    results = [transfer for transfer in plan.transfers if transfer.kind is Kind.MODEL]
+    assert len(results) == 4
+    assert all(len(transfer.members) == 5 for transfer in results)

@@ -1,0 +1,311 @@
+"""The checker where a plan is none of one asynchronous server: rings and trees of AllReduce, parts, lists."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from mlfabric.network import Network, Piece, Profile
+from mlfabric.protocol import GetId, UpdateId
+from mlfabric.scheduler.planning.plan import Commit, GetServed, Group, Kind, Plan, Toward
+from mlfabric.scheduler.planning.problem import Batch, Consistency, FabricState, PlannerConfig, Shape
+from mlfabric.scheduler.planning.values import Candidate, GetCandidate
+from tests.scheduler.planning.handmade import (
+    CHUNK,
+    LATENCY_NS,
+    MS,
+    NOW_NS,
+    SIZE,
+    V_INIT,
+    Bench,
+    a_star,
+    uid,
+    with_commit,
+    with_transfer,
+)
+
+NAMES = ("w1", "w2", "w3")
+
+
+def made(
+    bench: Bench,
+    names: Sequence[str],
+    arrive_ns: Sequence[int],
+    consistency: Consistency,
+    *,
+    shape: Shape = Shape.DIRECT,
+    groups: Sequence[Group] = (),
+    servers: tuple[str, ...] = (),
+    parts: tuple[int, ...] = (),
+    clocks: Sequence[int] = (),
+) -> Plan:
+    """A plan whose commits are as soon as they can be."""
+    one_version = consistency in (Consistency.SYNCHRONOUS, Consistency.ALL_REDUCE)
+    commits, reached = [], NOW_NS
+    for n, name in enumerate(names):
+        reached = max(reached, arrive_ns[n])
+        version = V_INIT + (0 if one_version else n)
+        commits.append(
+            Commit(
+                update=uid(name),
+                position=n + 1,
+                version=version,
+                tau=version - V_INIT,
+                deadline=None,
+                arrive_ns=arrive_ns[n],
+                commit_ns=reached,
+                group=n if groups else 0,
+                reason="shortest transfer first",
+            )
+        )
+    return Plan(
+        batch=Batch(
+            updates=tuple(
+                Candidate(
+                    update=uid(name),
+                    source=name,
+                    size_bytes=SIZE,
+                    ready_ns=NOW_NS,
+                    computed_from=V_INIT,
+                    part_bytes=parts,
+                    clock=clocks[n] if clocks else 0,
+                )
+                for n, name in enumerate(names)
+            )
+        ),
+        state=FabricState(now_ns=NOW_NS, v_init=V_INIT, servers=servers),
+        config=PlannerConfig(consistency=consistency, chunk_bytes=CHUNK),
+        shape=shape,
+        transfers=bench.transfers,
+        groups=groups,
+        commits=commits,
+        drops=(),
+        replica_steps=(),
+        punts=(),
+        gets=(),
+        deferred=(),
+    )
+
+
+def ring_of(names: Sequence[str], following: dict[str, str]) -> tuple[Plan, Network]:
+    """Every host sends 2 (N - 1) / N of the size to the one that follows it."""
+    network = a_star(*dict.fromkeys([*names, *following]))
+    bench = Bench(network)
+    count = len(following)
+    arrivals = dict.fromkeys(names, NOW_NS)
+    for source, destination in following.items():
+        size = -(-2 * (count - 1) * SIZE // count)
+        i = bench.send(Kind.RING, source, destination, *names, size=size, toward=Toward.WORKERS)
+        arrivals[destination] = bench.transfers[i].profile.end_ns + 2 * (count - 1) * LATENCY_NS
+        bench.transfers[i] = replace(bench.transfers[i], arrive_ns=arrivals[destination])
+    plan = made(bench, names, [arrivals[name] for name in names], Consistency.ALL_REDUCE, shape=Shape.RING)
+    return plan, network
+
+
+def a_ring() -> tuple[Plan, Network]:
+    return ring_of(NAMES, {"w1": "w2", "w2": "w3", "w3": "w1"})
+
+
+def a_tree() -> tuple[Plan, Network]:
+    """w2 sends to w1, which adds its own and sends the sum to both while it arrives; w3's is on its way first."""
+    network = a_star(*NAMES)
+    bench = Bench(network)
+    w3 = bench.send(Kind.UPDATE, "w3", "w1", "w3")
+    w2 = bench.send(Kind.UPDATE, "w2", "w1", "w2")
+    first_ns = bench.transfers[w2].profile.start_ns + LATENCY_NS + MS
+    out = [
+        bench.send(
+            Kind.MODEL,
+            "w1",
+            to,
+            *NAMES,
+            toward=Toward.WORKERS,
+            inputs=[w3, w2],
+            cut_through=True,
+            ready_ns=first_ns + wait_ns,
+        )
+        for to, wait_ns in (("w3", 0), ("w2", 0))
+    ]
+    arrivals = [bench.arrive_ns(w2), bench.arrive_ns(out[1]), bench.arrive_ns(out[0])]
+    return made(bench, NAMES, arrivals, Consistency.ALL_REDUCE, shape=Shape.TREE), network
+
+
+def test_a_ring_and_a_tree_are_valid() -> None:
+    for plan, network in (a_ring(), a_tree()):
+        plan.validate(network)
+        assert "3 of 3 updates (1 MB) summed for all workers within" in plan.explain(network)
+
+
+def test_two_circles_are_no_ring() -> None:
+    plan, network = ring_of(("w1", "w2", "w3", "w4"), {"w1": "w2", "w2": "w1", "w3": "w4", "w4": "w3"})
+    with pytest.raises(AssertionError, match="edges are not one circle: w1 to w2, w2 to w1, w3 to w4, w4 to w3"):
+        plan.validate(network)
+
+
+def test_a_worker_that_is_in_no_ring_is_named() -> None:
+    plan, network = ring_of(("w1", "w2", "w3"), {"w1": "w2", "w2": "w1"})
+    with pytest.raises(AssertionError, match="the worker of w3#0 never has the sum of all 3"):
+        plan.validate(network)
+
+
+def test_a_ring_through_somebody_else_is_named() -> None:
+    plan, network = ring_of(("w1", "w2"), {"w1": "x", "x": "w2", "w2": "w1"})
+    with pytest.raises(AssertionError, match="the ring goes through w1, x, w2, the workers are at w1, w2"):
+        plan.validate(network)
+
+
+def test_a_result_that_counts_before_it_is_there_is_named() -> None:
+    plan, network = a_tree()
+    with pytest.raises(AssertionError, match=r"w2#0 is committed at 5000000, it arrives at \d+"):
+        with_commit(plan, 1, commit_ns=NOW_NS).validate(network)
+
+
+def test_edges_of_a_ring_out_of_step_are_named() -> None:
+    plan, network = a_ring()
+    (piece,) = plan.transfers[1].profile.pieces
+    late = Piece(piece.start_ns + 1, piece.end_ns + 1, piece.bps)
+    broken = with_transfer(
+        plan, 1, profile=Profile(late.start_ns, late.end_ns, (late,)), arrive_ns=plan.transfers[1].arrive_ns + 1
+    )
+    broken = with_commit(with_commit(broken, 2, arrive_ns=plan.commits[2].arrive_ns + 1), 2, commit_ns=10**9)
+    with pytest.raises(AssertionError, match="the ring's edges from w1 and w2 are not in step"):
+        broken.validate(network)
+
+
+def test_a_ring_that_carries_too_little_is_named() -> None:
+    plan, network = a_ring()
+    bigger = [replace(c, size_bytes=2 * SIZE) for c in plan.batch.updates]
+    with pytest.raises(AssertionError, match="each edge of the ring carries 1333334 bytes, a sum of all takes 2666667"):
+        replace(plan, batch=Batch(updates=tuple(bigger))).validate(network)
+
+
+def test_a_worker_that_never_has_the_sum_is_named() -> None:
+    plan, network = a_tree()
+    with pytest.raises(AssertionError, match="the worker of w2#0 never has the sum of all 3"):
+        replace(plan, transfers=plan.transfers[:3]).validate(network)
+
+
+def test_a_result_that_is_said_to_be_early_is_named() -> None:
+    plan, network = a_tree()
+    with pytest.raises(AssertionError, match=r"the worker of w2#0 has the sum at .*, its commit says"):
+        with_commit(plan, 1, arrive_ns=plan.commits[1].arrive_ns - 1).validate(network)
+
+
+def test_results_out_of_the_order_of_ids_are_named() -> None:
+    plan, network = a_ring()
+    one, two, three = plan.commits
+    mixed = [replace(one, update=two.update), replace(two, update=one.update), three]
+    with pytest.raises(AssertionError, match="not in the order of ids: w2#0, w1#0, w3#0"):
+        replace(plan, commits=mixed).validate(network)
+
+
+def in_parts() -> tuple[Plan, Network]:
+    network = a_star("w1", "w2", "s", "t")
+    bench = Bench(network)
+    groups, arrivals = [], []
+    for name in ("w1", "w2"):
+        last = tuple(
+            bench.send(Kind.UPDATE, name, server, name, size=size, shard=shard)
+            for shard, (server, size) in enumerate((("s", 400_000), ("t", 600_000)))
+        )
+        groups.append(Group(members=(uid(name),), shape=Shape.DIRECT, last=last))
+        arrivals.append(max(bench.arrive_ns(i) for i in last))
+    plan = made(
+        bench,
+        ("w1", "w2"),
+        arrivals,
+        Consistency.ASYNCHRONOUS,
+        groups=groups,
+        servers=("s", "t"),
+        parts=(400_000, 600_000),
+    )
+    return plan, network
+
+
+def test_an_update_in_parts_is_committed_when_its_last_part_is_there() -> None:
+    plan, network = in_parts()
+    plan.validate(network)
+    first = plan.transfers[plan.groups[0].last[0]].arrive_ns
+    with pytest.raises(AssertionError, match=r"w1#0 arrives at .*, its group at"):
+        with_commit(plan, 0, arrive_ns=first, commit_ns=first).validate(network)
+
+
+def test_a_part_of_another_size_is_named() -> None:
+    plan, network = in_parts()
+    updates = tuple(replace(c, part_bytes=(500_000, 500_000)) for c in plan.batch.updates)
+    with pytest.raises(AssertionError, match=r"transfer 0 .* has 400000 bytes, its 1 updates make 500000"):
+        replace(plan, batch=Batch(updates=updates)).validate(network)
+
+
+def test_a_get_in_parts_gets_the_size_of_each() -> None:
+    plan, _ = in_parts()
+    network = a_star("w1", "w2", "s", "t")
+    get = GetId("w1", 0, 0)
+    bench = Bench(network)
+    bench.transfers = list(plan.transfers)
+    sizes = (400_000, 600_000)
+    first, last = (
+        bench.send(Kind.MODEL, server, "w1", size=size, shard=shard, toward=Toward.WORKERS, get=get)
+        for shard, (server, size) in enumerate(zip(("s", "t"), sizes, strict=True))
+    )
+    arrive_ns = max(bench.arrive_ns(first), bench.arrive_ns(last))
+    wanted = GetCandidate(get=get, destination="w1", size_bytes=SIZE, ready_ns=0, part_bytes=sizes)
+    answered = replace(
+        plan,
+        batch=replace(plan.batch, gets=(wanted,)),
+        transfers=bench.transfers,
+        gets=[GetServed(get=get, transfer=last, arrive_ns=arrive_ns, reason="shortest transfer first")],
+    )
+    answered.validate(network)
+    other = replace(wanted, part_bytes=(500_000, 500_000))
+    with pytest.raises(AssertionError, match=r"has 400000 bytes, w1\?0 wants 500000 of its shard"):
+        replace(answered, batch=replace(plan.batch, gets=(other,))).validate(network)
+
+
+def test_a_part_that_is_missing_is_named() -> None:
+    plan, network = in_parts()
+    groups = [replace(plan.groups[0], last=plan.groups[0].last[:1]), plan.groups[1]]
+    with pytest.raises(AssertionError, match="group 0 ends with 1 transfers, servers: 2"):
+        replace(plan, groups=groups).validate(network)
+
+
+def in_a_list(consistency: Consistency, clocks: Sequence[int] = ()) -> tuple[Plan, Network]:
+    network = a_star(*NAMES, "s")
+    bench = Bench(network)
+    sent = [bench.send(Kind.UPDATE, name, "s", name) for name in NAMES]
+    groups = [Group(members=(uid(name),), shape=Shape.DIRECT, last=(i,)) for name, i in zip(NAMES, sent, strict=True)]
+    arrivals = [bench.arrive_ns(i) for i in sent]
+    return made(bench, NAMES, arrivals, consistency, groups=groups, servers=("s",), clocks=clocks), network
+
+
+def test_an_iteration_makes_one_version() -> None:
+    plan, network = in_a_list(Consistency.SYNCHRONOUS)
+    plan.validate(network)
+    with pytest.raises(AssertionError, match="w2#0 is applied to version 11, it should be 10"):
+        with_commit(plan, 1, version=11).validate(network)
+
+
+def test_a_lower_clock_comes_first() -> None:
+    in_a_list(Consistency.STALE_SYNCHRONOUS, (1, 1, 2))[0].validate(in_a_list(Consistency.SYNCHRONOUS)[1])
+    plan, network = in_a_list(Consistency.STALE_SYNCHRONOUS, (1, 2, 1))
+    with pytest.raises(AssertionError, match="w2#0 of clock 2 is before w3#0 of 1"):
+        plan.validate(network)
+
+
+def test_a_thousand_updates_are_checked() -> None:
+    names = [f"w{n}" for n in range(1000)]
+    network = a_star(*names, "s")
+    bench = Bench(network)
+    groups, arrivals = [], []
+    for name in names:
+        i = bench.send(Kind.UPDATE, name, "s", name)
+        groups.append(Group(members=(UpdateId(name, 0, 0),), shape=Shape.DIRECT, last=(i,)))
+        arrivals.append(bench.arrive_ns(i))
+    plan = made(bench, names, arrivals, Consistency.SYNCHRONOUS, groups=groups, servers=("s",))
+    plan.validate(network)
+    with pytest.raises(AssertionError, match="link s down at"):
+        with_transfer(plan, 500, profile=plan.transfers[499].profile, arrive_ns=plan.transfers[499].arrive_ns).validate(
+            network
+        )

@@ -1,0 +1,416 @@
+"""Distribution: algorithm 3 mirrored against a dumb second implementation; laws for trees; parts of several servers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlfabric.errors import UsageError
+from mlfabric.network import Draft, Network, Profile, down_link, up_link
+from mlfabric.protocol import GetId
+from mlfabric.scheduler.planning import GetCandidate
+from mlfabric.scheduler.planning.distribution import Distribution, distribute
+from mlfabric.scheduler.planning.fluid.world import World
+from mlfabric.scheduler.planning.gets import order_gets
+from mlfabric.scheduler.planning.plan import Kind, Toward, Transfer
+from mlfabric.scheduler.planning.problem import Aggregator, Objective, Shape
+from tests.scheduler.planning.wild import SIZES, TIMES, random_network, seeds
+
+MS = 10**6
+SERVER = "s"
+HOSTS = (SERVER, "h0", "h1", "h2", "h3", "h4", "h5")
+CHUNK_BYTES = 64_000
+
+
+@dataclass
+class Case:
+    """A network, gets and distributors."""
+
+    network: Network
+    gets: list[GetCandidate]
+    distributors: list[Aggregator]
+    now_ns: int = 0
+    objective: Objective = Objective.MEAN_COMMIT
+
+    def plan(self, *shapes: Shape) -> Distribution:
+        return distribute(
+            self.gets,
+            self.network,
+            [SERVER],
+            self.distributors,
+            now_ns=self.now_ns,
+            objective=self.objective,
+            chunk_bytes=CHUNK_BYTES,
+            shapes=shapes,
+        )
+
+    def ready_ns(self, get: GetCandidate) -> int:
+        return max(get.ready_ns, self.now_ns)
+
+
+def random_case(seed: int) -> Case:
+    """Make a case; in most of them all gets are early and of one size, so that handing on pays."""
+    rng = Random(seed)
+    tame = rng.random() < 0.75
+    network, now_ns = random_network(rng, HOSTS, tame=tame), rng.choice(TIMES)
+    sizes = [rng.choice([10**6, 12_345_677])] if tame else SIZES
+    ready = rng.choice([[0], [0, 0, 0, 8 * MS, 10**9 + 1]])
+    gets = [
+        GetCandidate(
+            get=GetId(rng.choice("abc"), 0, n),
+            destination=rng.choice(HOSTS),
+            size_bytes=rng.choice(sizes),
+            ready_ns=rng.choice(ready),
+        )
+        for n in range(rng.randint(0, 9))
+    ]
+    hosts = rng.sample(HOSTS, rng.randint(1, 4))
+    helpers = [Aggregator(host=host, most_updates=rng.choice([0, 0, 0, 1, 2])) for host in hosts]
+    return Case(network, gets, helpers, now_ns, rng.choice(list(Objective)))
+
+
+class Dumb:
+    """The rule of ``handing.py`` as it is written: each case from the start, over drafts."""
+
+    def __init__(self, case: Case) -> None:
+        self.case, self.network = case, case.network
+
+    def send(self, draft: Draft, source: str, host: str, size_bytes: int, ready_ns: int) -> tuple[int, int] | None:
+        """Reserve; return the end and the arrival."""
+        path = self.network.path(source, host)
+        profile = draft.transfer(path, size_bytes, ready_ns)
+        if profile is None:
+            return None
+        draft.reserve(path, profile)
+        return profile.end_ns, profile.end_ns + self.network.latency_ns(path)
+
+    def direct(self, gets: Sequence[GetCandidate], draft: Draft) -> dict[GetId, int]:
+        """Serve gets shortest first; return when each is answered, in the order of reservation."""
+        waiting, answered = sorted(gets, key=lambda g: g.get), dict[GetId, int]()
+        while waiting:
+            planned = []
+            for get in waiting:
+                profile = draft.transfer(
+                    self.network.path(SERVER, get.destination), get.size_bytes, self.case.ready_ns(get)
+                )
+                if profile is not None:
+                    planned.append((profile.end_ns, get))
+            if not planned:
+                break
+            get = min(planned, key=lambda p: p[0])[1]
+            sent = self.send(draft, SERVER, get.destination, get.size_bytes, self.case.ready_ns(get))
+            assert sent is not None
+            answered[get.get] = sent[1]
+            waiting.remove(get)
+        return answered
+
+    def helpers(self, size_bytes: int, ready_ns: int) -> list[Aggregator]:
+        found = []
+        for place, helper in enumerate(self.case.distributors):
+            profile = self.network.transfer(self.network.path(SERVER, helper.host), size_bytes, ready_ns)
+            if helper.host != SERVER and profile is not None:
+                found.append((profile.end_ns, place, helper))
+        return [helper for _, _, helper in sorted(found, key=lambda f: f[:2])]
+
+    def run(
+        self, early: Sequence[GetCandidate], used: Sequence[Aggregator], directly: int, size_bytes: int, ready_ns: int
+    ) -> tuple[dict[GetId, int], Draft] | None:
+        """One case: when each early get is answered, and the draft; None if it is void."""
+        draft, answered, has_ns, dry_ns = self.network.draft(), dict[GetId, int](), list[int](), ready_ns
+        for helper in used:
+            sent = self.send(draft, SERVER, helper.host, size_bytes, ready_ns)
+            if sent is None:
+                return None
+            dry_ns = max(dry_ns, sent[0])
+            has_ns.append(sent[1])
+        hosts, busy = [helper.host for helper in used], set[int]()
+        rest = []
+        for get in early:
+            if get.destination in hosts:
+                j = hosts.index(get.destination)
+                answered[get.get] = has_ns[j]
+                busy.add(j)
+            else:
+                rest.append(get)
+        for get in rest[:directly]:
+            sent = self.send(draft, SERVER, get.destination, get.size_bytes, ready_ns)
+            if sent is None:
+                return None
+            dry_ns = max(dry_ns, sent[0])
+            answered[get.get] = sent[1]
+        j, count = 0, 0
+        for get in rest[directly:]:
+            while j < len(used):
+                path = self.network.path(used[j].host, get.destination)
+                profile = draft.transfer(path, get.size_bytes, has_ns[j])
+                has_room = used[j].most_updates == 0 or count < used[j].most_updates
+                if has_room and profile is not None and (j == len(used) - 1 or profile.end_ns <= dry_ns):
+                    break
+                j, count = j + 1, 0
+            source, from_ns = (used[j].host, has_ns[j]) if j < len(used) else (SERVER, ready_ns)
+            sent = self.send(draft, source, get.destination, get.size_bytes, from_ns)
+            if sent is None:
+                return None
+            answered[get.get] = sent[1]
+            if j < len(used):
+                busy.add(j)
+                count += 1
+        return (answered, draft) if len(busy) == len(used) else None
+
+    def cost(self, answered: dict[GetId, int]) -> int:
+        return max(answered.values()) if self.case.objective is Objective.LAST_COMMIT else sum(answered.values())
+
+    def stored(self) -> dict[GetId, int]:
+        """When each get is answered; those that are deferred are missing."""
+        direct = self.direct(self.case.gets, self.network.draft())
+        gets = [get for get in self.case.gets if get.get in direct]
+        if len(gets) < 2:
+            return direct
+        ready_ns = min(map(self.case.ready_ns, gets))
+        now = {get.get: get for get in gets if self.case.ready_ns(get) == ready_ns}
+        alone = self.direct(list(now.values()), self.network.draft())
+        early = [now[get] for get in alone]
+        size_bytes = max((get.size_bytes for get in early), default=0)
+        helpers = self.helpers(size_bytes, ready_ns)
+        if len(early) < 2:
+            return direct
+        best = (self.cost(alone), -len(early) - 1, 0)
+        chosen: tuple[dict[GetId, int], Draft] | None = None
+        for m in sorted({m for m in (1, 2, 3, 4, 6, len(helpers)) if 0 < m <= len(helpers)}):
+            for n in range(len(early) + 1):
+                found = self.run(early, helpers[:m], n, size_bytes, ready_ns)
+                rest = [g for g in early if g.destination not in [h.host for h in helpers[:m]]]
+                if found is not None and n <= len(rest) and (self.cost(found[0]), -n, m) < best:
+                    best, chosen = (self.cost(found[0]), -n, m), found
+        if chosen is None:
+            return direct
+        answered, draft = chosen
+        late = [get for get in gets if get.get not in now]
+        answered |= self.direct(late, draft)
+        return answered if len(answered) == len(direct) and self.cost(answered) < self.cost(direct) else direct
+
+
+@settings(max_examples=400, deadline=None)
+@given(seed=seeds)
+def test_a_dumb_second_implementation_stores_and_hands_on_the_same(seed: int) -> None:
+    case = random_case(seed)
+    found = case.plan(Shape.STORED)
+    assert {answer.get: answer.arrive_ns for answer in found.answers} == Dumb(case).stored()
+
+
+@settings(max_examples=400, deadline=None)
+@given(seed=seeds, shapes=st.sets(st.sampled_from([Shape.STORED, Shape.TREE]), min_size=1))
+def test_every_way_keeps_the_laws_and_is_never_later_than_direct(seed: int, shapes: set[Shape]) -> None:
+    case = random_case(seed)
+    found, direct = case.plan(*shapes), case.plan()
+    check(case, found)
+    assert found.cost_ns(case.objective) <= direct.cost_ns(case.objective)
+    assert {d.what for d in found.deferred} == {d.what for d in direct.deferred}
+    assert found.shape is Shape.DIRECT or found.shape in shapes
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=seeds)
+def test_without_distributors_the_slots_are_those_of_order_gets(seed: int) -> None:
+    case = random_case(seed)
+    case.distributors = []
+    found = case.plan(*Shape)
+    slots = order_gets(case.gets, case.network, SERVER, now_ns=case.now_ns)
+    assert [(a.get, found.transfers[a.transfer].profile, a.reason) for a in found.answers] == [
+        (s.get, s.profile, s.reason) for s in slots if s.profile is not None
+    ]
+    assert [(d.what, d.reason) for d in found.deferred] == [(s.get, s.reason) for s in slots if s.profile is None]
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=seeds)
+def test_planning_over_a_world_is_planning_over_the_network_and_leaves_the_world_as_it_is(seed: int) -> None:
+    case = random_case(seed)
+    world = World(case.network, HOSTS, HOSTS)
+    before = [column.copy() for column in world.lines]
+    found = distribute(
+        case.gets,
+        case.network,
+        [SERVER],
+        case.distributors,
+        now_ns=case.now_ns,
+        objective=case.objective,
+        chunk_bytes=CHUNK_BYTES,
+        over=(world, world.lines),
+    )
+    assert found == case.plan(*Shape)
+    assert all((new == old).all() for new, old in zip(world.lines, before, strict=True))
+
+
+def check(case: Case, found: Distribution) -> None:
+    """Capacity, causality, and one answer for each get."""
+    for number, transfer in enumerate(found.transfers):
+        assert (transfer.kind, transfer.toward) == (Kind.MODEL, Toward.WORKERS)
+        case.network.reserve(number, transfer.path, transfer.profile)
+        assert transfer.path == case.network.path(transfer.source, transfer.destination)
+        assert transfer.arrive_ns == transfer.profile.end_ns + case.network.latency_ns(transfer.path)
+        assert transfer.profile.start_ns >= transfer.ready_ns >= case.now_ns
+        bits = 8 * transfer.size_bytes
+        late_by = sent_by(transfer.profile, transfer.profile.end_ns) - bits * 10**9
+        assert not transfer.path or 0 <= late_by < max((p.bps for p in transfer.profile.pieces), default=1)
+        assert [found.transfers[i].destination for i in transfer.inputs] == [transfer.source] * len(transfer.inputs)
+        assert len(transfer.inputs) == (transfer.source != SERVER or (transfer.get is None and bool(transfer.inputs)))
+        for i in transfer.inputs:
+            assert i < number
+            if transfer.cut_through:
+                check_stream(case, found.transfers[i], transfer)
+            else:
+                assert transfer.profile.start_ns >= found.transfers[i].arrive_ns
+    case.network.validate()
+    for n in range(len(found.transfers)):
+        case.network.release(n)
+    gets = {get.get: get for get in case.gets}
+    assert sorted([a.get for a in found.answers] + [d.what for d in found.deferred]) == sorted(gets)
+    for answer in found.answers:
+        transfer = found.transfers[answer.transfer]
+        assert (transfer.get, transfer.destination) == (answer.get, gets[answer.get].destination)
+        assert transfer.arrive_ns == answer.arrive_ns
+        assert transfer.size_bytes == gets[answer.get].size_bytes
+        assert transfer.profile.start_ns >= gets[answer.get].ready_ns
+        assert answer.reason
+    handed_on = {i for t in found.transfers for i in t.inputs}
+    assert all(t.get or number in handed_on for number, t in enumerate(found.transfers)), "a model for nobody"
+    check_room(case, found)
+
+
+def check_stream(case: Case, source: Transfer, stream: Transfer) -> None:
+    """What is sent by any instant has arrived by then, but for the chunk that is kept back until all has."""
+    latency_ns = case.network.latency_ns(source.path)
+    for at_ns in set(instants(stream.profile, 0)) | set(instants(source.profile, latency_ns)):
+        if at_ns < source.arrive_ns:
+            came = min(sent_by(source.profile, at_ns - latency_ns), 8 * source.size_bytes * 10**9)
+            assert sent_by(stream.profile, at_ns) <= max(0, came - 8 * CHUNK_BYTES * 10**9)
+
+
+def check_room(case: Case, found: Distribution) -> None:
+    for helper in case.distributors:
+        onward = [t for t in found.transfers if t.source == helper.host and t.inputs and t.path]
+        assert helper.most_updates == 0 or len(onward) <= helper.most_updates
+
+
+def instants(profile: Profile, later_ns: int) -> Iterator[int]:
+    for piece in profile.pieces:
+        yield piece.start_ns + later_ns
+        yield piece.end_ns + later_ns
+
+
+def sent_by(profile: Profile, at_ns: int) -> int:
+    """Return the bits sent by an instant, times 10**9."""
+    return sum((min(p.end_ns, at_ns) - p.start_ns) * p.bps for p in profile.pieces if p.start_ns < at_ns)
+
+
+def equal_star(workers: int, helpers: int) -> Case:
+    """The issue's fabric: 200 Mbit/s, 1 ms, and a model of 2 MB, whose wire time is 80 ms."""
+    network = Network.star(200 * 10**6, MS)
+    hosts = [f"w{n:02}" for n in range(workers)]
+    for host in (SERVER, *hosts):
+        network.add_host(host)
+    gets = [GetCandidate(get=GetId(h, 0, 0), destination=h, size_bytes=2 * 10**6, ready_ns=0) for h in hosts]
+    return Case(network, gets, [Aggregator(host=host) for host in hosts[:helpers]])
+
+
+def last_ms(found: Distribution) -> float:
+    return found.cost_ns(Objective.LAST_COMMIT) / MS
+
+
+@pytest.mark.parametrize("objective", Objective)
+def test_thirty_equal_workers_have_the_model_within_little_more_than_two_wire_times(objective: Objective) -> None:
+    case = equal_star(30, 30)
+    case.objective = objective
+    found = case.plan(*Shape)
+    check(case, found)
+    assert found.shape is Shape.TREE
+    assert last_ms(found) <= 2.2 * 80
+
+
+def test_a_few_distributors_that_store_the_model_save_most_of_the_time() -> None:
+    case = equal_star(30, 5)
+    found = case.plan(Shape.STORED)
+    check(case, found)
+    assert (found.shape, last_ms(case.plan())) == (Shape.STORED, 2401.0)
+    assert last_ms(found) <= 9 * 80 + 2
+
+
+def test_a_slow_host_hands_nothing_on_and_does_not_hold_up_the_others() -> None:
+    case = equal_star(8, 8)
+    case.network.set_rate(up_link("w00"), 10**7)
+    case.network.set_rate(down_link("w00"), 50 * 10**6)
+    case.objective = Objective.LAST_COMMIT
+    found = case.plan(*Shape)
+    assert not [t for t in found.transfers if t.source == "w00" and t.path]
+    slow = next(a.arrive_ns for a in found.answers if a.get.worker == "w00")
+    assert slow == max(a.arrive_ns for a in found.answers) == 321 * MS  # as soon as if it were alone
+
+
+def test_late_gets_are_answered_by_the_server_and_wait_for_nobody() -> None:
+    case = equal_star(6, 6)
+    late = GetCandidate(get=GetId("w05", 0, 1), destination="w05", size_bytes=2 * 10**6, ready_ns=300 * MS)
+    case.gets.append(late)
+    found = case.plan(*Shape)
+    check(case, found)
+    transfer = next(t for t in found.transfers if t.get == late.get)
+    assert (found.shape, transfer.source, transfer.profile.start_ns) == (Shape.TREE, SERVER, 300 * MS)
+
+
+def test_a_host_that_nothing_reaches_is_deferred_and_the_others_are_served() -> None:
+    case = equal_star(4, 4)
+    case.network.set_rate(down_link("w01"), 0)
+    found = case.plan(*Shape)
+    check(case, found)
+    assert [(str(d.what), d.reason) for d in found.deferred] == [("w01?0", "a link on its path has no capacity")]
+    assert len(found.answers) == 3
+
+
+def test_numbers_of_transfers_begin_where_the_plan_is() -> None:
+    case = equal_star(4, 4)
+    found = distribute(case.gets, case.network, [SERVER], case.distributors, now_ns=0, index=100)
+    assert {i for t in found.transfers for i in t.inputs} <= set(range(100, 100 + len(found.transfers)))
+    assert sorted(a.transfer for a in found.answers)[0] >= 100
+    assert found.transfers[found.answers[0].transfer - 100].get == found.answers[0].get
+
+
+def test_no_gets_make_no_transfers() -> None:
+    found = equal_star(1, 1).plan(*Shape)
+    assert (found.shape, len(found.transfers)) == (Shape.DIRECT, 1)
+    case = equal_star(1, 1)
+    case.gets = []
+    assert case.plan(*Shape) == Distribution(shape=Shape.DIRECT, transfers=[], answers=[], deferred=[])
+
+
+def test_a_get_from_several_servers_is_answered_when_its_last_part_is_there() -> None:
+    network = Network.star(10**9, MS)
+    for host in ("s0", "s1", "a", "b"):
+        network.add_host(host)
+    network.set_rate(up_link("s1"), 5 * 10**8)
+    gets = [
+        GetCandidate(get=GetId(h, 0, 0), destination=h, size_bytes=2 * 10**6, ready_ns=0, part_bytes=(10**6, 10**6))
+        for h in "ab"
+    ]
+    found = distribute(gets, network, ["s0", "s1"], [Aggregator(host="b")], now_ns=0, index=10)
+    rows = [(t.source, t.destination, t.shard, t.profile.end_ns / MS) for t in found.transfers]
+    # Server 0 goes first to each; b takes of server 1 what a leaves, before 8 ms and from 24 ms on.
+    assert rows == [("s0", "a", 0, 8.0), ("s1", "a", 1, 24.0), ("s0", "b", 0, 16.0), ("s1", "b", 1, 32.0)]
+    assert [(a.get.worker, a.transfer, a.arrive_ns / MS) for a in found.answers] == [("a", 11, 25.0), ("b", 13, 33.0)]
+
+
+def test_parts_that_nothing_carries_defer_the_get() -> None:
+    network = Network.star(10**9)
+    for host in ("s0", "s1", "a"):
+        network.add_host(host)
+    network.set_rate(up_link("s1"), 0)
+    get = GetCandidate(get=GetId("a", 0, 0), destination="a", size_bytes=2, ready_ns=0, part_bytes=(1, 1))
+    found = distribute([get], network, ["s0", "s1"], now_ns=0)
+    assert (found.transfers, [d.what for d in found.deferred]) == ([], [get.get])
+    whole = GetCandidate(get=GetId("a", 0, 0), destination="a", size_bytes=2, ready_ns=0)
+    with pytest.raises(UsageError, match="0 parts of a"):
+        distribute([whole], network, ["s0", "s1"], now_ns=0)

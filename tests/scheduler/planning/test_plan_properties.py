@@ -1,0 +1,216 @@
+"""Laws that every plan keeps: it checks itself, the same input gives the same plan, more choice makes it no later."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlfabric.network import Network
+from mlfabric.protocol import GetId, UpdateId
+from mlfabric.scheduler.planning.plan import Plan
+from mlfabric.scheduler.planning.planner import plan
+from mlfabric.scheduler.planning.problem import (
+    Aggregator,
+    Batch,
+    Consistency,
+    DivergenceBound,
+    FabricState,
+    Objective,
+    PlannerConfig,
+    Replica,
+    Shape,
+)
+from mlfabric.scheduler.planning.values import Candidate, GetCandidate
+from tests.scheduler.planning.twin import twin_network
+from tests.scheduler.planning.worlds import GBPS, TOPOLOGIES, Fabric, fabrics, links_of, random_fabric, star
+
+MS = 10**6
+ALL_SHAPES = frozenset(Shape)
+ALL = tuple(Consistency)
+WITH_SERVER = tuple(c for c in Consistency if c is not Consistency.ALL_REDUCE)
+
+
+def planned(fabric: Fabric, **changes: object) -> Plan:
+    """Plan, and let the plan check itself."""
+    found = plan(fabric.batch, fabric.network, fabric.state, replace(fabric.config, **changes))  # type: ignore[arg-type]
+    found.validate(fabric.network)
+    return found
+
+
+def cost(found: Plan, objective: Objective) -> int:
+    """Return what the plan was to make small, over all that it commits."""
+    times = [commit.commit_ns for commit in found.commits]
+    return max(times, default=0) if objective is Objective.LAST_COMMIT else sum(times)
+
+
+def objective_of(config: PlannerConfig) -> Objective:
+    asynchronous = config.consistency in (Consistency.ASYNCHRONOUS, Consistency.STALE_SYNCHRONOUS)
+    return config.objective if asynchronous else Objective.LAST_COMMIT
+
+
+class TestEveryPlanChecksItself:
+    @settings(max_examples=100)
+    @given(fabric=fabrics(consistencies=WITH_SERVER, shapes=ALL_SHAPES, search=200))
+    def test_with_one_server(self, fabric: Fabric) -> None:
+        planned(fabric)
+
+    @settings(max_examples=30)
+    @given(fabric=fabrics(consistencies=WITH_SERVER, shapes=ALL_SHAPES, servers=(2, 3)))
+    def test_with_a_model_in_parts(self, fabric: Fabric) -> None:
+        planned(fabric)
+
+    @settings(max_examples=40)
+    @given(fabric=fabrics(consistencies=(Consistency.ALL_REDUCE,), shapes=ALL_SHAPES))
+    def test_with_all_reduce(self, fabric: Fabric) -> None:
+        planned(fabric)
+
+    @pytest.mark.parametrize("topology", TOPOLOGIES)
+    def test_with_thirty_workers(self, topology: str) -> None:
+        for seed in range(2):
+            planned(thirty(Random(seed), topology))
+
+
+def thirty(rng: Random, topology: str, consistency: Consistency = Consistency.ASYNCHRONOUS) -> Fabric:
+    """Thirty uneven workers that may all sum, a replica, and a host that is away for a while."""
+    hosts = ["s", "r", *(f"h{n:02}" for n in range(30))]
+    network = TOPOLOGIES[topology](hosts, 1000)
+    for link in network.links:
+        network.set_rate(link, rng.choice([GBPS, GBPS, GBPS // 2, GBPS // 10]))
+    for link in links_of(network, rng.choice(hosts)):
+        network.plan_rate_change(link, 4 * MS, 0)
+        network.plan_rate_change(link, 90 * MS, GBPS)
+    updates = tuple(
+        Candidate(
+            update=UpdateId(host, 0, 0),
+            source=host,
+            size_bytes=rng.choice([10**6, 10**6, 3 * 10**6]),
+            ready_ns=rng.choice([0, 0, 5 * MS]),
+            computed_from=10 - rng.randint(0, 4),
+            norm=1.0,
+        )
+        for host in hosts[2:]
+    )
+    state = FabricState(
+        now_ns=0,
+        v_init=10,
+        servers=("s",),
+        aggregators=tuple(Aggregator(host=host) for host in hosts[2:20]),
+        distributors=tuple(Aggregator(host=host) for host in hosts[2:6]),
+        replica=Replica(host="r", aggregators=tuple(Aggregator(host=host) for host in hosts[20:])),
+    )
+    tau_max = 40 if consistency is Consistency.ASYNCHRONOUS else None
+    config = PlannerConfig(consistency=consistency, tau_max=tau_max, gamma=0.9, div_max=DivergenceBound(norm=60.0))
+    gets = tuple(GetCandidate(get=GetId(h, 0, 0), destination=h, size_bytes=10**6, ready_ns=0) for h in hosts[2:])
+    return Fabric(network, twin_network(network), Batch(updates=updates, gets=gets), state, config)
+
+
+class TestMoreChoiceNeverMakesAPlanLater:
+    """Without a bound on divergence: it may force commits to wait after the shape is chosen."""
+
+    @settings(max_examples=40)
+    @given(fabric=fabrics(consistencies=WITH_SERVER, shapes=ALL_SHAPES, search=200))
+    def test_each_shape_that_is_allowed_makes_the_objective_no_worse(self, fabric: Fabric) -> None:
+        fabric = replace(fabric, config=replace(fabric.config, div_max=None))
+        objective = objective_of(fabric.config)
+        steps = [{Shape.DIRECT}, {Shape.DIRECT, Shape.STORED}, {Shape.DIRECT, Shape.STORED, Shape.TREE}]
+        plans = [planned(fabric, shapes=frozenset(shapes), search=0) for shapes in steps]
+        plans.append(planned(fabric))
+        assert len({len(found.commits) for found in plans}) == 1
+        costs = [cost(found, objective) for found in plans]
+        assert costs == sorted(costs, reverse=True)
+
+    @settings(max_examples=20)
+    @given(fabric=fabrics(consistencies=(Consistency.ALL_REDUCE,), shapes=ALL_SHAPES))
+    def test_an_all_reduce_with_rings_and_trees_is_no_later_than_with_one_of_them(self, fabric: Fabric) -> None:
+        both = planned(fabric)
+        for shape in (Shape.TREE, Shape.RING):
+            alone = planned(fabric, shapes=frozenset({Shape.DIRECT, shape}))
+            if len(alone.commits) == len(both.commits):
+                assert cost(both, Objective.LAST_COMMIT) <= cost(alone, Objective.LAST_COMMIT)
+
+
+class TestSamePlan:
+    @settings(max_examples=30)
+    @given(fabric=fabrics(consistencies=WITH_SERVER, shapes=ALL_SHAPES, search=100), rng=st.randoms())
+    def test_the_order_in_which_updates_and_gets_are_listed_does_not_matter(self, fabric: Fabric, rng: Random) -> None:
+        updates, gets = list(fabric.batch.updates), list(fabric.batch.gets)
+        rng.shuffle(updates)
+        rng.shuffle(gets)
+        shuffled = replace(fabric, batch=Batch(updates=tuple(updates), gets=tuple(gets)))
+        assert content(planned(fabric)) == content(planned(shuffled))
+
+    @settings(max_examples=30)
+    @given(fabric=fabrics(consistencies=ALL, shapes=ALL_SHAPES, search=100))
+    def test_the_network_is_left_as_it_was(self, fabric: Fabric) -> None:
+        before = free(fabric.network)
+        planned(fabric)
+        assert free(fabric.network) == before
+
+    @settings(max_examples=30)
+    @given(seed=st.integers(0, 2**32), consistency=st.sampled_from(WITH_SERVER))
+    def test_twice_the_bytes_over_links_twice_as_fast_take_as_long(self, seed: int, consistency: Consistency) -> None:
+        """With a server: the parts of a ring are rounded up to bytes."""
+        slow, fast = [
+            random_fabric(
+                Random(seed), consistencies=(consistency,), shapes=ALL_SHAPES, search=100, kinds=["tame"], times=n
+            )
+            for n in (1, 2)
+        ]
+        chunk_bytes = 2 * slow.config.chunk_bytes
+        assert times_of(planned(slow)) == times_of(planned(fast, chunk_bytes=chunk_bytes))
+
+
+def free(network: Network) -> list[tuple[list[int], list[int]]]:
+    """Copy what is free on every link."""
+    return [(list(line.times), list(line.values)) for line in map(network.free_line, network.links)]
+
+
+def content(found: Plan) -> list[list[object]]:
+    """Return everything in a plan but the batch that it was made for; what is left out, in no order."""
+    parts = (found.transfers, found.groups, found.commits, found.replica_steps, found.gets)
+    unordered = (found.drops, found.punts, found.deferred)
+    return [*map(list, parts), *(sorted(part, key=repr) for part in unordered)]
+
+
+def times_of(found: Plan) -> list[object]:
+    """Return all times in a plan."""
+    sent = [(t.source, t.destination, t.ready_ns, t.profile.start_ns, t.profile.end_ns) for t in found.transfers]
+    return [sent, [(c.update, c.arrive_ns, c.commit_ns) for c in found.commits], [g.arrive_ns for g in found.gets]]
+
+
+def equal_workers(consistency: Consistency = Consistency.SYNCHRONOUS) -> Fabric:
+    """The case of the design: 30 updates of 80 ms each, every worker may sum."""
+    hosts = ["s", *(f"h{n:02}" for n in range(30))]
+    network = star(hosts, latency_ns=MS)
+    for link in network.links:
+        network.set_rate(link, 200_000_000)
+    updates = tuple(
+        Candidate(update=UpdateId(h, 0, 0), source=h, size_bytes=2 * 10**6, ready_ns=0, computed_from=0)
+        for h in hosts[1:]
+    )
+    helpers = tuple(Aggregator(host=host) for host in hosts[1:])
+    gets = tuple(GetCandidate(get=GetId(h, 0, 0), destination=h, size_bytes=2 * 10**6, ready_ns=0) for h in hosts[1:])
+    state = FabricState(now_ns=0, servers=("s",), aggregators=helpers, distributors=helpers)
+    batch = Batch(updates=updates, gets=gets)
+    return Fabric(network, twin_network(network), batch, state, PlannerConfig(consistency=consistency))
+
+
+def test_thirty_equal_updates_are_all_committed_within_little_more_than_two_wire_times() -> None:
+    found = planned(equal_workers())
+    assert len(found.commits) == 30
+    assert cost(found, Objective.LAST_COMMIT) <= 2.2 * 80 * MS
+
+
+def test_thirty_equal_gets_are_all_answered_within_little_more_than_two_wire_times() -> None:
+    fabric = equal_workers()
+    found = planned(replace(fabric, batch=Batch(gets=fabric.batch.gets)))
+    assert max(answer.arrive_ns for answer in found.gets) <= 2.2 * 80 * MS
+
+
+def test_an_empty_batch_makes_an_empty_plan() -> None:
+    found = planned(replace(equal_workers(), batch=Batch()))
+    assert not any((found.transfers, found.commits, found.drops, found.gets, found.deferred))

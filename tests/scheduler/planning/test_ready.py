@@ -1,0 +1,51 @@
+"""Everything that is compiled is loaded before it is needed."""
+
+from __future__ import annotations
+
+import random
+import sys
+from types import ModuleType
+
+import pytest
+
+from mlfabric.scheduler.planning import Consistency, Shape, plan, reserving, warm_up
+from mlfabric.scheduler.planning.fluid import jit, ready
+from tests.scheduler.planning.worlds import random_fabric
+
+
+def versions() -> dict[str, int]:
+    """How often each function was compiled or loaded, for different types."""
+    kernels = [kernel for kernel in jit._kernels if kernel.py_func.__module__.startswith("mlfabric.")]
+    return {f"{k.py_func.__module__}.{k.py_func.__name__}": len(k.overloads) for k in kernels}
+
+
+@pytest.mark.timeout(900)  # on a machine on which nothing is compiled yet; scripts/test sees to that beforehand
+def test_after_warming_up_no_plan_compiles_anything() -> None:
+    ready.load(lambda line: None)
+    assert ready.is_compiled()
+    before = versions()
+    for seed in range(60):
+        fabric = random_fabric(
+            random.Random(seed), consistencies=list(Consistency), shapes=frozenset(Shape), servers=(1, 1, 2), search=20
+        )
+        plan(fabric.batch, fabric.network, fabric.state, fabric.config)
+    assert versions() == before
+
+
+@pytest.mark.parametrize(("is_cold", "said"), [(True, ["compiling", "compiled"]), (False, ["loaded"])])
+def test_warming_up_tells_once_what_it_waits_for(
+    monkeypatch: pytest.MonkeyPatch, is_cold: bool, said: list[str]
+) -> None:
+    warmed: list[str] = []
+    stage = ModuleType("a_stage")
+    monkeypatch.setattr(stage, "warm", lambda: warmed.append("warmed"), raising=False)
+    monkeypatch.setitem(sys.modules, "a_stage", stage)
+    monkeypatch.setattr(ready, "STAGES", ("a_stage",))
+    monkeypatch.setattr(ready, "is_cold", lambda: is_cold)
+    monkeypatch.setattr(ready, "set_warm", lambda: warmed.append("remembered"))
+    monkeypatch.setattr(reserving, "_loaded", [])
+    lines: list[str] = []
+    warm_up(lines.append)
+    warm_up(lines.append)
+    assert [line.split()[0] for line in lines] == said
+    assert warmed == ["warmed", "remembered"]

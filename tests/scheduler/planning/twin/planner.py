@@ -1,0 +1,173 @@
+"""All rules, one after the other: order, forward, replicate, commit, answer gets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from mlfabric.protocol import DropReason, GetId, UpdateId
+from mlfabric.scheduler.planning.problem import Batch, Consistency, FabricState, Objective, PlannerConfig, Shape
+from mlfabric.scheduler.planning.values import Candidate, DropRule, GetCandidate
+from tests.scheduler.planning.twin.aggregation import Item, Sent, Stored
+from tests.scheduler.planning.twin.distribution import Distributing, TwinDistribution, answered_in_parts
+from tests.scheduler.planning.twin.network import TwinNetwork
+from tests.scheduler.planning.twin.ordering import Trip, TwinOrder, TwinPlanner
+from tests.scheduler.planning.twin.replication import TwinReplication, replicate
+
+
+class TwinCommit(NamedTuple):
+    """One update's place in the sequence."""
+
+    update: UpdateId
+    position: int
+    version: int
+    tau: int
+    arrive_ns: int
+    commit_ns: int
+
+
+@dataclass
+class TwinPlan:
+    """What a plan says, without its words."""
+
+    commits: list[TwinCommit]
+    groups: list[tuple[UpdateId, ...]]
+    drops: dict[UpdateId, DropReason]
+    steps: list[tuple[tuple[UpdateId, ...], int]]
+    punts: list[UpdateId]
+    deferred_updates: list[UpdateId]
+    deferred_gets: set[GetId]
+    sent: list[Sent]
+    gets: dict[GetId, int]
+
+
+def twin_plan(batch: Batch, network: TwinNetwork, state: FabricState, config: PlannerConfig) -> TwinPlan:
+    """Plan a batch; shapes other than DIRECT and STORED are not for twins, nor is ALL_REDUCE."""
+    order = ordered(batch.updates, network, state, config)
+    free = network.copy()
+    if len(state.servers) == 1:
+        groups, arrive_ns, sent = forwarded(order, free, state, config)
+    else:
+        groups, arrive_ns, sent = pushed_in_parts(order, free, state)
+    items = [Item((c.update,), c.source, c.size_bytes, max(c.ready_ns, state.now_ns)) for c, _ in order.placed]
+    norms = [c.norm for c, _ in order.placed]
+    copies = replicate(items, norms, arrive_ns, free, state.replica, config, state.now_ns)
+    for transfer in copies.sent:
+        free.reserve(free.path(transfer.source, transfer.destination), transfer.profile)
+    got = answered(batch.gets, free, state, config)
+    return TwinPlan(
+        commits=commits(order, arrive_ns, copies, state, config),
+        groups=groups,
+        drops=order.left,
+        steps=copies.steps,
+        punts=copies.punted,
+        deferred_updates=[c.update for c, _ in order.placed[len(copies.commit_ns) :]],
+        deferred_gets=got.deferred,
+        sent=[*sent, *copies.sent, *got.sent],
+        gets=got.answers,
+    )
+
+
+def answered(
+    gets: Sequence[GetCandidate], free: TwinNetwork, state: FabricState, config: PlannerConfig
+) -> TwinDistribution:
+    """Answer gets over what all updates leave free; hold back those of workers that are too far ahead."""
+    if config.consistency is Consistency.STALE_SYNCHRONOUS:
+        held = {get.get for get in gets if get.clock > state.slowest_clock + config.slack}
+        found = in_time([get for get in gets if get.get not in held], free, state, config)
+        found.deferred |= held
+        return found
+    return in_time(gets, free, state, config)
+
+
+def in_time(
+    gets: Sequence[GetCandidate], free: TwinNetwork, state: FabricState, config: PlannerConfig
+) -> TwinDistribution:
+    """Answer gets from one server or from several."""
+    if len(state.servers) > 1:
+        return answered_in_parts(free, state.servers, gets, state.now_ns)
+    distributors = state.distributors if Shape.STORED in config.shapes else ()
+    return Distributing(free, state.servers[0], distributors, state.now_ns, objective_of(config)).best(gets)
+
+
+def ordered(updates: Sequence[Candidate], network: TwinNetwork, state: FabricState, config: PlannerConfig) -> TwinOrder:
+    """Order by deadlines, or as one list, or as one list of each clock."""
+    lists, rule = [list(updates)], config.drop_rule
+    if config.consistency is Consistency.STALE_SYNCHRONOUS:
+        rule = DropRule.FEASIBLE
+        lists = [[c for c in updates if c.clock == clock] for clock in sorted({c.clock for c in updates})]
+    bounded = config.consistency is Consistency.ASYNCHRONOUS
+    free, found = network.copy(), TwinOrder(now_ns=state.now_ns)
+    for together in lists:
+        planner = TwinPlanner(free, state.servers, state.v_init, config.tau_max if bounded else None, state.now_ns)
+        part = planner.order(together, rule)
+        for c, trip in part.placed:
+            planner.reserve(free, c, trip)
+        found.placed += part.placed
+        found.left |= part.left
+    return found
+
+
+def forwarded(
+    order: TwinOrder, free: TwinNetwork, state: FabricState, config: PlannerConfig
+) -> tuple[list[tuple[UpdateId, ...]], list[int], list[Sent]]:
+    """Bring all to the one server, a lone update directly; return groups, arrivals by position and transfers.
+
+    ``free`` loses what they take.
+    """
+    lot = [
+        Item((c.update,), c.source, c.size_bytes, max(c.ready_ns, state.now_ns), trip[0], c.in_flight is not None)
+        for c, trip in order.placed
+    ]
+    flying = [p for p, item in enumerate(lot, start=1) if item.reserved]
+    carried = 2 if config.gamma > 0 else 1
+    aggregators = state.aggregators if Shape.STORED in config.shapes and len(lot) > 1 else ()
+    stored = Stored(lot, free, state.servers[0], aggregators, state.now_ns, carried)
+    best = stored.best(objective_of(config), max(flying, default=0))
+    free.at_ns, free.bps = best.network.at_ns, best.network.bps
+    arrive_ns = [at_ns for group, at_ns in zip(best.groups, best.arrive_ns, strict=True) for _ in group]
+    return [tuple(lot[i].members[0] for i in group) for group in best.groups], arrive_ns, best.sent
+
+
+def objective_of(config: PlannerConfig) -> Objective:
+    return Objective.LAST_COMMIT if config.consistency is Consistency.SYNCHRONOUS else config.objective
+
+
+def pushed_in_parts(
+    order: TwinOrder, free: TwinNetwork, state: FabricState
+) -> tuple[list[tuple[UpdateId, ...]], list[int], list[Sent]]:
+    """Bring each part to its server directly."""
+    arrive_ns, sent = [], []
+    for c, trip in order.placed:
+        parts = sent_parts(c, trip, free, state)
+        if c.in_flight is None:
+            for transfer in parts:
+                free.reserve(free.path(transfer.source, transfer.destination), transfer.profile)
+        arrive_ns.append(max(transfer.arrive_ns for transfer in parts))
+        sent += parts
+    return [(c.update,) for c, _ in order.placed], arrive_ns, sent
+
+
+def sent_parts(c: Candidate, trip: Trip, free: TwinNetwork, state: FabricState) -> list[Sent]:
+    found = []
+    for server, size_bytes, profile in zip(state.servers, c.part_bytes, trip, strict=True):
+        arrive_ns = profile.end_ns + free.latency_ns(free.path(c.source, server))
+        found.append(Sent(c.source, server, size_bytes, profile, arrive_ns, (c.update,)))
+    return found
+
+
+def commits(
+    order: TwinOrder,
+    arrive_ns: Sequence[int],
+    copies: TwinReplication,
+    state: FabricState,
+    config: PlannerConfig,
+) -> list[TwinCommit]:
+    """Number those that are committed; an iteration of synchronous SGD is one version."""
+    found = []
+    for p, commit_ns in enumerate(copies.commit_ns):
+        c = order.placed[p][0]
+        version = state.v_init + (0 if config.consistency is Consistency.SYNCHRONOUS else p)
+        found.append(TwinCommit(c.update, p + 1, version, version - c.computed_from, arrive_ns[p], commit_ns))
+    return found
