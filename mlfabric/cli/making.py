@@ -26,6 +26,9 @@ class Benchmark(Enum):
     CONTROL = "control"
     DATA = "data"
     ACCURACY = "accuracy"
+    DIVERGENCE = "divergence"
+    OPTIMALITY = "optimality"
+    PLANNER = "planner"
 
 
 def bench(
@@ -84,6 +87,8 @@ def _rows(found: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
     for key, value in found.items():
         if isinstance(value, Mapping):
             yield from _rows(value, f"{prefix}{key}.")
+        elif isinstance(value, list) and value and all(isinstance(row, Mapping) for row in value):
+            yield from _rows({str(n): row for n, row in enumerate(value)}, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", f"{value:.6g}" if isinstance(value, float) else str(value)
 

@@ -6,7 +6,8 @@ from typer.testing import CliRunner
 from mlfabric import __version__
 from mlfabric.cli.app import app
 
-COMMANDS = ("scheduler", "server", "worker", "monitor", "up", "run", "status", "doctor", "bench", "demo", "version")
+ASKING = ("status", "doctor", "plan", "version")
+COMMANDS = ("scheduler", "server", "worker", "monitor", "up", "run", "bench", "demo", *ASKING)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

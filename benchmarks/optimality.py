@@ -1,0 +1,263 @@
+"""How far plans are from the best: the planner and the paper's own rule against exact plans (paper, section 10.1).
+
+Random batches of 1 to 8 updates on a star with 0 to 3 aggregators: sizes, rates and ready times mixed, deadlines with
+some of them tight, both objectives; one in four has momentum at the server, one in four a server whose rate changes
+while the batch is sent. Sizes and rates are such that transfers take whole slots, so that slots hardly distort.
+
+An exact plan is the best in slots. What a rule decides is replayed in the same slots; its objective there is compared,
+or in its own plan if that is more. So its gap, (its objective - the best) / the best, is never negative. The solver
+begins with what a much longer search finds; where it runs out of time, the best plan that is known counts as the best,
+and ``bound_mean_gap`` tells how large the mean gap could be at most. Cut-through trees are left out.
+
+``python -m benchmarks.optimality --json FILE``, ``mlfabric bench optimality --json FILE``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from mlfabric.network import Network, down_link
+from mlfabric.protocol import UpdateId
+from mlfabric.scheduler.planning.exact import ExactPlan, solve
+from mlfabric.scheduler.planning.planner import plan
+from mlfabric.scheduler.planning.problem import Aggregator, Batch, FabricState, Objective, PlannerConfig, Shape
+from mlfabric.scheduler.planning.pushing import objective_of
+from mlfabric.scheduler.planning.slotted import (
+    Decisions,
+    Replayed,
+    Slotted,
+    decisions_of,
+    replay,
+    slotted,
+)
+from mlfabric.scheduler.planning.values import Candidate, DropRule
+
+__all__ = ["Instance", "instance", "run"]
+
+MS = 1_000_000
+SLOT_NS = 40 * MS
+MBIT = 1_000_000
+MBYTE = 1_000_000
+SHAPES = frozenset({Shape.DIRECT, Shape.STORED})
+VERSION = 10
+FINE_UPDATES = 5
+PATIENT = 50_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instance:
+    """One problem."""
+
+    batch: Batch
+    network: Network
+    state: FabricState
+    config: PlannerConfig
+
+
+class Planned(NamedTuple):
+    """A plan in slots; ``cost`` is its objective in slots, there or as it was planned, whichever is more."""
+
+    replayed: Replayed
+    decisions: Decisions
+    cost: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """One problem's plans."""
+
+    best: ExactPlan
+    ours: Planned
+    papers: Planned
+
+    @property
+    def fewer(self) -> int:
+        """How many updates less the paper's rule commits."""
+        return len(self.ours.replayed.order) - len(self.papers.replayed.order)
+
+
+def run(instances: int = 200, seed: int = 0, limit_s: float = 10.0, fine: int = 10) -> dict[str, float]:
+    """Compare plans with exact ones; several minutes.
+
+    Args:
+        instances: how many problems.
+        seed: of all of them.
+        limit_s: for each exact plan; only if it is reached do the figures depend on the machine.
+        fine: how many of the small ones are compared in slots of half the length too.
+
+    Returns:
+        ``mean_gap``, ``p95_gap``, ``max_gap`` of our plans, and ``bound_mean_gap``: it cannot be more than that.
+        ``paper_mean_gap``, ``paper_p95_gap`` of the paper's own rule, where it commits as many updates;
+        ``paper_fewer``: how many less it commits, of ``updates``, in ``paper_fewer_in`` of the ``instances``.
+        ``proved``: how many exact plans are proved to be the best. ``fine_mean_gap``, ``coarse_mean_gap``: of the same
+        few instances in slots of half the length, and of the usual length. ``seed``.
+    """
+    problems = [instance(seed, number) for number in range(instances)]
+    with _progress() as progress:
+        compared = [
+            compare(problem, SLOT_NS, limit_s) for problem in progress.track(problems, description="exact plans")
+        ]
+        small = [n for n, problem in enumerate(problems) if len(problem.batch.updates) <= FINE_UPDATES][:fine]
+        finer = [
+            compare(problems[n], SLOT_NS // 2, limit_s) for n in progress.track(small, description="in finer slots")
+        ]
+    gaps = [gap(c.ours.cost, c.best.cost) for c in compared]
+    papers = [gap(c.papers.cost, c.best.cost) for c in compared if not c.fewer]
+    return {
+        "mean_gap": statistics.fmean(gaps),
+        "p95_gap": _p95(gaps),
+        "max_gap": max(gaps),
+        "bound_mean_gap": statistics.fmean(gap(c.ours.cost, c.best.bound) for c in compared),
+        "paper_mean_gap": _mean(papers),
+        "paper_p95_gap": _p95(papers),
+        "paper_fewer": sum(c.fewer for c in compared),
+        "paper_fewer_in": sum(c.fewer > 0 for c in compared),
+        "updates": sum(len(c.ours.replayed.order) for c in compared),
+        "instances": instances,
+        "proved": sum(c.best.is_proved for c in compared),
+        "fine_mean_gap": _mean([gap(c.ours.cost, c.best.cost) for c in finer]),
+        "coarse_mean_gap": _mean([gaps[n] for n in small]),
+        "seed": seed,
+    }
+
+
+def gap(cost: float, best: int) -> float:
+    """Return how much more a plan costs than the best, as a share of it."""
+    assert cost >= best, f"a plan of {cost} slots beats the best, {best}; they are not in the same clock"
+    return cost / best - 1 if best else 0.0
+
+
+def compare(problem: Instance, slot_ns: int, limit_s: float) -> Compared:
+    """Plan a problem by both rules, and exactly."""
+    config = replace(problem.config, shapes=SHAPES)
+    ours, patient = (_planned(problem, c, slot_ns) for c in (config, replace(config, search=PATIENT)))
+    papers = _planned(problem, replace(config, search=0, drop_rule=DropRule.PAPER), slot_ns)
+    known = min(ours, patient, key=lambda planned: planned.replayed.cost)
+    last = max(known.replayed.commits, default=0)
+    if objective_of(config) is Objective.MEAN_COMMIT:
+        last = max([last * 5 // 4 + 1, *papers.replayed.commits])
+    best = solve(_slotted(problem, slot_ns, max(last, 1)), known.decisions, limit_s=limit_s)
+    return Compared(best=best, ours=ours, papers=papers)
+
+
+def _planned(problem: Instance, config: PlannerConfig, slot_ns: int) -> Planned:
+    """Plan a problem and bring the plan into slots."""
+    found, slots = plan(problem.batch, problem.network, problem.state, config), 16
+    spans_ns = [commit.commit_ns - problem.state.now_ns for commit in found.commits]
+    is_mean = objective_of(config) is Objective.MEAN_COMMIT
+    cost = (sum(spans_ns) if is_mean else max(spans_ns, default=0)) / slot_ns
+    while True:
+        shown = _slotted(problem, slot_ns, slots)
+        known = [(replay(shown, decisions), decisions) for decisions in decisions_of(found, shown)]
+        fitting = [
+            Planned(replayed, decisions, max(cost, replayed.cost))
+            for replayed, decisions in known
+            if replayed is not None
+        ]
+        if fitting:
+            return min(fitting, key=lambda planned: planned.cost)
+        slots *= 2
+
+
+def _slotted(problem: Instance, slot_ns: int, slots: int) -> Slotted:
+    return slotted(problem.batch, problem.network, problem.state, problem.config, slot_ns=slot_ns, slots=slots)
+
+
+# Problems
+
+
+def instance(seed: int, number: int) -> Instance:
+    """Make a problem; the same numbers make the same one."""
+    rng = np.random.default_rng([seed, number])
+    count = int(rng.integers(1, 9))
+    network = Network.star(200 * MBIT)
+    hosts = [f"h{n}" for n in range(max(1, count - int(rng.integers(0, 3))))]
+    for host in hosts:
+        network.add_host(host, _rate(rng, 100, 200, 200, 200, 400), _rate(rng, 100, 200, 200, 400))
+    network.add_host("server", 400 * MBIT, _rate(rng, 100, 200, 400))
+    if rng.random() < 0.25:
+        at_ns = int(rng.integers(1, 2 * count + 1)) * SLOT_NS
+        network.plan_rate_change(down_link("server"), at_ns, _rate(rng, 100, 200, 400))
+    return Instance(
+        batch=Batch(updates=_updates(rng, count, hosts)),
+        network=network,
+        state=FabricState(now_ns=0, v_init=VERSION, servers=("server",), aggregators=_aggregators(rng, network, hosts)),
+        config=PlannerConfig(
+            tau_max=int(rng.integers(0, 2 * count + 1)) if rng.random() < 0.5 else None,
+            objective=Objective.MEAN_COMMIT if rng.random() < 0.5 else Objective.LAST_COMMIT,
+            gamma=0.9 if rng.random() < 0.25 else 0.0,
+        ),
+    )
+
+
+def _rate(rng: np.random.Generator, *of_mbit: int) -> int:
+    return int(rng.choice(of_mbit)) * MBIT
+
+
+def _updates(rng: np.random.Generator, count: int, hosts: Sequence[str]) -> tuple[Candidate, ...]:
+    spread = int(rng.choice([0, 0, 4, 12]))
+    sizes = [2] if rng.random() < 0.4 else [1, 2, 3, 4]
+    return tuple(
+        Candidate(
+            update=UpdateId(f"worker-{n}", 0, n),
+            source=str(rng.choice(hosts)),
+            size_bytes=int(rng.choice(sizes)) * MBYTE,
+            ready_ns=int(rng.integers(0, spread + 1)) * SLOT_NS,
+            computed_from=VERSION - int(rng.integers(0, count + 1)),
+        )
+        for n in range(count)
+    )
+
+
+def _aggregators(rng: np.random.Generator, network: Network, hosts: Sequence[str]) -> tuple[Aggregator, ...]:
+    """Up to three hosts, of workers or of their own; some take few updates."""
+    spare, chosen = list(hosts), []
+    for number in range(int(rng.integers(0, 4))):
+        if spare and rng.random() < 0.6:
+            chosen.append(spare.pop(int(rng.integers(len(spare)))))
+        else:
+            chosen.append(f"aggregator-{number}")
+            network.add_host(chosen[-1], _rate(rng, 200, 400), _rate(rng, 200, 400))
+    return tuple(Aggregator(host=host, most_updates=int(rng.choice([0, 0, 0, 2, 3]))) for host in chosen)
+
+
+# Figures
+
+
+def _mean(values: Sequence[float]) -> float:
+    return statistics.fmean(values) if values else 0.0
+
+
+def _p95(values: Sequence[float]) -> float:
+    return float(np.quantile(values, 0.95)) if values else 0.0
+
+
+def _progress() -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=Console(stderr=True))
+
+
+def main() -> None:
+    """Compare and print the figures as JSON, also into a file if one is given."""
+    parser = argparse.ArgumentParser(description="how far plans are from the best")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    arguments = parser.parse_args()
+    text = json.dumps(run(), indent=2)
+    if arguments.json:
+        arguments.json.write_text(text + "\n")
+    sys.stdout.write(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

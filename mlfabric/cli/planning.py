@@ -1,0 +1,90 @@
+"""``mlfabric plan``: what the planner would do with a batch, asked without a fabric."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mlfabric.cli import options as opt
+from mlfabric.errors import UsageError
+
+__all__ = ["add_to", "as_plain"]
+
+
+def plan(
+    file: Annotated[
+        Path, typer.Argument(help="What is to be planned: hosts, links, updates (TOML, or JSON).", show_default=False)
+    ],
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the plan as JSON: all transfers, times in ns.")
+    ] = False,
+    explain: Annotated[bool, typer.Option("--explain/--summary", help="Say why, or only the first line.")] = True,
+    picture: Annotated[
+        Path | None, typer.Option(help="Draw who sends when into this file, as plan.png; needs mlfabric[demo].")
+    ] = None,
+) -> None:
+    """Show what would be planned for a batch described in a file.
+
+    Nothing is sent, and no fabric is needed. docs/planner.md says what may be in the file.
+    """
+    from mlfabric.cli.describing import describe
+    from mlfabric.scheduler.planning.fluid.ready import is_compiled, load
+    from mlfabric.scheduler.planning.planner import plan as plan_batch
+
+    given = describe(_text(file), is_json=file.suffix.lower() == ".json", name=str(file))
+    if not is_compiled():
+        load(lambda line: print(line, file=sys.stderr))
+    found = plan_batch(given.batch, given.network, given.state, given.config)
+    found.validate(given.network)
+    if picture is not None:
+        from mlfabric.scheduler.planning.picture import draw
+
+        draw(found, picture, given.network)
+    if as_json:
+        print(json.dumps(as_plain(found), indent=2))
+    else:
+        text = found.explain(given.network)
+        print(text if explain else text.splitlines()[0])
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{file}: {error.strerror}; give a file that describes a batch") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{file} is no text: {error}; give a TOML or JSON file") from error
+
+
+def as_plain(value: object) -> object:
+    """Return a plan's values JSON-ready: fields by their names, enums in lower case, ids as worker#number.
+
+    What the plan was made for is left out.
+    """
+    if isinstance(value, Enum):
+        return value.name.lower()
+    if is_dataclass(value) and not isinstance(value, type):
+        rows = {field.name: getattr(value, field.name) for field in fields(value)}
+        return {name: as_plain(found) for name, found in rows.items() if name not in ("batch", "state", "config")}
+    if isinstance(value, tuple) and type(value) is not tuple and not hasattr(value, "bps"):
+        return str(value)
+    if isinstance(value, str | int | float) or value is None:
+        return value
+    return [as_plain(item) for item in value]  # type: ignore[attr-defined]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add this command."""
+    app.command(
+        epilog=opt.examples(
+            "mlfabric plan examples/plans/uneven.toml",
+            "mlfabric plan examples/plans/uneven.toml --picture plan.png",
+            "mlfabric plan batch.json --json",
+        )
+    )(plan)
