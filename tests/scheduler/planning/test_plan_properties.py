@@ -53,17 +53,17 @@ def objective_of(config: PlannerConfig) -> Objective:
 
 
 class TestEveryPlanChecksItself:
-    @settings(max_examples=100)
+    @settings(max_examples=200)
     @given(fabric=fabrics(consistencies=WITH_SERVER, shapes=ALL_SHAPES, search=200))
     def test_with_one_server(self, fabric: Fabric) -> None:
         planned(fabric)
 
-    @settings(max_examples=30)
+    @settings(max_examples=80)
     @given(fabric=fabrics(consistencies=WITH_SERVER, shapes=ALL_SHAPES, servers=(2, 3)))
     def test_with_a_model_in_parts(self, fabric: Fabric) -> None:
         planned(fabric)
 
-    @settings(max_examples=40)
+    @settings(max_examples=100)
     @given(fabric=fabrics(consistencies=(Consistency.ALL_REDUCE,), shapes=ALL_SHAPES))
     def test_with_all_reduce(self, fabric: Fabric) -> None:
         planned(fabric)
@@ -111,7 +111,7 @@ def thirty(rng: Random, topology: str, consistency: Consistency = Consistency.AS
 class TestMoreChoiceNeverMakesAPlanLater:
     """Without a bound on divergence: it may force commits to wait after the shape is chosen."""
 
-    @settings(max_examples=40)
+    @settings(max_examples=100)
     @given(fabric=fabrics(consistencies=WITH_SERVER, shapes=ALL_SHAPES, search=200))
     def test_each_shape_that_is_allowed_makes_the_objective_no_worse(self, fabric: Fabric) -> None:
         fabric = replace(fabric, config=replace(fabric.config, div_max=None))
@@ -123,7 +123,7 @@ class TestMoreChoiceNeverMakesAPlanLater:
         costs = [cost(found, objective) for found in plans]
         assert costs == sorted(costs, reverse=True)
 
-    @settings(max_examples=20)
+    @settings(max_examples=60)
     @given(fabric=fabrics(consistencies=(Consistency.ALL_REDUCE,), shapes=ALL_SHAPES))
     def test_an_all_reduce_with_rings_and_trees_is_no_later_than_with_one_of_them(self, fabric: Fabric) -> None:
         both = planned(fabric)
@@ -134,7 +134,7 @@ class TestMoreChoiceNeverMakesAPlanLater:
 
 
 class TestSamePlan:
-    @settings(max_examples=30)
+    @settings(max_examples=80)
     @given(fabric=fabrics(consistencies=WITH_SERVER, shapes=ALL_SHAPES, search=100), rng=st.randoms())
     def test_the_order_in_which_updates_and_gets_are_listed_does_not_matter(self, fabric: Fabric, rng: Random) -> None:
         updates, gets = list(fabric.batch.updates), list(fabric.batch.gets)
@@ -143,14 +143,14 @@ class TestSamePlan:
         shuffled = replace(fabric, batch=Batch(updates=tuple(updates), gets=tuple(gets)))
         assert content(planned(fabric)) == content(planned(shuffled))
 
-    @settings(max_examples=30)
+    @settings(max_examples=80)
     @given(fabric=fabrics(consistencies=ALL, shapes=ALL_SHAPES, search=100))
     def test_the_network_is_left_as_it_was(self, fabric: Fabric) -> None:
         before = free(fabric.network)
         planned(fabric)
         assert free(fabric.network) == before
 
-    @settings(max_examples=30)
+    @settings(max_examples=80)
     @given(seed=st.integers(0, 2**32), consistency=st.sampled_from(WITH_SERVER))
     def test_twice_the_bytes_over_links_twice_as_fast_take_as_long(self, seed: int, consistency: Consistency) -> None:
         """With a server: the parts of a ring are rounded up to bytes."""

@@ -230,10 +230,10 @@ def kernels() -> None:
     warm_up(lambda line: None)
 
 
-@settings(max_examples=1500)
+@settings(max_examples=2500)
 @given(seed=st.integers(0, 2**48))
 def test_whatever_there_is_is_planned_as_the_twin_plans_it(kernels: None, seed: int) -> None:
-    """By seed: many more cases in the same time, though hypothesis cannot shrink them; ordered by kernels or without."""
+    """By seed: many more cases in the same time, though hypothesis cannot shrink them; with and without kernels."""
     fabric = random_fabric(Random(seed), consistencies=WITH_SERVER, servers=(1, 1, 1, 2, 3), most=12)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reserving, "KERNEL_FROM", 1 if seed % 2 else 10**9)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from mlfabric.network import Profile
+from mlfabric.network import Path, Profile
 from mlfabric.protocol import UpdateId
 from mlfabric.scheduler.planning.problem import Aggregator, Objective
 from tests.scheduler.planning.twin.network import TwinNetwork
@@ -115,7 +115,7 @@ class Stored:
             self.close(case, open_groups[j], members[j], self.aggregators[j].host)
         return case
 
-    def path(self, sent: Sent) -> tuple:  # type: ignore[type-arg]
+    def path(self, sent: Sent) -> Path:
         return self.network.path(sent.source, sent.destination)
 
     def plan(self, case: TwinForwarding, item: Item, destination: str) -> Sent | None:
