@@ -60,7 +60,7 @@ def _option(text: str) -> tuple[str, object]:
     if not equals or not key.isidentifier():
         raise UsageError(f"--set {text!r}; allowed: KEY=VALUE, as in --set rounds=3")
     try:
-        return key, ast.literal_eval(value)
+        return key, ast.literal_eval({"true": "True", "false": "False"}.get(value, value))
     except (ValueError, SyntaxError):
         return key, value
 

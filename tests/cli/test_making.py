@@ -30,12 +30,12 @@ def benchmark(monkeypatch, tmp_path):
 @pytest.mark.usefixtures("benchmark")
 def test_a_benchmarks_figures_are_printed_and_written(tmp_path: Path):
     file = tmp_path / "figures.json"
-    command = ["bench", "data", "--json", str(file), "--set", "rounds=3", "--set", "kind=fast"]
+    command = ["bench", "data", "--json", str(file), "--set", "rounds=3", "--set", "kind=fast", "--set", "warm=false"]
     result = CliRunner().invoke(app, command)
 
     assert result.exit_code == 0
     assert "options.rounds" in result.output
-    assert json.loads(file.read_text()) == {"options": {"rounds": 3, "kind": "fast"}, "rate": 2.5}
+    assert json.loads(file.read_text()) == {"options": {"rounds": 3, "kind": "fast", "warm": False}, "rate": 2.5}
 
 
 @pytest.mark.usefixtures("benchmark")
