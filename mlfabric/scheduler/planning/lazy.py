@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar, overload
 
-__all__ = ["Lazy"]
+__all__ = ["Lazy", "joined"]
 
 T = TypeVar("T")
 
@@ -49,3 +49,9 @@ class Lazy(Sequence[T]):
     def __repr__(self) -> str:
         """Print as a tuple does."""
         return repr(tuple(self))
+
+
+def joined(first: Sequence[T], second: Sequence[T]) -> Sequence[T]:
+    """Return two sequences one after the other; no item is made for it."""
+    count = len(first)
+    return Lazy(count + len(second), lambda i: first[i] if i < count else second[i - count]) if second else first

@@ -10,7 +10,7 @@ from mlfabric.scheduler.planning.all_reduce import plan_all_reduce
 from mlfabric.scheduler.planning.distribution import Distribution, distribute
 from mlfabric.scheduler.planning.fluid.lines import Lines
 from mlfabric.scheduler.planning.fluid.world import World
-from mlfabric.scheduler.planning.lazy import Lazy
+from mlfabric.scheduler.planning.lazy import joined
 from mlfabric.scheduler.planning.lists import held_back
 from mlfabric.scheduler.planning.plan import Deferred, Plan
 from mlfabric.scheduler.planning.problem import Batch, Consistency, FabricState, PlannerConfig, Shape
@@ -37,15 +37,12 @@ def plan(batch: Batch, network: Network, state: FabricState, config: PlannerConf
     world = _world(batch, network, state) if _needs_world(batch, state) else None
     pushed = push(batch, network, state, config, world)
     got, held = _handed_out(batch, network, state, config, pushed, world)
-    count, answers = len(pushed.transfers), got.transfers
     return Plan(
         batch=batch,
         state=state,
         config=config,
         shape=pushed.shape,
-        transfers=Lazy(count + len(answers), lambda i: pushed.transfers[i] if i < count else answers[i - count])
-        if answers
-        else pushed.transfers,
+        transfers=joined(pushed.transfers, got.transfers),
         groups=pushed.groups,
         commits=pushed.commits,
         drops=pushed.drops,

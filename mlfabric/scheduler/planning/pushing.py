@@ -17,7 +17,7 @@ from mlfabric.scheduler.planning.committing import Sequenced
 from mlfabric.scheduler.planning.fluid.lines import Lines
 from mlfabric.scheduler.planning.fluid.world import World
 from mlfabric.scheduler.planning.forwarding import Forwarding, Lot
-from mlfabric.scheduler.planning.lazy import Lazy
+from mlfabric.scheduler.planning.lazy import Lazy, joined
 from mlfabric.scheduler.planning.lists import order_lists, order_lists_in_parts
 from mlfabric.scheduler.planning.ordering import order
 from mlfabric.scheduler.planning.plan import Commit, Deferred, Group, Kind, Punt, ReplicaStep, Toward, Transfer
@@ -200,7 +200,7 @@ def _assembled(
     )
     return Pushed(
         shape=forwarding.shape,
-        transfers=_joined(forwarding.transfers, replication.transfers),
+        transfers=joined(forwarding.transfers, replication.transfers),
         groups=found.groups,
         commits=found.commits,
         drops=ordering.left,
@@ -209,11 +209,6 @@ def _assembled(
         deferred=replication.deferred,
         free=replication.free,
     )
-
-
-def _joined(first: Sequence[Transfer], second: Sequence[Transfer]) -> Sequence[Transfer]:
-    count = len(first)
-    return Lazy(count + len(second), lambda i: first[i] if i < count else second[i - count])
 
 
 def _lot(ordering: Ordering, batch: Batch) -> Lot:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mlfabric.scheduler.planning.lazy import Lazy
+from mlfabric.scheduler.planning.lazy import Lazy, joined
 
 
 def test_it_equals_prints_hashes_and_indexes_as_a_tuple() -> None:
@@ -33,3 +33,10 @@ def test_nothing_is_made_before_it_is_asked_for() -> None:
 def test_an_error_in_making_an_item_is_not_taken_for_the_end() -> None:
     with pytest.raises(IndexError):
         list(Lazy(3, [0, 1].__getitem__))
+
+
+@pytest.mark.parametrize("second", [(), (7,), (7, 8, 9)])
+def test_two_sequences_joined_are_one_after_the_other(second):
+    first = Lazy(3, lambda i: i * i)
+    assert tuple(joined(first, second)) == (0, 1, 4, *second)
+    assert joined(first, second)[-1] == (*first, *second)[-1]

@@ -1,0 +1,24 @@
+"""Every plan that a scheduler under test makes is made to check itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from mlfabric.network import Network
+from mlfabric.scheduler import gets, pushes
+from mlfabric.scheduler.planning import Batch, FabricState, Plan, PlannerConfig, plan
+
+__all__ = ["every_plan_is_validated"]
+
+
+@pytest.fixture(autouse=True)
+def every_plan_is_validated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Validate what the scheduler's state machine plans, at once."""
+
+    def validated(batch: Batch, network: Network, state: FabricState, config: PlannerConfig) -> Plan:
+        found = plan(batch, network, state, config)
+        found.validate(network)
+        return found
+
+    for user in (pushes, gets):
+        monkeypatch.setattr(user, "plan", validated)
