@@ -7,7 +7,14 @@ w <- w + h`` step i moves the model by
     |h_i| <= H_i = gamma * H_(i-1) + |u_i|,        H_0 = |h_0|, the history after the last commit made.
 
 The sum of H_(a+1) to H_b is the bound of the design (section 5) for the lead of a+1..b, with H_a for the history at its
-beginning. It is reached if the history and all updates point the same way.
+beginning. It is reached if the history and all updates point the same way. :func:`step_bound` does the same for every
+rule, from the norms of gradients: with weight decay the weights take part (W_i is at least |w_i|), ::
+
+    |h_i| <= H_i = gamma * H_(i-1) + lr_i * (|g_i| + wd * W_(i-1))
+    |w_i| <= W_i = |1 - lr_i * wd| * W_(i-1) + gamma * H_(i-1) + lr_i * |g_i|
+
+and a step of ADAM is bounded whatever its gradients are, see :class:`Adam`. The changes of buffers are added as they
+are, while only the norm over all tensors is known: where there are buffers, it counts in full.
 
 A bound that is rounded the wrong way is none. So norms become whole numbers of ``2**-100``, rounded up, and all that
 follows is exact or rounded up; sums from the first commit on can be subtracted without loss. Limits are rounded down.
@@ -16,14 +23,27 @@ follows is exact or rounded up; sums from the first commit on can be subtracted 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple, Self
 
 from mlfabric.errors import UsageError
+from mlfabric.rules import RuleKind, RuleSpec
 
-__all__ = ["Adam", "Lead", "Limit", "Momentum", "Units", "as_norm", "units_above", "units_below"]
+__all__ = [
+    "Adam",
+    "Lead",
+    "Limit",
+    "Momentum",
+    "RuleState",
+    "Units",
+    "as_norm",
+    "step_bound",
+    "units_above",
+    "units_below",
+]
 
 Units = int
 """A norm as a whole number of ``2**-100``."""
@@ -32,6 +52,7 @@ UNIT_BITS = 100
 HUGE = 2.0**900
 BEYOND_EVERY_LIMIT: Units = 1 << 4000
 MOST_UNITS_OF_A_FLOAT: Units = 1 << 1023
+_LARGEST_EXPONENT = 700.0
 
 
 def units_above(norm: float) -> Units:
@@ -85,12 +106,9 @@ class Momentum:
         Raises:
             UsageError: a norm that is negative or not a number.
         """
-        # gamma is numerator / 2**shift, exactly.
-        numerator, denominator = self.gamma.as_integer_ratio()
-        shift = denominator.bit_length() - 1
         bound, bounds = units_above(history_norm), []
         for norm in norms:
-            bound = units_above(norm) - (-bound * numerator >> shift)
+            bound = units_above(norm) + _times_above(bound, self.gamma)
             bounds.append(bound)
         return bounds
 
@@ -103,30 +121,102 @@ class Adam:
     element, with ``r = beta1^2 / beta2``, whatever the gradients are; epsilon only shortens the step.
 
     Args:
-        lr: the largest learning rate in question.
-        elements: of the model.
+        elements: of the PARAMETER tensors.
     """
 
-    lr: float
     elements: int
     beta1: float = 0.9
     beta2: float = 0.999
 
-    def step_bound(self, norms: Sequence[float], steps_before: int) -> list[Units]:
+    def step_bound(self, lrs: Sequence[float], steps_before: int) -> list[Units]:
         """Bound each of the steps that come next.
 
         Args:
-            norms: one for each step; what they are does not matter.
+            lrs: learning rate of each.
             steps_before: how many steps this Adam has made.
         """
-        return [self._bound(steps_before + n) for n in range(1, len(norms) + 1)]
+        return [self._bound(lr, steps_before + n) for n, lr in enumerate(lrs, 1)]
 
-    def _bound(self, t: int) -> Units:
-        ratio = self.beta1**2 / self.beta2
-        ratios = float(t) if ratio == 1 else (1 - ratio**t) / (1 - ratio)
-        element = (1 - self.beta1) * math.sqrt(ratios / (1 - self.beta2) * (1 - self.beta2**t)) / (1 - self.beta1**t)
+    def _bound(self, lr: float, t: int) -> Units:
+        if lr == 0:
+            return 0
+        squares = self._sum_of_powers(t) / (1 - self.beta2) * (1 - self.beta2**t)
+        element = (1 - self.beta1) * math.sqrt(squares) / (1 - self.beta1**t)
         # Far more than what a dozen roundings take away.
-        return units_above(self.lr * math.sqrt(self.elements) * element * (1 + 2**-30))
+        return units_above(lr * math.sqrt(self.elements) * element * (1 + 2**-30))
+
+    def _sum_of_powers(self, count: int) -> float:
+        """Return the sum of r^k for k below ``count``; infinite beyond what a float can hold."""
+        if self.beta1 == 0 or count == 1:
+            return 1.0
+        ratio = self.beta1**2 / self.beta2 if self.beta2 else math.inf
+        if ratio == 1:
+            return float(count)
+        if ratio > 1 and count * math.log(ratio) > _LARGEST_EXPONENT:
+            return math.inf
+        return float((1 - ratio**count) / (1 - ratio))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleState:
+    """What a bound has to know of a model besides the updates to come.
+
+    Args:
+        history_norm: l2 norm of the momentum's history at the server; 0 without.
+        weights_norm: l2 norm of the PARAMETER tensors, or a bound of it; asked for by weight decay alone.
+        steps: how many steps ADAM made.
+        elements: of the PARAMETER tensors; asked for by ADAM alone.
+        has_buffers: whether there are tensors of kind BUFFER.
+    """
+
+    history_norm: float = 0.0
+    weights_norm: float = 0.0
+    steps: int = 0
+    elements: int = 0
+    has_buffers: bool = False
+
+
+def step_bound(rule: RuleSpec, norms: Sequence[float], lrs: Sequence[float], state: RuleState) -> list[Units]:
+    """Bound the l2 norm of each of the steps that come next, over all tensors.
+
+    Args:
+        rule: of the model.
+        norms: l2 norm of each update over all tensors, as its worker tells it: after clipping, and of the velocity
+            where workers keep the momentum. ADAM: one for each logged group, the sum of its members' norms.
+        lrs: learning rate of each step, as planned.
+        state: before the first of them.
+
+    Raises:
+        UsageError: a norm that is negative or not a number, or not as many learning rates.
+    """
+    if len(lrs) != len(norms):
+        raise UsageError(f"{len(lrs)} learning rates for {len(norms)} steps; allowed: one for each")
+    if rule.kind is RuleKind.ADAM:
+        changes = [units_above(norm) if state.has_buffers else 0 for norm in norms]
+        steps = Adam(elements=state.elements, beta1=rule.beta1, beta2=rule.beta2).step_bound(lrs, state.steps)
+        return [step + change for step, change in zip(steps, changes, strict=True)]
+    return _linear_bound(rule, norms, lrs, state)
+
+
+def _linear_bound(rule: RuleSpec, norms: Sequence[float], lrs: Sequence[float], state: RuleState) -> list[Units]:
+    gamma, decay = rule.server_momentum, rule.server_weight_decay
+    history, weights = units_above(state.history_norm), units_above(state.weights_norm) if decay else 0
+    bounds = []
+    for norm, lr in zip(norms, lrs, strict=True):
+        update = _times_above(units_above(norm), max(lr, 1.0) if state.has_buffers else lr)
+        coasting = _times_above(history, gamma)
+        decayed = _times_above(_times_above(weights, decay), lr)
+        history = coasting + update + decayed
+        # Rounded up twice, what decays is at most 1 + lr units too long.
+        weights = max(weights - decayed + 1 + math.ceil(lr), decayed - weights) + coasting + update if decay else 0
+        bounds.append(history)
+    return bounds
+
+
+def _times_above(units: Units, factor: float) -> Units:
+    """Return the least units that are not below a multiple; the factor is numerator / 2**shift, exactly."""
+    numerator, denominator = factor.as_integer_ratio()
+    return -(-units * numerator >> denominator.bit_length() - 1)
 
 
 class Lead:
@@ -150,6 +240,10 @@ class Lead:
             held: 0 to ``committed``.
         """
         return self._path[committed] - self._path[held]
+
+    def longest(self, held: int, norm: Units | None) -> int:
+        """Return how many may be committed at most for a bound of no more than ``norm``; None allows any."""
+        return (len(self._path) if norm is None else bisect_right(self._path, self._path[held] + norm)) - 1
 
 
 class Limit(NamedTuple):
@@ -176,8 +270,11 @@ class Limit(NamedTuple):
         norm = None if self.norm is None else math.floor(share * self.norm)
         return Limit(norm, None if self.commits is None else math.floor(share * self.commits))
 
+    def most(self, lead: Lead, held: int) -> int:
+        """Return how many may be made at most while the replica can recover the first ``held``."""
+        longest = lead.longest(held, self.norm)
+        return longest if self.commits is None else min(longest, held + self.commits)
+
     def allows(self, lead: Lead, held: int, committed: int) -> bool:
         """Say whether the first ``committed`` may be made while the replica can recover the first ``held``."""
-        if self.commits is not None and committed - held > self.commits:
-            return False
-        return self.norm is None or lead.bound(held, committed) <= self.norm
+        return committed <= self.most(lead, held)

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Hashable, Iterable
-from typing import NamedTuple, Self
-
-import networkx as nx
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from mlfabric.errors import UsageError
 from mlfabric.network.draft import Draft
@@ -20,6 +18,9 @@ from mlfabric.network.links import CORE, LinkId, Path, down_link, up_link
 from mlfabric.network.profile import MAX_RATE_BPS, Profile, check_size, transfer_over
 from mlfabric.network.routes import GraphRoutes, Routes, StarRoutes
 from mlfabric.network.timeline import HORIZON_NS, Timeline
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 __all__ = ["Network", "Reservation"]
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable
 from itertools import pairwise
-from typing import Protocol
-
-import networkx as nx
+from typing import TYPE_CHECKING, Protocol
 
 from mlfabric.errors import UsageError
 from mlfabric.network.links import LinkId, Path, down_link, up_link
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 __all__ = ["GraphRoutes", "Routes", "StarRoutes"]
 
@@ -39,7 +40,9 @@ class GraphRoutes:
     """Shortest paths in a directed graph whose edges may carry ``latency_ns``."""
 
     def __init__(self, graph: nx.DiGraph[str], hosts: Iterable[str]) -> None:
-        components = list(nx.strongly_connected_components(graph))
+        from networkx import strongly_connected_components  # takes long to import, and a star needs none of it
+
+        components = list(strongly_connected_components(graph))
         apart = sorted(hosts)
         if apart and not any(component.issuperset(apart) for component in components):
             raise UsageError(f"hosts {', '.join(apart)}: some cannot reach each other; give a path both ways")

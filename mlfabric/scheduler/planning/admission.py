@@ -6,9 +6,10 @@ import math
 from collections.abc import Iterable, Sequence
 
 from mlfabric.errors import UsageError
-from mlfabric.network import Network
+from mlfabric.network import MAX_SIZE_BYTES, Network
 from mlfabric.network.profile import check_size
 from mlfabric.scheduler.planning.problem import Aggregator, Batch, Consistency, FabricState, PlannerConfig, Replica
+from mlfabric.scheduler.planning.values import Candidate
 
 __all__ = ["check_problem"]
 
@@ -87,7 +88,18 @@ def _check_updates(batch: Batch, network: Network, state: FabricState, config: P
         raise UsageError(f"{len(updates)} updates and no server; give the server's host")
     _check_unique("update", [candidate.update for candidate in updates])
     _check_hosts(network, {candidate.source for candidate in updates})
-    parts = len(state.servers)
+    parts, norms = len(state.servers), [candidate.norm for candidate in updates]
+    sizes = [candidate.size_bytes for candidate in updates]
+    if parts > 1 or any(candidate.part_bytes for candidate in updates) or not _all_fit(sizes, norms):
+        _check_each(updates, parts)
+
+
+def _all_fit(sizes: Sequence[int], norms: Sequence[float]) -> bool:
+    """Say whether all are surely in range; a sum tells of any norm that is not finite."""
+    return min(sizes) >= 0 and max(sizes) <= MAX_SIZE_BYTES and min(norms) >= 0 and sum(norms) < math.inf
+
+
+def _check_each(updates: Sequence[Candidate], parts: int) -> None:
     for candidate in updates:
         check_size(candidate.size_bytes)
         if not 0 <= candidate.norm < math.inf:

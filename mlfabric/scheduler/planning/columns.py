@@ -45,9 +45,10 @@ def order(
     tau_max: int | None,
     now_ns: int,
     rule: DropRule,
+    world: World | None = None,
 ) -> Ordering:
     """Order a batch of updates to one server, as ``ordering.order`` does."""
-    batch = _Batch(candidates, network, destination, v_init, tau_max, now_ns)
+    batch = _Batch(candidates, network, destination, v_init, tau_max, now_ns, world)
     return _by_paper(batch) if rule is DropRule.PAPER else _feasible(batch)
 
 
@@ -62,6 +63,7 @@ class _Batch:
         v_init: int,
         tau_max: int | None,
         now_ns: int,
+        world: World | None,
     ) -> None:
         self.candidates, self.v_init, self.tau_max, self.now_ns = candidates, v_init, tau_max, now_ns
         self.left: list[_Leaving] = []
@@ -78,7 +80,7 @@ class _Batch:
                 check_size(sizes[i])
         self.bits = 8 * _integers(sizes)[self.of]
         self.ready_ns = np.minimum(_integers([c.ready_ns for c in candidates])[self.of], HORIZON_NS)
-        self.field = self._field(network, destination)
+        self.field = self._field(network, destination, world)
 
     def _ranked(self, computed_from: Ints) -> tuple[Ints, Ints]:
         """Leave who is too late for any position; return the others by rank, and their deadlines."""
@@ -94,18 +96,20 @@ class _Batch:
         ranked = ranked[~is_late[ranked]]
         return ranked, np.minimum(computed_from[ranked] + shift, beyond)
 
-    def _field(self, network: Network, destination: str) -> Field:
+    def _field(self, network: Network, destination: str, world: World | None) -> Field:
         """Take the network to arrays; what is in flight is done when it ends."""
         waiting = [self.sources[i] for i in self.of[~self.is_flying].tolist()]
         number = {name: n for n, name in enumerate(dict.fromkeys(waiting or [destination]))}
-        world = World(network, list(number), [destination])
+        if world is None or not waiting:
+            world = World(network, list(number), [destination])
+        routes, lines = world.toward(list(number), destination)
         route = np.zeros(len(self.of), np.int64)
         route[~self.is_flying] = _integers([number[name] for name in waiting])
         bits = np.where(self.is_flying, 0, self.bits)
         ready_ns = np.maximum(self.ready_ns, max(self.now_ns, network.floor_ns))
         for rank, profile in self.flights.items():
             ready_ns[rank] = profile.end_ns
-        return Field(world.routes, world.lines, route, bits, ready_ns)
+        return Field(routes, lines, route, bits, ready_ns)
 
     def candidate(self, rank: int) -> Candidate:
         """Return a candidate by its rank."""
@@ -236,9 +240,9 @@ def _integers(values: Sequence[int]) -> Ints:
 
 def _identity(updates: Sequence[UpdateId]) -> tuple[Ints, Ints, Ints]:
     """Columns that sort as updates do: the last one first, then from right to left."""
-    number = {worker: n for n, worker in enumerate(sorted({update.worker for update in updates}))}
-    counters, incarnations = [update.counter for update in updates], [update.incarnation for update in updates]
-    return _integers(counters), _integers(incarnations), _integers([number[update.worker] for update in updates])
+    workers, incarnations, counters = zip(*updates, strict=True)
+    number = {worker: n for n, worker in enumerate(sorted(set(workers)))}
+    return _integers(counters), _integers(incarnations), _integers([number[worker] for worker in workers])
 
 
 def warm() -> None:

@@ -1,7 +1,7 @@
 """What the replica is behind, folded: each worker adds its pending updates up and sends them as one item.
 
-A worker's fold of several updates is the pair (S, A) if the server keeps momentum, so it travels as two tensors; as one
-without momentum, or if it is of one update (design, section 5, "Momentum and sums").
+A worker's fold of several updates is a pair of images if the server keeps momentum, so it travels as two tensors; as
+one without momentum, or if it is of one update (design, section 5, "Momentum and sums").
 """
 
 from __future__ import annotations

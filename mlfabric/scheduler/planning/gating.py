@@ -10,9 +10,9 @@ would go too far alone, it and the rest of that step are committed at one instan
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, repeat
 from typing import NamedTuple, Self
 
 from mlfabric.divergence import Lead, Limit
@@ -82,20 +82,27 @@ def gate(lead: Lead, limit: Limit, steps: Steps, arrive_ns: Sequence[int], behin
     commit_ns: list[int] = []
     waits_for: list[int] = []
     now_ns, counted, held = 0, 0, 0
-    while len(commit_ns) < len(arrive_ns):
-        first = len(commit_ns)
+    while (first := len(commit_ns)) < len(arrive_ns):
+        most = min(limit.most(lead, held) - behind, len(arrive_ns))
+        if first < most:
+            late = bisect_left(arrive_ns, now_ns, first, most)
+            commit_ns += [*repeat(now_ns, late - first), *arrive_ns[late:most]]
+            waits_for += repeat(-1, most - first)
+            now_ns = commit_ns[-1]
+            continue
         committed, before_ns = behind + first + 1, now_ns
         now_ns = max(now_ns, arrive_ns[first])
         while counted < kept and there_ns[counted] <= now_ns and end[counted] <= committed:
             held, counted = end[counted], counted + 1
-        while not limit.allows(lead, held, committed):
+        while committed > limit.most(lead, held):
             if counted == len(end):
                 return Gated(commit_ns, waits_for, kept)
             held, now_ns = end[counted], max(now_ns, there_ns[counted])
             committed, counted = max(committed, held), counted + 1
         kept = max(kept, counted)
         now_ns = max(now_ns, arrive_ns[committed - behind - 1])
-        for arrived_ns in arrive_ns[first : committed - behind]:
-            commit_ns.append(now_ns)
-            waits_for.append(counted - 1 if now_ns > max(before_ns, arrived_ns) else -1)
+        most = committed - behind
+        late = bisect_left(arrive_ns, now_ns, first, most) if now_ns > before_ns else first
+        commit_ns += repeat(now_ns, most - first)
+        waits_for += [*repeat(counted - 1, late - first), *repeat(-1, most - late)]
     return Gated(commit_ns, waits_for, kept)

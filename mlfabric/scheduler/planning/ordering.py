@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 from mlfabric.network import HORIZON_NS, Network
 from mlfabric.scheduler.planning import leaving, reserving
@@ -29,6 +30,9 @@ from mlfabric.scheduler.planning.paper import order_by_paper
 from mlfabric.scheduler.planning.positions import commit_order, conflicts
 from mlfabric.scheduler.planning.shortest import PythonReserver
 from mlfabric.scheduler.planning.values import Candidate, DropRule, Ordering
+
+if TYPE_CHECKING:
+    from mlfabric.scheduler.planning.fluid.world import World
 
 __all__ = ["order"]
 
@@ -42,6 +46,7 @@ def order(
     tau_max: int | None,
     now_ns: int,
     rule: DropRule = DropRule.FEASIBLE,
+    world: World | None = None,
 ) -> Ordering:
     """Order a batch of updates to one server; ``network`` is not changed.
 
@@ -51,6 +56,7 @@ def order(
         v_init: the version to which the update at position 1 is applied.
         tau_max: delay bound, >= 0; None for no bound: then ties go by (t_en, worker, id).
         now_ns: nothing is planned before.
+        world: of this network, if there is one already; has the ways from all sources to the server. It stays as it is.
 
     Returns:
         Every candidate, as a slot or left with its cause.
@@ -60,7 +66,16 @@ def order(
     """
     kernels = reserving.kernels_for(len(candidates))
     if kernels is not None:
-        return kernels.order(candidates, network, destination, v_init=v_init, tau_max=tau_max, now_ns=now_ns, rule=rule)
+        return kernels.order(
+            candidates,
+            network,
+            destination,
+            v_init=v_init,
+            tau_max=tau_max,
+            now_ns=now_ns,
+            rule=rule,
+            world=world,
+        )
     batch = Contest(candidates, network, destination, v_init=v_init, tau_max=tau_max, now_ns=now_ns)
     if len(batch.candidates) == 1:
         return _order_one(batch, network)

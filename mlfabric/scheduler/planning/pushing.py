@@ -63,13 +63,15 @@ def push(batch: Batch, network: Network, state: FabricState, config: PlannerConf
     """
     if len(state.servers) > 1:
         return _in_parts(batch, network, state, config)
-    ordering = _ordered(batch, network, state, config)
+    ordering = _ordered(batch, network, state, config, world)
     if world is None:
         return _directly(batch, ordering, network, state, config)
     return _forwarded(batch, ordering, state, config, world)
 
 
-def _ordered(batch: Batch, network: Network, state: FabricState, config: PlannerConfig) -> Ordering:
+def _ordered(
+    batch: Batch, network: Network, state: FabricState, config: PlannerConfig, world: World | None
+) -> Ordering:
     asynchronous = config.consistency is Consistency.ASYNCHRONOUS
     if config.consistency is Consistency.STALE_SYNCHRONOUS:
         return order_lists(batch.updates, network, state.servers[0], v_init=state.v_init, now_ns=state.now_ns)
@@ -81,6 +83,7 @@ def _ordered(batch: Batch, network: Network, state: FabricState, config: Planner
         tau_max=config.tau_max if asynchronous else None,
         now_ns=state.now_ns,
         rule=config.drop_rule,
+        world=world,
     )
 
 

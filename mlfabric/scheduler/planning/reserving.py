@@ -7,13 +7,16 @@ update ever waits for a compiler; until then updates and gets are ordered in Pyt
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from mlfabric.network import Network
 from mlfabric.scheduler.planning.shortest import Demand, PythonReserver, Reserver
 from mlfabric.scheduler.planning.values import Candidate, DropRule, Ordering
 
-__all__ = ["KERNEL_FROM", "is_planner_compiled", "kernels_for", "reserver_for", "warm_up"]
+if TYPE_CHECKING:
+    from mlfabric.scheduler.planning.fluid.world import World
+
+__all__ = ["KERNEL_FROM", "is_planner_compiled", "is_planner_loaded", "kernels_for", "reserver_for", "warm_up"]
 
 KERNEL_FROM = 12  # below, Python is faster than the way to the kernels and back (measured)
 
@@ -35,6 +38,7 @@ class Kernels(Protocol):
         tau_max: int | None,
         now_ns: int,
         rule: DropRule,
+        world: World | None,
     ) -> Ordering:
         """Order a large batch; see ``ordering.order``."""
         ...
@@ -65,6 +69,11 @@ def is_planner_compiled() -> bool:
     from mlfabric.scheduler.planning.fluid import ready
 
     return ready.is_compiled()
+
+
+def is_planner_loaded() -> bool:
+    """Say whether :func:`warm_up` is done: only then can sums and distribution be planned without a compiler."""
+    return bool(_loaded)
 
 
 def kernels_for(count: int) -> Kernels | None:

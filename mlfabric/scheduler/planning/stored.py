@@ -27,6 +27,7 @@ from mlfabric.network import Network
 from mlfabric.protocol import UpdateId
 from mlfabric.scheduler.planning.fluid import stored_kernel as kernel
 from mlfabric.scheduler.planning.fluid.lines import Ints, Lines
+from mlfabric.scheduler.planning.fluid.stored_groups import groups_of
 from mlfabric.scheduler.planning.fluid.stored_load import Load
 from mlfabric.scheduler.planning.fluid.world import World, profile_of
 from mlfabric.scheduler.planning.forwarding import Forwarding, Lot
@@ -71,7 +72,7 @@ def forward_stored(
         count = _longest(lambda most: _search(load, lot, world, lines, mean, most) is not None, count)
         found = _search(load, lot, world, lines, mean, count) or _Found.nothing(lines)
     hosts = (destination, *(aggregator.host for aggregator in aggregators))
-    return _forwarding(found, StoredTransfers(found, load, lot, world, hosts, toward), load, world, count)
+    return _forwarding(found, StoredTransfers(found, load, lot, world, hosts, toward), load, world)
 
 
 def warm() -> None:
@@ -108,8 +109,8 @@ class _Found(NamedTuple):
 
     @classmethod
     def nothing(cls, lines: Lines) -> _Found:
-        nothing = np.zeros((0, 7), np.int64)
-        return cls(0, lines, nothing[:, :3], nothing, kernel.Solo(nothing[:, 0], nothing, nothing[:, 0], nothing[:, 0]))
+        nothing, rows = np.zeros(0, np.int64), np.zeros((0, 7), np.int64)
+        return cls(0, lines, rows[:, :3], rows, kernel.Solo(nothing, rows[:, :3], nothing, nothing))
 
 
 class StoredTransfers(Lazy[Transfer]):
@@ -174,18 +175,16 @@ def _load(
     lot: Lot, world: World, destination: str, aggregators: Sequence[Aggregator], now_ns: int, carried: int
 ) -> Load:
     """Lay a lot out as columns; routes from one source to different hosts lie at equal distances."""
-    of_source = {source: world.route(source, destination) for source in dict.fromkeys(lot.sources)}
-    some = next(iter(of_source), destination)
-    hosts = [aggregator.host for aggregator in aggregators]
-    shift = [world.route(some, host) - of_source[some] for host in hosts] if of_source else [0] * len(hosts)
+    routes, shift = world.routes_to(destination, lot.sources, [aggregator.host for aggregator in aggregators])
+    out, _ = world.routes_to(destination, [aggregator.host for aggregator in aggregators])
     bits = np.ascontiguousarray(lot.bits, np.int64)
     return Load(
         bits=bits,
         tensor_bits=bits if lot.tensor_bits is None else np.ascontiguousarray(lot.tensor_bits, np.int64),
-        ready_ns=np.maximum(lot.ready_ns, np.int64(now_ns)),
-        route=np.array([of_source[source] for source in lot.sources], np.int64),
-        shift=np.array(shift, np.int64),
-        out=np.array([world.route(host, destination) for host in hosts], np.int64),
+        ready_ns=np.maximum(lot.ready_ns, now_ns),
+        route=routes,
+        shift=shift,
+        out=out,
         most=np.array([aggregator.most_updates for aggregator in aggregators], np.int64),
         carried=carried,
         now_ns=now_ns,
@@ -203,12 +202,16 @@ def _solo(load: Load, lot: Lot, world: World, lines: Lines, count: int) -> kerne
     return kernel.Solo(end_ns, pieces, first, planned)
 
 
+def _prefix(load: Load, count: int) -> Load:
+    columns = {name: getattr(load, name)[:count] for name in ("bits", "tensor_bits", "ready_ns", "route")}
+    return load._replace(**columns)
+
+
 def _search(load: Load, lot: Lot, world: World, lines: Lines, mean: bool, count: int) -> _Found | None:
     """Find the best case for the first ``count`` updates; None if none is possible."""
     if count == 0:
         return _Found.nothing(lines)
-    columns = {name: getattr(load, name)[:count] for name in ("bits", "tensor_bits", "ready_ns", "route")}
-    part = load._replace(**columns)
+    part = load if count == len(load.bits) else _prefix(load, count)
     solo = _solo(part, lot, world, lines, count)
     if len(load.out):
         direct, sheet, _ = kernel.search(lines, world.routes, part, solo, mean, True)
@@ -227,22 +230,15 @@ def _longest(is_possible: Callable[[int], bool], count: int) -> int:
     return possible
 
 
-def _forwarding(found: _Found, transfers: StoredTransfers, load: Load, world: World, count: int) -> Forwarding:
-    direct, rows, latency_ns = found.direct, found.rows, world.routes.latency_ns
-    last = np.flatnonzero(rows[:, 0] != kernel.GATHER)
-    ends = rows[last]
-    stored = ends[:, 0] == kernel.FORWARD
-    arrive_ns = np.empty(count, np.int64)
-    arrive_ns[:direct] = found.solo.end_ns[:direct] + latency_ns[load.route[:direct]]
-    if len(ends):
-        outward = np.append(load.out, 0)[ends[:, 3]]
-        route = np.where(stored, outward, load.route[ends[:, 1]])
-        arrive_ns[direct:] = np.repeat(ends[:, 5] + latency_ns[route], ends[:, 2] - ends[:, 1])
+def _forwarding(found: _Found, transfers: StoredTransfers, load: Load, world: World) -> Forwarding:
+    arrive_ns, first, end, last, stored = groups_of(
+        found.direct, found.solo.end_ns, found.rows, load.route, load.out, world.routes.latency_ns
+    )
     return Forwarding(
-        shape=Shape.STORED if stored.any() else Shape.DIRECT,
+        shape=Shape.STORED if stored else Shape.DIRECT,
         arrive_ns=arrive_ns,
-        groups=[(i, i + 1) for i in range(direct)] + list(map(tuple, ends[:, 1:3].tolist())),
-        last=list(range(direct)) + (last + direct).tolist(),
+        groups=list(zip(first.tolist(), end.tolist(), strict=True)),
+        last=last.tolist(),
         transfers=transfers,
         lines=found.lines,
     )

@@ -18,6 +18,7 @@ from mlfabric.network import Network, up_link
 from mlfabric.protocol import GetId, UpdateId
 from mlfabric.scheduler.planning import Candidate, DropRule, GetCandidate, columns, reserving
 from mlfabric.scheduler.planning.fluid.transfers import KernelReserver
+from mlfabric.scheduler.planning.fluid.world import World
 from mlfabric.scheduler.planning.gets import order_gets
 from mlfabric.scheduler.planning.ordering import order
 from mlfabric.scheduler.planning.profiles import Profiles
@@ -135,6 +136,40 @@ def test_kernels_and_python_order_large_batches_alike(
     fast, slow = both(lambda: order(batch, network, "s", v_init=1, tau_max=tau_max, now_ns=1000, rule=rule))
     assert fast == slow
     network.validate()
+
+
+@pytest.mark.parametrize("topology", [a_star, a_leaf_spine])
+@settings(max_examples=25)
+@given(seed=SEEDS)
+def test_a_world_that_is_there_already_gives_the_same_order_and_stays_as_it_is(
+    topology: Callable[..., Network], seed: int
+) -> None:
+    rng = random.Random(seed)
+    hosts = rng.randint(1, 20)
+    network = disturbed(rng, topology(rng, hosts, few_rates), hosts)
+    batch = a_batch(rng, network, hosts)
+    names = rng.sample(sorted(network.hosts), len(network.hosts))
+    world, untouched = World(network, names, names), World(network, names, names)
+    rule, tau_max = rng.choice(RULES)
+    plan = partial(columns.order, batch, network, "s", v_init=1, tau_max=tau_max, now_ns=1000, rule=rule)
+    assert plan(world=world) == plan()
+    assert all(np.array_equal(*pair) for pair in zip(world.lines, untouched.lines, strict=True))
+
+
+@pytest.mark.parametrize("rule", DropRule)
+def test_there_is_room_for_however_many_pieces(rule: DropRule) -> None:
+    network = Network.star(4 * 10**9)
+    for host in "as":
+        network.add_host(host)
+    for n in range(1000):
+        network.plan_rate_change(up_link("a"), n * 10**6, 10**9 * (1 + n % 2))
+    batch = [
+        Candidate(update=UpdateId("a", 0, n), source="a", size_bytes=10**7, ready_ns=0, computed_from=3 * n % 10)
+        for n in range(10)
+    ]
+    fast, slow = both(lambda: order(batch, network, "s", v_init=0, tau_max=9, now_ns=0, rule=rule))
+    assert fast == slow
+    assert sum(len(slot.profile.pieces) for slot in fast.slots) > 400
 
 
 @settings(max_examples=25)

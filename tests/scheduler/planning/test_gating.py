@@ -93,6 +93,15 @@ def test_it_gates_as_the_rule_says(case):
 
 
 @given(cases())
+def test_a_limit_allows_what_it_says_is_the_most_and_no_more(case):
+    lead, limit = Lead(map(units_above, map(float, case.norms))), Limit.of(case.most, case.most_commits)
+    for held in range(len(case.norms) + 1):
+        fitting = [n for n in range(held, len(case.norms) + 1) if case.fits(held, n)]
+        assert limit.most(lead, held) == max(fitting)
+        assert [n for n in range(held, len(case.norms) + 1) if limit.allows(lead, held, n)] == fitting
+
+
+@given(cases())
 def test_at_every_instant_the_lead_is_within_its_limit(case):
     found = case.gate()
     for at_ns in set(found.commit_ns):

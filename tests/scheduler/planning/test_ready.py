@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import subprocess
 import sys
 from types import ModuleType
 
@@ -49,3 +51,28 @@ def test_warming_up_tells_once_what_it_waits_for(
     warm_up(lines.append)
     assert [line.split()[0] for line in lines] == said
     assert warmed == ["warmed", "remembered"]
+
+
+def test_garbage_is_collected_again_after_loading_even_if_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+
+    def warm() -> None:
+        seen.append(gc.isenabled())
+        raise MemoryError
+
+    stage = ModuleType("a_stage")
+    monkeypatch.setattr(stage, "warm", warm, raising=False)
+    monkeypatch.setitem(sys.modules, "a_stage", stage)
+    monkeypatch.setattr(ready, "STAGES", ("a_stage",))
+    assert gc.isenabled()
+    with pytest.raises(MemoryError):
+        ready.load(lambda line: None)
+    assert (seen, gc.isenabled()) == ([False], True)
+
+
+def test_planning_for_a_star_loads_no_graph_library() -> None:
+    program = (
+        "import sys; from mlfabric.network import Network; import mlfabric.scheduler.planning; "
+        "Network.star(1).add_host('a'); sys.exit('networkx' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -18,7 +18,7 @@ from typing import Any
 import numba
 from numba import types
 
-__all__ = ["compiled", "is_cold", "lean", "set_warm"]
+__all__ = ["compiled", "inner", "is_cold", "lean", "set_warm"]
 
 _ROOT = __name__.partition(".")[0]
 _IMPORT = re.compile(rf"^\s*(?:from|import) ({_ROOT}[.\w]*)(?: import (\([\w\s,]*|[\w ,]*))?", re.MULTILINE)
@@ -38,6 +38,14 @@ def lean(function: Callable[..., Any]) -> Callable[..., Any]:
     Its arrays are then not counted as in use: counting takes longer than a short kernel's work.
     """
     return _declare(function, _nrt=False)
+
+
+def inner(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Do as ``lean`` for a function that is to become a part of each of its callers.
+
+    A call hands over every word of every array, which takes longer than a primitive's work.
+    """
+    return _declare(function, _nrt=False, forceinline=True)
 
 
 def _declare(function: Callable[..., Any], **options: bool) -> Callable[..., Any]:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mlfabric.scheduler.planning.fluid.jit import compiled, lean
+from mlfabric.scheduler.planning.fluid.jit import compiled, inner, lean
 
 __all__ = [
     "HORIZON_NS",
@@ -70,7 +70,7 @@ def no_pieces():
     return [(0, 0, 0) for _ in range(0)]
 
 
-@lean
+@inner
 def seek(lines, node, at_ns):
     """The node that holds at an instant, at or after ``node``."""
     while lines.at_ns[lines.following[node]] <= at_ns:
@@ -78,7 +78,7 @@ def seek(lines, node, at_ns):
     return node
 
 
-@lean
+@inner
 def duration(bps, bits, nano):
     """The least ns in which ``bits + nano / 10**9`` bits pass; at least HORIZON_NS if it is that long."""
     seconds = bits // bps
@@ -91,7 +91,7 @@ def duration(bps, bits, nano):
     return seconds * SECOND_NS + high * 10_000 + low + (rest - low * bps + nano + bps - 1) // bps
 
 
-@lean
+@inner
 def flow(lines, routes, route, cap_bps, bits, ready_ns, out, room):
     """Send at no more than ``cap_bps``: when it ends as in ``walk``, and how many pieces it has.
 
@@ -168,7 +168,7 @@ def walk(lines, routes, route, bits, ready_ns, pieces, keep):
     return end_ns
 
 
-@lean
+@inner
 def split(lines, node, at_ns):
     """The node that begins at an instant within ``node``'s reach, made if it is not there."""
     if lines.at_ns[node] >= at_ns:
@@ -180,7 +180,7 @@ def split(lines, node, at_ns):
     return new
 
 
-@lean
+@inner
 def subtract(lines, node, piece):
     """Take one piece out of a list; merge equal neighbours, and mark who leaves the list. ``node`` stays its head."""
     start_ns, end_ns, bps = piece
@@ -214,7 +214,7 @@ def room(lines, more):
     return Lines(grown[0], grown[1], grown[2], lines.used, lines.head)
 
 
-@lean
+@inner
 def _drop_head(lines, link):
     """Move a list's head on past what can never be used again."""
     while lines.bps[lines.head[link]] <= 0 and lines.following[lines.head[link]] != 0:
@@ -234,7 +234,7 @@ def take(lines, routes, route, pieces, first):
     return lines
 
 
-@lean
+@inner
 def take_rows(lines, routes, route, out, count):
     """Take the first rows of ``out`` out of what is free on every link of a route, where there is room."""
     for k in range(routes.hops[route]):

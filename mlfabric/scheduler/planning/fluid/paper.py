@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from mlfabric.scheduler.planning.fluid.jit import compiled, lean
-from mlfabric.scheduler.planning.fluid.lines import HORIZON_NS, MOST_BPS, Ints, fork, no_pieces, reach
-from mlfabric.scheduler.planning.fluid.reserving import Found, reserve_one, rows
+from mlfabric.scheduler.planning.fluid.lines import HORIZON_NS, MOST_BPS, Ints, fork, reach
+from mlfabric.scheduler.planning.fluid.reserving import nothing_found, reserve_one
 from mlfabric.scheduler.planning.fluid.shortest import Tree, plant, remove, shortest
 
 __all__ = ["FASTER", "LATE", "UNREACHABLE", "place"]
@@ -69,12 +69,12 @@ def place(lines, routes, transfers, members, deadline, is_flying, end_ns):
     was picked because it was due, and who was left: rows (rank, cause, how many were placed or who is faster, ns).
     """
     count = len(transfers.route)
-    found = Found(np.full(count, HORIZON_NS), np.zeros(count, np.int64), np.zeros(count, np.int64))
+    found, pieces = nothing_found(count)
+    used, left = 0, [(0, 0, 0, 0)][:0]
     tree = plant(transfers, members, end_ns, np.zeros(count, np.int64))
     is_waiting = np.zeros(count, np.int64)
     is_waiting[members] = 1
     waiting = Waiting(tree, is_waiting, deadline)
-    pieces, left = no_pieces(), [(0, 0, 0, 0)][:0]
     placed, count_placed, oldest = np.empty(len(members), np.int64), 0, 0
     was_due = np.zeros(count, np.bool_)
     for position in range(1, len(members) + 1):
@@ -90,7 +90,7 @@ def place(lines, routes, transfers, members, deadline, is_flying, end_ns):
         if not is_flying[chosen]:
             is_due = deadline[chosen] == position
             before = fork(lines, 0) if is_due else lines
-            lines = reserve_one(lines, routes, transfers, chosen, found, pieces)
+            lines, pieces, used = reserve_one(lines, routes, transfers, chosen, found, pieces, used)
             if is_due:
                 other, other_ns = _choose(lines, routes, transfers, waiting, position + 1, False)
                 if other >= 0 and chosen_ns > other_ns:
@@ -103,4 +103,4 @@ def place(lines, routes, transfers, members, deadline, is_flying, end_ns):
     for i in range(count):
         if waiting.is_waiting[i] == 1:
             left.append((i, UNREACHABLE, 0, 0))
-    return found, rows(pieces), placed[:count_placed], was_due, left
+    return found, pieces[:used], placed[:count_placed], was_due, left

@@ -7,11 +7,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mlfabric.scheduler.planning.fluid.jit import compiled
-from mlfabric.scheduler.planning.fluid.lines import HORIZON_NS, MOST_BPS, Ints, no_pieces, reach, send
+from mlfabric.scheduler.planning.fluid import rows
+from mlfabric.scheduler.planning.fluid.jit import compiled, lean
+from mlfabric.scheduler.planning.fluid.lines import HORIZON_NS, MOST_BPS, Ints, reach, room
 from mlfabric.scheduler.planning.fluid.shortest import plant, remove, shortest
 
-__all__ = ["Found", "reserve", "rows", "solo_ends"]
+__all__ = ["Found", "nothing_found", "reserve", "reserve_one", "solo_ends"]
 
 
 class Found(NamedTuple):
@@ -23,12 +24,10 @@ class Found(NamedTuple):
 
 
 @compiled
-def rows(pieces):
-    """Return pieces as an array."""
-    found = np.empty((len(pieces), 3), np.int64)
-    for i in range(len(pieces)):
-        found[i, 0], found[i, 1], found[i, 2] = pieces[i]
-    return found
+def nothing_found(count):
+    """What was found before anything is reserved, and room for some pieces."""
+    found = Found(np.full(count, HORIZON_NS), np.zeros(count, np.int64), np.zeros(count, np.int64))
+    return found, np.empty((4 * count, 3), np.int64)
 
 
 @compiled
@@ -40,25 +39,63 @@ def solo_ends(lines, routes, transfers):
     return ends
 
 
-@compiled
-def reserve_one(lines, routes, transfers, i, found, pieces):
-    """Reserve a transfer if it ever ends; return the lines."""
-    found.first[i] = len(pieces)
-    found.end_ns[i], lines = send(lines, routes, transfers.route[i], transfers.bits[i], transfers.ready_ns[i], pieces)
-    found.until[i] = len(pieces)
-    return lines
+@lean
+def try_one(lines, routes, transfers, i, found, pieces, used):
+    """Reserve a transfer if it ever ends, and there is room; return the row behind its pieces, and whether there was.
+
+    Its pieces begin at row ``used``.
+    """
+    route = transfers.route[i]
+    end_ns, after = rows.flow(lines, routes, route, transfers.bits[i], transfers.ready_ns[i], pieces, used)
+    if end_ns >= HORIZON_NS:
+        return used, True
+    if after > len(pieces) or not rows.has_room(lines, routes, route, after - used):
+        return after, False
+    rows.reserve(lines, routes, route, pieces, used, after)
+    rows.drop_heads(lines, routes, route)
+    found.end_ns[i], found.first[i], found.until[i] = end_ns, used, after
+    return after, True
 
 
 @compiled
-def _reserve_batch(lines, routes, transfers, members, end_ns, leaf, found, pieces):
-    """Reserve one batch; return the lines."""
-    tree = plant(transfers, members, end_ns, leaf)
+def reserve_one(lines, routes, transfers, i, found, pieces, used):
+    """Reserve a transfer if it ever ends; return the lines, the pieces, and how many of these are in use."""
+    after, had_room = try_one(lines, routes, transfers, i, found, pieces, used)
+    if not had_room:
+        lines = room(lines, 2 * (after - used) * routes.hops[transfers.route[i]])
+        if after > len(pieces):
+            former, pieces = pieces, np.empty((2 * after, 3), np.int64)
+            pieces[:used] = former[:used]
+        try_one(lines, routes, transfers, i, found, pieces, used)
+    return lines, pieces, after
+
+
+@lean
+def _shortest_first(lines, routes, transfers, tree, found, pieces, used):
+    """Reserve all in a tree as long as there is room; return for whom there is none (-1: all done), and the row."""
     while True:
         chosen, _ = shortest(lines, routes, transfers, tree, True)
         if chosen < 0:
-            return lines
-        lines = reserve_one(lines, routes, transfers, members[tree.next[chosen]], found, pieces)
+            return -1, used
+        i = tree.members[tree.next[chosen]]
+        after, had_room = try_one(lines, routes, transfers, i, found, pieces, used)
+        if not had_room:
+            return chosen, used
+        used = after
         remove(tree, transfers, chosen)
+
+
+@compiled
+def _reserve_batch(lines, routes, transfers, members, end_ns, leaf, found, pieces, used):
+    """Reserve one batch; return as ``reserve_one`` does."""
+    tree = plant(transfers, members, end_ns, leaf)
+    chosen, used = _shortest_first(lines, routes, transfers, tree, found, pieces, used)
+    while chosen >= 0:
+        i = tree.members[tree.next[chosen]]
+        lines, pieces, used = reserve_one(lines, routes, transfers, i, found, pieces, used)
+        remove(tree, transfers, chosen)
+        chosen, used = _shortest_first(lines, routes, transfers, tree, found, pieces, used)
+    return lines, pieces, used
 
 
 @compiled
@@ -67,14 +104,15 @@ def reserve(lines, routes, transfers, members, first, end_ns):
 
     ``end_ns`` holds lower bounds of all transfers. Return what was found, all pieces, and the lines.
     """
-    count = len(transfers.route)
-    found = Found(np.full(count, HORIZON_NS), np.zeros(count, np.int64), np.zeros(count, np.int64))
+    count, used = len(transfers.route), 0
+    found, pieces = nothing_found(count)
     leaf = np.zeros(count, np.int64)
-    pieces = no_pieces()
+    lines = room(lines, 8 * count)
     for batch in range(len(first) - 1):
         begin, end = first[batch], first[batch + 1]
         if end - begin == 1:
-            lines = reserve_one(lines, routes, transfers, members[begin], found, pieces)
+            lines, pieces, used = reserve_one(lines, routes, transfers, members[begin], found, pieces, used)
         elif end > begin:
-            lines = _reserve_batch(lines, routes, transfers, members[begin:end], end_ns, leaf, found, pieces)
-    return found, rows(pieces), lines
+            some = members[begin:end]
+            lines, pieces, used = _reserve_batch(lines, routes, transfers, some, end_ns, leaf, found, pieces, used)
+    return found, pieces[:used], lines

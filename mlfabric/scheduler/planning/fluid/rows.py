@@ -10,33 +10,33 @@ nodes as heads (``approach`` sees to it that none is too late, or gone).
 
 from __future__ import annotations
 
-from mlfabric.scheduler.planning.fluid.jit import lean
+from mlfabric.scheduler.planning.fluid.jit import inner
 from mlfabric.scheduler.planning.fluid.lines import GONE, MOST_BPS, seek, take_rows
 from mlfabric.scheduler.planning.fluid.lines import flow as flow_from_the_first
 
 __all__ = ["approach", "drop_heads", "flow", "has_room", "reserve"]
 
 
-@lean
+@inner
 def flow(lines, routes, route, bits, ready_ns, rows, first):
     """Plan a transfer whose pieces become the rows from ``first`` on; return its end and the row behind them."""
     end_ns, count = flow_from_the_first(lines, routes, route, MOST_BPS, bits, ready_ns, rows[first:], len(rows) - first)
     return end_ns, first + count
 
 
-@lean
+@inner
 def has_room(lines, routes, route, count):
     """Whether so many pieces can be reserved on a route."""
     return lines.used[0] + 2 * count * routes.hops[route] <= len(lines.at_ns)
 
 
-@lean
+@inner
 def reserve(lines, routes, route, rows, first, end):
     """Take the pieces in ``rows[first:end]`` out of what is free on every link of a route."""
     take_rows(lines, routes, route, rows[first:end], end - first)
 
 
-@lean
+@inner
 def approach(lines, near, routes, route, ready_ns):
     """Let each list of a route begin in ``near`` where a transfer that is ready then can begin; not at the horizon."""
     for k in range(routes.hops[route]):
@@ -49,7 +49,7 @@ def approach(lines, near, routes, route, ready_ns):
         near.head[link] = seek(lines, node, ready_ns)
 
 
-@lean
+@inner
 def drop_heads(lines, routes, route):
     """Move the heads of a route's lists on past what can never be used again."""
     for k in range(routes.hops[route]):

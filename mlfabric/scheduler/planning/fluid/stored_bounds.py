@@ -1,5 +1,5 @@
 # mypy: disallow_untyped_defs=False, disallow_untyped_calls=False
-"""What a case of algorithm 3 costs at least, compiled: from how much can pass the links into a host by when.
+"""What a case of algorithm 3 costs at least, compiled: from how much can pass the links into a host or rack by when.
 
 All bounds are taken over what was free before the lot (its own reservations only take away), so they hold on every
 topology; on a star with equal links they are close.
@@ -9,6 +9,12 @@ topology; on a star with equal links they are close.
   the links into the aggregator's host, so it takes no more than these can carry until then. When it is closed,
   everything that the lot has reserved ends by ``dry``; so its sum ends no later than if it were sent from then on over
   what was free before the lot: an upper bound for the next ``dry``, and so on.
+- *How far all groups together reach.* What goes to any aggregator, and perhaps what goes directly, passes the links
+  into the aggregators' racks (``stored_racks.py``), and only so much passes these until ``dry``. If the last group
+  takes whatever comes, then not all sums have left before all of it has passed.
+- *How many sums there are.* Whichever aggregators are skipped, m groups but the last reach no further than if each
+  went to the widest of them over the lightest updates, and was forwarded over the narrowest of all ways. What is beyond
+  commits after m + 1 sums passed the links into the destination; or the group behind them is the last one.
 - *What is beyond the reach of all groups but the last* is in the last one, if that takes whatever comes, and waits for
   all of it to arrive. If that takes only so many, then what is beyond goes directly, one after the other, behind the
   sums; and one tensor of the sum of m updates is no smaller than the m-th part of what they are together.
@@ -21,10 +27,9 @@ from typing import NamedTuple
 from mlfabric.scheduler.planning.fluid.jit import lean
 from mlfabric.scheduler.planning.fluid.lines import HORIZON_NS, MOST_BPS, SECOND_NS, Ints, duration
 from mlfabric.scheduler.planning.fluid.lines import reach as time_of
-from mlfabric.scheduler.planning.fluid.stored_load import ENOUGH_BITS
-from mlfabric.scheduler.planning.fluid.wide import ENDLESS, ZERO, plus
+from mlfabric.scheduler.planning.fluid.wide import ENDLESS, ENOUGH_BITS, ZERO, plus
 
-__all__ = ["DirectPart", "State", "bound", "state_of", "survey"]
+__all__ = ["DirectPart", "State", "bound", "state_of", "sums_bound", "survey"]
 
 
 class DirectPart(NamedTuple):
@@ -38,8 +43,11 @@ class DirectPart(NamedTuple):
 
 
 class State(NamedTuple):
-    """Where a case stands: when the destination's ingress runs dry, the last commit, bits that passed, the cost."""
+    """Where a case stands: how many updates went directly at first, when the destination's ingress runs dry, the last
+    commit, bits that passed, the cost.
+    """
 
+    direct: int
     dry_ns: int
     commit_ns: int
     passed: int
@@ -49,7 +57,7 @@ class State(NamedTuple):
 @lean
 def state_of(part, n):
     """The state of case n at its first group."""
-    return State(part.dry_ns[n], part.commit_ns[n], part.passed[n], (part.high[n], part.low[n]))
+    return State(n, part.dry_ns[n], part.commit_ns[n], part.passed[n], (part.high[n], part.low[n]))
 
 
 @lean
@@ -96,12 +104,24 @@ def place_of(until, limit):
 
 
 @lean
-def extent(routes, load, bounds, i, j, dry_ns):
+def rack_extent(load, bounds, n, end_ns):
+    """The first update that cannot have entered the aggregators' racks by an instant, in case n."""
+    k = len(load.out)
+    if bounds.inflow.head[k + 1] == 0:
+        return len(load.bits)
+    passed = passing_until(bounds.inflow, k + 1, bounds.start_ns, end_ns)
+    if passed == ENOUGH_BITS:
+        return len(load.bits)
+    return place_of(bounds.grouped, passed - bounds.directly[n] + bounds.grouped[n])
+
+
+@lean
+def extent(routes, load, bounds, i, j, state):
     """Groups j to the last but one begin with update i: the first update that is beyond all of them."""
-    count, end = len(load.bits), i
+    count, end, dry_ns = len(load.bits), i, state.dry_ns
     for g in range(j, len(load.out) - 1):
         limit = bounds.until[g, end] + passing_until(bounds.inflow, g, bounds.start_ns, dry_ns)
-        reached = place_of(bounds.until[g], limit)
+        reached = max(end, min(place_of(bounds.until[g], limit), rack_extent(load, bounds, state.direct, dry_ns)))
         end = reached if load.most[g] == 0 else min(reached, end + load.most[g])
         if end >= count:
             return count
@@ -123,12 +143,25 @@ def last_arrival(routes, load, bounds, i):
 
 
 @lean
-def soonest(load, bounds, i, state):
-    """When the next update is committed at the earliest; HORIZON_NS for never."""
+def all_in(load, bounds, i, state):
+    """When all that enters the aggregators' racks is at the destination at the earliest; 0 if racks do not say."""
+    n, k = state.direct, len(load.out)
+    if bounds.inflow.head[k] == 0 or bounds.inflow.head[k + 1] == 0:
+        return 0
+    bits = min(bounds.directly[n] + bounds.grouped[-1] - bounds.grouped[n], ENOUGH_BITS)
+    there_ns = end_of(bounds.inflow, bounds.entry, k + 1, bits, bounds.start_ns)
+    if there_ns <= state.dry_ns:
+        return 0
+    return end_of(bounds.inflow, bounds.entry, k, bounds.least_bits[i], there_ns + bounds.fastest_ns) + bounds.near_ns
+
+
+@lean
+def soonest(load, bounds, state, more):
+    """When something is committed at the earliest after so many bits more; HORIZON_NS for never."""
     k = len(load.out)
     if bounds.inflow.head[k] == 0:
         return state.commit_ns
-    bits = min(state.passed + bounds.least_bits[i], ENOUGH_BITS)
+    bits = min(state.passed + more, ENOUGH_BITS)
     end_ns = end_of(bounds.inflow, bounds.entry, k, bits, bounds.start_ns)
     return max(state.commit_ns, end_ns + bounds.near_ns) if end_ns < HORIZON_NS else HORIZON_NS
 
@@ -177,22 +210,78 @@ def with_late(load, bounds, i, j, end, soon_ns, state, mean):
 def bound(routes, load, bounds, i, j, state, mean):
     """What a case costs at least, if everything before update i is settled and aggregators before j are used."""
     count, k = len(load.bits), len(load.out)
-    soon_ns = soonest(load, bounds, i, state)
+    soon_ns = soonest(load, bounds, state, bounds.least_bits[i])
     if soon_ns >= HORIZON_NS:
         return ENDLESS
     late_ns, end = soon_ns, count
     if j == k or load.most[k - 1] > 0:
         if len(bounds.brought) > 0 and bounds.inflow.head[k] != 0:
-            end = i if j == k else min(count, extent(routes, load, bounds, i, j, state.dry_ns) + load.most[k - 1])
+            end = i if j == k else min(count, extent(routes, load, bounds, i, j, state) + load.most[k - 1])
             return with_late(load, bounds, i, j, end, soon_ns, state, mean)
     elif bounds.sure == 1:
-        end = extent(routes, load, bounds, i, j, state.dry_ns)
+        end = extent(routes, load, bounds, i, j, state)
         if end < count:
             late_ns = max(soon_ns, last_arrival(routes, load, bounds, end))
+        if not mean:
+            late_ns = max(late_ns, all_in(load, bounds, i, state))
     if not mean:
         return plus(ZERO, 1, late_ns - load.now_ns)
     cost = plus(state.cost, end - i, soon_ns - load.now_ns)
     return plus(cost, count - end, late_ns - load.now_ns)
+
+
+@lean
+def widest_reach(load, bounds, n, i, dry_ns):
+    """The first update that is beyond any one group of case n, but the last aggregator's, that begins with update i."""
+    if dry_ns >= HORIZON_NS:
+        return len(load.bits)
+    limit = bounds.lightest[i] + passing_until(bounds.inflow, len(load.out) + 2, bounds.start_ns, dry_ns)
+    return max(i, min(place_of(bounds.lightest, limit), rack_extent(load, bounds, n, dry_ns)))
+
+
+@lean
+def narrowest_end(load, bounds, bits, ready_ns):
+    """When a sum of any aggregator but the last has been sent at the latest."""
+    k = len(load.out)
+    if bounds.inflow.head[k + 3] == 0:
+        return ready_ns
+    return end_of(bounds.inflow, bounds.entry, k + 3, bits, ready_ns)
+
+
+@lean
+def lesser(one, other):
+    """The lesser of two sums."""
+    return one if one < other else other
+
+
+@lean
+def with_rest(cost, members, span_ns, mean):
+    """What a case costs if the rest of its members commit after a span."""
+    return plus(cost, members, span_ns) if mean else plus(ZERO, 1, span_ns)
+
+
+@lean
+def sums_bound(routes, load, bounds, state, mean):
+    """What a case costs at least at its first group, by how many sums there must be; nothing if that is unknown."""
+    i, end, dry_ns, cost, least = state.direct, state.direct, state.dry_ns, state.cost, ENDLESS
+    count, k, more = len(load.bits), len(load.out), 0
+    if bounds.sure == 0:
+        return ZERO
+    for m in range(k):
+        more = min(more + bounds.least_bits[i], ENOUGH_BITS)
+        soon_ns = soonest(load, bounds, state, more)
+        if soon_ns >= HORIZON_NS:
+            break
+        late_ns = max(soon_ns, last_arrival(routes, load, bounds, end))
+        least = lesser(least, with_rest(cost, count - end, late_ns - load.now_ns, mean))
+        if m == k - 1:
+            break
+        after = widest_reach(load, bounds, i, end, dry_ns)
+        cost = with_rest(cost, after - end, soon_ns - load.now_ns, mean)
+        if after == count:
+            return lesser(least, cost)
+        end, dry_ns = after, narrowest_end(load, bounds, bounds.most_bits[i], dry_ns + bounds.slowest_ns)
+    return least
 
 
 @lean

@@ -2,9 +2,9 @@
 """All cases of algorithm 3 (paper, section 5.2, mended), compiled; the best one, without carrying most of them out.
 
 Case n: the first n updates go directly, the rest in groups through aggregators 1..k, one group each. Cases are carried
-out in the order of their lower bounds (``stored_bounds.py``), each is given up at the first group from which on it
-cannot win, and the search ends when no bound is below the best case found. The result is that of full enumeration to
-the bit, ties included: of equal cases, the one with the largest n.
+out in the order of their lower bounds (``stored_bounds.py``) if a closer look does not rule them out, each is given up
+at the first group from which on it cannot win, and the search ends when no bound is below the best case found. The
+result is that of full enumeration to the bit, ties included: of equal cases, the one with the largest n.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import numpy as np
 from mlfabric.scheduler.planning.fluid.jit import compiled, lean
 from mlfabric.scheduler.planning.fluid.lines import HORIZON_NS, Ints, Lines, Routes
 from mlfabric.scheduler.planning.fluid.rows import approach, drop_heads, flow, has_room, reserve
-from mlfabric.scheduler.planning.fluid.stored_bounds import DirectPart, State, bound, state_of, survey
-from mlfabric.scheduler.planning.fluid.stored_load import ENOUGH_BITS, Bounds, Load, prepare
-from mlfabric.scheduler.planning.fluid.wide import ENDLESS, ZERO, plus
+from mlfabric.scheduler.planning.fluid.stored_bounds import DirectPart, State, bound, state_of, sums_bound, survey
+from mlfabric.scheduler.planning.fluid.stored_load import Bounds, Load, prepare
+from mlfabric.scheduler.planning.fluid.wide import ENDLESS, ENOUGH_BITS, ZERO, plus
 
 __all__ = ["DIRECTLY", "FORWARD", "GATHER", "Solo", "plan_solo", "search", "send_all"]
 
@@ -143,13 +143,13 @@ def sent(routes, load, state, members, route, bits, end_ns, mean):
     commit_ns = max(state.commit_ns, end_ns + routes.latency_ns[route])
     cost = plus(state.cost if mean else ZERO, members if mean else 1, commit_ns - load.now_ns)
     passed = min(state.passed + (bits if routes.hops[route] > 0 else 0), ENOUGH_BITS)
-    return State(max(state.dry_ns, end_ns), commit_ns, passed, cost)
+    return State(state.direct, max(state.dry_ns, end_ns), commit_ns, passed, cost)
 
 
 @lean
 def accumulate(routes, load, solo, mean, part):
     """Write down the state after the first n updates have been sent directly, for every n up to the last possible."""
-    state = State(load.now_ns, load.now_ns, 0, ZERO)
+    state = State(0, load.now_ns, load.now_ns, 0, ZERO)
     for n in range(len(part.dry_ns)):
         if n > 0:
             bits = load.bits[n - 1] if solo.planned[n - 1] == 1 else 0
@@ -240,16 +240,6 @@ def try_on(job, sheet, n, best):
     return carry_out(job, sheet, n, best)
 
 
-@compiled
-def try_case(job, sheet, n, best):
-    """Carry case n out on a sheet, or on a larger one; return how that went, the cost, and the sheet."""
-    how, cost = try_on(job, sheet, n, best)
-    while how == CROWDED:
-        sheet = new_sheet(job.lines, job.load, 4 * len(sheet.pieces))
-        how, cost = try_on(job, sheet, n, best)
-    return how, cost, sheet
-
-
 @lean
 def most_promising(high, low, is_open):
     """The case with the least lower bound among those open, of equals the largest; -1 for none."""
@@ -260,23 +250,37 @@ def most_promising(high, low, is_open):
     return found
 
 
-@compiled
-def search_cases(job, sheet, best_n, best, prune):
-    """Find a case that is better than one known; return it (or that one), its sheet, and how many were tried."""
-    count, kept, tried = len(job.load.bits), new_sheet(job.lines, job.load, 2 * len(sheet.pieces)), 0
-    high, low = np.zeros((2, min(len(job.part.dry_ns), count)), np.int64)
-    survey(job.routes, job.load, job.bounds, job.part, job.mean, high, low)
-    is_open = np.arange(len(high)) >= job.load.fixed
+@lean
+def may_win(job, n, best_n, best):
+    """Whether a case could still be better than the best one, as far as a closer look at it tells."""
+    least = sums_bound(job.routes, job.load, job.bounds, state_of(job.part, n), job.mean)
+    return least < best or (least == best and n > best_n)
+
+
+@lean
+def search_cases(job, one, other, is_open, bounds_of, best_n, best, prune):
+    """Find a case that is better than one known.
+
+    Returns how that went, the case (or the one known), which sheet has it, and how many were tried.
+    """
+    high, low = bounds_of
+    spare, tried = 0, 0
     n = most_promising(high, low, is_open)
     while n >= 0 and not (prune and best < (high[n], low[n])):
         is_open[n] = False
-        if not prune or n > best_n or (high[n], low[n]) < best:
-            how, cost, sheet = try_case(job, sheet, n, best if prune else ENDLESS)
+        if not prune or ((n > best_n or (high[n], low[n]) < best) and may_win(job, n, best_n, best)):
+            limit = best if prune else ENDLESS
+            how, cost = try_on(job, one, n, limit) if spare == 0 else try_on(job, other, n, limit)
             tried += 1
+            if how == CROWDED:
+                return CROWDED, -1, 0, tried
             if how == PLANNED and (cost < best or (cost == best and n > best_n)):
-                best_n, best, kept, sheet = n, cost, sheet, kept
+                best_n, best, spare = n, cost, 1 - spare
         n = most_promising(high, low, is_open)
-    return best_n, kept, tried
+    if best_n == len(job.load.bits):
+        how, _ = try_on(job, one, best_n, ENDLESS)
+        return how, best_n, 0, tried
+    return PLANNED, best_n, 1 - spare, tried
 
 
 @compiled
@@ -292,14 +296,19 @@ def search(lines, routes, load, solo, mean, prune):
         How many updates go directly, -1 if no case is possible; the sheet of the best case; how many were tried.
     """
     count, part = len(load.bits), direct_part(routes, load, solo, mean)
-    possible = len(part.dry_ns) - 1
-    bounds = prepare(lines, routes, load, part.dry_ns[possible])
+    possible, nodes = len(part.dry_ns) - 1, 8 * len(load.bits)
+    bounds = prepare(lines, routes, load, solo.planned, part.dry_ns[possible])
     job = Job(lines, routes, load, solo, bounds, part, mean)
-    best_n, best = (count, state_of(part, count).cost) if possible == count else (-1, ENDLESS)
-    best_n, sheet, tried = search_cases(job, new_sheet(lines, load, 8 * count), best_n, best, prune)
-    if best_n == count:
-        _, _, sheet = try_case(job, sheet, count, ENDLESS)
-    return best_n, sheet, tried
+    known, cost = (count, state_of(part, count).cost) if possible == count else (-1, ENDLESS)
+    bounds_of = np.zeros((2, min(possible + 1, count)), np.int64)
+    survey(routes, load, bounds, part, mean, bounds_of[0], bounds_of[1])
+    while True:
+        one, other = new_sheet(lines, load, nodes), new_sheet(lines, load, nodes)
+        is_open = np.arange(bounds_of.shape[1]) >= load.fixed
+        how, best_n, kept, tried = search_cases(job, one, other, is_open, bounds_of, known, cost, prune)
+        if how != CROWDED:
+            return best_n, one if kept == 0 else other, tried
+        nodes *= 2
 
 
 @compiled

@@ -7,12 +7,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mlfabric.scheduler.planning.fluid.jit import compiled
+from mlfabric.scheduler.planning.fluid.jit import compiled, lean
 from mlfabric.scheduler.planning.fluid.lines import HORIZON_NS, MOST_BPS, Ints, Lines, Routes, duration, fork, room
+from mlfabric.scheduler.planning.fluid.stored_racks import bits_into, rack_links
+from mlfabric.scheduler.planning.fluid.wide import ENOUGH_BITS
 
-__all__ = ["ENOUGH_BITS", "Bounds", "Load", "prepare"]
+__all__ = ["Bounds", "Load", "prepare"]
 
-ENOUGH_BITS = 1 << 61  # sums of sizes stop here; as lower bounds they stay true
+SUM, MOST, LEAST = 0, 1, 2  # what is made of several lists
 
 
 class Load(NamedTuple):
@@ -38,13 +40,17 @@ class Bounds(NamedTuple):
     """What lower bounds are computed from.
 
     ``free`` is what was free before the lot. ``inflow`` has one line for each aggregator, the sum of all links by which
-    the lot could enter its host, and one more for the destination; head 0 if there is no such line. ``entry`` are the
-    routes over just one of these. ``until[j, i]`` is how many bits all updates before place i bring to line j.
+    the lot could enter its host, one more for the destination, and one for the racks (``stored_racks.py``); then, over
+    all aggregators but the last, the most of theirs, and the least of all links from there to the destination; head 0
+    if there is no such line. ``entry`` are the routes over just one of these. ``until[j, i]`` is how many bits all
+    updates before place i bring to line j; ``lightest[i]`` to any but the last aggregator's, each where it brings the
+    fewest; ``grouped[i]`` to the racks by way of any aggregator, ``directly[i]`` on their own.
     By place, for what is from there on: ``most_bits`` and ``least_bits`` of any one transfer to the destination (0 if
     it crosses no link), ``sum_bits`` of all as one sum. ``brought[i]`` is how many bits the updates before place i
     bring to the destination directly or, if less, as one tensor; ``brought_sum[i]`` is the sum of ``brought[: i + 1]``;
     both are empty if they are too large. The sum of m updates has at least ``tensors / m`` of what they bring.
-    Latencies: the largest and the least to each aggregator (``slow_ns``, ``fast_ns``), the least to the destination.
+    Latencies: the largest and the least to each aggregator (``slow_ns``, ``fast_ns``), the least to any of them
+    (``fastest_ns``) and to the destination (``near_ns``).
     ``sure`` is 1 if the last aggregator certainly takes all updates that it is offered.
     """
 
@@ -52,6 +58,9 @@ class Bounds(NamedTuple):
     inflow: Lines
     entry: Routes
     until: Ints
+    lightest: Ints
+    grouped: Ints
+    directly: Ints
     most_bits: Ints
     least_bits: Ints
     sum_bits: Ints
@@ -59,13 +68,15 @@ class Bounds(NamedTuple):
     brought_sum: Ints
     slow_ns: Ints
     fast_ns: Ints
+    fastest_ns: int
+    slowest_ns: int
     near_ns: int
     start_ns: int
     sure: int
     tensors: int
 
 
-@compiled
+@lean
 def next_change(lines, cursor, now):
     """The first instant after ``now`` at which one of several lists has a node."""
     change = HORIZON_NS
@@ -75,88 +86,117 @@ def next_change(lines, cursor, now):
     return change
 
 
-@compiled
-def advance(lines, cursor, now):
-    """Move each cursor to the node that holds at an instant; return what is free there on all lists together."""
-    bps = 0
+@lean
+def advance(lines, cursor, now, how):
+    """Move each cursor to the node that holds at an instant; return the sum, most or least of what is free there."""
+    bps = MOST_BPS if how == LEAST else 0
     for k in range(len(cursor)):
         if lines.at_ns[lines.following[cursor[k]]] <= now:
             cursor[k] = lines.following[cursor[k]]
-        if lines.at_ns[cursor[k]] <= now:
-            bps += lines.bps[cursor[k]]
+        free = lines.bps[cursor[k]] if lines.at_ns[cursor[k]] <= now else 0
+        bps = bps + free if how == SUM else max(bps, free) if how == MOST else min(bps, free)
     return bps
 
 
-@compiled
-def length(lines, node):
-    """How many nodes a list has from one on."""
+@lean
+def length(lines, heads):
+    """How many nodes some lists have."""
     found = 0
-    while node != 0:
-        node = lines.following[node]
-        found += 1
+    for head in heads:
+        node = head
+        while node != 0:
+            node = lines.following[node]
+            found += 1
     return found
 
 
-@compiled
-def joined(lines, links):
-    """What is free on several links together as one more list; return the lines and its head, 0 if it is too wide."""
-    cursor, more = np.empty(len(links), np.int64), 0
-    for k in range(len(links)):
-        cursor[k] = lines.head[links[k]]
-        more += length(lines, cursor[k])
-    lines = room(lines, more)
+@lean
+def joined(lines, cursor, how):
+    """Add the sum, most or least of some lists, given their heads; return its head, 0 if it is too wide."""
     now, head, last = next_change(lines, cursor, -1), lines.used[0], 0
     while now < HORIZON_NS:
-        new, bps = lines.used[0], advance(lines, cursor, now)
+        new, bps = lines.used[0], advance(lines, cursor, now, how)
         if bps > MOST_BPS:
-            return lines, 0
+            return 0
         lines.at_ns[new], lines.bps[new], lines.following[new] = now, bps, 0
         if last != 0:
             lines.following[last] = new
         lines.used[0] += 1
         last = new
         now = next_change(lines, cursor, now)
-    return lines, head
+    return head
 
 
-@compiled
-def note_last_link(routes, route, seen, links):
-    """Add the link by which a route ends, if it is a new one."""
-    if routes.hops[route] > 0:
-        link = routes.link[route, routes.hops[route] - 1]
+@lean
+def note(lines, routes, route, first, seen, heads, count):
+    """Write down the heads of a route's links from one on that were not seen yet; return how many there are now."""
+    for hop in range(max(first, 0), routes.hops[route]):
+        link = routes.link[route, hop]
         if not seen[link]:
             seen[link] = True
-            links.append(link)
+            heads[count] = lines.head[link]
+            count += 1
+    return count
 
 
-@compiled
-def last_links(lines, routes, load, j):
-    """The different links by which transfers enter aggregator j's host; for the number k, the destination."""
-    seen, links = np.zeros(len(lines.head), np.bool_), [0]
-    links.pop()
-    shift = load.shift[j] if j < len(load.out) else 0
+@lean
+def note_entries(lines, routes, load, j, seen, heads):
+    """Write down the different links by which transfers enter aggregator j's host; for number k, the destination."""
+    count, k = 0, len(load.out)
+    seen[:] = False
     for route in load.route:
-        note_last_link(routes, route + shift, seen, links)
-    if j == len(load.out):
+        to = route + (load.shift[j] if j < k else 0)
+        count = note(lines, routes, to, routes.hops[to] - 1, seen, heads, count)
+    if j == k:
         for route in load.out:
-            note_last_link(routes, route, seen, links)
-    return links
+            count = note(lines, routes, route, routes.hops[route] - 1, seen, heads, count)
+    return count
+
+
+@lean
+def note_ways_out(lines, routes, load, seen, heads):
+    """Write down the different links from all aggregators but the last to the destination."""
+    count = 0
+    seen[:] = False
+    for route in load.out[:-1]:
+        count = note(lines, routes, route, 0, seen, heads, count)
+    return count
+
+
+@lean
+def note_chosen(found, is_chosen, heads):
+    """Write down the chosen ones of some heads."""
+    count = 0
+    for n in range(len(is_chosen)):
+        if is_chosen[n]:
+            heads[count] = found[n]
+            count += 1
+    return count
 
 
 @compiled
-def inflows(lines, routes, load):
-    """One line for each aggregator's host and one for the destination: lines, and routes over just one."""
+def inflows(lines, routes, load, racks):
+    """The lines of ``Bounds.inflow``, and routes over just one of them."""
     k = len(load.out)
-    merged, head = fork(lines, 0), np.zeros(k + 1, np.int64)
-    for j in range(k + 1):
-        links = last_links(lines, routes, load, j)
-        if len(links) == 1:
-            head[j] = merged.head[links[0]]
-        elif len(links) > 1:
-            merged, head[j] = joined(merged, links)
+    merged, head = fork(lines, 0), np.zeros(k + 4, np.int64)
+    seen, heads = np.zeros(len(lines.head), np.bool_), np.empty(len(lines.head) + k, np.int64)
+    for j in range(k + 4):
+        if j <= k:
+            how, count = SUM, note_entries(lines, routes, load, j, seen, heads)
+        elif j == k + 1:
+            how, count = SUM, note_chosen(lines.head, racks, heads)
+        elif j == k + 2:
+            how, count = MOST, note_chosen(head, head[: k - 1] > 0, heads)
+        else:
+            how, count = LEAST, note_ways_out(lines, routes, load, seen, heads)
+        if count == 1:
+            head[j] = heads[0]
+        elif count > 1:
+            merged = room(merged, length(merged, heads[:count]))
+            head[j] = joined(merged, heads[:count], how)
     inflow = Lines(merged.at_ns, merged.bps, merged.following, merged.used, head)
-    numbers = np.arange(k + 1).reshape(k + 1, 1)
-    return inflow, Routes(numbers, np.ones(k + 1, np.int64), np.zeros(k + 1, np.int64), np.zeros(1, np.int64))
+    numbers = np.arange(k + 4).reshape(k + 4, 1)
+    return inflow, Routes(numbers, np.ones(k + 4, np.int64), np.zeros(k + 4, np.int64), np.zeros(1, np.int64))
 
 
 @compiled
@@ -219,6 +259,18 @@ def bits_until(routes, load, inflow):
 
 
 @compiled
+def lightest_until(load, until):
+    """By place, how many bits all updates before it bring at least if each goes to any aggregator but the last."""
+    lightest = np.zeros(len(load.bits) + 1, np.int64)
+    for i in range(len(load.bits)):
+        bits = ENOUGH_BITS
+        for j in range(len(load.out) - 1):
+            bits = min(bits, until[j, i + 1] - until[j, i])
+        lightest[i + 1] = min(lightest[i] + bits, ENOUGH_BITS)
+    return lightest
+
+
+@compiled
 def all_cross(routes, load):
     """Whether every sum crosses a link on its way to the destination."""
     return routes.hops[load.out].min() > 0
@@ -253,15 +305,37 @@ def bits_brought(routes, load):
 
 
 @compiled
-def prepare(lines, routes, load, end_ns):
-    """Compute what lower bounds are computed from; ``end_ns`` is when all that could go directly has ended."""
-    inflow, entry = inflows(lines, routes, load)
+def prepare(lines, routes, load, planned, end_ns):
+    """Compute what lower bounds are computed from.
+
+    Args:
+        planned: by place, 0 for what is on its way.
+        end_ns: when all that could go directly has ended.
+    """
+    racks = rack_links(lines, routes, load)
+    grouped, directly = bits_into(routes, load, planned, racks)
+    if not grouped.any():
+        racks[:] = False
+    inflow, entry = inflows(lines, routes, load, racks)
     until = bits_until(routes, load, inflow)
     most_bits, least_bits, sum_bits = sizes(routes, load)
     brought, brought_sum = bits_brought(routes, load)
     slow_ns, fast_ns, near_ns = latencies(routes, load)
     sure = 1 if ends_surely(lines, routes, load, end_ns) else 0
     start_ns = load.ready_ns.min()
-    columns = (until, most_bits, least_bits, sum_bits, brought, brought_sum, slow_ns, fast_ns)
+    lightest = lightest_until(load, until)
+    columns = (
+        until,
+        lightest,
+        grouped,
+        directly,
+        most_bits,
+        least_bits,
+        sum_bits,
+        brought,
+        brought_sum,
+        slow_ns,
+        fast_ns,
+    )
     tensors = load.carried if np.all(load.bits == load.tensor_bits) else 1
-    return Bounds(lines, inflow, entry, *columns, near_ns, start_ns, sure, tensors)
+    return Bounds(lines, inflow, entry, *columns, fast_ns.min(), slow_ns.max(), near_ns, start_ns, sure, tensors)

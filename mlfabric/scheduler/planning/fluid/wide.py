@@ -1,5 +1,7 @@
 # mypy: disallow_untyped_defs=False, disallow_untyped_calls=False
-"""Sums of spans that do not fit into 64 bits, compiled: pairs (high, low) for ``high * 2**31 + low``, ordered as pairs.
+"""Sums that may not fit into 64 bits, compiled. Sums of sizes stop at ENOUGH_BITS: as lower bounds they stay true.
+
+Sums of spans are pairs (high, low) for ``high * 2**31 + low``, ordered as pairs.
 
 A span in ns is below 2**62, and thousands of them are added up; times of zero rates and huge sizes come close to that.
 """
@@ -8,8 +10,9 @@ from __future__ import annotations
 
 from mlfabric.scheduler.planning.fluid.jit import lean
 
-__all__ = ["ENDLESS", "ZERO", "plus"]
+__all__ = ["ENDLESS", "ENOUGH_BITS", "ZERO", "plus"]
 
+ENOUGH_BITS = 1 << 61
 LOW_BITS = 31
 LOW_MASK = (1 << LOW_BITS) - 1
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from itertools import chain
+from itertools import accumulate, chain
 
 import numpy as np
 
-from mlfabric.network import CORE, HORIZON_NS, LinkId, Network, Path, Piece, Profile
-from mlfabric.scheduler.planning.fluid.lines import Lines, Routes
+from mlfabric.network import CORE, LinkId, Network, Path, Piece, Profile
+from mlfabric.scheduler.planning.fluid.layout import listed, star_routes
+from mlfabric.scheduler.planning.fluid.lines import Ints, Lines, Routes
 
 __all__ = ["World", "over_paths", "profile_of"]
 
@@ -47,6 +48,19 @@ class World:
         """Return the number of the route between two hosts."""
         return self._source[source] * len(self._destinations) + self._destination[destination]
 
+    def routes_to(self, destination: str, sources: Sequence[str], others: Sequence[str] = ()) -> tuple[Ints, Ints]:
+        """Return the numbers of the routes from some sources to a destination, and how far from it others' lie."""
+        to, count = self._destination[destination], len(self._destinations)
+        rows = np.fromiter(map(self._source.__getitem__, sources), np.int64, len(sources))
+        return rows * count + to, np.array([self._destination[other] - to for other in others], np.int64)
+
+    def toward(self, sources: Sequence[str], destination: str) -> tuple[Routes, Lines]:
+        """Return just the routes from some sources to a destination, in this order, and a fresh copy of the lines."""
+        rows, _ = self.routes_to(destination, sources)
+        link, hops, latency_ns, cursor = self.routes
+        routes = Routes(link[rows], hops[rows], latency_ns[rows], np.zeros_like(cursor))
+        return routes, Lines(*(column.copy() for column in self.lines))
+
     def path(self, route: int) -> Path:
         """Return the links of a route."""
         i, j = divmod(route, len(self._destinations))
@@ -62,15 +76,11 @@ def _star(
     for name in chain(up, down):
         if not network.has_host(name):
             network.path(name, name)
-    shape = len(sources), len(destinations)
-    link = np.empty((*shape, 2), np.int64)
-    link[:, :, 0] = np.array([up[name] for name in sources], np.int64)[:, None]
-    link[:, :, 1] = np.array([down[name] for name in destinations], np.int64)
-    is_same = link[:, :, 0] == np.array([up.get(name, -1) for name in destinations], np.int64)
-    link[is_same] = -1
-    hops, latency_ns = np.where(is_same, 0, 2), np.where(is_same, 0, network.star_latency_ns)
+    above = np.array([up[name] for name in sources], np.int64)
+    ends = np.array([(down[name], up.get(name, -1)) for name in destinations], np.int64).reshape(-1, 2)
     links = [*((name, CORE) for name in up), *((CORE, name) for name in down)]
-    return links, Routes(link.reshape(-1, 2), hops.reshape(-1), latency_ns.reshape(-1), np.zeros(2, np.int64))
+    link, hops, latency_ns = star_routes(above, ends, network.star_latency_ns)
+    return links, Routes(link, hops, latency_ns, np.zeros(2, np.int64))
 
 
 def _graph(
@@ -102,18 +112,11 @@ def over_paths(network: Network, paths: Sequence[Path]) -> tuple[Routes, Lines]:
 def _lines(network: Network, links: Iterable[tuple[str, str]]) -> Lines:
     """Lay residual capacities out as linked lists; below zero counts as zero."""
     found = network.free_lines(links)
-    counts = np.array([1, *(len(line.values) for line in found)], np.int64)
-    head = np.cumsum(counts)
-    used = int(head[-1])
-    columns = np.empty((3, used), np.int64)
-    columns[0, 0], columns[1, 0] = HORIZON_NS, 0
-    times = np.fromiter(chain.from_iterable(line.times for line in found), np.int64, used - 1 + len(found))
-    columns[0, 1:] = np.delete(times, head[1:] - 1 + np.arange(len(found)))
-    columns[1, 1:] = np.fromiter(chain.from_iterable(line.values for line in found), np.int64, used - 1)
-    np.maximum(columns[1], 0, out=columns[1])
-    columns[2] = np.arange(1, used + 1)
-    columns[2, head - 1] = 0
-    return Lines(columns[0], columns[1], columns[2], np.array([used], np.int64), head[:-1].copy())
+    until = np.array([0, *accumulate(len(line.values) for line in found)], np.int64)
+    times = np.fromiter(chain.from_iterable(line.times for line in found), np.int64, int(until[-1]) + len(found))
+    values = np.fromiter(chain.from_iterable(line.values for line in found), np.int64, int(until[-1]))
+    at_ns, bps, following = listed(times, values, until)
+    return Lines(at_ns, bps, following, until[-1:] + 1, until[:-1] + 1)
 
 
 def profile_of(pieces: Sequence[tuple[int, int, int]], ready_ns: int, end_ns: int) -> Profile:
