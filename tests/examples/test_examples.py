@@ -86,3 +86,12 @@ def wait_for(address: str) -> None:
     """Wait until a scheduler answers."""
     while subprocess.run([*MLFABRIC, "status", "--scheduler", address], check=False, capture_output=True).returncode:
         pass
+
+
+@pytest.mark.processes
+def test_two_workers_teach_a_model_to_write(free_port):
+    short = ("--steps", "40", "--width", "48", "--sample", "20")
+    address = f"127.0.0.1:{free_port}"
+    out = run(*MLFABRIC, "run", "-n", "2", "--scheduler", address, str(EXAMPLES / "char_lm.py"), *short)
+    blind = float(out.splitlines()[0].split()[-1])
+    assert float(out.split()[-1]) < blind - 1
