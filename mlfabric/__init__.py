@@ -1,7 +1,7 @@
 """mlfabric: a control plane that takes over all transfers of a distributed training job.
 
 A training script needs :func:`register_as_worker` (or :func:`wrap` around its optimizer); the services are started with
-the ``mlfabric`` command, or in Python with :func:`register_as_server`.
+the ``mlfabric`` command, or in Python with :func:`register_as_server` and :func:`register_as_aggregator`.
 """
 
 from __future__ import annotations
@@ -19,18 +19,23 @@ from mlfabric.errors import (
     UnavailableError,
     UsageError,
 )
-from mlfabric.protocol import Committed, Dropped, DropReason, Lost, ModelVersion
-from mlfabric.specs import RuleSpec, Schedule
+from mlfabric.protocol import Committed, Dropped, DropReason, Lost, ModelVersion, ReduceOp
+from mlfabric.specs import Mode, MomentumAt, RuleKind, RuleSpec, Schedule
 from mlfabric.version import __version__
 
 if TYPE_CHECKING:
+    from mlfabric.aggregator.register import Aggregator, register_as_aggregator
+    from mlfabric.aggregator.service import AggregatorOptions
     from mlfabric.server.register import Server, register_as_server
     from mlfabric.server.service import ServerOptions
     from mlfabric.worker_daemon.optimizer import FabricOptimizer
+    from mlfabric.worker_daemon.reduce_tensors import ReduceHandle
     from mlfabric.worker_daemon.register import register_as_worker, wrap
     from mlfabric.worker_daemon.worker import PushHandle, Worker
 
 __all__ = [
+    "Aggregator",
+    "AggregatorOptions",
     "Committed",
     "ConfigError",
     "DropReason",
@@ -40,9 +45,14 @@ __all__ = [
     "FabricOptimizer",
     "LayoutError",
     "Lost",
+    "Mode",
     "ModelVersion",
+    "MomentumAt",
     "PushHandle",
+    "ReduceHandle",
+    "ReduceOp",
     "RefusedError",
+    "RuleKind",
     "RuleSpec",
     "Schedule",
     "Server",
@@ -52,6 +62,7 @@ __all__ = [
     "UsageError",
     "Worker",
     "__version__",
+    "register_as_aggregator",
     "register_as_server",
     "register_as_worker",
     "wrap",
@@ -59,11 +70,15 @@ __all__ = [
 
 # These need torch or grpc, which the pure parts must not load; they are imported when first asked for.
 _LAZY = {
+    "Aggregator": "mlfabric.aggregator.register",
+    "AggregatorOptions": "mlfabric.aggregator.service",
     "FabricOptimizer": "mlfabric.worker_daemon.optimizer",
     "PushHandle": "mlfabric.worker_daemon.worker",
+    "ReduceHandle": "mlfabric.worker_daemon.reduce_tensors",
     "Server": "mlfabric.server.register",
     "ServerOptions": "mlfabric.server.service",
     "Worker": "mlfabric.worker_daemon.worker",
+    "register_as_aggregator": "mlfabric.aggregator.register",
     "register_as_server": "mlfabric.server.register",
     "register_as_worker": "mlfabric.worker_daemon.register",
     "wrap": "mlfabric.worker_daemon.register",

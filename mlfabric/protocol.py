@@ -29,7 +29,10 @@ from mlfabric.specs import Member, ModelSpec
 
 __all__ = [
     "AppliedIds",
+    "CancelHandOn",
+    "CancelReduce",
     "CancelServe",
+    "CancelSum",
     "Commit",
     "CommitsReported",
     "Committed",
@@ -37,9 +40,12 @@ __all__ = [
     "DropReason",
     "Dropped",
     "Expect",
+    "Expected",
     "Fetch",
     "GetId",
     "GetRequested",
+    "HandOn",
+    "HandOnTo",
     "HostModel",
     "InitialReceived",
     "Initialise",
@@ -55,16 +61,31 @@ __all__ = [
     "ModelVersion",
     "MonitorAt",
     "Outcome",
+    "Peer",
     "PushRequested",
+    "Reduce",
+    "ReduceFailed",
+    "ReduceId",
+    "ReduceOp",
+    "ReducePart",
+    "ReduceRequested",
+    "ReduceSettled",
     "Refuse",
     "RefuseReason",
     "Resolve",
+    "RoundArrived",
+    "RoundBroken",
+    "RoundId",
     "Send",
     "Serve",
     "ServerHolds",
+    "Sum",
+    "SumId",
+    "SumInput",
     "Tick",
     "TransferEnd",
     "TransferEnded",
+    "TransferId",
     "UpdateId",
     "UpdateKind",
     "Void",
@@ -98,6 +119,44 @@ class GetId(NamedTuple):
         return f"{self.worker}?{self.counter}"
 
 
+class SumId(NamedTuple):
+    """Identity of a sum for ever: the epoch of the scheduler that planned it, and a counter from 0."""
+
+    epoch: int
+    counter: int
+
+    def __str__(self) -> str:
+        return f"sum {self.counter}"
+
+
+class ReduceId(NamedTuple):
+    """Identity of a worker's part in an AllReduce, counted apart from updates and gets."""
+
+    worker: str
+    incarnation: int
+    counter: int
+
+    def __str__(self) -> str:
+        return f"{self.worker}+{self.counter}"
+
+
+class RoundId(NamedTuple):
+    """Identity of one attempt at an AllReduce of all workers together: the scheduler's epoch, and a counter from 1.
+
+    Later ones are greater.
+    """
+
+    epoch: int
+    counter: int
+
+    def __str__(self) -> str:
+        return f"round {self.counter}"
+
+
+TransferId = UpdateId | SumId
+"""What travels towards a server in one piece: an update, or the sum of several."""
+
+
 class ModelVersion(NamedTuple):
     """A model's version; ``epoch`` grows when a server resumes or is promoted, so pairs compare rightly."""
 
@@ -110,6 +169,13 @@ class UpdateKind(Enum):
 
     GRADIENT = "gradient"
     INITIAL = "initial weights"
+
+
+class ReduceOp(Enum):
+    """What an AllReduce makes of the tensors of all workers."""
+
+    SUM = "sum"
+    MEAN = "mean"
 
 
 class DropReason(Enum):
@@ -164,14 +230,18 @@ Outcome = Committed | Dropped | Lost
 class MemberJoined:
     """A member registers, for the first time or again.
 
-    ``spec`` is the model that a worker trains, ``held`` are the models that a server brings; ``holds_initial`` says
-    that a worker can provide initial weights.
+    Args:
+        spec: the model that a worker trains.
+        held: the models that a server brings.
+        holds_initial: a worker can provide initial weights.
+        most_updates: how many an aggregator takes into one sum, >= 0; 0 for any number.
     """
 
     member: Member
     spec: ModelSpec | None = None
     held: tuple[ModelSpec, ...] = ()
     holds_initial: bool = False
+    most_updates: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,12 +291,53 @@ class GetRequested:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReduceRequested:
+    """A worker has a tensor that is to be summed with those of the others, after all that it asked for before.
+
+    Args:
+        dtype: of the tensor, as in a layout.
+        together: the first round waits until so many workers have joined, >= 1; after it, how many the last one had.
+        settled: the last round whose result every worker has, as far as this one knows.
+        arrived: the attempt whose result is here; others may not have it.
+    """
+
+    reduce: ReduceId
+    model: str
+    size_bytes: int
+    dtype: str
+    op: ReduceOp
+    together: int = 1
+    settled: RoundId | None = None
+    arrived: RoundId | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundArrived:
+    """A worker has the result of this attempt, and has handed on what it was to hand on."""
+
+    worker: str
+    model: str
+    round: RoundId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundBroken:
+    """A worker cannot do its part of this attempt; ``detail`` says why."""
+
+    worker: str
+    model: str
+    round: RoundId
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerHolds:
     """What a worker had open when it (re)joined: everything without an outcome is asked for again."""
 
     worker: str
     pushes: tuple[PushRequested, ...]
     gets: tuple[GetRequested, ...]
+    reduces: tuple[ReduceRequested, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,7 +368,12 @@ class ServerHolds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commit:
-    """One entry of a server's commit log as the scheduler sees it."""
+    """One update's entry in a server's commit log as the scheduler sees it.
+
+    Args:
+        version: that it made.
+        step_norm: l2 norm of the change that its group made to the weights; the same for all of the group.
+    """
 
     update: UpdateId
     version: ModelVersion
@@ -268,7 +384,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitsReported:
-    """A server committed these, in this order."""
+    """A server committed this group, in this order: its members were applied together."""
 
     server: str
     model: str
@@ -292,15 +408,16 @@ class TransferEnd(Enum):
     BROKEN = "the connection broke"
     VOIDED = "voided before it was complete"
     DISCARDED = "discarded"
+    TORN = "a part of the sum will never come"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferEnded:
-    """A server's report on one transfer; ``cause`` is set when the update was discarded."""
+    """A report on one transfer by whom it went to (or came from, for a get); ``cause`` says why one was discarded."""
 
-    server: str
+    member: str
     model: str
-    transfer: UpdateId | GetId
+    transfer: TransferId | GetId
     end: TransferEnd
     cause: DropReason | None = None
     detail: str = ""
@@ -343,6 +460,9 @@ MemberEvent = (
     | MemberLeft
     | PushRequested
     | GetRequested
+    | ReduceRequested
+    | RoundArrived
+    | RoundBroken
     | WorkerHolds
     | ServerHolds
     | CommitsReported
@@ -421,11 +541,11 @@ class Initialise:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Send:
-    """Offer this update to ``server`` at ``address``, showing the ticket; ``rate_bps`` 0 means unpaced."""
+    """Offer this update to ``receiver`` at ``address``, showing the ticket; ``rate_bps`` 0 means unpaced."""
 
     to: str
     update: UpdateId
-    server: str
+    receiver: str
     address: str
     seq: int
     ticket: bytes
@@ -433,27 +553,40 @@ class Send:
     reason: str
 
 
+class Expected(NamedTuple):
+    """One update of a transfer: the version whose gradient it is, and below what its worker knows every outcome."""
+
+    update: UpdateId
+    computed_from: ModelVersion
+    resolved_below: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expect:
-    """Receive this update and commit it at ``seq``; an update expected again moves to its new ``seq``.
+    """Receive this transfer and commit it at ``seq``; one that is expected again moves to its new ``seq``.
 
     Args:
+        members: the updates in it, in the order of commits; a lone update is its own only member.
+        size_bytes: of all that travels: a sum of a rule with momentum is two images.
         after: transfers that the plan ends before this one starts; it is not granted while one of them runs.
-        tau_max: the bound that its delay is held to.
+        tau_max: the bound that the delay of each member is held to.
+        lrs: a sum of several steps only: the learning rate of each member's step, which its coefficients contain.
+        parts: how many transfers share this ``seq`` and make one version together (synchronous), >= 1.
     """
 
     to: str
-    update: UpdateId
+    transfer: TransferId
+    members: tuple[Expected, ...]
     model: str
     seq: int
     ticket: bytes
     size_bytes: int
-    computed_from: ModelVersion
     tau_max: int
     kind: UpdateKind
-    resolved_below: int
-    after: tuple[UpdateId, ...]
+    after: tuple[TransferId, ...]
     reason: str
+    lrs: tuple[float, ...] = ()
+    parts: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -479,21 +612,77 @@ class Resolve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Void:
-    """Do not wait for this update any more, unless it is here completely."""
+    """Do not wait for this transfer any more, unless it is here completely."""
 
     to: str
     model: str
-    update: UpdateId
+    transfer: TransferId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SumInput:
+    """One transfer that goes into a sum.
+
+    Args:
+        first, second: what an update is multiplied with for the sum's first image, and its second if it has one; an
+            earlier sum is added as it is, image by image.
+        size_bytes: of all that travels.
+        after: as in :class:`Expect`, for transfers to this aggregator.
+    """
+
+    transfer: TransferId
+    ticket: bytes
+    first: float
+    second: float
+    size_bytes: int
+    after: tuple[TransferId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sum:
+    """Receive the inputs, add them up, and offer the sum to ``receiver`` at ``address``, showing the ticket.
+
+    Args:
+        members: the updates in it, in the order of commits.
+        images: how many the sum has: 1, or 2 for a rule with momentum.
+        cut_through: offer it at once and send what is summed up while more comes; else only once it is complete.
+        rate_bps: of the sum; 0 means unpaced.
+        seq: sums of lower ``seq`` come first where memory is short.
+    """
+
+    to: str
+    sum: SumId
+    model: str
+    inputs: tuple[SumInput, ...]
+    members: tuple[UpdateId, ...]
+    images: int
+    cut_through: bool
+    receiver: str
+    address: str
+    ticket: bytes
+    rate_bps: int
+    seq: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelSum:
+    """Give this sum up, whatever has arrived of it; who sends to it or waits for it is told."""
+
+    to: str
+    model: str
+    sum: SumId
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetch:
-    """Fetch the model from ``server`` at ``address``, showing the ticket."""
+    """Fetch the model from ``source`` at ``address``, showing the ticket."""
 
     to: str
     get: GetId
-    server: str
+    source: str
     address: str
     ticket: bytes
     reason: str
@@ -501,14 +690,14 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serve:
-    """Send the model to whoever shows the ticket, once ``after_update`` is settled; ``after`` as in Expect."""
+    """Send the model to whoever shows the ticket, once ``after_updates`` are settled; ``after`` as in Expect."""
 
     to: str
     get: GetId
     model: str
     ticket: bytes
     min_version: ModelVersion
-    after_update: UpdateId | None
+    after_updates: tuple[UpdateId, ...]
     after: tuple[GetId, ...]
     rate_bps: int
     reason: str
@@ -521,6 +710,112 @@ class CancelServe:
     to: str
     model: str
     get: GetId
+    reason: str
+
+
+class HandOnTo(NamedTuple):
+    """Who is to be handed a model on, and the ticket that it will show; ``rate_bps`` 0 means unpaced."""
+
+    get: GetId
+    ticket: bytes
+    rate_bps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandOn:
+    """Fetch the model from ``source`` for ``get``, a get of the aggregator's own, and send it on while it comes.
+
+    Args:
+        ticket: to be shown to ``source``.
+        targets: who will come for it; another aggregator's own get is one of a lower level.
+    """
+
+    to: str
+    get: GetId
+    model: str
+    source: str
+    address: str
+    ticket: bytes
+    targets: tuple[HandOnTo, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelHandOn:
+    """Nobody will come any more for what was fetched as ``get``."""
+
+    to: str
+    model: str
+    get: GetId
+    reason: str
+
+
+class Peer(NamedTuple):
+    """The other end of an edge, and the ticket that is shown on it; ``address`` is "" if it comes to us."""
+
+    worker: str
+    address: str
+    ticket: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReducePart:
+    """What a worker does for one range of the tensor's bytes: two trees, into a root and out of it.
+
+    Args:
+        start, end: the range; ``start`` is a multiple of 16.
+        inputs: who offers the sum of its own and others' tensors.
+        parent: who is offered the sum of these and our own; None at the root.
+        source: from whom the result is fetched; None at the root.
+        takers: who fetches the result here.
+    """
+
+    start: int
+    end: int
+    inputs: tuple[Peer, ...]
+    parent: Peer | None
+    source: Peer | None
+    takers: tuple[Peer, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reduce:
+    """Take part in this attempt; an earlier one for the same ``reduce`` is void. ``workers`` is how many take part."""
+
+    to: str
+    reduce: ReduceId
+    round: RoundId
+    workers: int
+    parts: tuple[ReducePart, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelReduce:
+    """This attempt is void; there will be another."""
+
+    to: str
+    round: RoundId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReduceSettled:
+    """Every one of ``workers`` workers has the result of this attempt."""
+
+    to: str
+    reduce: ReduceId
+    round: RoundId
+    workers: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReduceFailed:
+    """Give this up; ``reason`` says why."""
+
+    to: str
+    reduce: ReduceId
     reason: str
 
 
@@ -538,4 +833,12 @@ Instruction = (
     | Fetch
     | Serve
     | CancelServe
+    | Sum
+    | CancelSum
+    | HandOn
+    | CancelHandOn
+    | Reduce
+    | CancelReduce
+    | ReduceSettled
+    | ReduceFailed
 )

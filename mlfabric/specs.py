@@ -14,6 +14,7 @@ from enum import Enum
 from functools import cached_property
 
 from mlfabric.errors import ConfigError, LayoutError
+from mlfabric.rules import MomentumAt, RuleKind, RuleSpec, Schedule
 
 __all__ = [
     "ALIGNMENT_BYTES",
@@ -23,7 +24,9 @@ __all__ = [
     "Member",
     "Mode",
     "ModelSpec",
+    "MomentumAt",
     "Role",
+    "RuleKind",
     "RuleSpec",
     "Schedule",
     "TensorKind",
@@ -41,12 +44,16 @@ class Role(Enum):
     WORKER = "worker"
     SERVER = "server"
     MONITOR = "monitor"
+    AGGREGATOR = "aggregator"
 
 
 class Mode(Enum):
     """How far workers may run apart (design, section 5)."""
 
     ASYNCHRONOUS = "asynchronous"
+    SYNCHRONOUS = "synchronous"
+    STALE_SYNCHRONOUS = "stale-synchronous"
+    ALL_REDUCE = "all-reduce"
 
 
 class TensorKind(Enum):
@@ -138,69 +145,6 @@ def _describe(tensor: TensorSpec | None) -> str:
     return "missing" if tensor is None else f"{tensor.dtype}{list(tensor.shape)} ({tensor.kind.value})"
 
 
-class Schedule(Enum):
-    """How the learning rate moves with the model's version."""
-
-    CONSTANT = "constant"
-    STEP = "step"
-    COSINE = "cosine"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RuleSpec:
-    """SGD with momentum: ``h <- momentum*h - lr*(g + weight_decay*w); w <- w + h`` (design, section 5).
-
-    Args:
-        lr: learning rate at factor 1; > 0.
-        momentum: in [0, 1).
-        weight_decay: >= 0; 0 means none.
-        schedule: which curve the factor on ``lr`` follows, in versions (applied updates), not in epochs.
-        warmup_versions: the factor rises linearly over this many versions; 0 means no warm-up.
-        milestones: STEP only: versions at which the factor is multiplied by ``factor``; ascending.
-        factor: STEP only: in (0, 1].
-        total_versions: COSINE only: the factor reaches 0 here; > 0.
-    """
-
-    lr: float = 0.1
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    schedule: Schedule = Schedule.CONSTANT
-    warmup_versions: int = 0
-    milestones: tuple[int, ...] = ()
-    factor: float = 0.1
-    total_versions: int = 0
-
-    def __post_init__(self) -> None:
-        checks = [
-            ("lr", self.lr, math.isfinite(self.lr) and self.lr > 0, "> 0 and finite"),
-            ("momentum", self.momentum, 0 <= self.momentum < 1, "in [0, 1)"),
-            ("weight_decay", self.weight_decay, math.isfinite(self.weight_decay) and self.weight_decay >= 0, ">= 0"),
-            ("warmup_versions", self.warmup_versions, self.warmup_versions >= 0, ">= 0"),
-            ("milestones", self.milestones, tuple(sorted(self.milestones)) == self.milestones, "ascending"),
-            ("factor", self.factor, 0 < self.factor <= 1, "in (0, 1]"),
-            (
-                "total_versions",
-                self.total_versions,
-                self.schedule is not Schedule.COSINE or self.total_versions > 0,
-                "> 0 for the cosine schedule",
-            ),
-        ]
-        for name, value, good, allowed in checks:
-            if not good:
-                raise ConfigError(f"update rule: {name}={value!r}; allowed: {allowed}")
-
-    def lr_at(self, version: int) -> float:
-        """Return the learning rate of the step that leads from ``version`` to ``version + 1``."""
-        scale = 1.0
-        if self.schedule is Schedule.STEP:
-            scale = self.factor ** sum(1 for m in self.milestones if version >= m)
-        elif self.schedule is Schedule.COSINE:
-            scale = 0.5 * (1 + math.cos(math.pi * min(1.0, version / self.total_versions)))
-        if version < self.warmup_versions:
-            scale *= (version + 1) / (self.warmup_versions + 1)
-        return self.lr * scale
-
-
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
     """One model of a job: what it looks like and by which rules it is trained.
@@ -211,7 +155,8 @@ class ModelSpec:
         rule: how an update becomes a step.
         mode: consistency mode; a job has one.
         tau_max: delay bound, >= 0; None means twice the number of workers (the most that were ever joined
-            at the same time, so that the bound only grows).
+            at the same time, so that the bound only grows). Asynchronous only: other modes bound the delay themselves.
+        slack: stale-synchronous only: how many iterations a worker may be ahead of the slowest, >= 0.
         server: the server that holds it; "" lets the scheduler choose.
         frozen_digest: digest of the values of frozen parameters, which do not travel; "" if there are none. Workers
             whose digests differ would train different models, so the scheduler refuses them.
@@ -222,6 +167,7 @@ class ModelSpec:
     rule: RuleSpec = field(default_factory=RuleSpec)
     mode: Mode = Mode.ASYNCHRONOUS
     tau_max: int | None = None
+    slack: int = 0
     server: str = ""
     frozen_digest: str = ""
 
@@ -230,6 +176,17 @@ class ModelSpec:
             raise ConfigError("a model needs a name; got ''")
         if self.tau_max is not None and self.tau_max < 0:
             raise ConfigError(f"tau_max={self.tau_max}; allowed: 0 or more, or None for twice the workers")
+        if self.tau_max is not None and self.mode is not Mode.ASYNCHRONOUS:
+            raise ConfigError(f"tau_max={self.tau_max} with mode {self.mode.value}; allowed: with asynchronous only")
+        if self.slack < 0 or (self.slack and self.mode is not Mode.STALE_SYNCHRONOUS):
+            allowed = "0, or more if stale-synchronous"
+            raise ConfigError(f"slack={self.slack} with mode {self.mode.value}; allowed: {allowed}")
+        half = [t for t in self.layout.tensors if t.kind is TensorKind.PARAMETER and DTYPE_BYTES[t.dtype] < 4]
+        if half and self.rule.kind is RuleKind.ADAM:
+            raise ConfigError(
+                f"{half[0].name} is {half[0].dtype} under adam, whose averages move by less than that resolves; "
+                "allowed: float32, float64"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,10 +17,28 @@ from wsgiref.simple_server import WSGIServer
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
 from mlfabric.errors import UsageError
-from mlfabric.protocol import Commit, Committed, Dropped, Lost, ModelVersion, Outcome
+from mlfabric.protocol import (
+    Commit,
+    Committed,
+    Dropped,
+    Lost,
+    MemberEvent,
+    ModelVersion,
+    Outcome,
+    TransferEnd,
+    TransferEnded,
+)
 from mlfabric.specs import Role
 
-__all__ = ["MetricsPage", "MonitorMetrics", "SchedulerMetrics", "ServerMetrics", "Transferred", "WorkerMetrics"]
+__all__ = [
+    "AggregatorMetrics",
+    "MetricsPage",
+    "MonitorMetrics",
+    "SchedulerMetrics",
+    "ServerMetrics",
+    "Transferred",
+    "WorkerMetrics",
+]
 
 DELAY_VERSIONS = (0, 1, 2, 4, 8, 16, 32, 64)
 BATCH_UPDATES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -95,6 +113,20 @@ class SchedulerMetrics:
         self._batch = Histogram(
             "mlfabric_batch_updates", "Updates planned together.", buckets=BATCH_UPDATES, registry=registry
         )
+        self._group = cache(
+            Histogram(
+                "mlfabric_group_updates",
+                "Updates in each planned group, by the shape of its way to the server.",
+                ["shape"],
+                buckets=BATCH_UPDATES,
+                registry=registry,
+            ).labels
+        )
+        self._torn = cache(
+            Counter(
+                "mlfabric_sums_torn_total", "Planned sums given up, by reason.", ["cause"], registry=registry
+            ).labels
+        )
         self._queue = cache(
             Gauge("mlfabric_queue_updates", "Updates that wait for a plan.", ["model"], registry=registry).labels
         )
@@ -132,6 +164,15 @@ class SchedulerMetrics:
         """Observe one plan: how long it took to make, over how many updates."""
         self._plan.observe(seconds)
         self._batch.observe(updates)
+
+    def groups(self, shape: str, updates: int, number: int) -> None:
+        """Observe that ``number`` groups of so many updates were planned in one shape."""
+        for _ in range(number):
+            self._group(shape).observe(updates)
+
+    def torn(self, cause: str, number: int) -> None:
+        """Count planned sums that were given up."""
+        self._torn(cause).inc(number)
 
     def decision(self, seconds: float) -> None:
         """Observe how long the state machine took over one event."""
@@ -189,8 +230,20 @@ class ServerMetrics:
         self._memory = cache(
             Gauge("mlfabric_server_memory_bytes", "Tensor memory held, by kind.", ["kind"], registry=registry).labels
         )
+        self._received = cache(
+            Counter(
+                "mlfabric_received_total",
+                "Transfers that came completely, by kind: a lone update, or a sum of several.",
+                ["model", "kind"],
+                registry=registry,
+            ).labels
+        )
         self._kinds: set[str] = set()
         self._traffic = _Traffic(registry)
+
+    def received(self, model: str, kind: str) -> None:
+        """Count one complete transfer of an update or a sum."""
+        self._received(model, kind).inc()
 
     def commit(self, model: str, commit: Commit) -> None:
         """Count one commit and set the version that it made."""
@@ -218,6 +271,77 @@ class ServerMetrics:
         self._kinds |= kinds.keys()
         for kind in self._kinds:
             self._memory(kind).set(kinds.get(kind, 0))
+
+
+class AggregatorMetrics:
+    """What an aggregator summed, handed on, moved and holds."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        self._sums = cache(
+            Counter(
+                "mlfabric_sums_total", "Sums that were made and sent completely.", ["model"], registry=registry
+            ).labels
+        )
+        self._torn = cache(
+            Counter(
+                "mlfabric_torn_sums_total", "Sums that a part of will never come.", ["model"], registry=registry
+            ).labels
+        )
+        self._members = Histogram(
+            "mlfabric_sum_updates", "Updates in a sum that was made.", buckets=BATCH_UPDATES, registry=registry
+        )
+        self._handed_on = cache(
+            Counter(
+                "mlfabric_models_handed_on_total",
+                "Members that a model was handed on to.",
+                ["model"],
+                registry=registry,
+            ).labels
+        )
+        self._refused = Counter(
+            "mlfabric_refused_transfers_total", "Offers and wants that were refused.", registry=registry
+        )
+        self._broken = Counter(
+            "mlfabric_broken_connections_total",
+            "Data connections that broke, or whose other end broke the rules.",
+            registry=registry,
+        )
+        self._memory = cache(
+            Gauge(
+                "mlfabric_aggregator_memory_bytes", "Tensor memory held, by kind.", ["kind"], registry=registry
+            ).labels
+        )
+        self._traffic = _Traffic(registry)
+
+    def summed(self, model: str, updates: int) -> None:
+        """Count a sum that was made, of so many updates."""
+        self._sums(model).inc()
+        self._members.observe(updates)
+
+    def ended(self, event: MemberEvent) -> None:
+        """Count what is reported to the scheduler as torn, or as handed on."""
+        if isinstance(event, TransferEnded) and event.end is TransferEnd.TORN:
+            self._torn(event.model).inc()
+        if isinstance(event, TransferEnded) and event.end is TransferEnd.SERVED:
+            self._handed_on(event.model).inc()
+
+    def refused(self) -> None:
+        """Count an offer or a want that was refused."""
+        self._refused.inc()
+
+    def connection_broke(self) -> None:
+        """Count a data connection that broke."""
+        self._broken.inc()
+
+    def transfer(self, record: Transferred, peer: str) -> None:
+        """Count the bytes of a transfer from or to ``peer``."""
+        self._traffic.add(record, peer)
+
+    def memory(self, kinds: Mapping[str, int]) -> None:
+        """Set the bytes held, by kind."""
+        for kind, n_bytes in kinds.items():
+            self._memory(kind).set(n_bytes)
 
 
 class WorkerMetrics:

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlfabric.divergence import Adam, Lead, Momentum, as_norm, units_above, units_below
+from mlfabric.divergence import Adam, Lead, Momentum, RuleState, as_norm, step_bound, units_above, units_below
 from mlfabric.errors import UsageError
-from mlfabric.momentum import UpdateSum
+from mlfabric.rules import MomentumAt, RuleKind, RuleSpec
+from mlfabric.stepping import UpdateSum
 
 GAMMAS = st.sampled_from([0.0, 0.25, 0.5, 0.9, 0.99])
 SEEDS = st.integers(0, 2**32 - 1)
@@ -53,9 +54,10 @@ def replica_of(updates, weights, history, gamma, rng):
     count = len(updates)
     while count > 0:
         taken = int(rng.integers(1, count + 1))
-        window = UpdateSum.of(updates[0], gamma)
+        rule = RuleSpec(momentum=gamma)
+        window = UpdateSum.of(-updates[0], rule, 1.0)
         for update in updates[1:taken]:
-            window = window.then(UpdateSum.of(update, gamma))
+            window = window.then(UpdateSum.of(-update, rule, 1.0))
         weights, history = window.apply(weights, history)
         updates, count = updates[taken:], count - taken
     return weights
@@ -165,7 +167,7 @@ def test_adam_steps_no_further_than_its_bound(seed, count, betas):
     rng = np.random.default_rng(seed)
     beta1, beta2 = betas
     m = v = np.zeros(WIDTH)
-    bounds = Adam(lr=0.1, elements=WIDTH, beta1=beta1, beta2=beta2).step_bound([0.0] * count, 0)
+    bounds = Adam(elements=WIDTH, beta1=beta1, beta2=beta2).step_bound([0.1] * count, 0)
     growth = 10.0 ** rng.uniform(-1, 1)
     for t, bound in enumerate(bounds, 1):
         gradient = rng.standard_normal(WIDTH) * growth**t if rng.random() < 0.7 else np.zeros(WIDTH)
@@ -182,5 +184,120 @@ def test_the_bound_of_adam_is_reached_by_gradients_that_grow_as_cauchy_and_schwa
     for gradient in gradients:
         m, v = beta1 * m + (1 - beta1) * gradient, beta2 * v + (1 - beta2) * gradient**2
     step = (m / (1 - beta1**steps)) / math.sqrt(v / (1 - beta2**steps))
-    bound = Adam(lr=1.0, elements=1).step_bound([0.0], steps - 1)[0]
+    bound = Adam(elements=1).step_bound([1.0], steps - 1)[0]
     assert as_norm(bound) == pytest.approx(step, rel=1e-6)
+
+
+def test_adam_without_memory_of_squares_has_no_bound_unless_it_has_none_of_gradients_either():
+    assert as_norm(Adam(elements=1, beta2=0.0).step_bound([1.0, 1.0, 0.0], 0)[1]) == math.inf
+    assert [as_norm(u) for u in Adam(elements=4, beta1=0.0, beta2=0.0).step_bound([1.0, 0.0], 5)] == pytest.approx(
+        [2, 0]
+    )
+    assert as_norm(Adam(elements=1, beta1=0.9, beta2=0.1).step_bound([1.0], 10**6)[0]) == math.inf
+
+
+RULES = [
+    RuleSpec(),
+    RuleSpec(momentum=0.9),
+    RuleSpec(momentum=0.9, weight_decay=0.1),
+    RuleSpec(weight_decay=0.5),
+    RuleSpec(momentum=0.9, weight_decay=0.1, momentum_at=MomentumAt.WORKERS),
+    RuleSpec(kind=RuleKind.ADADELAY, smoothness=1.0, delay_scale=0.5, weight_decay=0.1),
+    RuleSpec(kind=RuleKind.ADAM, weight_decay=0.1),
+    RuleSpec(kind=RuleKind.ADAM, beta1=0.5, beta2=0.6),
+]
+
+
+class Model:
+    """Weights that a rule steps, by the formulas of mlfabric.rules; a buffer beside them."""
+
+    def __init__(self, rule, rng):
+        self.rule = rule
+        self.weights = rng.standard_normal(WIDTH) * 10.0 ** rng.integers(-1, 2)
+        self.history, self.squares = np.zeros(WIDTH), np.zeros(WIDTH)
+        self.steps = 0
+
+    def step(self, gradient, lr):
+        before, rule = self.weights, self.rule
+        self.steps += 1
+        if rule.kind is RuleKind.ADAM:
+            full = gradient + rule.weight_decay * before
+            self.history = rule.beta1 * self.history + (1 - rule.beta1) * full
+            self.squares = rule.beta2 * self.squares + (1 - rule.beta2) * full**2
+            root = np.sqrt(self.squares / (1 - rule.beta2**self.steps)) + rule.epsilon
+            self.weights = before - lr * self.history / (1 - rule.beta1**self.steps) / root
+        else:
+            decayed = gradient + rule.server_weight_decay * before
+            self.history = rule.server_momentum * self.history - lr * decayed
+            self.weights = before + self.history
+        return self.weights - before
+
+    def state(self, has_buffers):
+        history, weights = float(np.linalg.norm(self.history)), float(np.linalg.norm(self.weights))
+        is_adam = self.rule.kind is RuleKind.ADAM
+        return RuleState(
+            history_norm=0.0 if is_adam else history,
+            weights_norm=weights,
+            steps=self.steps,
+            elements=WIDTH,
+            has_buffers=has_buffers,
+        )
+
+
+@given(SEEDS, st.integers(1, 25), st.sampled_from(RULES), st.booleans())
+def test_no_rule_steps_further_than_its_bound(seed, count, rule, has_buffers):
+    rng = np.random.default_rng(seed)
+    model = Model(rule, rng)
+    gradients = rng.standard_normal((2 * count, WIDTH)) * 10.0 ** rng.integers(-2, 3, (2 * count, 1))
+    if rng.random() < 0.3:
+        gradients = -np.abs(gradients) * np.sign(model.weights)
+    changes = rng.standard_normal((2 * count, WIDTH)) * has_buffers
+    lrs = [rule.lr_at(version, int(rng.integers(9))) for version in range(2 * count)]
+    if rule.kind is not RuleKind.ADADELAY:
+        lrs = (10.0 ** rng.uniform(-3, 0.7, 2 * count)).tolist()
+    for gradient, lr in zip(gradients[:count], lrs, strict=False):
+        model.step(gradient, lr)
+    norms = np.sqrt((gradients**2).sum(axis=1) + (changes**2).sum(axis=1)).tolist()
+    bounds = step_bound(rule, norms[count:], lrs[count:], model.state(has_buffers))
+    for gradient, change, lr, bound in zip(gradients[count:], changes[count:], lrs[count:], bounds, strict=True):
+        step = model.step(gradient, lr)
+        truth = math.hypot(float(np.linalg.norm(step)), float(np.linalg.norm(change)))
+        assert truth <= as_norm(bound) * (1 + 1e-9) + 1e-12 * float(np.linalg.norm(model.weights))
+
+
+@given(st.lists(NORMS, min_size=1, max_size=40), NORMS, GAMMAS)
+def test_for_plain_momentum_it_is_the_bound_of_the_planner(norms, history, gamma):
+    found = step_bound(RuleSpec(momentum=gamma), norms, [1.0] * len(norms), RuleState(history_norm=history))
+    assert found == Momentum(gamma=gamma).step_bound(norms, history)
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=30), st.floats(0, 1e6), st.floats(0, 2), st.floats(0, 3))
+def test_with_weight_decay_it_is_not_below_the_truth_by_a_rounding(norms, weights, decay, lr):
+    """One dimension, exact arithmetic; gradients that point away from the weights lengthen every step."""
+    rule = RuleSpec(momentum=0.5, weight_decay=decay)
+    bounds = step_bound(rule, norms, [lr] * len(norms), RuleState(weights_norm=weights))
+    w, h = Fraction(weights), Fraction(0)
+    for norm, bound in zip(norms, bounds, strict=True):
+        gradient = Fraction(norm) if w > 0 else -Fraction(norm)
+        h = h / 2 - Fraction(lr) * (gradient + Fraction(decay) * w)
+        w += h
+        assert abs(h) <= exact(bound)
+
+
+def test_a_first_step_that_all_points_one_way_is_bounded_by_its_length():
+    rule = RuleSpec(momentum=0.5, weight_decay=0.5)
+    state = RuleState(history_norm=2.0, weights_norm=8.0)
+    assert step_bound(rule, [3.0], [0.25], state)[0] == units_below(0.5 * 2 + 0.25 * (3 + 0.5 * 8))
+    with_buffers = RuleState(history_norm=2.0, weights_norm=8.0, has_buffers=True)
+    assert step_bound(rule, [3.0], [0.25], with_buffers)[0] == units_below(0.5 * 2 + 3 + 0.25 * 0.5 * 8)
+
+
+def test_every_step_has_a_rate():
+    with pytest.raises(UsageError, match="1 learning rates for 2 steps; allowed: one for each"):
+        step_bound(RuleSpec(), [1.0, 1.0], [0.1], RuleState())
+
+
+def test_weights_are_not_thought_shorter_than_they_are_by_a_rounding():
+    """One unit decays by a half each time; rounded down, nothing would be left for the second step."""
+    state = RuleState(weights_norm=2.0**-100)
+    assert min(step_bound(RuleSpec(weight_decay=0.5), [0.0] * 4, [1.0] * 4, state)) >= 1

@@ -16,9 +16,28 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from mlfabric.errors import UsageError
-from mlfabric.protocol import Commit, Committed, Dropped, DropReason, Lost, ModelVersion, UpdateId
+from mlfabric.protocol import (
+    Commit,
+    Committed,
+    Dropped,
+    DropReason,
+    GetId,
+    Lost,
+    ModelVersion,
+    SumId,
+    TransferEnd,
+    TransferEnded,
+    UpdateId,
+)
 from mlfabric.specs import Role
-from mlfabric.telemetry import MetricsPage, MonitorMetrics, SchedulerMetrics, ServerMetrics, WorkerMetrics
+from mlfabric.telemetry import (
+    AggregatorMetrics,
+    MetricsPage,
+    MonitorMetrics,
+    SchedulerMetrics,
+    ServerMetrics,
+    WorkerMetrics,
+)
 
 COMMITTED = Committed(version=ModelVersion(1, 7), tau=3)
 DROPPED = Dropped(cause=DropReason.DELAY_BOUND)
@@ -83,8 +102,21 @@ def monitor() -> CollectorRegistry:
     return metrics.registry
 
 
-SERVICES: list[Callable[[], CollectorRegistry]] = [scheduler, server, worker, monitor]
-SHOWN = {
+def aggregator() -> CollectorRegistry:
+    metrics = AggregatorMetrics()
+    metrics.summed("m", 5)
+    for end in (TransferEnd.TORN, TransferEnd.RECEIVED):
+        metrics.ended(TransferEnded(member="a", model="m", transfer=SumId(1, 0), end=end))
+    metrics.ended(TransferEnded(member="a", model="m", transfer=GetId("w0", 1, 0), end=TransferEnd.SERVED))
+    metrics.refused()
+    metrics.connection_broke()
+    metrics.memory({"sums": 100, "models": 0})
+    metrics.transfer(Moved(1000, Direction.IN), "w0")
+    return metrics.registry
+
+
+SERVICES: list[Callable[[], CollectorRegistry]] = [scheduler, server, worker, monitor, aggregator]
+SHOWN: dict[Callable[[], CollectorRegistry], dict[str, float]] = {
     scheduler: {
         "mlfabric_updates_total{cause=,model=m,outcome=committed,worker=w0}": 1,
         "mlfabric_updates_total{cause=delay_bound,model=m,outcome=dropped,worker=w1}": 1,
@@ -117,6 +149,16 @@ SHOWN = {
         "mlfabric_get_seconds_sum{}": 0.3,
         "mlfabric_worker_in_flight_updates{}": 2,
         "mlfabric_sent_bytes_total{peer=server-0}": 1000,
+    },
+    aggregator: {
+        "mlfabric_sums_total{model=m}": 1,
+        "mlfabric_torn_sums_total{model=m}": 1,
+        "mlfabric_sum_updates_sum{}": 5,
+        "mlfabric_models_handed_on_total{model=m}": 1,
+        "mlfabric_refused_transfers_total{}": 1,
+        "mlfabric_broken_connections_total{}": 1,
+        "mlfabric_aggregator_memory_bytes{kind=sums}": 100,
+        "mlfabric_received_bytes_total{peer=w0}": 1000,
     },
     monitor: {
         "mlfabric_link_estimate_bytes_per_second{direction=up,host=node-0,source=transfers}": 5e8,

@@ -6,6 +6,7 @@ import pytest
 
 from mlfabric.network import Network
 from mlfabric.scheduler import gets, pushes
+from mlfabric.scheduler.modes import all_reduce
 from mlfabric.scheduler.planning import Batch, FabricState, Plan, PlannerConfig, plan
 
 __all__ = ["every_plan_is_validated"]
@@ -20,5 +21,5 @@ def every_plan_is_validated(monkeypatch: pytest.MonkeyPatch) -> None:
         found.validate(network)
         return found
 
-    for user in (pushes, gets):
+    for user in (pushes, gets, all_reduce):
         monkeypatch.setattr(user, "plan", validated)

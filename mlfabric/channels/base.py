@@ -8,7 +8,7 @@ connection is used by one task at a time.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import Protocol
@@ -102,7 +102,8 @@ class TransferRecord:
         peer: address of the other end.
         direction: sent or received.
         bytes: payload bytes.
-        paced: the sender held it to a planned rate, so it says nothing about what the link could do.
+        paced: the sender held it to a planned rate or waited for its bytes, so it says nothing about what the link
+            could do.
         delivery_rate_bps: the kernel's own estimate at the sender (TCP_INFO); 0 if unknown.
         started_ns, ended_ns: monotonic clock of this host.
     """
@@ -133,6 +134,10 @@ class Connection(Protocol):
     def peer(self) -> str:
         """Address of the other end."""
 
+    @property
+    def unread_bytes(self) -> int:
+        """Payload bytes that were announced and have not been received or discarded yet."""
+
     async def send(self, frame: Frame, payload: Sequence[memoryview] = (), rate_bps: int = 0) -> TransferRecord | None:
         """Send a frame and its payload without copying it.
 
@@ -147,6 +152,28 @@ class Connection(Protocol):
         Raises:
             UsageError: the payload is not ``frame.length`` bytes long, or another task is sending; nothing was sent.
             TransferError: the connection broke; it is closed.
+        """
+
+    async def send_stream(self, frame: Frame, chunks: AsyncIterator[memoryview], rate_bps: int = 0) -> TransferRecord:
+        """Send a frame whose payload becomes ready piece by piece, without copying it.
+
+        The receiver is told that the payload is paced, since nobody knows beforehand how often it will have to wait for
+        its bytes; a payload that is ready is better sent by :meth:`send`.
+
+        Args:
+            frame: what to send; its ``length`` is the payload's size, > 0.
+            chunks: contiguous buffers that follow each other on the wire; one is not to be changed before the next is
+                asked for, the last one not until this returns. An async generator is closed at the end.
+            rate_bps: hold the payload to this rate; 0 sends at full speed.
+
+        Returns:
+            The transfer's record, paced also if a relevant share of the time was spent waiting for chunks.
+
+        Raises:
+            UsageError: the frame announces no payload, or another task is sending: nothing was sent. Or the chunks were
+                not ``frame.length`` bytes in all: the payload is torn and the connection closed.
+            TransferError: the connection broke, or was closed meanwhile; it is closed.
+            Exception: whatever ``chunks`` raised; the payload is torn and the connection closed.
         """
 
     async def receive(self) -> Frame:

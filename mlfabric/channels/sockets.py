@@ -128,5 +128,9 @@ def want_all_sent(sock: socket.socket, *, wanted: bool) -> None:
 
 
 def forget_unsent(sock: socket.socket) -> None:
-    """Make the socket's close drop what the kernel has not sent yet, so that an aborted transfer frees the link."""
+    """Make the socket's close drop what the kernel has not sent yet, so that an aborted transfer frees the link.
+
+    Its close also resets the connection. Otherwise a peer that had filled the receive window before it was read empty
+    would go on waiting for room, for as long as the kernel keeps the closed connection: a minute or two.
+    """
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

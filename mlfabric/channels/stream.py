@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -23,6 +23,7 @@ from mlfabric.errors import TransferError, UsageError
 __all__ = ["ByteStream", "Limits", "StreamConnection"]
 
 SCRATCH_BYTES = 1024 * 1024
+STARVED_SHARE = 0.05
 
 
 class ByteStream(Protocol):
@@ -45,7 +46,11 @@ class ByteStream(Protocol):
         """Return the transport's own estimate of its sending rate in bit/s; 0 if it has none."""
 
     def stop(self, *, abrupt: bool) -> None:
-        """Wake whoever waits in ``write`` or ``read_into``; ``abrupt`` also forgets what was not sent yet."""
+        """Wake whoever waits in ``write`` or ``read_into``.
+
+        Args:
+            abrupt: also forget what was not sent yet, and end what the peer is sending, though it waits for room.
+        """
 
     def close(self) -> None:
         """Give everything back; nobody waits in the stream any more."""
@@ -85,28 +90,83 @@ class StreamConnection:
         """Address of the other end."""
         return self._stream.peer
 
+    @property
+    def unread_bytes(self) -> int:
+        """Payload bytes that were announced and have not been received or discarded yet."""
+        return self._unread_bytes
+
     async def send(self, frame: Frame, payload: Sequence[memoryview] = (), rate_bps: int = 0) -> TransferRecord | None:
         """Send a frame and its payload without copying it (see ``Connection.send``)."""
         views = contiguous(payload)
         if total_bytes(views) != frame.length:
             raise UsageError(f"the frame announces {frame.length} payload bytes, given {total_bytes(views)}")
-        own = (TokenBucket(rate_bps),) if rate_bps else ()
-        pacer = Pacer(self._limits.up + own, self._stopping)
-        head = contiguous([memoryview(encode_header(frame, paced=rate_bps > 0)), memoryview(frame.meta)])
+        pacer = self._upward(rate_bps)
         with self._using(Direction.OUT):
-            pacer.charge(total_bytes(head))
-            await self._stream.write(head)
+            await self._send_head(frame, pacer, paced=rate_bps > 0)
             return await self._send_payload(views, pacer, paced=rate_bps > 0) if frame.length else None
+
+    def _upward(self, rate_bps: int) -> Pacer:
+        own = (TokenBucket(rate_bps),) if rate_bps else ()
+        return Pacer(self._limits.up + own, self._stopping)
+
+    async def _send_head(self, frame: Frame, pacer: Pacer, *, paced: bool) -> None:
+        head = contiguous([memoryview(encode_header(frame, paced=paced)), memoryview(frame.meta)])
+        pacer.charge(total_bytes(head))
+        await self._write(head)
 
     async def _send_payload(self, views: Sequence[memoryview], pacer: Pacer, *, paced: bool) -> TransferRecord:
         started_ns = time.monotonic_ns()
         with pacer:
-            for group in chunked(views, pacer.chunk_bytes):
-                await pacer.admit(total_bytes(group))
-                await self._stream.write(group)
-            await self._stream.drain()
-            self._check_open()
+            await self._send_views(views, pacer)
+            await self._drain()
         return self._record(Direction.OUT, total_bytes(views), started_ns, paced=paced)
+
+    async def send_stream(self, frame: Frame, chunks: AsyncIterator[memoryview], rate_bps: int = 0) -> TransferRecord:
+        """Send a frame whose payload becomes ready piece by piece (see ``Connection.send_stream``)."""
+        if not frame.length:
+            raise UsageError(f"a {frame.kind.name} frame without payload was given to send_stream; use send")
+        pacer = self._upward(rate_bps)
+        with self._using(Direction.OUT):
+            try:
+                await self._send_head(frame, pacer, paced=True)
+                with self._interrupted_by_stop():
+                    return await self._send_chunks(frame.length, chunks, pacer, paced=rate_bps > 0)
+            finally:
+                if isinstance(chunks, AsyncGenerator):
+                    await chunks.aclose()
+
+    async def _send_chunks(
+        self, length: int, chunks: AsyncIterator[memoryview], pacer: Pacer, *, paced: bool
+    ) -> TransferRecord:
+        started_ns = asked_ns = time.monotonic_ns()
+        sent = waited_ns = 0
+        with pacer:
+            async for chunk in chunks:
+                waited_ns += time.monotonic_ns() - asked_ns
+                sent += chunk.nbytes
+                if sent > length:
+                    raise UsageError(f"the frame announces {length} payload bytes; the chunks so far are {sent}")
+                await self._send_views(contiguous([chunk]), pacer)
+                asked_ns = time.monotonic_ns()
+            if sent < length:
+                raise UsageError(f"the frame announces {length} payload bytes; the chunks ended after {sent}")
+            await self._drain()
+        starved = waited_ns > STARVED_SHARE * (time.monotonic_ns() - started_ns)
+        return self._record(Direction.OUT, sent, started_ns, paced=paced or starved)
+
+    async def _send_views(self, views: Sequence[memoryview], pacer: Pacer) -> None:
+        for group in chunked(views, pacer.chunk_bytes):
+            await pacer.admit(total_bytes(group))
+            await self._write(group)
+
+    async def _write(self, pieces: Sequence[memoryview]) -> None:
+        with self._breaking():
+            await self._stream.write(pieces)
+
+    async def _drain(self) -> None:
+        with self._breaking():
+            await self._stream.drain()
+        self._check_open()
 
     async def receive(self) -> Frame:
         """Receive the next frame, header and meta only (see ``Connection.receive``)."""
@@ -158,6 +218,7 @@ class StreamConnection:
             while at < length:
                 view = place(at, min(pacer.chunk_bytes, length - at))
                 await pacer.admit(len(view))
+                self._check_open()
                 await self._fill(view)
                 at += len(view)
         self._unread_bytes -= length
@@ -168,7 +229,10 @@ class StreamConnection:
             raise TransferError(f"{self.peer} closed the connection in the middle of a frame")
 
     async def _read(self, view: memoryview, at_least: int) -> int:
-        n = await self._stream.read_into(view, at_least) if at_least else 0
+        if not at_least:
+            return 0
+        with self._breaking():
+            n = await self._stream.read_into(view, at_least)
         if n < at_least:
             self._check_open()
         return n
@@ -200,18 +264,51 @@ class StreamConnection:
         try:
             yield
             whole = True
-        except OSError as error:
-            self._check_open()
-            raise TransferError(f"the connection to {self.peer} broke: {error}") from error
         finally:
             self._busy.discard(direction)
             if not whole:
                 self._stop(abrupt=True)
             self._release_if_idle()
 
+    @contextmanager
+    def _breaking(self) -> Iterator[None]:
+        """Turn the stream's own errors into TransferErrors, and no others."""
+        try:
+            yield
+        except OSError as error:
+            self._check_open()
+            raise TransferError(f"the connection to {self.peer} broke: {error}") from error
+
+    @contextmanager
+    def _interrupted_by_stop(self) -> Iterator[None]:
+        """Let closing the connection end a wait that is not the stream's, the way ``asyncio.timeout`` ends one."""
+        task = asyncio.current_task()
+        assert task is not None, "connections are used by tasks"
+        inside, interrupted = True, False
+
+        def interrupt(_stopping: asyncio.Future[None]) -> None:
+            nonlocal interrupted
+            if inside:
+                interrupted = True
+                task.cancel()
+
+        self._stopping.add_done_callback(interrupt)
+        try:
+            yield
+        except asyncio.CancelledError:
+            if interrupted and task.cancelling() == 1:
+                self._check_open()
+            raise
+        finally:
+            inside = False
+            self._stopping.remove_done_callback(interrupt)
+            if interrupted:
+                task.uncancel()
+
     def close(self) -> None:
         """Close the connection; what is waiting in it gets a TransferError."""
-        self._stop(abrupt=False)
+        # Who sends a payload that is torn here may wait for room, and only a reset ends that wait.
+        self._stop(abrupt=self._unread_bytes > 0)
         self._release_if_idle()
 
     def _stop(self, *, abrupt: bool) -> None:

@@ -179,7 +179,7 @@ class TcpStream:
         return sockets.delivery_rate_bps(self._sock)
 
     def stop(self, *, abrupt: bool) -> None:
-        """Wake whoever waits in the stream; ``abrupt`` also drops what the kernel has not sent yet."""
+        """Wake whoever waits in the stream; ``abrupt`` also drops what the kernel has not sent and resets the peer."""
         if abrupt:
             sockets.forget_unsent(self._sock)
         with contextlib.suppress(OSError):  # a connection that the peer has reset cannot be shut down

@@ -21,7 +21,7 @@ from mlfabric.launch.processes import Nursery
 from mlfabric.launch.racing import first_of
 from mlfabric.launch.signals import EXIT_ON_SIGNAL, StopSignals
 from mlfabric.launch.status import StatusReader
-from mlfabric.launch.workers import JobOptions, run_job
+from mlfabric.launch.workers import JobOptions, per_rank, planned_host, run_job
 
 __all__ = ["add_to"]
 
@@ -36,6 +36,7 @@ def up(
     bind: opt.Bind = "127.0.0.1",
     advertise: opt.Advertise = "",
     servers: Annotated[int, typer.Option(envvar="MLFABRIC_SERVERS", help="How many servers.")] = 1,
+    aggregators: Annotated[int, typer.Option(envvar="MLFABRIC_AGGREGATORS", help="How many aggregators.")] = 0,
     monitor: Annotated[
         bool, typer.Option("--monitor/--no-monitor", envvar="MLFABRIC_MONITOR", help="Whether links are measured.")
     ] = True,
@@ -46,6 +47,21 @@ def up(
         str, typer.Option(envvar="MLFABRIC_SERVER_UP", help="Rate of each server's emulated network card, outgoing.")
     ] = "",
     server_down: Annotated[str, typer.Option(envvar="MLFABRIC_SERVER_DOWN", help="The same, incoming.")] = "",
+    aggregator_hosts: Annotated[
+        str,
+        typer.Option(
+            envvar="MLFABRIC_AGGREGATOR_HOSTS",
+            help="Machines that the aggregators are planned to be on: one for all, or one for each with commas.",
+        ),
+    ] = "",
+    aggregator_up: Annotated[
+        str,
+        typer.Option(
+            envvar="MLFABRIC_AGGREGATOR_UP",
+            help="Rate of each aggregator's emulated network card, outgoing: one for all, or one for each with commas.",
+        ),
+    ] = "",
+    aggregator_down: Annotated[str, typer.Option(envvar="MLFABRIC_AGGREGATOR_DOWN", help="The same, incoming.")] = "",
     checkpoint_dir: Annotated[
         Path | None,
         typer.Option(envvar="MLFABRIC_CHECKPOINT_DIR", help="Where checkpoints go; a restarted server resumes them."),
@@ -59,7 +75,7 @@ def up(
             envvar="MLFABRIC_METRICS_PORT",
             min=0,
             max=65000,
-            help="Port of the scheduler's /metrics; servers and monitor take the next ones.",
+            help="Port of the scheduler's /metrics; servers, aggregators and monitor take the next ones.",
         ),
     ] = None,
     log_level: opt.LogLevel = opt.Level.INFO,
@@ -67,17 +83,22 @@ def up(
 ) -> None:
     """Run a fabric on this machine until Ctrl-C.
 
-    Starts scheduler, server and monitor, and starts again what dies. Each also reads its section of the settings file.
+    Starts scheduler, servers, aggregators and monitor, and starts again what dies. Each also reads its section of the
+    settings file.
     """
     options = FabricOptions(
         bind=bind,
         advertised=advertise,
         port=port,
         servers=servers,
+        aggregators=aggregators,
         monitor=monitor,
         server_host=server_host,
         server_up=_checked_rate(server_up),
         server_down=_checked_rate(server_down),
+        aggregator_hosts=_texts(aggregator_hosts),
+        aggregator_up=_rates(aggregator_up),
+        aggregator_down=_rates(aggregator_down),
         checkpoint_dir=checkpoint_dir,
         resume=resume,
         metrics_port=metrics_port,
@@ -129,6 +150,14 @@ def run(
         str, typer.Option(envvar="MLFABRIC_SERVER_UP", help="Rate of the server's card, if a fabric is started here.")
     ] = "",
     server_down: Annotated[str, typer.Option(envvar="MLFABRIC_SERVER_DOWN", help="The same, incoming.")] = "",
+    aggregators: Annotated[
+        int,
+        typer.Option(
+            envvar="MLFABRIC_AGGREGATORS",
+            min=0,
+            help="How many aggregators, if a fabric is started here; with --host-per-worker, one beside each worker.",
+        ),
+    ] = 0,
     metrics_port: Annotated[
         int | None,
         typer.Option(
@@ -151,6 +180,7 @@ def run(
         down=_rates(worker_down),
         metrics_port=metrics_port,
     )
+    beside = [index % workers for index in range(aggregators)] if host_per_worker else []
     host, port = split_address(scheduler)
     options = FabricOptions(
         bind=host,
@@ -158,6 +188,10 @@ def run(
         server_host="server-0" if host_per_worker else "",
         server_up=_checked_rate(server_up),
         server_down=_checked_rate(server_down),
+        aggregators=aggregators,
+        aggregator_hosts=tuple(planned_host(rank) for rank in beside),
+        aggregator_up=tuple(per_rank(job.up, rank) for rank in beside),
+        aggregator_down=tuple(per_rank(job.down, rank) for rank in beside),
         log_level=log_level.value,
         config=config,
     )
@@ -170,8 +204,12 @@ def run(
     raise typer.Exit(asyncio.run(_launch(work, code_at_sigterm=EXIT_ON_SIGNAL + signal.SIGTERM)))
 
 
+def _texts(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",")) if text else ()
+
+
 def _rates(text: str) -> tuple[str, ...]:
-    return tuple(_checked_rate(part.strip()) for part in text.split(",")) if text else ()
+    return tuple(map(_checked_rate, _texts(text)))
 
 
 def _checked_rate(text: str) -> str:
@@ -270,6 +308,7 @@ def add_to(app: typer.Typer) -> None:
             "mlfabric up",
             "mlfabric up --port 0 --servers 2 --checkpoint-dir checkpoints --resume",
             "mlfabric up --server-up 800M --server-down 800M --metrics-port 9400",
+            "mlfabric up --aggregators 2 --aggregator-hosts node-1,node-2",
         )
     )(up)
     app.command(
@@ -278,6 +317,7 @@ def add_to(app: typer.Typer) -> None:
             "mlfabric run -n 4 train.py --epochs 3",
             "mlfabric run -n 4 -m mypackage.train",
             "mlfabric run -n 3 --host-per-worker --worker-up 800M,800M,100M train.py",
+            "mlfabric run -n 8 --host-per-worker --worker-up 800M --worker-down 800M --aggregators 3 train.py",
             "mlfabric run -n 8 --scheduler head-node:50061 --no-up train.py",
         ),
     )(run)

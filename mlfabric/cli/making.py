@@ -27,8 +27,11 @@ class Benchmark(Enum):
     DATA = "data"
     ACCURACY = "accuracy"
     DIVERGENCE = "divergence"
+    FABRIC = "fabric"
     OPTIMALITY = "optimality"
+    LDA = "lda"
     PLANNER = "planner"
+    SUMMING = "summing"
 
 
 def bench(

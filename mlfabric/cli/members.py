@@ -1,4 +1,4 @@
-"""``mlfabric server | worker``: the services that move tensors, long-lived, logging to stderr."""
+"""``mlfabric server | worker | aggregator``: the services that move tensors, long-lived, logging to stderr."""
 
 from __future__ import annotations
 
@@ -120,6 +120,55 @@ def worker(
     raise typer.Exit(serve(run))
 
 
+def aggregator(
+    scheduler: opt.Scheduler = opt.DEFAULT_SCHEDULER_ADDRESS,
+    name: Annotated[
+        str, typer.Option(envvar="MLFABRIC_NAME", help="Its name, unique within the fabric.")
+    ] = "aggregator-0",
+    host: opt.Host = "",
+    bind: opt.Bind = "127.0.0.1",
+    advertise: opt.Advertise = "",
+    data_ports: opt.DataPorts = "0",
+    up: opt.Up = "0",
+    down: opt.Down = "0",
+    metrics_port: opt.MetricsPort = None,
+    most_updates: Annotated[
+        int, typer.Option(envvar="MLFABRIC_MOST_UPDATES", min=0, help="Updates in one sum at most; 0 for any number.")
+    ] = 0,
+    memory_budget: Annotated[
+        str,
+        typer.Option(envvar="MLFABRIC_MEMORY_BUDGET", help="Memory for sums and models on their way, as 512M or 2Gi."),
+    ] = "1Gi",
+    log_level: opt.LogLevel = opt.Level.INFO,
+    config: opt.Config = None,
+) -> None:
+    """Sum updates on their way to a server, and hand models on.
+
+    Runs beside a worker, whose --host it is given then, or on a machine of its own.
+    """
+    from mlfabric.aggregator.service import AggregatorOptions, AggregatorService
+    from mlfabric.telemetry import AggregatorMetrics
+
+    opt.log_to_stderr(log_level)
+    options = AggregatorOptions(
+        scheduler=scheduler,
+        name=name,
+        host=host or socket.gethostname(),
+        tcp=_tcp(bind, advertise, data_ports, up, down),
+        most_updates=most_updates,
+        memory_budget_bytes=parse_size(memory_budget),
+    )
+    metrics = AggregatorMetrics()
+
+    async def run(stop: asyncio.Event, ready: Callable[[], None]) -> None:
+        service = AggregatorService(options, metrics)
+        ready()
+        await service.run(stop)
+
+    with _page(metrics.registry, bind, metrics_port):
+        raise typer.Exit(serve(run))
+
+
 def _tcp(bind: str, advertise: str, data_ports: str, up: str, down: str) -> TcpOptions:
     return TcpOptions(
         bind=bind,
@@ -155,3 +204,10 @@ def add_to(app: typer.Typer) -> None:
             "MLFABRIC_DAEMON=127.0.0.1:7100 python train.py",
         )
     )(worker)
+    app.command(
+        epilog=opt.examples(
+            "mlfabric aggregator --scheduler head-node:50061",
+            "mlfabric aggregator --name aggregator-3 --bind 0.0.0.0 --advertise node-3 --host node-3",
+            "mlfabric aggregator --most-updates 8 --memory-budget 4Gi --metrics-port 9410",
+        )
+    )(aggregator)

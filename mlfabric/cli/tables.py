@@ -10,6 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from mlfabric.specs import Mode
 from mlfabric.v1 import fabric_pb2
 
 __all__ = ["as_plain", "console", "rate_text", "size_text", "status_view", "table"]
@@ -103,6 +104,11 @@ def _memory(member: fabric_pb2.MemberStatus) -> str:
     return ", ".join(f"{kind} {size_text(size)}" for kind, size in sorted(member.memory_bytes.items()) if size)
 
 
+def _bound(model: fabric_pb2.ModelStatus) -> str:
+    """Return the delay bound of a model whose mode is one of delays."""
+    return str(model.tau_max) if model.mode == Mode.ASYNCHRONOUS.value else "-"
+
+
 def _models(status: fabric_pb2.GetStatusResponse) -> Table:
     columns = (
         *("name", "server", "mode", "version>", "tau_max>", "delay p50>", "delay max>"),
@@ -116,7 +122,7 @@ def _models(status: fabric_pb2.GetStatusResponse) -> Table:
                 m.mode,
                 _version(m),
             ),
-            *(str(m.tau_max), f"{m.delay_p50:g}", str(m.delay_max), str(m.waiting), str(m.in_flight)),
+            *(_bound(m), f"{m.delay_p50:g}", str(m.delay_max), str(m.waiting), str(m.in_flight)),
             *(str(m.committed), str(m.dropped)),
         )
         for m in status.models

@@ -62,7 +62,7 @@ class Recorder:
             return
         moved = Moved(
             worker=seen.transfer.worker,
-            server=seen.server,
+            server=seen.peer,
             is_push=isinstance(seen.transfer, UpdateId),
             size_bytes=seen.size_bytes,
             started_ns=seen.started_ns,

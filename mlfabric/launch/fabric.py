@@ -1,4 +1,4 @@
-"""An embedded fabric: scheduler, servers and monitor as processes of this machine, under supervision."""
+"""An embedded fabric: scheduler, servers, aggregators and monitor as processes of this machine, under supervision."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from mlfabric.launch.processes import Nursery, Program
 from mlfabric.launch.racing import first_of
 from mlfabric.launch.status import StatusReader
 from mlfabric.launch.supervisor import Supervised
+from mlfabric.launch.workers import per_rank
 from mlfabric.v1 import fabric_pb2
 
 __all__ = ["Fabric", "FabricOptions", "Service", "services", "subcommand"]
@@ -34,10 +35,14 @@ class FabricOptions:
         advertised: under which others reach them; "" means ``bind``.
         port: the scheduler's; 0 takes any free one.
         servers: how many; >= 1.
+        aggregators: how many; >= 0.
         monitor: whether links are measured.
         server_host: machine that the servers are planned to be on; "" means this one, or, where a network card is
             emulated, one for each server.
         server_up, server_down: rates of each server's emulated network card, as in ``"2.5G"``.
+        aggregator_hosts: machines that the aggregators are planned to be on: one for all, or one for each; empty means
+            this one, or, where a network card is emulated, one for each aggregator.
+        aggregator_up, aggregator_down: rates of the aggregators' emulated network cards: one for all, or one for each.
         checkpoint_dir: the servers' checkpoints; a server that died goes on from them.
         resume: begin with the newest of them.
         metrics_port: the scheduler's; the others' follow, one by one.
@@ -49,10 +54,14 @@ class FabricOptions:
     advertised: str = ""
     port: int = 50061
     servers: int = 1
+    aggregators: int = 0
     monitor: bool = True
     server_host: str = ""
     server_up: str = ""
     server_down: str = ""
+    aggregator_hosts: tuple[str, ...] = ()
+    aggregator_up: tuple[str, ...] = ()
+    aggregator_down: tuple[str, ...] = ()
     checkpoint_dir: Path | None = None
     resume: bool = False
     metrics_port: int | None = None
@@ -62,6 +71,13 @@ class FabricOptions:
     def __post_init__(self) -> None:
         if self.servers < 1:
             raise UsageError(f"servers={self.servers}; allowed: 1 or more")
+        if self.aggregators < 0:
+            raise UsageError(f"aggregators={self.aggregators}; allowed: 0 or more")
+        for name in ("aggregator_hosts", "aggregator_up", "aggregator_down"):
+            given = len(getattr(self, name))
+            if given not in (0, 1, self.aggregators):
+                wanted = f"one for all, or one for each of {self.aggregators}"
+                raise UsageError(f"--{name.replace('_', '-')}: {given} values; allowed: {wanted}")
         if self.resume and self.checkpoint_dir is None:
             raise UsageError("--resume needs --checkpoint-dir, the directory of the checkpoints")
         if is_wildcard(self.bind) and not self.advertised:
@@ -95,8 +111,10 @@ def services(options: FabricOptions, port: int) -> list[Service]:
     metrics = options.metrics_port
     found = [Service(name=SCHEDULER, arguments=("scheduler", *common, "--port", str(port), *_metrics(metrics, 0)))]
     found += [_server(options, member, i) for i in range(options.servers)]
+    found += [_aggregator(options, member, i) for i in range(options.aggregators)]
     if options.monitor:
-        arguments = ("monitor", *member, "--name", "monitor-0", *_metrics(metrics, options.servers + 1))
+        place = options.servers + options.aggregators + 1
+        arguments = ("monitor", *member, "--name", "monitor-0", *_metrics(metrics, place))
         found.append(Service(name="monitor-0", arguments=arguments))
     return found
 
@@ -117,6 +135,15 @@ def _server(options: FabricOptions, member: tuple[str, ...], index: int) -> Serv
         arguments=("server", *member, *flags, *_metrics(options.metrics_port, index + 1), *resume[: options.resume]),
         again=resume[: options.checkpoint_dir is not None and not options.resume],
     )
+
+
+def _aggregator(options: FabricOptions, member: tuple[str, ...], index: int) -> Service:
+    name = f"aggregator-{index}"
+    up, down = per_rank(options.aggregator_up, index), per_rank(options.aggregator_down, index)
+    emulated = name if up or down else ""
+    flags = _flags(name=name, host=per_rank(options.aggregator_hosts, index) or emulated, up=up, down=down)
+    place = options.servers + index + 1
+    return Service(name=name, arguments=("aggregator", *member, *flags, *_metrics(options.metrics_port, place)))
 
 
 def _flags(**values: str | Path | None) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from mlfabric.errors import UsageError
 from mlfabric.launch.ports import free_port
 from mlfabric.launch.processes import Nursery, Program, ending_text, exit_code
 
-__all__ = ["JobOptions", "per_rank", "run_job", "worker_environment"]
+__all__ = ["JobOptions", "per_rank", "planned_host", "run_job", "worker_environment"]
 
 MASTER_HOST = "127.0.0.1"
 
@@ -56,11 +56,16 @@ def per_rank(rates: tuple[str, ...], rank: int) -> str:
     return rates[rank if len(rates) > 1 else 0] if rates else ""
 
 
+def planned_host(rank: int) -> str:
+    """Return the machine that a rank is planned to be on where each has one of its own."""
+    return f"host-{rank}"
+
+
 def worker_environment(
     options: JobOptions, rank: int, master_port: int, inherited: Mapping[str, str]
 ) -> dict[str, str]:
     """Return one rank's environment: torchrun's variables, ours, and all that is inherited beside them."""
-    host = f"host-{rank}" if options.host_per_worker else inherited.get("MLFABRIC_HOST", "") or socket.gethostname()
+    host = planned_host(rank) if options.host_per_worker else inherited.get("MLFABRIC_HOST", "") or socket.gethostname()
     ours = {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from mlfabric.network import Network, Path
-from mlfabric.scheduler.planning import DropRule
-from mlfabric.scheduler.records import MemberRecord, MemberState
-from mlfabric.specs import Role
+from mlfabric.protocol import GetId, SumId
+from mlfabric.scheduler.planning import Aggregator, DropRule
+from mlfabric.scheduler.records import MemberRecord, MemberState, PlanCount
+from mlfabric.specs import Member, Role
 
-__all__ = ["Context", "SchedulerConfig", "TicketMaker"]
+__all__ = ["SEQ_BITS", "Context", "NumberMaker", "SchedulerConfig", "TicketMaker"]
+
+SEQ_BITS = 22
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +52,25 @@ class TicketMaker:
         return hashlib.blake2b(self._count.to_bytes(8, "big"), key=self._secret, digest_size=16).digest()
 
 
+class NumberMaker:
+    """Ids of what the scheduler itself brings about; a scheduler of another epoch gives others."""
+
+    def __init__(self, epoch: int) -> None:
+        self._epoch = epoch
+        self._sums = 0
+        self._gets = 0
+
+    def next_sum(self) -> SumId:
+        """Return the id of a new sum."""
+        self._sums += 1
+        return SumId(self._epoch, self._sums - 1)
+
+    def next_get(self, aggregator: Member) -> GetId:
+        """Return the id of a new get of an aggregator's own."""
+        self._gets += 1
+        return GetId(aggregator.name, aggregator.incarnation, (self._epoch << SEQ_BITS) + self._gets - 1)
+
+
 @dataclass(slots=True)
 class Context:
     """Shared by the scheduler's parts; each changes only what it is named for."""
@@ -55,12 +78,18 @@ class Context:
     config: SchedulerConfig
     network: Network
     tickets: TicketMaker
+    numbers: NumberMaker
     members: dict[str, MemberRecord] = field(default_factory=dict)
+    count: PlanCount = field(default_factory=PlanCount)
 
     def is_here(self, name: str) -> bool:
         """Tell whether a member of this name can be talked to."""
         record = self.members.get(name)
         return record is not None and record.state is MemberState.HERE
+
+    def is_live(self, name: str, incarnation: int) -> bool:
+        """Tell whether this very incarnation of a member can be talked to."""
+        return self.is_here(name) and self.members[name].member.incarnation == incarnation
 
     def here(self, role: Role) -> list[MemberRecord]:
         """Return the members of this role that can be talked to, by name."""
@@ -70,6 +99,23 @@ class Context:
     def host(self, name: str) -> str:
         """Return the host of a member that joined at least once."""
         return self.members[name].member.host
+
+    def address(self, name: str) -> str:
+        """Return where a member that joined at least once accepts data connections."""
+        return self.members[name].member.address
+
+    def aggregators(self, busy: Mapping[str, int]) -> dict[str, tuple[Member, Aggregator]]:
+        """Return by host an aggregator there and what the planner is told of it, the least busy first.
+
+        Args:
+            busy: how much each aggregator is doing, by name; 0 if it is not in it.
+        """
+        records = sorted(self.here(Role.AGGREGATOR), key=lambda m: busy.get(m.member.name, 0))
+        found: dict[str, tuple[Member, Aggregator]] = {}
+        for record in records:
+            host = record.member.host
+            found.setdefault(host, (record.member, Aggregator(host=host, most_updates=record.most_updates)))
+        return found
 
     def path(self, source: str, destination: str) -> Path:
         """Return the links between the hosts of two members."""

@@ -1,146 +1,153 @@
 """The gets of one model: asked for, planned, served. Pure.
 
 A get that follows an update of its worker's is planned together with it, ready when that is predicted to be committed:
-push and get are one round trip. The server serves a get when its update is settled, whatever was predicted.
+push and get are one round trip. The server serves a get when its update is settled, whatever was predicted. Others
+gather into a batch as updates do: it closes when the server's egress is about to run dry, or after the batch window; so
+a lone get never waits.
+
+Gets that are ready together may be answered out of one hand-on, by one version; one whose hand-on failed is served by
+the server itself when its worker asks again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 
-from mlfabric.protocol import (
-    CancelServe,
-    Fetch,
-    GetId,
-    GetRequested,
-    Instruction,
-    Serve,
-)
-from mlfabric.scheduler.context import Context
+from mlfabric.protocol import GetId, GetRequested, Instruction
+from mlfabric.scheduler.get_table import GetTable
 from mlfabric.scheduler.planning import (
+    Aggregator,
     Batch,
     FabricState,
     GetCandidate,
-    PlannerConfig,
-    Timetable,
-    paced_rate,
+    is_planner_loaded,
     plan,
 )
-from mlfabric.scheduler.pushes import Pushes
-from mlfabric.scheduler.records import PlannedGet
+from mlfabric.scheduler.records import PlannedGet, WaitingGet
+from mlfabric.specs import Member
 
 __all__ = ["Gets"]
 
 BLOCKED_NS = 100_000_000
+EGRESS_LEAD_NS = 2_000_000
 
 
-class Gets:
-    """Every get of one model that is not served yet."""
+class Gets(GetTable):
+    """The requests for one model, and their plans."""
 
-    def __init__(self, context: Context, pushes: Pushes) -> None:
-        self.waiting: dict[GetId, GetRequested] = {}
-        self.planned: dict[GetId, PlannedGet] = {}
-        self._context = context
-        self._pushes = pushes
-        self._model = pushes.spec.name
-        self._blocked_until_ns = 0
-        self._running = Timetable[GetId]()
-
-    def request(self, event: GetRequested) -> Iterator[Instruction]:
-        """Take a request, or repeat the instructions of one that is planned."""
+    def request(self, event: GetRequested, now_ns: int) -> Iterator[Instruction]:
+        """Take a request, or repeat the instructions of one that is planned; a hand-on that failed it is left."""
         planned = self.planned.get(event.get)
-        if planned is None:
-            self.waiting[event.get] = event
-        else:
+        if planned is not None and planned.by is None:
             yield from self._instruct(planned, (), "asked for again")
+            return
+        if planned is not None:
+            yield from self._take_back(event.get, f"{event.get} was not answered")
+        if (waiting := self.waiting.get(event.get)) is not None:
+            waiting.request = event
+        else:
+            self.waiting[event.get] = WaitingGet(event, now_ns)
 
     def due_ns(self, now_ns: int) -> int | None:
         """Return when waiting gets are to be planned (again), None if none can be."""
         pushes = self._pushes
         ready = pushes.initialised and not pushes.awaited and self._context.is_here(pushes.server)
-        if not ready or not any(self._is_ready(w) for w in self.waiting.values()):
+        if not ready:
             return None
-        return max(now_ns, self._blocked_until_ns)
+        drift_ns = self._drift.due_ns if any(self._ahead(now_ns)) else None
+        times = (drift_ns, self._batch_due_ns(now_ns))
+        return min((t for t in times if t is not None), default=None)
+
+    def _batch_due_ns(self, now_ns: int) -> int | None:
+        """Return when what is ready is to be planned: at once what follows a planned update, or was let down."""
+        ready = self._ready() if self.waiting else []
+        if not ready:
+            return None
+        dry_ns = self._dry_ns(ready[0].request.get, now_ns)
+        return min(max(self._closes_ns(w, dry_ns), w.blocked_until_ns) for w in ready)
+
+    def _closes_ns(self, waiting: WaitingGet, dry_ns: int) -> int:
+        if self._follows(waiting.request) or waiting.request.get in self.apart:
+            return waiting.since_ns
+        return min(dry_ns - EGRESS_LEAD_NS, waiting.since_ns + self._context.config.batch_window_ns)
+
+    def _dry_ns(self, get: GetId, now_ns: int) -> int:
+        """Return when the server has nothing more to send."""
+        path = self._context.path(self._pushes.server, get.worker)
+        return self._context.network.busy_until(path[0], now_ns) if path else now_ns
+
+    def _follows(self, request: GetRequested) -> bool:
+        return request.after_update in self._pushes.planned
+
+    def links_changed(self, now_ns: int) -> None:
+        """Compare the links' rates with those that plans were made with."""
+        self._drift.look(self._context.network, now_ns)
+
+    def _ahead(self, now_ns: int) -> Iterator[PlannedGet]:
+        """Return what the server is planned to start later."""
+        return (p for p in self.planned.values() if p.by is None and p.profile.start_ns > now_ns)
+
+    def _take_back_ahead(self, now_ns: int) -> list[GetRequested]:
+        """Free the links of what is planned to start later, if links have changed; return these gets."""
+        if not self._drift.is_due(now_ns):
+            return []
+        self._drift.start_anew(now_ns)
+        ahead = [planned.request for planned in self._ahead(now_ns)]
+        for request in ahead:
+            self._free_links(request.get)
+        return ahead
+
+    def held_back(self, worker: str) -> list[str]:
+        """Say why the mode holds gets of a worker back."""
+        standing = self._pushes.standing()
+        own = [waiting.request for get, waiting in self.waiting.items() if get.worker == worker]
+        return [why for request in own if (why := self._pushes.policy.holds_back(request, standing))]
 
     def plan(self, now_ns: int) -> Iterator[Instruction]:
-        """Plan every get whose update (if any) is planned or settled."""
-        ready = [w for w in self.waiting.values() if self._is_ready(w)]
-        pushes, network = self._pushes, self._context.network
-        candidates = [self._candidate(request, now_ns) for request in ready]
-        by_get = {request.get: request for request in ready}
-        server = self._context.host(pushes.server)
-        state = FabricState(now_ns=now_ns, servers=(server,))
-        found = plan(Batch(gets=tuple(candidates)), network, state, PlannerConfig())
-        if found.deferred:
-            self._blocked_until_ns = now_ns + BLOCKED_NS
-        for answer in found.gets:
-            transfer = found.transfers[answer.transfer]
-            del self.waiting[answer.get]
-            network.reserve((self._model, "get", answer.get), transfer.path, transfer.profile)
-            after = self._running.before(transfer.path, transfer.profile.start_ns)
-            self._running.add(answer.get, transfer.path, transfer.profile)
-            planned = PlannedGet(
-                request=by_get[answer.get], ticket=self._context.tickets.next(), profile=transfer.profile
-            )
-            self.planned[answer.get] = planned
-            yield from self._instruct(planned, after, answer.reason)
+        """Plan every get whose update (if any) is planned or settled; what has not started, too, if links changed."""
+        ready, again = [waiting.request for waiting in self._ready()], self._take_back_ahead(now_ns)
+        helpers = {} if again else self._helpers(ready)
+        state = FabricState(
+            now_ns=now_ns,
+            servers=(self._context.host(self._pushes.server),),
+            slowest_clock=self._pushes.clocks.slowest,
+            distributors=tuple(distributor for _, distributor in helpers.values()),
+        )
+        candidates = tuple(self._candidate(request, now_ns) for request in (*ready, *again))
+        pushes, drop_rule = self._pushes, self._context.config.drop_rule
+        config = pushes.policy.planner_config(pushes.most_workers, drop_rule)
+        found = plan(Batch(gets=candidates), self._context.network, state, config)
+        for deferred in found.deferred:
+            if isinstance(deferred.what, GetId) and (waiting := self.waiting.get(deferred.what)) is not None:
+                waiting.blocked_until_ns = now_ns + BLOCKED_NS
+        yield from self._carry_out(found, {host: member for host, (member, _) in helpers.items()})
 
-    def _is_ready(self, request: GetRequested) -> bool:
-        return request.after_update is None or request.after_update not in self._pushes.waiting
+    def _helpers(self, ready: Sequence[GetRequested]) -> dict[str, tuple[Member, Aggregator]]:
+        """Return by host who may hand the model on; nobody while one is in the batch that was let down."""
+        if not is_planner_loaded() or len(ready) < 2 or any(w.get in self.apart for w in ready):
+            return {}
+        return self._context.aggregators(Counter(h.aggregator.name for h in self.hand_ons.planned.values()))
+
+    def _ready(self) -> list[WaitingGet]:
+        pushes = self._pushes
+        standing = pushes.standing()
+        return [
+            waiting
+            for waiting in self.waiting.values()
+            if (waiting.request.after_update is None or waiting.request.after_update not in pushes.waiting)
+            and not pushes.policy.holds_back(waiting.request, standing)
+        ]
 
     def _candidate(self, request: GetRequested, now_ns: int) -> GetCandidate:
         ready_ns = now_ns
-        if request.after_update is not None:
-            ready_ns = max(now_ns, self._pushes.commit_ns.get(request.after_update, now_ns))
+        if request.after_update is not None and self._follows(request):
+            # Never at once, however late its update is: who is ready now must not share a hand-on with it.
+            ready_ns = max(now_ns + 1, self._pushes.commit_ns.get(request.after_update, now_ns))
         return GetCandidate(
             get=request.get,
             destination=self._context.host(request.get.worker),
             size_bytes=self._pushes.spec.layout.size_bytes,
             ready_ns=ready_ns,
+            clock=self._pushes.clocks.at(request),
         )
-
-    def _instruct(self, planned: PlannedGet, after: tuple[GetId, ...], reason: str) -> Iterator[Instruction]:
-        request, server = planned.request, self._pushes.server
-        path = self._context.path(server, request.get.worker)
-        yield Serve(
-            to=server,
-            get=request.get,
-            model=self._model,
-            ticket=planned.ticket,
-            min_version=request.min_version,
-            after_update=request.after_update,
-            after=after,
-            rate_bps=paced_rate(planned.profile, path, self._context.network),
-            reason=reason,
-        )
-        yield Fetch(
-            to=request.get.worker,
-            get=request.get,
-            server=server,
-            address=self._context.members[server].member.address,
-            ticket=planned.ticket,
-            reason=reason,
-        )
-
-    def ended(self, get: GetId) -> None:
-        """Note that a get was served, or broke; a worker that still wants it asks again."""
-        self.planned.pop(get, None)
-        self._free_links(get)
-
-    def worker_gone(self, worker: str, reason: str) -> Iterator[Instruction]:
-        """Let go of a worker's gets."""
-        for get in [g for g in self.waiting if g.worker == worker]:
-            del self.waiting[get]
-        for get in [g for g in self.planned if g.worker == worker]:
-            del self.planned[get]
-            self._free_links(get)
-            yield CancelServe(to=self._pushes.server, model=self._model, get=get, reason=reason)
-
-    def repeat(self) -> Iterator[Instruction]:
-        """Repeat every instruction, for a server that came back."""
-        for planned in self.planned.values():
-            yield from self._instruct(planned, (), "the server came back")
-
-    def _free_links(self, get: GetId) -> None:
-        self._context.network.release((self._model, "get", get))
-        self._running.remove(get)

@@ -26,8 +26,10 @@ from mlfabric.protocol import (
 )
 from mlfabric.scheduler.context import Context
 from mlfabric.scheduler.model import ModelState
+from mlfabric.scheduler.modes import has_server
 from mlfabric.scheduler.records import MemberRecord, MemberState, WorkerTally
-from mlfabric.specs import PROTOCOL_VERSION, ModelSpec, Role
+from mlfabric.scheduler.rounds import Rounds
+from mlfabric.specs import PROTOCOL_VERSION, Member, ModelSpec, Role
 
 __all__ = ["Membership"]
 
@@ -35,10 +37,12 @@ __all__ = ["Membership"]
 class Membership:
     """The members and the models that they bring."""
 
-    def __init__(self, context: Context, models: dict[str, ModelState]) -> None:
+    def __init__(self, context: Context, models: dict[str, ModelState], reductions: dict[str, Rounds]) -> None:
         self._context = context
         self._models = models
+        self._reductions = reductions
         self._silent: dict[str, MemberRecord] = {}
+        self._missed: dict[str, int] = {}
 
     def join(self, event: MemberJoined, now_ns: int) -> Iterator[Instruction]:
         """Admit a member, or say why not."""
@@ -58,9 +62,12 @@ class Membership:
             yield from self._let_go(known, "another process took its name")
             self._forget(known)
         tally = known.tally if known is not None and again else WorkerTally()
-        record = MemberRecord(member, MemberState.HERE, now_ns, holds_initial=event.holds_initial, tally=tally)
+        record = MemberRecord(
+            member, MemberState.HERE, now_ns, event.most_updates, holds_initial=event.holds_initial, tally=tally
+        )
         self._context.members[member.name] = record
         self._silent.pop(member.name, None)
+        self._missed.pop(member.name, None)
         yield from self._admit(record, event, "back again" if again else "joined")
 
     def _refusal(self, event: MemberJoined) -> tuple[RefuseReason, str] | None:
@@ -78,7 +85,12 @@ class Membership:
         if spec is None:
             return None
         model = self._models.get(spec.name)
+        rounds = self._reductions.get(spec.name)
+        if rounds is not None:
+            return _difference(spec, rounds.spec)
         if model is None:
+            if not has_server(spec.mode):
+                return None
             if self._server_for(spec) is None:
                 wanted = f"server {spec.server!r}" if spec.server else "any server"
                 return RefuseReason.NOT_YET, f"waiting for {wanted} to join the scheduler"
@@ -86,6 +98,8 @@ class Membership:
         return _difference(spec, model.pushes.spec)
 
     def _held_elsewhere(self, server: str, held: ModelSpec) -> tuple[RefuseReason, str] | None:
+        if held.name in self._reductions:
+            return RefuseReason.NAME_TAKEN, f"model {held.name!r} is reduced among workers; give it another name"
         model = self._models.get(held.name)
         if model is None:
             return None
@@ -109,15 +123,31 @@ class Membership:
             case Role.MONITOR:
                 yield self._welcome(record, None, False, reason)
                 yield from self._announce_monitors()
+            case Role.AGGREGATOR:
+                yield self._welcome(record, None, False, reason)
+                yield from self._admit_aggregator(record.member)
             case _:
                 yield self._welcome(record, None, False, reason)
-                yield from self._admit_server(record.member.name, event.held)
+                yield from self._admit_server(record.member.name, event.held, record.since_ns)
 
-    def _admit_server(self, server: str, held: tuple[ModelSpec, ...]) -> Iterator[Instruction]:
+    def _admit_aggregator(self, aggregator: Member) -> Iterator[Instruction]:
+        """Tell an aggregator what all models look like, and what it missed while it was silent."""
+        for name, model in sorted(self._models.items()):
+            yield HostModel(to=aggregator.name, spec=model.pushes.spec, reason=f"updates of {name} may be summed here")
+            yield from model.pushes.aggregator_back(aggregator)
+
+    def _announce_model(self, spec: ModelSpec) -> Iterator[Instruction]:
+        """Tell all aggregators what a new model looks like."""
+        for record in self._context.here(Role.AGGREGATOR):
+            name = record.member.name
+            yield HostModel(to=name, spec=spec, reason=f"updates of {spec.name} may be summed here")
+
+    def _admit_server(self, server: str, held: tuple[ModelSpec, ...], now_ns: int) -> Iterator[Instruction]:
         """Wait for what the server says of the models that it brings; tell it of those that it should hold."""
         for spec in held:
             if spec.name not in self._models:
                 self._models[spec.name] = ModelState.of(self._context, spec, server)
+                yield from self._announce_model(spec)
             self._models[spec.name].pushes.awaited = True
             self._models[spec.name].pushes.server = server
         brought = {spec.name for spec in held}
@@ -126,19 +156,27 @@ class Membership:
                 spec = model.pushes.spec
                 yield HostModel(to=server, spec=spec, reason=f"{name} is held here")
                 yield from self.reconcile(
-                    ServerHolds(server=server, spec=spec, version=ModelVersion(1, 0), initialised=False)
+                    ServerHolds(server=server, spec=spec, version=ModelVersion(1, 0), initialised=False), now_ns
                 )
 
     def _admit_worker(self, record: MemberRecord, spec: ModelSpec, reason: str) -> Iterator[Instruction]:
         record.model = spec.name
+        if not has_server(spec.mode):
+            if spec.name not in self._reductions:
+                self._reductions[spec.name] = Rounds(self._context, spec)
+            yield self._welcome(record, None, False, reason)
+            return
         model = self._models.get(spec.name)
         if model is None:
             server = self._server_for(spec)
             assert server is not None, "checked by _refusal"
             model = self._models[spec.name] = ModelState.of(self._context, spec, server)
             yield HostModel(to=server, spec=spec, reason=f"{record.member.name} brought a new model")
+            yield from self._announce_model(spec)
         workers = sum(m.model == spec.name for m in self._context.here(Role.WORKER))
         model.pushes.most_workers = max(model.pushes.most_workers, workers)
+        self._leave_clocks(record.member.name, stays=model)
+        model.pushes.clocks.join(record.member.name)
         asked = self._claim_initial(model, record)
         yield self._welcome(record, model, asked, reason)
 
@@ -171,7 +209,8 @@ class Membership:
         return (near or monitors)[0].member.address if monitors else ""
 
     def _announce_monitors(self) -> Iterator[Instruction]:
-        for record in (*self._context.here(Role.WORKER), *self._context.here(Role.SERVER)):
+        roles = (Role.WORKER, Role.SERVER, Role.AGGREGATOR)
+        for record in (record for role in roles for record in self._context.here(role)):
             address = self._monitor_for(record)
             yield MonitorAt(to=record.member.name, address=address, reason="a monitor came or went")
 
@@ -196,9 +235,8 @@ class Membership:
 
     def next_wakeup_ns(self) -> int | None:
         """Return when the next silent member counts as left, or None."""
-        if not self._silent:
-            return None
-        return min(m.since_ns for m in self._silent.values()) + self._context.config.silence_ns
+        since_ns = [*(m.since_ns for m in self._silent.values()), *self._missed.values()]
+        return min(since_ns) + self._context.config.silence_ns if since_ns else None
 
     def expire(self, now_ns: int) -> None:
         """Count members that were silent for too long as left; they may come back and ask what became of an update."""
@@ -206,10 +244,21 @@ class Membership:
             if record.since_ns + self._context.config.silence_ns <= now_ns:
                 record.state, record.since_ns = MemberState.LEFT, now_ns
                 del self._silent[name]
+                self._leave_clocks(name)
+        for name, since_ns in list(self._missed.items()):
+            if since_ns + self._context.config.silence_ns <= now_ns:
+                del self._missed[name]
+                self._leave_clocks(name)
 
     def _let_go(self, record: MemberRecord, reason: str) -> Iterator[Instruction]:
         if record.member.role is Role.MONITOR:
             yield from self._announce_monitors()
+        if record.member.role is Role.AGGREGATOR:
+            for some in self._models.values():
+                yield from some.pushes.aggregator_gone(record.member.name, reason)
+                yield from some.gets.aggregator_gone(record.member.name, reason)
+        if record.model in self._reductions:
+            yield from self._reductions[record.model].worker_gone(record, reason)
         model = self._models.get(record.model)
         if record.member.role is not Role.WORKER or model is None:
             return
@@ -231,15 +280,31 @@ class Membership:
         model = self._models.get(record.model)
         if model is not None:
             model.pushes.settled.forget_worker(record.member.name)
+        self._leave_clocks(record.member.name)
 
-    def reconcile(self, holds: ServerHolds) -> Iterator[Instruction]:
+    def _leave_clocks(self, worker: str, stays: ModelState | None = None) -> None:
+        """Wait for a worker no longer in any model but the one that it stays with."""
+        for model in self._models.values():
+            if model is not stays:
+                model.pushes.clocks.leave(worker)
+
+    def reconcile(self, holds: ServerHolds, now_ns: int) -> Iterator[Instruction]:
         """Take over what a server that (re)joined says of one model."""
         model = self._models.get(holds.spec.name)
         if model is None:
             model = self._models[holds.spec.name] = ModelState.of(self._context, holds.spec, holds.server)
+            yield from self._announce_model(holds.spec)
+        self._miss(holds, model, now_ns)
         yield from model.pushes.reconcile(holds)
         yield from model.gets.repeat()
         yield from self._seek_initial(model, f"{holds.server} came without weights")
+
+    def _miss(self, holds: ServerHolds, model: ModelState, now_ns: int) -> None:
+        """Wait for workers that a server knows and this scheduler does not: they may be on their way back to it."""
+        for ids in holds.applied if model.pushes.policy.waits_for_others else ():
+            if ids.worker not in self._context.members:
+                self._missed.setdefault(ids.worker, now_ns)
+                model.pushes.clocks.join(ids.worker)
 
     def set_rates(self, event: LinksReported) -> None:
         """Take a monitor's estimates as the links' capacities."""
@@ -259,7 +324,7 @@ def _difference(given: ModelSpec, known: ModelSpec) -> tuple[RefuseReason, str] 
         tau_max=known.tau_max if given.tau_max is None else given.tau_max,
         server=given.server or known.server,
     )
-    for name in ("rule", "mode", "tau_max", "server", "frozen_digest"):
+    for name in ("rule", "mode", "tau_max", "slack", "server", "frozen_digest"):
         mine, theirs = getattr(asked, name), getattr(known, name)
         if mine != theirs and not (name == "server" and not known.server):
             detail = f"model {known.name!r}: {name}={mine} given, {theirs} registered"

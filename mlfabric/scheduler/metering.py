@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from dataclasses import replace
 
 from mlfabric.protocol import (
     CommitsReported,
@@ -19,6 +20,7 @@ from mlfabric.protocol import (
     TransferEnded,
     UpdateId,
 )
+from mlfabric.scheduler.records import PlanCount
 from mlfabric.scheduler.state import SchedulerState
 from mlfabric.specs import Role
 from mlfabric.telemetry import SchedulerMetrics
@@ -38,6 +40,7 @@ class Meter:
         self.metrics = metrics
         self.software_version = software_version
         self._plan_s = 0.0
+        self._known = PlanCount()
 
     def mean_plan_ms(self, plans: int) -> float:
         """Return how long a plan took on average."""
@@ -80,5 +83,14 @@ class Meter:
             (m.member.role, m.state.value) for m in state.context.members.values()
         )
         self.metrics.members(counts)
+        self._count_sums(state.count)
         for name, model in state.models.items():
             self.metrics.queue(name, len(model.pushes.waiting))
+
+    def _count_sums(self, count: PlanCount) -> None:
+        """Count the groups that were planned and the sums that were given up since the last survey."""
+        known, self._known = self._known, replace(count, groups=count.groups.copy(), torn=count.torn.copy())
+        for (shape, members), number in (count.groups - known.groups).items():
+            self.metrics.groups(shape.name.lower(), members, number)
+        for torn_by, number in (count.torn - known.torn).items():
+            self.metrics.torn(torn_by.name.lower(), number)

@@ -1,49 +1,67 @@
-"""What is known of every update of one model, what its worker and its server are told, how it ends. Pure.
+"""What is known of every update of one model, what its worker and its server are told of it. Pure.
 
 An update is *waiting* (no plan holds it), *planned* (both ends were told), or *settled*. What the server was told to
-let go of stays planned until the server has answered, so that nothing that is on its way there can bring it back.
+let go of stays planned until the server has answered, so that nothing that is on its way there can bring it back. That
+holds for a sum and all of its members alike: until then none of them is planned anew, and then each by itself.
+
+In synchronous mode all transfers of one iteration share a ``seq`` and make one version. Those that were given up are
+*owed* as long as their workers can send them again: the server waits for them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 
+from mlfabric.network import Path, Profile
 from mlfabric.protocol import (
-    Commit,
+    CancelSum,
     Committed,
-    Dropped,
-    DropReason,
     Expect,
+    Expected,
     Instruction,
     ModelVersion,
     Outcome,
-    PushRequested,
     Resolve,
     Send,
-    ServerHolds,
-    TransferEnd,
-    TransferEnded,
+    SumId,
+    TransferId,
     UpdateId,
-    UpdateKind,
     Void,
 )
-from mlfabric.scheduler.context import Context
-from mlfabric.scheduler.modes.asynchronous import delay_bound, least_workers
+from mlfabric.scheduler.context import SEQ_BITS, Context
+from mlfabric.scheduler.drifting import DriftWatch
+from mlfabric.scheduler.modes import Clocks, policy_of
 from mlfabric.scheduler.planning import Timetable, paced_rate
-from mlfabric.scheduler.records import Lateness, PlannedUpdate, SettledUpdates, WaitingUpdate
-from mlfabric.specs import ModelSpec
+from mlfabric.scheduler.records import Lateness, PlannedUpdate, SettledUpdates, TornBy, WaitingUpdate
+from mlfabric.scheduler.sums import PlannedSum, SumTable
+from mlfabric.specs import Mode, ModelSpec
 
-__all__ = ["PushTable"]
+__all__ = ["Iteration", "PushTable"]
 
-SEQ_BITS = 22
+
+@dataclass(slots=True)
+class Iteration:
+    """The transfers that make one version together (synchronous).
+
+    Args:
+        parts: how many the server was told of.
+        owed: updates that were let go of on their way, and that their workers will send again.
+    """
+
+    seq: int
+    parts: int
+    owed: set[UpdateId] = field(default_factory=set)
 
 
 class PushTable:
     """Every update of one model that has no outcome yet, and the outcomes that workers may still ask for.
 
-    ``planned`` is in the order of ``seq``: who is given a later one moves to its end.
+    ``planned`` is in the order of ``seq``: who is given a later one moves to its end; the members of a sum share one.
+    ``apart`` are the updates whose sum was given up: they go by themselves.
     ``awaited`` means that the server joined and has not yet said what it holds of the model: until then nothing is
     known of its version, so nothing is planned or refused.
+    ``policy`` decides what depends on the mode; ``clocks`` are those of the workers that are waited for.
     """
 
     def __init__(self, context: Context, spec: ModelSpec, server: str) -> None:
@@ -53,19 +71,58 @@ class PushTable:
         self.initialised = False
         self.awaited = False
         self.most_workers = 1
+        self.policy = policy_of(spec)
+        self.clocks = Clocks()
         self.waiting: dict[UpdateId, WaitingUpdate] = {}
         self.planned: dict[UpdateId, PlannedUpdate] = {}
+        self.sums = SumTable()
+        self.apart: set[UpdateId] = set()
+        self.iteration: Iteration | None = None
         self.settled = SettledUpdates()
         self.commit_ns: dict[UpdateId, int] = {}
         self._context = context
-        self._running = Timetable[UpdateId]()
+        self._running = Timetable[TransferId]()
         self._lateness = Lateness()
+        self._drift = DriftWatch[TransferId]()
         self._seq = context.config.epoch << SEQ_BITS
+        self._broken_up: set[SumId] = set()
 
     @property
     def tau_max(self) -> int:
         """The delay bound in force."""
-        return delay_bound(self.spec, self.most_workers)
+        return self.policy.delay_bound(self.most_workers)
+
+    def validate(self) -> None:
+        """Check what must hold after every event; a violation is a broken invariant."""
+        name = self.spec.name
+        both = [u for u in self.planned if u in self.settled]
+        assert not both, f"{name}: planned though settled: {both}"
+        self.sums.validate()
+        for update, planned in self.planned.items():
+            if planned.sum is not None:
+                found = self.sums.whole(planned.sum)
+                assert update in found.open, (
+                    f"{name}: {update} is planned for {planned.sum}, which does not wait for it"
+                )
+                same = (found.seq, found.voided, found.received)
+                assert (planned.seq, planned.voided, planned.received) == same, f"{name}: {update} is not as its sum"
+        for found in self.sums:
+            strays = [u for u in found.open if u not in self.planned or self.planned[u].sum != found.root.sum]
+            assert not strays, f"{name}: {found.root.sum} waits for {strays}, which are planned otherwise"
+            missing = set(found.members) - found.open
+            assert found.voided or not missing, f"{name}: {found.root.sum} is expected without {missing}"
+        self._validate_order()
+
+    def _validate_order(self) -> None:
+        before: PlannedUpdate | None = None
+        for planned in self.planned.values():
+            together = self.spec.mode is Mode.SYNCHRONOUS or (
+                before is not None and planned.transfer == before.transfer
+            )
+            fits = before is None or before.seq < planned.seq or (before.seq == planned.seq and together)
+            seqs = [p.seq for p in self.planned.values()]
+            assert fits, f"{self.spec.name}: planned is not in the order of seq: {seqs}"
+            before = planned
 
     # Instructions
 
@@ -73,14 +130,15 @@ class PushTable:
         self._seq += 1
         return self._seq
 
-    def _instruct(self, planned: PlannedUpdate, after: tuple[UpdateId, ...], reason: str) -> Iterator[Instruction]:
+    def _instruct(self, planned: PlannedUpdate, after: tuple[TransferId, ...], reason: str) -> Iterator[Instruction]:
+        """Tell both ends of an update that goes to the server by itself."""
         update = planned.request.update
         path = self._context.path(update.worker, self.server)
         yield Send(
             to=update.worker,
             update=update,
-            server=self.server,
-            address=self._context.members[self.server].member.address,
+            receiver=self.server,
+            address=self._context.address(self.server),
             seq=planned.seq,
             ticket=planned.ticket,
             rate_bps=paced_rate(planned.profile, path, self._context.network) if planned.profile else 0,
@@ -88,155 +146,160 @@ class PushTable:
         )
         yield self._expect(planned, after, reason)
 
-    def _expect(self, planned: PlannedUpdate, after: tuple[UpdateId, ...], reason: str) -> Expect:
+    def _expect(self, planned: PlannedUpdate, after: tuple[TransferId, ...], reason: str) -> Expect:
+        """Tell the server of an update, or of the sum that it is in."""
         request = planned.request
+        found = None if planned.sum is None else self.sums.whole(planned.sum)
+        members = (request,) if found is None else [self.planned[m].request for m in found.members]
+        in_parts = self.iteration is not None and self.iteration.seq == planned.seq
         return Expect(
             to=self.server,
-            update=request.update,
+            transfer=planned.transfer,
+            members=tuple(Expected(m.update, m.computed_from, m.resolved_below) for m in members),
             model=self.spec.name,
             seq=planned.seq,
-            ticket=planned.ticket,
-            size_bytes=request.size_bytes,
-            computed_from=request.computed_from,
+            ticket=planned.ticket if found is None else found.root.ticket,
+            size_bytes=request.size_bytes if found is None else found.images * self.spec.layout.size_bytes,
             tau_max=self.tau_max,
             kind=request.kind,
-            resolved_below=request.resolved_below,
             after=after,
             reason=reason,
+            lrs=() if found is None else found.lrs,
+            parts=self.iteration.parts if self.iteration is not None and in_parts else 1,
         )
 
-    # Ends
+    # Letting go
 
-    def initial_received(self, version: ModelVersion) -> Iterator[Instruction]:
-        """Note that the server has weights; it is asked whose they are, and not to wait for others."""
-        self.initialised, self.version = True, max(self.version, version)
-        for planned in self.planned.values():
-            if planned.request.kind is UpdateKind.INITIAL:
-                yield from self._void(planned, "the model has weights now")
-
-    def committed(self, commit: Commit) -> Generator[Instruction, None, bool]:
-        """Note a commit; return False if it was known, or is that of initial weights."""
-        fresh = self._is_open(commit.update)
-        planned = self.planned.get(commit.update)
-        if (planned is None or planned.adopted) and self.spec.tau_max is None:
-            # An earlier scheduler planned it, under the bound of its time: the bound only grows.
-            self.most_workers = max(self.most_workers, least_workers(commit.tau))
-        self.version = max(self.version, commit.version)
-        if fresh:
-            yield from self._settle(commit.update, Committed(version=commit.version, tau=commit.tau))
-        is_initial = planned is not None and planned.request.kind is UpdateKind.INITIAL
-        return fresh and not is_initial
-
-    def arrived(self, update: UpdateId, now_ns: int) -> None:
-        """Note how late an update has arrived at the server, which then reports its end."""
-        planned = self.planned.get(update)
-        if planned is not None and planned.profile is not None and not planned.received:
-            self._lateness.note(now_ns - planned.profile.end_ns)
-
-    def ended(self, event: TransferEnded, update: UpdateId) -> Generator[Instruction, None, Dropped | None]:
-        """Note how a transfer ended at the server; return the outcome if the update was settled by it.
-
-        A broken one is voided before it is planned again: an Expect that crossed the report would bring it back.
-        """
-        planned = self.planned.get(update)
-        match event.end:
-            case TransferEnd.RECEIVED if planned is not None:
-                planned.received = True
-                self._free_links(update)
-            case TransferEnd.BROKEN if planned is not None and not planned.voided:
-                yield from self._void(planned, f"its transfer broke: {event.detail}")
-            case TransferEnd.VOIDED if planned is not None and planned.voided:
-                self._release(update)
-            case TransferEnd.DISCARDED if self._is_open(update):
-                outcome = Dropped(cause=event.cause or DropReason.NOT_FINITE, detail=event.detail)
-                yield from self._settle(update, outcome)
-                return outcome
-        return None
-
-    def worker_gone(self, worker: str, reason: str) -> Iterator[Instruction]:
-        """Let go of everything of a worker's that is not at the server."""
-        for update in [u for u in self.waiting if u.worker == worker]:
-            del self.waiting[update]
-        for update, planned in self.planned.items():
-            if update.worker == worker and not planned.voided:
-                yield from self._void(planned, reason)
-
-    def reconcile(self, holds: ServerHolds) -> Iterator[Instruction]:
-        """Take over what a (re)joined server says it holds, and repeat what it does not know."""
-        self.version, self.initialised, self.awaited = holds.version, holds.initialised, False
-        for ids in holds.applied:
-            self.settled.forget_below(UpdateId(ids.worker, ids.incarnation, 0), ids.low)
-            for counter, version, tau in ids.recent:
-                yield from self._settle(
-                    UpdateId(ids.worker, ids.incarnation, counter), Committed(version=version, tau=tau)
-                )
-        for update in holds.received:
-            if update not in self.planned:
-                yield from self._adopt(update)
-        yield from self.repeat(frozenset(holds.received))
-
-    def repeat(self, held: frozenset[UpdateId] = frozenset()) -> Iterator[Instruction]:
-        """Repeat to a server that came back what it may have missed; ``held`` has arrived or is arriving there."""
-        for update, planned in self.planned.items():
-            if update not in held and (not planned.asked or self.settled.is_over(update)):
-                planned.voided = True
-            if planned.voided:
-                yield from self._void(planned, "the server came back")
-            elif update not in held:
-                yield from self._instruct(planned, (), "the server came back")
-
-    def _adopt(self, update: UpdateId) -> Iterator[Instruction]:
-        """Count an update that the server holds from before this scheduler's time; it commits it by itself."""
-        waiting = self.waiting.pop(update, None)
-        request = (
-            waiting.request
-            if waiting
-            else PushRequested(
-                update=update,
-                model=self.spec.name,
-                size_bytes=self.spec.layout.size_bytes,
-                computed_from=self.version,
-                norm=0.0,
-                kind=UpdateKind.GRADIENT if self.initialised else UpdateKind.INITIAL,
-            )
-        )
-        planned = self.planned[update] = PlannedUpdate(
-            request=request,
-            seq=self._next_seq(),
-            ticket=self._context.tickets.next(),
-            profile=None,
-            received=True,
-            adopted=True,
-            asked=waiting is not None,
-        )
-        if waiting is not None:
-            yield from self._instruct(planned, (), "asked for before the server came back")
-
-    def _void(self, planned: PlannedUpdate, reason: str) -> Iterator[Instruction]:
+    def _void(self, planned: PlannedUpdate, reason: str, torn_by: TornBy) -> Iterator[Instruction]:
+        """Tell the server to let go of an update, or of the sum that it is in."""
+        if planned.sum is not None:
+            yield from self._tear(self.sums.whole(planned.sum), reason, torn_by)
+            return
         planned.voided = True
-        update = planned.request.update
-        self._free_links(update)
-        yield Void(to=self.server, model=self.spec.name, update=update, reason=reason)
+        self._free_links(planned.request.update)
+        yield Void(to=self.server, model=self.spec.name, transfer=planned.request.update, reason=reason)
+
+    def _tear(self, found: PlannedSum, reason: str, torn_by: TornBy) -> Iterator[Instruction]:
+        """Give a sum up: the server lets go of it, unless it is complete there; its aggregators cancel it."""
+        if found.voided:
+            return
+        found.voided, found.torn_by = True, torn_by
+        self._context.count.torn[torn_by] += 1
+        for member in found.open:
+            self.planned[member].voided = True
+            self._free_links(member)
+        yield Void(to=self.server, model=self.spec.name, transfer=found.root.sum, reason=reason)
+        yield from self._cancel(found, reason)
+
+    def _cancel(self, found: PlannedSum, reason: str) -> Iterator[Instruction]:
+        for part in found.parts:
+            self._free_links(part.sum)
+            aggregator = part.aggregator
+            order = CancelSum(to=aggregator.name, model=self.spec.name, sum=part.sum, reason=reason)
+            if self._context.is_live(aggregator.name, aggregator.incarnation):
+                yield order
+            else:
+                self.sums.owe(aggregator, order)
+
+    def _break_up(self) -> Iterator[Instruction]:
+        """Give up the sums that lost a member, which was settled by itself: none of them can be applied any more."""
+        for name in sorted(self._broken_up):
+            if (found := self.sums.of(name)) is not None:
+                yield from self._tear(found, "one of its updates was settled by itself", TornBy.REFUSED)
+        self._broken_up.clear()
+
+    def _let_go(self, updates: Iterable[UpdateId], torn_by_drift: bool = False) -> None:
+        """Note that the server let go of what was voided: it may be planned anew when its worker asks again."""
+        for update in [u for u in updates if u in self.planned]:
+            planned = self.planned[update]
+            self._release(update)
+            if self.settled.is_over(update):  # its worker knows an outcome that was reported in vain
+                self.waiting.pop(update, None)
+                self._forget(update)
+            elif self._context.is_live(update.worker, update.incarnation):
+                if planned.sum is not None and not torn_by_drift:
+                    self.apart.add(update)
+                if self.iteration is not None and planned.seq == self.iteration.seq:
+                    self.iteration.owed.add(update)
 
     def _settle(self, update: UpdateId, outcome: Outcome) -> Iterator[Instruction]:
         """Note an outcome that the server reports, and answer its worker if that has asked again meanwhile."""
+        planned = self.planned.get(update)
+        if planned is not None and isinstance(outcome, Committed) and self._is_of_iteration(planned):
+            self.iteration = None
         self._release(update)
+        self._forget(update)
         self.settled.add(update, outcome)
         if self.waiting.pop(update, None) is not None:
             yield Resolve(to=update.worker, update=update, outcome=outcome, reason="the server had it")
+
+    def _forget(self, update: UpdateId) -> None:
+        """Forget what befell an update on its way: it goes no further."""
+        self.clocks.settle(update)
+        self.apart.discard(update)
+        if self.iteration is not None:
+            self.iteration.owed.discard(update)
 
     def _is_open(self, update: UpdateId) -> bool:
         """Tell whether an outcome of this update would be news."""
         return update in self.planned or not (update in self.settled or self.settled.is_over(update))
 
     def _release(self, update: UpdateId) -> None:
-        self.planned.pop(update, None)
+        planned = self.planned.pop(update, None)
         self.commit_ns.pop(update, None)
         self._free_links(update)
+        if planned is None or planned.sum is None:
+            return
+        found = self.sums.whole(planned.sum)
+        found.open.discard(update)
+        if found.open:
+            self._broken_up.add(found.root.sum)
+            return
+        self.sums.remove(found)
+        for part in found.parts:
+            self._free_links(part.sum)
 
-    def _free_links(self, update: UpdateId) -> None:
-        self._context.network.release(self._key(update))
-        self._running.remove(update)
+    def _reserve(self, transfer: TransferId, path: Path, profile: Profile) -> tuple[TransferId, ...]:
+        """Enter a transfer into network and timetable; return which ones the plan ends before it starts."""
+        after = self._running.before(path, profile.start_ns)
+        self._drift.note(transfer, path, profile.start_ns, self._context.network)
+        self._context.network.reserve(self._key(transfer), path, profile)
+        self._running.add(transfer, path, profile)
+        return after
 
-    def _key(self, update: UpdateId) -> tuple[str, str, UpdateId]:
-        return self.spec.name, "push", update
+    def _free_links(self, transfer: TransferId) -> None:
+        self._context.network.release(self._key(transfer))
+        self._running.remove(transfer)
+        self._drift.forget(transfer)
+
+    def _key(self, transfer: TransferId) -> tuple[str, str, TransferId]:
+        return self.spec.name, "push", transfer
+
+    # Iterations
+
+    def _is_of_iteration(self, planned: PlannedUpdate) -> bool:
+        return self.iteration is not None and planned.seq == self.iteration.seq
+
+    def _recount_parts(self, reason: str) -> Iterator[Instruction]:
+        """Expect what is left of an iteration again if there are more or fewer parts than the server was told of."""
+        iteration = self.iteration
+        if iteration is None:
+            return
+        iteration.owed = {u for u in iteration.owed if not self.settled.is_over(u)}
+        on_way = {p.transfer: p for p in self.planned.values() if p.seq == iteration.seq}
+        parts = len(on_way) + len(iteration.owed)
+        if not parts:
+            self.iteration = None
+        elif parts != iteration.parts:
+            iteration.parts = parts
+            for planned in on_way.values():
+                if not planned.voided:
+                    yield self._expect(planned, (), reason)
+
+    def _place_of_plan(self, groups: int) -> int | None:
+        """Return the ``seq`` that all of a new plan's transfers share, None if each has its own."""
+        if self.spec.mode is not Mode.SYNCHRONOUS:
+            return None
+        if self.iteration is None:
+            self.iteration = Iteration(self._next_seq(), groups)
+        return self.iteration.seq

@@ -3,17 +3,18 @@
 A batch closes when the server's ingress is about to run dry, or after the batch window; so a lone worker never waits.
 Every plan orders all that is not committed: new updates and those on their way. What the server has, or will have by
 now, keeps its place; the rest may be overtaken within its deadline, by being given a later ``seq``. A transfer that
-stays out much longer than planned is taken to need its time once more, so that others can go before it.
+stays out much longer than planned is taken to need its time once more, so that others can go before it. When links
+turn out faster or slower than planned with, what has not started is planned once more.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 from mlfabric.network import Profile
 from mlfabric.protocol import (
-    Drop,
     Dropped,
     DropReason,
     Instruction,
@@ -23,17 +24,26 @@ from mlfabric.protocol import (
     UpdateId,
     UpdateKind,
 )
-from mlfabric.scheduler.planning import Batch, Candidate, FabricState, Plan, PlannerConfig, plan
-from mlfabric.scheduler.push_table import PushTable
-from mlfabric.scheduler.records import PlannedUpdate, WaitingUpdate
+from mlfabric.scheduler.arranging import BLOCKED_NS, Arranging
+from mlfabric.scheduler.modes import Standing
+from mlfabric.scheduler.planning import (
+    Aggregator,
+    Batch,
+    Candidate,
+    FabricState,
+    is_planner_loaded,
+    plan,
+)
+from mlfabric.scheduler.records import PlannedUpdate, TornBy, WaitingUpdate
+from mlfabric.scheduler.sums import PlannedSum
+from mlfabric.specs import Member, Mode
 
 __all__ = ["Pushes"]
 
 INGRESS_LEAD_NS = 2_000_000
-BLOCKED_NS = 100_000_000
 
 
-class Pushes(PushTable):
+class Pushes(Arranging):
     """The requests for updates of one model, and their plans."""
 
     # Requests
@@ -45,15 +55,18 @@ class Pushes(PushTable):
         planned = self.planned.get(update)
         if self.settled.is_over(update):
             return
+        if event.kind is UpdateKind.GRADIENT and update not in self.settled:
+            self.clocks.ask(update)
         if (outcome := self.settled.get(update)) is not None:
             yield Resolve(to=update.worker, update=update, outcome=outcome, reason="it was settled before")
         elif planned is not None and not planned.voided:
             planned.request, planned.asked = event, True
-            yield from self._instruct(planned, (), "asked for again")
+            if planned.sum is None and not (planned.adopted and self.policy.has_barrier):
+                yield from self._instruct(planned, (), "asked for again")
+            else:
+                self.waiting[update] = WaitingUpdate(event, now_ns)
         elif planned is None and (refusal := self._refusal(event)) is not None:
-            self.waiting.pop(update, None)
-            yield self._drop(update, refusal.cause, refusal.detail)
-            self.settled.add(update, refusal)
+            yield self._turn_away(update, refusal)
         elif update in self.waiting:
             self.waiting[update].request = event
         else:
@@ -74,7 +87,7 @@ class Pushes(PushTable):
             return Dropped(cause=DropReason.FUTURE_VERSION, detail=detail)
         if event.kind is UpdateKind.INITIAL and self.initialised:
             return Dropped(cause=DropReason.DUPLICATE, detail="the model has weights already")
-        return None
+        return self.policy.outdated(event, self.version) if event.kind is UpdateKind.GRADIENT else None
 
     # Plans
 
@@ -82,14 +95,29 @@ class Pushes(PushTable):
         """Return when the next plan is to be made, None if nothing calls for one."""
         if self.awaited or not self._context.is_here(self.server):
             return None
-        times = [t for t in (self._batch_due_ns(now_ns), self._overdue_ns()) if t is not None]
-        return min(times, default=None)
+        if next(self._outdated(), None) is not None:
+            return now_ns
+        times = (self._batch_due_ns(now_ns), self._overdue_ns(), self._drift_due_ns(now_ns))
+        return min((t for t in times if t is not None), default=None)
+
+    def standing(self) -> Standing:
+        """Return what the mode decides by."""
+        gradient = UpdateKind.GRADIENT
+        return Standing(
+            version=self.version,
+            clocks=self.clocks,
+            under_way=self.planned,
+            is_under_way=self.iteration is not None or any(p.request.kind is gradient for p in self.planned.values()),
+            owed=() if self.iteration is None else self.iteration.owed,
+        )
 
     def _batch_due_ns(self, now_ns: int) -> int | None:
         ready = [(max(w.since_ns, w.blocked_until_ns), w.request.update) for w in self._ready()]
         if not ready:
             return None
         since_ns, first = min(ready)
+        if self.policy.has_barrier:
+            return since_ns
         path = self._context.path(first.worker, self.server)
         dry_ns = self._context.network.busy_until(path[-1], now_ns) if path else now_ns
         due_ns = min(dry_ns - INGRESS_LEAD_NS, since_ns + self._context.config.batch_window_ns)
@@ -97,11 +125,20 @@ class Pushes(PushTable):
 
     def _ready(self) -> list[WaitingUpdate]:
         """Return what can be planned now: gradients only once there are weights that they can be applied to."""
-        return [
+        found = [
             w
             for u, w in self.waiting.items()
             if u not in self.planned and (self.initialised or w.request.kind is UpdateKind.INITIAL)
         ]
+        return self.policy.batch(found, self.standing()) if found else found
+
+    def _outdated(self) -> Iterator[tuple[UpdateId, Dropped]]:
+        """Give the updates that wait and cannot take part any more, and why."""
+        for update, waiting in self.waiting.items() if self.policy.has_barrier else ():
+            if update not in self.planned and waiting.request.kind is UpdateKind.GRADIENT:
+                refusal = self.policy.outdated(waiting.request, self.version)
+                if refusal is not None:
+                    yield update, refusal
 
     def _in_sequence(self) -> list[PlannedUpdate]:
         """Return the updates that will each make a version, by ``seq``."""
@@ -112,40 +149,129 @@ class Pushes(PushTable):
         return (p for p in self.planned.values() if (p.received or not p.voided) and p.request.kind is gradient)
 
     def _overdue_ns(self) -> int | None:
+        """Return when the first that is out becomes overdue, if others wait behind it or in it."""
+        sums = [found.overdue_ns for found in self._sums_out()]
         sequence = self._sequence()
-        head = next(sequence, None)
-        return head.overdue_ns() if head is not None and next(sequence, None) is not None else None
+        first = next((planned for planned in sequence if not planned.received), None)
+        if sums or first is None or self.policy.has_barrier or next(sequence, None) is None:
+            return min(sums, default=None)
+        return first.overdue_ns()
+
+    def _sums_out(self) -> list[PlannedSum]:
+        """Return the sums that are out and have nothing before them that is: only these can be overdue."""
+        if self.policy.has_barrier:
+            return [found for found in self.sums if found.is_out]
+        first = next((planned for planned in self._sequence() if not planned.received), None)
+        return [] if first is None or first.sum is None else [self.sums.whole(first.sum)]
 
     def plan(self, now_ns: int) -> Iterator[Instruction]:
         """Order everything that is not committed and instruct whoever is concerned."""
+        yield from self._tear_overdue(now_ns)
+        for update, refusal in list(self._outdated()):
+            yield self._turn_away(update, refusal)
         batch = self._ready()
         for waiting in [w for w in batch if w.request.kind is UpdateKind.INITIAL]:
             batch.remove(waiting)
             yield from self._plan_initial(waiting, now_ns)
+        is_drift = self._drift.is_due(now_ns)
+        if is_drift:
+            yield from self._tear_ahead(now_ns)
         frozen, movable = self._split(now_ns)
-        updates = [self._in_flight(p, now_ns) for p in movable] + [self._candidate(w.request, now_ns) for w in batch]
+        ahead = self._take_back_ahead(movable, now_ns) if is_drift else set()
+        updates = [
+            self._candidate(p.request, now_ns) if p.request.update in ahead else self._in_flight(p, now_ns)
+            for p in movable
+        ]
+        updates += [self._candidate(w.request, now_ns) for w in batch]
+        if not updates:
+            return
+        helpers = {} if ahead else self._helpers(batch)
+        config = self.policy.planner_config(self.most_workers, self._context.config.drop_rule)
         found = plan(
             Batch(updates=tuple(updates)),
             self._context.network,
             FabricState(
                 now_ns=now_ns,
-                v_init=self.version.number + len(frozen),
+                v_init=self.version.number + (0 if self.spec.mode is Mode.SYNCHRONOUS else len(frozen)),
                 servers=(self._context.host(self.server),),
+                aggregators=tuple(aggregator for _, aggregator in helpers.values()),
             ),
-            PlannerConfig(tau_max=self.tau_max, drop_rule=self._context.config.drop_rule),
+            replace(config, gamma=0.0 if self._steps_once else self.spec.rule.server_momentum),
         )
         yield from self._leave(found)
-        yield from self._arrange(found, max((p.seq for p in frozen), default=-1), now_ns)
+        adders = {host: member for host, (member, _) in helpers.items()}
+        yield from self._arrange(found, adders, max((p.seq for p in frozen), default=-1), now_ns)
         for planned in movable:
             planned.note_overdue(now_ns)
 
+    # Drift
+
+    def links_changed(self, now_ns: int) -> None:
+        """Compare the links' rates with those that plans were made with."""
+        self._drift.look(self._context.network, now_ns)
+
+    def _drift_due_ns(self, now_ns: int) -> int | None:
+        """Return when what has not started is to be planned anew, None if nothing is."""
+        due_ns = self._drift.due_ns
+        if due_ns is None:
+            return None
+        lone = any(self._is_ahead(planned, now_ns) for planned in self.planned.values())
+        return due_ns if lone or any(self._is_sum_ahead(found, now_ns) for found in self.sums) else None
+
+    def _is_ahead(self, planned: PlannedUpdate, now_ns: int) -> bool:
+        """Tell whether an update that goes to the server by itself is planned to start later."""
+        is_over = planned.received or planned.voided or planned.request.kind is UpdateKind.INITIAL
+        return not is_over and planned.sum is None and planned.profile is not None and planned.profile.start_ns > now_ns
+
+    def _is_sum_ahead(self, found: PlannedSum, now_ns: int) -> bool:
+        """Tell whether nothing of a sum is planned to have started."""
+        starts = (p.profile.start_ns for m in found.open if (p := self.planned[m]).profile is not None)
+        return found.is_out and all(start_ns > now_ns for start_ns in starts)
+
+    def _tear_ahead(self, now_ns: int) -> Iterator[Instruction]:
+        """Give up the sums that have not started: they are planned anew when their workers ask again."""
+        for found in self.sums:
+            if self._is_sum_ahead(found, now_ns):
+                yield from self._tear(found, "links have changed", TornBy.DRIFT)
+
+    def _take_back_ahead(self, movable: list[PlannedUpdate], now_ns: int) -> set[UpdateId]:
+        """Free the links of what is planned to start later; return which updates that concerns."""
+        self._drift.start_anew(now_ns)
+        ahead = {p.request.update for p in movable if self._is_ahead(p, now_ns)}
+        for update in ahead:
+            self._free_links(update)
+        return ahead
+
+    def _tear_overdue(self, now_ns: int) -> Iterator[Instruction]:
+        for found in self._sums_out():
+            if found.overdue_ns <= now_ns:
+                self._lateness.note(now_ns - found.root.profile.end_ns)
+                late_ms = (now_ns - found.root.profile.end_ns) / 1e6
+                yield from self._tear(found, f"it is overdue: {late_ms:.1f} ms later than planned", TornBy.OVERDUE)
+
+    def _helpers(self, batch: list[WaitingUpdate]) -> dict[str, tuple[Member, Aggregator]]:
+        """Return by host who may sum; nobody while an update is in the batch whose last sum was given up."""
+        if not is_planner_loaded() or any(w.request.update in self.apart for w in batch):
+            return {}
+        return self._context.aggregators(self.sums.load())
+
     def _split(self, now_ns: int) -> tuple[list[PlannedUpdate], list[PlannedUpdate]]:
-        """Split what is planned into the head that keeps its place and the rest, which may be overtaken."""
+        """Split what is planned into the head that keeps its place and the rest, which may be overtaken.
+
+        Sums keep their place, since their coefficients are those of their versions; what was planned before them does,
+        too, unless it is overdue. So does everything within an iteration, which has no order.
+        """
         planned = self._in_sequence()
+        if self.spec.mode is Mode.SYNCHRONOUS:
+            return planned, []
         count = 0
         while count < len(planned) and planned[count].end_ns(now_ns) <= now_ns:
             count += 1
-        return planned[:count], planned[count:]
+        sums = [place for place, p in enumerate(planned) if p.sum is not None]
+        head = max(count, sums[-1] + 1 if sums else 0)
+        overdue = [place for place in range(count, head) if planned[place].is_overdue(now_ns)]
+        frozen = [p for place, p in enumerate(planned[:head]) if place not in overdue]
+        return frozen, [planned[place] for place in overdue] + planned[head:]
 
     def _candidate(self, request: PushRequested, now_ns: int, in_flight: Profile | None = None) -> Candidate:
         return Candidate(
@@ -155,60 +281,18 @@ class Pushes(PushTable):
             ready_ns=now_ns,
             computed_from=request.computed_from.number,
             in_flight=in_flight,
+            clock=self.clocks.before(request.update),
         )
 
     def _in_flight(self, planned: PlannedUpdate, now_ns: int) -> Candidate:
         end_ns = planned.end_ns(now_ns)
-        return self._candidate(planned.request, now_ns, Profile(min(now_ns, end_ns), end_ns, ()))
+        return self._candidate(planned.request, now_ns, Profile(end_ns, end_ns, ()))
 
     def _plan_initial(self, waiting: WaitingUpdate, now_ns: int) -> Iterator[Instruction]:
         path = self._context.path(waiting.request.update.worker, self.server)
         profile = self._context.network.transfer(path, waiting.request.size_bytes, now_ns)
         if profile is not None:
-            yield from self._instruct(self._take(waiting.request, profile), (), "initial weights")
+            planned, _ = self._take(waiting.request, profile, self._next_seq())
+            yield from self._instruct(planned, (), "initial weights")
         else:
             waiting.blocked_until_ns = now_ns + BLOCKED_NS
-
-    def _leave(self, found: Plan) -> Iterator[Instruction]:
-        for left in found.drops:
-            update, planned = left.update, self.planned.get(left.update)
-            if planned is not None:
-                yield from self._void(planned, left.reason)
-            else:
-                del self.waiting[update]
-                self.settled.add(update, Dropped(cause=left.cause, detail=left.reason))
-                yield self._drop(update, left.cause, left.reason)
-
-    def _arrange(self, found: Plan, last_seq: int, now_ns: int) -> Iterator[Instruction]:
-        for commit in found.commits:
-            planned = self.planned.get(commit.update)
-            self.commit_ns[commit.update] = commit.commit_ns
-            if planned is None:
-                transfer = found.transfers[found.groups[commit.group].last[0]]
-                after = self._running.before(transfer.path, transfer.profile.start_ns)
-                planned = self._take(self.waiting.pop(commit.update).request, transfer.profile)
-                yield from self._instruct(planned, after, commit.reason)
-            elif planned.seq < last_seq:
-                planned.seq = self._next_seq()
-                self.planned[commit.update] = self.planned.pop(commit.update)
-                yield self._expect(planned, (), "overtaken within its deadline")
-            last_seq = planned.seq
-
-    def _drop(self, update: UpdateId, cause: DropReason, reason: str) -> Drop:
-        return Drop(to=update.worker, model=self.spec.name, update=update, cause=cause, reason=reason)
-
-    def _take(self, request: PushRequested, profile: Profile) -> PlannedUpdate:
-        update = request.update
-        self.waiting.pop(update, None)
-        path = self._context.path(update.worker, self.server)
-        self._context.network.reserve(self._key(update), path, profile)
-        self._running.add(update, path, profile)
-        planned = PlannedUpdate(
-            request=request,
-            seq=self._next_seq(),
-            ticket=self._context.tickets.next(),
-            profile=profile,
-            patience_ns=self._lateness.patience_ns(profile),
-        )
-        self.planned[update] = planned
-        return planned

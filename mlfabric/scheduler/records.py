@@ -10,16 +10,20 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from mlfabric.network import Profile
-from mlfabric.protocol import DropReason, GetRequested, Outcome, PushRequested, UpdateId
+from mlfabric.protocol import DropReason, GetId, GetRequested, Outcome, PushRequested, SumId, TransferId, UpdateId
+from mlfabric.scheduler.planning import Shape
 from mlfabric.specs import Member
 
 __all__ = [
     "Lateness",
     "MemberRecord",
     "MemberState",
+    "PlanCount",
     "PlannedGet",
     "PlannedUpdate",
     "SettledUpdates",
+    "TornBy",
+    "WaitingGet",
     "WaitingUpdate",
     "WorkerTally",
 ]
@@ -34,6 +38,37 @@ class MemberState(Enum):
     HERE = "here"
     SILENT = "silent"
     LEFT = "left"
+
+
+class TornBy(Enum):
+    """Why a sum that was planned is given up."""
+
+    AGGREGATOR = "its aggregator gave it up"
+    AGGREGATOR_GONE = "its aggregator is gone"
+    WORKER_GONE = "the worker of one of its updates is gone"
+    BROKEN = "its transfer to the server broke"
+    REFUSED = "the server refused it"
+    OVERDUE = "it is overdue"
+    NOT_FINITE = "one of its updates is not finite"
+    SERVER_BACK = "the server came back without it"
+    DRIFT = "a link's rate has left the plan's"
+
+
+@dataclass(slots=True)
+class PlanCount:
+    """What was planned so far.
+
+    Args:
+        plans: how many were made.
+        updates: how many new updates they were over, in all.
+        groups: how many groups were planned, by shape and by how many updates they have.
+        torn: how many sums were given up, by reason.
+    """
+
+    plans: int = 0
+    updates: int = 0
+    groups: Counter[tuple[Shape, int]] = field(default_factory=Counter)
+    torn: Counter[TornBy] = field(default_factory=Counter)
 
 
 @dataclass(slots=True)
@@ -60,11 +95,12 @@ class WorkerTally:
 
 @dataclass(slots=True)
 class MemberRecord:
-    """A member that joined at least once."""
+    """A member that joined at least once; ``most_updates`` is of an aggregator."""
 
     member: Member
     state: MemberState
     since_ns: int
+    most_updates: int = 0
     model: str = ""
     holds_initial: bool = False
     tally: WorkerTally = field(default_factory=WorkerTally)
@@ -80,11 +116,21 @@ class WaitingUpdate:
     blocked_until_ns: int = 0
 
 
+@dataclass(slots=True)
+class WaitingGet:
+    """A get that no plan holds yet; ``blocked_until_ns`` is when it is worth while to try again."""
+
+    request: GetRequested
+    since_ns: int
+    blocked_until_ns: int = 0
+
+
 @dataclass(slots=True, kw_only=True)
 class PlannedUpdate:
     """An update that was instructed and is not settled.
 
     Args:
+        sum: the sum that reaches the server with it in it; None if it goes there by itself.
         profile: the rate that its reservation gives it over time; None if it was adopted and needs none.
         received: the server has all of it.
         voided: the server was told to let go of it; until it answers that it did, or settled it, nothing else is
@@ -100,6 +146,7 @@ class PlannedUpdate:
     seq: int
     ticket: bytes
     profile: Profile | None
+    sum: SumId | None = None
     received: bool = False
     voided: bool = False
     adopted: bool = False
@@ -107,6 +154,11 @@ class PlannedUpdate:
     patience_ns: int = OVERDUE_SLACK_NS
     overdue: int = 0
     late_end_ns: int = 0
+
+    @property
+    def transfer(self) -> TransferId:
+        """What reaches the server with it in it."""
+        return self.request.update if self.sum is None else self.sum
 
     def end_ns(self, now_ns: int) -> int:
         """Return when all of it will be there: as planned, or for an overdue one after its planned time once more."""
@@ -123,8 +175,8 @@ class PlannedUpdate:
             self.overdue += 1
 
     def overdue_ns(self) -> int | None:
-        """Return the instant at which it becomes overdue (again), None if it cannot."""
-        if self.received or self.voided or self.profile is None:
+        """Return the instant at which it becomes overdue (again), None if it cannot: a sum is overdue as a whole."""
+        if self.received or self.voided or self.profile is None or self.sum is not None:
             return None
         return self.profile.end_ns + (self.patience_ns << self.overdue)
 
@@ -155,11 +207,18 @@ class Lateness:
 
 @dataclass(slots=True, kw_only=True)
 class PlannedGet:
-    """A get that was instructed and is not served."""
+    """A get that was instructed and is not served.
+
+    Args:
+        source: the server, or the aggregator that hands the model on.
+        by: the own get of that aggregator; None if the server serves it.
+    """
 
     request: GetRequested
+    source: str
     ticket: bytes
     profile: Profile
+    by: GetId | None = None
 
 
 class SettledUpdates:

@@ -41,12 +41,17 @@ __all__ = ["FabricService"]
 _Context = grpc.aio.ServicerContext[Any, Any]
 _SESSION_WITHIN_S = 10.0
 _SPOKEN_BY = {
-    Role.WORKER: frozenset({"push_requested", "get_requested", "worker_holds", "memory_reported", "member_left"}),
+    Role.WORKER: frozenset(
+        {"push_requested", "get_requested", "reduce_requested", "round_arrived", "round_broken", "worker_holds"}
+        | {"transfer_ended", "memory_reported", "member_left"}
+    ),
     Role.SERVER: frozenset(
         {"server_holds", "commits_reported", "initial_received", "transfer_ended", "memory_reported", "member_left"}
     ),
+    Role.AGGREGATOR: frozenset({"transfer_ended", "memory_reported", "member_left"}),
     Role.MONITOR: frozenset({"memory_reported", "member_left"}),
 }
+_TOLD_FIRST = (Role.SERVER, Role.AGGREGATOR, Role.WORKER, Role.MONITOR)
 _STATUS = {
     RefuseReason.NAME_TAKEN: grpc.StatusCode.ALREADY_EXISTS,
     RefuseReason.LAYOUT_DIFFERS: grpc.StatusCode.INVALID_ARGUMENT,
@@ -144,7 +149,7 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
             if seat is not None and not isinstance(instruction, (Welcome, Refuse)):
                 seat.outbox.append(wire.to_instruction(instruction))
                 told[instruction.to] = seat
-        for seat in sorted(told.values(), key=lambda s: s.role is not Role.SERVER):
+        for seat in sorted(told.values(), key=lambda s: _TOLD_FIRST.index(s.role)):
             seat.wake.set()
 
     # Registration
@@ -189,8 +194,12 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
     async def RegisterAsAggregator(
         self, request: fabric_pb2.RegisterAsAggregatorRequest, context: _Context
     ) -> fabric_pb2.RegisterAsAggregatorResponse:
-        """Refuse: this release plans no aggregation."""
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this scheduler plans no aggregation; updates go directly")
+        """Admit an aggregator."""
+        async with _usage(context):
+            event = MemberJoined(
+                member=wire.from_member(request.member, Role.AGGREGATOR), most_updates=request.most_updates
+            )
+        return fabric_pb2.RegisterAsAggregatorResponse(admission=await self._admit(event, context))
 
     async def _admit(self, event: MemberJoined, context: _Context) -> fabric_pb2.Admission:
         name = event.member.name
@@ -275,7 +284,8 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
                     return
                 which = message.WhichOneof("event")
                 if which is not None and which not in spoken:
-                    said = f"{name}: a {seat.role.value} said {which}"
+                    article = "an" if seat.role is Role.AGGREGATOR else "a"
+                    said = f"{name}: {article} {seat.role.value} said {which}"
                     raise UsageError(f"{said}; allowed: {', '.join(sorted(spoken))}")
                 if which == "member_left":
                     self._say_goodbye(name, seat, message.member_left.detail)

@@ -7,8 +7,6 @@ shell sends a Tick when ``next_wakeup_ns`` says so, which after a request may be
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import pairwise
 
 from mlfabric.network import Network
 from mlfabric.protocol import (
@@ -26,6 +24,10 @@ from mlfabric.protocol import (
     MemberSilent,
     MemoryReported,
     PushRequested,
+    ReduceId,
+    ReduceRequested,
+    RoundArrived,
+    RoundBroken,
     ServerHolds,
     Tick,
     TransferEnd,
@@ -33,20 +35,13 @@ from mlfabric.protocol import (
     UpdateId,
     WorkerHolds,
 )
-from mlfabric.scheduler.context import Context, SchedulerConfig, TicketMaker
+from mlfabric.scheduler.context import Context, NumberMaker, SchedulerConfig, TicketMaker
 from mlfabric.scheduler.membership import Membership
 from mlfabric.scheduler.model import ModelState
-from mlfabric.scheduler.records import MemberRecord, MemberState
+from mlfabric.scheduler.records import MemberRecord, MemberState, PlanCount
+from mlfabric.scheduler.rounds import Rounds
 
-__all__ = ["PlanCount", "SchedulerState"]
-
-
-@dataclass(slots=True)
-class PlanCount:
-    """How many plans were made, over how many new updates in all."""
-
-    plans: int = 0
-    updates: int = 0
+__all__ = ["SchedulerState"]
 
 
 class SchedulerState:
@@ -54,11 +49,16 @@ class SchedulerState:
 
     def __init__(self, config: SchedulerConfig, network: Network | None = None) -> None:
         network = network if network is not None else Network.star(config.default_bps)
-        self.context = Context(config, network, TicketMaker(config.ticket_secret))
+        self.context = Context(config, network, TicketMaker(config.ticket_secret), NumberMaker(config.epoch))
         self.models: dict[str, ModelState] = {}
-        self.count = PlanCount()
         self.measured: dict[tuple[str, bool], int] = {}
-        self._membership = Membership(self.context, self.models)
+        self.reductions: dict[str, Rounds] = {}
+        self._membership = Membership(self.context, self.models, self.reductions)
+
+    @property
+    def count(self) -> PlanCount:
+        """What was planned so far."""
+        return self.context.count
 
     def handle(self, event: MemberEvent, now_ns: int) -> list[Instruction]:
         """Take in one event and return the instructions that follow, in order."""
@@ -70,18 +70,19 @@ class SchedulerState:
         for model in self.models.values():
             times.append(model.pushes.due_ns(now_ns))
             times.append(model.gets.due_ns(now_ns))
+        times.extend(rounds.due_ns(now_ns) for rounds in self.reductions.values())
         return min((t for t in times if t is not None), default=None)
 
     def validate(self) -> None:
         """Check what must hold after every event; a violation is a broken invariant."""
         self.context.network.validate()
         for name, model in self.models.items():
-            seqs = [p.seq for p in model.pushes.planned.values()]
-            assert all(a < b for a, b in pairwise(seqs)), f"{name}: planned is not in the order of seq: {seqs}"
-            both = [u for u in model.pushes.planned if u in model.pushes.settled]
-            assert not both, f"{name}: planned though settled: {both}"
+            model.pushes.validate()
+            model.gets.validate()
             bound = model.pushes.tau_max
             assert all(tau <= bound for tau in model.delays), f"{name}: delay above {bound}: {model.delays}"
+        for rounds in self.reductions.values():
+            rounds.validate()
 
     def _react(self, event: MemberEvent, now_ns: int) -> Iterator[Instruction]:
         match event:
@@ -91,7 +92,13 @@ class SchedulerState:
             case PushRequested():
                 yield from self._push(event, now_ns)
             case GetRequested():
-                yield from self._get(event)
+                yield from self._get(event, now_ns)
+            case ReduceRequested():
+                yield from self._reduce(event, now_ns)
+            case RoundArrived() if event.model in self.reductions:
+                yield from self.reductions[event.model].arrived(event)
+            case RoundBroken() if event.model in self.reductions:
+                yield from self.reductions[event.model].broken(event, now_ns)
             case CommitsReported() if event.model in self.models:
                 yield from self._commits(event)
             case TransferEnded() if event.model in self.models:
@@ -103,16 +110,22 @@ class SchedulerState:
             case MemberLeft():
                 yield from self._membership.left(event.name, event.incarnation, event.detail, now_ns)
             case WorkerHolds():
+                yield from self._worker_holds(event)
                 for push in event.pushes:
                     yield from self._push(push, now_ns)
                 for get in event.gets:
-                    yield from self._get(get)
+                    yield from self._get(get, now_ns)
+                for reduce in event.reduces:
+                    yield from self._reduce(reduce, now_ns)
             case ServerHolds():
-                yield from self._membership.reconcile(event)
+                yield from self._membership.reconcile(event, now_ns)
             case InitialReceived() if event.model in self.models:
                 yield from self.models[event.model].pushes.initial_received(event.version)
             case LinksReported():
                 self._membership.set_rates(event)
+                for model in self.models.values():
+                    model.pushes.links_changed(now_ns)
+                    model.gets.links_changed(now_ns)
                 self.measured.update({(r.host, r.up): now_ns - r.age_ns for r in event.rates})
             case MemoryReported():
                 if event.name in self.context.members:
@@ -126,12 +139,23 @@ class SchedulerState:
             self._note_drop(model, instruction)
             yield instruction
 
-    def _get(self, event: GetRequested) -> Iterator[Instruction]:
+    def _get(self, event: GetRequested, now_ns: int) -> Iterator[Instruction]:
         model = self.models.get(event.model)
         if model is not None and self._asks(event.get):
-            yield from model.gets.request(event)
+            yield from model.gets.request(event, now_ns)
 
-    def _asks(self, request: UpdateId | GetId) -> bool:
+    def _reduce(self, event: ReduceRequested, now_ns: int) -> Iterator[Instruction]:
+        rounds = self.reductions.get(event.model)
+        if rounds is not None and self._asks(event.reduce):
+            yield from rounds.request(event, now_ns)
+
+    def _worker_holds(self, event: WorkerHolds) -> Iterator[Instruction]:
+        record = self.context.members.get(event.worker)
+        model = self.models.get(record.model) if record is not None else None
+        if model is not None:
+            yield from model.pushes.worker_holds(event.worker, {push.update for push in event.pushes})
+
+    def _asks(self, request: UpdateId | GetId | ReduceId) -> bool:
         """Tell whether who asks is here; a request of an earlier incarnation came too late."""
         record = self.context.members.get(request.worker)
         here = record is not None and record.state is MemberState.HERE
@@ -150,24 +174,29 @@ class SchedulerState:
             gets_due_ns = model.gets.due_ns(now_ns)
             if gets_due_ns is not None and gets_due_ns <= now_ns:
                 yield from model.gets.plan(now_ns)
+        for rounds in self.reductions.values():
+            due_ns = rounds.due_ns(now_ns)
+            if due_ns is not None and due_ns <= now_ns:
+                self.count.plans += 1
+                yield from rounds.plan(now_ns)
 
     def _commits(self, event: CommitsReported) -> Iterator[Instruction]:
         model = self.models[event.model]
-        for commit in event.commits:
-            if (yield from model.pushes.committed(commit)):
-                model.delays[commit.tau] += 1
-                if record := self._worker(commit.update):
-                    record.tally.committed += 1
-                    record.tally.dropped_in_a_row = 0
+        for commit in (yield from model.pushes.committed(event)):
+            model.delays[commit.tau] += 1
+            if record := self._worker(commit.update):
+                record.tally.committed += 1
+                record.tally.dropped_in_a_row = 0
 
     def _ended(self, event: TransferEnded, now_ns: int) -> Iterator[Instruction]:
         model = self.models[event.model]
         if isinstance(event.transfer, GetId):
-            model.gets.ended(event.transfer)
+            yield from model.gets.ended(event, event.transfer)
             return
         if event.end is TransferEnd.RECEIVED:
             model.pushes.arrived(event.transfer, now_ns)
-        if (dropped := (yield from model.pushes.ended(event, event.transfer))) is not None:
+        dropped = yield from model.pushes.ended(event, event.transfer)
+        if dropped is not None and isinstance(event.transfer, UpdateId):
             self._tally_drop(model, event.transfer, dropped.cause)
 
     def _note_drop(self, model: ModelState, instruction: Instruction) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 
 from mlfabric.network import down_link, up_link
+from mlfabric.protocol import ModelVersion
 from mlfabric.scheduler.metering import Meter
 from mlfabric.scheduler.model import ModelState
 from mlfabric.scheduler.records import MemberRecord, MemberState
+from mlfabric.scheduler.rounds import Rounds
 from mlfabric.scheduler.state import SchedulerState
 from mlfabric.specs import Role
 from mlfabric.v1 import fabric_pb2
@@ -25,7 +28,8 @@ def describe(state: SchedulerState, meter: Meter, now_ns: int) -> fabric_pb2.Get
     return fabric_pb2.GetStatusResponse(
         epoch=state.context.config.epoch,
         members=[_member(state, m) for m in members],
-        models=[_model(name, model) for name, model in sorted(state.models.items())],
+        models=[_model(name, model) for name, model in sorted(state.models.items())]
+        + [_reduced(name, rounds) for name, rounds in sorted(state.reductions.items())],
         workers=[_worker(state, m) for m in workers],
         links=_links(state, now_ns),
         planner=fabric_pb2.PlannerStatus(
@@ -62,15 +66,51 @@ def _activity(state: SchedulerState, record: MemberRecord) -> str:
             return "holds " + ", ".join(held) if held else "holds no model yet"
         case Role.WORKER:
             model = state.models.get(record.model)
+            if record.model in state.reductions:
+                return _reducing(state.reductions[record.model], name)
             if model is None:
                 return ""
             sending = sum(u.worker == name for u in model.pushes.planned)
             waiting = sum(u.worker == name for u in model.pushes.waiting)
             getting = sum(g.worker == name for g in (*model.gets.planned, *model.gets.waiting))
-            parts = [(sending, "sending"), (waiting, "waiting to send"), (getting, "getting the model")]
+            getting_words = "getting the model" + "".join(f": held back, {why}" for why in model.gets.held_back(name))
+            parts = [(sending, "sending"), (waiting, model.pushes.policy.waiting_words), (getting, getting_words)]
             return ", ".join(text for count, text in parts if count) or "computing"
         case Role.MONITOR:
             return "measures links"
+        case Role.AGGREGATOR:
+            return ", ".join(_helping(state, name)) or "waits for updates to sum"
+
+
+def _reducing(rounds: Rounds, worker: str) -> str:
+    """Say what a worker of an AllReduce job is doing."""
+    if rounds.is_reducing(worker):
+        return f"reduces with {rounds.running - 1} others: {rounds.how}"
+    if rounds.is_waiting(worker):
+        return f"waits for {rounds.waits_for}" if rounds.waits_for else "waits for its next round"
+    return "computing"
+
+
+def _reduced(name: str, rounds: Rounds) -> fabric_pb2.ModelStatus:
+    """Describe an AllReduce job; its versions are the rounds that are done."""
+    return fabric_pb2.ModelStatus(
+        name=name,
+        version=to_version(ModelVersion(1, rounds.done)),
+        initialised=True,
+        waiting=rounds.waiting,
+        in_flight=rounds.running,
+        committed=rounds.done,
+        mode=rounds.spec.mode.value,
+    )
+
+
+def _helping(state: SchedulerState, aggregator: str) -> Iterator[str]:
+    """Say of each model what an aggregator sums or hands on."""
+    for name, model in sorted(state.models.items()):
+        if summed := model.pushes.sums.load()[aggregator]:
+            yield f"sums {summed} updates of {name}"
+        if handed := sum(len(h.targets) for h in model.gets.hand_ons.at(aggregator)):
+            yield f"hands {name} on to {handed}"
 
 
 def _model(name: str, model: ModelState) -> fabric_pb2.ModelStatus:

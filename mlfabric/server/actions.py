@@ -6,6 +6,7 @@ Pure values. Connections are known here by the number that the shell gave them.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 from mlfabric.protocol import (
     CancelServe,
@@ -16,6 +17,7 @@ from mlfabric.protocol import (
     ModelVersion,
     Outcome,
     Serve,
+    TransferId,
     UpdateId,
     Void,
 )
@@ -43,8 +45,9 @@ __all__ = [
     "ServeModel",
     "ServerEvent",
     "StepDone",
+    "StepKind",
     "StepRefused",
-    "UpdateBroken",
+    "TransferBroken",
     "Wanted",
 ]
 
@@ -58,10 +61,10 @@ class EpochBegan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offered:
-    """A worker offers an update on connection ``connection``."""
+    """A worker or an aggregator offers a transfer on connection ``connection``."""
 
     connection: int
-    update: UpdateId
+    transfer: TransferId
     ticket: bytes
     length: int
     digest: int
@@ -69,17 +72,17 @@ class Offered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PayloadReceived:
-    """All bytes of an update are in its buffer."""
+    """All bytes of a transfer are in its buffer."""
 
-    update: UpdateId
+    transfer: TransferId
     connection: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UpdateBroken:
-    """The connection of an update broke."""
+class TransferBroken:
+    """The connection of a transfer broke."""
 
-    update: UpdateId
+    transfer: TransferId
     connection: int
     detail: str
 
@@ -112,20 +115,28 @@ class GetBroken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepDone:
-    """The store applied an update."""
+    """The store applied these transfers together; ``step_norm`` is the l2 norm of the whole change."""
 
     model: str
-    update: UpdateId
+    transfers: tuple[TransferId, ...]
     step_norm: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRefused:
-    """The store found the step not finite and changed nothing."""
+    """The store found the step not finite; weights and state are as they were.
+
+    Args:
+        transfers: that were to be applied together.
+        culprits: those of them that are to blame.
+        spoilt: those that are not, and whose buffers hold them no more.
+    """
 
     model: str
-    update: UpdateId
+    transfers: tuple[TransferId, ...]
     detail: str
+    culprits: tuple[TransferId, ...]
+    spoilt: tuple[TransferId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +165,7 @@ ServerEvent = (
     | EpochBegan
     | Offered
     | PayloadReceived
-    | UpdateBroken
+    | TransferBroken
     | Wanted
     | GetServed
     | GetBroken
@@ -175,9 +186,9 @@ class CreateStore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """Let the update's bytes come, into a buffer of its own."""
+    """Let the transfer's bytes come, into a buffer of its own."""
 
-    update: UpdateId
+    transfer: TransferId
     model: str
     connection: int
     size_bytes: int
@@ -186,9 +197,9 @@ class Grant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefuseOffer:
-    """Refuse what is offered on this connection; the worker asks the scheduler again."""
+    """Refuse what was offered on this connection; the worker asks the scheduler again, an aggregator gives it up."""
 
-    update: UpdateId
+    transfer: TransferId
     connection: int
     reason: str
 
@@ -197,36 +208,51 @@ class RefuseOffer:
 class Abandon:
     """Close this connection: its transfer was voided, or offered anew on another one."""
 
-    update: UpdateId
+    transfer: TransferId
     connection: int
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """Tell the worker what became of its update."""
+    """Tell the sender what became of each update in its transfer."""
 
-    update: UpdateId
+    transfer: TransferId
     connection: int
-    outcome: Outcome
+    outcomes: tuple[tuple[UpdateId, Outcome], ...]
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forget:
-    """Free the update's buffer."""
+    """Free the transfer's buffer."""
 
-    update: UpdateId
+    transfer: TransferId
     reason: str
+
+
+class StepKind(Enum):
+    """How transfers become a step."""
+
+    ONE = "the step of one update"
+    SUM = "the steps of a sum's members, at once"
+    MEAN = "one step of the mean of all members"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApplyStep:
-    """Apply the update's buffer with this learning rate, making ``version``."""
+    """Apply the buffers of these transfers together.
+
+    Args:
+        transfers: one; of a mean any number, to be added up in this order.
+        lrs: the learning rate of each member, in the order of commits.
+        version: the (last) one that is made.
+    """
 
     model: str
-    update: UpdateId
-    lr: float
+    transfers: tuple[TransferId, ...]
+    kind: StepKind
+    lrs: tuple[float, ...]
     version: ModelVersion
     reason: str
 

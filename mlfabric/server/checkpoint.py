@@ -4,12 +4,14 @@
 
     format          1
     model           {name: tensor}, all tensors of the layout
-    history         {name: tensor}, the optimizer history of the PARAMETER tensors; {} without momentum
+    history         {name: tensor}, of the PARAMETER tensors: momentum, or ADAM's average of gradients; {} if neither
+    squares         {name: tensor}, of the PARAMETER tensors: ADAM's average of squared gradients; else {}
+    steps           integer, how many steps ADAM made; else 0
     version, server_epoch, log_position    integers
     applied         what the server needs to tell applied updates; plain lists, dicts, numbers and strings
     layout          [[name, [dimension, ...], dtype, kind], ...]
     rule            {field: value} of the rule it was trained with
-    spec            {name, mode, tau_max, server, frozen_digest} of the model
+    spec            {name, mode, tau_max, slack, server, frozen_digest} of the model
 
 Atomic: written aside in the same directory, fsynced, renamed, the directory fsynced. So the name holds an old or a
 new checkpoint, whole, whenever and however the writer ends. Loading checks the container's checksums, which
@@ -34,7 +36,17 @@ import torch
 
 from mlfabric.errors import ConfigError, FabricError, LayoutError, UsageError
 from mlfabric.server.store import ModelStore, Snapshot
-from mlfabric.specs import Layout, Mode, ModelSpec, RuleSpec, Schedule, TensorKind, TensorSpec
+from mlfabric.specs import (
+    Layout,
+    Mode,
+    ModelSpec,
+    MomentumAt,
+    RuleKind,
+    RuleSpec,
+    Schedule,
+    TensorKind,
+    TensorSpec,
+)
 
 __all__ = ["CheckpointDir", "CheckpointExtra", "Loaded", "Plain", "load", "save"]
 
@@ -45,6 +57,8 @@ _FIELDS: dict[str, type] = {
     "format": int,
     "model": dict,
     "history": dict,
+    "squares": dict,
+    "steps": int,
     "version": int,
     "server_epoch": int,
     "log_position": int,
@@ -53,7 +67,10 @@ _FIELDS: dict[str, type] = {
     "rule": dict,
     "spec": dict,
 }
+# Not in checkpoints of releases that had SGD alone.
+_LATER_FIELDS: dict[str, object] = {"squares": {}, "steps": 0}
 _PLAIN_LEAVES = (int, float, str, bool, type(None))
+_RULE_ENUMS: dict[str, type[Enum]] = {"kind": RuleKind, "momentum_at": MomentumAt, "schedule": Schedule}
 _LONGEST_STEM = 80
 _NAME = re.compile(r"(.+)-e(\d+)-v(\d+)\.pt")
 
@@ -100,8 +117,8 @@ def load(path: Path, spec: ModelSpec | None = None) -> Loaded:
     Args:
         path: of the checkpoint.
         spec: the model it is for; None takes the one that it was written with. The layouts must be equal. The rule may
-            be another: without a stored history momentum starts at zero, and a stored history is left out where
-            the spec has no momentum.
+            be another: optimizer state that it needs and that is not stored starts at zero, and what it has no use for
+            is left out, as is the state of a rule of another kind.
 
     Raises:
         UsageError: no such file, or not a checkpoint of this format.
@@ -116,13 +133,22 @@ def load(path: Path, spec: ModelSpec | None = None) -> Loaded:
         raise LayoutError(f"checkpoint {path} does not fit model {spec.name}: {difference} (checkpoint against model)")
     store = ModelStore(spec)
     try:
-        store.restore(version=content["version"], model=content["model"], history=content["history"])
+        store.restore(
+            version=content["version"], model=content["model"], **_state_for(spec.rule, written.rule, content)
+        )
     except LayoutError as error:
         raise LayoutError(f"checkpoint {path}: {error}") from error
     extra = CheckpointExtra(
         server_epoch=content["server_epoch"], log_position=content["log_position"], applied=content["applied"]
     )
     return Loaded(store=store, extra=extra)
+
+
+def _state_for(rule: RuleSpec, written: RuleSpec, content: dict[str, Any]) -> dict[str, Any]:
+    is_adam = RuleKind.ADAM in (rule.kind, written.kind)
+    if is_adam and rule.kind is not written.kind:
+        return {}
+    return {name: content[name] for name in ("history", "squares", "steps")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +229,7 @@ def _content(spec: ModelSpec, snapshot: Snapshot, extra: CheckpointExtra) -> dic
     plain = {
         "format": _FORMAT,
         "version": snapshot.version,
+        "steps": snapshot.steps,
         "server_epoch": extra.server_epoch,
         "log_position": extra.log_position,
         "applied": extra.applied,
@@ -212,12 +239,13 @@ def _content(spec: ModelSpec, snapshot: Snapshot, extra: CheckpointExtra) -> dic
             "name": spec.name,
             "mode": spec.mode.value,
             "tau_max": spec.tau_max,
+            "slack": spec.slack,
             "server": spec.server,
             "frozen_digest": spec.frozen_digest,
         },
     }
     _check_plain("checkpoint", plain)
-    return {**plain, "model": snapshot.model, "history": snapshot.history}
+    return {**plain, "model": snapshot.model, "history": snapshot.history, "squares": snapshot.squares}
 
 
 def _check_plain(where: str, value: object) -> None:
@@ -284,6 +312,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise FabricError(f"checkpoint {path} is damaged: wrong checksum of {damaged}; use another one")
     if not isinstance(content, dict):
         raise UsageError(f"{path} is no checkpoint of mlfabric: it holds a {type(content).__name__}")
+    content = {**_LATER_FIELDS, **content}
     wrong = [name for name, kind in _FIELDS.items() if name not in content or not isinstance(content[name], kind)]
     if wrong:
         raise UsageError(f"{path} is no checkpoint of mlfabric: {', '.join(wrong)} missing or of a wrong type")
@@ -296,13 +325,14 @@ def _spec_of(path: Path, content: dict[str, Any]) -> ModelSpec:
     """Put together the spec that the checkpoint was written with."""
     spec, rule = content["spec"], content["rule"]
     try:
-        schedule, milestones = Schedule(rule["schedule"]), tuple(rule["milestones"])
+        enums = {n: kind(rule[n]) for n, kind in _RULE_ENUMS.items() if rule.get(n) is not None}
         return ModelSpec(
             name=spec["name"],
             layout=Layout(tuple(_tensor_spec(*row) for row in content["layout"])),
-            rule=RuleSpec(**{**rule, "schedule": schedule, "milestones": milestones}),
+            rule=RuleSpec(**{**rule, **enums, "milestones": tuple(rule["milestones"])}),
             mode=Mode(spec["mode"]),
             tau_max=spec["tau_max"],
+            slack=spec.get("slack", 0),
             server=spec["server"],
             frozen_digest=spec["frozen_digest"],
         )

@@ -1,13 +1,17 @@
-"""The commit log on disk: one line of JSON for each commit, in order (design, section 3).
+"""The commit log on disk: one line of JSON for each group that was applied together, in order (design, section 3).
 
-``{"epoch": 1, "version": 7, "updates": [["worker-0", 1763, 3]], "tau": 2, "lr": 0.1, "step_norm": 0.02}`` says which
-updates made which version under which server epoch. It is written as it happens, not fsynced: a checkpoint is what
-survives a crash of the host, the log of a process that died is whole up to its last line.
+``{"epoch": 1, "version": 8, "updates": [["worker-0", 1763, 3], ["worker-1", 1764, 5]], "tau": [2, 3], "lr": [0.1, 0.1],
+"step_norm": 0.02}`` says which updates led to which version under which server epoch: each with its delay and its
+learning rate, and the l2 norm of the whole change. ``version`` is the last that the group made; its updates made one
+each, or all of them that one (synchronous training). A lone update is a group of one. The log is written as it happens,
+not fsynced: a checkpoint is what survives a crash of the host, the log of a process that died is whole up to its last
+line.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -28,8 +32,8 @@ class CommitLog:
         self._directory = directory
         self._files: dict[str, TextIO] = {}
 
-    def append(self, model: str, commit: Commit) -> None:
-        """Write one commit.
+    def append(self, model: str, commits: Sequence[Commit]) -> None:
+        """Write one group's commits, of which there is at least one.
 
         Raises:
             FabricError: the file cannot be written; says why.
@@ -37,12 +41,12 @@ class CommitLog:
         if self._directory is None:
             return
         entry = {
-            "epoch": commit.version.epoch,
-            "version": commit.version.number,
-            "updates": [list(commit.update)],
-            "tau": commit.tau,
-            "lr": commit.lr,
-            "step_norm": commit.step_norm,
+            "epoch": commits[-1].version.epoch,
+            "version": commits[-1].version.number,
+            "updates": [list(commit.update) for commit in commits],
+            "tau": [commit.tau for commit in commits],
+            "lr": [commit.lr for commit in commits],
+            "step_norm": commits[-1].step_norm,
         }
         try:
             self._file(self._directory, model).write(json.dumps(entry) + "\n")

@@ -1,8 +1,9 @@
 """The data connections of a server: frames in, frames out. Decides nothing.
 
 One reader per connection turns frames into events; the state machine's actions send frames by the connection's number.
-After an update's bytes its worker sends a seal: an empty payload if the tensors stayed as they were while they were
-sent, a refusal if not. Only a sealed update is complete. A small update comes with its offer and waits for its slot.
+After a transfer's bytes its sender sends a seal: an empty payload if they are whole (a worker's tensors stayed as they
+were, an aggregator's inputs all came), a refusal if not. Only what is sealed is complete. What is small comes with its
+offer and waits for its slot.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from google.protobuf.message import DecodeError
 from mlfabric import wire
 from mlfabric.channels import Connection, ConnectionClosedError, Frame, FrameKind, TransferRecord
 from mlfabric.errors import TransferError, UsageError
-from mlfabric.protocol import GetId, UpdateId
+from mlfabric.protocol import GetId, TransferId
 from mlfabric.server import actions as act
 from mlfabric.server.store import Held
 from mlfabric.server.stores import Stores
@@ -41,7 +42,7 @@ class _Line:
     connection: Connection
     ticket: bytes = bytes(16)
     peer_host: str = ""
-    update: UpdateId | None = None
+    transfer: TransferId | None = None
     get: GetId | None = None
     buffer: memoryview | None = None
     image: bytes = b""
@@ -97,21 +98,21 @@ class Connections:
                 self._wanted(line, frame)
             case FrameKind.REFUSE:
                 reason = data_pb2.RefuseMeta.FromString(frame.meta).reason
-                raise TransferError(f"the worker takes its update back: {reason}")
+                raise TransferError(f"the sender takes it back: {reason}")
             case _:
-                raise TransferError(f"a {frame.kind.name} frame came from a worker; allowed: OFFER, PAYLOAD, WANT")
+                raise TransferError(f"a {frame.kind.name} frame came; allowed: OFFER, PAYLOAD, WANT")
 
     def _offered(self, line: _Line, frame: Frame) -> None:
         meta = data_pb2.OfferMeta.FromString(frame.meta)
         self._must_be_idle(line)
-        line.update, line.ticket, line.peer_host = wire.from_update_id(meta.update), frame.ticket, meta.host
+        line.transfer, line.ticket, line.peer_host = wire.from_transfer_id(meta.transfer), frame.ticket, meta.host
         if meta.image and len(meta.image) != meta.size_bytes:
             raise TransferError(f"an offer of {meta.size_bytes} bytes came with {len(meta.image)} of them")
         line.image = meta.image
         self._take_in(
             act.Offered(
                 connection=line.number,
-                update=line.update,
+                transfer=line.transfer,
                 ticket=frame.ticket,
                 length=meta.size_bytes,
                 digest=frame.digest,
@@ -125,26 +126,26 @@ class Connections:
         self._take_in(act.Wanted(connection=line.number, get=line.get, ticket=frame.ticket))
 
     def _must_be_idle(self, line: _Line) -> None:
-        if line.update is not None or line.get is not None:
-            raise TransferError(f"a second transfer was begun on one connection while {line.update or line.get} runs")
+        if line.transfer is not None or line.get is not None:
+            raise TransferError(f"a second transfer was begun on one connection while {line.transfer or line.get} runs")
 
     async def _payload(self, line: _Line, frame: Frame) -> None:
-        if line.update is None or line.buffer is None or frame.ticket != line.ticket:
+        if line.transfer is None or line.buffer is None or frame.ticket != line.ticket:
             raise TransferError("a payload came that was not granted")
         if frame.length != line.buffer.nbytes:
             raise TransferError(f"{frame.length} bytes came; {line.buffer.nbytes} were granted")
         record = await line.connection.receive_into(line.buffer, frame.length)
         seal = await line.connection.receive()
         if seal.kind is not FrameKind.PAYLOAD or seal.length:
-            raise TransferError("the update was changed while it was sent")
+            raise TransferError("what was sent is not to be used: it came without its seal")
         line.buffer = None
         self._recorded(record, line.peer_host)
-        self._take_in(act.PayloadReceived(update=line.update, connection=line.number))
+        self._take_in(act.PayloadReceived(transfer=line.transfer, connection=line.number))
 
     def _broke(self, line: _Line, detail: str) -> None:
         line.buffer = None
-        if line.update is not None:
-            self._take_in(act.UpdateBroken(update=line.update, connection=line.number, detail=detail))
+        if line.transfer is not None:
+            self._take_in(act.TransferBroken(transfer=line.transfer, connection=line.number, detail=detail))
         if line.get is not None:
             self._take_in(act.GetBroken(get=line.get, connection=line.number, detail=detail))
 
@@ -154,29 +155,29 @@ class Connections:
         """Reserve the buffer and let the bytes come."""
         line = self._lines.get(action.connection)
         if line is not None:
-            buffer = self._stores.reserve(action.update, action.size_bytes)
+            buffer = self._stores.reserve(action.transfer, action.size_bytes)
             if line.image:
                 buffer[:] = line.image
                 line.image = b""
-                self._take_in(act.PayloadReceived(update=action.update, connection=line.number))
+                self._take_in(act.PayloadReceived(transfer=action.transfer, connection=line.number))
             else:
                 line.buffer = buffer
                 self._send(line, FrameKind.GRANT)
 
     def answer(self, action: act.Answer, server_epoch: int) -> None:
-        """Tell the worker the outcome."""
-        meta = data_pb2.OutcomeMeta(outcome=wire.to_outcome(action.outcome), server_epoch=server_epoch)
+        """Tell the sender the outcomes."""
+        meta = wire.to_outcomes(dict(action.outcomes), server_epoch)
         self._end(action.connection, FrameKind.OUTCOME, meta.SerializeToString())
 
     def refuse(self, connection: int, reason: str) -> None:
-        """Tell the worker that this transfer will not be."""
+        """Tell the other end that this transfer will not be."""
         self._end(connection, FrameKind.REFUSE, data_pb2.RefuseMeta(reason=reason).SerializeToString())
 
     def abandon(self, connection: int) -> None:
         """Close a connection whose transfer was voided."""
         line = self._lines.get(connection)
         if line is not None:
-            line.update = None
+            line.transfer = None
             line.connection.close()
 
     def serve_model(self, action: act.ServeModel) -> None:
@@ -210,7 +211,7 @@ class Connections:
     def _end(self, connection: int, kind: FrameKind, meta: bytes) -> None:
         line = self._lines.get(connection)
         if line is not None:
-            line.update = line.get = None
+            line.transfer = line.get = None
             self._send(line, kind, meta)
 
     def _send(self, line: _Line, kind: FrameKind, meta: bytes = b"") -> None:

@@ -1,11 +1,8 @@
 """One model on a server: who may send, what commits next, who is served. Pure.
 
-Grants. An offered update is granted when no running transfer is in conflict with it and no earlier offered one is:
-the plan says which must not overlap (``after``), the earlier ``seq`` goes first. An update that is late to offer
-therefore never keeps the others waiting; only the commit order waits for it. The head of the sequence may exceed the
-budget for receive buffers, so that the sequence can always go on.
-
-Commits happen strictly in ``seq`` order. The gate holds the delay bound whatever the plan got wrong.
+Commits happen strictly in ``seq`` order, one place (a transfer, or a synchronous iteration) at a time. The gate holds
+the bound of each member whatever the plan got wrong. A sum is all or nothing: what one member cannot pass is refused
+whole, and settles none of them.
 """
 
 from __future__ import annotations
@@ -13,18 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mlfabric.protocol import (
-    Commit,
-    CommitsReported,
     Committed,
     Dropped,
     DropReason,
     Expect,
-    InitialReceived,
     ModelVersion,
     Outcome,
     ServerHolds,
+    SumId,
     TransferEnd,
-    TransferEnded,
+    TransferId,
     UpdateId,
     UpdateKind,
 )
@@ -34,15 +29,21 @@ from mlfabric.server.actions import (
     Answer,
     ApplyStep,
     Forget,
-    Grant,
     InstallInitial,
     Offered,
-    Report,
+    RefuseOffer,
+    StepDone,
+    StepKind,
+    StepRefused,
 )
 from mlfabric.server.applied import AppliedSet
+from mlfabric.server.gate import Gate, commits_of, flaw_of
+from mlfabric.server.granting import grants
+from mlfabric.server.incoming import Incoming, Place
+from mlfabric.server.reports import Reports
 from mlfabric.server.serving import Servings
-from mlfabric.server.transfers import UNCLAIMED_NS, IncomingUpdate, UpdateState, conflict, take_out
-from mlfabric.specs import ModelSpec
+from mlfabric.server.transfers import UNCLAIMED_NS, IncomingTransfer, TransferState
+from mlfabric.specs import Mode, ModelSpec
 
 __all__ = ["HostedModel"]
 
@@ -57,277 +58,307 @@ class HostedModel:
         self.version = start.version if start else ModelVersion(1, 0)
         self.initialised = start.initialised if start else False
         self.applied = AppliedSet(start.applied if start else ())
-        self.updates: dict[UpdateId, IncomingUpdate] = {}
+        self.incoming = Incoming(spec.mode)
         self.gets = Servings(server, spec)
         self._server = server
+        self._reports = Reports(server, spec.name)
+        self._epoch = 0
         self._epoch_base = start.epoch_base if start else 0
         self._budget_bytes = receive_budget_bytes
+        self._synchronous = spec.mode is Mode.SYNCHRONOUS
 
-    # Updates
+    # Transfers
 
     def expect(self, order: Expect, now_ns: int) -> Iterator[Action]:
-        """Take an update into the sequence, or move one that is there."""
-        self.applied.raise_low(order.update, order.resolved_below)
-        known = self.updates.get(order.update)
+        """Take a transfer into the sequence, or move one that is there."""
+        known = self.incoming.transfers.get(order.transfer)
+        flaw = flaw_of(order, self.spec) if known is None else ""
+        if flaw:
+            yield self._reports.ended(order.transfer, TransferEnd.VOIDED, detail=flaw)
+            return
+        for member in order.members:
+            self.applied.raise_low(member.update, member.resolved_below)
         if known is not None:
-            known.seq, known.ticket, known.tau_max = order.seq, order.ticket, order.tau_max
-            known.since_ns = now_ns
-            known.after |= frozenset(order.after)
-        elif self.applied.knows(order.update):
-            yield from self._report_again(order.update)
+            known.move(order, now_ns)
+        elif settled := [m.update for m in order.members if self.applied.knows(m.update)]:
+            yield from self._report_settled(order.transfer, settled)
         else:
-            self.updates[order.update] = IncomingUpdate(
-                update=order.update,
-                seq=order.seq,
-                ticket=order.ticket,
-                size_bytes=order.size_bytes,
-                computed_from=order.computed_from,
-                tau_max=order.tau_max,
-                kind=order.kind,
-                after=frozenset(order.after),
-                since_ns=now_ns,
-            )
+            yield from self._take_over(order, now_ns)
+        self.incoming.recount(order.seq, order.parts)
+
+    def _report_settled(self, transfer: TransferId, settled: list[UpdateId]) -> Iterator[Action]:
+        for update in settled:
+            yield self._reports.once_more(update, self.applied)
+        if isinstance(transfer, SumId):
+            names = ", ".join(map(str, settled))
+            yield self._reports.ended(transfer, TransferEnd.VOIDED, detail=f"settled before: {names}")
+
+    def _take_over(self, order: Expect, now_ns: int) -> Iterator[Action]:
+        """Take a new transfer in; where its updates were to come in others, those are voided unless they are here."""
+        rivals = self.incoming.holding(order.members)
+        if here := [t for t in rivals if t.is_complete]:
+            detail = f"{here[0].transfer} is here and has {here[0].members[0].update} in it"
+            yield self._reports.ended(order.transfer, TransferEnd.VOIDED, detail=detail)
+            return
+        for rival in rivals:
+            yield from self._void(rival, f"{order.transfer} brings what was to come in it")
+        self.incoming.add(IncomingTransfer.of(order, now_ns))
 
     def offer(self, offered: Offered) -> Iterator[Action]:
-        """Take an offer whose ticket fits; a second one of the same update takes the place of the first."""
-        update, connection = offered.update, offered.connection
-        transfer = self.updates[update]
-        former, transfer.connection = transfer.connection, connection
+        """Take an offer whose ticket fits; a second one of the same transfer takes the place of the first."""
+        transfer = self.incoming.transfers[offered.transfer]
+        former, transfer.connection = transfer.connection, offered.connection
         if transfer.is_complete:
             return
-        if former is not None and former != connection:
-            yield Abandon(update=update, connection=former, reason="offered anew on another connection")
+        if former is not None and former != offered.connection:
+            yield Abandon(transfer=offered.transfer, connection=former, reason="offered anew on another connection")
         if transfer.holds_buffer:
-            yield Forget(update=update, reason="offered anew")
-        transfer.state = UpdateState.OFFERED
+            yield Forget(transfer=offered.transfer, reason="offered anew")
+        transfer.state = TransferState.OFFERED
         if offered.digest != self.spec.layout.digest or offered.length != transfer.size_bytes:
-            yield from self._discard(transfer, DropReason.WRONG_LAYOUT, _layout_detail(self.spec, offered))
+            detail = _layout_detail(self.spec, offered, transfer)
+            yield from self._turn_away(transfer, Dropped(cause=DropReason.WRONG_LAYOUT, detail=detail))
 
-    def received(self, update: UpdateId, connection: int) -> Iterator[Action]:
-        """Note that an update is complete."""
-        transfer = self.updates.get(update)
-        if transfer is not None and transfer.state is UpdateState.RECEIVING and transfer.connection == connection:
-            transfer.state = UpdateState.RECEIVED
-            yield Report(event=self._ended(update, TransferEnd.RECEIVED))
+    def received(self, name: TransferId, connection: int) -> Iterator[Action]:
+        """Note that a transfer is complete."""
+        transfer = self.incoming.transfers.get(name)
+        if transfer is not None and transfer.state is TransferState.RECEIVING and transfer.connection == connection:
+            transfer.state = TransferState.RECEIVED
+            yield self._reports.ended(name, TransferEnd.RECEIVED)
 
-    def broken(self, update: UpdateId, connection: int, detail: str) -> Iterator[Action]:
+    def broken(self, name: TransferId, connection: int, detail: str) -> Iterator[Action]:
         """Note that a connection broke; what was not complete leaves the sequence."""
-        transfer = self.updates.get(update)
+        transfer = self.incoming.transfers.get(name)
         if transfer is None or transfer.connection != connection:
             return
         if transfer.is_complete:
             transfer.connection = None
             return
         yield from self._remove(transfer, "its connection broke")
-        yield Report(event=self._ended(update, TransferEnd.BROKEN, detail=detail))
+        yield self._reports.ended(name, TransferEnd.BROKEN, detail=detail)
 
-    def void(self, update: UpdateId, reason: str) -> Iterator[Action]:
-        """Stop waiting for an update, unless it is complete: what is here is committed."""
-        transfer = self.updates.get(update)
-        if transfer is None:
-            yield from self._report_again(update)
-        elif not transfer.is_complete:
-            if transfer.connection is not None:
-                yield Abandon(update=update, connection=transfer.connection, reason=reason)
-            yield from self._remove(transfer, reason)
-            yield Report(event=self._ended(update, TransferEnd.VOIDED, detail=reason))
+    def void(self, name: TransferId, reason: str) -> Iterator[Action]:
+        """Stop waiting for a transfer, unless it is complete: what is here is committed; the scheduler is told so."""
+        known = self.incoming.transfers.get(name)
+        holder = known or (self._holder(name) if isinstance(name, UpdateId) else None)
+        if holder is not None and holder.is_complete:
+            if holder is known:
+                yield self._reports.ended(name, TransferEnd.RECEIVED, again=True)
+            return
+        if known is None:
+            yield self._reports.once_more(name, self.applied)
+        else:
+            yield from self._void(known, reason)
+
+    def _holder(self, update: UpdateId) -> IncomingTransfer | None:
+        holder = self.incoming.transfer_of.get(update)
+        return self.incoming.transfers[holder] if holder is not None else None
+
+    def _void(self, transfer: IncomingTransfer, reason: str) -> Iterator[Action]:
+        yield from self._break_off(transfer, reason)
+        yield self._reports.ended(transfer.transfer, TransferEnd.VOIDED, detail=reason)
+
+    def _break_off(self, transfer: IncomingTransfer, reason: str) -> Iterator[Action]:
+        if transfer.connection is not None:
+            yield Abandon(transfer=transfer.transfer, connection=transfer.connection, reason=reason)
+        yield from self._remove(transfer, reason)
 
     def next_wakeup_ns(self) -> int | None:
         """Return when ``expire`` is due, or None."""
-        unclaimed = [t.since_ns for t in self.updates.values() if t.state is UpdateState.EXPECTED]
+        unclaimed = [t.since_ns for t in self._unclaimed()]
         times = [self.gets.next_wakeup_ns(), min(unclaimed) + UNCLAIMED_NS if unclaimed else None]
         return min((t for t in times if t is not None), default=None)
 
     def expire(self, now_ns: int) -> Iterator[Action]:
-        """Stop waiting for transfers that nobody came for: their worker has no use for them (any more)."""
-        for transfer in [t for t in self.updates.values() if t.state is UpdateState.EXPECTED]:
+        """Stop waiting for what nobody came for: its worker has no use for it (any more)."""
+        for transfer in self._unclaimed():
             if transfer.since_ns + UNCLAIMED_NS <= now_ns:
                 yield from self._remove(transfer, "never offered")
-                yield Report(event=self._ended(transfer.update, TransferEnd.BROKEN, detail="it was never offered"))
+                yield self._reports.ended(transfer.transfer, TransferEnd.BROKEN, detail="it was never offered")
         yield from self.gets.expire(now_ns)
 
-    def begin_epoch(self) -> Iterator[Action]:
-        """Void what an older scheduler planned and nobody started; what runs or is complete goes on in its order."""
-        for transfer in [t for t in self.updates.values() if not t.holds_buffer]:
-            if transfer.connection is not None:
-                yield Abandon(update=transfer.update, connection=transfer.connection, reason="the scheduler began anew")
-            yield from self._remove(transfer, "the scheduler began anew")
+    def _unclaimed(self) -> Place:
+        """Return the updates that were not offered; a sum is offered when its inputs are there, which may take long."""
+        return [t for t in self.incoming.transfers.values() if t.state is TransferState.EXPECTED and not t.is_sum]
+
+    def begin_epoch(self, epoch: int) -> Iterator[Action]:
+        """Void what an older scheduler planned and the new one cannot go on with; the rest goes on in its order."""
+        self._epoch = epoch
+        kept = self.incoming.keepable()
+        for transfer in [t for t in self.incoming.transfers.values() if t.transfer not in kept]:
+            yield from self._break_off(transfer, "the scheduler began anew")
         yield from self.gets.cancel_waiting("the scheduler began anew")
 
-    def stepped(self, update: UpdateId, step_norm: float) -> Iterator[Action]:
-        """Note that the store applied the head of the sequence: it is committed."""
-        transfer = self.updates[update]
-        assert transfer.state is UpdateState.APPLYING, f"{update} stepped while {transfer.state}"
-        tau, lr = self.version.number - transfer.computed_from.number, self.spec.rule.lr_at(self.version.number)
-        self.version = ModelVersion(self.version.epoch, self.version.number + 1)
-        self.applied.add(update, self.version, tau)
-        outcome = Committed(version=self.version, tau=tau)
-        commit = Commit(update=update, version=self.version, tau=tau, lr=lr, step_norm=step_norm)
-        yield from self._settle(transfer, outcome, f"its turn: seq {transfer.seq}")
-        yield Report(event=CommitsReported(server=self._server, model=self.spec.name, commits=(commit,)))
+    # What the store did
 
-    def step_refused(self, update: UpdateId, detail: str) -> Iterator[Action]:
-        """Note that the store refused an update or the initial weights; nothing was changed."""
-        yield from self._discard(self.updates[update], DropReason.NOT_FINITE, detail)
+    def stepped(self, done: StepDone) -> Iterator[Action]:
+        """Note that the store applied the head of the sequence: it is committed."""
+        group = self._applied_group(done.transfers)
+        commits = commits_of(group, self._present_gate(), self.spec.rule, done.step_norm)
+        for commit in commits:
+            self.applied.add(commit.update, commit.version, commit.tau)
+        self.version = commits[-1].version
+        outcomes: dict[UpdateId, Outcome] = {c.update: Committed(version=c.version, tau=c.tau) for c in commits}
+        for transfer in group:
+            yield from self._settle(transfer, outcomes, f"its turn: seq {transfer.seq}")
+        yield self._reports.committed(commits)
+
+    def step_refused(self, refused: StepRefused) -> Iterator[Action]:
+        """Note that the store refused a step; nothing was changed, and who is not to blame stays or is sent again."""
+        for transfer in self._applied_group(refused.transfers):
+            transfer.state = TransferState.RECEIVED
+            if transfer.transfer in refused.culprits:
+                yield from self._turn_away(transfer, Dropped(cause=DropReason.NOT_FINITE, detail=refused.detail))
+            elif transfer.transfer in refused.spoilt:
+                yield from self._give_back(transfer, refused.detail)
+
+    def _applied_group(self, transfers: tuple[TransferId, ...]) -> Place:
+        group = self.incoming.applying()
+        found = tuple(t.transfer for t in group)
+        assert found == transfers, f"{self.spec.name}: {transfers} were applied; {found} were to be"
+        return group
+
+    def install_refused(self, update: UpdateId, detail: str) -> Iterator[Action]:
+        """Note that the store refused the initial weights; nothing was changed."""
+        refusal = Dropped(cause=DropReason.NOT_FINITE, detail=detail)
+        yield from self._turn_away(self.incoming.transfers[update], refusal)
 
     def installed(self, update: UpdateId) -> Iterator[Action]:
         """Note that the store took the initial weights."""
         self.initialised = True
         self.applied.add(update, self.version, 0)
-        yield from self._settle(self.updates[update], Committed(version=self.version, tau=0), "initial weights")
-        yield Report(event=InitialReceived(server=self._server, model=self.spec.name, version=self.version))
+        outcome = Committed(version=self.version, tau=0)
+        yield from self._settle(self.incoming.transfers[update], {update: outcome}, "initial weights")
+        yield self._reports.initial(self.version)
 
     # What follows from the state
 
     def advance(self) -> Iterator[Action]:
         """Commit, grant and serve whatever may now be committed, granted and served."""
-        if not self._is_applying():
+        if not self.incoming.applying():
             yield from self._advance_sequence()
-        yield from self._advance_grants()
-        if self.initialised and not self._is_applying():
-            yield from self.gets.advance(self.version, self.updates)
-
-    def _is_applying(self) -> bool:
-        return any(t.state is UpdateState.APPLYING for t in self.updates.values())
-
-    def _sequence(self) -> list[IncomingUpdate]:
-        """Return the updates in the order in which they are committed."""
-        return sorted(self.updates.values(), key=lambda t: (t.kind is not UpdateKind.INITIAL, t.seq))
+        yield from grants(self.incoming, self.spec.name, self._budget_bytes)
+        if self.initialised and not self.incoming.applying():
+            yield from self.gets.advance(self.version, self.incoming.transfer_of)
 
     def _advance_sequence(self) -> Iterator[Action]:
-        for transfer in self._sequence():
-            if transfer.state is not UpdateState.RECEIVED:
-                return
-            if transfer.kind is UpdateKind.INITIAL and not self.initialised:
-                transfer.state = UpdateState.APPLYING
-                yield InstallInitial(model=self.spec.name, update=transfer.update, reason="initial weights are here")
-                return
-            refusal = self._gate(transfer)
-            if refusal is not None:
-                yield from self._discard(transfer, refusal.cause, refusal.detail)
+        for place in self.incoming.places():
+            refusals = [(t, self._gate(t)) for t in place if t.is_complete]
+            for transfer, refusal in refusals:
+                if refusal is not None:
+                    yield from self._turn_away(transfer, refusal)
+            standing = [t for t in place if t.transfer in self.incoming.transfers]
+            if not standing:
                 continue
-            if not self.gets.leaves_buffer_for_commit(self.version):
-                return
-            transfer.state = UpdateState.APPLYING
-            yield ApplyStep(
-                model=self.spec.name,
-                update=transfer.update,
-                lr=self.spec.rule.lr_at(self.version.number),
-                version=ModelVersion(self.version.epoch, self.version.number + 1),
-                reason=f"its turn: seq {transfer.seq}",
-            )
+            if self.incoming.is_whole(standing) and self.gets.leaves_buffer_for_commit(self.version):
+                yield self._apply(standing)
             return
 
-    def _gate(self, transfer: IncomingUpdate) -> Dropped | None:
-        """Say why an update must not be applied to the present version, or None."""
-        base = transfer.computed_from
-        tau = self.version.number - base.number
+    def _apply(self, place: Place) -> Action:
+        for transfer in place:
+            transfer.state = TransferState.APPLYING
+        head = place[0]
+        if isinstance(head.transfer, UpdateId) and head.kind is UpdateKind.INITIAL:
+            return InstallInitial(model=self.spec.name, update=head.transfer, reason="initial weights are here")
+        one = StepKind.SUM if head.is_sum else StepKind.ONE
+        commits = commits_of(place, self._present_gate(), self.spec.rule)
+        return ApplyStep(
+            model=self.spec.name,
+            transfers=tuple(t.transfer for t in place),
+            kind=StepKind.MEAN if self._synchronous else one,
+            lrs=tuple(commit.lr for commit in commits),
+            version=commits[-1].version,
+            reason=f"its turn: seq {head.seq}",
+        )
+
+    def _gate(self, transfer: IncomingTransfer) -> Dropped | None:
+        """Say why a transfer must not be applied to the present version, or None."""
         if transfer.kind is UpdateKind.INITIAL:
-            return Dropped(cause=DropReason.DUPLICATE, detail="the model has weights already")
-        if not self.initialised:
-            return Dropped(cause=DropReason.FUTURE_VERSION, detail="the model has no weights yet")
-        if base.epoch < self.version.epoch and base.number > self._epoch_base:
-            return Dropped(
-                cause=DropReason.ROLLED_BACK, detail=f"version {base.number} was lost; {self._epoch_base} was kept"
-            )
-        if base.epoch > self.version.epoch or tau < 0:
-            return Dropped(
-                cause=DropReason.FUTURE_VERSION, detail=f"computed from {base}, the model is at {self.version}"
-            )
-        if tau > transfer.tau_max:
-            return Dropped(cause=DropReason.DELAY_BOUND, detail=f"delay {tau} is above the bound {transfer.tau_max}")
+            taken = Dropped(cause=DropReason.DUPLICATE, detail="the model has weights already")
+            return taken if self.initialised else None
+        gate = self._present_gate()
+        for place, member in enumerate(transfer.members):
+            if self.applied.knows(member.update):
+                return Dropped(cause=DropReason.DUPLICATE, detail=f"{member.update} was settled before")
+            refusal = gate.refusal(member, place, transfer.tau_max)
+            if refusal is not None:
+                return refusal
         return None
 
-    def _advance_grants(self) -> Iterator[Action]:
-        running = [t for t in self.updates.values() if t.state is UpdateState.RECEIVING]
-        held_bytes = sum(t.size_bytes for t in self.updates.values() if t.holds_buffer)
-        waiting: list[IncomingUpdate] = []
-        for index, transfer in enumerate(self._sequence()):
-            if transfer.state is not UpdateState.OFFERED:
-                continue
-            fits = index == 0 or held_bytes + transfer.size_bytes <= self._budget_bytes
-            if not fits or any(conflict(transfer.update, o.update, self.updates) for o in (*running, *waiting)):
-                waiting.append(transfer)
-                continue
-            assert transfer.connection is not None
-            transfer.state = UpdateState.RECEIVING
-            running.append(transfer)
-            held_bytes += transfer.size_bytes
-            yield Grant(
-                update=transfer.update,
-                model=self.spec.name,
-                connection=transfer.connection,
-                size_bytes=transfer.size_bytes,
-                reason="its slot is there",
-            )
+    def _present_gate(self) -> Gate:
+        return Gate(
+            version=self.version,
+            epoch_base=self._epoch_base,
+            initialised=self.initialised,
+            synchronous=self._synchronous,
+        )
 
     # Ends
 
-    def _discard(self, transfer: IncomingUpdate, cause: DropReason, detail: str) -> Iterator[Action]:
-        outcome = Dropped(cause=cause, detail=detail)
-        self.applied.drop(transfer.update, outcome)
-        yield from self._settle(transfer, outcome, cause.value)
-        yield Report(event=self._ended(transfer.update, TransferEnd.DISCARDED, cause, detail))
+    def _turn_away(self, transfer: IncomingTransfer, refusal: Dropped) -> Iterator[Action]:
+        """Drop an update for good, or refuse a sum whole: its members are planned again, each alone."""
+        name = transfer.transfer
+        if isinstance(name, SumId):
+            yield from self._give_back(transfer, f"{refusal.cause.value}: {refusal.detail}")
+            return
+        self.applied.drop(name, refusal)
+        yield from self._settle(transfer, {name: refusal}, refusal.cause.value)
+        yield self._reports.ended(name, TransferEnd.DISCARDED, refusal.cause, refusal.detail)
 
-    def _settle(self, transfer: IncomingUpdate, outcome: Outcome, reason: str) -> Iterator[Action]:
-        connection = transfer.connection
+    def _give_back(self, transfer: IncomingTransfer, detail: str) -> Iterator[Action]:
+        """Let a transfer go that settles nobody; whoever planned a sum that is refused knows it, or else its members.
+
+        A lone update is told of like a broken one, which the scheduler voids before it plans it again.
+        """
+        name = transfer.transfer
+        yield from self._remove(transfer, detail)
+        if transfer.connection is not None:
+            yield RefuseOffer(transfer=name, connection=transfer.connection, reason=detail)
+        if isinstance(name, SumId) and name.epoch >= self._epoch:
+            yield self._reports.ended(name, TransferEnd.VOIDED, detail=detail)
+            return
+        for member in transfer.members:
+            yield self._reports.ended(member.update, TransferEnd.BROKEN, detail=detail)
+
+    def _settle(self, transfer: IncomingTransfer, outcomes: dict[UpdateId, Outcome], reason: str) -> Iterator[Action]:
         yield from self._remove(transfer, reason)
-        if connection is not None:
-            yield Answer(update=transfer.update, connection=connection, outcome=outcome, reason=reason)
+        if transfer.connection is not None:
+            yield Answer(
+                transfer=transfer.transfer,
+                connection=transfer.connection,
+                outcomes=tuple((m.update, outcomes[m.update]) for m in transfer.members),
+                reason=reason,
+            )
 
-    def _remove(self, transfer: IncomingUpdate, reason: str) -> Iterator[Action]:
-        take_out(transfer.update, self.updates)
+    def _remove(self, transfer: IncomingTransfer, reason: str) -> Iterator[Action]:
+        self.incoming.remove(transfer)
         if transfer.holds_buffer:
-            yield Forget(update=transfer.update, reason=reason)
-
-    def _report_again(self, update: UpdateId) -> Iterator[Action]:
-        """Say what became of an update that is not here (any more)."""
-        match self.applied.outcome(update):
-            case Committed(version=version, tau=tau):
-                commit = Commit(update=update, version=version, tau=tau, lr=0.0, step_norm=0.0)
-                event = CommitsReported(server=self._server, model=self.spec.name, commits=(commit,))
-                yield Report(event=event, reason="it was committed before", again=True)
-            case Dropped(cause=cause, detail=detail):
-                yield Report(event=self._ended(update, TransferEnd.DISCARDED, cause, detail), again=True)
-            case None:
-                yield Report(event=self._ended(update, TransferEnd.VOIDED, detail="it is not here"))
-
-    def _ended(
-        self, update: UpdateId, end: TransferEnd, cause: DropReason | None = None, detail: str = ""
-    ) -> TransferEnded:
-        return TransferEnded(
-            server=self._server, model=self.spec.name, transfer=update, end=end, cause=cause, detail=detail
-        )
+            yield Forget(transfer=transfer.transfer, reason=reason)
 
     def holds(self) -> ServerHolds:
         """Announce what is here, for a scheduler that may know nothing."""
-        kept = sorted((t for t in self.updates.values() if t.holds_buffer), key=lambda t: t.seq)
+        here = (t for t in self.incoming.transfers.values() if t.is_complete or (t.holds_buffer and not t.is_sum))
+        kept = sorted(here, key=lambda t: t.seq)
         return ServerHolds(
             server=self._server,
             spec=self.spec,
             version=self.version,
             initialised=self.initialised,
             applied=self.applied.snapshot(),
-            received=tuple(t.update for t in kept),
+            received=tuple(m.update for t in kept for m in t.members),
             epoch_base=self._epoch_base,
         )
 
     def validate(self) -> None:
         """Check what must hold after every event; a violation is a broken invariant."""
-        applying = [t for t in self.updates.values() if t.state is UpdateState.APPLYING]
-        assert len(applying) <= 1, f"{self.spec.name}: several updates are applied at once: {applying}"
+        self.incoming.validate()
         self.gets.validate(self.version)
-        for transfer in self.updates.values():
-            assert self.applied.outcome(transfer.update) is None, f"{transfer.update} is here though it was settled"
-            needs = transfer.state in (UpdateState.OFFERED, UpdateState.RECEIVING)
-            assert not needs or transfer.connection is not None, (
-                f"{transfer.update} {transfer.state} without connection"
-            )
+        for update in self.incoming.transfer_of:
+            assert self.applied.outcome(update) is None, f"{update} is here though it was settled"
 
 
-def _layout_detail(spec: ModelSpec, offered: Offered) -> str:
-    want = spec.layout
+def _layout_detail(spec: ModelSpec, offered: Offered, transfer: IncomingTransfer) -> str:
     return (
         f"{offered.length} bytes with digest {offered.digest:#x} offered; "
-        f"{spec.name} has {want.size_bytes} bytes, digest {want.digest:#x}"
+        f"allowed for {spec.name}: {transfer.size_bytes} bytes, digest {spec.layout.digest:#x}"
     )

@@ -1,60 +1,18 @@
-"""Byte images of a model, and how to look at them: by tensor, or by runs of tensors that are stepped alike."""
+"""Byte images of a model that a server owns, and their tensors."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import cached_property
 
 import numpy as np
 import torch
 
-from mlfabric.specs import Layout, TensorKind, TensorSpec
+from mlfabric.errors import LayoutError
+from mlfabric.images import DTYPES
+from mlfabric.specs import Layout, TensorSpec
 
-__all__ = ["Image", "Run", "runs_of"]
-
-_DTYPES = {
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "float32": torch.float32,
-    "float64": torch.float64,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Neighbouring tensors that are stepped as one: same dtype, same kind; padding between them included.
-
-    Args:
-        tensors: which of the layout's.
-        start, end: bytes of the image.
-    """
-
-    kind: TensorKind
-    dtype: torch.dtype
-    tensors: range
-    start: int
-    end: int
-
-    def of(self, data: memoryview) -> torch.Tensor:
-        """View this part of an image as one flat tensor."""
-        count = (self.end - self.start) // self.dtype.itemsize
-        if not count:
-            return torch.empty(0, dtype=self.dtype)
-        return torch.frombuffer(data, dtype=self.dtype, count=count, offset=self.start)
-
-
-def runs_of(layout: Layout) -> tuple[Run, ...]:
-    """Return a layout's runs; together they cover the whole image."""
-    ends = (*layout.offsets[1:], layout.size_bytes)
-    out: list[Run] = []
-    for index, (tensor, start, end) in enumerate(zip(layout.tensors, layout.offsets, ends, strict=True)):
-        dtype = _DTYPES[tensor.dtype]
-        if out and (out[-1].kind, out[-1].dtype) == (tensor.kind, dtype):
-            joined = out.pop()
-            out.append(Run(tensor.kind, dtype, range(joined.tensors.start, index + 1), joined.start, end))
-        else:
-            out.append(Run(tensor.kind, dtype, range(index, index + 1), start, end))
-    return tuple(out)
+__all__ = ["Image", "byte_view", "copy_tensors"]
 
 
 class Image:
@@ -93,7 +51,34 @@ class Image:
 
 def _flat_tensor(data: memoryview, tensor: TensorSpec, offset: int) -> torch.Tensor:
     """View a part of an image; each tensor gets a storage of its own, so that torch.save writes no other's bytes."""
-    dtype = _DTYPES[tensor.dtype]
+    dtype = DTYPES[tensor.dtype]
     if not tensor.numel:
         return torch.empty(0, dtype=dtype)
     return torch.frombuffer(data, dtype=dtype, count=tensor.numel, offset=offset)
+
+
+def byte_view(image: bytes | bytearray | memoryview) -> memoryview:
+    """View an image as bytes, whatever it is a view of."""
+    view = memoryview(image)
+    return view if view.format == "B" and view.ndim == 1 else view.cast("B")
+
+
+def copy_tensors(what: str, given: Mapping[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
+    """Copy ``given`` into the memory of ``wanted``.
+
+    Args:
+        what: they are, for the error.
+        given, wanted: tensors by name.
+
+    Raises:
+        LayoutError: names, shapes or dtypes differ.
+    """
+    if given.keys() != wanted.keys():
+        raise LayoutError(f"{what}: tensors {sorted(given.keys() ^ wanted.keys())} are missing or too many")
+    for name, target in wanted.items():
+        source = given[name]
+        if source.shape != target.shape or source.dtype != target.dtype:
+            raise LayoutError(
+                f"{what}: {name} is {source.dtype}{list(source.shape)}; allowed: {target.dtype}{list(target.shape)}"
+            )
+        target.copy_(source)

@@ -1,67 +1,37 @@
-"""Update rules: how an update becomes a step, and what a step came to. Knows no versions and no images.
+"""Update rules on a server: which kernel makes the step of an update, and what a step came to. Knows no images.
 
-SGD with momentum (design, section 5) is one linear form for every element::
+The learning rate is inside the step, so with a constant rate the trajectory is that of ``torch.optim.SGD``; when the
+rate moves, steps already taken keep the rate that they were taken with, which is what lets a sum be exactly m steps.
 
-    step = momentum * history + gradient * update + decay * weight
-    history <- step
-    weight  <- weight + step
-
-with ``gradient = -lr`` and ``decay = -lr * weight_decay``. With ``momentum`` 0 there is no history. The learning
-rate is inside the step, so with a constant rate the trajectory is that of ``torch.optim.SGD``; when the rate moves,
-steps already taken keep the rate that they were taken with, which is what lets an aggregate be exactly m steps.
-
-A ``BUFFER`` tensor brings its change, which is added as it is: ``momentum = decay = 0, gradient = 1``.
-
-Arithmetic is in the tensor's dtype; for float16 and bfloat16 in float32, the step rounded once and the weight once.
-Norms are summed in float64. They are finite exactly if all elements are (short of float64 elements beyond 1e154,
-whose squares overflow: refused likewise), so they are also the test for NaN and Inf.
+A ``BUFFER`` tensor brings its change, which is added as it is; or the mean of the changes, where gradients are averaged
+into one step.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
+from mlfabric.errors import ConfigError, UsageError
+from mlfabric.rules import RuleKind, RuleSpec
+from mlfabric.server.kernels import AdamKernel, Kernel, LinearKernel, SumKernel
+from mlfabric.specs import TensorKind
+from mlfabric.stepping import transition
 
-from mlfabric.errors import ConfigError
-from mlfabric.specs import RuleSpec, TensorKind
+__all__ = ["Kernels", "NotFinite", "StepResult", "mean_kernels", "sum_kernels"]
 
-__all__ = [
-    "CHUNK_ELEMENTS",
-    "NotFinite",
-    "StepCoefficients",
-    "StepResult",
-    "chunks",
-    "make_step",
-    "step_coefficients",
-    "take_step",
-]
-
-# Just below the size from which torch splits every single operation over its threads. Each split ends in a barrier
-# that costs a time slice where cores are shared: on a busy host a step of 100 MB took seconds instead of 0.1 s.
-CHUNK_ELEMENTS = 32_752
-_COMPUTE_DTYPES = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepCoefficients:
-    """What history, update and weight are multiplied with to make the step."""
-
-    momentum: float
-    gradient: float
-    decay: float
+Kernels = Mapping[TensorKind, Kernel]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """An applied update.
+    """An applied update, or several at once.
 
     Args:
         version: the version that it made.
         step_norm: l2 norm of new weights minus old weights, over all tensors, as they were stored.
-        update_norm: l2 norm of the update as it came, over all tensors.
+        update_norm: l2 norm of what came, over all tensors and images.
     """
 
     version: int
@@ -71,7 +41,7 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotFinite:
-    """A refused update: its norm or its step's norm is not finite; nothing was changed.
+    """A refused update: its norm, its step's or its new state's is not finite; nothing was changed.
 
     Args:
         version: the version that still stands.
@@ -82,79 +52,67 @@ class NotFinite:
     tensor: str
 
 
-def step_coefficients(rule: RuleSpec, kind: TensorKind, *, lr: float) -> StepCoefficients:
-    """Return the coefficients of one step.
+def mean_kernels(rule: RuleSpec, *, lr: float, count: int, steps: int) -> Kernels:
+    """Return what makes one step of the mean of ``count`` updates, given their plain sum.
 
     Args:
         rule: the model's rule.
-        kind: of the tensor that is stepped.
-        lr: learning rate of this step, as planned and logged (``rule.lr_at(version)``); finite, >= 0.
+        lr: learning rate of this step, as planned and logged; finite, >= 0.
+        count: of updates, >= 1.
+        steps: how many steps there were, this one included.
 
     Raises:
         ConfigError: ``lr`` is out of range.
+        UsageError: ``count`` is.
     """
+    _check_count(count)
     if not (math.isfinite(lr) and lr >= 0):
         raise ConfigError(f"learning rate {lr!r} of a step; allowed: finite and >= 0")
-    if kind is TensorKind.BUFFER:
-        return StepCoefficients(momentum=0.0, gradient=1.0, decay=0.0)
-    return StepCoefficients(momentum=rule.momentum, gradient=-lr, decay=-lr * rule.weight_decay)
+    buffers = LinearKernel(momentum=0.0, gradient=1 / count, decay=0.0)
+    return {TensorKind.PARAMETER: _one_step(rule, lr, count, steps), TensorKind.BUFFER: buffers}
 
 
-def chunks(elements: int) -> Iterator[slice]:
-    """Cut a flat tensor into parts that one thread works through near its caches."""
-    for start in range(0, elements, CHUNK_ELEMENTS):
-        yield slice(start, start + CHUNK_ELEMENTS)
-
-
-def make_step(
-    coefficients: StepCoefficients, update: torch.Tensor, weights: torch.Tensor, history: torch.Tensor | None
-) -> tuple[float, float]:
-    """Turn ``update`` into the step in place, chunk by chunk; weights and history are only read.
+def sum_kernels(rule: RuleSpec, *, lrs: Sequence[float], count: int, steps: int) -> Kernels:
+    """Return what makes the steps of a group of ``count`` updates at once, given the images of their sum.
 
     Args:
-        coefficients: of the step.
-        update: flat tensor, n elements.
-        weights, history: of the same length and dtype; no history without momentum.
+        rule: the model's rule.
+        lrs: of each step, as planned and logged; ADAM makes one step, with the first.
+        count: of updates, >= 1.
+        steps: how many steps ADAM made, this one included.
 
-    Returns:
-        The squared l2 norms of the update, and of the change that adding the step makes to the stored weights.
+    Raises:
+        ConfigError: a learning rate is out of range.
+        UsageError: ``count`` is, or it is not that of the learning rates.
     """
-    update_sq = step_sq = 0.0
-    for part in chunks(update.numel()):
-        past = None if history is None else history[part]
-        more = _step_chunk(coefficients, update[part], weights[part], past)
-        update_sq, step_sq = update_sq + more[0], step_sq + more[1]
-    return update_sq, step_sq
+    _check_count(count)
+    if len(lrs) != count and not (rule.kind is RuleKind.ADAM and lrs):
+        raise UsageError(f"{len(lrs)} learning rates for a sum of {count} updates; allowed: one for each")
+    buffers = LinearKernel(momentum=0.0, gradient=1.0, decay=0.0)
+    if rule.kind is RuleKind.ADAM:
+        return {**mean_kernels(rule, lr=lrs[0], count=count, steps=steps), TensorKind.BUFFER: buffers}
+    places = transition(rule, lrs)
+    parameters: Kernel = LinearKernel(momentum=0.0, gradient=1.0, decay=places.ww - 1)
+    if rule.server_momentum > 0:
+        parameters = SumKernel(places=places)
+    return {TensorKind.PARAMETER: parameters, TensorKind.BUFFER: buffers}
 
 
-def take_step(step: torch.Tensor, weights: torch.Tensor, target: torch.Tensor, history: torch.Tensor | None) -> None:
-    """Write ``weights + step`` to ``target``, which may be ``weights``, and ``step`` to the history.
-
-    Args:
-        step: flat tensor, n elements, as :func:`make_step` left it.
-        weights, target, history: of the same length and dtype; no history without momentum.
-    """
-    for part in chunks(step.numel()):
-        torch.add(weights[part], step[part], out=target[part])
-        if history is not None:
-            history[part].copy_(step[part])
-
-
-def _step_chunk(
-    c: StepCoefficients, update: torch.Tensor, weights: torch.Tensor, history: torch.Tensor | None
-) -> tuple[float, float]:
-    step = update.to(_COMPUTE_DTYPES.get(update.dtype, update.dtype))
-    update_sq = _square(step.double())
-    step.mul_(c.gradient)
-    if c.decay:
-        step.add_(weights, alpha=c.decay)
-    if history is not None:
-        step.add_(history, alpha=c.momentum)
-    update.copy_(step)
-    # The difference of what is stored, not the step: what rounding does to the weights belongs to the norm.
-    change = torch.add(weights, update).double().sub_(weights.double())
-    return update_sq, _square(change)
+def _one_step(rule: RuleSpec, lr: float, count: int, steps: int) -> Kernel:
+    if rule.kind is not RuleKind.ADAM:
+        decay = -lr * rule.server_weight_decay
+        return LinearKernel(momentum=rule.server_momentum, gradient=-lr / count, decay=decay)
+    return AdamKernel(
+        lr=lr,
+        beta1=rule.beta1,
+        beta2=rule.beta2,
+        epsilon=rule.epsilon,
+        decay=rule.weight_decay,
+        scale=1 / count,
+        steps=steps,
+    )
 
 
-def _square(x: torch.Tensor) -> float:
-    return float(torch.linalg.vector_norm(x)) ** 2
+def _check_count(count: int) -> None:
+    if count < 1:
+        raise UsageError(f"a step of {count} updates; allowed: 1 or more")

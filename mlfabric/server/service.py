@@ -25,7 +25,10 @@ from mlfabric.protocol import (
     MemoryReported,
     ModelVersion,
     MonitorAt,
+    SumId,
     Tick,
+    TransferEnd,
+    TransferEnded,
     Welcome,
 )
 from mlfabric.reporting import TransferReporter
@@ -57,7 +60,7 @@ class ServerOptions:
         scheduler: ``host:port`` of the scheduler.
         name, host: see ``Member``.
         tcp: its data channel.
-        receive_budget_bytes: memory for updates on their way; 0 means 1 GiB.
+        receive_budget_bytes: memory for transfers on their way; 0 means 1 GiB.
         checkpoint_dir: where checkpoints and commit logs go; None writes none.
         checkpoint_every_s: seconds between checkpoints, > 0; one is written at the end in any case.
         keep: checkpoints kept of each model.
@@ -221,14 +224,14 @@ class ServerService:
                 self._connections.answer(action, self._server_epoch())
             case act.Report():
                 self._report(action.event)
-                if isinstance(action.event, CommitsReported) and not action.again:
-                    self._committed(action.event)
+                if not action.again:
+                    self._note(action.event)
             case act.ServeModel():
                 self._connections.serve_model(action)
                 for callback in self._request_callbacks:
                     callback(action.model, action.get, action.version)
             case act.Forget():
-                self._stores.forget(action.update)
+                self._stores.forget(action.transfer)
             case act.RefuseOffer() | act.RefuseWant():
                 self._connections.refuse(action.connection, action.reason)
             case act.Abandon():
@@ -246,10 +249,16 @@ class ServerService:
         if self._session is not None:
             self._session.send(event)
 
+    def _note(self, event: MemberEvent) -> None:
+        if isinstance(event, CommitsReported):
+            self._committed(event)
+        elif isinstance(event, TransferEnded) and event.end is TransferEnd.RECEIVED:
+            self._metrics.received(event.model, "sum" if isinstance(event.transfer, SumId) else "update")
+
     def _committed(self, event: CommitsReported) -> None:
+        self._log.append(event.model, event.commits)
         for commit in event.commits:
             self._metrics.commit(event.model, commit)
-            self._log.append(event.model, commit)
             for callback in self._update_callbacks:
                 callback(event.model, commit)
 

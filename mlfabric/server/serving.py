@@ -1,8 +1,8 @@
 """Who is served a model, and which versions that pins. Pure.
 
-A get pins the current version until it has been sent. Weight buffers are few (2, or 3 beside a history of the same
-size, so that the server never holds more than twice model and optimizer state): a get starts only if the next
-commit still has a buffer, a commit only if the current version is unpinned or another buffer is free.
+A get pins the current version until it has been sent. Weight buffers are few (2, and one more for each image of
+optimizer state, so that the server never holds more than twice model and optimizer state): a get starts only if the
+next commit still has a buffer, a commit only if the current version is unpinned or another buffer is free.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Container, Iterator
 
+from mlfabric.precedence import conflict, take_out
 from mlfabric.protocol import GetId, ModelVersion, Serve, TransferEnd, TransferEnded, UpdateId
 from mlfabric.server.actions import Action, RefuseWant, Report, ServeModel, Wanted
-from mlfabric.server.transfers import UNCLAIMED_NS, GetState, OutgoingModel, conflict, take_out
+from mlfabric.server.transfers import UNCLAIMED_NS, GetState, OutgoingModel
 from mlfabric.specs import ModelSpec
 
 __all__ = ["Servings", "weight_buffers"]
@@ -20,7 +21,7 @@ __all__ = ["Servings", "weight_buffers"]
 
 def weight_buffers(spec: ModelSpec) -> int:
     """Return how many copies of the weights a server may hold of this model."""
-    return 3 if spec.rule.momentum > 0 else 2
+    return 2 + spec.rule.state_images
 
 
 class Servings:
@@ -68,7 +69,7 @@ class Servings:
         yield self._report(get, end, detail)
 
     def _report(self, get: GetId, end: TransferEnd, detail: str) -> Report:
-        return Report(event=TransferEnded(server=self._server, model=self._model, transfer=get, end=end, detail=detail))
+        return Report(event=TransferEnded(member=self._server, model=self._model, transfer=get, end=end, detail=detail))
 
     def next_wakeup_ns(self) -> int | None:
         """Return when ``expire`` is due, or None."""
@@ -96,11 +97,12 @@ class Servings:
             yield from self.cancel(get, reason)
 
     def advance(self, version: ModelVersion, unsettled: Container[UpdateId]) -> Iterator[Action]:
-        """Serve what is due: its update is settled, the version is new enough, nothing in conflict runs."""
+        """Serve what is due: its updates are settled, the version is new enough, nothing in conflict runs."""
         running = [g for g in self.gets.values() if g.state is GetState.SERVING]
         waiting: list[OutgoingModel] = []
         for get in sorted(self.gets.values(), key=lambda g: g.order):
-            due = get.plan.after_update not in unsettled and version >= get.plan.min_version
+            settled = not any(update in unsettled for update in get.plan.after_updates)
+            due = settled and version >= get.plan.min_version
             if get.state is not GetState.WANTED or not due:
                 continue
             blocked = any(conflict(get.get, other.get, self.gets) for other in (*running, *waiting))

@@ -14,10 +14,12 @@ from mlfabric.protocol import (
     Expect,
     GetId,
     HostModel,
+    Outcome,
     Serve,
     ServerHolds,
     Tick,
     TransferEnd,
+    TransferId,
     UpdateId,
     Void,
 )
@@ -35,7 +37,7 @@ class ServerConfig:
 
     Args:
         name: the member's name.
-        receive_budget_bytes: memory for updates on their way or waiting for their turn; the head of a sequence may
+        receive_budget_bytes: memory for transfers on their way or waiting for their turn; the head of a sequence may
             exceed it.
     """
 
@@ -61,7 +63,7 @@ class ServerState:
         self.config = config
         self.epoch = 0
         self.models = {h.spec.name: HostedModel(config.name, h.spec, config.receive_budget_bytes, h) for h in held}
-        self._early: dict[tuple[type, UpdateId | GetId], _Early] = {}
+        self._early: dict[tuple[type, TransferId | GetId], _Early] = {}
 
     def handle(self, event: act.ServerEvent | Tick, now_ns: int) -> list[act.Action]:
         """Take in one event and return what to do, in order."""
@@ -102,7 +104,7 @@ class ServerState:
                 if event.epoch > self.epoch:
                     self.epoch = event.epoch
                     for model in self.models.values():
-                        yield from model.begin_epoch()
+                        yield from model.begin_epoch(event.epoch)
             case act.Offered():
                 yield from self._offer(event, now_ns)
             case act.Wanted():
@@ -117,12 +119,12 @@ class ServerState:
     def _progress(self, event: act.ServerEvent) -> Iterator[act.Action]:
         match event:
             case act.PayloadReceived():
-                if model := self._model_of(event.update):
-                    yield from model.received(event.update, event.connection)
-            case act.UpdateBroken():
-                self._forget_early(event.update, event.connection)
-                if model := self._model_of(event.update):
-                    yield from model.broken(event.update, event.connection, event.detail)
+                if model := self._model_of(event.transfer):
+                    yield from model.received(event.transfer, event.connection)
+            case act.TransferBroken():
+                self._forget_early(event.transfer, event.connection)
+                if model := self._model_of(event.transfer):
+                    yield from model.broken(event.transfer, event.connection, event.detail)
             case act.GetServed():
                 if model := self._model_of(event.get):
                     yield from model.gets.ended(event.get, TransferEnd.SERVED, event.connection)
@@ -131,9 +133,11 @@ class ServerState:
                 if model := self._model_of(event.get):
                     yield from model.gets.ended(event.get, TransferEnd.BROKEN, event.connection, event.detail)
             case act.StepDone():
-                yield from self.models[event.model].stepped(event.update, event.step_norm)
-            case act.StepRefused() | act.InstallRefused():
-                yield from self.models[event.model].step_refused(event.update, event.detail)
+                yield from self.models[event.model].stepped(event)
+            case act.StepRefused():
+                yield from self.models[event.model].step_refused(event)
+            case act.InstallRefused():
+                yield from self.models[event.model].install_refused(event.update, event.detail)
             case act.Installed():
                 yield from self.models[event.model].installed(event.update)
             case _:
@@ -149,13 +153,13 @@ class ServerState:
         if model is None:
             return
         yield from model.expect(order, now_ns)
-        early = self._early.pop((UpdateId, order.update), None)
+        early = self._early.pop((type(order.transfer), order.transfer), None)
         if early is not None and isinstance(early.event, act.Offered):
             yield from self._offer(early.event, early.until_ns - EARLY_WAIT_NS)
 
     def _void(self, order: Void) -> Iterator[act.Action]:
         if order.model in self.models:
-            yield from self.models[order.model].void(order.update, order.reason)
+            yield from self.models[order.model].void(order.transfer, order.reason)
 
     def _serve(self, order: Serve, now_ns: int) -> Iterator[act.Action]:
         model = self.models.get(order.model)
@@ -167,18 +171,27 @@ class ServerState:
             yield from self._want(early.event, early.until_ns - EARLY_WAIT_NS)
 
     def _offer(self, event: act.Offered, now_ns: int) -> Iterator[act.Action]:
-        model = self._model_of(event.update)
-        if model is not None and model.updates[event.update].ticket == event.ticket:
+        model = self._model_of(event.transfer)
+        if model is not None and model.incoming.transfers[event.transfer].ticket == event.ticket:
             yield from model.offer(event)
-            return
-        for candidate in self.models.values():
-            outcome = candidate.applied.outcome(event.update)
-            if outcome is not None:
-                yield act.Answer(
-                    update=event.update, connection=event.connection, outcome=outcome, reason="it was settled before"
-                )
-                return
-        self._early[UpdateId, event.update] = _Early(event, now_ns + EARLY_WAIT_NS)
+        elif (outcome := self._outcome(event.transfer)) is not None:
+            yield act.Answer(
+                transfer=event.transfer,
+                connection=event.connection,
+                outcomes=(outcome,),
+                reason="it was settled before",
+            )
+        else:
+            self._early[type(event.transfer), event.transfer] = _Early(event, now_ns + EARLY_WAIT_NS)
+
+    def _outcome(self, transfer: TransferId) -> tuple[UpdateId, Outcome] | None:
+        """Return what became of an update; a sum has no outcome of its own."""
+        if isinstance(transfer, UpdateId):
+            for model in self.models.values():
+                outcome = model.applied.outcome(transfer)
+                if outcome is not None:
+                    return transfer, outcome
+        return None
 
     def _want(self, event: act.Wanted, now_ns: int) -> Iterator[act.Action]:
         model = self._model_of(event.get)
@@ -192,17 +205,17 @@ class ServerState:
             event = self._early.pop(key).event
             reason = "the scheduler never announced this ticket"
             if isinstance(event, act.Offered):
-                yield act.RefuseOffer(update=event.update, connection=event.connection, reason=reason)
+                yield act.RefuseOffer(transfer=event.transfer, connection=event.connection, reason=reason)
             else:
                 yield act.RefuseWant(get=event.get, connection=event.connection, reason=reason)
 
-    def _forget_early(self, request: UpdateId | GetId, connection: int) -> None:
+    def _forget_early(self, request: TransferId | GetId, connection: int) -> None:
         early = self._early.get((type(request), request))
         if early is not None and early.event.connection == connection:
             del self._early[type(request), request]
 
-    def _model_of(self, request: UpdateId | GetId) -> HostedModel | None:
+    def _model_of(self, request: TransferId | GetId) -> HostedModel | None:
         for model in self.models.values():
-            if request in model.updates if isinstance(request, UpdateId) else request in model.gets.gets:
+            if request in model.gets.gets if isinstance(request, GetId) else request in model.incoming.transfers:
                 return model
         return None

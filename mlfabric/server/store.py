@@ -1,116 +1,128 @@
-"""One model's weights and optimizer history on a server: versions, steps, and nothing about who sends them.
+"""One model's weights and optimizer state on a server: versions, steps, and nothing about who sends them.
 
-Memory. A model and its history are byte images of ``P = layout.size_bytes``. The promise is twice (model + history):
-``K = 2`` weight buffers without a history (2 P), ``K = 3`` with one (3 P + P). Buffers are allocated when first
-needed. In the history only the PARAMETER tensors mean something.
+Memory. Weights and each image of state (``n = rule.state_images``: none, one of momentum, two of ADAM) take
+``P = layout.size_bytes``. The promise is twice (weights + state): ``K = 2 + n`` weight buffers (K P + n P), see
+:mod:`mlfabric.server.versions`. In images of state only the PARAMETER tensors mean something.
 
-Versions. Readers pin the current version and a pinned buffer is never written. A commit whose buffer nobody pins is
-made in place, else in a free buffer, which becomes current. A version may be pinned if that leaves a buffer for
-the next commit (one that is pinned already may always be shared), so between commits there always is one.
+Steps come in two passes. The first works in the update's own image, in
+chunks, and sums the norms; weights and state are only read, so a step that is not finite is given up with nothing
+changed. The second writes weights and state. Only the second, when in place, keeps readers out, and it cannot fail.
+``apply...`` makes both. ``prepare...`` makes the first: its step waits to be committed or discarded, so that several
+shards can commit once all of them are prepared; meanwhile readers and checkpoints go on, other steps are refused.
 
-Steps come in two passes, over runs of tensors that are stepped alike. The first turns the update's own image into the
-step, in chunks, and sums the norms; weights and history are only read, so a step that is not finite is given up with
-nothing changed. The second adds the step to the weights. Only the second, when in place, keeps readers out, and it
-cannot fail.
-
-Threads. ``_changing`` is held by whoever needs weights and history to stand still or to change together: a step, a
-checkpoint. ``_lock`` guards pins and the current version and is never held for long, so an event loop may acquire
-and release while a step runs in another thread.
+Threads. ``_changing`` is held by whoever needs weights and state to stand still or to change together: a pass, a
+checkpoint.
 """
 
 from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
 
 import torch
 
 from mlfabric.errors import LayoutError, RefusedError, UsageError
-from mlfabric.server.images import Image, Run, runs_of
-from mlfabric.server.rules import NotFinite, StepResult, chunks, make_step, step_coefficients, take_step
+from mlfabric.rules import RuleKind
+from mlfabric.server.images import Image, byte_view, copy_tensors
+from mlfabric.server.kernels import all_finite
+from mlfabric.server.passes import Passes
+from mlfabric.server.rules import Kernels, NotFinite, StepResult, mean_kernels, sum_kernels
+from mlfabric.server.serving import weight_buffers
+from mlfabric.server.versions import Held, Versions
 from mlfabric.specs import ModelSpec, TensorKind
 
-__all__ = ["Held", "ModelStore", "Snapshot"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Held:
-    """A pinned version of the weights: bit for bit the same until it is released, not to be used after that.
-
-    Args:
-        version: its number.
-        image: its bytes, read-only.
-    """
-
-    version: int
-    image: memoryview
-    _buffer: Image = field(repr=False)
+__all__ = ["Held", "ModelStore", "PreparedStep", "Snapshot"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """Weights and history that belong together, by tensor name; shared memory, not to be written.
+    """Weights and optimizer state that belong together, by tensor name; shared memory, not to be written.
 
     Args:
         version: their number.
         model: all tensors.
-        history: the PARAMETER tensors' history; empty without momentum.
+        history: the PARAMETER tensors' history: of momentum, or ADAM's average of gradients; else empty.
+        squares: ADAM's average of squared gradients; else empty.
+        steps: how many steps ADAM made; else 0.
     """
 
     version: int
     model: dict[str, torch.Tensor]
     history: dict[str, torch.Tensor]
+    squares: dict[str, torch.Tensor]
+    steps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PreparedStep:
+    """A step that was made and not taken; its image must not be written until it is committed or discarded.
+
+    Args:
+        result: what committing it will come to.
+    """
+
+    result: StepResult
+    _images: tuple[Image, ...] = field(repr=False)
+    _kernels: Kernels = field(repr=False)
+
+
+class _Order(NamedTuple):
+    """A step to be made: images, what makes kernels given the number of the step, versions that it makes."""
+
+    images: tuple[Image, ...]
+    kernels: Callable[..., Kernels]
+    versions: int
 
 
 class ModelStore:
-    """The weights, optimizer history and version of one model."""
+    """The weights, optimizer state and version of one model."""
 
     def __init__(self, spec: ModelSpec) -> None:
         self.spec = spec
         self._layout = spec.layout
-        self._runs = runs_of(spec.layout)
-        self._limit = 3 if spec.rule.momentum > 0 else 2
-        self._buffers: list[Image] = []
-        self._current: Image | None = None
-        self._history: Image | None = None
-        self._version = 0
-        self._held: set[Held] = set()
-        self._in_place = False
-        self._lock = threading.Lock()
+        self._passes = Passes(spec.layout)
+        self._versions = Versions(spec, limit=weight_buffers(spec))
+        self._state: tuple[Image, ...] = ()
+        self._steps = 0
+        self._prepared: PreparedStep | None = None
         self._changing = threading.Lock()
 
     @property
     def is_initialised(self) -> bool:
         """Whether there are weights."""
-        return self._current is not None
+        return self._versions.current is not None
 
     @property
     def version(self) -> int:
         """The number of the current version: 0 for the initial weights, one more with each applied update."""
-        return self._version
+        return self._versions.number
 
     # Coming into being
 
-    def check_image(self, length: int, digest: int) -> None:
+    def check_image(self, length: int, digest: int, images: int = 1) -> None:
         """Check what a sender says about an image before its bytes are taken.
 
         Args:
-            length: of the image, in bytes.
+            length: in bytes.
             digest: of the sender's layout.
+            images: how many there should be, one behind the other.
 
         Raises:
-            LayoutError: it is not an image of this model.
+            LayoutError: it is not an image of this model, or not so many.
         """
         if digest != self._layout.digest:
             raise LayoutError(
                 f"{self.spec.name}: image of another layout, digest {digest:#x}; allowed: {self._layout.digest:#x}, "
                 "the model's; names, shapes, dtypes and kinds must agree"
             )
-        if length != self._layout.size_bytes:
-            raise LayoutError(f"{self.spec.name}: image of {length} bytes; allowed: {self._layout.size_bytes}")
+        allowed = images * self._layout.size_bytes
+        if length != allowed:
+            raise LayoutError(f"{self.spec.name}: image of {length} bytes; allowed: {allowed}")
 
     def initialise(self, image: bytes | bytearray | memoryview) -> None:
         """Set the weights of version 0 to a copy of ``image``.
@@ -122,7 +134,7 @@ class ModelStore:
             LayoutError: wrong length, or an element is NaN or Inf; nothing was changed.
             RefusedError: there are weights already; nothing was changed.
         """
-        source = _byte_view(image)
+        source = byte_view(image)
         self.check_image(len(source), self._layout.digest)
         with self._changing:
             self._refuse_second_weights()
@@ -130,18 +142,25 @@ class ModelStore:
             for tensor, start in zip(self._layout.tensors, self._layout.offsets, strict=True):
                 end = start + tensor.size_bytes
                 weights.data[start:end] = source[start:end]
-            self._install(weights, self._new_history(), version=0)
+            self._install(weights, self._new_state(), version=0, steps=0)
 
     def restore(
-        self, *, version: int, model: Mapping[str, torch.Tensor], history: Mapping[str, torch.Tensor] | None = None
+        self,
+        *,
+        version: int,
+        model: Mapping[str, torch.Tensor],
+        history: Mapping[str, torch.Tensor] | None = None,
+        squares: Mapping[str, torch.Tensor] | None = None,
+        steps: int = 0,
     ) -> None:
-        """Set weights and history to copies of these tensors.
+        """Set weights and optimizer state to copies of these tensors, as a :class:`Snapshot` gave them.
 
         Args:
             version: their number.
             model: one tensor for each of the layout, of the same shape and dtype.
-            history: one tensor for each PARAMETER of the layout. Empty or None starts with a history of
-                zeros; without momentum it is not looked at.
+            history, squares: one tensor for each PARAMETER of the layout. Without them state begins as zeros; what
+                the rule has no use for is not looked at.
+            steps: ADAM's; counts together with ``history`` and ``squares`` only.
 
         Raises:
             LayoutError: names, shapes or dtypes differ, or an element is NaN or Inf; nothing was changed.
@@ -149,34 +168,36 @@ class ModelStore:
         """
         with self._changing:
             self._refuse_second_weights()
-            weights, kept = Image.zeros(self._layout), self._new_history()
-            _copy_tensors(f"{self.spec.name}, model", model, weights.tensors(self._layout))
-            if kept is not None and history:
-                _copy_tensors(f"{self.spec.name}, history", history, self._parameters(kept))
-            self._install(weights, kept, version)
+            weights, state = Image.zeros(self._layout), self._new_state()
+            copy_tensors(f"{self.spec.name}, model", model, weights.tensors(self._layout))
+            given = (("history", history), ("squares", squares))[: len(state)]
+            is_complete = all(tensors for _, tensors in given)
+            for image, (what, tensors) in zip(state, given, strict=True):
+                if is_complete and tensors:
+                    copy_tensors(f"{self.spec.name}, {what}", tensors, self._parameters(image))
+            counts = is_complete and self.spec.rule.kind is RuleKind.ADAM
+            self._install(weights, state, version, steps if counts else 0)
 
     def _refuse_second_weights(self) -> None:
-        if self._current is not None:
-            raise RefusedError(f"{self.spec.name} has weights already, at version {self._version}; they were kept")
+        if self.is_initialised:
+            raise RefusedError(f"{self.spec.name} has weights already, at version {self.version}; they were kept")
 
-    def _new_history(self) -> Image | None:
-        return Image.zeros(self._layout) if self.spec.rule.momentum > 0 else None
+    def _new_state(self) -> tuple[Image, ...]:
+        return tuple(Image.zeros(self._layout) for _ in range(self.spec.rule.state_images))
 
-    def _install(self, weights: Image, history: Image | None, version: int) -> None:
-        for what, image in (("weight", weights), ("history", history)):
-            for tensor, flat in zip(self._layout.tensors, image.flat if image else (), strict=image is not None):
-                if not _all_finite(flat):
+    def _install(self, weights: Image, state: tuple[Image, ...], version: int, steps: int) -> None:
+        for what, image in zip(("weight", "history", "square"), (weights, *state), strict=False):
+            for tensor, flat in zip(self._layout.tensors, image.flat, strict=True):
+                if not all_finite(flat):
                     raise LayoutError(f"{self.spec.name}: the {what} {tensor.name} has NaN or Inf; send finite values")
-        with self._lock:
-            self._buffers.append(weights)
-            self._history, self._version, self._current = history, version, weights
+        self._state, self._steps = state, steps
+        self._versions.install(weights, version)
 
     # Reading
 
     def can_acquire(self) -> bool:
         """Tell whether the current version can be pinned now, leaving a buffer for the next commit."""
-        with self._lock:
-            return self._may_pin()
+        return self._versions.can_acquire()
 
     def acquire(self) -> Held | None:
         """Pin the current version.
@@ -186,58 +207,48 @@ class ModelStore:
             weights, a commit is being made in place, or too many older versions are pinned. The end of a
             step or a release changes that.
         """
-        with self._lock:
-            if not self._may_pin():
-                return None
-            current = self._require_current()
-            current.pins += 1
-            held = Held(version=self._version, image=current.data.toreadonly(), _buffer=current)
-            self._held.add(held)
-            return held
+        return self._versions.acquire()
 
     def release(self, held: Held) -> None:
         """Unpin a version; its image must not be read any more."""
-        with self._lock:
-            assert held in self._held, f"{self.spec.name}: version {held.version} was released twice"
-            self._held.remove(held)
-            held._buffer.pins -= 1
+        self._versions.release(held)
 
     def tensors(self, held: Held) -> dict[str, torch.Tensor]:
         """Return a pinned version's tensors by name: shared memory, not to be written."""
-        return held._buffer.tensors(self._layout)
+        return held.buffer.tensors(self._layout)
 
     @contextmanager
     def standing(self) -> Iterator[Snapshot]:
-        """Hold off steps and give weights and history that belong together; waits for a running step.
+        """Hold off steps and give weights and state that belong together; waits for a running step.
 
         Raises:
             UsageError: there are no weights yet.
         """
         with self._changing:
             weights = self._require_current()
-            history = self._parameters(self._history) if self._history else {}
-            yield Snapshot(version=self._version, model=weights.tensors(self._layout), history=history)
-
-    def _may_pin(self) -> bool:
-        if self._current is None or self._in_place:
-            return False
-        pinned = sum(1 for b in self._buffers if b.pins)
-        return self._current.pins > 0 or pinned + 1 < self._limit
+            state = [*map(self._parameters, self._state), {}, {}]
+            yield Snapshot(
+                version=self.version,
+                model=weights.tensors(self._layout),
+                history=state[0],
+                squares=state[1],
+                steps=self._steps,
+            )
 
     def _parameters(self, image: Image) -> dict[str, torch.Tensor]:
         kinds = {t.name: t.kind for t in self._layout.tensors}
         return {n: t for n, t in image.tensors(self._layout).items() if kinds[n] is TensorKind.PARAMETER}
 
     def _require_current(self) -> Image:
-        if self._current is None:
+        if self._versions.current is None:
             raise UsageError(f"{self.spec.name} has no weights yet; call initialise or restore first")
-        return self._current
+        return self._versions.current
 
     # Changing
 
     def can_apply(self) -> bool:
-        """Tell whether :meth:`apply` would start at once: there are weights and no step or checkpoint is running."""
-        return self._current is not None and not self._changing.locked()
+        """Tell whether a step would start at once: there are weights, and no other step or checkpoint is at it."""
+        return self.is_initialised and self._prepared is None and not self._changing.locked()
 
     def apply(self, image: memoryview, lr: float) -> StepResult | NotFinite:
         """Apply one update, making the next version; waits for a running step or checkpoint.
@@ -251,92 +262,128 @@ class ModelStore:
             The new version and the exact norms, or NotFinite with nothing changed.
 
         Raises:
-            UsageError: wrong length, not writable, no weights, or ``lr`` out of range; nothing was changed.
+            UsageError: wrong length, not writable, no weights, another step is prepared, or ``lr`` out of range;
+                nothing was changed.
         """
-        view = _byte_view(image)
-        self.check_image(len(view), self._layout.digest)
+        return self._apply(self._mean(image, lr, count=1))
+
+    def apply_sum(self, images: memoryview, lrs: Sequence[float], count: int) -> StepResult | NotFinite:
+        """Apply a group of updates, making ``count`` versions at once (design, section 5, "Momentum and sums").
+
+        As :meth:`apply` but for
+
+        Args:
+            images: the group's sum: what :func:`mlfabric.stepping.member_coefficients` makes of its members, the first
+                image and, if the server keeps momentum, the second behind it. ADAM: the plain sum of the members.
+            lrs: learning rate of each member's step. ADAM makes one step of the mean, with the first of them.
+            count: of members, >= 1.
+
+        Returns:
+            The last of the new versions and the norm of the whole change, or NotFinite with nothing changed.
+        """
+        return self._apply(self._sum(images, lrs, count))
+
+    def apply_mean(self, image: memoryview, lr: float, count: int) -> StepResult | NotFinite:
+        """Apply the mean of ``count`` updates as one step, making one version: a synchronous iteration.
+
+        As :meth:`apply` but for
+
+        Args:
+            image: the plain sum of the updates.
+            count: of updates, >= 1.
+        """
+        return self._apply(self._mean(image, lr, count))
+
+    def prepare_step(self, image: memoryview, lr: float) -> PreparedStep | NotFinite:
+        """Make the first pass of :meth:`apply`; the image belongs to the step until it is committed or discarded."""
+        return self._prepare(self._mean(image, lr, count=1))
+
+    def prepare_sum(self, images: memoryview, lrs: Sequence[float], count: int) -> PreparedStep | NotFinite:
+        """Make the first pass of :meth:`apply_sum`."""
+        return self._prepare(self._sum(images, lrs, count))
+
+    def prepare_mean(self, image: memoryview, lr: float, count: int) -> PreparedStep | NotFinite:
+        """Make the first pass of :meth:`apply_mean`."""
+        return self._prepare(self._mean(image, lr, count))
+
+    def commit(self, step: PreparedStep) -> StepResult:
+        """Take a prepared step; waits for a running checkpoint.
+
+        Raises:
+            UsageError: it is not the one that is prepared.
+        """
+        with self._changing:
+            self._settle(step)
+            return self._take(step)
+
+    def discard(self, step: PreparedStep) -> None:
+        """Throw a prepared step away; nothing was changed.
+
+        Raises:
+            UsageError: it is not the one that is prepared.
+        """
+        with self._changing:
+            self._settle(step)
+
+    def _settle(self, step: PreparedStep) -> None:
+        if step is not self._prepared:
+            raise UsageError(f"{self.spec.name}: a step to version {step.result.version} that was settled before")
+        self._prepared = None
+
+    def _mean(self, image: memoryview, lr: float, count: int) -> _Order:
+        kernels = partial(mean_kernels, self.spec.rule, lr=lr, count=count)
+        return _Order(self._images(image, 1), kernels, versions=1)
+
+    def _sum(self, images: memoryview, lrs: Sequence[float], count: int) -> _Order:
+        kernels = partial(sum_kernels, self.spec.rule, lrs=lrs, count=count)
+        return _Order(self._images(images, self.spec.rule.sum_images), kernels, versions=count)
+
+    def _images(self, payload: memoryview, count: int) -> tuple[Image, ...]:
+        """View a payload as images, with nothing in their padding."""
+        view = byte_view(payload)
+        self.check_image(len(view), self._layout.digest, count)
         if view.readonly:
             raise UsageError(f"{self.spec.name}: the update's image is read-only; give a buffer that apply may write")
+        size = self._layout.size_bytes
+        return tuple(Image(self._layout, view[n * size : (n + 1) * size]) for n in range(count))
+
+    def _apply(self, order: _Order) -> StepResult | NotFinite:
         with self._changing:
-            update = Image(self._layout, view)
-            update.clear_padding()
-            norms = self._prepare(update, lr)
-            if isinstance(norms, NotFinite):
-                return norms
-            self._commit(update)
-            return StepResult(version=self._version, update_norm=norms[0], step_norm=norms[1])
+            step = self._make(order)
+            return step if isinstance(step, NotFinite) else self._take(step)
 
-    def _prepare(self, update: Image, lr: float) -> tuple[float, float] | NotFinite:
-        """Turn the update into the step and return both norms; weights and history are only read."""
+    def _prepare(self, order: _Order) -> PreparedStep | NotFinite:
+        with self._changing:
+            step = self._make(order)
+            self._prepared = None if isinstance(step, NotFinite) else step
+            return step
+
+    def _make(self, order: _Order) -> PreparedStep | NotFinite:
         current = self._require_current()
-        coefficients = {kind: step_coefficients(self.spec.rule, kind, lr=lr) for kind in TensorKind}
-        update_sq = step_sq = 0.0
-        for run in self._runs:
-            more = make_step(coefficients[run.kind], run.of(update.data), run.of(current.data), self._history_of(run))
-            update_sq, step_sq = update_sq + more[0], step_sq + more[1]
-            if not (math.isfinite(update_sq) and math.isfinite(step_sq)):
-                return NotFinite(version=self._version, tensor=self._first_not_finite(run, update, current))
-        return math.sqrt(update_sq), math.sqrt(step_sq)
+        if self._prepared is not None:
+            raise UsageError(f"{self.spec.name}: another step is prepared; commit or discard it first")
+        kernels = order.kernels(steps=self._steps + 1)
+        norms = self._passes.make(order.images, kernels, current, self._state)
+        if isinstance(norms, str):
+            return NotFinite(version=self.version, tensor=norms)
+        result = StepResult(
+            version=self.version + order.versions,
+            update_norm=math.sqrt(norms.update_sq),
+            step_norm=math.sqrt(norms.step_sq),
+        )
+        return PreparedStep(result=result, _images=order.images, _kernels=kernels)
 
-    def _commit(self, step: Image) -> None:
-        source, target = self._begin_commit()
-        for run in self._runs:
-            take_step(run.of(step.data), run.of(source.data), run.of(target.data), self._history_of(run))
-        with self._lock:
-            self._current, self._in_place = target, False
-            self._version += 1
-
-    def _begin_commit(self) -> tuple[Image, Image]:
-        """Choose the buffer of the next version: the current one if nobody reads it, else a free one."""
-        with self._lock:
-            source = self._require_current()
-            if not source.pins:
-                self._in_place = True
-                return source, source
-            free = next((b for b in self._buffers if b is not source and not b.pins), None)
-            if free is None:
-                assert len(self._buffers) < self._limit, f"{self.spec.name}: all {self._limit} buffers are pinned"
-                free = Image.zeros(self._layout)
-                self._buffers.append(free)
-            return source, free
-
-    def _history_of(self, run: Run) -> torch.Tensor | None:
-        return run.of(self._history.data) if self._history and run.kind is TensorKind.PARAMETER else None
-
-    def _first_not_finite(self, run: Run, step: Image, weights: Image) -> str:
-        """Name the tensor that is to blame; the last of the run if none is alone (a sum that overflowed)."""
-        for i in run.tensors:
-            if not _all_finite(step.flat[i]) or not _all_finite(step.flat[i] + weights.flat[i]):
-                return self._layout.tensors[i].name
-        return self._layout.tensors[run.tensors[-1]].name
+    def _take(self, step: PreparedStep) -> StepResult:
+        source, target = self._versions.begin_commit()
+        self._passes.take(step._images, step._kernels, source, target, self._state)
+        self._steps += self.spec.rule.kind is RuleKind.ADAM
+        self._versions.end_commit(target, step.result.version)
+        return step.result
 
     # Accounts
 
     def memory_bytes(self) -> dict[str, int]:
         """Return what is allocated, in bytes: ``model``, ``history``, their ``total``, and the ``budget`` for it."""
-        size = self._layout.size_bytes
-        with self._lock:
-            model, history = len(self._buffers) * size, size if self._history else 0
-        return {"model": model, "history": history, "total": model + history, "budget": 2 * (self._limit - 1) * size}
-
-
-def _byte_view(image: bytes | bytearray | memoryview) -> memoryview:
-    view = memoryview(image)
-    return view if view.format == "B" and view.ndim == 1 else view.cast("B")
-
-
-def _copy_tensors(what: str, given: Mapping[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
-    """Copy ``given`` into the memory of ``wanted`` if names, shapes and dtypes agree."""
-    if given.keys() != wanted.keys():
-        raise LayoutError(f"{what}: tensors {sorted(given.keys() ^ wanted.keys())} are missing or too many")
-    for name, target in wanted.items():
-        source = given[name]
-        if source.shape != target.shape or source.dtype != target.dtype:
-            raise LayoutError(
-                f"{what}: {name} is {source.dtype}{list(source.shape)}; allowed: {target.dtype}{list(target.shape)}"
-            )
-        target.copy_(source)
-
-
-def _all_finite(flat: torch.Tensor) -> bool:
-    return all(bool(flat[part].isfinite().all()) for part in chunks(flat.numel()))
+        size, images = self._layout.size_bytes, self.spec.rule.state_images
+        model, history = self._versions.allocated() * size, len(self._state) * size
+        return {"model": model, "history": history, "total": model + history, "budget": 2 * (1 + images) * size}

@@ -1,4 +1,4 @@
-"""The stores of a server's models and the buffers of updates on their way; carries out what the state machine decides.
+"""The stores of a server's models, the buffers of transfers on their way; carries out what the state machine decides.
 
 Steps and checkpoints of small models run in the event loop (a hop to a thread costs more than the step), those of large
 ones in a thread.
@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 
 from mlfabric.errors import LayoutError
-from mlfabric.protocol import UpdateId
+from mlfabric.protocol import TransferId
 from mlfabric.server import actions as act
+from mlfabric.server.adding import add_up, is_finite
 from mlfabric.server.checkpoint import CheckpointDir, CheckpointExtra
 from mlfabric.server.resume import plain_ids
 from mlfabric.server.rules import NotFinite, StepResult
@@ -40,7 +41,7 @@ class SavedCheckpoint:
 
 
 class Stores:
-    """All models' weights and all updates' buffers of one server.
+    """All models' weights and all transfers' buffers of one server.
 
     Args:
         state: for what belongs into a checkpoint besides tensors; only read.
@@ -56,7 +57,7 @@ class Stores:
         self._checkpoints = checkpoints
         self._stores: dict[str, ModelStore] = {}
         self._turns: dict[str, asyncio.Lock] = {}
-        self._buffers: dict[UpdateId, memoryview] = {}
+        self._buffers: dict[TransferId, memoryview] = {}
         self._spare: dict[int, memoryview] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -67,15 +68,15 @@ class Stores:
 
     # Buffers
 
-    def reserve(self, update: UpdateId, size_bytes: int) -> memoryview:
-        """Return the buffer that an update's bytes go to."""
+    def reserve(self, transfer: TransferId, size_bytes: int) -> memoryview:
+        """Return the buffer that a transfer's bytes go to."""
         buffer = self._spare.pop(size_bytes, None) or np.empty(size_bytes, dtype=np.uint8).data
-        self._buffers[update] = buffer
+        self._buffers[transfer] = buffer
         return buffer
 
-    def forget(self, update: UpdateId) -> None:
-        """Give an update's buffer back; one of each size is kept for the next."""
-        buffer = self._buffers.pop(update, None)
+    def forget(self, transfer: TransferId) -> None:
+        """Give a transfer's buffer back; one of each size is kept for the next."""
+        buffer = self._buffers.pop(transfer, None)
         if buffer is not None:
             self._spare[buffer.nbytes] = buffer
 
@@ -91,24 +92,49 @@ class Stores:
             self._take_in(act.Installed(model=action.model, update=action.update))
 
     def apply(self, action: act.ApplyStep) -> None:
-        """Apply an update; the state machine hears of it when it is done."""
-        buffer = self._buffers[action.update]
-        if buffer.nbytes <= INLINE_BYTES and not self._turns[action.model].locked():
-            self._applied(action, self._stores[action.model].apply(buffer, action.lr))
+        """Apply a group of transfers; the state machine hears of it when it is done."""
+        buffers = [self._buffers[transfer] for transfer in action.transfers]
+        if sum(b.nbytes for b in buffers) <= INLINE_BYTES and not self._turns[action.model].locked():
+            self._take_in(self._step(action, buffers))
         else:
-            self._spawn(self._apply_in_thread(action, buffer))
+            self._spawn(self._step_in_thread(action, buffers))
 
-    async def _apply_in_thread(self, action: act.ApplyStep, buffer: memoryview) -> None:
+    async def _step_in_thread(self, action: act.ApplyStep, buffers: list[memoryview]) -> None:
         async with self._turns[action.model]:
-            self._applied(action, await asyncio.to_thread(self._stores[action.model].apply, buffer, action.lr))
+            self._take_in(await asyncio.to_thread(self._step, action, buffers))
 
-    def _applied(self, action: act.ApplyStep, result: StepResult | NotFinite) -> None:
+    def _step(self, action: act.ApplyStep, buffers: list[memoryview]) -> act.StepDone | act.StepRefused:
+        result = self._result(action, buffers)
         if isinstance(result, NotFinite):
-            detail = f"the step would make {result.tensor} NaN or Inf; version {result.version} was kept"
-            self._take_in(act.StepRefused(model=action.model, update=action.update, detail=detail))
-        else:
-            assert result.version == action.version.number, f"{action} made version {result.version}"
-            self._take_in(act.StepDone(model=action.model, update=action.update, step_norm=result.step_norm))
+            return self._refusal(action, buffers, result)
+        assert result.version == action.version.number, f"{action} made version {result.version}"
+        return act.StepDone(model=action.model, transfers=action.transfers, step_norm=result.step_norm)
+
+    def _result(self, action: act.ApplyStep, buffers: list[memoryview]) -> StepResult | NotFinite:
+        store, count = self._stores[action.model], len(action.lrs)
+        match action.kind:
+            case act.StepKind.ONE:
+                return store.apply(buffers[0], action.lrs[0])
+            case act.StepKind.SUM:
+                return store.apply_sum(buffers[0], action.lrs, count)
+            case act.StepKind.MEAN:
+                return store.apply_mean(add_up(store.spec.layout, buffers), action.lrs[0], count)
+
+    def _refusal(self, action: act.ApplyStep, buffers: list[memoryview], found: NotFinite) -> act.StepRefused:
+        """Say who is to blame for a step that is not finite.
+
+        The first of a mean holds the sum by now. It is to blame if no other one is; else it is sent again, and blamed
+        the next time if it has to be.
+        """
+        layout, (first, *rest) = self._stores[action.model].spec.layout, action.transfers
+        blamed = [t for t, image in zip(rest, buffers[1:], strict=True) if not is_finite(layout, image)]
+        return act.StepRefused(
+            model=action.model,
+            transfers=action.transfers,
+            detail=f"the step would make {found.tensor} NaN or Inf; version {found.version} was kept",
+            culprits=tuple(blamed) or (first,),
+            spoilt=(first,) if blamed else (),
+        )
 
     # Reading
 
@@ -127,7 +153,7 @@ class Stores:
         return self._stores[model]
 
     def memory_bytes(self) -> dict[str, int]:
-        """Return bytes held, by kind: models, optimizer state, updates, and the promised most of the first two."""
+        """Return bytes held, by kind: models, optimizer state, transfers, and the promised most of the first two."""
         kinds = {"model": 0, "history": 0, "budget": 0}
         for store in self._stores.values():
             held = store.memory_bytes()

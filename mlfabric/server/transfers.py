@@ -1,28 +1,24 @@
-"""One update or get on its way through a server, and the table of its states. Pure.
+"""One transfer or get on its way through a server, and the table of its states. Pure.
 
-An update goes EXPECTED -> OFFERED -> RECEIVING -> RECEIVED -> APPLYING and then leaves the table with an
-outcome. It may be offered before it is expected: the worker's message overtook the scheduler's.
+A transfer is an update or the sum of several. It goes EXPECTED -> OFFERED -> RECEIVING -> RECEIVED -> APPLYING and then
+leaves the table with an outcome for each of its members. It may be offered before it is expected: the sender's message
+overtook the scheduler's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol, TypeVar
 
-from mlfabric.protocol import GetId, ModelVersion, Serve, UpdateId, UpdateKind
+from mlfabric.protocol import Expect, Expected, GetId, Serve, SumId, TransferId, UpdateKind
 
-__all__ = ["UNCLAIMED_NS", "GetState", "IncomingUpdate", "OutgoingModel", "UpdateState", "conflict", "take_out"]
+__all__ = ["UNCLAIMED_NS", "GetState", "IncomingTransfer", "OutgoingModel", "TransferState"]
 
 UNCLAIMED_NS = 10_000_000_000  # a worker comes for a transfer as soon as it hears of it
 
-Id = TypeVar("Id", UpdateId, GetId)
-PlannedT = TypeVar("PlannedT", "IncomingUpdate", "OutgoingModel")
 
-
-class UpdateState(Enum):
-    """Where an update is."""
+class TransferState(Enum):
+    """Where a transfer is."""
 
     EXPECTED = "expected"
     OFFERED = "offered"
@@ -32,37 +28,70 @@ class UpdateState(Enum):
 
 
 @dataclass(slots=True, kw_only=True)
-class IncomingUpdate:
-    """An update that this server was told to expect.
+class IncomingTransfer:
+    """A transfer that this server was told to expect.
 
     Args:
+        members: the updates in it, in the order of commits.
         seq: its place in the commit sequence; changes when it is expected again.
-        after: the updates that the plan ends last before this one starts.
+        lrs: a sum's learning rates, as planned; see ``Expect``.
+        parts: how many transfers share its place.
+        after: the transfers that the plan ends last before this one starts.
         since_ns: when it was expected (last).
         connection: where it was offered, None before.
     """
 
-    update: UpdateId
+    transfer: TransferId
+    members: tuple[Expected, ...]
     seq: int
     ticket: bytes
     size_bytes: int
-    computed_from: ModelVersion
     tau_max: int
     kind: UpdateKind
-    after: frozenset[UpdateId]
+    lrs: tuple[float, ...]
+    parts: int
+    after: frozenset[TransferId]
     since_ns: int
-    state: UpdateState = UpdateState.EXPECTED
+    state: TransferState = TransferState.EXPECTED
     connection: int | None = None
+
+    @classmethod
+    def of(cls, order: Expect, now_ns: int) -> IncomingTransfer:
+        """Return the transfer that the scheduler announces."""
+        return cls(
+            transfer=order.transfer,
+            members=order.members,
+            seq=order.seq,
+            ticket=order.ticket,
+            size_bytes=order.size_bytes,
+            tau_max=order.tau_max,
+            kind=order.kind,
+            lrs=order.lrs,
+            parts=order.parts,
+            after=frozenset(order.after),
+            since_ns=now_ns,
+        )
+
+    def move(self, order: Expect, now_ns: int) -> None:
+        """Take the place that it is expected at now."""
+        self.seq, self.ticket, self.tau_max, self.parts = order.seq, order.ticket, order.tau_max, order.parts
+        self.since_ns = now_ns
+        self.after |= frozenset(order.after)
+
+    @property
+    def is_sum(self) -> bool:
+        """It is the sum of several updates."""
+        return isinstance(self.transfer, SumId)
 
     @property
     def is_complete(self) -> bool:
         """All its bytes are here."""
-        return self.state in (UpdateState.RECEIVED, UpdateState.APPLYING)
+        return self.state in (TransferState.RECEIVED, TransferState.APPLYING)
 
     @property
     def holds_buffer(self) -> bool:
         """A buffer is reserved for it."""
-        return self.is_complete or self.state is UpdateState.RECEIVING
+        return self.is_complete or self.state is TransferState.RECEIVING
 
 
 class GetState(Enum):
@@ -88,34 +117,3 @@ class OutgoingModel:
     def get(self) -> GetId:
         """Its identity."""
         return self.plan.get
-
-
-class _Planned(Protocol[Id]):
-    """Something that the plan starts after others."""
-
-    after: frozenset[Id]
-
-
-def conflict(a: Id, b: Id, table: Mapping[Id, _Planned[Id]]) -> bool:
-    """Tell whether the plan lets one start only after the other, directly or through others in ``table``."""
-    return _follows(a, b, table) or _follows(b, a, table)
-
-
-def _follows(late: Id, early: Id, table: Mapping[Id, _Planned[Id]]) -> bool:
-    stack, seen = [late], set[Id]()
-    while stack:
-        known = table.get(stack.pop())
-        for before in known.after - seen if known is not None else ():
-            if before == early:
-                return True
-            seen.add(before)
-            stack.append(before)
-    return False
-
-
-def take_out(gone: Id, table: dict[Id, PlannedT]) -> None:
-    """Take a transfer out of ``table``; what was to follow it follows what it was to follow."""
-    before = table.pop(gone).after
-    for other in table.values():
-        if gone in other.after:
-            other.after = (other.after - {gone}) | before

@@ -6,11 +6,16 @@ Does what ``worker_daemon/sending.py`` does, with a connection of its own for ev
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
+from mlfabric.aggregator.sums import WITH_OFFER_BYTES
 from mlfabric.protocol import Dropped, DropReason, Fetch, GetId, ModelVersion, Outcome, Send, UpdateId
+from mlfabric.simulator.calls import Book, Caller, Receiver
+from mlfabric.simulator.exact import Image, joined
 from mlfabric.simulator.lines import Connection, End
-from mlfabric.simulator.server import Caller, SimulatedServer
+from mlfabric.simulator.payloads import Feed, Payload, Way
 from mlfabric.simulator.witness import Oddity, Truth
+from mlfabric.simulator.world import World
 from mlfabric.specs import Layout
 from mlfabric.worker_daemon import actions as act
 
@@ -23,92 +28,127 @@ class Attempts:
     Args:
         host: the worker's.
         layout: the model's.
-        servers: by address.
+        book: who answers where.
         truths: what each update is.
         take_in: where events for the state machine go.
     """
 
     def __init__(
         self,
+        world: World,
         host: str,
         layout: Layout,
-        servers: dict[str, SimulatedServer],
+        book: Book,
         truths: dict[UpdateId, Truth],
         take_in: Callable[[act.DaemonEvent], None],
     ) -> None:
         self.values: dict[GetId, int] = {}
+        self._world = world
         self._host = host
         self._layout = layout
-        self._servers = servers
+        self._book = book
         self._truths = truths
         self._take_in = take_in
         self._open: dict[int, Connection] = {}
         self._count = 0
+        self._is_alive = True
 
     def break_off(self) -> None:
         """Break every connection: the process is gone."""
+        self._is_alive = False
         for connection in self._open.values():
             connection.close(End.NEAR)
         self._open.clear()
 
     def send(self, plan: Send) -> None:
         """Try to push an update."""
-        server, truth = self._servers[plan.address], self._truths[plan.update]
-        size_bytes = self._layout.size_bytes
-        digest = self._layout.digest + (truth.oddity is Oddity.LAYOUT)
 
         def broken(detail: str) -> None:
             self._take_in(act.SendBroken(update=plan.update, ticket=plan.ticket, detail=detail))
 
-        def answered(outcome: Outcome) -> None:
+        receiver = self._book.find(plan.address)
+        if receiver is None:
+            self._nobody_there(plan.address, broken)
+        else:
+            self._send(plan, receiver, broken)
+
+    def _send(self, plan: Send, receiver: Receiver, broken: Callable[[str], None]) -> None:
+        truth, size_bytes = self._truths[plan.update], self._layout.size_bytes
+        digest = self._layout.digest + (truth.oddity is Oddity.LAYOUT)
+        image = None if truth.oddity is Oddity.INFINITE else (truth.step,)
+        payload = Payload.whole(image, size_bytes, receiver.chunks)
+        is_changed = truth.oddity is Oddity.CHANGED
+        is_small = size_bytes <= WITH_OFFER_BYTES and not is_changed
+
+        def answered(outcomes: dict[UpdateId, Outcome]) -> None:
             self._close(number)
-            self._take_in(act.OutcomeReceived(update=plan.update, outcome=outcome))
+            self._take_in(act.OutcomeReceived(update=plan.update, outcome=outcomes[plan.update]))
 
         def refused(reason: str) -> None:
             self._close(number)
             broken(reason)
 
         def granted() -> None:
-            connection.move(self._host, server.host, size_bytes, plan.rate_bps, seal)
+            assert not is_small, f"{plan.update} was granted though it came with its offer"
+            way = Way(source=self._host, destination=receiver.host, towards=End.FAR, pace_bps=plan.rate_bps)
+            Feed(connection, way, payload, partial(receiver.payload, connection.number), sent)
 
-        def seal() -> None:
-            if truth.oddity is Oddity.CHANGED:
-                self._open.pop(number)
-                connection.close(End.NEAR)
+        def sent() -> None:
+            if is_changed:
+                connection.send(End.FAR, "REFUSE", partial(receiver.taken_back, connection.number))
+                self._open.pop(number).mute(End.NEAR)
                 outcome = Dropped(cause=DropReason.CHANGED)
                 self._take_in(act.OutcomeReceived(update=plan.update, outcome=outcome))
             else:
-                step = None if truth.oddity is Oddity.OVERFLOW else truth.step
-                connection.send(End.FAR, "SEAL", lambda: server.sealed(connection.number, step))
+                connection.send(End.FAR, "SEAL", partial(receiver.sealed, connection.number))
 
-        caller = Caller(host=self._host, granted=granted, answered=answered, refused=refused, model=_no_model)
-        number, connection = self._connect(server, str(plan.update), caller, broken)
-        connection.send(
-            End.FAR, "OFFER", lambda: server.offered(connection.number, plan.update, plan.ticket, size_bytes, digest)
-        )
+        caller = Caller(host=self._host, granted=granted, answered=answered, refused=refused)
+        number, connection = self._connect(receiver, str(plan.update), caller, broken)
+        offer = (connection.number, plan.update, plan.ticket, size_bytes, digest, payload.chunks if is_small else {})
+        connection.send(End.FAR, "OFFER", partial(receiver.offered, *offer))
 
     def fetch(self, plan: Fetch) -> None:
         """Try to fetch a model."""
-        server = self._servers[plan.address]
 
         def broken(detail: str) -> None:
             self._take_in(act.FetchBroken(get=plan.get, ticket=plan.ticket, detail=detail))
+
+        receiver = self._book.find(plan.address)
+        if receiver is None:
+            self._nobody_there(plan.address, broken)
+        else:
+            self._fetch(plan, receiver, broken)
+
+    def _fetch(self, plan: Fetch, receiver: Receiver, broken: Callable[[str], None]) -> None:
+        come: dict[int, Image | None] = {}
+        versions: list[ModelVersion] = []
 
         def refused(reason: str) -> None:
             self._close(number)
             broken(reason)
 
-        def model(version: ModelVersion, value: int) -> None:
-            self._close(number)
-            self.values[plan.get] = value
-            self._take_in(act.ModelReceived(get=plan.get, version=version))
+        def payload(place: int, chunk: Image | None) -> None:
+            come[place] = chunk
+            if len(come) == receiver.chunks:
+                model = joined(come)
+                assert model is not None, f"{plan.get} was answered with a model that is not finite"
+                self._close(number)
+                self.values[plan.get] = model[0]
+                self._take_in(act.ModelReceived(get=plan.get, version=versions[0]))
 
-        caller = Caller(host=self._host, granted=_no_grant, answered=_no_answer, refused=refused, model=model)
-        number, connection = self._connect(server, str(plan.get), caller, broken)
-        connection.send(End.FAR, "WANT", lambda: server.wanted(connection.number, plan.get, plan.ticket))
+        caller = Caller(host=self._host, refused=refused, comes=versions.append, payload=payload)
+        number, connection = self._connect(receiver, str(plan.get), caller, broken)
+        connection.send(End.FAR, "WANT", partial(receiver.wanted, connection.number, plan.get, plan.ticket))
+
+    def _nobody_there(self, address: str, broken: Callable[[str], None]) -> None:
+        def refused() -> None:
+            if self._is_alive:
+                broken(f"nobody answers at {address}")
+
+        self._world.later(self._world.latency_ns(), f"{self._host} finds nobody at {address}", refused)
 
     def _connect(
-        self, server: SimulatedServer, name: str, caller: Caller, broken: Callable[[str], None]
+        self, receiver: Receiver, name: str, caller: Caller, broken: Callable[[str], None]
     ) -> tuple[int, Connection]:
         self._count += 1
         number = self._count
@@ -117,21 +157,9 @@ class Attempts:
             self._open.pop(number, None)
             broken("the connection broke")
 
-        connection = server.connect(f"{name} at {server.name}", caller, broke)
+        connection = receiver.connect(f"{name} at {receiver.name}", caller, broke)
         self._open[number] = connection
         return number, connection
 
     def _close(self, number: int) -> None:
         self._open.pop(number).end()
-
-
-def _no_grant() -> None:
-    raise AssertionError("a get was granted as if it were an update")
-
-
-def _no_answer(outcome: Outcome) -> None:
-    raise AssertionError(f"a get was answered with {outcome}")
-
-
-def _no_model(version: ModelVersion, value: int) -> None:
-    raise AssertionError(f"an update was answered with model {version}")

@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 
 from mlfabric.scheduler.planning import DropRule
+from mlfabric.specs import Mode, RuleKind, RuleSpec, Schedule
 
 __all__ = ["CALM", "STORMY", "FaultRates", "SimulationConfig", "Summary"]
 
@@ -18,6 +19,8 @@ class FaultRates:
     Args:
         worker_stream_hz, server_stream_hz: how often per second of virtual time a member's stream breaks.
         connection_hz: how often a data connection breaks.
+        aggregator_stream_hz: how often an aggregator's stream breaks.
+        aggregator_hz: how often an aggregator's process dies; most, and the last one, come back under the same name.
         crash_hz: how often a worker's process dies; most, and the last one, come back under the same name.
         scheduler_hz: how often the scheduler is started anew with nothing in its memory.
         link_hz: how often a link's rate changes; the scheduler hears of it later.
@@ -30,6 +33,8 @@ class FaultRates:
     worker_stream_hz: float = 0.0
     server_stream_hz: float = 0.0
     connection_hz: float = 0.0
+    aggregator_stream_hz: float = 0.0
+    aggregator_hz: float = 0.0
     crash_hz: float = 0.0
     scheduler_hz: float = 0.0
     link_hz: float = 0.0
@@ -39,11 +44,24 @@ class FaultRates:
     odd: float = 0.0
 
 
+PLAIN = RuleSpec(lr=0.5)
+MOMENTUM = RuleSpec(lr=0.5, momentum=0.5, schedule=Schedule.STEP, milestones=(10, 30), factor=0.5)
+RULES = (
+    PLAIN,
+    MOMENTUM,
+    RuleSpec(lr=0.5, momentum=0.5, weight_decay=0.5),
+    RuleSpec(kind=RuleKind.ADADELAY, smoothness=2.0, delay_scale=0.5),
+    RuleSpec(kind=RuleKind.ADAM, lr=0.5),
+)
+"""Their rates and coefficients are exact in floating point for groups of a dozen updates."""
+
 CALM = FaultRates()
 STORMY = FaultRates(
     worker_stream_hz=3.0,
     server_stream_hz=1.5,
     connection_hz=8.0,
+    aggregator_stream_hz=2.0,
+    aggregator_hz=1.5,
     crash_hz=2.0,
     scheduler_hz=1.0,
     link_hz=4.0,
@@ -62,11 +80,16 @@ class SimulationConfig:
         seed: everything random follows from it.
         workers: at the beginning; each on a host of its own.
         servers: each with a model of its own; workers are dealt out to them in turn.
+        aggregators: at the beginning, each on a host of its own unless they are beside workers.
+        beside_workers: aggregators share the hosts of workers.
+        most_updates: that an aggregator takes into one sum; 0 for any number.
+        sum_updates: how many updates fit into an aggregator's budget.
+        mode, slack, rule: of each model.
         in_flight: updates that each worker has under way at most, >= 1.
-        tau_max: of each model; None as in ``ModelSpec``.
-        momentum: of each model; with it a server may hold three copies of the weights.
+        tau_max: of each model, if it is asynchronous; None as in ``ModelSpec``.
         model_bytes: size of a model and of each update.
         link_bps: of each host's links, at the beginning.
+        server_share: what a server's links carry of that; the less, the more sums pay.
         compute_ns: mean time that a gradient takes to compute.
         latency_ns: mean time that a message takes.
         notice_ns: mean time until an end notices that a line broke.
@@ -78,11 +101,18 @@ class SimulationConfig:
     seed: int
     workers: int = 3
     servers: int = 1
+    aggregators: int = 0
+    beside_workers: bool = False
+    most_updates: int = 0
+    sum_updates: int = 4
+    mode: Mode = Mode.ASYNCHRONOUS
+    slack: int = 0
+    rule: RuleSpec = PLAIN
     in_flight: int = 2
     tau_max: int | None = None
-    momentum: float = 0.0
     model_bytes: int = 1_000_000
     link_bps: int = 1_000_000_000
+    server_share: float = 1.0
     compute_ns: int = 20_000_000
     latency_ns: int = 300_000
     notice_ns: int = 20_000_000
@@ -91,6 +121,11 @@ class SimulationConfig:
     batch_window_ns: int = 100_000_000
     drop_rule: DropRule = DropRule.FEASIBLE
     faults: FaultRates = CALM
+
+    @property
+    def server_bps(self) -> int:
+        """What a server's links carry at the beginning."""
+        return round(self.link_bps * self.server_share)
 
     @classmethod
     def drawn(cls, seed: int, faults: FaultRates = STORMY) -> SimulationConfig:
@@ -102,7 +137,7 @@ class SimulationConfig:
             servers=rng.choice((1, 1, 2)),
             in_flight=rng.choice((1, 2, 3)),
             tau_max=rng.choice((None, None, 0, 1, 3, 8)),
-            momentum=rng.choice((0.0, 0.9)),
+            rule=rng.choice((PLAIN, MOMENTUM)),
             model_bytes=rng.choice((100_000, 1_000_000)),
             latency_ns=rng.choice((100_000, 1_000_000, 10_000_000)),
             notice_ns=rng.choice((1_000_000, 20_000_000, 150_000_000)),
@@ -114,10 +149,43 @@ class SimulationConfig:
         kept = {name: getattr(faults, name) * rng.choice((0, 1, 1, 3)) for name in FaultRates.__slots__}
         return replace(config, faults=FaultRates(**kept))
 
+    @classmethod
+    def drawn_with_sums(
+        cls, seed: int, faults: FaultRates = STORMY, mode: Mode = Mode.ASYNCHRONOUS
+    ) -> SimulationConfig:
+        """Draw a fabric with aggregators, in which sums pay: many workers, transfers that take longer than messages."""
+        config, rng = cls.drawn(seed, faults), random.Random(f"sums {seed}")
+        share = rng.choice((0.1, 0.3, 1.0))
+        milder = {name: share * getattr(config.faults, name) for name in FaultRates.__slots__}
+        return replace(
+            config,
+            faults=FaultRates(**milder),
+            workers=rng.choice((4, 6, 8)),
+            servers=1,
+            aggregators=rng.choice((1, 2, 3, 4)),
+            beside_workers=rng.random() < 0.3,
+            most_updates=rng.choice((0, 0, 2, 3)),
+            sum_updates=rng.choice((1, 2, 4)),
+            mode=mode,
+            slack=rng.choice((0, 1, 3)) if mode is Mode.STALE_SYNCHRONOUS else 0,
+            rule=rng.choice(RULES),
+            tau_max=rng.choice((None, 3, 8, 20)) if mode is Mode.ASYNCHRONOUS else None,
+            model_bytes=rng.choice((12_000, 300_000, 1_000_000)),
+            link_bps=rng.choice((100_000_000, 1_000_000_000)),
+            server_share=rng.choice((0.2, 0.5, 1.0)),
+            latency_ns=rng.choice((100_000, 1_000_000, 5_000_000)),
+            in_flight=rng.choice((1, 2)),
+        )
+
 
 @dataclass(slots=True)
 class Summary:
-    """What happened in one simulation; ``digest`` is equal for equal runs, ``unheard`` are updates of dead workers."""
+    """What happened in one simulation; ``digest`` is equal for equal runs, ``unheard`` are updates of dead workers.
+
+    Args:
+        sums: how many were committed, by how many updates they had.
+        handed_on: gets that an aggregator answered.
+    """
 
     seed: int
     events: int = 0
@@ -126,5 +194,7 @@ class Summary:
     dropped: Counter[str] = field(default_factory=Counter)
     unheard: int = 0
     gets: int = 0
+    sums: Counter[int] = field(default_factory=Counter)
+    handed_on: int = 0
     faults: Counter[str] = field(default_factory=Counter)
     digest: int = 0

@@ -1,15 +1,19 @@
-"""A stand-in for a server's parameter store and receive buffers: plain integers, and a strict eye on who may touch it.
+"""A stand-in for a server's parameter store and receive buffers: exact numbers, and a strict eye on who may touch them.
 
-The weights are one integer, an update's step another that no other update has; so the weights at the end tell which
-updates are in them, each how often. The rules are the real store's: buffers are few, a pinned one is never written, a
-step goes into the current buffer if nobody reads it, else into a free one.
+An update is a number that no other update has; so the weights at the end tell which updates are in them, each how
+often, in which order, with which learning rate. The rules are the real store's: buffers are few, a pinned one is never
+written, a step goes into the current buffer if nobody reads it, else into a free one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mlfabric.protocol import UpdateId
+from mlfabric.protocol import TransferId
+from mlfabric.server.actions import ApplyStep, StepKind
+from mlfabric.simulator.exact import PRIME, Image, Weights, joined, mean_of, single_step, sum_step
+from mlfabric.specs import RuleSpec
 
 __all__ = ["Held", "ReceiveBuffers", "StoreDouble"]
 
@@ -34,15 +38,17 @@ class StoreDouble:
 
     Args:
         limit: copies that may be held.
+        rule: by which steps are made.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, rule: RuleSpec) -> None:
         self.version = 0
-        self.log: list[UpdateId] = []
         self._limit = limit
+        self._rule = rule
+        self._history = 0
         self._current: _Buffer | None = None
         self._buffers: list[_Buffer] = []
-        self._step: tuple[UpdateId, _Buffer, int] | None = None
+        self._step: tuple[str, _Buffer, Weights] | None = None
 
     @property
     def value(self) -> int:
@@ -62,15 +68,26 @@ class StoreDouble:
         self._current = _Buffer(value)
         self._buffers.append(self._current)
 
-    def begin(self, update: UpdateId, step: int) -> None:
-        """Begin to apply an update."""
-        assert self._step is None, f"{update} begun while {self._step} is applied"
-        value, source = self.value, self._current
+    def begin(self, action: ApplyStep, images: Sequence[Image]) -> None:
+        """Begin to apply transfers together; ``images`` are what they brought."""
+        what = f"{action.transfers}"
+        assert self._step is None, f"{what} begun while {self._step} is applied"
+        weights, source = (self.value, self._history), self._current
         assert source is not None, "the model has no weights"
         target = source if not source.pins else self._free(source)
-        assert not target.pins, f"{update} would be written over a version that is being read"
+        assert not target.pins, f"{what} would be written over a version that is being read"
         target.value = None
-        self._step = (update, target, value + step)
+        self._step = (what, target, self._result(action, weights, images))
+
+    def _result(self, action: ApplyStep, weights: Weights, images: Sequence[Image]) -> Weights:
+        match action.kind:
+            case StepKind.ONE:
+                return single_step(self._rule, weights, images[0][0], action.lrs[0])
+            case StepKind.SUM:
+                return sum_step(self._rule, weights, images[0], action.lrs)
+            case StepKind.MEAN:
+                total = sum(image[0] for image in images) % PRIME
+                return single_step(self._rule, weights, mean_of(total, len(action.lrs)), action.lrs[0])
 
     def _free(self, source: _Buffer) -> _Buffer:
         for buffer in self._buffers:
@@ -80,15 +97,14 @@ class StoreDouble:
         self._buffers.append(_Buffer(None))
         return self._buffers[-1]
 
-    def finish(self) -> UpdateId:
-        """End the step that was begun: the next version is there."""
+    def finish(self, version: int) -> None:
+        """End the step that was begun, which leads to ``version``."""
         assert self._step is not None, "no step was begun"
-        update, target, value = self._step
-        assert not target.pins, f"{update} was written over a version that was pinned meanwhile"
-        target.value, self._current, self._step = value, target, None
-        self.version += 1
-        self.log.append(update)
-        return update
+        what, target, (value, history) = self._step
+        assert not target.pins, f"{what} was written over a version that was pinned meanwhile"
+        target.value, self._current, self._history, self._step = value, target, history, None
+        assert version > self.version, f"{what} made version {version} after {self.version}"
+        self.version = version
 
     def acquire(self) -> Held:
         """Pin the current version."""
@@ -105,39 +121,55 @@ class StoreDouble:
         assert held.buffer.pins >= 0, f"version {held.version} was released twice"
 
 
+@dataclass(slots=True)
+class _Receiving:
+    """A transfer's buffer: the connection that fills it, what came, and the whole once it is complete."""
+
+    connection: int
+    chunks: dict[int, Image | None]
+    image: Image | None = None
+    is_complete: bool = False
+
+
 class ReceiveBuffers:
-    """The buffers of updates on their way; each is filled by one connection and belongs to one update."""
+    """The buffers of transfers on their way; each is filled by one connection and belongs to one transfer."""
 
     def __init__(self) -> None:
-        self._filled_by: dict[UpdateId, int] = {}
-        self._steps: dict[UpdateId, int | None] = {}
-
-    def __contains__(self, update: UpdateId) -> bool:
-        return update in self._filled_by
+        self._by_transfer: dict[TransferId, _Receiving] = {}
 
     def __len__(self) -> int:
-        return len(self._filled_by)
+        return len(self._by_transfer)
 
-    def reserve(self, update: UpdateId, connection: int) -> None:
+    def reserve(self, transfer: TransferId, connection: int) -> None:
         """Reserve a buffer for what this connection will bring."""
-        assert update not in self._filled_by, f"{update} was granted a second buffer, the first is lost"
-        self._filled_by[update] = connection
+        assert transfer not in self._by_transfer, f"{transfer} was granted a second buffer, the first is lost"
+        self._by_transfer[transfer] = _Receiving(connection, {})
 
-    def fill(self, update: UpdateId, connection: int, step: int | None) -> None:
-        """Note that an update is complete; None stands for one that is not finite."""
-        by = self._filled_by.get(update)
-        assert by == connection, f"connection {connection} wrote {update} into a buffer that belongs to {by}"
-        self._steps[update] = step
+    def put(self, transfer: TransferId, connection: int, place: int, chunk: Image | None) -> None:
+        """Write a chunk; None stands for one that is not finite."""
+        self._of(transfer, connection).chunks[place] = chunk
 
-    def step(self, update: UpdateId) -> int | None:
-        """Return what a complete update adds to the weights."""
-        assert update in self._steps, f"{update} is applied before it is complete"
-        return self._steps[update]
+    def seal(self, transfer: TransferId, connection: int) -> None:
+        """Note that a transfer is complete; its chunks must fit together."""
+        buffer = self._of(transfer, connection)
+        buffer.image, buffer.is_complete = joined(buffer.chunks), True
 
-    def forget(self, update: UpdateId) -> int | None:
+    def _of(self, transfer: TransferId, connection: int) -> _Receiving:
+        buffer = self._by_transfer.get(transfer)
+        by = buffer.connection if buffer is not None else None
+        assert buffer is not None, f"connection {connection} wrote {transfer} into a buffer that belongs to {by}"
+        assert by == connection, f"connection {connection} wrote {transfer} into a buffer that belongs to {by}"
+        return buffer
+
+    def image(self, transfer: TransferId) -> Image | None:
+        """Return what a complete transfer brought; None stands for what is not finite."""
+        buffer = self._by_transfer.get(transfer)
+        assert buffer is not None, f"{transfer} has no buffer"
+        assert buffer.is_complete, f"{transfer} is applied before it is complete"
+        return buffer.image
+
+    def forget(self, transfer: TransferId) -> int | None:
         """Free a buffer; return the connection that was still filling it, None if it was complete."""
-        assert update in self._filled_by, f"{update} has no buffer to forget"
-        is_complete = update in self._steps
-        self._steps.pop(update, None)
-        connection = self._filled_by.pop(update)
-        return None if is_complete else connection
+        assert transfer in self._by_transfer, f"{transfer} has no buffer to forget"
+        buffer = self._by_transfer.pop(transfer)
+        return None if buffer.is_complete else buffer.connection

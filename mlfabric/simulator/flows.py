@@ -42,10 +42,10 @@ class Flows:
         self._running: list[Flow] = []
         self._at_ns = world.now_ns
 
-    def add_host(self, host: str) -> None:
-        """Connect a host at the usual rate."""
+    def add_host(self, host: str, bps: int = 0) -> None:
+        """Connect a host; 0 stands for the usual rate."""
         for link in (up_link(host), down_link(host)):
-            self._rates.setdefault(link, self._world.config.link_bps)
+            self._rates.setdefault(link, bps or self._world.config.link_bps)
 
     def rate_bps(self, link: LinkId) -> int:
         """Return what a link carries now."""

@@ -56,6 +56,10 @@ class _Line:
         self._quiet.add(end)
         self.break_up()
 
+    def mute(self, end: End) -> None:
+        """Let an end hear nothing more; what it has said arrives."""
+        self._quiet.add(end)
+
     def end(self) -> None:
         """End the line for both ends without a word: it has served its purpose."""
         self.is_open = False

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 from mlfabric.protocol import (
     Dropped,
@@ -13,10 +14,9 @@ from mlfabric.protocol import (
     Instruction,
     MemberEvent,
     MemberJoined,
-    ModelVersion,
     MonitorAt,
-    Outcome,
     Tick,
+    TransferId,
     UpdateId,
     UpdateKind,
     Welcome,
@@ -24,36 +24,20 @@ from mlfabric.protocol import (
 from mlfabric.server import actions as act
 from mlfabric.server.serving import weight_buffers
 from mlfabric.server.state import ServerConfig, ServerState
+from mlfabric.simulator.calls import Caller
 from mlfabric.simulator.double import Held, ReceiveBuffers, StoreDouble
+from mlfabric.simulator.exact import Image
 from mlfabric.simulator.flows import Flows
 from mlfabric.simulator.lines import Connection, End
+from mlfabric.simulator.payloads import Feed, Payload, Way
 from mlfabric.simulator.session import Listener, Session, SessionCallbacks
 from mlfabric.simulator.witness import Witness
 from mlfabric.simulator.world import Timer, World
 from mlfabric.specs import Member, Role
 
-__all__ = ["Caller", "SimulatedServer"]
+__all__ = ["SimulatedServer"]
 
 STEP_NS = 1_000_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Caller:
-    """What the worker's end of a connection does on each frame.
-
-    Args:
-        host: where it is.
-        granted: its bytes may come.
-        answered: the outcome of its update.
-        refused: this transfer will not be.
-        model: all bytes of the model are here.
-    """
-
-    host: str
-    granted: Callable[[], None]
-    answered: Callable[[Outcome], None]
-    refused: Callable[[str], None]
-    model: Callable[[ModelVersion, int], None]
 
 
 @dataclass(slots=True, eq=False)
@@ -62,13 +46,16 @@ class _Line:
 
     connection: Connection
     caller: Caller
-    update: UpdateId | None = None
+    transfer: TransferId | None = None
     get: GetId | None = None
     held: tuple[str, Held] | None = None
+    whole: dict[int, Image | None] = field(default_factory=dict)
 
 
 class SimulatedServer:
     """One server."""
+
+    chunks = 1
 
     def __init__(self, world: World, flows: Flows, scheduler: Listener, witness: Witness, name: str) -> None:
         self.name = name
@@ -87,12 +74,17 @@ class SimulatedServer:
         self._queue: deque[act.ServerEvent | Tick] = deque()
         self._is_draining = False
         self._timer: Timer | None = None
-        flows.add_host(self.host)
+        flows.add_host(self.host, world.config.server_bps)
+
+    @property
+    def is_alive(self) -> bool:
+        """Tell whether its process runs."""
+        return self.session.is_alive
 
     # The session
 
     def _joining(self) -> MemberJoined:
-        bps = self._world.config.link_bps
+        bps = self._world.config.server_bps
         member = Member(
             name=self.name,
             role=Role.SERVER,
@@ -131,18 +123,32 @@ class SimulatedServer:
         self._lines[number] = _Line(connection, caller)
         return connection
 
-    def offered(self, number: int, update: UpdateId, ticket: bytes, length: int, digest: int) -> None:
+    def offered(
+        self, number: int, transfer: TransferId, ticket: bytes, length: int, digest: int, whole: dict[int, Image | None]
+    ) -> None:
         """Read an OFFER frame."""
-        self._lines[number].update = update
-        event = act.Offered(connection=number, update=update, ticket=ticket, length=length, digest=digest)
+        line = self._lines[number]
+        line.transfer, line.whole = transfer, whole
+        event = act.Offered(connection=number, transfer=transfer, ticket=ticket, length=length, digest=digest)
         self._take_in(event)
 
-    def sealed(self, number: int, step: int | None) -> None:
-        """Read the end of a payload."""
+    def payload(self, number: int, place: int, chunk: Image | None) -> None:
+        """Read a chunk of a payload."""
         line = self._lines[number]
-        assert line.update is not None, "a payload came that was not granted"
-        self.buffers.fill(line.update, number, step)
-        self._take_in(act.PayloadReceived(update=line.update, connection=number))
+        assert line.transfer is not None, "a payload came that was not granted"
+        self.buffers.put(line.transfer, number, place, chunk)
+
+    def sealed(self, number: int) -> None:
+        """Read the seal of a payload."""
+        line = self._lines[number]
+        assert line.transfer is not None, "a seal came for what was not granted"
+        self.buffers.seal(line.transfer, number)
+        self._take_in(act.PayloadReceived(transfer=line.transfer, connection=number))
+
+    def taken_back(self, number: int) -> None:
+        """Read a REFUSE frame: the connection ends with it."""
+        self._lines[number].connection.close(End.FAR)
+        self._broke(number)
 
     def wanted(self, number: int, get: GetId, ticket: bytes) -> None:
         """Read a WANT frame."""
@@ -151,8 +157,8 @@ class SimulatedServer:
 
     def _broke(self, number: int) -> None:
         line = self._lines.pop(number)
-        if line.update is not None:
-            self._take_in(act.UpdateBroken(update=line.update, connection=number, detail="it broke"))
+        if line.transfer is not None:
+            self._take_in(act.TransferBroken(transfer=line.transfer, connection=number, detail="it broke"))
         if line.get is not None:
             if line.held is not None:
                 model, held = line.held
@@ -180,7 +186,8 @@ class SimulatedServer:
     def _check_buffers(self) -> None:
         if self._queue:
             return
-        held = {u for model in self.state.models.values() for u, t in model.updates.items() if t.holds_buffer}
+        incoming = [model.incoming.transfers.values() for model in self.state.models.values()]
+        held = {t.transfer for transfers in incoming for t in transfers if t.holds_buffer}
         assert len(held) == len(self.buffers), f"{len(self.buffers)} buffers are kept for {held}"
 
     def _set_timer(self) -> None:
@@ -209,7 +216,7 @@ class SimulatedServer:
             case act.ServeModel():
                 self._serve(action)
             case act.Forget():
-                self._forget(action.update)
+                self._forget(action.transfer)
             case act.RefuseOffer() | act.RefuseWant():
                 self._refuse(action)
             case act.Abandon():
@@ -217,35 +224,45 @@ class SimulatedServer:
             case act.InstallInitial():
                 self._install(action)
             case act.CreateStore():
-                self.stores[action.spec.name] = StoreDouble(weight_buffers(action.spec))
+                self._witness.rules[action.spec.name] = action.spec.rule
+                self.stores[action.spec.name] = StoreDouble(weight_buffers(action.spec), action.spec.rule)
 
     # Frames out
 
     def _grant(self, action: act.Grant) -> None:
         line = self._lines[action.connection]
-        self.buffers.reserve(action.update, action.connection)
-        line.connection.send(End.NEAR, "GRANT", line.caller.granted)
+        self.buffers.reserve(action.transfer, action.connection)
+        if not line.whole:
+            line.connection.send(End.NEAR, "GRANT", line.caller.granted)
+            return
+        for place, chunk in line.whole.items():
+            self.buffers.put(action.transfer, action.connection, place, chunk)
+        self.buffers.seal(action.transfer, action.connection)
+        self._take_in(act.PayloadReceived(transfer=action.transfer, connection=action.connection))
 
     def _answer(self, action: act.Answer) -> None:
         line = self._lines.get(action.connection)
         if line is None:
             return
-        line.update = None
-        if not isinstance(action.outcome, Dropped) and self._world.chance(self._world.config.faults.outcome_lost):
-            self._world.fault("outcome lost", action.update)
+        line.transfer = None
+        outcomes = dict(action.outcomes)
+        dropped = any(isinstance(outcome, Dropped) for outcome in outcomes.values())
+        if not dropped and self._world.chance(self._world.config.faults.outcome_lost):
+            self._world.fault("outcome lost", action.transfer)
             line.connection.break_up()
-        line.connection.send(End.NEAR, "OUTCOME", lambda: line.caller.answered(action.outcome))
+        line.connection.send(End.NEAR, "OUTCOME", lambda: line.caller.answered(outcomes))
 
     def _refuse(self, action: act.RefuseOffer | act.RefuseWant) -> None:
         line = self._lines.get(action.connection)
         if line is not None:
-            line.update = line.get = None
+            line.transfer = None
+            line.get = None
             line.connection.send(End.NEAR, "REFUSE", lambda: line.caller.refused(action.reason))
 
     def _abandon(self, number: int) -> None:
         line = self._lines.get(number)
         if line is not None:
-            line.update = None
+            line.transfer = None
             line.connection.close(End.FAR)
 
     def _serve(self, action: act.ServeModel) -> None:
@@ -257,51 +274,69 @@ class SimulatedServer:
         held = self.stores[action.model].acquire()
         assert held.version == action.version.number, f"{action} but the store is at {held.version}"
         line.held = (action.model, held)
-        if line.connection.is_open:
-            size_bytes = self.state.models[action.model].spec.layout.size_bytes
-            line.connection.move(
-                self.host, line.caller.host, size_bytes, action.rate_bps, lambda: self._served(line, action, held)
-            )
+        caller, size_bytes = line.caller, self.state.models[action.model].spec.layout.size_bytes
+        line.connection.send(End.NEAR, "MODEL", partial(caller.comes, action.version))
+        way = Way(source=self.host, destination=caller.host, towards=End.NEAR, pace_bps=action.rate_bps)
+        payload = Payload.whole((held.value,), size_bytes, caller.chunks)
+        Feed(line.connection, way, payload, caller.payload, lambda: self._served(line, action, held))
 
     def _served(self, line: _Line, action: act.ServeModel, held: Held) -> None:
         self.stores[action.model].release(held)
         line.held = line.get = None
-        line.connection.send(End.NEAR, "MODEL", lambda: line.caller.model(action.version, held.value))
         self._take_in(act.GetServed(get=action.get, connection=action.connection))
 
     # The store
 
-    def _forget(self, update: UpdateId) -> None:
-        number = self.buffers.forget(update)
+    def _forget(self, transfer: TransferId) -> None:
+        number = self.buffers.forget(transfer)
         line = self._lines.get(number) if number is not None else None
-        filling = line is not None and line.update == update and line.connection.is_open
-        assert not filling, f"{update} lost its buffer while connection {number} was filling it"
+        filling = line is not None and line.transfer == transfer and line.connection.is_open
+        assert not filling, f"{transfer} lost its buffer while connection {number} was filling it"
 
     def _install(self, action: act.InstallInitial) -> None:
-        value = self.buffers.step(action.update)
-        assert value is not None, "the first weights are finite here"
-        self.stores[action.model].initialise(value)
+        image = self.buffers.image(action.update)
+        assert image is not None, "the first weights are finite here"
+        self.stores[action.model].initialise(image[0])
         self._witness.installs(action.update)
         self._take_in(act.Installed(model=action.model, update=action.update))
 
     def _apply(self, action: act.ApplyStep) -> None:
-        updates = self.state.models[action.model].updates.values()
-        others = [t.update for t in updates if t.kind is UpdateKind.GRADIENT and t.update != action.update]
-        self._witness.begins(action.update, action.version, others)
-        step = self.buffers.step(action.update)
+        incoming = self.state.models[action.model].incoming
+        group = [incoming.transfers[transfer] for transfer in action.transfers]
+        rest = [t for t in incoming.transfers.values() if t.transfer not in action.transfers]
+        others = [t.transfer for t in rest if t.kind is UpdateKind.GRADIENT]
+        members = tuple(m.update for t in group for m in t.members)
+        self._witness.begins(action, members, others)
         delay_ns = self._world.pause_ns(STEP_NS)
-        if step is None:
-            detail = "the step is not finite"
-            refused = act.StepRefused(model=action.model, update=action.update, detail=detail)
-            self._world.later(delay_ns, f"{action.update} refused", lambda: self._take_in(refused))
+        images = [self.buffers.image(transfer) for transfer in action.transfers]
+        finite = [image for image in images if image is not None]
+        huge = tuple(t.transfer for t in group if any(self._witness.is_huge(m.update) for m in t.members))
+        if huge or len(finite) < len(images):
+            refused = self._refusal(action, images, huge)
+            self._world.later(delay_ns, f"{action.transfers} refused", lambda: self._take_in(refused))
         else:
-            self.stores[action.model].begin(action.update, step)
-            self._world.later(delay_ns, f"{action.update} applied", lambda: self._applied(action))
+            self.stores[action.model].begin(action, finite)
+            self._world.later(delay_ns, f"{action.transfers} applied", lambda: self._applied(action, members))
 
-    def _applied(self, action: act.ApplyStep) -> None:
+    def _refusal(
+        self, action: act.ApplyStep, images: list[Image | None], huge: tuple[TransferId, ...]
+    ) -> act.StepRefused:
+        """Say who is to blame, as ``server/stores.py`` does: the first one holds the sum by now."""
+        first, *rest = action.transfers
+        looks = zip(rest, images[1:], strict=True)
+        blamed = tuple(transfer for transfer, image in looks if image is None or transfer in huge)
+        return act.StepRefused(
+            model=action.model,
+            transfers=action.transfers,
+            detail="the step is not finite",
+            culprits=blamed or (first,),
+            spoilt=(first,) if blamed else (),
+        )
+
+    def _applied(self, action: act.ApplyStep, members: tuple[UpdateId, ...]) -> None:
         store = self.stores[action.model]
-        update = store.finish()
-        assert store.version == action.version.number, f"{action} made version {store.version}"
-        tau = action.version.number - 1 - self._witness.truths[update].computed_from.number
-        self._witness.commits(update, action.version, tau)
-        self._take_in(act.StepDone(model=action.model, update=action.update, step_norm=1.0))
+        store.finish(action.version.number)
+        self._witness.commits(members, action)
+        expected = self._witness.weights(action.model, action.version.number)
+        assert store.value == expected, f"{members} led to other weights than their single steps do"
+        self._take_in(act.StepDone(model=action.model, transfers=action.transfers, step_norm=1.0))

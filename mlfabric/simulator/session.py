@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from mlfabric.protocol import Instruction, MemberEvent, MemberJoined, Refuse, Welcome
+from mlfabric.protocol import Instruction, MemberEvent, MemberJoined, MemberLeft, Refuse, Welcome
 from mlfabric.simulator.lines import End, Stream
 from mlfabric.simulator.world import World
 
@@ -103,6 +103,15 @@ class Session:
             self.stream = None
             if self.is_alive:
                 self.join_later()
+
+    def leave(self, incarnation: int) -> None:
+        """Say good-bye and end."""
+        self.is_alive = False
+        stream, self.stream = self.stream, None
+        if stream is not None:
+            event = MemberLeft(name=self.name, incarnation=incarnation)
+            stream.send(End.FAR, "good-bye", lambda: self._scheduler.hear(self.name, stream, event))
+            stream.send(End.FAR, "end", lambda: stream.close(End.NEAR))
 
     def die(self) -> None:
         """End with the process: the scheduler will notice."""

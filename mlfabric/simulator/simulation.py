@@ -10,6 +10,8 @@ from collections.abc import Callable
 
 from mlfabric.network import down_link, up_link
 from mlfabric.protocol import LinkRate, LinksReported
+from mlfabric.simulator.aggregator import SimulatedAggregator
+from mlfabric.simulator.calls import Book
 from mlfabric.simulator.config import SimulationConfig, Summary
 from mlfabric.simulator.flows import Flows
 from mlfabric.simulator.scheduler import SimulatedScheduler
@@ -17,7 +19,7 @@ from mlfabric.simulator.server import SimulatedServer
 from mlfabric.simulator.witness import Witness
 from mlfabric.simulator.worker import Place, SimulatedWorker
 from mlfabric.simulator.world import World
-from mlfabric.specs import Layout, ModelSpec, RuleSpec, TensorSpec
+from mlfabric.specs import Layout, ModelSpec, TensorSpec
 
 __all__ = ["Simulation"]
 
@@ -37,18 +39,34 @@ class Simulation:
         self.flows = Flows(self.world)
         self.witness = Witness()
         self.scheduler = SimulatedScheduler(self.world, self.witness)
+        self.book = Book()
         self.servers = {name: self._server(name) for name in (f"server-{i}" for i in range(config.servers))}
+        self.aggregators = [self._aggregator(f"aggregator-{i}", i, 1) for i in range(config.aggregators)]
         self.workers = [self._worker(f"worker-{i}", i, 1) for i in range(config.workers)]
 
     def _server(self, name: str) -> SimulatedServer:
-        return SimulatedServer(self.world, self.flows, self.scheduler, self.witness, name)
+        server = SimulatedServer(self.world, self.flows, self.scheduler, self.witness, name)
+        self.book.add(name, server)
+        return server
+
+    def _aggregator(self, name: str, number: int, incarnation: int) -> SimulatedAggregator:
+        neighbour = f"worker-{number % self.config.workers}"
+        host = f"host of {neighbour if self.config.beside_workers else name}"
+        return SimulatedAggregator(self.world, self.flows, self.scheduler, self.book, name, incarnation, host)
 
     def _worker(self, name: str, number: int, incarnation: int) -> SimulatedWorker:
         config = self.config
         server = f"server-{number % config.servers}"
         layout = Layout((TensorSpec(name="w", shape=(config.model_bytes // 4,), dtype="float32"),))
-        rule = RuleSpec(momentum=config.momentum)
-        spec = ModelSpec(name=f"model of {server}", layout=layout, rule=rule, tau_max=config.tau_max, server=server)
+        spec = ModelSpec(
+            name=f"model of {server}",
+            layout=layout,
+            rule=config.rule,
+            mode=config.mode,
+            slack=config.slack,
+            tau_max=config.tau_max,
+            server=server,
+        )
         host = f"host of {name}"
         self.flows.add_host(host)
         place = Place(
@@ -57,7 +75,7 @@ class Simulation:
             host=host,
             spec=spec,
             scheduler=self.scheduler,
-            servers=self.servers,
+            book=self.book,
             witness=self.witness,
         )
         return SimulatedWorker(self.world, place)
@@ -93,12 +111,16 @@ class Simulation:
     def _start(self) -> None:
         for server in self.servers.values():
             server.session.join()
+        for aggregator in self.aggregators:
+            aggregator.session.join()
         for worker in self.workers:
             self.world.later(self.world.pause_ns(self.config.compute_ns), f"{worker.place.name} starts", worker.start)
         faults = self.config.faults
         self._now_and_again(faults.worker_stream_hz * self.config.workers, self._break_worker_stream)
         self._now_and_again(faults.server_stream_hz * self.config.servers, self._break_server_stream)
+        self._now_and_again(faults.aggregator_stream_hz * self.config.aggregators, self._break_aggregator_stream)
         self._now_and_again(faults.crash_hz, self._crash)
+        self._now_and_again(faults.aggregator_hz * self.config.aggregators, self._crash_aggregator)
         self._now_and_again(faults.scheduler_hz, self._restart_scheduler)
         self._now_and_again(faults.link_hz, self._change_link)
 
@@ -121,7 +143,10 @@ class Simulation:
     def _break_server_stream(self) -> None:
         self._break_stream(self.world.rng.choice(list(self.servers.values())))
 
-    def _break_stream(self, member: SimulatedWorker | SimulatedServer) -> None:
+    def _break_aggregator_stream(self) -> None:
+        self._break_stream(self.world.rng.choice(self.aggregators))
+
+    def _break_stream(self, member: SimulatedWorker | SimulatedServer | SimulatedAggregator) -> None:
         stream = member.session.stream
         if stream is not None:
             self.world.fault("stream broke", stream.name)
@@ -139,14 +164,28 @@ class Simulation:
             delay_ns = self.world.pause_ns(RESTART_NS)
             self.world.later(delay_ns, f"{worker.place.name} starts again", self.workers[index].start)
 
+    def _crash_aggregator(self) -> None:
+        index = self.world.rng.randrange(len(self.aggregators))
+        former = self.aggregators[index]
+        if not former.is_alive:
+            return
+        self.world.fault("aggregator died", former.name)
+        former.die()
+        if self.world.rng.random() < COME_BACK or not any(a.is_alive for a in self.aggregators):
+            self.aggregators[index] = self._aggregator(former.name, index, former.incarnation + 1)
+            delay_ns = self.world.pause_ns(RESTART_NS)
+            self.world.later(delay_ns, f"{former.name} starts again", self.aggregators[index].session.join)
+
     def _restart_scheduler(self) -> None:
         self.world.fault("scheduler died")
         self.scheduler.restart()
 
     def _change_link(self) -> None:
-        place = self.world.rng.choice([*(w.place.host for w in self.workers), *(s.host for s in self.servers.values())])
+        hosts = [*(w.place.host for w in self.workers), *(s.host for s in self.servers.values())]
+        place = self.world.rng.choice([*hosts, *(a.host for a in self.aggregators)])
         is_up = self.world.rng.random() < 0.5
-        bps = round(self.config.link_bps * self.world.rng.choice(LINK_SHARES))
+        usual_bps = self.config.server_bps if place.startswith("host of server") else self.config.link_bps
+        bps = round(usual_bps * self.world.rng.choice(LINK_SHARES))
         self.world.fault("link changed", place, "up" if is_up else "down", bps)
         self.flows.set_rate(up_link(place) if is_up else down_link(place), bps)
         rate = LinkRate(host=place, up=is_up, bps=bps, age_ns=0)
@@ -171,13 +210,22 @@ class Simulation:
             assert not left, f"the scheduler still counts on {left} of {name}"
             held = [u for u in self.witness.truths if state.context.network.reservation((name, "push", u)) is not None]
             assert not held, f"links are still reserved for {held}"
+            hand_ons = model.gets.hand_ons.planned
+            assert not len(model.pushes.sums), f"the scheduler still counts on {list(model.pushes.sums)} of {name}"
+            assert not hand_ons, f"the scheduler still counts on {hand_ons} of {name}"
+            iteration = model.pushes.iteration
+            assert iteration is None, f"the scheduler still counts on {iteration} of {name}"
         for server in self.servers.values():
             self._check_quiet_server(server)
+        for aggregator in self.aggregators:
+            if aggregator.is_alive:
+                open_there = [*aggregator.state.sums.sums, *aggregator.state.handings.handings]
+                assert not open_there, f"{aggregator.name} still waits for {open_there}"
         self.witness.remembered(state)
 
     def _check_quiet_server(self, server: SimulatedServer) -> None:
         for name, model in server.state.models.items():
-            left = [*model.updates, *model.gets.gets]
+            left = [*model.incoming.transfers, *model.gets.gets]
             assert not left, f"{server.name} still waits for {left} of {name}"
             store = server.stores[name]
             assert not store.pins, f"{server.name} has {store.pins} pins on {name} that nobody needs"
@@ -197,6 +245,8 @@ class Simulation:
             dropped=self.witness.dropped,
             unheard=len(lost),
             gets=self.witness.gets,
+            sums=self.witness.sums,
+            handed_on=sum(aggregator.handed_on for aggregator in self.aggregators),
             faults=self.world.counts,
             digest=self.world.digest,
         )

@@ -7,6 +7,7 @@ down where they happen, at the workers' handles and at the store.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -22,11 +23,16 @@ from mlfabric.protocol import (
     ModelVersion,
     Outcome,
     Resolve,
+    SumId,
     TransferEnded,
+    TransferId,
     UpdateId,
     UpdateKind,
 )
 from mlfabric.scheduler.state import SchedulerState
+from mlfabric.server.actions import ApplyStep, StepKind
+from mlfabric.simulator.exact import PRIME, Weights, mean_of, single_step
+from mlfabric.specs import RuleKind, RuleSpec
 
 __all__ = ["Oddity", "Truth", "Witness"]
 
@@ -39,6 +45,7 @@ class Oddity(Enum):
     SIZE = "its size is not the model's"
     LAYOUT = "its layout is not the model's"
     FUTURE = "it was computed from a version that does not exist"
+    INFINITE = "it holds NaN or Inf, though its norm says nothing of it"
     OVERFLOW = "its step would make the weights infinite"
     CHANGED = "its tensors are changed while it is sent"
 
@@ -64,11 +71,13 @@ class Witness:
         self.told: dict[UpdateId, Outcome] = {}
         self.dropped: Counter[str] = Counter()
         self.gets = 0
+        self.sums = Counter[int]()
+        self.rules: dict[str, RuleSpec] = {}
         self._versions: dict[str, ModelVersion] = {}
-        self._weights: dict[str, list[int]] = {}
+        self._weights: dict[str, list[Weights]] = {}
         self._steps: set[int] = set()
         self._bounds: dict[str, int] = {}
-        self._expected: dict[UpdateId, Expect] = {}
+        self._expected: dict[TransferId, Expect] = {}
 
     # At the scheduler
 
@@ -90,7 +99,7 @@ class Witness:
         """Check that nobody waits for others while nothing is under way."""
         for model in state.models.values():
             pushes = model.pushes
-            idle = pushes.initialised and not pushes.awaited and not pushes.planned
+            idle = pushes.initialised and not pushes.awaited and not pushes.planned and not pushes.policy.has_barrier
             if idle and state.context.is_here(pushes.server):
                 assert not pushes.waiting, f"{list(pushes.waiting)} wait though nothing is under way to {pushes.server}"
 
@@ -108,40 +117,88 @@ class Witness:
     # At the server
 
     def expected(self, order: Expect) -> None:
-        """Note what a server was told last about an update."""
-        self._expected[order.update] = order
+        """Note what a server was told last about a transfer."""
+        self._expected[order.transfer] = order
 
-    def begins(self, update: UpdateId, version: ModelVersion, others: list[UpdateId]) -> None:
-        """Check that an update may be applied now, making ``version``, while ``others`` are there."""
-        truth, order = self.truths[update], self._expected[update]
+    def begins(self, action: ApplyStep, members: Sequence[UpdateId], others: Sequence[TransferId]) -> None:
+        """Check that transfers may be applied together now, while ``others`` are there."""
+        orders = [self._expected[transfer] for transfer in action.transfers]
+        for order in orders:
+            before, name = [o for o in others if self._expected[o].seq < order.seq], order.transfer
+            assert not before, f"{name} (seq {order.seq}) is applied before {before}, which are earlier in the plan"
+        planned = [member.update for order in orders for member in order.members]
+        assert planned == list(members), f"{members} are applied; expected in these transfers are {planned}"
+        bound = min(self._bounds.get(action.model, 0), *(order.tau_max for order in orders))
+        for update, tau in zip(members, self._delays(action, members), strict=True):
+            self._may_be_applied(update)
+            assert 0 <= tau <= bound, f"{update} is applied with delay {tau}; the bound in force is {bound}"
+        self.sums.update(len(order.members) for order in orders if isinstance(order.transfer, SumId))
+        if action.kind is StepKind.MEAN:
+            self._is_iteration(orders, members)
+
+    def _is_iteration(self, orders: Sequence[Expect], members: Sequence[UpdateId]) -> None:
+        """Check that an iteration is of one place, and has one update of each of its workers."""
+        seqs, workers = {order.seq for order in orders}, [update.worker for update in members]
+        assert len(seqs) == 1, f"{members} make one version though they were planned at {seqs}"
+        assert len(set(workers)) == len(workers), f"an iteration has two updates of one worker: {members}"
+
+    def _may_be_applied(self, update: UpdateId) -> None:
+        truth, told = self.truths[update], self.told.get(update)
         assert update not in self.applied, f"{update} is applied twice"
-        assert truth.oddity in (Oddity.NONE, Oddity.OVERFLOW), f"{update} is applied though {truth.oddity.value}"
-        told = self.told.get(update)
+        may_be_seen_by_the_store = truth.oddity in (Oddity.NONE, Oddity.OVERFLOW, Oddity.INFINITE)
+        assert may_be_seen_by_the_store, f"{update} is applied though {truth.oddity.value}"
         assert not isinstance(told, Dropped), f"{update} is applied though its worker was told {told}"
-        before = [o for o in others if self._expected[o].seq < order.seq]
-        assert not before, f"{update} (seq {order.seq}) is applied before {before}, which are earlier in the plan"
-        tau = version.number - 1 - truth.computed_from.number
-        bound = min(order.tau_max, self._bounds[truth.model])
-        assert 0 <= tau <= bound, f"{update} is applied with delay {tau}; the bound in force is {bound}"
 
-    def commits(self, update: UpdateId, version: ModelVersion, tau: int) -> None:
-        """Note that an update was applied, and check what the server makes of it."""
-        truth = self.truths[update]
-        former = self._versions.get(truth.model, ModelVersion(1, 0))
-        assert version == (former.epoch, former.number + 1), f"{update} made version {version} after {former}"
-        expected = former.number - truth.computed_from.number
-        assert tau == expected, f"{update} was committed with delay {tau}; it is {expected}"
-        assert truth.step not in self._steps, f"what {update} brings is in the weights already"
-        self._steps.add(truth.step)
-        self._versions[truth.model] = version
-        self._weights[truth.model].append(self._weights[truth.model][-1] + truth.step)
-        self.applied[update] = Committed(version=version, tau=tau)
+    def is_huge(self, update: UpdateId) -> bool:
+        """Tell whether a step with this update in it makes the weights infinite."""
+        return self.truths[update].oddity is Oddity.OVERFLOW
+
+    def _delays(self, action: ApplyStep, members: Sequence[UpdateId]) -> list[int]:
+        """Return the delays of updates that are applied together: each makes a version, or all of them make one."""
+        now, version = self._versions.get(action.model, ModelVersion(1, 0)), action.version
+        makes_one = action.kind is StepKind.MEAN
+        made = 1 if makes_one else len(members)
+        assert version == (now.epoch, now.number + made), f"{members} made version {version} after {now}"
+        bases = [self.truths[update].computed_from.number for update in members]
+        return [now.number + (0 if makes_one else place) - base for place, base in enumerate(bases)]
+
+    def commits(self, members: Sequence[UpdateId], action: ApplyStep) -> None:
+        """Note that updates were applied together: what single steps make of the weights."""
+        model, version, first = action.model, action.version, self._next_number(action.model)
+        for place, (update, tau) in enumerate(zip(members, self._delays(action, members), strict=True)):
+            step = self.truths[update].step
+            assert step not in self._steps, f"what {update} brings is in the weights already"
+            self._steps.add(step)
+            number = version.number if action.kind is StepKind.MEAN else first + place
+            self.applied[update] = Committed(version=ModelVersion(version.epoch, number), tau=tau)
+        for weights in self._steps_of(action, members, first):
+            self._weights[model].append(weights)
+        self._versions[model] = version
+
+    def _next_number(self, model: str) -> int:
+        return self._versions.get(model, ModelVersion(1, 0)).number + 1
+
+    def _steps_of(self, action: ApplyStep, members: Sequence[UpdateId], first: int) -> Iterator[Weights]:
+        """Give the weights of each version that is made, from number ``first`` on."""
+        rule, weights = self.rules[action.model], self._weights[action.model][-1]
+        gradients, delays = [self.truths[update].step for update in members], self._delays(action, members)
+        if action.kind is StepKind.MEAN or rule.kind is RuleKind.ADAM:
+            mean = mean_of(sum(gradients) % PRIME, len(gradients))
+            weights = single_step(rule, weights, mean, rule.lr_at(first - 1, delays[0]))
+            yield from [weights] * (1 if action.kind is StepKind.MEAN else len(gradients))
+            return
+        own = [rule.lr_at(first - 1 + place, tau) for place, tau in enumerate(delays)]
+        # What was summed has the rates in it that it was planned with; they are in the commit log.
+        lrs = action.lrs if action.kind is StepKind.SUM else own
+        for gradient, lr in zip(gradients, lrs, strict=True):
+            weights = single_step(rule, weights, gradient, lr)
+            yield weights
 
     def installs(self, update: UpdateId) -> None:
         """Note whose weights a model began with."""
         truth = self.truths[update]
         self.installed[truth.model] = update
-        self._weights[truth.model] = [truth.step]
+        self._weights[truth.model] = [(truth.step, 0)]
 
     # At the workers
 
@@ -168,7 +225,7 @@ class Witness:
 
     def weights(self, model: str, number: int) -> int:
         """Return what the weights of a version are: the first ones and the steps since, each once."""
-        return self._weights[model][number]
+        return self._weights[model][number][0]
 
     def _agrees(self, who: str, update: UpdateId, outcome: Outcome) -> None:
         truth = self.truths[update]

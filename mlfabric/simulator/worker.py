@@ -24,11 +24,11 @@ from mlfabric.protocol import (
     Welcome,
 )
 from mlfabric.simulator.attempts import Attempts
-from mlfabric.simulator.server import SimulatedServer
+from mlfabric.simulator.calls import Book
 from mlfabric.simulator.session import Listener, Session, SessionCallbacks
 from mlfabric.simulator.witness import Oddity, Truth, Witness
 from mlfabric.simulator.world import Timer, World
-from mlfabric.specs import Member, ModelSpec, Role
+from mlfabric.specs import Member, Mode, ModelSpec, Role
 from mlfabric.worker_daemon import actions as act
 from mlfabric.worker_daemon.state import DaemonState
 
@@ -47,7 +47,7 @@ class Place:
     host: str
     spec: ModelSpec
     scheduler: Listener
-    servers: dict[str, SimulatedServer]
+    book: Book
     witness: Witness
 
 
@@ -62,8 +62,9 @@ class SimulatedWorker:
         self._world = world
         self._updates = 0
         self._gets = 0
+        self._computing = 0
         self._lanes: dict[GetId, UpdateId | None] = {}
-        self._attempts = Attempts(place.host, place.spec.layout, place.servers, place.witness.truths, self._take_in)
+        self._attempts = Attempts(world, place.host, place.spec.layout, place.book, place.witness.truths, self._take_in)
         self._timer: Timer | None = None
 
     @property
@@ -121,14 +122,23 @@ class SimulatedWorker:
         self._take_in(act.GetCalled(request=request))
 
     def _compute(self, version: ModelVersion) -> None:
+        self._computing += 1
         delay_ns = self._world.pause_ns(self._world.config.compute_ns)
         self._world.later(delay_ns, f"{self.place.name} computes", lambda: self._computed(version))
 
     def _computed(self, version: ModelVersion) -> None:
+        self._computing -= 1
         if self.is_alive and self._world.is_stormy:
             is_odd = self._world.chance(self._world.config.faults.odd)
             oddity = self._world.rng.choice(ODDITIES) if is_odd else Oddity.NONE
             self._get(self._push(version, UpdateKind.GRADIENT, oddity))
+        self._leave_if_done()
+
+    def _leave_if_done(self) -> None:
+        """Say good-bye when there is nothing more to do and others may wait for this worker."""
+        is_busy = self._computing or self.state.pushes or self.state.gets or self._world.is_stormy
+        if self.is_alive and not is_busy and self.place.spec.mode is not Mode.ASYNCHRONOUS:
+            self.session.leave(self.place.incarnation)
 
     def _push(self, version: ModelVersion, kind: UpdateKind, oddity: Oddity) -> UpdateId:
         update = UpdateId(self.place.name, self.place.incarnation, self._updates)

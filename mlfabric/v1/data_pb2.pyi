@@ -3,8 +3,10 @@
 isort:skip_file
 What data channels carry beside raw tensor bytes, in a frame's meta field."""
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 from mlfabric.v1 import session_pb2 as _session_pb2
 from mlfabric.v1 import types_pb2 as _types_pb2
 import builtins as _builtins
@@ -20,58 +22,84 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class OfferMeta(_message.Message):
-    """With an OFFER frame: this update is here."""
+    """With an OFFER frame: this update or sum is here."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    UPDATE_FIELD_NUMBER: _builtins.int
+    TRANSFER_FIELD_NUMBER: _builtins.int
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
     HOST_FIELD_NUMBER: _builtins.int
     IMAGE_FIELD_NUMBER: _builtins.int
     size_bytes: _builtins.int
     """Payload bytes that will follow the grant."""
     host: _builtins.str
-    """The worker's host."""
+    """The sender's host."""
     image: _builtins.bytes
     """All of the update, if it is so small that waiting for the grant would cost more than sending it."""
     @_builtins.property
-    def update(self) -> _types_pb2.RequestId: ...
+    def transfer(self) -> _types_pb2.TransferId: ...
     def __init__(
         self,
         *,
-        update: _types_pb2.RequestId | None = ...,
+        transfer: _types_pb2.TransferId | None = ...,
         size_bytes: _builtins.int = ...,
         host: _builtins.str = ...,
         image: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["update", b"update"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["transfer", b"transfer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["host", b"host", "image", b"image", "size_bytes", b"size_bytes", "update", b"update"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["host", b"host", "image", b"image", "size_bytes", b"size_bytes", "transfer", b"transfer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___OfferMeta: _TypeAlias = OfferMeta  # noqa: Y015
 
 @_typing.final
-class OutcomeMeta(_message.Message):
-    """With an OUTCOME frame: what became of the update, and the server epoch that says so."""
+class MemberOutcome(_message.Message):
+    """What became of one update."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    UPDATE_FIELD_NUMBER: _builtins.int
     OUTCOME_FIELD_NUMBER: _builtins.int
-    SERVER_EPOCH_FIELD_NUMBER: _builtins.int
-    server_epoch: _builtins.int
+    @_builtins.property
+    def update(self) -> _types_pb2.RequestId: ...
     @_builtins.property
     def outcome(self) -> _session_pb2.Outcome: ...
     def __init__(
         self,
         *,
+        update: _types_pb2.RequestId | None = ...,
         outcome: _session_pb2.Outcome | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["outcome", b"outcome", "update", b"update"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["outcome", b"outcome", "update", b"update"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MemberOutcome: _TypeAlias = MemberOutcome  # noqa: Y015
+
+@_typing.final
+class OutcomeMeta(_message.Message):
+    """With an OUTCOME frame: what became of the updates in a transfer, and the server epoch that says so."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OUTCOMES_FIELD_NUMBER: _builtins.int
+    SERVER_EPOCH_FIELD_NUMBER: _builtins.int
+    server_epoch: _builtins.int
+    @_builtins.property
+    def outcomes(self) -> _containers.RepeatedCompositeFieldContainer[Global___MemberOutcome]: ...
+    def __init__(
+        self,
+        *,
+        outcomes: _abc.Iterable[Global___MemberOutcome] | None = ...,
         server_epoch: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["outcome", b"outcome", "server_epoch", b"server_epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["outcomes", b"outcomes", "server_epoch", b"server_epoch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -214,20 +214,20 @@ class RegisterAsAggregatorRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MEMBER_FIELD_NUMBER: _builtins.int
-    CAPACITY_FIELD_NUMBER: _builtins.int
-    capacity: _builtins.int
-    """Most updates that it sums at a time."""
+    MOST_UPDATES_FIELD_NUMBER: _builtins.int
+    most_updates: _builtins.int
+    """How many updates it takes into one sum; 0 for any number."""
     @_builtins.property
     def member(self) -> _types_pb2.Member: ...
     def __init__(
         self,
         *,
         member: _types_pb2.Member | None = ...,
-        capacity: _builtins.int = ...,
+        most_updates: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["member", b"member"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "member", b"member"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["member", b"member", "most_updates", b"most_updates"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -72,6 +72,23 @@ DROP_CAUSE_WRONG_LAYOUT: DropCause.ValueType  # 10
 DROP_CAUSE_CHANGED: DropCause.ValueType  # 11
 Global___DropCause: _TypeAlias = DropCause  # noqa: Y015
 
+class _ReduceOp:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ReduceOpEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ReduceOp.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    REDUCE_OP_UNSPECIFIED: _ReduceOp.ValueType  # 0
+    REDUCE_OP_SUM: _ReduceOp.ValueType  # 1
+    REDUCE_OP_MEAN: _ReduceOp.ValueType  # 2
+
+class ReduceOp(_ReduceOp, metaclass=_ReduceOpEnumTypeWrapper): ...
+
+REDUCE_OP_UNSPECIFIED: ReduceOp.ValueType  # 0
+REDUCE_OP_SUM: ReduceOp.ValueType  # 1
+REDUCE_OP_MEAN: ReduceOp.ValueType  # 2
+Global___ReduceOp: _TypeAlias = ReduceOp  # noqa: Y015
+
 class _TransferEnd:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -84,6 +101,7 @@ class _TransferEndEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TransferE
     TRANSFER_END_BROKEN: _TransferEnd.ValueType  # 3
     TRANSFER_END_VOIDED: _TransferEnd.ValueType  # 4
     TRANSFER_END_DISCARDED: _TransferEnd.ValueType  # 5
+    TRANSFER_END_TORN: _TransferEnd.ValueType  # 6
 
 class TransferEnd(_TransferEnd, metaclass=_TransferEndEnumTypeWrapper): ...
 
@@ -93,6 +111,7 @@ TRANSFER_END_SERVED: TransferEnd.ValueType  # 2
 TRANSFER_END_BROKEN: TransferEnd.ValueType  # 3
 TRANSFER_END_VOIDED: TransferEnd.ValueType  # 4
 TRANSFER_END_DISCARDED: TransferEnd.ValueType  # 5
+TRANSFER_END_TORN: TransferEnd.ValueType  # 6
 Global___TransferEnd: _TypeAlias = TransferEnd  # noqa: Y015
 
 @_typing.final
@@ -206,6 +225,9 @@ class Event(_message.Message):
     TRANSFER_ENDED_FIELD_NUMBER: _builtins.int
     MEMBER_LEFT_FIELD_NUMBER: _builtins.int
     MEMORY_REPORTED_FIELD_NUMBER: _builtins.int
+    REDUCE_REQUESTED_FIELD_NUMBER: _builtins.int
+    ROUND_ARRIVED_FIELD_NUMBER: _builtins.int
+    ROUND_BROKEN_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def push_requested(self) -> Global___PushRequested: ...
     @_builtins.property
@@ -224,6 +246,12 @@ class Event(_message.Message):
     def member_left(self) -> Global___MemberLeft: ...
     @_builtins.property
     def memory_reported(self) -> Global___MemoryReported: ...
+    @_builtins.property
+    def reduce_requested(self) -> Global___ReduceRequested: ...
+    @_builtins.property
+    def round_arrived(self) -> Global___RoundArrived: ...
+    @_builtins.property
+    def round_broken(self) -> Global___RoundBroken: ...
     def __init__(
         self,
         *,
@@ -236,12 +264,15 @@ class Event(_message.Message):
         transfer_ended: Global___TransferEnded | None = ...,
         member_left: Global___MemberLeft | None = ...,
         memory_reported: Global___MemoryReported | None = ...,
+        reduce_requested: Global___ReduceRequested | None = ...,
+        round_arrived: Global___RoundArrived | None = ...,
+        round_broken: Global___RoundBroken | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["commits_reported", b"commits_reported", "event", b"event", "get_requested", b"get_requested", "initial_received", b"initial_received", "member_left", b"member_left", "memory_reported", b"memory_reported", "push_requested", b"push_requested", "server_holds", b"server_holds", "transfer_ended", b"transfer_ended", "worker_holds", b"worker_holds"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["commits_reported", b"commits_reported", "event", b"event", "get_requested", b"get_requested", "initial_received", b"initial_received", "member_left", b"member_left", "memory_reported", b"memory_reported", "push_requested", b"push_requested", "reduce_requested", b"reduce_requested", "round_arrived", b"round_arrived", "round_broken", b"round_broken", "server_holds", b"server_holds", "transfer_ended", b"transfer_ended", "worker_holds", b"worker_holds"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commits_reported", b"commits_reported", "event", b"event", "get_requested", b"get_requested", "initial_received", b"initial_received", "member_left", b"member_left", "memory_reported", b"memory_reported", "push_requested", b"push_requested", "server_holds", b"server_holds", "transfer_ended", b"transfer_ended", "worker_holds", b"worker_holds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commits_reported", b"commits_reported", "event", b"event", "get_requested", b"get_requested", "initial_received", b"initial_received", "member_left", b"member_left", "memory_reported", b"memory_reported", "push_requested", b"push_requested", "reduce_requested", b"reduce_requested", "round_arrived", b"round_arrived", "round_broken", b"round_broken", "server_holds", b"server_holds", "transfer_ended", b"transfer_ended", "worker_holds", b"worker_holds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["push_requested", "get_requested", "worker_holds", "server_holds", "commits_reported", "initial_received", "transfer_ended", "member_left", "memory_reported"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["push_requested", "get_requested", "worker_holds", "server_holds", "commits_reported", "initial_received", "transfer_ended", "member_left", "memory_reported", "reduce_requested", "round_arrived", "round_broken"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -330,25 +361,152 @@ class WorkerHolds(_message.Message):
     WORKER_FIELD_NUMBER: _builtins.int
     PUSHES_FIELD_NUMBER: _builtins.int
     GETS_FIELD_NUMBER: _builtins.int
+    REDUCES_FIELD_NUMBER: _builtins.int
     worker: _builtins.str
     @_builtins.property
     def pushes(self) -> _containers.RepeatedCompositeFieldContainer[Global___PushRequested]: ...
     @_builtins.property
     def gets(self) -> _containers.RepeatedCompositeFieldContainer[Global___GetRequested]: ...
+    @_builtins.property
+    def reduces(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReduceRequested]: ...
     def __init__(
         self,
         *,
         worker: _builtins.str = ...,
         pushes: _abc.Iterable[Global___PushRequested] | None = ...,
         gets: _abc.Iterable[Global___GetRequested] | None = ...,
+        reduces: _abc.Iterable[Global___ReduceRequested] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gets", b"gets", "pushes", b"pushes", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gets", b"gets", "pushes", b"pushes", "reduces", b"reduces", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WorkerHolds: _TypeAlias = WorkerHolds  # noqa: Y015
+
+@_typing.final
+class RoundId(_message.Message):
+    """One attempt at an AllReduce, of all workers together."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    COUNTER_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    counter: _builtins.int
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        counter: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counter", b"counter", "epoch", b"epoch"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RoundId: _TypeAlias = RoundId  # noqa: Y015
+
+@_typing.final
+class ReduceRequested(_message.Message):
+    """A worker has a tensor that is to be summed with those of the others."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REDUCE_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    DTYPE_FIELD_NUMBER: _builtins.int
+    OP_FIELD_NUMBER: _builtins.int
+    TOGETHER_FIELD_NUMBER: _builtins.int
+    SETTLED_FIELD_NUMBER: _builtins.int
+    ARRIVED_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    size_bytes: _builtins.int
+    dtype: _builtins.str
+    op: Global___ReduceOp.ValueType
+    together: _builtins.int
+    """The first round waits until so many workers have joined."""
+    @_builtins.property
+    def reduce(self) -> _types_pb2.RequestId: ...
+    @_builtins.property
+    def settled(self) -> Global___RoundId:
+        """The last round whose result every worker has, as far as this one knows."""
+
+    @_builtins.property
+    def arrived(self) -> Global___RoundId:
+        """The attempt whose result is here and may not be everywhere."""
+
+    def __init__(
+        self,
+        *,
+        reduce: _types_pb2.RequestId | None = ...,
+        model: _builtins.str = ...,
+        size_bytes: _builtins.int = ...,
+        dtype: _builtins.str = ...,
+        op: Global___ReduceOp.ValueType = ...,
+        together: _builtins.int = ...,
+        settled: Global___RoundId | None = ...,
+        arrived: Global___RoundId | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["arrived", b"arrived", "reduce", b"reduce", "settled", b"settled"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrived", b"arrived", "dtype", b"dtype", "model", b"model", "op", b"op", "reduce", b"reduce", "settled", b"settled", "size_bytes", b"size_bytes", "together", b"together"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReduceRequested: _TypeAlias = ReduceRequested  # noqa: Y015
+
+@_typing.final
+class RoundArrived(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    ROUND_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    @_builtins.property
+    def round(self) -> Global___RoundId: ...
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        round: Global___RoundId | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["round", b"round"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "round", b"round"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RoundArrived: _TypeAlias = RoundArrived  # noqa: Y015
+
+@_typing.final
+class RoundBroken(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    ROUND_FIELD_NUMBER: _builtins.int
+    DETAIL_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    detail: _builtins.str
+    @_builtins.property
+    def round(self) -> Global___RoundId: ...
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        round: Global___RoundId | None = ...,
+        detail: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["round", b"round"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "model", b"model", "round", b"round"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RoundBroken: _TypeAlias = RoundBroken  # noqa: Y015
 
 @_typing.final
 class AppliedUpdate(_message.Message):
@@ -461,6 +619,7 @@ class Commit(_message.Message):
     tau: _builtins.int
     lr: _builtins.float
     step_norm: _builtins.float
+    """Of the change that its whole group made; the same for each member."""
     @_builtins.property
     def update(self) -> _types_pb2.RequestId: ...
     @_builtins.property
@@ -538,14 +697,16 @@ Global___InitialReceived: _TypeAlias = InitialReceived  # noqa: Y015
 class TransferEnded(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    SERVER_FIELD_NUMBER: _builtins.int
+    MEMBER_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     UPDATE_FIELD_NUMBER: _builtins.int
     GET_FIELD_NUMBER: _builtins.int
+    SUM_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
     CAUSE_FIELD_NUMBER: _builtins.int
     DETAIL_FIELD_NUMBER: _builtins.int
-    server: _builtins.str
+    member: _builtins.str
+    """Who reports it."""
     model: _builtins.str
     end: Global___TransferEnd.ValueType
     cause: Global___DropCause.ValueType
@@ -555,22 +716,25 @@ class TransferEnded(_message.Message):
     def update(self) -> _types_pb2.RequestId: ...
     @_builtins.property
     def get(self) -> _types_pb2.RequestId: ...
+    @_builtins.property
+    def sum(self) -> _types_pb2.SumId: ...
     def __init__(
         self,
         *,
-        server: _builtins.str = ...,
+        member: _builtins.str = ...,
         model: _builtins.str = ...,
         update: _types_pb2.RequestId | None = ...,
         get: _types_pb2.RequestId | None = ...,
+        sum: _types_pb2.SumId | None = ...,
         end: Global___TransferEnd.ValueType = ...,
         cause: Global___DropCause.ValueType = ...,
         detail: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["get", b"get", "transfer", b"transfer", "update", b"update"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["get", b"get", "sum", b"sum", "transfer", b"transfer", "update", b"update"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "detail", b"detail", "end", b"end", "get", b"get", "model", b"model", "server", b"server", "transfer", b"transfer", "update", b"update"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "detail", b"detail", "end", b"end", "get", b"get", "member", b"member", "model", b"model", "sum", b"sum", "transfer", b"transfer", "update", b"update"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_transfer: _TypeAlias = _typing.Literal["update", "get"]  # noqa: Y015
+    _WhichOneofReturnType_transfer: _TypeAlias = _typing.Literal["update", "get", "sum"]  # noqa: Y015
     _WhichOneofArgType_transfer: _TypeAlias = _typing.Literal["transfer", b"transfer"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_transfer) -> _WhichOneofReturnType_transfer | None: ...
 
@@ -655,6 +819,14 @@ class Instruction(_message.Message):
     SERVE_FIELD_NUMBER: _builtins.int
     CANCEL_SERVE_FIELD_NUMBER: _builtins.int
     MONITOR_AT_FIELD_NUMBER: _builtins.int
+    SUM_FIELD_NUMBER: _builtins.int
+    CANCEL_SUM_FIELD_NUMBER: _builtins.int
+    HAND_ON_FIELD_NUMBER: _builtins.int
+    CANCEL_HAND_ON_FIELD_NUMBER: _builtins.int
+    REDUCE_FIELD_NUMBER: _builtins.int
+    CANCEL_REDUCE_FIELD_NUMBER: _builtins.int
+    REDUCE_SETTLED_FIELD_NUMBER: _builtins.int
+    REDUCE_FAILED_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
     @_builtins.property
     def host_model(self) -> Global___HostModel: ...
@@ -678,6 +850,22 @@ class Instruction(_message.Message):
     def cancel_serve(self) -> Global___CancelServe: ...
     @_builtins.property
     def monitor_at(self) -> Global___MonitorAt: ...
+    @_builtins.property
+    def sum(self) -> Global___Sum: ...
+    @_builtins.property
+    def cancel_sum(self) -> Global___CancelSum: ...
+    @_builtins.property
+    def hand_on(self) -> Global___HandOn: ...
+    @_builtins.property
+    def cancel_hand_on(self) -> Global___CancelHandOn: ...
+    @_builtins.property
+    def reduce(self) -> Global___Reduce: ...
+    @_builtins.property
+    def cancel_reduce(self) -> Global___CancelReduce: ...
+    @_builtins.property
+    def reduce_settled(self) -> Global___ReduceSettled: ...
+    @_builtins.property
+    def reduce_failed(self) -> Global___ReduceFailed: ...
     def __init__(
         self,
         *,
@@ -693,12 +881,20 @@ class Instruction(_message.Message):
         serve: Global___Serve | None = ...,
         cancel_serve: Global___CancelServe | None = ...,
         monitor_at: Global___MonitorAt | None = ...,
+        sum: Global___Sum | None = ...,
+        cancel_sum: Global___CancelSum | None = ...,
+        hand_on: Global___HandOn | None = ...,
+        cancel_hand_on: Global___CancelHandOn | None = ...,
+        reduce: Global___Reduce | None = ...,
+        cancel_reduce: Global___CancelReduce | None = ...,
+        reduce_settled: Global___ReduceSettled | None = ...,
+        reduce_failed: Global___ReduceFailed | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel_serve", b"cancel_serve", "drop", b"drop", "expect", b"expect", "fetch", b"fetch", "host_model", b"host_model", "initialise", b"initialise", "instruction", b"instruction", "monitor_at", b"monitor_at", "resolve", b"resolve", "send", b"send", "serve", b"serve", "void", b"void"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel_hand_on", b"cancel_hand_on", "cancel_reduce", b"cancel_reduce", "cancel_serve", b"cancel_serve", "cancel_sum", b"cancel_sum", "drop", b"drop", "expect", b"expect", "fetch", b"fetch", "hand_on", b"hand_on", "host_model", b"host_model", "initialise", b"initialise", "instruction", b"instruction", "monitor_at", b"monitor_at", "reduce", b"reduce", "reduce_failed", b"reduce_failed", "reduce_settled", b"reduce_settled", "resolve", b"resolve", "send", b"send", "serve", b"serve", "sum", b"sum", "void", b"void"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel_serve", b"cancel_serve", "drop", b"drop", "expect", b"expect", "fetch", b"fetch", "host_model", b"host_model", "initialise", b"initialise", "instruction", b"instruction", "monitor_at", b"monitor_at", "reason", b"reason", "resolve", b"resolve", "send", b"send", "serve", b"serve", "void", b"void"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel_hand_on", b"cancel_hand_on", "cancel_reduce", b"cancel_reduce", "cancel_serve", b"cancel_serve", "cancel_sum", b"cancel_sum", "drop", b"drop", "expect", b"expect", "fetch", b"fetch", "hand_on", b"hand_on", "host_model", b"host_model", "initialise", b"initialise", "instruction", b"instruction", "monitor_at", b"monitor_at", "reason", b"reason", "reduce", b"reduce", "reduce_failed", b"reduce_failed", "reduce_settled", b"reduce_settled", "resolve", b"resolve", "send", b"send", "serve", b"serve", "sum", b"sum", "void", b"void"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_instruction: _TypeAlias = _typing.Literal["host_model", "initialise", "send", "expect", "drop", "resolve", "void", "fetch", "serve", "cancel_serve", "monitor_at"]  # noqa: Y015
+    _WhichOneofReturnType_instruction: _TypeAlias = _typing.Literal["host_model", "initialise", "send", "expect", "drop", "resolve", "void", "fetch", "serve", "cancel_serve", "monitor_at", "sum", "cancel_sum", "hand_on", "cancel_hand_on", "reduce", "cancel_reduce", "reduce_settled", "reduce_failed"]  # noqa: Y015
     _WhichOneofArgType_instruction: _TypeAlias = _typing.Literal["instruction", b"instruction"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_instruction) -> _WhichOneofReturnType_instruction | None: ...
 
@@ -748,12 +944,13 @@ class Send(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     UPDATE_FIELD_NUMBER: _builtins.int
-    SERVER_FIELD_NUMBER: _builtins.int
+    RECEIVER_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
     SEQ_FIELD_NUMBER: _builtins.int
     TICKET_FIELD_NUMBER: _builtins.int
     RATE_BPS_FIELD_NUMBER: _builtins.int
-    server: _builtins.str
+    receiver: _builtins.str
+    """A server or an aggregator."""
     address: _builtins.str
     seq: _builtins.int
     ticket: _builtins.bytes
@@ -765,7 +962,7 @@ class Send(_message.Message):
         self,
         *,
         update: _types_pb2.RequestId | None = ...,
-        server: _builtins.str = ...,
+        receiver: _builtins.str = ...,
         address: _builtins.str = ...,
         seq: _builtins.int = ...,
         ticket: _builtins.bytes = ...,
@@ -773,58 +970,96 @@ class Send(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["update", b"update"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "rate_bps", b"rate_bps", "seq", b"seq", "server", b"server", "ticket", b"ticket", "update", b"update"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "rate_bps", b"rate_bps", "receiver", b"receiver", "seq", b"seq", "ticket", b"ticket", "update", b"update"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Send: _TypeAlias = Send  # noqa: Y015
 
 @_typing.final
-class Expect(_message.Message):
+class Expected(_message.Message):
+    """One update of a transfer."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     UPDATE_FIELD_NUMBER: _builtins.int
+    COMPUTED_FROM_FIELD_NUMBER: _builtins.int
+    RESOLVED_BELOW_FIELD_NUMBER: _builtins.int
+    resolved_below: _builtins.int
+    @_builtins.property
+    def update(self) -> _types_pb2.RequestId: ...
+    @_builtins.property
+    def computed_from(self) -> _types_pb2.ModelVersion: ...
+    def __init__(
+        self,
+        *,
+        update: _types_pb2.RequestId | None = ...,
+        computed_from: _types_pb2.ModelVersion | None = ...,
+        resolved_below: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["computed_from", b"computed_from", "update", b"update"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["computed_from", b"computed_from", "resolved_below", b"resolved_below", "update", b"update"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Expected: _TypeAlias = Expected  # noqa: Y015
+
+@_typing.final
+class Expect(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRANSFER_FIELD_NUMBER: _builtins.int
+    MEMBERS_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     SEQ_FIELD_NUMBER: _builtins.int
     TICKET_FIELD_NUMBER: _builtins.int
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
-    COMPUTED_FROM_FIELD_NUMBER: _builtins.int
     TAU_MAX_FIELD_NUMBER: _builtins.int
     KIND_FIELD_NUMBER: _builtins.int
-    RESOLVED_BELOW_FIELD_NUMBER: _builtins.int
     AFTER_FIELD_NUMBER: _builtins.int
+    LRS_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     seq: _builtins.int
     ticket: _builtins.bytes
     size_bytes: _builtins.int
     tau_max: _builtins.int
     kind: Global___UpdateKind.ValueType
-    resolved_below: _builtins.int
+    parts: _builtins.int
+    """How many transfers share this seq and make one version together."""
     @_builtins.property
-    def update(self) -> _types_pb2.RequestId: ...
+    def transfer(self) -> _types_pb2.TransferId: ...
     @_builtins.property
-    def computed_from(self) -> _types_pb2.ModelVersion: ...
+    def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___Expected]:
+        """In the order of commits."""
+
     @_builtins.property
-    def after(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.RequestId]:
+    def after(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.TransferId]:
         """Not granted while one of these runs."""
+
+    @_builtins.property
+    def lrs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """A sum of several steps: the learning rate of each."""
 
     def __init__(
         self,
         *,
-        update: _types_pb2.RequestId | None = ...,
+        transfer: _types_pb2.TransferId | None = ...,
+        members: _abc.Iterable[Global___Expected] | None = ...,
         model: _builtins.str = ...,
         seq: _builtins.int = ...,
         ticket: _builtins.bytes = ...,
         size_bytes: _builtins.int = ...,
-        computed_from: _types_pb2.ModelVersion | None = ...,
         tau_max: _builtins.int = ...,
         kind: Global___UpdateKind.ValueType = ...,
-        resolved_below: _builtins.int = ...,
-        after: _abc.Iterable[_types_pb2.RequestId] | None = ...,
+        after: _abc.Iterable[_types_pb2.TransferId] | None = ...,
+        lrs: _abc.Iterable[_builtins.float] | None = ...,
+        parts: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["computed_from", b"computed_from", "update", b"update"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["transfer", b"transfer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "computed_from", b"computed_from", "kind", b"kind", "model", b"model", "resolved_below", b"resolved_below", "seq", b"seq", "size_bytes", b"size_bytes", "tau_max", b"tau_max", "ticket", b"ticket", "update", b"update"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "kind", b"kind", "lrs", b"lrs", "members", b"members", "model", b"model", "parts", b"parts", "seq", b"seq", "size_bytes", b"size_bytes", "tau_max", b"tau_max", "ticket", b"ticket", "transfer", b"transfer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -885,33 +1120,152 @@ class Void(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MODEL_FIELD_NUMBER: _builtins.int
-    UPDATE_FIELD_NUMBER: _builtins.int
+    TRANSFER_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     @_builtins.property
-    def update(self) -> _types_pb2.RequestId: ...
+    def transfer(self) -> _types_pb2.TransferId: ...
     def __init__(
         self,
         *,
         model: _builtins.str = ...,
-        update: _types_pb2.RequestId | None = ...,
+        transfer: _types_pb2.TransferId | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["update", b"update"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["transfer", b"transfer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "update", b"update"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "transfer", b"transfer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Void: _TypeAlias = Void  # noqa: Y015
 
 @_typing.final
+class SumInput(_message.Message):
+    """One transfer that goes into a sum."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRANSFER_FIELD_NUMBER: _builtins.int
+    TICKET_FIELD_NUMBER: _builtins.int
+    FIRST_FIELD_NUMBER: _builtins.int
+    SECOND_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    ticket: _builtins.bytes
+    first: _builtins.float
+    """What an update is multiplied with for the sum's images; a sum is added as it is."""
+    second: _builtins.float
+    size_bytes: _builtins.int
+    @_builtins.property
+    def transfer(self) -> _types_pb2.TransferId: ...
+    @_builtins.property
+    def after(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.TransferId]: ...
+    def __init__(
+        self,
+        *,
+        transfer: _types_pb2.TransferId | None = ...,
+        ticket: _builtins.bytes = ...,
+        first: _builtins.float = ...,
+        second: _builtins.float = ...,
+        size_bytes: _builtins.int = ...,
+        after: _abc.Iterable[_types_pb2.TransferId] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["transfer", b"transfer"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "first", b"first", "second", b"second", "size_bytes", b"size_bytes", "ticket", b"ticket", "transfer", b"transfer"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SumInput: _TypeAlias = SumInput  # noqa: Y015
+
+@_typing.final
+class Sum(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUM_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    INPUTS_FIELD_NUMBER: _builtins.int
+    MEMBERS_FIELD_NUMBER: _builtins.int
+    IMAGES_FIELD_NUMBER: _builtins.int
+    CUT_THROUGH_FIELD_NUMBER: _builtins.int
+    RECEIVER_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    TICKET_FIELD_NUMBER: _builtins.int
+    RATE_BPS_FIELD_NUMBER: _builtins.int
+    SEQ_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    images: _builtins.int
+    cut_through: _builtins.bool
+    """Send what is summed up while more comes."""
+    receiver: _builtins.str
+    address: _builtins.str
+    ticket: _builtins.bytes
+    rate_bps: _builtins.int
+    """0 means unpaced."""
+    seq: _builtins.int
+    @_builtins.property
+    def sum(self) -> _types_pb2.SumId: ...
+    @_builtins.property
+    def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___SumInput]: ...
+    @_builtins.property
+    def members(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.RequestId]:
+        """In the order of commits."""
+
+    def __init__(
+        self,
+        *,
+        sum: _types_pb2.SumId | None = ...,
+        model: _builtins.str = ...,
+        inputs: _abc.Iterable[Global___SumInput] | None = ...,
+        members: _abc.Iterable[_types_pb2.RequestId] | None = ...,
+        images: _builtins.int = ...,
+        cut_through: _builtins.bool = ...,
+        receiver: _builtins.str = ...,
+        address: _builtins.str = ...,
+        ticket: _builtins.bytes = ...,
+        rate_bps: _builtins.int = ...,
+        seq: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["sum", b"sum"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "cut_through", b"cut_through", "images", b"images", "inputs", b"inputs", "members", b"members", "model", b"model", "rate_bps", b"rate_bps", "receiver", b"receiver", "seq", b"seq", "sum", b"sum", "ticket", b"ticket"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Sum: _TypeAlias = Sum  # noqa: Y015
+
+@_typing.final
+class CancelSum(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    SUM_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    @_builtins.property
+    def sum(self) -> _types_pb2.SumId: ...
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        sum: _types_pb2.SumId | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["sum", b"sum"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "sum", b"sum"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CancelSum: _TypeAlias = CancelSum  # noqa: Y015
+
+@_typing.final
 class Fetch(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     GET_FIELD_NUMBER: _builtins.int
-    SERVER_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
     TICKET_FIELD_NUMBER: _builtins.int
-    server: _builtins.str
+    source: _builtins.str
+    """A server or an aggregator that hands models on."""
     address: _builtins.str
     ticket: _builtins.bytes
     @_builtins.property
@@ -920,13 +1274,13 @@ class Fetch(_message.Message):
         self,
         *,
         get: _types_pb2.RequestId | None = ...,
-        server: _builtins.str = ...,
+        source: _builtins.str = ...,
         address: _builtins.str = ...,
         ticket: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["get", b"get"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "get", b"get", "server", b"server", "ticket", b"ticket"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "get", b"get", "source", b"source", "ticket", b"ticket"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -940,7 +1294,7 @@ class Serve(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     TICKET_FIELD_NUMBER: _builtins.int
     MIN_VERSION_FIELD_NUMBER: _builtins.int
-    AFTER_UPDATE_FIELD_NUMBER: _builtins.int
+    AFTER_UPDATES_FIELD_NUMBER: _builtins.int
     AFTER_FIELD_NUMBER: _builtins.int
     RATE_BPS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
@@ -951,7 +1305,7 @@ class Serve(_message.Message):
     @_builtins.property
     def min_version(self) -> _types_pb2.ModelVersion: ...
     @_builtins.property
-    def after_update(self) -> _types_pb2.RequestId: ...
+    def after_updates(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.RequestId]: ...
     @_builtins.property
     def after(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.RequestId]: ...
     def __init__(
@@ -961,17 +1315,108 @@ class Serve(_message.Message):
         model: _builtins.str = ...,
         ticket: _builtins.bytes = ...,
         min_version: _types_pb2.ModelVersion | None = ...,
-        after_update: _types_pb2.RequestId | None = ...,
+        after_updates: _abc.Iterable[_types_pb2.RequestId] | None = ...,
         after: _abc.Iterable[_types_pb2.RequestId] | None = ...,
         rate_bps: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["after_update", b"after_update", "get", b"get", "min_version", b"min_version"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["get", b"get", "min_version", b"min_version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "after_update", b"after_update", "get", b"get", "min_version", b"min_version", "model", b"model", "rate_bps", b"rate_bps", "ticket", b"ticket"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "after_updates", b"after_updates", "get", b"get", "min_version", b"min_version", "model", b"model", "rate_bps", b"rate_bps", "ticket", b"ticket"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Serve: _TypeAlias = Serve  # noqa: Y015
+
+@_typing.final
+class HandOnTo(_message.Message):
+    """Who is to be handed a model on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GET_FIELD_NUMBER: _builtins.int
+    TICKET_FIELD_NUMBER: _builtins.int
+    RATE_BPS_FIELD_NUMBER: _builtins.int
+    ticket: _builtins.bytes
+    rate_bps: _builtins.int
+    @_builtins.property
+    def get(self) -> _types_pb2.RequestId: ...
+    def __init__(
+        self,
+        *,
+        get: _types_pb2.RequestId | None = ...,
+        ticket: _builtins.bytes = ...,
+        rate_bps: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["get", b"get"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["get", b"get", "rate_bps", b"rate_bps", "ticket", b"ticket"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HandOnTo: _TypeAlias = HandOnTo  # noqa: Y015
+
+@_typing.final
+class HandOn(_message.Message):
+    """Fetch a model and send it on while it comes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GET_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    TICKET_FIELD_NUMBER: _builtins.int
+    TARGETS_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    source: _builtins.str
+    address: _builtins.str
+    ticket: _builtins.bytes
+    @_builtins.property
+    def get(self) -> _types_pb2.RequestId:
+        """The aggregator's own."""
+
+    @_builtins.property
+    def targets(self) -> _containers.RepeatedCompositeFieldContainer[Global___HandOnTo]: ...
+    def __init__(
+        self,
+        *,
+        get: _types_pb2.RequestId | None = ...,
+        model: _builtins.str = ...,
+        source: _builtins.str = ...,
+        address: _builtins.str = ...,
+        ticket: _builtins.bytes = ...,
+        targets: _abc.Iterable[Global___HandOnTo] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["get", b"get"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "get", b"get", "model", b"model", "source", b"source", "targets", b"targets", "ticket", b"ticket"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HandOn: _TypeAlias = HandOn  # noqa: Y015
+
+@_typing.final
+class CancelHandOn(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    GET_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    @_builtins.property
+    def get(self) -> _types_pb2.RequestId: ...
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        get: _types_pb2.RequestId | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["get", b"get"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["get", b"get", "model", b"model"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CancelHandOn: _TypeAlias = CancelHandOn  # noqa: Y015
 
 @_typing.final
 class CancelServe(_message.Message):
@@ -1014,3 +1459,179 @@ class MonitorAt(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___MonitorAt: _TypeAlias = MonitorAt  # noqa: Y015
+
+@_typing.final
+class Peer(_message.Message):
+    """The other end of an edge; who comes by itself has no address here."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    TICKET_FIELD_NUMBER: _builtins.int
+    worker: _builtins.str
+    address: _builtins.str
+    ticket: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        worker: _builtins.str = ...,
+        address: _builtins.str = ...,
+        ticket: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "ticket", b"ticket", "worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Peer: _TypeAlias = Peer  # noqa: Y015
+
+@_typing.final
+class ReducePart(_message.Message):
+    """What a worker does for one range of the tensor's bytes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    START_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    INPUTS_FIELD_NUMBER: _builtins.int
+    PARENT_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    TAKERS_FIELD_NUMBER: _builtins.int
+    start: _builtins.int
+    end: _builtins.int
+    @_builtins.property
+    def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Peer]:
+        """Who offers a sum of its own and others' tensors."""
+
+    @_builtins.property
+    def parent(self) -> Global___Peer:
+        """Who is offered the sum of these and our own; unset at the root."""
+
+    @_builtins.property
+    def source(self) -> Global___Peer:
+        """From whom the result is fetched; unset at the root."""
+
+    @_builtins.property
+    def takers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Peer]:
+        """Who fetches the result here."""
+
+    def __init__(
+        self,
+        *,
+        start: _builtins.int = ...,
+        end: _builtins.int = ...,
+        inputs: _abc.Iterable[Global___Peer] | None = ...,
+        parent: Global___Peer | None = ...,
+        source: Global___Peer | None = ...,
+        takers: _abc.Iterable[Global___Peer] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["parent", b"parent", "source", b"source"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "inputs", b"inputs", "parent", b"parent", "source", b"source", "start", b"start", "takers", b"takers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReducePart: _TypeAlias = ReducePart  # noqa: Y015
+
+@_typing.final
+class Reduce(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REDUCE_FIELD_NUMBER: _builtins.int
+    ROUND_FIELD_NUMBER: _builtins.int
+    WORKERS_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
+    workers: _builtins.int
+    """How many take part."""
+    @_builtins.property
+    def reduce(self) -> _types_pb2.RequestId: ...
+    @_builtins.property
+    def round(self) -> Global___RoundId: ...
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReducePart]: ...
+    def __init__(
+        self,
+        *,
+        reduce: _types_pb2.RequestId | None = ...,
+        round: Global___RoundId | None = ...,
+        workers: _builtins.int = ...,
+        parts: _abc.Iterable[Global___ReducePart] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["reduce", b"reduce", "round", b"round"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["parts", b"parts", "reduce", b"reduce", "round", b"round", "workers", b"workers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Reduce: _TypeAlias = Reduce  # noqa: Y015
+
+@_typing.final
+class CancelReduce(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUND_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def round(self) -> Global___RoundId: ...
+    def __init__(
+        self,
+        *,
+        round: Global___RoundId | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["round", b"round"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["round", b"round"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CancelReduce: _TypeAlias = CancelReduce  # noqa: Y015
+
+@_typing.final
+class ReduceSettled(_message.Message):
+    """The result is with all workers."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REDUCE_FIELD_NUMBER: _builtins.int
+    ROUND_FIELD_NUMBER: _builtins.int
+    WORKERS_FIELD_NUMBER: _builtins.int
+    workers: _builtins.int
+    @_builtins.property
+    def reduce(self) -> _types_pb2.RequestId: ...
+    @_builtins.property
+    def round(self) -> Global___RoundId: ...
+    def __init__(
+        self,
+        *,
+        reduce: _types_pb2.RequestId | None = ...,
+        round: Global___RoundId | None = ...,
+        workers: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["reduce", b"reduce", "round", b"round"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reduce", b"reduce", "round", b"round", "workers", b"workers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReduceSettled: _TypeAlias = ReduceSettled  # noqa: Y015
+
+@_typing.final
+class ReduceFailed(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REDUCE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def reduce(self) -> _types_pb2.RequestId: ...
+    def __init__(
+        self,
+        *,
+        reduce: _types_pb2.RequestId | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["reduce", b"reduce"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reduce", b"reduce"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReduceFailed: _TypeAlias = ReduceFailed  # noqa: Y015

@@ -24,29 +24,37 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17mlfabric/v1/types.proto\x12\x0bmlfabric.v1\"A\n\tRequestId\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0f\n\x07\x63ounter\x18\x03 \x01(\x04\"-\n\x0cModelVersion\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x0e\n\x06number\x18\x02 \x01(\x04\"_\n\nTensorSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x04\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12%\n\x04kind\x18\x04 \x01(\x0e\x32\x17.mlfabric.v1.TensorKind\"\xbe\x01\n\nUpdateRule\x12\n\n\x02lr\x18\x01 \x01(\x01\x12\x10\n\x08momentum\x18\x02 \x01(\x01\x12\x14\n\x0cweight_decay\x18\x03 \x01(\x01\x12\'\n\x08schedule\x18\x04 \x01(\x0e\x32\x15.mlfabric.v1.Schedule\x12\x17\n\x0fwarmup_versions\x18\x05 \x01(\x04\x12\x12\n\nmilestones\x18\x06 \x03(\x04\x12\x0e\n\x06\x66\x61\x63tor\x18\x07 \x01(\x01\x12\x16\n\x0etotal_versions\x18\x08 \x01(\x04\"\xf5\x01\n\tModelSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\'\n\x06layout\x18\x02 \x03(\x0b\x32\x17.mlfabric.v1.TensorSpec\x12%\n\x04rule\x18\x03 \x01(\x0b\x32\x17.mlfabric.v1.UpdateRule\x12\x1f\n\x04mode\x18\x04 \x01(\x0e\x32\x11.mlfabric.v1.Mode\x12\x14\n\x07tau_max\x18\x05 \x01(\x03H\x00\x88\x01\x01\x12\x14\n\x07\x64iv_max\x18\x06 \x01(\x01H\x01\x88\x01\x01\x12\x0e\n\x06server\x18\x07 \x01(\t\x12\x15\n\rfrozen_digest\x18\x08 \x01(\tB\n\n\x08_tau_maxB\n\n\x08_div_max\"\xa0\x01\n\x06Member\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\x0e\n\x06up_bps\x18\x05 \x01(\x04\x12\x10\n\x08\x64own_bps\x18\x06 \x01(\x04\x12\x18\n\x10protocol_version\x18\x07 \x01(\r\x12\x18\n\x10software_version\x18\x08 \x01(\t*\\\n\nTensorKind\x12\x1b\n\x17TENSOR_KIND_UNSPECIFIED\x10\x00\x12\x19\n\x15TENSOR_KIND_PARAMETER\x10\x01\x12\x16\n\x12TENSOR_KIND_BUFFER\x10\x02*c\n\x08Schedule\x12\x18\n\x14SCHEDULE_UNSPECIFIED\x10\x00\x12\x15\n\x11SCHEDULE_CONSTANT\x10\x01\x12\x11\n\rSCHEDULE_STEP\x10\x02\x12\x13\n\x0fSCHEDULE_COSINE\x10\x03*3\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\x15\n\x11MODE_ASYNCHRONOUS\x10\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17mlfabric/v1/types.proto\x12\x0bmlfabric.v1\"A\n\tRequestId\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0f\n\x07\x63ounter\x18\x03 \x01(\x04\"\'\n\x05SumId\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0f\n\x07\x63ounter\x18\x02 \x01(\x04\"e\n\nTransferId\x12(\n\x06update\x18\x01 \x01(\x0b\x32\x16.mlfabric.v1.RequestIdH\x00\x12!\n\x03sum\x18\x02 \x01(\x0b\x32\x12.mlfabric.v1.SumIdH\x00\x42\n\n\x08transfer\"-\n\x0cModelVersion\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x0e\n\x06number\x18\x02 \x01(\x04\"_\n\nTensorSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x04\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12%\n\x04kind\x18\x04 \x01(\x0e\x32\x17.mlfabric.v1.TensorKind\"\xfc\x02\n\nUpdateRule\x12\n\n\x02lr\x18\x01 \x01(\x01\x12\x10\n\x08momentum\x18\x02 \x01(\x01\x12\x14\n\x0cweight_decay\x18\x03 \x01(\x01\x12\'\n\x08schedule\x18\x04 \x01(\x0e\x32\x15.mlfabric.v1.Schedule\x12\x17\n\x0fwarmup_versions\x18\x05 \x01(\x04\x12\x12\n\nmilestones\x18\x06 \x03(\x04\x12\x0e\n\x06\x66\x61\x63tor\x18\x07 \x01(\x01\x12\x16\n\x0etotal_versions\x18\x08 \x01(\x04\x12#\n\x04kind\x18\t \x01(\x0e\x32\x15.mlfabric.v1.RuleKind\x12,\n\x0bmomentum_at\x18\n \x01(\x0e\x32\x17.mlfabric.v1.MomentumAt\x12\r\n\x05\x62\x65ta1\x18\x0b \x01(\x01\x12\r\n\x05\x62\x65ta2\x18\x0c \x01(\x01\x12\x0f\n\x07\x65psilon\x18\r \x01(\x01\x12\x12\n\nsmoothness\x18\x0e \x01(\x01\x12\x13\n\x0b\x64\x65lay_scale\x18\x0f \x01(\x01\x12\x11\n\tclip_norm\x18\x10 \x01(\x01\"\x84\x02\n\tModelSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\'\n\x06layout\x18\x02 \x03(\x0b\x32\x17.mlfabric.v1.TensorSpec\x12%\n\x04rule\x18\x03 \x01(\x0b\x32\x17.mlfabric.v1.UpdateRule\x12\x1f\n\x04mode\x18\x04 \x01(\x0e\x32\x11.mlfabric.v1.Mode\x12\x14\n\x07tau_max\x18\x05 \x01(\x03H\x00\x88\x01\x01\x12\x14\n\x07\x64iv_max\x18\x06 \x01(\x01H\x01\x88\x01\x01\x12\x0e\n\x06server\x18\x07 \x01(\t\x12\x15\n\rfrozen_digest\x18\x08 \x01(\t\x12\r\n\x05slack\x18\t \x01(\x04\x42\n\n\x08_tau_maxB\n\n\x08_div_max\"\xa0\x01\n\x06Member\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\x0e\n\x06up_bps\x18\x05 \x01(\x04\x12\x10\n\x08\x64own_bps\x18\x06 \x01(\x04\x12\x18\n\x10protocol_version\x18\x07 \x01(\r\x12\x18\n\x10software_version\x18\x08 \x01(\t*\\\n\nTensorKind\x12\x1b\n\x17TENSOR_KIND_UNSPECIFIED\x10\x00\x12\x19\n\x15TENSOR_KIND_PARAMETER\x10\x01\x12\x16\n\x12TENSOR_KIND_BUFFER\x10\x02*c\n\x08Schedule\x12\x18\n\x14SCHEDULE_UNSPECIFIED\x10\x00\x12\x15\n\x11SCHEDULE_CONSTANT\x10\x01\x12\x11\n\rSCHEDULE_STEP\x10\x02\x12\x13\n\x0fSCHEDULE_COSINE\x10\x03*d\n\x08RuleKind\x12\x19\n\x15RULE_KIND_UNSPECIFIED\x10\x00\x12\x11\n\rRULE_KIND_SGD\x10\x01\x12\x12\n\x0eRULE_KIND_ADAM\x10\x02\x12\x16\n\x12RULE_KIND_ADADELAY\x10\x03*Z\n\nMomentumAt\x12\x1b\n\x17MOMENTUM_AT_UNSPECIFIED\x10\x00\x12\x16\n\x12MOMENTUM_AT_SERVER\x10\x01\x12\x17\n\x13MOMENTUM_AT_WORKERS\x10\x02*z\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\x15\n\x11MODE_ASYNCHRONOUS\x10\x01\x12\x14\n\x10MODE_SYNCHRONOUS\x10\x02\x12\x1a\n\x16MODE_STALE_SYNCHRONOUS\x10\x03\x12\x13\n\x0fMODE_ALL_REDUCE\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'mlfabric.v1.types_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TENSORKIND']._serialized_start=855
-  _globals['_TENSORKIND']._serialized_end=947
-  _globals['_SCHEDULE']._serialized_start=949
-  _globals['_SCHEDULE']._serialized_end=1048
-  _globals['_MODE']._serialized_start=1050
-  _globals['_MODE']._serialized_end=1101
+  _globals['_TENSORKIND']._serialized_start=1204
+  _globals['_TENSORKIND']._serialized_end=1296
+  _globals['_SCHEDULE']._serialized_start=1298
+  _globals['_SCHEDULE']._serialized_end=1397
+  _globals['_RULEKIND']._serialized_start=1399
+  _globals['_RULEKIND']._serialized_end=1499
+  _globals['_MOMENTUMAT']._serialized_start=1501
+  _globals['_MOMENTUMAT']._serialized_end=1591
+  _globals['_MODE']._serialized_start=1593
+  _globals['_MODE']._serialized_end=1715
   _globals['_REQUESTID']._serialized_start=40
   _globals['_REQUESTID']._serialized_end=105
-  _globals['_MODELVERSION']._serialized_start=107
-  _globals['_MODELVERSION']._serialized_end=152
-  _globals['_TENSORSPEC']._serialized_start=154
-  _globals['_TENSORSPEC']._serialized_end=249
-  _globals['_UPDATERULE']._serialized_start=252
-  _globals['_UPDATERULE']._serialized_end=442
-  _globals['_MODELSPEC']._serialized_start=445
-  _globals['_MODELSPEC']._serialized_end=690
-  _globals['_MEMBER']._serialized_start=693
-  _globals['_MEMBER']._serialized_end=853
+  _globals['_SUMID']._serialized_start=107
+  _globals['_SUMID']._serialized_end=146
+  _globals['_TRANSFERID']._serialized_start=148
+  _globals['_TRANSFERID']._serialized_end=249
+  _globals['_MODELVERSION']._serialized_start=251
+  _globals['_MODELVERSION']._serialized_end=296
+  _globals['_TENSORSPEC']._serialized_start=298
+  _globals['_TENSORSPEC']._serialized_end=393
+  _globals['_UPDATERULE']._serialized_start=396
+  _globals['_UPDATERULE']._serialized_end=776
+  _globals['_MODELSPEC']._serialized_start=779
+  _globals['_MODELSPEC']._serialized_end=1039
+  _globals['_MEMBER']._serialized_start=1042
+  _globals['_MEMBER']._serialized_end=1202
 # @@protoc_insertion_point(module_scope)

@@ -59,6 +59,43 @@ SCHEDULE_STEP: Schedule.ValueType  # 2
 SCHEDULE_COSINE: Schedule.ValueType  # 3
 Global___Schedule: _TypeAlias = Schedule  # noqa: Y015
 
+class _RuleKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RuleKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RuleKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    RULE_KIND_UNSPECIFIED: _RuleKind.ValueType  # 0
+    RULE_KIND_SGD: _RuleKind.ValueType  # 1
+    RULE_KIND_ADAM: _RuleKind.ValueType  # 2
+    RULE_KIND_ADADELAY: _RuleKind.ValueType  # 3
+
+class RuleKind(_RuleKind, metaclass=_RuleKindEnumTypeWrapper): ...
+
+RULE_KIND_UNSPECIFIED: RuleKind.ValueType  # 0
+RULE_KIND_SGD: RuleKind.ValueType  # 1
+RULE_KIND_ADAM: RuleKind.ValueType  # 2
+RULE_KIND_ADADELAY: RuleKind.ValueType  # 3
+Global___RuleKind: _TypeAlias = RuleKind  # noqa: Y015
+
+class _MomentumAt:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _MomentumAtEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MomentumAt.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    MOMENTUM_AT_UNSPECIFIED: _MomentumAt.ValueType  # 0
+    MOMENTUM_AT_SERVER: _MomentumAt.ValueType  # 1
+    MOMENTUM_AT_WORKERS: _MomentumAt.ValueType  # 2
+
+class MomentumAt(_MomentumAt, metaclass=_MomentumAtEnumTypeWrapper):
+    """Who keeps the momentum; unspecified is as good as the server."""
+
+MOMENTUM_AT_UNSPECIFIED: MomentumAt.ValueType  # 0
+MOMENTUM_AT_SERVER: MomentumAt.ValueType  # 1
+MOMENTUM_AT_WORKERS: MomentumAt.ValueType  # 2
+Global___MomentumAt: _TypeAlias = MomentumAt  # noqa: Y015
+
 class _Mode:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -67,11 +104,17 @@ class _ModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Mode.ValueType],
     DESCRIPTOR: _descriptor.EnumDescriptor
     MODE_UNSPECIFIED: _Mode.ValueType  # 0
     MODE_ASYNCHRONOUS: _Mode.ValueType  # 1
+    MODE_SYNCHRONOUS: _Mode.ValueType  # 2
+    MODE_STALE_SYNCHRONOUS: _Mode.ValueType  # 3
+    MODE_ALL_REDUCE: _Mode.ValueType  # 4
 
 class Mode(_Mode, metaclass=_ModeEnumTypeWrapper): ...
 
 MODE_UNSPECIFIED: Mode.ValueType  # 0
 MODE_ASYNCHRONOUS: Mode.ValueType  # 1
+MODE_SYNCHRONOUS: Mode.ValueType  # 2
+MODE_STALE_SYNCHRONOUS: Mode.ValueType  # 3
+MODE_ALL_REDUCE: Mode.ValueType  # 4
 Global___Mode: _TypeAlias = Mode  # noqa: Y015
 
 @_typing.final
@@ -100,6 +143,58 @@ class RequestId(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RequestId: _TypeAlias = RequestId  # noqa: Y015
+
+@_typing.final
+class SumId(_message.Message):
+    """Identity of a sum for ever: the epoch of the scheduler that planned it, a counter from 0."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    COUNTER_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    counter: _builtins.int
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        counter: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counter", b"counter", "epoch", b"epoch"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SumId: _TypeAlias = SumId  # noqa: Y015
+
+@_typing.final
+class TransferId(_message.Message):
+    """What travels towards a server in one piece."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UPDATE_FIELD_NUMBER: _builtins.int
+    SUM_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def update(self) -> Global___RequestId: ...
+    @_builtins.property
+    def sum(self) -> Global___SumId: ...
+    def __init__(
+        self,
+        *,
+        update: Global___RequestId | None = ...,
+        sum: Global___SumId | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["sum", b"sum", "transfer", b"transfer", "update", b"update"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sum", b"sum", "transfer", b"transfer", "update", b"update"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_transfer: _TypeAlias = _typing.Literal["update", "sum"]  # noqa: Y015
+    _WhichOneofArgType_transfer: _TypeAlias = _typing.Literal["transfer", b"transfer"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_transfer) -> _WhichOneofReturnType_transfer | None: ...
+
+Global___TransferId: _TypeAlias = TransferId  # noqa: Y015
 
 @_typing.final
 class ModelVersion(_message.Message):
@@ -157,7 +252,7 @@ Global___TensorSpec: _TypeAlias = TensorSpec  # noqa: Y015
 
 @_typing.final
 class UpdateRule(_message.Message):
-    """SGD with momentum: h <- momentum*h - lr*(g + weight_decay*w); w <- w + h."""
+    """How a gradient becomes a step; what has no part in the rule's kind is at its default."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -169,14 +264,36 @@ class UpdateRule(_message.Message):
     MILESTONES_FIELD_NUMBER: _builtins.int
     FACTOR_FIELD_NUMBER: _builtins.int
     TOTAL_VERSIONS_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    MOMENTUM_AT_FIELD_NUMBER: _builtins.int
+    BETA1_FIELD_NUMBER: _builtins.int
+    BETA2_FIELD_NUMBER: _builtins.int
+    EPSILON_FIELD_NUMBER: _builtins.int
+    SMOOTHNESS_FIELD_NUMBER: _builtins.int
+    DELAY_SCALE_FIELD_NUMBER: _builtins.int
+    CLIP_NORM_FIELD_NUMBER: _builtins.int
     lr: _builtins.float
+    """SGD, ADAM."""
     momentum: _builtins.float
+    """SGD: h <- momentum*h - lr*(g + weight_decay*w); w <- w + h."""
     weight_decay: _builtins.float
     schedule: Global___Schedule.ValueType
     warmup_versions: _builtins.int
     """In versions, as all below."""
     factor: _builtins.float
     total_versions: _builtins.int
+    kind: Global___RuleKind.ValueType
+    momentum_at: Global___MomentumAt.ValueType
+    """SGD with momentum."""
+    beta1: _builtins.float
+    """ADAM."""
+    beta2: _builtins.float
+    epsilon: _builtins.float
+    smoothness: _builtins.float
+    """ADADELAY: the rate is 1 / (smoothness + delay_scale * sqrt(version + delay))."""
+    delay_scale: _builtins.float
+    clip_norm: _builtins.float
+    """Workers scale gradients down to this l2 norm; 0 means never."""
     @_builtins.property
     def milestones(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -190,10 +307,18 @@ class UpdateRule(_message.Message):
         milestones: _abc.Iterable[_builtins.int] | None = ...,
         factor: _builtins.float = ...,
         total_versions: _builtins.int = ...,
+        kind: Global___RuleKind.ValueType = ...,
+        momentum_at: Global___MomentumAt.ValueType = ...,
+        beta1: _builtins.float = ...,
+        beta2: _builtins.float = ...,
+        epsilon: _builtins.float = ...,
+        smoothness: _builtins.float = ...,
+        delay_scale: _builtins.float = ...,
+        clip_norm: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["factor", b"factor", "lr", b"lr", "milestones", b"milestones", "momentum", b"momentum", "schedule", b"schedule", "total_versions", b"total_versions", "warmup_versions", b"warmup_versions", "weight_decay", b"weight_decay"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["beta1", b"beta1", "beta2", b"beta2", "clip_norm", b"clip_norm", "delay_scale", b"delay_scale", "epsilon", b"epsilon", "factor", b"factor", "kind", b"kind", "lr", b"lr", "milestones", b"milestones", "momentum", b"momentum", "momentum_at", b"momentum_at", "schedule", b"schedule", "smoothness", b"smoothness", "total_versions", b"total_versions", "warmup_versions", b"warmup_versions", "weight_decay", b"weight_decay"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -211,6 +336,7 @@ class ModelSpec(_message.Message):
     DIV_MAX_FIELD_NUMBER: _builtins.int
     SERVER_FIELD_NUMBER: _builtins.int
     FROZEN_DIGEST_FIELD_NUMBER: _builtins.int
+    SLACK_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     mode: Global___Mode.ValueType
     tau_max: _builtins.int
@@ -221,6 +347,8 @@ class ModelSpec(_message.Message):
     """The server that holds it; empty lets the scheduler choose."""
     frozen_digest: _builtins.str
     """Digest of the values of frozen parameters, which do not travel; empty if there are none."""
+    slack: _builtins.int
+    """Stale-synchronous: how many iterations a worker may be ahead of the slowest."""
     @_builtins.property
     def layout(self) -> _containers.RepeatedCompositeFieldContainer[Global___TensorSpec]: ...
     @_builtins.property
@@ -236,10 +364,11 @@ class ModelSpec(_message.Message):
         div_max: _builtins.float | None = ...,
         server: _builtins.str = ...,
         frozen_digest: _builtins.str = ...,
+        slack: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_div_max", b"_div_max", "_tau_max", b"_tau_max", "div_max", b"div_max", "rule", b"rule", "tau_max", b"tau_max"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_div_max", b"_div_max", "_tau_max", b"_tau_max", "div_max", b"div_max", "frozen_digest", b"frozen_digest", "layout", b"layout", "mode", b"mode", "name", b"name", "rule", b"rule", "server", b"server", "tau_max", b"tau_max"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_div_max", b"_div_max", "_tau_max", b"_tau_max", "div_max", b"div_max", "frozen_digest", b"frozen_digest", "layout", b"layout", "mode", b"mode", "name", b"name", "rule", b"rule", "server", b"server", "slack", b"slack", "tau_max", b"tau_max"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__div_max: _TypeAlias = _typing.Literal["div_max"]  # noqa: Y015
     _WhichOneofArgType__div_max: _TypeAlias = _typing.Literal["_div_max", b"_div_max"]  # noqa: Y015

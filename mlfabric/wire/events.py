@@ -21,11 +21,13 @@ from mlfabric.protocol import (
     MemoryReported,
     PushRequested,
     ServerHolds,
+    SumId,
     TransferEnded,
-    UpdateId,
+    TransferId,
     WorkerHolds,
 )
 from mlfabric.v1 import session_pb2 as session
+from mlfabric.wire import reduces
 from mlfabric.wire.specs import fill_spec, from_spec
 from mlfabric.wire.values import (
     END_OF,
@@ -38,6 +40,7 @@ from mlfabric.wire.values import (
     fill_request,
     fill_version,
     from_get_id,
+    from_sum_id,
     from_update_id,
     from_version,
     malformed,
@@ -147,6 +150,8 @@ def _fill_worker_holds(message: session.WorkerHolds, event: WorkerHolds) -> None
         _fill_push(message.pushes.add(), push)
     for get in event.gets:
         _fill_get(message.gets.add(), get)
+    for reduce in event.reduces:
+        reduces.fill_reduce_requested(message.reduces.add(), reduce)
 
 
 def _from_worker_holds(message: session.WorkerHolds, member: str) -> WorkerHolds:
@@ -155,6 +160,7 @@ def _from_worker_holds(message: session.WorkerHolds, member: str) -> WorkerHolds
         worker=message.worker,
         pushes=tuple(from_push(push, member) for push in message.pushes),
         gets=tuple(from_get(get, member) for get in message.gets),
+        reduces=tuple(reduces.from_reduce_requested(reduce, member) for reduce in message.reduces),
     )
 
 
@@ -249,9 +255,12 @@ def _from_initial(message: session.InitialReceived, member: str) -> InitialRecei
 
 
 def _fill_ended(message: session.TransferEnded, event: TransferEnded) -> None:
-    message.server = event.server
+    message.member = event.member
     message.model = event.model
-    fill_request(message.get if isinstance(event.transfer, GetId) else message.update, event.transfer)
+    if isinstance(event.transfer, SumId):
+        message.sum.epoch, message.sum.counter = event.transfer
+    else:
+        fill_request(message.get if isinstance(event.transfer, GetId) else message.update, event.transfer)
     message.end = END_TO[event.end]
     if event.cause is not None:
         message.cause = REASON_TO[event.cause]
@@ -259,9 +268,9 @@ def _fill_ended(message: session.TransferEnded, event: TransferEnded) -> None:
 
 
 def _from_ended(message: session.TransferEnded, member: str) -> TransferEnded:
-    _own(message.server, member, "TransferEnded.server")
+    _own(message.member, member, "TransferEnded.member")
     return TransferEnded(
-        server=message.server,
+        member=message.member,
         model=message.model,
         transfer=_transfer(message),
         end=enum_of(END_OF, message.end, "TransferEnded.end"),
@@ -270,11 +279,16 @@ def _from_ended(message: session.TransferEnded, member: str) -> TransferEnded:
     )
 
 
-def _transfer(message: session.TransferEnded) -> UpdateId | GetId:
-    which = message.WhichOneof("transfer")
-    if which is None:
-        raise malformed("TransferEnded.transfer", None, "update or get")
-    return from_update_id(message.update) if which == "update" else from_get_id(message.get)
+def _transfer(message: session.TransferEnded) -> TransferId | GetId:
+    match message.WhichOneof("transfer"):
+        case "update":
+            return from_update_id(message.update)
+        case "get":
+            return from_get_id(message.get)
+        case "sum":
+            return from_sum_id(message.sum)
+        case _:
+            raise malformed("TransferEnded.transfer", None, "update, get or sum")
 
 
 def _fill_left(message: session.MemberLeft, event: MemberLeft) -> None:
@@ -300,6 +314,7 @@ _FILL: Mapping[type, Callable[[session.Event, Any], None]] = {
     TransferEnded: lambda message, event: _fill_ended(message.transfer_ended, event),
     MemberLeft: lambda message, event: _fill_left(message.member_left, event),
     MemoryReported: lambda message, event: _fill_memory(message.memory_reported, event),
+    **reduces.FILL_EVENT,
 }
 _READ: Mapping[str, Callable[[Any, str], MemberEvent]] = {
     "push_requested": from_push,
@@ -310,4 +325,5 @@ _READ: Mapping[str, Callable[[Any, str], MemberEvent]] = {
     "initial_received": _from_initial,
     "transfer_ended": _from_ended,
     "memory_reported": _from_memory,
+    **reduces.READ_EVENT,
 }

@@ -13,6 +13,7 @@ from mlfabric.protocol import (
     CancelServe,
     Drop,
     Expect,
+    Expected,
     Fetch,
     HostModel,
     Initialise,
@@ -24,6 +25,7 @@ from mlfabric.protocol import (
     Void,
 )
 from mlfabric.v1 import session_pb2 as session
+from mlfabric.wire import reduces, relays
 from mlfabric.wire.specs import fill_spec, from_spec
 from mlfabric.wire.values import (
     KIND_OF,
@@ -33,9 +35,11 @@ from mlfabric.wire.values import (
     enum_of,
     fill_outcome,
     fill_request,
+    fill_transfer,
     fill_version,
     from_get_id,
     from_outcome,
+    from_transfer_id,
     from_update_id,
     from_version,
     malformed,
@@ -95,7 +99,7 @@ def _from_initialise(message: session.Initialise, to: str, reason: str) -> Initi
 
 def _fill_send(message: session.Send, value: Send) -> None:
     fill_request(message.update, value.update)
-    message.server = value.server
+    message.receiver = value.receiver
     message.address = value.address
     message.seq = value.seq
     message.ticket = value.ticket
@@ -107,7 +111,7 @@ def _from_send(message: session.Send, to: str, reason: str) -> Send:
     return Send(
         to=to,
         update=from_update_id(message.update),
-        server=message.server,
+        receiver=message.receiver,
         address=message.address,
         seq=message.seq,
         ticket=message.ticket,
@@ -117,36 +121,49 @@ def _from_send(message: session.Send, to: str, reason: str) -> Send:
 
 
 def _fill_expect(message: session.Expect, value: Expect) -> None:
-    fill_request(message.update, value.update)
+    fill_transfer(message.transfer, value.transfer)
+    for member in value.members:
+        entry = message.members.add(resolved_below=member.resolved_below)
+        fill_request(entry.update, member.update)
+        fill_version(entry.computed_from, member.computed_from)
     message.model = value.model
     message.seq = value.seq
     message.ticket = value.ticket
     message.size_bytes = value.size_bytes
-    fill_version(message.computed_from, value.computed_from)
     message.tau_max = value.tau_max
     message.kind = KIND_TO[value.kind]
-    message.resolved_below = value.resolved_below
-    for update in value.after:
-        fill_request(message.after.add(), update)
+    for transfer in value.after:
+        fill_transfer(message.after.add(), transfer)
+    message.lrs.extend(value.lrs)
+    message.parts = value.parts
 
 
 def _from_expect(message: session.Expect, to: str, reason: str) -> Expect:
-    need(message, "update")
-    need(message, "computed_from")
+    need(message, "transfer")
+    if not message.members or not message.parts:
+        given = f"{len(message.members)} members, {message.parts} parts"
+        raise malformed("Expect.members, Expect.parts", given, "at least 1 of each")
     return Expect(
         to=to,
-        update=from_update_id(message.update),
+        transfer=from_transfer_id(message.transfer),
+        members=tuple(_from_expected(member) for member in message.members),
         model=message.model,
         seq=message.seq,
         ticket=message.ticket,
         size_bytes=message.size_bytes,
-        computed_from=from_version(message.computed_from),
         tau_max=message.tau_max,
         kind=enum_of(KIND_OF, message.kind, "Expect.kind"),
-        resolved_below=message.resolved_below,
-        after=tuple(from_update_id(update) for update in message.after),
+        after=tuple(from_transfer_id(transfer) for transfer in message.after),
+        lrs=tuple(message.lrs),
+        parts=message.parts,
         reason=reason,
     )
+
+
+def _from_expected(message: session.Expected) -> Expected:
+    need(message, "update")
+    need(message, "computed_from")
+    return Expected(from_update_id(message.update), from_version(message.computed_from), message.resolved_below)
 
 
 def _fill_drop(message: session.Drop, value: Drop) -> None:
@@ -175,17 +192,17 @@ def _from_resolve(message: session.Resolve, to: str, reason: str) -> Resolve:
 
 def _fill_void(message: session.Void, value: Void) -> None:
     message.model = value.model
-    fill_request(message.update, value.update)
+    fill_transfer(message.transfer, value.transfer)
 
 
 def _from_void(message: session.Void, to: str, reason: str) -> Void:
-    need(message, "update")
-    return Void(to=to, model=message.model, update=from_update_id(message.update), reason=reason)
+    need(message, "transfer")
+    return Void(to=to, model=message.model, transfer=from_transfer_id(message.transfer), reason=reason)
 
 
 def _fill_fetch(message: session.Fetch, value: Fetch) -> None:
     fill_request(message.get, value.get)
-    message.server = value.server
+    message.source = value.source
     message.address = value.address
     message.ticket = value.ticket
 
@@ -195,7 +212,7 @@ def _from_fetch(message: session.Fetch, to: str, reason: str) -> Fetch:
     return Fetch(
         to=to,
         get=from_get_id(message.get),
-        server=message.server,
+        source=message.source,
         address=message.address,
         ticket=message.ticket,
         reason=reason,
@@ -207,8 +224,8 @@ def _fill_serve(message: session.Serve, value: Serve) -> None:
     message.model = value.model
     message.ticket = value.ticket
     fill_version(message.min_version, value.min_version)
-    if value.after_update is not None:
-        fill_request(message.after_update, value.after_update)
+    for update in value.after_updates:
+        fill_request(message.after_updates.add(), update)
     for get in value.after:
         fill_request(message.after.add(), get)
     message.rate_bps = value.rate_bps
@@ -223,7 +240,7 @@ def _from_serve(message: session.Serve, to: str, reason: str) -> Serve:
         model=message.model,
         ticket=message.ticket,
         min_version=from_version(message.min_version),
-        after_update=from_update_id(message.after_update) if message.HasField("after_update") else None,
+        after_updates=tuple(from_update_id(update) for update in message.after_updates),
         after=tuple(from_get_id(get) for get in message.after),
         rate_bps=message.rate_bps,
         reason=reason,
@@ -260,6 +277,8 @@ _FILL: Mapping[type, Callable[[session.Instruction, Any], None]] = {
     Serve: lambda message, value: _fill_serve(message.serve, value),
     CancelServe: lambda message, value: _fill_cancel(message.cancel_serve, value),
     MonitorAt: lambda message, value: _fill_monitor_at(message.monitor_at, value),
+    **relays.FILL,
+    **reduces.FILL,
 }
 _READ: Mapping[str, Callable[[Any, str, str], Instruction]] = {
     "host_model": _from_host_model,
@@ -273,4 +292,6 @@ _READ: Mapping[str, Callable[[Any, str, str], Instruction]] = {
     "serve": _from_serve,
     "cancel_serve": _from_cancel,
     "monitor_at": _from_monitor_at,
+    **relays.READ,
+    **reduces.READ,
 }

@@ -3,7 +3,19 @@
 from __future__ import annotations
 
 from mlfabric.protocol import LinkRate, LinksReported, Welcome
-from mlfabric.specs import Layout, Member, Mode, ModelSpec, Role, RuleSpec, Schedule, TensorKind, TensorSpec
+from mlfabric.specs import (
+    Layout,
+    Member,
+    Mode,
+    ModelSpec,
+    MomentumAt,
+    Role,
+    RuleKind,
+    RuleSpec,
+    Schedule,
+    TensorKind,
+    TensorSpec,
+)
 from mlfabric.v1 import fabric_pb2 as fabric
 from mlfabric.v1 import types_pb2 as types
 from mlfabric.wire.values import enum_of, malformed, need
@@ -29,10 +41,27 @@ _SCHEDULE_TO = {
     Schedule.STEP: types.SCHEDULE_STEP,
     Schedule.COSINE: types.SCHEDULE_COSINE,
 }
-_MODE_TO = {Mode.ASYNCHRONOUS: types.MODE_ASYNCHRONOUS}
+_MODE_TO = {
+    Mode.ASYNCHRONOUS: types.MODE_ASYNCHRONOUS,
+    Mode.SYNCHRONOUS: types.MODE_SYNCHRONOUS,
+    Mode.STALE_SYNCHRONOUS: types.MODE_STALE_SYNCHRONOUS,
+    Mode.ALL_REDUCE: types.MODE_ALL_REDUCE,
+}
+_RULE_KIND_TO = {
+    RuleKind.SGD: types.RULE_KIND_SGD,
+    RuleKind.ADAM: types.RULE_KIND_ADAM,
+    RuleKind.ADADELAY: types.RULE_KIND_ADADELAY,
+}
+_MOMENTUM_AT_TO = {
+    None: types.MOMENTUM_AT_UNSPECIFIED,
+    MomentumAt.SERVER: types.MOMENTUM_AT_SERVER,
+    MomentumAt.WORKERS: types.MOMENTUM_AT_WORKERS,
+}
 _TENSOR_KIND_OF: dict[int, TensorKind] = {number: value for value, number in _TENSOR_KIND_TO.items()}
 _SCHEDULE_OF: dict[int, Schedule] = {number: value for value, number in _SCHEDULE_TO.items()}
 _MODE_OF: dict[int, Mode] = {number: value for value, number in _MODE_TO.items()}
+_RULE_KIND_OF: dict[int, RuleKind] = {number: value for value, number in _RULE_KIND_TO.items()}
+_MOMENTUM_AT_OF: dict[int, MomentumAt | None] = {number: value for value, number in _MOMENTUM_AT_TO.items()}
 
 
 def to_spec(spec: ModelSpec) -> types.ModelSpec:
@@ -52,6 +81,7 @@ def fill_spec(message: types.ModelSpec, spec: ModelSpec) -> None:
     message.mode = _MODE_TO[spec.mode]
     if spec.tau_max is not None:
         message.tau_max = spec.tau_max
+    message.slack = spec.slack
     message.server = spec.server
     message.frozen_digest = spec.frozen_digest
 
@@ -71,6 +101,7 @@ def from_spec(message: types.ModelSpec) -> ModelSpec:
         rule=_from_rule(message.rule),
         mode=enum_of(_MODE_OF, message.mode, "ModelSpec.mode"),
         tau_max=message.tau_max if message.HasField("tau_max") else None,
+        slack=message.slack,
         server=message.server,
         frozen_digest=message.frozen_digest,
     )
@@ -94,6 +125,11 @@ def _fill_rule(message: types.UpdateRule, rule: RuleSpec) -> None:
     message.milestones.extend(rule.milestones)
     message.factor = rule.factor
     message.total_versions = rule.total_versions
+    message.kind = _RULE_KIND_TO[rule.kind]
+    message.momentum_at = _MOMENTUM_AT_TO[rule.momentum_at]
+    message.beta1, message.beta2, message.epsilon = rule.beta1, rule.beta2, rule.epsilon
+    message.smoothness, message.delay_scale = rule.smoothness, rule.delay_scale
+    message.clip_norm = rule.clip_norm
 
 
 def _from_rule(message: types.UpdateRule) -> RuleSpec:
@@ -106,7 +142,21 @@ def _from_rule(message: types.UpdateRule) -> RuleSpec:
         milestones=tuple(message.milestones),
         factor=message.factor,
         total_versions=message.total_versions,
+        kind=enum_of(_RULE_KIND_OF, message.kind, "UpdateRule.kind"),
+        momentum_at=_from_momentum_at(message.momentum_at),
+        beta1=message.beta1,
+        beta2=message.beta2,
+        epsilon=message.epsilon,
+        smoothness=message.smoothness,
+        delay_scale=message.delay_scale,
+        clip_norm=message.clip_norm,
     )
+
+
+def _from_momentum_at(number: int) -> MomentumAt | None:
+    if number not in _MOMENTUM_AT_OF:
+        raise malformed("UpdateRule.momentum_at", number, ", ".join(map(str, _MOMENTUM_AT_OF)))
+    return _MOMENTUM_AT_OF[number]
 
 
 def to_member(member: Member, software_version: str = "") -> types.Member:

@@ -21,10 +21,14 @@ from mlfabric.protocol import (
     Lost,
     ModelVersion,
     Outcome,
+    ReduceId,
+    SumId,
     TransferEnd,
+    TransferId,
     UpdateId,
     UpdateKind,
 )
+from mlfabric.v1 import data_pb2 as data
 from mlfabric.v1 import session_pb2 as session
 from mlfabric.v1 import types_pb2 as types
 
@@ -38,15 +42,21 @@ __all__ = [
     "enum_of",
     "fill_outcome",
     "fill_request",
+    "fill_transfer",
     "fill_version",
     "from_get_id",
     "from_outcome",
+    "from_outcomes",
+    "from_sum_id",
+    "from_transfer_id",
     "from_update_id",
     "from_version",
     "malformed",
     "need",
     "to_get_id",
     "to_outcome",
+    "to_outcomes",
+    "to_transfer_id",
     "to_update_id",
     "to_version",
 ]
@@ -76,6 +86,7 @@ END_TO = {
     TransferEnd.BROKEN: session.TRANSFER_END_BROKEN,
     TransferEnd.VOIDED: session.TRANSFER_END_VOIDED,
     TransferEnd.DISCARDED: session.TRANSFER_END_DISCARDED,
+    TransferEnd.TORN: session.TRANSFER_END_TORN,
 }
 KIND_OF: Mapping[int, UpdateKind] = {number: value for value, number in KIND_TO.items()}
 REASON_OF: Mapping[int, DropReason] = {number: value for value, number in REASON_TO.items()}
@@ -109,9 +120,41 @@ def enum_of(table: Mapping[int, _Value], number: int, field: str) -> _Value:
     return value
 
 
-def fill_request(message: types.RequestId, request: UpdateId | GetId) -> None:
+def fill_request(message: types.RequestId, request: UpdateId | GetId | ReduceId) -> None:
     """Write an id into a message."""
     message.worker, message.incarnation, message.counter = request
+
+
+def fill_transfer(message: types.TransferId, transfer: TransferId) -> None:
+    """Write the id of an update or a sum into a message."""
+    if isinstance(transfer, SumId):
+        message.sum.epoch, message.sum.counter = transfer
+    else:
+        fill_request(message.update, transfer)
+
+
+def to_transfer_id(transfer: TransferId) -> types.TransferId:
+    """Make the message of the id of an update or a sum."""
+    message = types.TransferId()
+    fill_transfer(message, transfer)
+    return message
+
+
+def from_transfer_id(message: types.TransferId) -> TransferId:
+    """Return the id of an update or a sum that a message holds.
+
+    Raises:
+        UsageError: it holds none.
+    """
+    which = message.WhichOneof("transfer")
+    if which is None:
+        raise malformed("TransferId.transfer", None, "update or sum")
+    return from_sum_id(message.sum) if which == "sum" else from_update_id(message.update)
+
+
+def from_sum_id(message: types.SumId) -> SumId:
+    """Return the sum's id that a message holds."""
+    return SumId(message.epoch, message.counter)
 
 
 def fill_version(message: types.ModelVersion, version: ModelVersion) -> None:
@@ -167,6 +210,27 @@ def to_outcome(outcome: Outcome) -> session.Outcome:
     message = session.Outcome()
     fill_outcome(message, outcome)
     return message
+
+
+def to_outcomes(outcomes: Mapping[UpdateId, Outcome], server_epoch: int) -> data.OutcomeMeta:
+    """Make the message that says what became of the updates in a transfer."""
+    message = data.OutcomeMeta(server_epoch=server_epoch)
+    for update, outcome in outcomes.items():
+        entry = message.outcomes.add()
+        fill_request(entry.update, update)
+        fill_outcome(entry.outcome, outcome)
+    return message
+
+
+def from_outcomes(message: data.OutcomeMeta) -> dict[UpdateId, Outcome]:
+    """Return what became of the updates in a transfer.
+
+    Raises:
+        UsageError: an entry is incomplete.
+    """
+    for entry in message.outcomes:
+        need(entry, "update")
+    return {from_update_id(entry.update): from_outcome(entry.outcome) for entry in message.outcomes}
 
 
 def from_outcome(message: session.Outcome) -> Outcome:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mlfabric.protocol import (
+    CancelReduce,
     Drop,
     Fetch,
     GetId,
@@ -16,7 +17,13 @@ from mlfabric.protocol import (
     ModelVersion,
     Outcome,
     PushRequested,
+    Reduce,
+    ReduceFailed,
+    ReduceId,
+    ReduceRequested,
+    ReduceSettled,
     Resolve,
+    RoundId,
     Send,
     Tick,
     UpdateId,
@@ -24,19 +31,27 @@ from mlfabric.protocol import (
 
 __all__ = [
     "Action",
+    "AttemptEnded",
     "DaemonEvent",
     "Deliver",
     "EpochBegan",
+    "FailReduce",
     "FetchBroken",
+    "FinishReduce",
     "GetCalled",
     "ModelReceived",
     "OutcomeReceived",
     "PushCalled",
+    "ReduceAction",
+    "ReduceCalled",
+    "ReduceEvent",
     "Request",
     "SendBroken",
     "Settle",
+    "StartAttempt",
     "StartFetch",
     "StartSend",
+    "StopAttempt",
 ]
 
 
@@ -95,6 +110,23 @@ class FetchBroken:
     detail: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReduceCalled:
+    """The worker handed over a tensor for an AllReduce."""
+
+    request: ReduceRequested
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptEnded:
+    """The result of an attempt at a round is here, or it never will be: then ``detail`` says why."""
+
+    round: RoundId
+    detail: str = ""
+
+
+ReduceEvent = ReduceCalled | AttemptEnded | Reduce | CancelReduce | ReduceSettled | ReduceFailed
+
 DaemonEvent = (
     EpochBegan
     | PushCalled
@@ -108,6 +140,7 @@ DaemonEvent = (
     | Resolve
     | Fetch
     | Tick
+    | ReduceEvent
 )
 
 
@@ -153,4 +186,38 @@ class Deliver:
     reason: str
 
 
-Action = Request | StartSend | StartFetch | Settle | Deliver
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartAttempt:
+    """Take part in a round."""
+
+    plan: Reduce
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopAttempt:
+    """Take part in this round no more."""
+
+    round: RoundId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishReduce:
+    """Resolve the handle of an AllReduce: the result is here, ``workers`` took part."""
+
+    reduce: ReduceId
+    workers: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailReduce:
+    """Fail the handle of an AllReduce; the tensor is as it was."""
+
+    reduce: ReduceId
+    reason: str
+
+
+ReduceAction = StartAttempt | StopAttempt | FinishReduce | FailReduce
+Action = Request | StartSend | StartFetch | Settle | Deliver | ReduceAction

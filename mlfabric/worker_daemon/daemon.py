@@ -28,6 +28,9 @@ from mlfabric.protocol import (
     MonitorAt,
     Outcome,
     PushRequested,
+    ReduceId,
+    ReduceOp,
+    ReduceRequested,
     Tick,
     UpdateId,
     UpdateKind,
@@ -35,11 +38,13 @@ from mlfabric.protocol import (
 )
 from mlfabric.reporting import TransferReporter
 from mlfabric.session import SchedulerSession, SessionCallbacks
-from mlfabric.specs import Member, ModelSpec, Role
+from mlfabric.specs import Member, Mode, ModelSpec, Role
 from mlfabric.telemetry import WorkerMetrics
 from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc
 from mlfabric.worker_daemon import actions as act
+from mlfabric.worker_daemon.attempts import ReduceBuffers
 from mlfabric.worker_daemon.observing import Observer, Settled, nobody
+from mlfabric.worker_daemon.reductions import Reductions
 from mlfabric.worker_daemon.sending import Parcel, Transfers
 from mlfabric.worker_daemon.state import DaemonState
 
@@ -101,9 +106,10 @@ class WorkerDaemon:
         self._channel = TcpChannel(options.tcp)
         self._reporter = TransferReporter(options.name, options.host, options.tcp.up_bps, options.tcp.down_bps)
         self._transfers = Transfers(self._channel, options.host, self._take_in, self._recorded, options.observer)
+        self._reductions = Reductions(self._channel, options.host, self._take_in, self._recorded)
         self._pushes: dict[UpdateId, _OpenPush] = {}
         self._gets: dict[GetId, _OpenGet] = {}
-        self._updates = self._get_count = 0
+        self._updates = self._get_count = self._reduce_count = 0
         self._over: BaseException | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns = 0
@@ -126,6 +132,9 @@ class WorkerDaemon:
         Raises:
             RefusedError: the scheduler refuses this worker or its model.
         """
+        if self.spec.mode is Mode.ALL_REDUCE:
+            address = await self._channel.listen(self._reductions.serve)
+            self._session.member = replace(self._session.member, address=address)
         session = asyncio.create_task(self._session.run())
         self._tasks = [session, asyncio.create_task(self._reporter.run())]
         session.add_done_callback(self._session_ended)
@@ -148,14 +157,17 @@ class WorkerDaemon:
                 get.handle.set_exception(error)
         self._pushes.clear()
         self._gets.clear()
+        self._reductions.fail_all(error)
 
     async def close(self, detail: str, drain_s: float) -> None:
-        """Wait for open pushes for at most ``drain_s``, say good-bye, stop."""
+        """Wait for open pushes and AllReduces for at most ``drain_s``, say good-bye, stop."""
         handles = [push.handle for push in self._pushes.values()]
         if handles:
             await asyncio.wait(handles, timeout=drain_s)
+        await self._reductions.drain(drain_s)
         await self._session.leave(detail)
         await self._transfers.close()
+        await self._reductions.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -205,6 +217,24 @@ class WorkerDaemon:
         request = GetRequested(get=get, model=self.spec.name, min_version=min_version, after_update=after_update)
         self._take_in(act.GetCalled(request=request))
         return handle
+
+    def reduce(self, buffers: ReduceBuffers, op: ReduceOp, together: int) -> asyncio.Future[int]:
+        """Take part in an AllReduce; the future gives how many took part once all of them have the result."""
+        reduce = ReduceId(self.options.name, self._incarnation, self._reduce_count)
+        self._reduce_count += 1
+        if self._over is not None:
+            handle: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+            handle.set_exception(self._over)
+            return handle
+        request = ReduceRequested(
+            reduce=reduce,
+            model=self.spec.name,
+            size_bytes=len(buffers.given),
+            dtype=buffers.dtype,
+            op=op,
+            together=together,
+        )
+        return self._reductions.reduce(request, buffers)
 
     # The session
 
@@ -283,6 +313,8 @@ class WorkerDaemon:
                 self._metrics.got(time.monotonic() - get.since_s)
                 if not get.handle.done():
                     get.handle.set_result(action.version)
+            case _:
+                self._reductions.do(action)
 
     def _settle(self, action: act.Settle) -> None:
         push = self._pushes.pop(action.update)

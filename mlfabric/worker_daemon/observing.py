@@ -16,10 +16,10 @@ __all__ = ["Observer", "Settled", "Transferred", "nobody"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transferred:
-    """All bytes of a push (an ``UpdateId``) have been sent, or all of a get (a ``GetId``) are here."""
+    """All bytes of a push (an ``UpdateId``) have been sent to ``peer``, or all of a get (a ``GetId``) came from it."""
 
     transfer: UpdateId | GetId
-    server: str
+    peer: str
     size_bytes: int
     started_ns: int
     ended_ns: int

@@ -10,12 +10,13 @@ import torch
 
 from mlfabric.config import WorkerSettings
 from mlfabric.errors import LayoutError, UsageError
-from mlfabric.specs import ModelSpec, RuleSpec
+from mlfabric.specs import Mode, ModelSpec, MomentumAt, RuleSpec
 from mlfabric.worker_daemon.daemon import DaemonOptions
 from mlfabric.worker_daemon.observing import Observer, nobody
 from mlfabric.worker_daemon.optimizer import FabricOptimizer, rule_of
 from mlfabric.worker_daemon.remote import RemoteDaemon
 from mlfabric.worker_daemon.sending import Parcel
+from mlfabric.worker_daemon.shaping import Shaping
 from mlfabric.worker_daemon.tensors import ModelTensors, Trainable
 from mlfabric.worker_daemon.thread import Daemon, ThreadDaemon
 from mlfabric.worker_daemon.worker import Worker
@@ -34,7 +35,11 @@ def register_as_worker(
     model: Trainable,
     *,
     rule: RuleSpec | None = None,
+    momentum_at: MomentumAt | None = None,
+    mode: Mode = Mode.ASYNCHRONOUS,
     tau_max: int | None = None,
+    slack: int = 0,
+    workers: int = 1,
     init: str | Path | int = "first",
     model_name: str = "model",
     name: str = "",
@@ -47,7 +52,13 @@ def register_as_worker(
     Args:
         model: a module, or a mapping of names to tensors; it is trained in place.
         rule: how the server turns gradients into steps; every worker gives the same. ``RuleSpec()`` unless given.
-        tau_max: delay bound, >= 0; None means twice the number of workers.
+        momentum_at: who keeps the rule's momentum. None takes what the rule says; where it says nothing, that is the
+            workers in asynchronous training, else the server.
+        mode: how far workers may run apart; every worker gives the same. Synchronous: one step from one update of every
+            worker; all wait for the slowest, so a worker that has nothing more to push should leave.
+        tau_max: asynchronous only: delay bound, >= 0; None means twice the number of workers.
+        slack: stale-synchronous only: how many iterations a worker may be ahead of the slowest, >= 0.
+        workers: AllReduce only: the first one waits until so many workers have joined, >= 1.
         init: initial weights: ``"first"`` takes those of the first worker that joins; an integer is a seed from which
             every worker makes the same; anything else is the path of a state dict.
         model_name: the model's name in the fabric.
@@ -66,16 +77,21 @@ def register_as_worker(
     """
     settings = settings or WorkerSettings.from_environment()
     settings = replace(settings, name=name or settings.name, scheduler=scheduler or settings.scheduler)
+    if workers < 1 or (workers > 1 and mode is not Mode.ALL_REDUCE):
+        raise UsageError(f"workers={workers} in mode {mode.value}; allowed: 1, or more in mode all-reduce")
     _initialise(model, init)
-    tensors = ModelTensors(model)
+    rule = _placed(rule or RuleSpec(), momentum_at, mode)
+    tensors = ModelTensors(model, Shaping(rule))
     spec = ModelSpec(
         name=model_name,
         layout=tensors.layout,
-        rule=rule or RuleSpec(),
+        rule=rule,
+        mode=mode,
         tau_max=tau_max,
+        slack=slack,
         frozen_digest=tensors.frozen_digest,
     )
-    return Worker(settings.name, _daemon(settings, spec, tensors.values(), observer), model, tensors)
+    return Worker(settings.name, _daemon(settings, spec, tensors.values(), observer), model, tensors, mode, workers)
 
 
 def _daemon(settings: WorkerSettings, spec: ModelSpec, initial: Parcel, observer: Observer) -> Daemon:
@@ -97,27 +113,50 @@ def wrap(
     optimizer: torch.optim.Optimizer,
     model: torch.nn.Module,
     *,
+    momentum_at: MomentumAt | None = None,
+    mode: Mode = Mode.ASYNCHRONOUS,
     tau_max: int | None = None,
+    slack: int = 0,
     init: str | Path | int = "first",
     settings: WorkerSettings | None = None,
 ) -> FabricOptimizer:
-    """Return an optimizer whose ``step`` pushes to the fabric and gets from it, overlapped with computation.
+    """Return an optimizer whose ``step`` pushes to the fabric and gets from it; overlapped if asynchronous.
 
     Args:
-        optimizer: a ``torch.optim.SGD`` over ``model``'s parameters; its rule becomes the server's.
+        optimizer: a ``torch.optim.SGD``, ``Adam``, or ``AdamW`` without weight decay, over ``model``'s parameters; its
+            rule becomes the job's.
         model: what is trained; the fabric's present weights are installed in it.
-        tau_max, init, settings: as for :func:`register_as_worker`.
+        momentum_at, mode, tau_max, slack, init, settings: as for :func:`register_as_worker`.
 
     Raises:
-        UsageError: the optimizer is not plain SGD, or does not hold all of the model's trainable parameters.
+        UsageError: no rule does what the optimizer does, or it does not hold all of the model's trainable parameters.
         Else as :func:`register_as_worker`.
     """
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     missing = [n for n, p in model.named_parameters() if p.requires_grad and id(p) not in held]
     if missing:
         raise UsageError(f"the optimizer does not hold {', '.join(missing)}; freeze them, or give them to it")
-    worker = register_as_worker(model, rule=rule_of(optimizer), tau_max=tau_max, init=init, settings=settings)
+    rule = rule_of(optimizer)
+    worker = register_as_worker(
+        model,
+        rule=rule,
+        momentum_at=momentum_at,
+        mode=mode,
+        tau_max=tau_max,
+        slack=slack,
+        init=init,
+        settings=settings,
+    )
     return FabricOptimizer(optimizer, worker)
+
+
+def _placed(rule: RuleSpec, momentum_at: MomentumAt | None, mode: Mode) -> RuleSpec:
+    """Return the rule with its momentum where it is to be."""
+    if momentum_at is not None:
+        return replace(rule, momentum_at=momentum_at)
+    if rule.momentum == 0 or rule.momentum_at is not None:
+        return rule
+    return replace(rule, momentum_at=MomentumAt.WORKERS if mode is Mode.ASYNCHRONOUS else MomentumAt.SERVER)
 
 
 def _initialise(model: Trainable, init: str | Path | int) -> None:

@@ -15,13 +15,14 @@ from typing import TypeAlias
 import grpc
 
 from mlfabric import wire
-from mlfabric.errors import FabricClosedError, RefusedError, UnavailableError
-from mlfabric.protocol import Lost, ModelVersion, Welcome
+from mlfabric.errors import FabricClosedError, RefusedError, UnavailableError, UsageError
+from mlfabric.protocol import Lost, ModelVersion, ReduceOp, Welcome
 from mlfabric.specs import ModelSpec
 from mlfabric.v1 import daemon_pb2, daemon_pb2_grpc
+from mlfabric.worker_daemon.attempts import ReduceBuffers
 from mlfabric.worker_daemon.sending import Parcel
 from mlfabric.worker_daemon.shared import Segment
-from mlfabric.worker_daemon.thread import OutcomeFuture, VersionFuture
+from mlfabric.worker_daemon.thread import CountFuture, OutcomeFuture, VersionFuture
 
 __all__ = ["RemoteDaemon"]
 
@@ -125,6 +126,10 @@ class RemoteDaemon:
         get = daemon_pb2.GetModel(call=call, min_version=wire.to_version(min_version))
         self._send(daemon_pb2.AttachRequest(get=get))
         return version
+
+    def reduce(self, buffers: ReduceBuffers, op: ReduceOp, together: int) -> CountFuture:
+        """Refuse: tensors of any size do not fit into the memory that is shared with this daemon."""
+        raise UsageError("an AllReduce needs the daemon in this process; leave MLFABRIC_DAEMON unset")
 
     def leave(self, detail: str, drain_s: float) -> None:
         """Leave the fabric; see ``Daemon``."""

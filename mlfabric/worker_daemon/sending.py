@@ -113,11 +113,12 @@ class Transfers:
 
     async def _push(self, connection: Connection, plan: Send, parcel: Parcel) -> Outcome | str:
         """Offer, send when granted, and return the outcome, or why the server refuses."""
-        update = wire.to_update_id(plan.update)
         image = b"".join(parcel.pieces) if parcel.size_bytes <= WITH_OFFER_BYTES else b""
         if not parcel.is_unchanged():
             image = b""  # offered all the same: it is taken back once it is granted, so that the server waits no more
-        offer = data_pb2.OfferMeta(update=update, size_bytes=parcel.size_bytes, host=self._host, image=image)
+        offer = data_pb2.OfferMeta(
+            transfer=wire.to_transfer_id(plan.update), size_bytes=parcel.size_bytes, host=self._host, image=image
+        )
         await connection.send(
             Frame(kind=FrameKind.OFFER, ticket=plan.ticket, digest=parcel.digest, meta=offer.SerializeToString())
         )
@@ -129,20 +130,24 @@ class Transfers:
             return data_pb2.RefuseMeta.FromString(answer.meta).reason
         if answer.kind is not FrameKind.OUTCOME:
             raise TransferError(f"a {answer.kind.name} frame came; wanted OUTCOME")
-        return wire.from_outcome(data_pb2.OutcomeMeta.FromString(answer.meta).outcome)
+        outcomes = wire.from_outcomes(data_pb2.OutcomeMeta.FromString(answer.meta))
+        if plan.update not in outcomes:
+            raise TransferError(f"an outcome came without that of {plan.update}")
+        return outcomes[plan.update]
 
     async def _payload(self, connection: Connection, plan: Send, parcel: Parcel) -> None:
         frame = Frame(kind=FrameKind.PAYLOAD, ticket=plan.ticket, length=parcel.size_bytes, digest=parcel.digest)
         if parcel.is_unchanged():
             record = await connection.send(frame, parcel.pieces, plan.rate_bps)
             if record is not None:
-                self._recorded(record, plan.server)
+                self._recorded(record, plan.receiver)
             self._observe(plan, record)
         if parcel.is_unchanged():
             await connection.send(Frame(kind=FrameKind.PAYLOAD, ticket=plan.ticket, digest=parcel.digest))
             return
         meta = data_pb2.RefuseMeta(reason=DropReason.CHANGED.value).SerializeToString()
         await connection.send(Frame(kind=FrameKind.REFUSE, ticket=plan.ticket, meta=meta))
+        connection.close()  # nobody waits for what the receiver says to that
         raise _ChangedError
 
     async def _fetch(self, plan: Fetch, buffer: memoryview, digest: int) -> None:
@@ -179,7 +184,7 @@ class Transfers:
         if record is not None:
             seen = Transferred(
                 transfer=plan.update if isinstance(plan, Send) else plan.get,
-                server=plan.server,
+                peer=plan.receiver if isinstance(plan, Send) else plan.source,
                 size_bytes=record.bytes,
                 started_ns=record.started_ns,
                 ended_ns=record.ended_ns,

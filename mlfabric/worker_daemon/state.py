@@ -27,10 +27,13 @@ from mlfabric.protocol import (
     Resolve,
     Send,
     Tick,
+    TransferEnd,
+    TransferEnded,
     UpdateId,
     WorkerHolds,
 )
 from mlfabric.worker_daemon import actions as act
+from mlfabric.worker_daemon.reducing import Reducing
 
 __all__ = ["FIRST_PAUSE_NS", "LONGEST_PAUSE_NS", "DaemonState"]
 
@@ -90,6 +93,7 @@ class DaemonState:
         self.epoch = 0
         self.pushes: dict[UpdateId, _Open[PushRequested, Send]] = {}
         self.gets: dict[GetId, _Open[GetRequested, Fetch]] = {}
+        self.reducing = Reducing(worker)
         self._next_counter = 0
 
     def handle(self, event: act.DaemonEvent, now_ns: int) -> list[act.Action]:
@@ -107,6 +111,7 @@ class DaemonState:
             worker=self.worker,
             pushes=tuple(self._current(o.request) for o in self.pushes.values()),
             gets=tuple(o.request for o in self.gets.values() if o.arrived is None),
+            reduces=self.reducing.requests(),
         )
 
     def resolved_below(self) -> int:
@@ -118,6 +123,7 @@ class DaemonState:
         for opened in self._all_open():
             assert opened.newer is None or opened.running is not None, f"{opened} has a newer plan but none running"
             assert opened.running is None or opened.ask_again_ns is None, f"{opened} is asked for while it runs"
+        self.reducing.validate()
         assert all(u.counter < self._next_counter for u in self.pushes), "an update from the future is open"
 
     def _react(self, event: act.DaemonEvent, now_ns: int) -> Iterator[act.Action]:
@@ -142,7 +148,7 @@ class DaemonState:
             case Resolve():
                 yield from self._settle(event.update, event.outcome, event.reason)
             case act.OutcomeReceived():
-                yield from self._settle(event.update, event.outcome, "the server answered")
+                yield from self._answered(event.update, event.outcome)
             case act.ModelReceived():
                 if (get := self.gets.get(event.get)) is not None:
                     get.arrived = event.version
@@ -158,6 +164,23 @@ class DaemonState:
                 yield act.Request(event=self.holds(), reason=f"epoch {event.epoch} knows nothing of us")
             case Tick():
                 yield from self._ask_again(now_ns)
+            case _:
+                yield from self.reducing.handle(event)
+
+    def _answered(self, update: UpdateId, outcome: Outcome) -> Iterator[act.Action]:
+        """Settle an update, and tell the scheduler if it was dropped: whoever did so may not be able to."""
+        push = self.pushes.get(update)
+        yield from self._settle(update, outcome, "the server answered")
+        if push is not None and isinstance(outcome, Dropped):
+            event = TransferEnded(
+                member=self.worker,
+                model=push.request.model,
+                transfer=update,
+                end=TransferEnd.DISCARDED,
+                cause=outcome.cause,
+                detail=outcome.detail,
+            )
+            yield act.Request(event=event, reason="it was dropped")
 
     def _settle(self, update: UpdateId, outcome: Outcome, reason: str) -> Iterator[act.Action]:
         if self.pushes.pop(update, None) is None:

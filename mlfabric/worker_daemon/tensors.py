@@ -5,7 +5,8 @@ Stated treatments (design, section 6):
 * A trainable parameter is a PARAMETER: its gradient travels. Without a gradient (not used in this step) zeros travel,
   so momentum and weight decay act on it as on the others.
 * A floating-point buffer (batch-norm statistics) is a BUFFER: the change since the last model or update travels, and
-  the server adds it. Integer buffers stay as each worker has them.
+  the server adds it. A module's integer buffers stay as each worker has them. Named tensors may be buffers only (counts
+  that workers add to): then whoever writes to them makes the update.
 * A frozen parameter does not travel; a digest of all their values does, so that workers whose frozen parameters differ
   are refused.
 """
@@ -14,19 +15,20 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 import torch
 
 from mlfabric.errors import LayoutError
-from mlfabric.specs import ALIGNMENT_BYTES, DTYPE_BYTES, Layout, TensorKind, TensorSpec
+from mlfabric.specs import ALIGNMENT_BYTES, DTYPE_BYTES, Layout, RuleSpec, TensorKind, TensorSpec
 from mlfabric.worker_daemon.sending import Parcel
+from mlfabric.worker_daemon.shaping import Shaping, norm_of
 
 __all__ = ["ModelTensors", "Trainable"]
 
 Trainable = torch.nn.Module | Mapping[str, torch.Tensor]
-"""A module, or named tensors (all of them parameters)."""
+"""A module, or named tensors: each ``torch.nn.Buffer`` among them is a buffer, the others are parameters."""
 
 _PADDING = memoryview(bytes(ALIGNMENT_BYTES))
 
@@ -36,15 +38,20 @@ class ModelTensors:
 
     Args:
         model: the module or named tensors to train.
+        shaping: what is made of gradients before they travel; nothing unless given.
 
     Raises:
         LayoutError: nothing is trainable, or a tensor's dtype cannot travel.
     """
 
-    def __init__(self, model: Trainable) -> None:
+    def __init__(self, model: Trainable, shaping: Shaping | None = None) -> None:
         named = _named(model)
-        if not any(kind is TensorKind.PARAMETER and tensor.numel() for _, tensor, kind in named):
-            raise LayoutError("the model has no trainable parameter; set requires_grad on those to be trained")
+        trained = {TensorKind.PARAMETER} if isinstance(model, torch.nn.Module) else set(TensorKind)
+        if not any(tensor.numel() for _, tensor, kind in named if kind in trained):
+            raise LayoutError(
+                "the model has no trainable parameter; set requires_grad on those to be trained, or give a mapping of "
+                "names to tensors in which each torch.nn.Buffer is a buffer"
+            )
         self.layout = Layout(
             tuple(
                 TensorSpec(name=name, shape=tuple(t.shape), dtype=str(t.dtype).removeprefix("torch."), kind=kind)
@@ -52,8 +59,11 @@ class ModelTensors:
             )
         )
         self.frozen_digest = _frozen_digest(model)
+        self.shaping = shaping or Shaping(RuleSpec())
         self._tensors = [t for _, t, _ in named]
-        self._buffers = [i for i, (_, _, kind) in enumerate(named) if kind is TensorKind.BUFFER]
+        kinds = [kind for _, _, kind in named]
+        self._parameters = [i for i, kind in enumerate(kinds) if kind is TensorKind.PARAMETER]
+        self._buffers = [i for i, kind in enumerate(kinds) if kind is TensorKind.BUFFER]
         self._installed = {i: self._tensors[i].detach().clone() for i in self._buffers}
 
     def values(self) -> Parcel:
@@ -63,22 +73,28 @@ class ModelTensors:
     def take_update(self) -> tuple[Parcel, float]:
         """Take the gradients away from the parameters, and the buffers' changes; return them with their l2 norm.
 
-        ``grad`` of each parameter is None afterwards; the tensors must not be written to until the push is settled.
+        The norm is that of what travels, after clipping and momentum. ``grad`` of each parameter is None afterwards;
+        the tensors must not be written to until the push is settled.
         """
-        pieces: list[torch.Tensor | None] = []
-        watched: list[torch.Tensor] = []
-        for i, tensor in enumerate(self._tensors):
-            if i in self._installed:
-                pieces.append(tensor.detach() - self._installed[i])
-                self._installed[i].copy_(tensor.detach())
-                continue
-            gradient, tensor.grad = tensor.grad, None
-            if gradient is not None and gradient.is_sparse:
-                raise LayoutError(f"{self.layout.tensors[i].name}: a sparse gradient cannot travel; use sparse=False")
-            pieces.append(None if gradient is None else gradient.detach())
-            if gradient is not None:
-                watched.append(gradient)
-        return self._parcel(pieces, watched), _norm(pieces)
+        gradients = [self._take_gradient(i) for i in self._parameters]
+        pushed = self.shaping.shape(gradients, [self._tensors[i].detach() for i in self._parameters])
+        pieces: list[torch.Tensor | None] = [None] * len(self._tensors)
+        for i, piece in zip(self._parameters, pushed, strict=True):
+            pieces[i] = piece
+        for i, installed in self._installed.items():
+            pieces[i] = self._tensors[i].detach() - installed
+            installed.copy_(self._tensors[i].detach())
+        norm = norm_of(pieces)
+        if math.isfinite(norm):
+            self.shaping.keep(pushed)
+        return self._parcel(pieces, [piece for piece in pushed if piece is not None]), norm
+
+    def _take_gradient(self, i: int) -> torch.Tensor | None:
+        tensor = self._tensors[i]
+        gradient, tensor.grad = tensor.grad, None
+        if gradient is not None and gradient.is_sparse:
+            raise LayoutError(f"{self.layout.tensors[i].name}: a sparse gradient cannot travel; use sparse=False")
+        return None if gradient is None else gradient.detach()
 
     def install(self, image: memoryview) -> None:
         """Copy a model's image into the tensors."""
@@ -112,7 +128,8 @@ def _named(model: Trainable) -> list[tuple[str, torch.Tensor, TensorKind]]:
         parameters = [(n, cast(torch.Tensor, p)) for n, p in model.named_parameters() if p.requires_grad]
         buffers = [(n, b) for n, b in model.named_buffers() if b.dtype.is_floating_point]
     else:
-        parameters, buffers = [(n, t) for n, t in model.items() if t.requires_grad], []
+        parameters = [(n, t) for n, t in model.items() if t.requires_grad and not isinstance(t, torch.nn.Buffer)]
+        buffers = [(n, t) for n, t in model.items() if isinstance(t, torch.nn.Buffer)]
     for name, tensor in (*parameters, *buffers):
         dtype = str(tensor.dtype).removeprefix("torch.")
         if dtype not in DTYPE_BYTES:
@@ -122,7 +139,7 @@ def _named(model: Trainable) -> list[tuple[str, torch.Tensor, TensorKind]]:
 
 def _frozen_digest(model: Trainable) -> str:
     named = model.named_parameters() if isinstance(model, torch.nn.Module) else model.items()
-    frozen = [(n, t) for n, t in named if not t.requires_grad]
+    frozen = [(n, t) for n, t in named if not (t.requires_grad or isinstance(t, torch.nn.Buffer))]
     if not frozen:
         return ""
     digest = hashlib.sha256()
@@ -136,9 +153,3 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview:
     """View a tensor's bytes; only a tensor that is not contiguous or not on the CPU is copied."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
-
-
-def _norm(pieces: Iterable[torch.Tensor | None]) -> float:
-    given = [p for p in pieces if p is not None]
-    norms = [torch.linalg.vector_norm(p, dtype=torch.promote_types(p.dtype, torch.float32)) for p in given]
-    return math.sqrt(sum(float(n) ** 2 for n in norms))

@@ -15,17 +15,19 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from mlfabric.errors import FabricClosedError
-from mlfabric.protocol import ModelVersion, Outcome, Welcome
+from mlfabric.protocol import ModelVersion, Outcome, ReduceOp, Welcome
 from mlfabric.specs import ModelSpec
 from mlfabric.telemetry import MetricsPage, WorkerMetrics
+from mlfabric.worker_daemon.attempts import ReduceBuffers
 from mlfabric.worker_daemon.daemon import DaemonOptions, WorkerDaemon
 from mlfabric.worker_daemon.sending import Parcel
 
-__all__ = ["Daemon", "OutcomeFuture", "ThreadDaemon", "VersionFuture"]
+__all__ = ["CountFuture", "Daemon", "OutcomeFuture", "ThreadDaemon", "VersionFuture"]
 
 T = TypeVar("T")
 OutcomeFuture = concurrent.futures.Future[Outcome]
 VersionFuture = concurrent.futures.Future[ModelVersion]
+CountFuture = concurrent.futures.Future[int]
 
 
 class Daemon(Protocol):
@@ -48,6 +50,13 @@ class Daemon(Protocol):
 
     def get(self, buffer: memoryview, min_version: ModelVersion) -> VersionFuture:
         """Get the model into ``buffer``, at ``min_version`` or newer."""
+
+    def reduce(self, buffers: ReduceBuffers, op: ReduceOp, together: int) -> CountFuture:
+        """Take part in an AllReduce; gives how many took part once the result is in its buffer, with all of them.
+
+        Args:
+            together: the first one waits until so many workers have joined, >= 1.
+        """
 
     def leave(self, detail: str, drain_s: float) -> None:
         """Wait for open pushes for at most ``drain_s`` and leave the fabric; a second call does nothing."""
@@ -134,6 +143,17 @@ class ThreadDaemon:
 
         self._loop.call_soon_threadsafe(begin)
         return version
+
+    def reduce(self, buffers: ReduceBuffers, op: ReduceOp, together: int) -> CountFuture:
+        """Take part in an AllReduce; see ``Daemon``."""
+        self._check_open()
+        workers: CountFuture = concurrent.futures.Future()
+
+        def begin() -> None:
+            self._daemon.reduce(buffers, op, together).add_done_callback(lambda done: _copy(done, workers))
+
+        self._loop.call_soon_threadsafe(begin)
+        return workers
 
     def leave(self, detail: str, drain_s: float) -> None:
         """Leave the fabric and end the thread; see ``Daemon``."""

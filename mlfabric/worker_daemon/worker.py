@@ -13,8 +13,12 @@ from collections import deque
 from types import FrameType, TracebackType
 from typing import Self
 
+import torch
+
 from mlfabric.errors import LayoutError, UsageError
-from mlfabric.protocol import Committed, Dropped, DropReason, ModelVersion, Outcome
+from mlfabric.protocol import Committed, Dropped, DropReason, ModelVersion, Outcome, ReduceOp
+from mlfabric.specs import Mode
+from mlfabric.worker_daemon.reduce_tensors import ReduceHandle, StagedTensors
 from mlfabric.worker_daemon.tensors import ModelTensors, Trainable
 from mlfabric.worker_daemon.thread import Daemon, OutcomeFuture, VersionFuture
 
@@ -71,16 +75,29 @@ class Worker:
         daemon: carries out what it asks for.
         model: what it trains.
         tensors: the travelling tensors of ``model``.
+        mode: of its job.
+        together: how many workers the first AllReduce waits for, >= 1.
     """
 
-    def __init__(self, name: str, daemon: Daemon, model: Trainable, tensors: ModelTensors) -> None:
+    def __init__(
+        self,
+        name: str,
+        daemon: Daemon,
+        model: Trainable,
+        tensors: ModelTensors,
+        mode: Mode = Mode.ASYNCHRONOUS,
+        together: int = 1,
+    ) -> None:
         self.name = name
+        self.mode = mode
         self.version = ModelVersion(0, 0)
         self.tally = Tally()
         self._daemon = daemon
         self._model = model
         self._tensors = tensors
         self._image = daemon.buffer()
+        self._together = together
+        self._staged = StagedTensors()
         self._open: deque[OutcomeFuture] = deque()
         self._coming: VersionFuture | None = None
         self._left = False
@@ -182,13 +199,51 @@ class Worker:
             self.tally.add(self._open.popleft().result())
 
     def _target(self, model: Trainable | None) -> ModelTensors:
+        if self.mode is Mode.ALL_REDUCE:
+            raise UsageError(f"push or get in mode {self.mode.value}, which has no server; use all_reduce")
         if model is None or model is self._model:
             return self._tensors
-        tensors = ModelTensors(model)
+        tensors = ModelTensors(model, self._tensors.shaping)
         difference = tensors.layout.difference(self._tensors.layout)
         if difference:
             raise LayoutError(f"this is not the registered model: {difference} (given against registered)")
         return tensors
+
+    # AllReduce
+
+    def all_reduce(self, tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM) -> int:
+        """Replace a tensor by the sum (or mean) of those of all workers; return how many took part.
+
+        Every worker gets the same bits. All must call it for the same tensors in the same order; it waits for all that
+        have joined. If one dies meanwhile, the others do it again without it. NaN and Inf are summed as they are.
+
+        Args:
+            tensor: contiguous, of float16, bfloat16, float32 or float64, of any shape, on CPU or GPU; the same size,
+                dtype and ``op`` at all workers.
+            op: what to make of them.
+
+        Raises:
+            LayoutError: the tensor is not contiguous, or of another dtype.
+            UsageError: the job's mode is another one.
+            RefusedError: the workers gave different things (says who gave what), it failed too often, or the others
+                did it while this worker was silent.
+            FabricClosedError: this worker has left the fabric.
+                After each of these the tensor is as it was.
+        """
+        return self.all_reduce_async(tensor, op).result()
+
+    def all_reduce_async(self, tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM) -> ReduceHandle:
+        """Begin an AllReduce; the handle's ``result`` writes it into the tensor, which must be left alone until then.
+
+        Several may be on their way; they are carried out in the order of these calls.
+
+        Args, Raises: as for :meth:`all_reduce`.
+        """
+        if self.mode is not Mode.ALL_REDUCE:
+            given = f"all_reduce in mode {self.mode.value}"
+            raise UsageError(f"{given}; register with mode=Mode.ALL_REDUCE, or push and get")
+        staged = self._staged.stage(tensor, ReduceOp(op))
+        return self._staged.handle(staged, self._daemon.reduce(staged.buffers, staged.op, self._together))
 
     # Leaving
 

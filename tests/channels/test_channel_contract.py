@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
@@ -18,52 +16,9 @@ from mlfabric.channels import (
     Direction,
     Frame,
     FrameKind,
-    MemoryChannel,
-    MemoryNetwork,
-    TcpChannel,
-    TcpOptions,
 )
 from mlfabric.errors import FabricClosedError, TransferError, UnavailableError, UsageError
-
-TICKET = bytes(range(16))
-GRANT = Frame(kind=FrameKind.GRANT, ticket=TICKET, meta=b"go")
-MB = 1_000_000
-MAX_PAYLOAD_BYTES = 100 * MB
-
-MakeChannel = Callable[[], Channel]
-
-
-def payload(n: int) -> Frame:
-    return Frame(kind=FrameKind.PAYLOAD, ticket=TICKET, length=n, digest=7)
-
-
-@pytest.fixture(params=["memory", "tcp"])
-def make(request: pytest.FixtureRequest) -> Iterator[MakeChannel]:
-    if request.param == "tcp":
-        yield lambda: TcpChannel(TcpOptions(max_payload_bytes=MAX_PAYLOAD_BYTES))
-    else:
-        network = MemoryNetwork()
-        yield lambda: MemoryChannel(network, max_payload_bytes=MAX_PAYLOAD_BYTES)
-
-
-@asynccontextmanager
-async def connected(make: MakeChannel) -> AsyncIterator[tuple[Connection, Connection]]:
-    """Two ends of a new connection; its channels are closed at the end, and no task is left."""
-    before = asyncio.all_tasks()
-    accepted: asyncio.Future[Connection] = asyncio.get_running_loop().create_future()
-
-    async def keep(connection: Connection) -> None:
-        accepted.set_result(connection)
-        await connection.wait_closed()
-
-    server, client = make(), make()
-    try:
-        near = await client.connect(await server.listen(keep))
-        yield near, await accepted
-    finally:
-        await client.close()
-        await server.close()
-    assert asyncio.all_tasks() <= before
+from tests.channels.conftest import GRANT, MB, TICKET, MakeChannel, connected, payload
 
 
 async def test_a_control_frame_arrives_as_it_was_sent_and_has_no_record(make: MakeChannel) -> None:

@@ -7,7 +7,7 @@ from mlfabric import __version__
 from mlfabric.cli.app import app
 
 ASKING = ("status", "doctor", "plan", "version")
-COMMANDS = ("scheduler", "server", "worker", "monitor", "up", "run", "bench", "demo", *ASKING)
+COMMANDS = ("scheduler", "server", "worker", "aggregator", "monitor", "up", "run", "bench", "demo", *ASKING)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

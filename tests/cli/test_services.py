@@ -24,7 +24,7 @@ def test_a_scheduler_ends_in_an_orderly_way_when_told(start: Start, number, code
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("service", ["server", "monitor"])
+@pytest.mark.parametrize("service", ["server", "aggregator", "monitor"])
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 def test_a_member_that_waits_for_the_scheduler_can_be_ended(start: Start, free_port: int, service, number, code):
     command = start(service, "--scheduler", f"127.0.0.1:{free_port}")
@@ -62,6 +62,7 @@ def test_a_server_whose_name_is_taken_is_refused_with_code_1(start: Start, fabri
         (("server", "--up", "quick"), "rate 'quick'; allowed: a number with k, M, G or T"),
         (("server", "--receive-budget", "much"), "size 'much'; allowed: a number with k, M, G, T or Ki"),
         (("server", "--data-ports", "a-b"), "ports 'a-b'; allowed: one port or a range"),
+        (("aggregator", "--memory-budget", "much"), "size 'much'; allowed: a number with k, M, G, T or Ki"),
         (("server", "--resume"), "resume needs checkpoint_dir"),
         (("server", "--bind", "0.0.0.0"), "give advertised_host"),
         (("monitor", "--report-every", "0"), "allowed: > 0"),

@@ -110,6 +110,23 @@ def test_with_an_emulated_network_card_servers_are_planned_on_machines_of_their_
     assert " ".join(emulated[1].arguments).endswith("--name server-0 --host server-0 --up 1G --down 2G")
 
 
+def test_aggregators_are_on_the_machines_and_have_the_cards_that_are_given():
+    options = FabricOptions(aggregators=2, aggregator_hosts=("a", "b"), aggregator_up=("1G",), metrics_port=9400)
+    found = [" ".join(s.arguments) for s in services(options, 1) if s.name.startswith("aggregator")]
+
+    assert found[0].endswith("--name aggregator-0 --host a --up 1G --metrics-port 9402")
+    assert found[1].endswith("--name aggregator-1 --host b --up 1G --metrics-port 9403")
+
+
+def test_with_an_emulated_network_card_aggregators_are_planned_on_machines_of_their_own():
+    plain, emulated = (
+        services(o, 1)[2] for o in (FabricOptions(aggregators=1), FabricOptions(aggregators=1, aggregator_down=("1G",)))
+    )
+
+    assert "--host" not in plain.arguments
+    assert " ".join(emulated.arguments).endswith("--name aggregator-0 --host aggregator-0 --down 1G")
+
+
 def test_a_server_that_died_resumes_its_checkpoints(tmp_path):
     server = services(FabricOptions(checkpoint_dir=tmp_path), 1)[1]
 
@@ -126,6 +143,10 @@ def test_metrics_ports_follow_each_other():
 def test_a_fabric_without_servers_or_address_is_refused():
     with pytest.raises(UsageError, match="servers=0; allowed: 1 or more"):
         FabricOptions(servers=0)
+    with pytest.raises(UsageError, match="aggregators=-1; allowed: 0 or more"):
+        FabricOptions(aggregators=-1)
+    with pytest.raises(UsageError, match="--aggregator-up: 2 values; allowed: one for all, or one for each of 3"):
+        FabricOptions(aggregators=3, aggregator_up=("1G", "2G"))
     with pytest.raises(UsageError, match="give --advertise"):
         FabricOptions(bind="0.0.0.0")
 

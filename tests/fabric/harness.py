@@ -26,7 +26,7 @@ from mlfabric.protocol import MemberEvent, ModelVersion, PushRequested, UpdateId
 from mlfabric.scheduler.runner import SchedulerOptions, SchedulerRunner
 from mlfabric.server.service import ServerOptions
 from mlfabric.specs import Member, ModelSpec, Role, RuleSpec
-from mlfabric.v1 import data_pb2, fabric_pb2, fabric_pb2_grpc, session_pb2
+from mlfabric.v1 import data_pb2, fabric_pb2, fabric_pb2_grpc, session_pb2, types_pb2
 from mlfabric.worker_daemon.tensors import ModelTensors
 
 __all__ = ["Fabric", "RawWorker", "SchedulerThread", "fabric", "gradients", "small_model", "spec_of", "wait_until"]
@@ -138,6 +138,13 @@ class Fabric:
         self._stack.callback(self._end_server, server)
         self.servers.append(server)
         return server
+
+    def aggregator(self, **options: Any) -> mlfabric.Aggregator:
+        """Start an aggregator."""
+        options = {"scheduler": self.scheduler.address, **options}
+        aggregator = mlfabric.register_as_aggregator(mlfabric.AggregatorOptions(**options))
+        self._stack.callback(aggregator.stop)
+        return aggregator
 
     @staticmethod
     def _end_server(server: mlfabric.Server) -> None:
@@ -307,7 +314,9 @@ class RawWorker:
         line = self.connect(send.address)
         layout = self.spec.layout
         size_bytes = layout.size_bytes if size_bytes is None else size_bytes
-        meta = data_pb2.OfferMeta(update=send.update, size_bytes=size_bytes, host="raw-host")
+        meta = data_pb2.OfferMeta(
+            transfer=types_pb2.TransferId(update=send.update), size_bytes=size_bytes, host="raw-host"
+        )
         digest = layout.digest if digest is None else digest
         line.send(Frame(kind=FrameKind.OFFER, ticket=send.ticket, digest=digest, meta=meta.SerializeToString()))
         return line

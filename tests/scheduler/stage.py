@@ -9,6 +9,7 @@ from mlfabric.protocol import (
     CommitsReported,
     DropReason,
     Expect,
+    Expected,
     GetId,
     GetRequested,
     InitialReceived,
@@ -22,11 +23,11 @@ from mlfabric.protocol import (
     Tick,
     TransferEnd,
     TransferEnded,
+    TransferId,
     UpdateId,
     UpdateKind,
 )
-from mlfabric.scheduler.context import SchedulerConfig, TicketMaker
-from mlfabric.scheduler.push_table import SEQ_BITS
+from mlfabric.scheduler.context import SEQ_BITS, SchedulerConfig, TicketMaker
 from mlfabric.scheduler.pushes import Pushes
 from mlfabric.scheduler.state import SchedulerState
 from mlfabric.specs import Layout, Member, ModelSpec, Role, TensorSpec
@@ -90,8 +91,10 @@ class Stage:
 
     # Members
 
-    def server(self, name: str = "s", incarnation: int = 1, held: tuple[ModelSpec, ...] = ()) -> list[Instruction]:
-        joins = member(name, Role.SERVER, incarnation, address=f"{name}:1")
+    def server(
+        self, name: str = "s", incarnation: int = 1, held: tuple[ModelSpec, ...] = (), **fields
+    ) -> list[Instruction]:
+        joins = member(name, Role.SERVER, incarnation, address=f"{name}:1", **fields)
         return self.tell(MemberJoined(member=joins, held=held))
 
     def worker(self, name: str, incarnation: int = 1, spec: ModelSpec = SPEC, **fields) -> list[Instruction]:
@@ -99,12 +102,17 @@ class Stage:
         joins = member(name, Role.WORKER, incarnation, **fields)
         return self.tell(MemberJoined(member=joins, spec=spec, holds_initial=holds_initial))
 
+    def aggregator(self, name: str, incarnation: int = 1, most_updates: int = 0, **fields) -> list[Instruction]:
+        joins = member(name, Role.AGGREGATOR, incarnation, address=f"{name}:1", **fields)
+        return self.tell(MemberJoined(member=joins, most_updates=most_updates))
+
     def monitor(self, name: str, host: str) -> list[Instruction]:
         return self.tell(MemberJoined(member=member(name, Role.MONITOR, host=host, address=f"{name}:9")))
 
-    def trained(self, *workers: str, version: int = 0, spec: ModelSpec = SPEC) -> Stage:
-        """Let a server and workers join, with weights at a version."""
-        self.server()
+    def trained(self, *workers: str, version: int = 0, spec: ModelSpec = SPEC, server: bool = True) -> Stage:
+        """Let a server (if it has not joined yet) and workers join, with weights at a version."""
+        if server:
+            self.server()
         for name in workers:
             self.worker(name, spec=spec)
         self.tell(InitialReceived(server="s", model="net", version=ModelVersion(1, version)))
@@ -140,7 +148,7 @@ def sent(request: PushRequested, number: int, made: int, rate_bps: int = 0) -> S
     return Send(
         to=request.update.worker,
         update=request.update,
-        server="s",
+        receiver="s",
         address="s:1",
         seq=seq(number),
         ticket=ticket(made),
@@ -152,18 +160,26 @@ def sent(request: PushRequested, number: int, made: int, rate_bps: int = 0) -> S
 def expected(request: PushRequested, number: int, made: int, after: tuple[UpdateId, ...] = (), tau_max=4) -> Expect:
     return Expect(
         to="s",
-        update=request.update,
+        transfer=request.update,
+        members=(Expected(request.update, request.computed_from, request.resolved_below),),
         model="net",
         seq=seq(number),
         ticket=ticket(made),
         size_bytes=request.size_bytes,
-        computed_from=request.computed_from,
         tau_max=tau_max,
         kind=request.kind,
-        resolved_below=request.resolved_below,
         after=after,
         reason="",
     )
+
+
+def committed_together(*names: UpdateId, number: int) -> CommitsReported:
+    """Return the report of a sum that made the version ``number`` and those before it."""
+    commits = tuple(
+        Commit(update=name, version=ModelVersion(1, number - len(names) + 1 + j), tau=j, lr=0.1, step_norm=1.0)
+        for j, name in enumerate(names)
+    )
+    return CommitsReported(server="s", model="net", commits=commits)
 
 
 def committed(name: UpdateId, number: int, tau: int = 0) -> CommitsReported:
@@ -172,8 +188,10 @@ def committed(name: UpdateId, number: int, tau: int = 0) -> CommitsReported:
     return CommitsReported(server="s", model="net", commits=(commit,))
 
 
-def ended(name: UpdateId | GetId, end: TransferEnd, cause: DropReason | None = None, detail: str = "") -> TransferEnded:
-    return TransferEnded(server="s", model="net", transfer=name, end=end, cause=cause, detail=detail)
+def ended(
+    name: TransferId | GetId, end: TransferEnd, cause: DropReason | None = None, detail: str = "", by: str = "s"
+) -> TransferEnded:
+    return TransferEnded(member=by, model="net", transfer=name, end=end, cause=cause, detail=detail)
 
 
 def holds(version: int, **fields) -> ServerHolds:

@@ -31,24 +31,113 @@ def served(request, made, after=(), rate_bps=0):
         model="net",
         ticket=ticket(made),
         min_version=request.min_version,
-        after_update=request.after_update,
+        after_updates=() if request.after_update is None else (request.after_update,),
         after=after,
         rate_bps=rate_bps,
         reason="",
     )
-    fetch = Fetch(to=request.get.worker, get=request.get, server="s", address="s:1", ticket=ticket(made), reason="")
+    fetch = Fetch(to=request.get.worker, get=request.get, source="s", address="s:1", ticket=ticket(made), reason="")
     return [serve, fetch]
 
 
-def test_a_get_is_planned_at_once(stage):
+def test_a_lone_get_is_planned_at_once(stage):
     request = get("a")
     assert stage.ask(request) == served(request, 1)
 
 
-def test_a_second_get_is_served_after_the_first(stage):
-    first, second = get("a"), get("b")
-    stage.ask(first)
-    assert stage.ask(second) == served(second, 2, after=(first.get,))
+def test_gets_that_come_while_the_server_sends_are_planned_together_when_it_is_about_to_run_dry(stage):
+    first, second, third = get("a"), get("b"), get("c")
+    stage.worker("c")
+    stage.ask(first)  # takes 8 ms
+    assert stage.ask(second) == []
+    stage.wait(1)
+    assert stage.ask(third) == []
+    assert stage.state.next_wakeup_ns(stage.now_ns) == stage.now_ns + 5 * MS
+    stage.wait(5)
+    assert stage.tick() == [*served(second, 2, after=(first.get,)), *served(third, 3, after=(second.get,))]
+
+
+def test_a_get_waits_no_longer_than_the_batch_window():
+    stage = Stage(batch_window_ns=3 * MS).trained("a", "b", "c")
+    stage.ask(get("a"))
+    stage.ask(get("b"))
+    stage.wait(1)
+    stage.ask(get("c"))
+    assert stage.state.next_wakeup_ns(stage.now_ns) == stage.now_ns + 2 * MS
+    stage.wait(2)
+    told = stage.tick()
+    assert [i.get for i in told if isinstance(i, Serve)] == [get("b").get, get("c").get]
+
+
+def test_asking_again_does_not_make_a_get_wait_anew():
+    stage = Stage(batch_window_ns=3 * MS).trained("a", "b")
+    stage.ask(get("a"))
+    stage.ask(get("b"))
+    stage.wait(2)
+    stage.ask(get("b"))
+    assert stage.state.next_wakeup_ns(stage.now_ns) == stage.now_ns + MS
+
+
+def test_a_get_after_a_planned_update_is_planned_at_once_however_busy_the_server_is(stage):
+    stage.ask(get("a"))
+    stage.ask(push("b"))
+    request = get("b", after=update("b"))
+    assert [type(i) for i in stage.ask(request)] == [Serve, Fetch]
+
+
+def slow_behind_a_gigabit() -> Stage:
+    """Let a slow worker's get, of 100 ms at 80 Mbit/s, be under way."""
+    stage = Stage().trained("a", "b")
+    stage.worker("slow", down_bps=80_000_000)
+    stage.ask(get("slow"))
+    return stage
+
+
+def starts_ms(stage: Stage, worker: str) -> float:
+    return (stage.state.models["net"].gets.planned[get(worker).get].profile.start_ns - stage.now_ns) / MS
+
+
+def test_a_get_neither_waits_for_a_slower_workers_nor_follows_it():
+    stage = slow_behind_a_gigabit()
+    (serve, _) = stage.ask(get("a"))
+    assert serve.after == ()
+    assert starts_ms(stage, "a") == 0
+
+
+def test_a_slower_workers_get_that_is_late_keeps_nobody_waiting():
+    stage = slow_behind_a_gigabit()
+    stage.wait(150)  # by now its link is slower still: it has not ended
+    (serve, _) = stage.ask(get("a"))
+    assert serve.after == ()
+
+
+def test_a_get_of_the_same_slow_worker_follows_the_one_that_fills_its_link():
+    stage = slow_behind_a_gigabit()
+    stage.wait(150)
+    (serve, _) = stage.ask(get("slow", counter=1))
+    assert serve.after == (get("slow").get,)
+
+
+def test_the_slowest_of_a_batch_goes_last():
+    stage = Stage()
+    stage.server()
+    stage.worker("slow", down_bps=80_000_000)
+    stage.tell(get("slow"))
+    for name in ("a", "b"):
+        stage.worker(name)
+        stage.tell(get(name))
+    stage.trained(server=False)
+    assert {i.get: i.after for i in stage.tick() if isinstance(i, Serve)} == {
+        get("a").get: (),
+        get("b").get: (get("a").get,),
+        get("slow").get: (get("b").get,),
+    }
+
+
+def test_a_get_over_a_link_without_capacity_keeps_nobody_waiting(stage):
+    stage.tell(LinksReported(monitor="m", rates=(LinkRate(host="h-a", up=False, bps=0, age_ns=0),)))
+    assert stage.ask(get("a")) == []
+    assert stage.ask(get("b")) == served(get("b"), 1)
 
 
 def test_a_get_after_an_update_is_planned_with_it_in_one_round_trip(stage):

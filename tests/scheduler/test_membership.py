@@ -211,7 +211,7 @@ def test_initial_weights_are_planned_and_the_server_is_asked_whose_they_are(stag
     request = initial("a")
     assert stage.ask(request) == [sent(request, 1, 1), expected(request, 1, 1)]
     stage.tell(ended(update("a"), TransferEnd.RECEIVED))
-    void = Void(to="s", model="net", update=update("a"), reason="")
+    void = Void(to="s", model="net", transfer=update("a"), reason="")
     assert stage.tell(InitialReceived(server="s", model="net", version=ModelVersion(1, 0))) == [void]
     stage.tell(committed(update("a"), 0))
     assert not stage.pushes.planned
@@ -317,7 +317,7 @@ def test_a_server_that_is_back_hears_voids_and_gets_again(stage):
     wanted = stage.ask(get("b"))
     stage.tell(MemberSilent(name="a", incarnation=1))
     stage.server(held=(SPEC,))
-    void = Void(to="s", model="net", update=update("a"), reason="")
+    void = Void(to="s", model="net", transfer=update("a"), reason="")
     assert stage.tell(holds(0)) == [void, *(replace(i, after=()) if hasattr(i, "after") else i for i in wanted)]
 
 
@@ -389,7 +389,7 @@ def test_an_adopted_update_of_a_worker_that_never_came_back_does_no_harm(stage):
     stage.tell(MemberSilent(name="s", incarnation=1))
     stage.server(held=(SPEC,))
     told = stage.tell(holds(3))
-    assert Void(to="s", model="net", update=update("gone"), reason="") in told
+    assert Void(to="s", model="net", transfer=update("gone"), reason="") in told
 
 
 def test_a_bound_of_an_earlier_schedulers_time_is_taken_over(stage):

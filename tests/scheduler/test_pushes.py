@@ -37,7 +37,7 @@ def drop(name, cause):
 
 
 def void(name):
-    return Void(to="s", model="net", update=name, reason="")
+    return Void(to="s", model="net", transfer=name, reason="")
 
 
 def resolve(name, outcome):

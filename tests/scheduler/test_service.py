@@ -117,9 +117,8 @@ def test_an_event_in_another_worker_s_name_ends_the_session(running: Fabric) -> 
     assert raw.error.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-@pytest.mark.parametrize("call", ["RegisterAsReplica", "RegisterAsAggregator"])
-def test_what_is_not_planned_for_is_unimplemented_and_says_what_to_do(running: Fabric, call: str) -> None:
-    error = refused(getattr(running.stub(), call), getattr(fabric_pb2, f"{call}Request")())
+def test_what_is_not_planned_for_is_unimplemented_and_says_what_to_do(running: Fabric) -> None:
+    error = refused(running.stub().RegisterAsReplica, fabric_pb2.RegisterAsReplicaRequest())
     assert error.code() is grpc.StatusCode.UNIMPLEMENTED
     assert ";" in error.details()
 
@@ -172,16 +171,52 @@ def test_settings_out_of_range_are_refused_with_what_is_allowed(setting: str, va
         SchedulerOptions(**{setting: value})
 
 
-@pytest.mark.parametrize("said", ["server_holds", "commits_reported", "transfer_ended", "initial_received"])
+@pytest.mark.parametrize("said", ["server_holds", "commits_reported", "initial_received"])
 def test_a_worker_cannot_speak_as_a_server(running: Fabric, said: str) -> None:
     raw = running.raw_worker(small_model(), f"pretender-{said}")
     event = session_pb2.Event()
-    getattr(event, said).server = raw.name
+    getattr(event, said).SetInParent()
     raw.say(event)
     assert raw.told("send") is None
     assert raw.error is not None
     assert raw.error.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert f"a worker said {said}; allowed" in (raw.error.details() or "")
+
+
+class RawAggregator(RawWorker):
+    """An aggregator whose every message is made by the test."""
+
+    def register(self) -> fabric_pb2.Admission:
+        """Register; raises grpc.RpcError if refused."""
+        request = fabric_pb2.RegisterAsAggregatorRequest(member=wire.to_member(self.member), most_updates=3)
+        return self.stub.RegisterAsAggregator(request).admission
+
+
+def test_an_aggregator_is_told_of_the_models_and_shown_with_what_it_does(running: Fabric) -> None:
+    running.raw_worker(small_model(), "summed")
+    with RawAggregator(running.scheduler.address, spec_of(small_model()), "adder") as raw:
+        raw.join()
+        assert raw.told("host_model").spec.name == "model"
+        (shown,) = [m for m in running.status().members if m.name == "adder"]
+        assert (shown.role, shown.state, shown.activity) == ("aggregator", "here", "waits for updates to sum")
+        assert running.scheduler.state.context.members["adder"].most_updates == 3
+
+
+def test_an_aggregator_cannot_speak_as_a_server(running: Fabric) -> None:
+    with RawAggregator(running.scheduler.address, spec_of(small_model()), "liar") as raw:
+        raw.join()
+        event = session_pb2.Event()
+        event.commits_reported.SetInParent()
+        raw.say(event)
+        assert raw.told("sum") is None
+        assert raw.error is not None
+        assert raw.error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "liar: an aggregator said commits_reported; allowed" in (raw.error.details() or "")
+
+
+def test_an_aggregator_without_a_name_is_refused(running: Fabric) -> None:
+    error = refused(running.stub().RegisterAsAggregator, fabric_pb2.RegisterAsAggregatorRequest())
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 def test_a_member_that_registers_and_never_opens_its_session_is_given_up(

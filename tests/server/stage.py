@@ -9,14 +9,17 @@ from mlfabric.protocol import (
     CommitsReported,
     DropReason,
     Expect,
+    Expected,
     GetId,
     HostModel,
     ModelVersion,
     Serve,
     ServerHolds,
+    SumId,
     Tick,
     TransferEnd,
     TransferEnded,
+    TransferId,
     UpdateId,
     UpdateKind,
     Void,
@@ -24,7 +27,7 @@ from mlfabric.protocol import (
 from mlfabric.server import actions as act
 from mlfabric.server.hosted import HostedModel
 from mlfabric.server.state import ServerConfig, ServerState
-from mlfabric.specs import Layout, ModelSpec, RuleSpec, TensorSpec
+from mlfabric.specs import Layout, Mode, ModelSpec, RuleSpec, TensorSpec
 
 LAYOUT = Layout((TensorSpec(name="w", shape=(4,), dtype="float32"),))
 SIZE = LAYOUT.size_bytes
@@ -39,8 +42,15 @@ def bare(actions: list[act.Action]) -> list[act.Action]:
 class Stage:
     """One server that holds one model, and the clock."""
 
-    def __init__(self, version: int = 0, budget_updates: int = 4, momentum: float = 0.0, initialised=True) -> None:
-        self.spec = replace(SPEC, rule=RuleSpec(momentum=momentum))
+    def __init__(
+        self,
+        version: int = 0,
+        budget_updates: int = 4,
+        initialised: bool = True,
+        mode: Mode = Mode.ASYNCHRONOUS,
+        **rule_fields,
+    ) -> None:
+        self.spec = replace(SPEC, rule=RuleSpec(**rule_fields), mode=mode)
         start = ServerHolds(server="s", spec=self.spec, version=ModelVersion(1, version), initialised=initialised)
         self.state = ServerState(ServerConfig(name="s", receive_budget_bytes=budget_updates * SIZE), [start])
         self.now_ns = 0
@@ -63,11 +73,18 @@ class Stage:
         """Expect, offer and receive an update; return what follows its last byte."""
         self.tell(expect(name, seq, **fields))
         self.tell(offer(name, connection))
-        return self.tell(act.PayloadReceived(update=name, connection=connection))
+        return self.tell(act.PayloadReceived(transfer=name, connection=connection))
 
-    def step(self, name: UpdateId) -> list[act.Action]:
+    def bring_sum(self, name: SumId, seq: int, *members: Expected, connection: int = 1, **fields) -> list[act.Action]:
+        """Expect, offer and receive a sum; return what follows its last byte."""
+        order = expect_sum(name, seq, *members, **fields)
+        self.tell(order)
+        self.tell(offer(name, connection, length=order.size_bytes))
+        return self.tell(act.PayloadReceived(transfer=name, connection=connection))
+
+    def step(self, *names: TransferId) -> list[act.Action]:
         """Let the store finish a step."""
-        return self.tell(act.StepDone(model="net", update=name, step_norm=1.0))
+        return self.tell(act.StepDone(model="net", transfers=names, step_norm=1.0))
 
 
 def update(worker: str, counter: int = 0) -> UpdateId:
@@ -81,24 +98,35 @@ def get(worker: str, counter: int = 0) -> GetId:
 def expect(name: UpdateId, seq: int, computed_from: int = 0, ticket: bytes = b"", **fields) -> Expect:
     return Expect(
         to="s",
-        update=name,
+        transfer=name,
+        members=(Expected(name, ModelVersion(1, computed_from), fields.pop("resolved_below", 0)),),
         model="net",
         seq=seq,
         ticket=ticket or str(name).encode(),
-        size_bytes=SIZE,
-        computed_from=ModelVersion(1, computed_from),
+        size_bytes=fields.pop("size_bytes", SIZE),
         tau_max=fields.pop("tau_max", 4),
         kind=fields.pop("kind", UpdateKind.GRADIENT),
-        resolved_below=fields.pop("resolved_below", 0),
         after=fields.pop("after", ()),
         reason="",
         **fields,
     )
 
 
-def offer(name: UpdateId, connection: int = 1, ticket: bytes = b"", **fields) -> act.Offered:
+def member(name: UpdateId, computed_from: int = 0, resolved_below: int = 0) -> Expected:
+    return Expected(name, ModelVersion(1, computed_from), resolved_below)
+
+
+def expect_sum(name: SumId, seq: int, *members: Expected, lrs: tuple[float, ...] | None = None, **fields) -> Expect:
+    """Expect a sum of these members, of one image and with learning rates 0.1 if nothing else is said."""
+    lone = expect(members[0].update, seq, ticket=str(name).encode(), **fields)
+    size_bytes = fields.get("size_bytes", SIZE)
+    lrs = (0.1,) * len(members) if lrs is None else lrs
+    return replace(lone, transfer=name, members=members, lrs=lrs, size_bytes=size_bytes)
+
+
+def offer(name: TransferId, connection: int = 1, ticket: bytes = b"", **fields) -> act.Offered:
     shown = {"length": SIZE, "digest": LAYOUT.digest} | fields
-    return act.Offered(connection=connection, update=name, ticket=ticket or str(name).encode(), **shown)
+    return act.Offered(connection=connection, transfer=name, ticket=ticket or str(name).encode(), **shown)
 
 
 def serve(name: GetId, ticket: bytes = b"", **fields) -> Serve:
@@ -108,7 +136,7 @@ def serve(name: GetId, ticket: bytes = b"", **fields) -> Serve:
         model="net",
         ticket=ticket or str(name).encode(),
         min_version=ModelVersion(1, fields.pop("min_version", 0)),
-        after_update=fields.pop("after_update", None),
+        after_updates=fields.pop("after_updates", ()),
         after=fields.pop("after", ()),
         rate_bps=fields.pop("rate_bps", 0),
         reason="",
@@ -119,28 +147,40 @@ def want(name: GetId, connection: int = 1, ticket: bytes = b"") -> act.Wanted:
     return act.Wanted(connection=connection, get=name, ticket=ticket or str(name).encode())
 
 
-def void(name: UpdateId) -> Void:
-    return Void(to="s", model="net", update=name, reason="")
+def void(name: TransferId) -> Void:
+    return Void(to="s", model="net", transfer=name, reason="")
 
 
-def grant(name: UpdateId, connection: int = 1) -> act.Grant:
-    return act.Grant(update=name, model="net", connection=connection, size_bytes=SIZE, reason="")
+def grant(name: TransferId, connection: int = 1, size_bytes: int = SIZE) -> act.Grant:
+    return act.Grant(transfer=name, model="net", connection=connection, size_bytes=size_bytes, reason="")
 
 
-def forget(name: UpdateId) -> act.Forget:
-    return act.Forget(update=name, reason="")
+def forget(name: TransferId) -> act.Forget:
+    return act.Forget(transfer=name, reason="")
 
 
 def answer(name: UpdateId, outcome, connection: int = 1) -> act.Answer:
-    return act.Answer(update=name, connection=connection, outcome=outcome, reason="")
+    return answer_all(name, ((name, outcome),), connection)
 
 
-def abandon(name: UpdateId, connection: int = 1) -> act.Abandon:
-    return act.Abandon(update=name, connection=connection, reason="")
+def answer_all(name: TransferId, outcomes, connection: int = 1) -> act.Answer:
+    return act.Answer(transfer=name, connection=connection, outcomes=tuple(outcomes), reason="")
 
 
-def apply(name: UpdateId, version: int) -> act.ApplyStep:
-    return act.ApplyStep(model="net", update=name, lr=0.1, version=ModelVersion(1, version), reason="")
+def refuse_offer(name: TransferId, connection: int = 1) -> act.RefuseOffer:
+    return act.RefuseOffer(transfer=name, connection=connection, reason="")
+
+
+def abandon(name: TransferId, connection: int = 1) -> act.Abandon:
+    return act.Abandon(transfer=name, connection=connection, reason="")
+
+
+def apply(*names: TransferId, version: int, kind=act.StepKind.ONE, lrs: tuple[float, ...] = (0.1,)) -> act.ApplyStep:
+    return act.ApplyStep(model="net", transfers=names, kind=kind, lrs=lrs, version=ModelVersion(1, version), reason="")
+
+
+def apply_sum(name: SumId, version: int, lrs: tuple[float, ...] = (0.1, 0.1)) -> act.ApplyStep:
+    return apply(name, version=version, kind=act.StepKind.SUM, lrs=lrs)
 
 
 def serving(name: GetId, version: int, connection: int = 1) -> act.ServeModel:
@@ -153,15 +193,22 @@ def refuse_want(name: GetId, connection: int = 1) -> act.RefuseWant:
     return act.RefuseWant(get=name, connection=connection, reason="")
 
 
+def commit(name: UpdateId, version: int, tau: int = 0, lr=0.1, step_norm=1.0) -> Commit:
+    return Commit(update=name, version=ModelVersion(1, version), tau=tau, lr=lr, step_norm=step_norm)
+
+
 def commit_report(name: UpdateId, version: int, tau: int = 0, lr=0.1, step_norm=1.0, again=False) -> act.Report:
-    commit = Commit(update=name, version=ModelVersion(1, version), tau=tau, lr=lr, step_norm=step_norm)
-    return act.Report(event=CommitsReported(server="s", model="net", commits=(commit,)), again=again)
+    return group_report(commit(name, version, tau, lr, step_norm), again=again)
+
+
+def group_report(*commits: Commit, again=False) -> act.Report:
+    return act.Report(event=CommitsReported(server="s", model="net", commits=commits), again=again)
 
 
 def end_report(
-    name: UpdateId | GetId, end: TransferEnd, cause: DropReason | None = None, detail: str = "", again=False
+    name: TransferId | GetId, end: TransferEnd, cause: DropReason | None = None, detail: str = "", again=False
 ) -> act.Report:
-    event = TransferEnded(server="s", model="net", transfer=name, end=end, cause=cause, detail=detail)
+    event = TransferEnded(member="s", model="net", transfer=name, end=end, cause=cause, detail=detail)
     return act.Report(event=event, again=again)
 
 

@@ -19,7 +19,7 @@ import torch
 from mlfabric.errors import ConfigError, FabricError, LayoutError, UsageError
 from mlfabric.server.checkpoint import CheckpointDir, CheckpointExtra, load, save
 from mlfabric.server.store import ModelStore
-from mlfabric.specs import Layout, ModelSpec, RuleSpec, Schedule, TensorKind, TensorSpec
+from mlfabric.specs import Layout, ModelSpec, MomentumAt, RuleKind, RuleSpec, Schedule, TensorKind, TensorSpec
 
 EXTRA = CheckpointExtra(server_epoch=2, log_position=41, applied=[["worker-0", 1, 17, [[18, 2, 40, 3]]], {"a": None}])
 ROOT = Path(__file__).parents[2]
@@ -54,8 +54,8 @@ def store_of(spec: ModelSpec, version: int = 40) -> ModelStore:
 
 def assert_same(a: ModelStore, b: ModelStore) -> None:
     with a.standing() as one, b.standing() as two:
-        assert one.version == two.version
-        for mine, other in ((one.model, two.model), (one.history, two.history)):
+        assert (one.version, one.steps) == (two.version, two.steps)
+        for mine, other in ((one.model, two.model), (one.history, two.history), (one.squares, two.squares)):
             assert mine.keys() == other.keys()
             assert all(mine[name].dtype == other[name].dtype for name in mine)
             assert all(torch.equal(mine[name], other[name]) for name in mine)
@@ -79,6 +79,63 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["a.pt"]
 
 
+@pytest.mark.parametrize(
+    "rule",
+    [
+        RuleSpec(kind=RuleKind.ADAM, beta1=0.8, epsilon=1e-6, clip_norm=2.0),
+        RuleSpec(kind=RuleKind.ADADELAY, smoothness=2.0, delay_scale=0.5),
+        RuleSpec(momentum=0.9, momentum_at=MomentumAt.WORKERS),
+        RuleSpec(momentum=0.9, momentum_at=MomentumAt.SERVER),
+    ],
+)
+def test_every_rule_comes_back_with_its_state_and_trains_on(tmp_path: Path, rule: RuleSpec) -> None:
+    tensors = (TensorSpec(name="w", shape=(5,), dtype="float32"), TensorSpec(name="v", shape=(), dtype="float64"))
+    store = ModelStore(ModelSpec(name="net", layout=Layout(tensors), rule=rule))
+    store.initialise(bytes(store.spec.layout.size_bytes))
+    step(store, 1)
+    step(store, 2)
+    save(tmp_path / "a.pt", store, EXTRA)
+    loaded = load(tmp_path / "a.pt").store
+    assert loaded.spec == store.spec
+    assert_same(loaded, store)
+    assert step(loaded, 3) == step(store, 3)
+    assert_same(loaded, store)
+
+
+def step(store: ModelStore, seed: int) -> object:
+    draw = torch.Generator().manual_seed(seed)
+    image = torch.randn(store.spec.layout.size_bytes // 8, generator=draw, dtype=torch.float64)
+    return store.apply(image.to(torch.float32).repeat(2).numpy().data.cast("B"), 0.1)
+
+
+@pytest.mark.parametrize(("before", "after"), [("SGD", "ADAM"), ("ADAM", "SGD")])
+def test_the_state_of_another_kind_of_rule_is_left_out(tmp_path: Path, before: str, after: str) -> None:
+    rules = {"SGD": RuleSpec(momentum=0.9), "ADAM": RuleSpec(kind=RuleKind.ADAM)}
+    layout = Layout((TensorSpec(name="w", shape=(4,), dtype="float32"),))
+    store = ModelStore(ModelSpec(name="net", layout=layout, rule=rules[before]))
+    store.initialise(bytes(layout.size_bytes))
+    step(store, 1)
+    save(tmp_path / "a.pt", store, EXTRA)
+    other = load(tmp_path / "a.pt", ModelSpec(name="net", layout=layout, rule=rules[after])).store
+    with store.standing() as saved, other.standing() as found:
+        assert torch.equal(found.model["w"], saved.model["w"])
+        assert (found.version, found.steps) == (1, 0)
+        assert not any(t.any() for t in (*found.history.values(), *found.squares.values()))
+
+
+def test_a_checkpoint_of_a_release_that_had_sgd_alone_is_read(tmp_path: Path) -> None:
+    path, store = tmp_path / "a.pt", store_of(spec_of())
+    save(path, store, EXTRA)
+    content = torch.load(path, weights_only=True)
+    old = {"lr", "momentum", "weight_decay", "schedule", "warmup_versions", "milestones", "factor", "total_versions"}
+    content["rule"] = {name: value for name, value in content["rule"].items() if name in old}
+    del content["squares"], content["steps"], content["spec"]["slack"]
+    torch.save(content, path)
+    loaded = load(path).store
+    assert loaded.spec == store.spec
+    assert_same(loaded, store)
+
+
 def test_a_loaded_model_trains_on_as_the_saved_one_does(tmp_path: Path) -> None:
     store = store_of(spec_of())
     save(tmp_path / "a.pt", store, EXTRA)
@@ -96,7 +153,14 @@ def test_plain_pytorch_reads_it(tmp_path: Path) -> None:
     assert content["applied"] == EXTRA.applied
     assert content["layout"][0] == ["weight", [3, 5], "float32", "parameter"]
     assert content["rule"]["schedule"] == "step"
-    assert content["spec"] == {"name": "net", "mode": "asynchronous", "tau_max": 7, "server": "ps", "frozen_digest": ""}
+    assert content["spec"] == {
+        "name": "net",
+        "mode": "asynchronous",
+        "tau_max": 7,
+        "slack": 0,
+        "server": "ps",
+        "frozen_digest": "",
+    }
     assert set(content["history"]) == {"weight", "scale", "half", "double", "nothing"}
     linear = torch.nn.Linear(5, 3)
     linear.load_state_dict({"weight": content["model"]["weight"], "bias": content["model"]["mean"]})

@@ -14,7 +14,7 @@ from mlfabric.channels import Frame, FrameKind, TcpOptions
 from mlfabric.errors import FabricError, UsageError
 from mlfabric.protocol import ModelVersion
 from mlfabric.specs import RuleSpec
-from mlfabric.v1 import data_pb2, session_pb2
+from mlfabric.v1 import data_pb2, session_pb2, types_pb2
 from tests.fabric.harness import Fabric, Line, RawWorker, fabric, gradients, small_model, wait_until
 
 
@@ -58,11 +58,12 @@ def seal(line: Line, send: session_pb2.Send) -> None:
     line.send(Frame(kind=FrameKind.PAYLOAD, ticket=send.ticket))
 
 
-def outcome(line: Line) -> data_pb2.OutcomeMeta:
+def outcome(line: Line) -> session_pb2.Outcome:
     frame = line.receive()
     assert frame is not None
     assert frame.kind is FrameKind.OUTCOME
-    return data_pb2.OutcomeMeta.FromString(frame.meta)
+    [only] = data_pb2.OutcomeMeta.FromString(frame.meta).outcomes
+    return only.outcome
 
 
 def image(raw: RawWorker, value: float) -> bytes:
@@ -74,7 +75,7 @@ def a_good_update_commits(raw: RawWorker) -> None:
     line = raw.offer(send)
     deliver(line, send, raw, image(raw, 0.5))
     seal(line, send)
-    assert outcome(line).outcome.committed.version.number > 0
+    assert outcome(line).committed.version.number > 0
 
 
 def test_an_update_made_by_hand_commits(raw: RawWorker, running: Fabric) -> None:
@@ -90,7 +91,7 @@ def test_an_update_that_is_not_finite_is_dropped_and_changes_nothing(
     line = raw.offer(send)
     deliver(line, send, raw, image(raw, value))
     seal(line, send)
-    assert outcome(line).outcome.dropped.cause == session_pb2.DROP_CAUSE_NOT_FINITE
+    assert outcome(line).dropped.cause == session_pb2.DROP_CAUSE_NOT_FINITE
     assert version_of(running) == 0
     a_good_update_commits(raw)
 
@@ -106,7 +107,7 @@ def test_a_step_that_overflows_is_dropped_though_its_gradient_is_finite() -> Non
             line = raw.offer(send)
             deliver(line, send, raw, image(raw, -0.9 * most))
             seal(line, send)
-            causes.append(outcome(line).outcome.dropped.cause)
+            causes.append(outcome(line).dropped.cause)
         assert causes == [session_pb2.DROP_CAUSE_UNSPECIFIED, session_pb2.DROP_CAUSE_NOT_FINITE]
         assert version_of(running) == 1
 
@@ -129,13 +130,13 @@ def test_an_update_of_the_wrong_length_is_dropped_by_the_scheduler(raw: RawWorke
 def test_an_offer_of_the_wrong_length_is_dropped_by_the_server(raw: RawWorker, running: Fabric) -> None:
     send = ask(raw)
     line = raw.offer(send, size_bytes=raw.spec.layout.size_bytes - 16)
-    assert outcome(line).outcome.dropped.cause == session_pb2.DROP_CAUSE_WRONG_LAYOUT
+    assert outcome(line).dropped.cause == session_pb2.DROP_CAUSE_WRONG_LAYOUT
     assert version_of(running) == 0
 
 
 def test_an_offer_of_another_layout_is_dropped_and_says_both(raw: RawWorker) -> None:
     send = ask(raw)
-    dropped = outcome(raw.offer(send, digest=0xBAD)).outcome.dropped
+    dropped = outcome(raw.offer(send, digest=0xBAD)).dropped
     assert dropped.cause == session_pb2.DROP_CAUSE_WRONG_LAYOUT
     assert "0xbad" in dropped.detail
 
@@ -180,7 +181,7 @@ def test_an_update_cut_off_in_the_middle_is_applied_neither_wholly_nor_half(raw:
     line = raw.offer(again)
     deliver(line, again, raw, image(raw, 1.0))
     seal(line, again)
-    assert outcome(line).outcome.committed.version.number == 1
+    assert outcome(line).committed.version.number == 1
 
 
 def test_an_update_without_its_seal_is_not_applied(raw: RawWorker, running: Fabric) -> None:
@@ -204,7 +205,7 @@ def test_the_same_update_sent_twice_is_applied_once(raw: RawWorker, running: Fab
             line = raw.offer(message)
             deliver(line, message, raw, image(raw, 0.5))
             seal(line, message)
-            versions.append(outcome(line).outcome.committed.version.number)
+            versions.append(outcome(line).committed.version.number)
             wait_until(lambda: version_of(running) == 1, "the scheduler has heard of the commit")
         else:
             versions.append(message.outcome.committed.version.number)
@@ -247,7 +248,7 @@ def test_a_second_transfer_on_a_busy_connection_is_cut_off(raw: RawWorker) -> No
     send = ask(raw)
     send.ticket = b"s" * 16
     line = raw.offer(send)
-    meta = data_pb2.OfferMeta(update=send.update, size_bytes=raw.spec.layout.size_bytes)
+    meta = data_pb2.OfferMeta(transfer=types_pb2.TransferId(update=send.update), size_bytes=raw.spec.layout.size_bytes)
     line.send(Frame(kind=FrameKind.OFFER, ticket=send.ticket, meta=meta.SerializeToString()))
     assert line.is_closed()
 

@@ -6,6 +6,8 @@ import pytest
 
 from mlfabric.protocol import CancelServe, TransferEnd
 from mlfabric.server import actions as act
+from mlfabric.specs import RuleKind
+from tests.server.models import spec_of, step, store_of
 from tests.server.stage import (
     Stage,
     abandon,
@@ -41,7 +43,7 @@ def test_a_get_is_served_when_it_is_wanted_and_reported_when_it_was_sent(stage):
 
 def test_a_get_waits_for_the_update_that_it_follows(stage):
     stage.tell(expect(A, 1))
-    stage.tell(serve(G, after_update=A))
+    stage.tell(serve(G, after_updates=(A,)))
     assert stage.tell(want(G, 2)) == []
     stage.bring(A, 1)
     assert stage.step(A)[-1] == serving(G, 1, 2)
@@ -84,9 +86,9 @@ def test_two_gets_share_a_version(stage):
 def test_a_step_beside_a_pinned_version_goes_to_the_other_buffer_and_the_next_one_waits(stage):
     stage.tell(serve(G))
     stage.tell(want(G, 9))
-    assert stage.bring(A, 1)[-1] == apply(A, 1)
+    assert stage.bring(A, 1)[-1] == apply(A, version=1)
     stage.step(A)
-    assert stage.bring(B, 2, 2)[-1] == apply(B, 2)
+    assert stage.bring(B, 2, 2)[-1] == apply(B, version=2)
     stage.step(B)
     assert stage.model.version.number == 2
 
@@ -109,6 +111,27 @@ def test_momentum_leaves_room_for_two_pinned_versions():
     stage.step(A)
     stage.tell(serve(H))
     assert stage.tell(want(H, 8)) == [serving(H, 1, 8)]
+
+
+@pytest.mark.parametrize(
+    ("rule", "versions"),
+    [({}, 1), ({"momentum": 0.9}, 2), ({"kind": RuleKind.ADAM}, 3)],
+    ids=["plain", "momentum", "adam"],
+)
+def test_as_many_versions_are_pinned_as_the_store_can_hold(rule, versions):
+    stage, store, pinned = Stage(**rule), store_of(spec_of(**rule)), 0
+    for counter in range(5):
+        name = get("g", counter)
+        stage.tell(serve(name))
+        served = [type(a) for a in stage.tell(want(name, 10 + counter))] == [act.ServeModel]
+        assert served == (store.acquire() is not None)
+        pinned += served
+        if not served:
+            break
+        stage.bring(update("a", counter), counter, computed_from=counter)
+        stage.step(update("a", counter))
+        step(store, counter)
+    assert pinned == versions
 
 
 def test_a_get_whose_connection_breaks_is_unpinned_and_reported(stage):

@@ -9,15 +9,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlfabric.network import up_link
-from mlfabric.protocol import UpdateId
+from mlfabric.protocol import (
+    Committed,
+    Expect,
+    Expected,
+    ModelVersion,
+    Sum,
+    SumId,
+    SumInput,
+    UpdateId,
+    UpdateKind,
+)
+from mlfabric.server.actions import ApplyStep, StepKind
 from mlfabric.simulator.config import SimulationConfig
 from mlfabric.simulator.double import ReceiveBuffers, StoreDouble
+from mlfabric.simulator.exact import PRIME, cut, exact, joined
 from mlfabric.simulator.flows import Flows
 from mlfabric.simulator.lines import Connection, End, Stream
+from mlfabric.simulator.payloads import Adding, Payload
+from mlfabric.simulator.witness import Truth, Witness
 from mlfabric.simulator.world import World
+from mlfabric.specs import RuleSpec
+from mlfabric.stepping import member_coefficients
 
 MS = 1_000_000
-A, B = UpdateId("a", 1, 0), UpdateId("b", 1, 0)
+A, B, SUM = UpdateId("a", 1, 0), UpdateId("b", 1, 0), SumId(1, 0)
 
 
 @pytest.fixture
@@ -118,38 +134,181 @@ def test_a_connection_that_breaks_stops_its_bytes(world, flows):
     run(world)
 
 
-def test_the_store_writes_in_place_only_what_nobody_reads():
-    store = StoreDouble(limit=2)
+PLAIN = RuleSpec(lr=0.5)
+MOMENTUM = RuleSpec(lr=0.5, momentum=0.5, weight_decay=0.5)
+
+
+def step(*names, kind=StepKind.ONE, lrs=(0.5,), version=1):
+    """Return the order to apply transfers together, to make this version."""
+    return ApplyStep(
+        model="net", transfers=names, kind=kind, lrs=lrs, version=ModelVersion(1, version), reason="its turn"
+    )
+
+
+def store_of_100(limit=2, rule=PLAIN):
+    store = StoreDouble(limit, rule)
     store.initialise(100)
+    return store
+
+
+def test_the_store_writes_in_place_only_what_nobody_reads():
+    store = store_of_100()
     held = store.acquire()
-    store.begin(A, 1)
-    store.finish()
-    assert (store.value, held.value) == (101, 100)
+    store.begin(step(A), [(2,)])
+    store.finish(1)
+    assert (store.value, held.value) == (99, 100)
     store.release(held)
-    assert store.log == [A]
+
+
+def test_a_sum_makes_the_steps_of_its_members():
+    one_by_one, at_once = store_of_100(rule=MOMENTUM), store_of_100(rule=MOMENTUM)
+    for version, (name, gradient) in enumerate(((A, 7), (B, 11)), start=1):
+        one_by_one.begin(step(name, version=version), [(gradient,)])
+        one_by_one.finish(version)
+    coefficients = member_coefficients(MOMENTUM, (0.5, 0.5))
+    images = [sum(exact(c[i]) * g for c, g in zip(coefficients, (7, 11), strict=True)) % PRIME for i in (0, 1)]
+    at_once.begin(step(SUM, kind=StepKind.SUM, lrs=(0.5, 0.5), version=2), [tuple(images)])
+    at_once.finish(2)
+    assert at_once.value == one_by_one.value
+    assert at_once.version == 2
+
+
+def test_an_iteration_makes_one_step_of_the_mean():
+    store = store_of_100()
+    store.begin(step(A, B, kind=StepKind.MEAN, lrs=(0.5, 0.5)), [(4,), (8,)])
+    store.finish(1)
+    assert store.value == 97
+
+
+def test_the_store_notices_a_version_that_is_no_news():
+    store = store_of_100()
+    store.begin(step(A, version=2), [(2,)])
+    store.finish(2)
+    store.begin(step(B, version=2), [(2,)])
+    with pytest.raises(AssertionError, match="made version 2 after 2"):
+        store.finish(2)
 
 
 def test_the_store_notices_a_step_that_has_no_buffer():
-    store = StoreDouble(limit=1)
-    store.initialise(100)
+    store = store_of_100(limit=1)
     store.acquire()
     with pytest.raises(AssertionError, match="copies are pinned"):
-        store.begin(A, 1)
+        store.begin(step(A), [(1,)])
 
 
 def test_the_store_notices_who_reads_half_a_step():
-    store = StoreDouble(limit=2)
-    store.initialise(100)
-    store.begin(A, 1)
+    store = store_of_100()
+    store.begin(step(A), [(1,)])
     with pytest.raises(AssertionError, match="in place"):
         store.acquire()
+
+
+def witness_of(*bases):
+    """Return a witness of a model that holds 100, and updates that bring 2, 4, ... computed from these versions."""
+    witness, first = Witness(), UpdateId("first", 1, 0)
+    witness.rules["net"] = PLAIN
+    weights = Truth(model="net", step=100, computed_from=ModelVersion(0, 0), kind=UpdateKind.INITIAL)
+    witness.truths[first] = weights
+    witness.installs(first)
+    for place, (name, base) in enumerate(zip((A, B), bases, strict=True), start=1):
+        version = ModelVersion(1, base)
+        witness.truths[name] = Truth(model="net", step=2 * place, computed_from=version, kind=UpdateKind.GRADIENT)
+    return witness
+
+
+def test_the_witness_sees_a_version_for_each_member_of_a_sum():
+    witness = witness_of(0, 0)
+    witness.commits((A, B), step(SUM, kind=StepKind.SUM, lrs=(0.5, 0.25), version=2))
+    assert [witness.applied[name].tau for name in (A, B)] == [0, 1]
+    assert [witness.weights("net", number) for number in range(3)] == [100, 99, 98]
+
+
+def test_the_witness_sees_one_version_of_an_iteration():
+    witness = witness_of(0, 0)
+    witness.commits((A, B), step(A, B, kind=StepKind.MEAN, lrs=(0.5, 0.5)))
+    assert [witness.applied[name] for name in (A, B)] == [Committed(version=ModelVersion(1, 1), tau=0)] * 2
+    assert exact(2) * witness.weights("net", 1) % PRIME == 197
+
+
+def test_the_witness_notices_versions_that_a_group_cannot_make():
+    with pytest.raises(AssertionError, match="made version"):
+        witness_of(0, 0).commits((A, B), step(SUM, kind=StepKind.SUM, lrs=(0.5, 0.5), version=3))
+
+
+def expected(witness, name, *members, seq=1):
+    order = Expect(
+        to="s",
+        transfer=name,
+        members=tuple(Expected(member, ModelVersion(1, 0), 0) for member in members),
+        model="net",
+        seq=seq,
+        ticket=b"",
+        size_bytes=16,
+        tau_max=0,
+        kind=UpdateKind.GRADIENT,
+        after=(),
+        reason="",
+    )
+    witness.expected(order)
+
+
+def test_the_witness_notices_a_member_beyond_the_bound():
+    witness = witness_of(0, 0)
+    expected(witness, SUM, A, B)
+    with pytest.raises(AssertionError, match="applied with delay 1; the bound in force is 0"):
+        witness.begins(step(SUM, kind=StepKind.SUM, lrs=(0.5, 0.5), version=2), (A, B), [])
+
+
+def test_the_witness_notices_an_iteration_of_two_places():
+    witness = witness_of(0, 0)
+    expected(witness, A, A, seq=1)
+    expected(witness, B, B, seq=2)
+    with pytest.raises(AssertionError, match="make one version though they were planned at"):
+        witness.begins(step(A, B, kind=StepKind.MEAN, lrs=(0.5, 0.5)), (A, B), [])
+
+
+def test_a_payload_that_lacks_a_part_of_a_chunk_is_noticed():
+    chunks = dict(enumerate(cut((5, 7), 3)))
+    assert joined(chunks) == (5, 7)
+    with pytest.raises(AssertionError, match="do not fit together"):
+        joined(chunks | {2: (15, 20)})
+
+
+def test_a_sum_passes_on_a_chunk_once_all_of_its_inputs_have_brought_theirs():
+    inputs = tuple(
+        SumInput(transfer=name, ticket=b"", first=first, second=0.0, size_bytes=6)
+        for name, first in ((A, 0.5), (B, 0.25))
+    )
+    plan = Sum(
+        to="g",
+        sum=SUM,
+        model="net",
+        inputs=inputs,
+        members=(A, B),
+        images=1,
+        cut_through=True,
+        receiver="s",
+        address="s",
+        ticket=b"",
+        rate_bps=0,
+        seq=1,
+        reason="",
+    )
+    adding = Adding(plan, Payload(6, 2), 2)
+    adding.add(0, 0, (4,))
+    adding.add(0, 1, (8,))
+    assert not adding.payload.chunks
+    adding.add(1, 0, (8,))
+    assert adding.payload.chunks == {0: (4,)}
+    adding.add(1, 1, (16,))
+    assert joined(adding.payload.chunks) == (4,)
 
 
 def test_a_buffer_is_filled_only_by_its_own_connection():
     buffers = ReceiveBuffers()
     buffers.reserve(A, 1)
     with pytest.raises(AssertionError, match="belongs to 1"):
-        buffers.fill(A, 2, 7)
+        buffers.put(A, 2, 0, (7,))
     with pytest.raises(AssertionError, match="second buffer"):
         buffers.reserve(A, 3)
     with pytest.raises(AssertionError, match="no buffer"):

@@ -4,18 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from mlfabric.aggregator.sums import Sums
 from mlfabric.protocol import HostModel, TransferEnd, UpdateId, UpdateKind
 from mlfabric.scheduler.membership import Membership
+from mlfabric.scheduler.push_ends import PushEnds
 from mlfabric.scheduler.push_table import PushTable
+from mlfabric.scheduler.pushes import Pushes
 from mlfabric.scheduler.records import SettledUpdates
+from mlfabric.scheduler.summing import Summing
 from mlfabric.server.applied import AppliedSet
+from mlfabric.server.granting import grants
 from mlfabric.server.hosted import HostedModel
+from mlfabric.server.incoming import Incoming
 from mlfabric.server.serving import Servings
 from mlfabric.simulator import FaultRates, Simulation, SimulationConfig
+from mlfabric.simulator.config import MOMENTUM
+from mlfabric.simulator.payloads import Adding
 from mlfabric.simulator.worker import SimulatedWorker
+from mlfabric.specs import Mode
+from mlfabric.stepping import Coefficients
 from mlfabric.worker_daemon import actions as act
 from mlfabric.worker_daemon.state import DaemonState
 
@@ -37,12 +48,17 @@ def slow_news(seed: int) -> SimulationConfig:
     )
 
 
+def with_sums(mode: Mode, first: int = 0, **changes: Any) -> Callable[[int], SimulationConfig]:
+    """Return how to draw a fabric that sums updates on their way; seeds are counted from ``first``."""
+    return lambda seed: replace(SimulationConfig.drawn_with_sums(first + seed, mode=mode), **changes)
+
+
 def caught(expected: str, draw: Callable[[int], SimulationConfig] = SimulationConfig.drawn) -> None:
     """Play storms until one fails with ``expected`` in what it says."""
     said = []
     for seed in SEEDS:
         try:
-            Simulation(draw(seed)).run(2000)
+            Simulation(draw(seed)).run(2500)
         except AssertionError as error:
             said.append(str(error))
             if expected in said[-1]:
@@ -53,7 +69,7 @@ def caught(expected: str, draw: Callable[[int], SimulationConfig] = SimulationCo
 def test_a_server_that_forgets_what_it_applied_is_caught(monkeypatch):
     monkeypatch.setattr(AppliedSet, "knows", lambda self, update: False)
     monkeypatch.setattr(AppliedSet, "outcome", lambda self, update: None)
-    caught("is applied twice")
+    caught("is applied twice", slow_news)
 
 
 def test_a_scheduler_that_forgets_the_delay_bound_is_caught(monkeypatch):
@@ -69,9 +85,12 @@ def test_a_server_without_a_gate_is_caught(monkeypatch):
 
 def test_commits_in_the_order_of_arrival_are_caught(monkeypatch):
     def by_arrival(self):
-        return sorted(self.updates.values(), key=lambda t: (t.kind is not UpdateKind.INITIAL, not t.is_complete, t.seq))
+        def key(transfer):
+            return transfer.kind is not UpdateKind.INITIAL, not transfer.is_complete, transfer.seq
 
-    monkeypatch.setattr(HostedModel, "_sequence", by_arrival)
+        return [[transfer] for transfer in sorted(self.transfers.values(), key=key)]
+
+    monkeypatch.setattr(Incoming, "places", by_arrival)
     caught("which are earlier in the plan")
 
 
@@ -104,7 +123,7 @@ def test_a_worker_that_pushes_again_under_a_new_counter_is_caught(monkeypatch):
 
 
 def test_a_broken_update_that_is_planned_again_without_being_voided_is_caught(monkeypatch):
-    ended = PushTable.ended
+    ended = PushEnds.ended
 
     def at_once(self, event, update):
         if event.end is TransferEnd.BROKEN:
@@ -112,12 +131,12 @@ def test_a_broken_update_that_is_planned_again_without_being_voided_is_caught(mo
             return None
         return (yield from ended(self, event, update))
 
-    monkeypatch.setattr(PushTable, "ended", at_once)
+    monkeypatch.setattr(PushEnds, "ended", at_once)
     caught("Dropped", slow_news)
 
 
 def test_a_scheduler_that_refuses_before_it_knows_what_the_server_holds_is_caught(monkeypatch):
-    def at_once(self, server, held):
+    def at_once(self, server, held, now_ns):
         for name, model in sorted(self._models.items()):
             if model.pushes.server == server:
                 yield HostModel(to=server, spec=model.pushes.spec, reason=f"{name} is held here")
@@ -150,9 +169,41 @@ def test_a_model_without_the_update_that_it_was_to_follow_is_caught(monkeypatch)
 def test_two_steps_at_once_are_caught(monkeypatch):
     def both(self):
         yield from self._advance_sequence()
-        yield from self._advance_grants()
-        if self.initialised and not self._is_applying():
-            yield from self.gets.advance(self.version, self.updates)
+        yield from grants(self.incoming, self.spec.name, self._budget_bytes)
+        if self.initialised and not self.incoming.applying():
+            yield from self.gets.advance(self.version, self.incoming.transfer_of)
 
     monkeypatch.setattr(HostedModel, "advance", both)
     caught("is applied")
+
+
+# Sums and modes
+
+
+def test_a_wrong_coefficient_is_caught(monkeypatch):
+    def unweighted(self, commits, lrs):
+        return {commit.update: Coefficients(-lr, -lr) for commit, lr in zip(commits, lrs, strict=True)}
+
+    monkeypatch.setattr(Summing, "_coefficients", unweighted)
+    caught("led to other weights", with_sums(Mode.ASYNCHRONOUS, rule=MOMENTUM, server_share=0.2))
+
+
+def test_a_sum_that_is_passed_on_before_all_inputs_have_brought_their_part_is_caught(monkeypatch):
+    monkeypatch.setattr(Adding, "_is_ready", lambda self, place: place < self.chunks and max(self._come) > place)
+    caught("led to other weights", with_sums(Mode.SYNCHRONOUS, server_share=0.2))
+
+
+def test_outcomes_that_go_to_the_wrong_inputs_are_caught(monkeypatch):
+    monkeypatch.setattr(Sums, "_part_of", lambda self, transfer, known: known[:1])
+    with pytest.raises(KeyError):
+        caught("nothing", with_sums(Mode.SYNCHRONOUS, server_share=0.2))
+
+
+def test_an_iteration_that_forgets_what_it_is_owed_is_caught(monkeypatch):
+    standing = Pushes.standing
+
+    def forgetful(self):
+        return replace(standing(self), is_under_way=bool(self.planned))
+
+    monkeypatch.setattr(Pushes, "standing", forgetful)
+    caught("two updates of one worker", with_sums(Mode.SYNCHRONOUS, 200))

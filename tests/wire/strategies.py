@@ -6,7 +6,10 @@ from hypothesis import strategies as st
 
 from mlfabric.protocol import (
     AppliedIds,
+    CancelHandOn,
+    CancelReduce,
     CancelServe,
+    CancelSum,
     Commit,
     CommitsReported,
     Committed,
@@ -14,9 +17,12 @@ from mlfabric.protocol import (
     Dropped,
     DropReason,
     Expect,
+    Expected,
     Fetch,
     GetId,
     GetRequested,
+    HandOn,
+    HandOnTo,
     HostModel,
     Initialise,
     InitialReceived,
@@ -29,11 +35,25 @@ from mlfabric.protocol import (
     ModelVersion,
     MonitorAt,
     Outcome,
+    Peer,
     PushRequested,
+    Reduce,
+    ReduceFailed,
+    ReduceId,
+    ReduceOp,
+    ReducePart,
+    ReduceRequested,
+    ReduceSettled,
     Resolve,
+    RoundArrived,
+    RoundBroken,
+    RoundId,
     Send,
     Serve,
     ServerHolds,
+    Sum,
+    SumId,
+    SumInput,
     TransferEnd,
     TransferEnded,
     UpdateId,
@@ -48,7 +68,9 @@ from mlfabric.specs import (
     Member,
     Mode,
     ModelSpec,
+    MomentumAt,
     Role,
+    RuleKind,
     RuleSpec,
     Schedule,
     TensorKind,
@@ -65,6 +87,8 @@ number = st.floats(allow_nan=False)
 ticket = st.binary(max_size=16)
 update_ids = st.builds(UpdateId, text, u64, u64)
 get_ids = st.builds(GetId, text, u64, u64)
+sum_ids = st.builds(SumId, u64, u64)
+transfer_ids = update_ids | sum_ids
 versions = st.builds(ModelVersion, u32, u64)
 outcomes: st.SearchStrategy[Outcome] = st.one_of(
     st.builds(Committed, version=versions, tau=i64),
@@ -77,6 +101,10 @@ def several(strategy: st.SearchStrategy[object]) -> st.SearchStrategy[tuple[obje
     return st.lists(strategy, max_size=3).map(tuple)
 
 
+def some(strategy: st.SearchStrategy[object]) -> st.SearchStrategy[tuple[object, ...]]:
+    return st.lists(strategy, min_size=1, max_size=3).map(tuple)
+
+
 tensors = st.builds(
     TensorSpec,
     name=name,
@@ -85,26 +113,46 @@ tensors = st.builds(
     kind=st.sampled_from(TensorKind),
 )
 layouts = st.lists(tensors, min_size=1, max_size=3, unique_by=lambda t: t.name).map(lambda ts: Layout(tuple(ts)))
-rules = st.builds(
-    RuleSpec,
-    lr=st.floats(min_value=0, exclude_min=True, allow_infinity=False),
-    momentum=st.floats(0, 1, exclude_max=True),
-    weight_decay=st.floats(min_value=0, allow_infinity=False),
-    schedule=st.sampled_from(Schedule),
-    warmup_versions=u64,
-    milestones=st.lists(u64, max_size=3).map(sorted).map(tuple),
-    factor=st.floats(0, 1, exclude_min=True),
-    total_versions=st.integers(1, 2**64 - 1),
+scheduled = {
+    "lr": st.floats(min_value=0, exclude_min=True, allow_infinity=False),
+    "schedule": st.sampled_from(Schedule),
+    "warmup_versions": u64,
+    "milestones": st.lists(u64, max_size=3).map(sorted).map(tuple),
+    "factor": st.floats(0, 1, exclude_min=True),
+    "total_versions": st.integers(1, 2**64 - 1),
+}
+above_0 = st.floats(min_value=0, exclude_min=True, allow_infinity=False)
+below_1 = st.floats(0, 1, exclude_max=True)
+always = {
+    "weight_decay": st.floats(min_value=0, allow_infinity=False),
+    "clip_norm": st.floats(min_value=0, allow_infinity=False),
+}
+sgd = {**scheduled, "momentum": below_1, "momentum_at": st.none() | st.sampled_from(MomentumAt)}
+adam = {**scheduled, "beta1": below_1, "beta2": below_1, "epsilon": above_0}
+adadelay = {"smoothness": above_0, "delay_scale": above_0}
+rules = st.one_of(
+    st.builds(RuleSpec, kind=st.just(RuleKind.SGD), **sgd, **always),
+    st.builds(RuleSpec, kind=st.just(RuleKind.ADAM), **adam, **always),
+    st.builds(RuleSpec, kind=st.just(RuleKind.ADADELAY), **adadelay, **always),
 )
-specs = st.builds(
-    ModelSpec,
-    name=name,
-    layout=layouts,
-    rule=rules,
-    mode=st.sampled_from(Mode),
-    tau_max=st.none() | st.integers(0, 2**63 - 1),
-    server=text,
-)
+
+
+@st.composite
+def a_spec(draw: st.DrawFn) -> ModelSpec:
+    mode, layout = draw(st.sampled_from(Mode)), draw(layouts)
+    is_half = any(t.kind is TensorKind.PARAMETER and DTYPE_BYTES[t.dtype] < 4 for t in layout.tensors)
+    return ModelSpec(
+        name=draw(name),
+        layout=layout,
+        rule=draw(rules.filter(lambda rule: not is_half or rule.kind is not RuleKind.ADAM)),
+        mode=mode,
+        tau_max=draw(st.none() | st.integers(0, 2**63 - 1)) if mode is Mode.ASYNCHRONOUS else None,
+        slack=draw(u64) if mode is Mode.STALE_SYNCHRONOUS else 0,
+        server=draw(text),
+    )
+
+
+specs = a_spec()
 members = st.builds(
     Member,
     name=name,
@@ -147,18 +195,40 @@ holds = st.builds(
 commits = st.builds(Commit, update=update_ids, version=versions, tau=i64, lr=number, step_norm=number)
 ends = st.builds(
     TransferEnded,
-    server=st.just(ME),
+    member=st.just(ME),
     model=text,
-    transfer=update_ids | get_ids,
+    transfer=update_ids | get_ids | sum_ids,
     end=st.sampled_from(TransferEnd),
     cause=st.none() | st.sampled_from(DropReason),
     detail=text,
 )
 memory_kinds = st.dictionaries(text, u64, max_size=3).map(lambda kinds: tuple(sorted(kinds.items())))
+rounds = st.builds(RoundId, u64, u64)
+
+
+@st.composite
+def a_reduce(draw: st.DrawFn) -> ReduceRequested:
+    dtype = draw(st.sampled_from(sorted(DTYPE_BYTES)))
+    return ReduceRequested(
+        reduce=draw(st.builds(ReduceId, st.just(ME), u64, u64)),
+        model=draw(text),
+        size_bytes=draw(st.integers(0, 2**60)) * DTYPE_BYTES[dtype],
+        dtype=dtype,
+        op=draw(st.sampled_from(ReduceOp)),
+        together=draw(st.integers(1, 2**32 - 1)),
+        settled=draw(st.none() | rounds),
+        arrived=draw(st.none() | rounds),
+    )
+
+
+reduces = a_reduce()
 events: st.SearchStrategy[MemberEvent] = st.one_of(
+    reduces,
+    st.builds(RoundArrived, worker=st.just(ME), model=text, round=rounds),
+    st.builds(RoundBroken, worker=st.just(ME), model=text, round=rounds, detail=text),
     pushes,
     gets,
-    st.builds(WorkerHolds, worker=st.just(ME), pushes=several(pushes), gets=several(gets)),
+    st.builds(WorkerHolds, worker=st.just(ME), pushes=several(pushes), gets=several(gets), reduces=several(reduces)),
     holds,
     st.builds(CommitsReported, server=st.just(ME), model=text, commits=several(commits)),
     st.builds(InitialReceived, server=st.just(ME), model=text, version=versions),
@@ -170,16 +240,53 @@ me = st.just(ME)
 expects = st.builds(
     Expect,
     to=me,
-    update=update_ids,
+    transfer=transfer_ids,
+    members=some(st.builds(Expected, update_ids, versions, u64)),
     model=text,
     seq=u64,
     ticket=ticket,
     size_bytes=u64,
-    computed_from=versions,
     tau_max=i64,
     kind=st.sampled_from(UpdateKind),
-    resolved_below=u64,
-    after=several(update_ids),
+    after=several(transfer_ids),
+    lrs=several(number),
+    parts=st.integers(1, 2**32 - 1),
+    reason=text,
+)
+inputs = st.builds(
+    SumInput,
+    transfer=transfer_ids,
+    ticket=ticket,
+    first=number,
+    second=number,
+    size_bytes=u64,
+    after=several(transfer_ids),
+)
+sums = st.builds(
+    Sum,
+    to=me,
+    sum=sum_ids,
+    model=text,
+    inputs=some(inputs),
+    members=several(update_ids),
+    images=st.sampled_from((1, 2)),
+    cut_through=st.booleans(),
+    receiver=text,
+    address=text,
+    ticket=ticket,
+    rate_bps=u64,
+    seq=u64,
+    reason=text,
+)
+hand_ons = st.builds(
+    HandOn,
+    to=me,
+    get=get_ids,
+    model=text,
+    source=text,
+    address=text,
+    ticket=ticket,
+    targets=several(st.builds(HandOnTo, get_ids, ticket, u64)),
     reason=text,
 )
 serves = st.builds(
@@ -189,25 +296,44 @@ serves = st.builds(
     model=text,
     ticket=ticket,
     min_version=versions,
-    after_update=st.none() | update_ids,
+    after_updates=several(update_ids),
     after=several(get_ids),
     rate_bps=u64,
     reason=text,
 )
 sends = st.builds(
-    Send, to=me, update=update_ids, server=text, address=text, seq=u64, ticket=ticket, rate_bps=u64, reason=text
+    Send, to=me, update=update_ids, receiver=text, address=text, seq=u64, ticket=ticket, rate_bps=u64, reason=text
+)
+reduce_ids = st.builds(ReduceId, text, u64, u64)
+peers = st.builds(Peer, text, text, ticket)
+parts = st.builds(
+    lambda start, length, **fields: ReducePart(start=16 * start, end=16 * start + length, **fields),
+    start=st.integers(0, 2**50),
+    length=st.integers(1, 2**50),
+    inputs=several(peers),
+    parent=st.none() | peers,
+    source=st.none() | peers,
+    takers=several(peers),
 )
 instructions: st.SearchStrategy[Instruction] = st.one_of(
+    st.builds(Reduce, to=me, reduce=reduce_ids, round=rounds, workers=u32, parts=several(parts), reason=text),
+    st.builds(CancelReduce, to=me, round=rounds, reason=text),
+    st.builds(ReduceSettled, to=me, reduce=reduce_ids, round=rounds, workers=u32, reason=text),
+    st.builds(ReduceFailed, to=me, reduce=reduce_ids, reason=text),
     sends,
     expects,
     serves,
+    sums,
+    hand_ons,
+    st.builds(CancelSum, to=me, model=text, sum=sum_ids, reason=text),
+    st.builds(CancelHandOn, to=me, model=text, get=get_ids, reason=text),
     st.builds(MonitorAt, to=me, address=text, reason=text),
     st.builds(HostModel, to=me, spec=specs, reason=text),
     st.builds(Initialise, to=me, model=text, reason=text),
     st.builds(Drop, to=me, model=text, update=update_ids, cause=st.sampled_from(DropReason), reason=text),
     st.builds(Resolve, to=me, update=update_ids, outcome=outcomes, reason=text),
-    st.builds(Void, to=me, model=text, update=update_ids, reason=text),
-    st.builds(Fetch, to=me, get=get_ids, server=text, address=text, ticket=ticket, reason=text),
+    st.builds(Void, to=me, model=text, transfer=transfer_ids, reason=text),
+    st.builds(Fetch, to=me, get=get_ids, source=text, address=text, ticket=ticket, reason=text),
     st.builds(CancelServe, to=me, model=text, get=get_ids, reason=text),
 )
 welcomes = st.builds(

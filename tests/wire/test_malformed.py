@@ -54,16 +54,32 @@ MALFORMED_EVENTS = [
     ),
     (S.Event(initial_received=S.InitialReceived(server=ME)), r"InitialReceived\.version is missing"),
     (
-        S.Event(transfer_ended=S.TransferEnded(server=ME, end=S.TRANSFER_END_RECEIVED)),
-        r"TransferEnded\.transfer=None; allowed: update or get",
+        S.Event(transfer_ended=S.TransferEnded(member=ME, end=S.TRANSFER_END_RECEIVED)),
+        r"TransferEnded\.transfer=None; allowed: update, get or sum",
     ),
-    (S.Event(transfer_ended=S.TransferEnded(server=ME, update=MINE)), r"TransferEnded\.end=0; allowed: 1 \(RECEIVED\)"),
+    (S.Event(transfer_ended=S.TransferEnded(member=ME, update=MINE)), r"TransferEnded\.end=0; allowed: 1 \(RECEIVED\)"),
 ]
 MALFORMED_INSTRUCTIONS = [
     (S.Instruction(), r"Instruction\.instruction=None; allowed: host_model,"),
     (S.Instruction(host_model=S.HostModel()), r"HostModel\.spec is missing"),
-    (S.Instruction(send=S.Send(server="s")), r"Send\.update is missing"),
-    (S.Instruction(expect=S.Expect(update=MINE)), r"Expect\.computed_from is missing"),
+    (S.Instruction(send=S.Send(receiver="s")), r"Send\.update is missing"),
+    (
+        S.Instruction(expect=S.Expect(transfer=types_pb2.TransferId(update=MINE))),
+        r"0 members, 0 parts'; allowed: at least 1",
+    ),
+    (S.Instruction(expect=S.Expect(members=[S.Expected(update=MINE)], parts=1)), r"Expect\.transfer is missing"),
+    (
+        S.Instruction(
+            expect=S.Expect(transfer=types_pb2.TransferId(update=MINE), members=[S.Expected(update=MINE)], parts=1)
+        ),
+        r"Expected\.computed_from is missing",
+    ),
+    (S.Instruction(void=S.Void(transfer=types_pb2.TransferId())), r"TransferId\.transfer=None; allowed: update or sum"),
+    (S.Instruction(sum=S.Sum()), r"Sum\.sum is missing"),
+    (S.Instruction(sum=S.Sum(sum=types_pb2.SumId())), r"0 inputs, 0 images'; allowed: at least 1 input, and 1 or 2"),
+    (S.Instruction(cancel_sum=S.CancelSum()), r"CancelSum\.sum is missing"),
+    (S.Instruction(hand_on=S.HandOn()), r"HandOn\.get is missing"),
+    (S.Instruction(cancel_hand_on=S.CancelHandOn()), r"CancelHandOn\.get is missing"),
     (S.Instruction(drop=S.Drop(update=MINE)), r"Drop\.cause=0; allowed: 1 \(DEADLINE_PAST\)"),
     (S.Instruction(resolve=S.Resolve(update=MINE)), r"Resolve\.outcome is missing"),
     (S.Instruction(resolve=S.Resolve(update=MINE, outcome=S.Outcome())), r"Outcome\.outcome=None; allowed: committed"),
@@ -112,7 +128,7 @@ def test_a_malformed_instruction_is_refused_by_field(message: session_pb2.Instru
 
 
 def test_an_unknown_number_of_a_newer_contract_is_refused() -> None:
-    message = session_pb2.Event(transfer_ended=S.TransferEnded(server=ME, update=MINE))
+    message = session_pb2.Event(transfer_ended=S.TransferEnded(member=ME, update=MINE))
     message.transfer_ended.end = 99  # type: ignore[assignment]
     with pytest.raises(UsageError, match=r"TransferEnded\.end=99"):
         wire.from_event(message, ME)

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from mlfabric.errors import FabricClosedError, LayoutError, RefusedError, UsageError
-from mlfabric.protocol import Committed, Dropped, DropReason, Lost, ModelVersion, Outcome, Welcome
+from mlfabric.protocol import Committed, Dropped, DropReason, Lost, ModelVersion, Outcome, ReduceOp, Welcome
+from mlfabric.worker_daemon.attempts import ReduceBuffers
 from mlfabric.worker_daemon.sending import Parcel
 from mlfabric.worker_daemon.tensors import ModelTensors
 from mlfabric.worker_daemon.worker import Worker
@@ -55,6 +56,12 @@ class ScriptedDaemon:
         got: Future[ModelVersion] = Future()
         self.gets.append((min_version, got))
         return got
+
+    def reduce(self, buffers: ReduceBuffers, op: ReduceOp, together: int) -> Future[int]:
+        buffers.result[: len(buffers.given)] = buffers.given
+        reduced: Future[int] = Future()
+        reduced.set_result(together)
+        return reduced
 
     def leave(self, detail: str, drain_s: float) -> None:
         self.left.append((detail, drain_s))

@@ -6,24 +6,52 @@ about to run dry.
 
 from __future__ import annotations
 
+from mlfabric.protocol import Dropped, GetRequested, ModelVersion, PushRequested
+from mlfabric.scheduler.modes.policy import Standing
+from mlfabric.scheduler.planning import Consistency, DropRule, PlannerConfig
+from mlfabric.scheduler.records import WaitingUpdate
 from mlfabric.specs import ModelSpec
 
-__all__ = ["WORKERS_TO_TAU_MAX", "delay_bound", "least_workers"]
+__all__ = ["WORKERS_TO_TAU_MAX", "Asynchronous", "least_workers"]
 
 WORKERS_TO_TAU_MAX = 2
 
 
-def delay_bound(spec: ModelSpec, most_workers: int) -> int:
-    """Return the delay bound in force.
+class Asynchronous:
+    """Every update by itself, as early as it can be, and none too late."""
 
-    With W workers that each have one update in flight a delay is about W - 1, so twice the workers leaves room for
-    one that is slower than the others (law: updates/s * (read to commit) <= tau_max + 1).
+    waits_for_others = False
+    has_barrier = False
+    waiting_words = "waiting to send"
 
-    Args:
-        spec: the model's; its own ``tau_max`` wins.
-        most_workers: the most that were ever joined at the same time.
-    """
-    return spec.tau_max if spec.tau_max is not None else WORKERS_TO_TAU_MAX * max(1, most_workers)
+    def __init__(self, spec: ModelSpec) -> None:
+        self._tau_max = spec.tau_max
+
+    def delay_bound(self, most_workers: int) -> int:
+        """Return the delay bound in force: the model's own, else twice the workers.
+
+        With W workers that each have one update in flight a delay is about W - 1, so twice the workers leaves room for
+        one that is slower than the others (law: updates/s * (read to commit) <= tau_max + 1).
+        """
+        return self._tau_max if self._tau_max is not None else WORKERS_TO_TAU_MAX * max(1, most_workers)
+
+    def planner_config(self, most_workers: int, drop_rule: DropRule) -> PlannerConfig:
+        """Return how the planner is to plan."""
+        return PlannerConfig(
+            consistency=Consistency.ASYNCHRONOUS, tau_max=self.delay_bound(most_workers), drop_rule=drop_rule
+        )
+
+    def outdated(self, request: PushRequested, version: ModelVersion) -> Dropped | None:
+        """Leave it to the planner who is too late."""
+        return None
+
+    def batch(self, waiting: list[WaitingUpdate], standing: Standing) -> list[WaitingUpdate]:
+        """Return all that waits."""
+        return waiting
+
+    def holds_back(self, get: GetRequested, standing: Standing) -> str:
+        """Hold nobody back."""
+        return ""
 
 
 def least_workers(tau: int) -> int:

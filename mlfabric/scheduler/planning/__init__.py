@@ -12,7 +12,7 @@ conflicts          how the scheduler holds a plan without clocks
 """
 
 from mlfabric.scheduler.planning.conflicts import Timetable, paced_rate
-from mlfabric.scheduler.planning.plan import Plan
+from mlfabric.scheduler.planning.plan import Commit, Deferred, Group, Plan, Transfer
 from mlfabric.scheduler.planning.planner import plan
 from mlfabric.scheduler.planning.problem import (
     Aggregator,
@@ -26,18 +26,21 @@ from mlfabric.scheduler.planning.problem import (
     Replica,
     Shape,
 )
-from mlfabric.scheduler.planning.reserving import is_planner_compiled, warm_up
+from mlfabric.scheduler.planning.reserving import is_planner_compiled, is_planner_loaded, warm_up
 from mlfabric.scheduler.planning.values import Candidate, DropRule, GetCandidate, Left
 
 __all__ = [
     "Aggregator",
     "Batch",
     "Candidate",
+    "Commit",
     "Consistency",
+    "Deferred",
     "DivergenceBound",
     "DropRule",
     "FabricState",
     "GetCandidate",
+    "Group",
     "Left",
     "Objective",
     "Pending",
@@ -46,7 +49,9 @@ __all__ = [
     "Replica",
     "Shape",
     "Timetable",
+    "Transfer",
     "is_planner_compiled",
+    "is_planner_loaded",
     "paced_rate",
     "plan",
     "warm_up",

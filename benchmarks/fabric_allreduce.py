@@ -1,0 +1,170 @@
+"""AllReduce of 25 MB among 4 machines, ours against gloo's: on equal links, and with one link at a quarter of the rate.
+
+The machines are network namespaces shaped with tbf (``namespaces.py``). Each runs one process that does both in turn:
+a gloo all_reduce, then ours, in the same processes and over the same links. The scheduler has a process of its own and
+knows the links' rates from what the workers state when they join (``up_bps``, ``down_bps``).
+
+Run as ``python -m benchmarks.fabric_allreduce``; as root.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.namespaces import INTERFACE, Machine, machines
+
+__all__ = ["run"]
+
+SIZE_BYTES = 25_000_000
+LINK_BPS = 200_000_000
+WORKERS = 4
+ROUNDS = 7
+TIMEOUT_S = 300.0
+SCHEDULER_PORT = 50061
+STORE_PORT = 29500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What one worker process does."""
+
+    rank: int
+    workers: int
+    address: str
+    store: str
+    scheduler: str
+    bps: int
+    size_bytes: int
+    rounds: int
+
+
+def run(rounds: int = ROUNDS) -> dict[str, float]:
+    """Measure both cases.
+
+    Args:
+        rounds: of each case and kind, after one that does not count.
+
+    Returns:
+        ``allreduce_vs_gloo_equal`` and ``allreduce_vs_gloo_slow_link``: gloo's median time over ours; and the medians
+        in seconds.
+
+    Raises:
+        UnavailableError: namespaces cannot be made here.
+        RuntimeError: a process failed.
+    """
+    found: dict[str, float] = {}
+    for case, rates in (
+        ("equal", [LINK_BPS] * WORKERS),
+        ("slow_link", [LINK_BPS] * (WORKERS - 1) + [LINK_BPS // 4]),
+    ):
+        gloo_s, ours_s = _case(rates, rounds)
+        found[f"allreduce_vs_gloo_{case}"] = gloo_s / ours_s
+        found[f"allreduce_{case}_s"] = ours_s
+        found[f"gloo_{case}_s"] = gloo_s
+    return found
+
+
+def _case(rates_bps: Sequence[int], rounds: int) -> tuple[float, float]:
+    """Return the median times of gloo and of ours; a round is over when its last worker has the sum."""
+    with machines(rates_bps) as made, _scheduler(made[0].bridge) as scheduler:
+        tasks = [
+            Task(
+                rank=rank,
+                workers=len(made),
+                address=machine.address,
+                store=made[0].address,
+                scheduler=scheduler,
+                bps=machine.bps,
+                size_bytes=SIZE_BYTES,
+                rounds=rounds + 1,
+            )
+            for rank, machine in enumerate(made)
+        ]
+        times = _worked(made, tasks)
+    slowest = {kind: [max(times_s) for times_s in zip(*(t[kind] for t in times), strict=True)] for kind in times[0]}
+    return statistics.median(slowest["gloo"][1:]), statistics.median(slowest["ours"][1:])
+
+
+@contextmanager
+def _scheduler(address: str) -> Iterator[str]:
+    command = [sys.executable, "-m", "mlfabric", "scheduler", "--bind", address, "--port", str(SCHEDULER_PORT)]
+    process = subprocess.Popen([*command, "--log-level", "warning"])
+    try:
+        yield f"{address}:{SCHEDULER_PORT}"
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _worked(made: Sequence[Machine], tasks: Sequence[Task]) -> list[dict[str, list[float]]]:
+    """Run every task on its machine; return what each found."""
+    with ExitStack() as stack:
+        processes = []
+        for machine, task in zip(made, tasks, strict=True):
+            command = [*machine.command, sys.executable, "-m", "benchmarks.fabric_allreduce", json.dumps(asdict(task))]
+            environment = os.environ | {"GLOO_SOCKET_IFNAME": INTERFACE, "OMP_NUM_THREADS": "1"}
+            process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, text=True, env=environment, cwd=Path(__file__).parent.parent
+            )
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            processes.append(process)
+        deadline_s = time.monotonic() + TIMEOUT_S
+        answers = [process.communicate(timeout=deadline_s - time.monotonic())[0] for process in processes]
+        codes = [process.returncode for process in processes]
+    if any(codes):
+        raise RuntimeError(f"workers ended with {codes}")
+    return [json.loads(answer) for answer in answers]
+
+
+def _work(task: Task) -> dict[str, list[float]]:
+    """Do all rounds of both kinds in turn; return how long each took here."""
+    import torch
+    import torch.distributed as dist
+
+    from mlfabric import Mode, register_as_worker
+    from mlfabric.channels import TcpOptions
+    from mlfabric.config import WorkerSettings
+
+    store = f"tcp://{task.store}:{STORE_PORT}"
+    dist.init_process_group("gloo", init_method=store, rank=task.rank, world_size=task.workers)
+    settings = WorkerSettings(
+        scheduler=task.scheduler,
+        name=f"worker-{task.rank}",
+        host=f"machine-{task.rank}",
+        tcp=TcpOptions(bind=task.address, up_bps=task.bps, down_bps=task.bps),
+    )
+    model = {"w": torch.zeros(1, requires_grad=True)}
+    times: dict[str, list[float]] = {"gloo": [], "ours": []}
+    values = torch.rand(task.size_bytes // 4)
+    with register_as_worker(model, mode=Mode.ALL_REDUCE, workers=task.workers, settings=settings) as worker:
+        calls: dict[str, Any] = {"gloo": dist.all_reduce, "ours": worker.all_reduce}
+        for _ in range(task.rounds):
+            sums = {}
+            for kind, reduce in calls.items():
+                sums[kind] = values.clone()
+                dist.barrier()
+                started_s = time.perf_counter()
+                reduce(sums[kind])
+                times[kind].append(time.perf_counter() - started_s)
+            torch.testing.assert_close(sums["ours"], sums["gloo"])
+        dist.barrier()
+    dist.destroy_process_group()
+    return times
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        json.dump(_work(Task(**json.loads(sys.argv[1]))), sys.stdout)
+    else:
+        json.dump(run(), sys.stdout, indent=2)

@@ -1,0 +1,1 @@
+"""The aggregator: sums updates on their way to a server, and hands models on."""

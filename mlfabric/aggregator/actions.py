@@ -1,0 +1,351 @@
+"""What happens to an aggregator besides the scheduler's instructions, and what its state machine asks its shell to do.
+
+Pure values. Connections that others opened are known here by the number that the shell gave them; each carries one
+transfer at a time. A connection that the aggregator opens belongs to the sum or the get that it was opened for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mlfabric.protocol import (
+    CancelHandOn,
+    CancelSum,
+    DropReason,
+    GetId,
+    HandOn,
+    HostModel,
+    MemberEvent,
+    ModelVersion,
+    Outcome,
+    Sum,
+    SumId,
+    TransferId,
+    UpdateId,
+)
+from mlfabric.specs import ModelSpec
+
+__all__ = [
+    "Abandon",
+    "Action",
+    "AggregatorEvent",
+    "Answer",
+    "EpochBegan",
+    "FetchFailed",
+    "ForgetModel",
+    "ForgetSum",
+    "GiveUp",
+    "Grant",
+    "HandModelOn",
+    "InputBroken",
+    "InputSealed",
+    "InputUnusable",
+    "ModelArrived",
+    "ModelComes",
+    "OfferSum",
+    "Offered",
+    "Outcomes",
+    "OutcomesReceived",
+    "Refuse",
+    "Report",
+    "ReserveSum",
+    "SealSum",
+    "StartFetch",
+    "StopFetch",
+    "SumFailed",
+    "SumSealed",
+    "TargetBroken",
+    "TargetServed",
+    "Wanted",
+]
+
+Outcomes = tuple[tuple[UpdateId, Outcome], ...]
+"""What became of updates."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochBegan:
+    """A scheduler of this epoch admitted us: whatever an older one planned is void."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offered:
+    """A worker or another aggregator offers an update or a sum on connection ``connection``."""
+
+    connection: int
+    transfer: TransferId
+    ticket: bytes
+    length: int
+    digest: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputSealed:
+    """All bytes of an input are in its sum, and its sender has sealed them."""
+
+    transfer: TransferId
+    connection: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputBroken:
+    """The connection of an input broke."""
+
+    transfer: TransferId
+    connection: int
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputUnusable:
+    """An input has NaN or Inf in it, or was changed while it was sent; ``cause`` says which."""
+
+    transfer: TransferId
+    connection: int
+    cause: DropReason
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SumSealed:
+    """The whole sum has been sent and sealed: its receiver has it."""
+
+    sum: SumId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutcomesReceived:
+    """The receiver says what became of the updates in a sum; ``server_epoch`` is that of the server that says so."""
+
+    sum: SumId
+    outcomes: Outcomes
+    server_epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SumFailed:
+    """The receiver refused the sum, or the connection to it broke."""
+
+    sum: SumId
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """A worker or another aggregator has a buffer ready for the model on connection ``connection``."""
+
+    connection: int
+    get: GetId
+    ticket: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelComes:
+    """The model that was fetched as ``get`` begins to arrive."""
+
+    get: GetId
+    version: ModelVersion
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelArrived:
+    """The model that was fetched as ``get`` is here completely."""
+
+    get: GetId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchFailed:
+    """The source refused the model that was fetched as ``get``, or the connection to it broke."""
+
+    get: GetId
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetServed:
+    """The model has been handed on to this get."""
+
+    get: GetId
+    connection: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetBroken:
+    """The connection of a get broke, before or while the model was handed on to it."""
+
+    get: GetId
+    connection: int
+    detail: str
+
+
+AggregatorEvent = (
+    HostModel
+    | Sum
+    | CancelSum
+    | HandOn
+    | CancelHandOn
+    | EpochBegan
+    | Offered
+    | InputSealed
+    | InputBroken
+    | InputUnusable
+    | SumSealed
+    | OutcomesReceived
+    | SumFailed
+    | Wanted
+    | ModelComes
+    | ModelArrived
+    | FetchFailed
+    | TargetServed
+    | TargetBroken
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReserveSum:
+    """Allocate a sum's accumulator."""
+
+    plan: Sum
+    spec: ModelSpec
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """Let an input's bytes come, and add them to the sum as its input ``index``."""
+
+    sum: SumId
+    index: int
+    transfer: TransferId
+    connection: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfferSum:
+    """Offer a sum to its receiver; when that grants it, send what is summed up as it becomes ready.
+
+    Args:
+        whole: the sum is complete and so small that it travels with its offer.
+    """
+
+    plan: Sum
+    spec: ModelSpec
+    whole: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SealSum:
+    """Seal the sum once it is sent: all its inputs are sealed."""
+
+    sum: SumId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForgetSum:
+    """Free a sum's accumulator: its receiver has all of it."""
+
+    plan: Sum
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForgetModel:
+    """Free the buffer of a model that was handed on to everybody."""
+
+    get: GetId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GiveUp:
+    """Tear a sum: close the connection to its receiver without a seal, and free its accumulator."""
+
+    sum: SumId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """Tell whoever sent an input what became of the updates in it."""
+
+    connection: int
+    outcomes: Outcomes
+    server_epoch: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refuse:
+    """Refuse what is offered or wanted on this connection; whoever did so asks the scheduler again."""
+
+    connection: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Abandon:
+    """Close this connection in the middle of its transfer."""
+
+    connection: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartFetch:
+    """Reserve a buffer for the model and fetch it."""
+
+    plan: HandOn
+    spec: ModelSpec
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopFetch:
+    """Give up what is fetched as ``get`` and free its buffer; who is being handed it gets a torn payload."""
+
+    get: GetId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandModelOn:
+    """Send ``get`` the model that was fetched as ``source``, as it arrives; ``rate_bps`` 0 means unpaced."""
+
+    source: GetId
+    get: GetId
+    connection: int
+    version: ModelVersion
+    digest: int
+    rate_bps: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """Send this event to the scheduler."""
+
+    event: MemberEvent
+
+
+Action = (
+    ReserveSum
+    | Grant
+    | OfferSum
+    | SealSum
+    | ForgetSum
+    | ForgetModel
+    | GiveUp
+    | Answer
+    | Refuse
+    | Abandon
+    | StartFetch
+    | StopFetch
+    | HandModelOn
+    | Report
+)

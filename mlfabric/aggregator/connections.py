@@ -1,0 +1,278 @@
+"""The data connections that others open to an aggregator: frames in, frames out. Decides nothing.
+
+One reader per connection turns frames into events; the state machine's actions send frames by the connection's number.
+To whoever sends, an aggregator is a server: the same frames in the same order, and an input counts only once its sender
+has sealed it. Its bytes are added to the sum as they arrive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from mlfabric import wire
+from mlfabric.aggregator import actions as act
+from mlfabric.aggregator.buffers import Buffers
+from mlfabric.channels import Connection, ConnectionClosedError, Frame, FrameKind, TransferRecord
+from mlfabric.errors import FabricError, TransferError
+from mlfabric.protocol import DropReason, GetId, TransferId
+from mlfabric.streaming import NotFiniteError, Relay, ready_chunks
+from mlfabric.v1 import data_pb2
+
+__all__ = ["Connections", "Recorded"]
+
+log = logging.getLogger("mlfabric.aggregator")
+
+Recorded = Callable[[TransferRecord, str], None]
+"""Takes the record of a transfer and its other end."""
+
+
+@dataclass(slots=True)
+class _Line:
+    """One connection and the transfer that it carries now."""
+
+    number: int
+    connection: Connection
+    ticket: bytes = bytes(16)
+    peer_host: str = ""
+    transfer: TransferId | None = None
+    get: GetId | None = None
+    grant: act.Grant | None = None
+    image: bytes = b""
+    abandoned: bool = False
+    running: set[asyncio.Task[None]] = field(default_factory=set)
+
+
+class Connections:
+    """Every data connection that was opened to this aggregator.
+
+    Args:
+        buffers: where sums and models are.
+        host: this aggregator's host.
+        take_in: where events for the state machine go.
+        recorded: told of every finished transfer of bytes, and the host at its other end.
+        failed: told of every connection that broke, or whose other end broke the rules.
+    """
+
+    def __init__(
+        self,
+        buffers: Buffers,
+        host: str,
+        take_in: Callable[[act.AggregatorEvent], None],
+        recorded: Recorded,
+        failed: Callable[[], None],
+    ) -> None:
+        self._buffers = buffers
+        self._host = host
+        self._take_in = take_in
+        self._recorded = recorded
+        self._failed = failed
+        self._lines: dict[int, _Line] = {}
+        self._numbers = itertools.count(1)
+
+    async def serve(self, connection: Connection) -> None:
+        """Read one connection until it ends."""
+        line = _Line(next(self._numbers), connection)
+        self._lines[line.number] = line
+        detail = "it was closed"
+        try:
+            while True:
+                await self._read(line)
+        except ConnectionClosedError:
+            pass
+        except (FabricError, DecodeError) as error:
+            detail = str(error)
+            if not line.abandoned:
+                self._failed()
+                log.info("data connection from %s: %s", connection.peer, error)
+        finally:
+            del self._lines[line.number]
+            connection.close()
+            self._broke(line, detail)
+
+    async def _read(self, line: _Line) -> None:
+        frame = await line.connection.receive()
+        match frame.kind:
+            case FrameKind.OFFER:
+                self._offered(line, frame)
+            case FrameKind.PAYLOAD:
+                await self._payload(line, frame)
+            case FrameKind.WANT:
+                self._wanted(line, frame)
+            case FrameKind.REFUSE if line.grant is not None:
+                self._taken_back(line, line.grant, frame)
+            case _:
+                raise TransferError(f"a {frame.kind.name} frame came; allowed: OFFER, PAYLOAD, WANT")
+
+    def _offered(self, line: _Line, frame: Frame) -> None:
+        meta = data_pb2.OfferMeta.FromString(frame.meta)
+        self._must_be_idle(line)
+        if meta.image and len(meta.image) != meta.size_bytes:
+            raise TransferError(f"an offer of {meta.size_bytes} bytes came with {len(meta.image)} of them")
+        line.transfer, line.ticket, line.peer_host = wire.from_transfer_id(meta.transfer), frame.ticket, meta.host
+        line.image = meta.image
+        self._take_in(
+            act.Offered(
+                connection=line.number,
+                transfer=line.transfer,
+                ticket=frame.ticket,
+                length=meta.size_bytes,
+                digest=frame.digest,
+            )
+        )
+
+    def _wanted(self, line: _Line, frame: Frame) -> None:
+        meta = data_pb2.WantMeta.FromString(frame.meta)
+        self._must_be_idle(line)
+        line.get, line.ticket, line.peer_host = wire.from_get_id(meta.get), frame.ticket, meta.host
+        self._take_in(act.Wanted(connection=line.number, get=line.get, ticket=frame.ticket))
+
+    def _must_be_idle(self, line: _Line) -> None:
+        if line.transfer is not None or line.get is not None:
+            raise TransferError(f"a second transfer was begun on one connection while {line.transfer or line.get} runs")
+
+    async def _payload(self, line: _Line, frame: Frame) -> None:
+        grant, line.grant = line.grant, None
+        if grant is None or frame.ticket != line.ticket:
+            raise TransferError("a payload came that was not granted")
+        try:
+            record = await self._buffers.sum(grant.sum).receive(line.connection, grant.index, frame.length)
+        except NotFiniteError as error:
+            self._not_finite(line, grant, error)
+            await self._skip(line)
+            return
+        seal = await line.connection.receive()
+        if seal.kind is FrameKind.REFUSE:
+            self._taken_back(line, grant, seal)
+            return
+        if seal.kind is not FrameKind.PAYLOAD or seal.length:
+            raise TransferError(f"a {seal.kind.name} frame of {seal.length} bytes came; wanted a seal")
+        self._recorded(record, line.peer_host)
+        self._take_in(act.InputSealed(transfer=grant.transfer, connection=line.number))
+
+    def _not_finite(self, line: _Line, grant: act.Grant, error: NotFiniteError) -> None:
+        if error.input_index != grant.index:
+            raise TransferError(f"its sum was torn: {error}") from error
+        detail = f"{error.tensor} has NaN or Inf"
+        self._unusable(line, grant, DropReason.NOT_FINITE, detail)
+
+    async def _skip(self, line: _Line) -> None:
+        """Throw away what is left of a payload that was answered, so that its sender lives to read the answer."""
+        await line.connection.discard(line.connection.unread_bytes)
+        await line.connection.receive()
+
+    def _taken_back(self, line: _Line, grant: act.Grant, frame: Frame) -> None:
+        detail = data_pb2.RefuseMeta.FromString(frame.meta).reason
+        self._unusable(line, grant, DropReason.CHANGED, detail)
+
+    def _unusable(self, line: _Line, grant: act.Grant, cause: DropReason, detail: str) -> None:
+        line.grant = None
+        self._take_in(act.InputUnusable(transfer=grant.transfer, connection=line.number, cause=cause, detail=detail))
+
+    def _broke(self, line: _Line, detail: str) -> None:
+        if line.transfer is not None:
+            self._take_in(act.InputBroken(transfer=line.transfer, connection=line.number, detail=detail))
+        if line.get is not None:
+            self._take_in(act.TargetBroken(get=line.get, connection=line.number, detail=detail))
+
+    # Actions
+
+    def grant(self, action: act.Grant) -> None:
+        """Let an input's bytes come, or add those that came with its offer."""
+        line = self._lines.get(action.connection)
+        if line is None:
+            return
+        if line.image:
+            image, line.image = line.image, b""
+            self._spawn(line, self._add(line, action, image))
+        else:
+            line.grant = action
+            self._send(line, FrameKind.GRANT)
+
+    async def _add(self, line: _Line, grant: act.Grant, image: bytes) -> None:
+        try:
+            await self._buffers.sum(grant.sum).add(grant.index, (memoryview(image),))
+        except NotFiniteError as error:
+            if error.input_index == grant.index:
+                self._not_finite(line, grant, error)
+        except FabricError as error:
+            self._take_in(act.InputBroken(transfer=grant.transfer, connection=line.number, detail=str(error)))
+        else:
+            self._take_in(act.InputSealed(transfer=grant.transfer, connection=line.number))
+
+    def answer(self, action: act.Answer) -> None:
+        """Tell a sender what became of its updates."""
+        meta = wire.to_outcomes(dict(action.outcomes), action.server_epoch)
+        self._end(action.connection, FrameKind.OUTCOME, meta.SerializeToString())
+
+    def refuse(self, connection: int, reason: str) -> None:
+        """Tell the other end that this transfer will not be."""
+        self._end(connection, FrameKind.REFUSE, data_pb2.RefuseMeta(reason=reason).SerializeToString())
+
+    def abandon(self, connection: int) -> None:
+        """Close a connection in the middle of its transfer."""
+        line = self._lines.get(connection)
+        if line is not None:
+            line.transfer = line.get = None
+            line.abandoned = True
+            line.connection.close()
+
+    def hand_on(self, action: act.HandModelOn) -> None:
+        """Send a model as it arrives."""
+        line = self._lines.get(action.connection)
+        if line is None:
+            gone = "the connection is gone"
+            self._take_in(act.TargetBroken(get=action.get, connection=action.connection, detail=gone))
+        else:
+            # From here on the task that sends reports the end; the worker may begin anew before it does.
+            line.get = None
+            self._spawn(line, self._send_model(line, action))
+
+    async def _send_model(self, line: _Line, action: act.HandModelOn) -> None:
+        ended: act.TargetServed | act.TargetBroken
+        try:
+            record = await self._stream(line, action, self._buffers.model(action.source))
+        except FabricError as error:
+            ended = act.TargetBroken(get=action.get, connection=line.number, detail=str(error))
+            line.connection.close()
+        else:
+            self._recorded(record, line.peer_host)
+            ended = act.TargetServed(get=action.get, connection=line.number)
+        self._take_in(ended)
+
+    async def _stream(self, line: _Line, action: act.HandModelOn, relay: Relay) -> TransferRecord:
+        meta = data_pb2.ModelMeta(version=wire.to_version(action.version), host=self._host).SerializeToString()
+        length = relay.progress.size_bytes
+        frame = Frame(kind=FrameKind.MODEL, ticket=line.ticket, length=length, digest=action.digest, meta=meta)
+        if not relay.progress.is_complete:
+            return await line.connection.send_stream(frame, ready_chunks(relay), action.rate_bps)
+        record = await line.connection.send(frame, (relay.payload,), action.rate_bps)
+        assert record is not None, "a model has bytes"
+        return record
+
+    def _end(self, connection: int, kind: FrameKind, meta: bytes) -> None:
+        line = self._lines.get(connection)
+        if line is not None:
+            line.transfer = line.get = line.grant = None
+            line.image = b""
+            self._send(line, kind, meta)
+
+    def _send(self, line: _Line, kind: FrameKind, meta: bytes = b"") -> None:
+        self._spawn(line, self._send_frame(line, Frame(kind=kind, ticket=line.ticket, meta=meta)))
+
+    async def _send_frame(self, line: _Line, frame: Frame) -> None:
+        try:
+            await line.connection.send(frame)
+        except TransferError as error:
+            log.debug("cannot answer %s: %s", line.connection.peer, error)
+
+    def _spawn(self, line: _Line, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(coroutine)
+        line.running.add(task)
+        task.add_done_callback(line.running.discard)

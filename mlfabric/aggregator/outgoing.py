@@ -1,0 +1,234 @@
+"""The data connections that an aggregator opens: sums to their receivers, models from their sources. Decides nothing.
+
+Connections are kept and used again, one transfer at a time. An errand ends with an event for the state machine, unless
+the state machine gave it up; only a connection whose framing is whole goes back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from mlfabric import wire
+from mlfabric.aggregator import actions as act
+from mlfabric.aggregator.buffers import Buffers
+from mlfabric.aggregator.connections import Recorded
+from mlfabric.channels import Channel, Connection, Frame, FrameKind
+from mlfabric.errors import FabricError, TransferError
+from mlfabric.protocol import GetId, Sum, SumId
+from mlfabric.streaming import Accumulator, ready_chunks
+from mlfabric.v1 import data_pb2
+
+__all__ = ["Outgoing"]
+
+
+@dataclass(slots=True)
+class _Errand:
+    """A task, and the permission to seal what it sends."""
+
+    task: asyncio.Task[None]
+    may_seal: asyncio.Event
+
+
+class Outgoing:
+    """Errands under way.
+
+    Args:
+        channel: the aggregator's data channel.
+        host: this aggregator's host.
+        buffers: where sums and models are.
+        take_in: where events for the state machine go.
+        recorded: told of every finished transfer and its other end: the host it came from, or the member it went to.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        host: str,
+        buffers: Buffers,
+        take_in: Callable[[act.AggregatorEvent], None],
+        recorded: Recorded,
+    ) -> None:
+        self._channel = channel
+        self._host = host
+        self._buffers = buffers
+        self._take_in = take_in
+        self._recorded = recorded
+        self._idle: defaultdict[str, list[Connection]] = defaultdict(list)
+        self._errands: dict[SumId | GetId, _Errand] = {}
+
+    def offer(self, order: act.OfferSum) -> None:
+        """Begin to offer a sum and to send it."""
+        may_seal = asyncio.Event()
+        self._spawn(order.plan.sum, self._deliver(order, may_seal), may_seal)
+
+    def seal(self, which: SumId) -> None:
+        """Let a sum be sealed as soon as it is sent."""
+        if which in self._errands:
+            self._errands[which].may_seal.set()
+
+    def fetch(self, order: act.StartFetch) -> None:
+        """Begin to fetch a model into a buffer that is reserved now."""
+        self._buffers.reserve_model(order.plan.get, order.spec)
+        self._spawn(order.plan.get, self._fetch(order), asyncio.Event())
+
+    def give_up(self, which: SumId | GetId) -> None:
+        """End an errand at once, and its connection with it."""
+        errand = self._errands.pop(which, None)
+        if errand is not None:
+            errand.task.cancel()
+
+    async def close(self) -> None:
+        """Cancel every errand."""
+        tasks = [errand.task for errand in self._errands.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # Sums
+
+    async def _deliver(self, order: act.OfferSum, may_seal: asyncio.Event) -> None:
+        plan = order.plan
+
+        async def push(connection: Connection) -> act.AggregatorEvent:
+            return await self._push(connection, order, may_seal)
+
+        def failed(detail: str) -> act.AggregatorEvent:
+            return act.SumFailed(sum=plan.sum, detail=detail)
+
+        await self._run(plan.sum, plan.address, push, failed)
+
+    async def _push(self, connection: Connection, order: act.OfferSum, may_seal: asyncio.Event) -> act.AggregatorEvent:
+        """Offer a sum, send it when granted, and return what its receiver says."""
+        plan, accumulator = order.plan, self._buffers.sum(order.plan.sum)
+        size_bytes = len(accumulator.payload)
+        offer = data_pb2.OfferMeta(
+            transfer=wire.to_transfer_id(plan.sum),
+            size_bytes=size_bytes,
+            host=self._host,
+            image=bytes(accumulator.payload) if order.whole else b"",
+        )
+        digest = order.spec.layout.digest
+        await connection.send(
+            Frame(kind=FrameKind.OFFER, ticket=plan.ticket, digest=digest, meta=offer.SerializeToString())
+        )
+        if order.whole:
+            self._take_in(act.SumSealed(sum=plan.sum))
+        answer = await connection.receive()
+        if answer.kind is FrameKind.GRANT and not order.whole:
+            frame = Frame(kind=FrameKind.PAYLOAD, ticket=plan.ticket, length=size_bytes, digest=digest)
+            answer = await self._send_watching(
+                connection, self._payload(connection, plan, frame, accumulator, may_seal)
+            )
+        if answer.kind is FrameKind.REFUSE:
+            return act.SumFailed(sum=plan.sum, detail=data_pb2.RefuseMeta.FromString(answer.meta).reason)
+        if answer.kind is not FrameKind.OUTCOME:
+            raise TransferError(f"a {answer.kind.name} frame came; wanted OUTCOME")
+        meta = data_pb2.OutcomeMeta.FromString(answer.meta)
+        outcomes = tuple(wire.from_outcomes(meta).items())
+        return act.OutcomesReceived(sum=plan.sum, outcomes=outcomes, server_epoch=meta.server_epoch)
+
+    @staticmethod
+    async def _send_watching(connection: Connection, sending: Coroutine[Any, Any, None]) -> Frame:
+        """Send, and return the answer; whoever answers before the seal wants no more of it."""
+        answer, sent = asyncio.create_task(connection.receive()), asyncio.create_task(sending)
+        try:
+            await asyncio.wait({answer, sent}, return_when=asyncio.FIRST_COMPLETED)
+            if not sent.done():
+                frame = answer.result()
+                given = data_pb2.RefuseMeta.FromString(frame.meta).reason if frame.kind is FrameKind.REFUSE else ""
+                raise TransferError(given or f"a {frame.kind.name} frame came before the sum was sealed")
+            sent.result()
+            return await answer
+        finally:
+            answer.cancel()
+            sent.cancel()
+            await asyncio.gather(answer, sent, return_exceptions=True)
+
+    async def _payload(
+        self, connection: Connection, plan: Sum, frame: Frame, accumulator: Accumulator, may_seal: asyncio.Event
+    ) -> None:
+        if accumulator.progress.is_complete:
+            record = await connection.send(frame, (accumulator.payload,), plan.rate_bps)
+        else:
+            record = await connection.send_stream(frame, ready_chunks(accumulator), plan.rate_bps)
+        assert record is not None, "a sum has bytes"
+        self._recorded(record, plan.receiver)
+        await may_seal.wait()
+        await connection.send(Frame(kind=FrameKind.PAYLOAD, ticket=frame.ticket, digest=frame.digest))
+        self._take_in(act.SumSealed(sum=plan.sum))
+
+    # Models
+
+    async def _fetch(self, order: act.StartFetch) -> None:
+        plan = order.plan
+
+        async def pull(connection: Connection) -> act.AggregatorEvent:
+            return await self._model(connection, order)
+
+        def failed(detail: str) -> act.AggregatorEvent:
+            return act.FetchFailed(get=plan.get, detail=detail)
+
+        await self._run(plan.get, plan.address, pull, failed)
+
+    async def _model(self, connection: Connection, order: act.StartFetch) -> act.AggregatorEvent:
+        """Say that buffer and slot are here and receive the model."""
+        plan, layout = order.plan, order.spec.layout
+        relay = self._buffers.model(plan.get)
+        want = data_pb2.WantMeta(get=wire.to_get_id(plan.get), host=self._host)
+        await connection.send(Frame(kind=FrameKind.WANT, ticket=plan.ticket, meta=want.SerializeToString()))
+        frame = await connection.receive()
+        if frame.kind is FrameKind.REFUSE:
+            return act.FetchFailed(get=plan.get, detail=data_pb2.RefuseMeta.FromString(frame.meta).reason)
+        if frame.kind is not FrameKind.MODEL or frame.length != layout.size_bytes or frame.digest != layout.digest:
+            raise TransferError(f"{frame.kind.name} of {frame.length} bytes came; wanted MODEL of {layout.size_bytes}")
+        meta = data_pb2.ModelMeta.FromString(frame.meta)
+        self._take_in(act.ModelComes(get=plan.get, version=wire.from_version(meta.version)))
+        record = await relay.receive(connection, frame.length)
+        self._recorded(record, meta.host)
+        return act.ModelArrived(get=plan.get)
+
+    # Errands
+
+    async def _run(
+        self,
+        which: SumId | GetId,
+        address: str,
+        work: Callable[[Connection], Coroutine[Any, Any, act.AggregatorEvent]],
+        failed: Callable[[str], act.AggregatorEvent],
+    ) -> None:
+        """Do work over a connection and take in how it ended; a connection in an unknown state is closed."""
+        connection: Connection | None = None
+        try:
+            connection = await self._connection(address)
+            ended = await work(connection)
+        except (FabricError, DecodeError) as error:
+            self._discard(address, connection)
+            ended = failed(str(error))
+        except asyncio.CancelledError:
+            if connection is not None:
+                connection.close()
+            raise
+        else:
+            self._idle[address].append(connection)
+        # Ended by itself: what follows must not find it to be given up.
+        self._errands.pop(which, None)
+        self._take_in(ended)
+
+    async def _connection(self, address: str) -> Connection:
+        idle = self._idle[address]
+        return idle.pop() if idle else await self._channel.connect(address)
+
+    def _discard(self, address: str, broken: Connection | None) -> None:
+        """Close a broken connection, and idle ones to the same place: whatever broke it may have broken them."""
+        for connection in (broken, *self._idle.pop(address, ())):
+            if connection is not None:
+                connection.close()
+
+    def _spawn(self, which: SumId | GetId, work: Coroutine[Any, Any, None], may_seal: asyncio.Event) -> None:
+        self._errands[which] = _Errand(asyncio.create_task(work), may_seal)

@@ -1,0 +1,242 @@
+"""The aggregator's shell: session, data channel, buffers, metrics. Decides nothing.
+
+Events are taken in one after the other: an action that has a result at once queues it as the next event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from dataclasses import dataclass, field
+
+from mlfabric import wire
+from mlfabric.aggregator import actions as act
+from mlfabric.aggregator.buffers import Buffers
+from mlfabric.aggregator.connections import Connections
+from mlfabric.aggregator.outgoing import Outgoing
+from mlfabric.aggregator.state import AggregatorConfig, AggregatorState
+from mlfabric.channels import Direction, TcpChannel, TcpOptions, TransferRecord
+from mlfabric.errors import UsageError
+from mlfabric.protocol import (
+    GetId,
+    HostModel,
+    Instruction,
+    MemberEvent,
+    MemoryReported,
+    MonitorAt,
+    SumId,
+    Tick,
+    Welcome,
+)
+from mlfabric.reporting import TransferReporter
+from mlfabric.session import SchedulerSession, SessionCallbacks
+from mlfabric.specs import Member, Role
+from mlfabric.telemetry import AggregatorMetrics
+from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc
+
+__all__ = ["AggregatorOptions", "AggregatorService"]
+
+log = logging.getLogger("mlfabric.aggregator")
+MEMORY_REPORT_S = 1.0
+DEFAULT_BUDGET_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class AggregatorOptions:
+    """How an aggregator runs.
+
+    Args:
+        scheduler: ``host:port`` of the scheduler.
+        name, host: see ``Member``; one beside a worker has that worker's host, and shares its links.
+        tcp: its data channel.
+        most_updates: how many it takes into one sum, >= 0; 0 for any number.
+        memory_budget_bytes: for sums and models that are handed on, >= 0; 0 means 1 GiB. Beside it, each sum takes a
+            chunk for each of its inputs that is arriving.
+    """
+
+    scheduler: str
+    name: str = "aggregator-0"
+    host: str = "localhost"
+    tcp: TcpOptions = field(default_factory=TcpOptions)
+    most_updates: int = 0
+    memory_budget_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("most_updates", "memory_budget_bytes"):
+            if getattr(self, name) < 0:
+                raise UsageError(f"{name}={getattr(self, name)}; allowed: >= 0")
+
+
+class AggregatorService:
+    """One aggregator."""
+
+    def __init__(self, options: AggregatorOptions, metrics: AggregatorMetrics) -> None:
+        self.options = options
+        self.address = ""
+        self._metrics = metrics
+        budget = options.memory_budget_bytes or DEFAULT_BUDGET_BYTES
+        self._state = AggregatorState(AggregatorConfig(name=options.name, memory_budget_bytes=budget))
+        self._buffers = Buffers()
+        self._channel = TcpChannel(options.tcp)
+        self._connections = Connections(
+            self._buffers, options.host, self._take_in, self._recorded, metrics.connection_broke
+        )
+        self._outgoing = Outgoing(self._channel, options.host, self._buffers, self._take_in, self._recorded)
+        self._reporter = TransferReporter(options.name, options.host, options.tcp.up_bps, options.tcp.down_bps)
+        self._queue: deque[act.AggregatorEvent | Tick] = deque()
+        self._draining = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_ns = 0
+        self._session: SchedulerSession | None = None
+
+    # Running
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serve until ``stop`` is set, then say good-bye; what runs is planned again by the scheduler.
+
+        Raises:
+            RefusedError: the scheduler refuses this aggregator for good.
+            UsageError: the data address cannot be listened on.
+        """
+        self.address = await self._channel.listen(self._connections.serve)
+        callbacks = SessionCallbacks(admitted=self._admitted, instructed=self._instructed, lost=lambda _: None)
+        self._session = SchedulerSession(self.options.scheduler, self._member(), self._register, callbacks)
+        tasks = [
+            asyncio.create_task(self._session.run()),
+            asyncio.create_task(self._reporter.run()),
+            asyncio.create_task(self._report_memory()),
+        ]
+        stopped = asyncio.create_task(stop.wait())
+        try:
+            done, _ = await asyncio.wait([*tasks, stopped], return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+            await self._session.leave("stopped")
+        finally:
+            for task in (*tasks, stopped):
+                task.cancel()
+            await asyncio.gather(*tasks, stopped, return_exceptions=True)
+            await self._close()
+
+    async def _close(self) -> None:
+        await self._outgoing.close()
+        await self._channel.close()
+        await self._reporter.close()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _member(self) -> Member:
+        return Member(
+            name=self.options.name,
+            role=Role.AGGREGATOR,
+            incarnation=time.time_ns(),
+            host=self.options.host,
+            address=self.address,
+            up_bps=self.options.tcp.up_bps,
+            down_bps=self.options.tcp.down_bps,
+        )
+
+    async def _register(self, stub: fabric_pb2_grpc.FabricServiceAsyncStub) -> fabric_pb2.Admission:
+        assert self._session is not None, "it is the session that registers"
+        request = fabric_pb2.RegisterAsAggregatorRequest(
+            member=wire.to_member(self._session.member), most_updates=self.options.most_updates
+        )
+        return (await stub.RegisterAsAggregator(request)).admission
+
+    def _admitted(self, welcome: Welcome) -> list[MemberEvent]:
+        self._reporter.set_address(welcome.monitor_address)
+        self._take_in(act.EpochBegan(epoch=welcome.epoch))
+        return []
+
+    def _instructed(self, instruction: Instruction) -> None:
+        if isinstance(instruction, MonitorAt):
+            self._reporter.set_address(instruction.address)
+            return
+        if isinstance(instruction, HostModel):
+            log.info("model %s: %s", instruction.spec.name, instruction.reason)
+        self._take_in(instruction)  # type: ignore[arg-type]
+
+    # Events in, actions out
+
+    def _take_in(self, event: act.AggregatorEvent | Tick) -> None:
+        self._queue.append(event)
+        if self._draining:
+            return
+        self._draining = True
+        try:
+            while self._queue:
+                for action in self._state.handle(self._queue.popleft(), time.monotonic_ns()):
+                    self._do(action)
+        finally:
+            self._draining = False
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        due_ns = self._state.next_wakeup_ns()
+        if due_ns is None or (self._timer is not None and self._timer_ns <= due_ns):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_ns = due_ns
+        wait_s = max(0.0, (due_ns - time.monotonic_ns()) / 1e9)
+        self._timer = asyncio.get_running_loop().call_later(wait_s, self._wake_up)
+
+    def _wake_up(self) -> None:
+        self._timer = None
+        self._take_in(Tick())
+
+    def _do(self, action: act.Action) -> None:
+        match action:
+            case act.ReserveSum():
+                self._buffers.reserve_sum(action.plan, action.spec)
+            case act.Grant():
+                self._connections.grant(action)
+            case act.OfferSum():
+                self._outgoing.offer(action)
+            case act.SealSum():
+                self._outgoing.seal(action.sum)
+            case act.ForgetSum():
+                self._buffers.free(action.plan.sum, action.reason)
+                self._metrics.summed(action.plan.model, len(action.plan.members))
+            case act.GiveUp():
+                self._give_up(action.sum, action.reason)
+            case act.Answer():
+                self._connections.answer(action)
+            case act.Refuse():
+                self._connections.refuse(action.connection, action.reason)
+                self._metrics.refused()
+            case act.Abandon():
+                self._connections.abandon(action.connection)
+            case act.StartFetch():
+                self._outgoing.fetch(action)
+            case act.HandModelOn():
+                self._connections.hand_on(action)
+            case act.ForgetModel():
+                self._buffers.free(action.get, action.reason)
+            case act.StopFetch():
+                self._give_up(action.get, action.reason)
+            case act.Report():
+                self._metrics.ended(action.event)
+                self._report(action.event)
+
+    def _give_up(self, which: SumId | GetId, reason: str) -> None:
+        self._outgoing.give_up(which)
+        self._buffers.free(which, reason)
+
+    def _report(self, event: MemberEvent) -> None:
+        if self._session is not None:
+            self._session.send(event)
+
+    def _recorded(self, record: TransferRecord, peer: str) -> None:
+        self._metrics.transfer(record, peer)
+        if record.direction is Direction.IN:
+            self._reporter.record(record, peer, self.options.host)
+
+    async def _report_memory(self) -> None:
+        while True:
+            kinds = self._buffers.memory_bytes()
+            self._metrics.memory(kinds)
+            self._report(MemoryReported(name=self.options.name, kinds=tuple(sorted(kinds.items()))))
+            await asyncio.sleep(MEMORY_REPORT_S)

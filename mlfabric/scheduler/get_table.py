@@ -1,0 +1,268 @@
+"""What is known of every get of one model, who is told what of it, how it ends. Pure.
+
+A get is *waiting* or *planned*; the server serves it, or an aggregator hands on what it has fetched for several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from mlfabric.network import Path
+from mlfabric.protocol import (
+    CancelServe,
+    Fetch,
+    GetId,
+    GetRequested,
+    HandOnTo,
+    Instruction,
+    Serve,
+    TransferEnd,
+    TransferEnded,
+)
+from mlfabric.scheduler.context import Context
+from mlfabric.scheduler.drifting import DriftWatch
+from mlfabric.scheduler.handing import HandOns, PlannedHandOn
+from mlfabric.scheduler.planning import (
+    Plan,
+    Timetable,
+    Transfer,
+    paced_rate,
+)
+from mlfabric.scheduler.pushes import Pushes
+from mlfabric.scheduler.records import PlannedGet, WaitingGet
+from mlfabric.specs import Member
+
+__all__ = ["GetTable"]
+
+
+class GetTable:
+    """Every get of one model that is not served yet, and how plans of them are carried out.
+
+    ``apart`` are those that no aggregator answers any more.
+    """
+
+    def __init__(self, context: Context, pushes: Pushes) -> None:
+        self.waiting: dict[GetId, WaitingGet] = {}
+        self.planned: dict[GetId, PlannedGet] = {}
+        self.apart: set[GetId] = set()
+        self.hand_ons = HandOns(context, pushes.spec.name, self._free_links)
+        self._context = context
+        self._pushes = pushes
+        self._model = pushes.spec.name
+        self._running = Timetable[GetId]()
+        self._drift = DriftWatch[GetId]()
+
+    def validate(self) -> None:
+        """Check what must hold after every event; a violation is a broken invariant."""
+        hand_ons = self.hand_ons.planned
+        by = {get: planned.by for get, planned in self.planned.items() if planned.by is not None}
+        by |= {get: planned.above for get, planned in hand_ons.items() if planned.above is not None}
+        awaited = {target: name for name, planned in hand_ons.items() for target in planned.targets}
+        assert by == awaited, f"{self._model}: gets are answered by {by}, hand-ons wait for {awaited}"
+        assert all(h.targets for h in hand_ons.values()), f"{self._model}: a hand-on without targets: {hand_ons}"
+        both = self.waiting.keys() & self.planned.keys()
+        assert not both, f"{self._model}: gets that wait and are planned: {both}"
+
+    # Carrying plans out
+
+    def _carry_out(self, found: Plan, helpers: Mapping[str, Member]) -> Iterator[Instruction]:
+        """Reserve what a plan needs and instruct whoever is concerned: sources before those who come to them."""
+        owners = self._own_gets(found, helpers)
+        starts: list[Instruction] = []
+        for answer in found.gets:
+            transfer = found.transfers[answer.transfer]
+            by = owners[transfer.inputs[0]] if transfer.inputs else None
+            after = self._reserve(answer.get, transfer)
+            if (known := self.planned.get(answer.get)) is not None:
+                known.profile = transfer.profile
+                starts.append(self._serve(known, after, answer.reason))
+                continue
+            planned = self._take(answer.get, transfer, by)
+            if by is None:
+                starts += self._instruct(planned, after, answer.reason)
+            else:
+                rate_bps = paced_rate(transfer.profile, transfer.path, self._context.network)
+                by.targets[answer.get] = HandOnTo(answer.get, planned.ticket, rate_bps)
+                starts.append(self._fetch(planned, answer.reason))
+        yield from self._start_hand_ons(owners.values())
+        yield from starts
+
+    def _take(self, get: GetId, transfer: Transfer, by: PlannedHandOn | None) -> PlannedGet:
+        planned = self.planned[get] = PlannedGet(
+            request=self.waiting.pop(get).request,
+            source=by.aggregator.name if by else self._pushes.server,
+            ticket=self._context.tickets.next(),
+            profile=transfer.profile,
+            by=by.get if by else None,
+        )
+        return planned
+
+    def _own_gets(self, found: Plan, helpers: Mapping[str, Member]) -> dict[int, PlannedHandOn]:
+        """Make the hand-ons of a plan, by the number of the transfer that brings the model; sources come first."""
+        owners: dict[int, PlannedHandOn] = {}
+        for index, transfer in enumerate(found.transfers):
+            if transfer.get is not None:
+                continue
+            aggregator = helpers[transfer.destination]
+            above = owners[transfer.inputs[0]] if transfer.inputs else None
+            planned = owners[index] = PlannedHandOn(
+                get=self._context.numbers.next_get(aggregator),
+                aggregator=aggregator,
+                source=above.aggregator.name if above else self._pushes.server,
+                above=above.get if above else None,
+                ticket=self._context.tickets.next(),
+                path=transfer.path,
+                profile=transfer.profile,
+            )
+            planned.after = self._reserve(planned.get, transfer)
+            self.hand_ons.planned[planned.get] = planned
+            if above is not None:
+                rate_bps = paced_rate(transfer.profile, transfer.path, self._context.network)
+                above.targets[planned.get] = HandOnTo(planned.get, planned.ticket, rate_bps)
+        return owners
+
+    def _start_hand_ons(self, hand_ons: Iterable[PlannedHandOn]) -> Iterator[Instruction]:
+        for planned in hand_ons:
+            requests = self._answered_by(planned)
+            workers = f"for {len(requests)} workers"
+            if planned.above is None:
+                yield Serve(
+                    to=planned.source,
+                    get=planned.get,
+                    model=self._model,
+                    ticket=planned.ticket,
+                    min_version=max(r.min_version for r in requests),
+                    after_updates=tuple(r.after_update for r in requests if r.after_update is not None),
+                    after=planned.after,
+                    rate_bps=paced_rate(planned.profile, planned.path, self._context.network),
+                    reason=f"{workers}, handed on by {planned.aggregator.name}",
+                )
+            yield self.hand_ons.instruct(planned, workers)
+
+    def _answered_by(self, planned: PlannedHandOn) -> list[GetRequested]:
+        """Return the requests of workers that a hand-on answers, over other aggregators too."""
+        found: list[GetRequested] = []
+        for target in planned.targets:
+            if (below := self.hand_ons.planned.get(target)) is not None:
+                found += self._answered_by(below)
+            else:
+                found.append(self.planned[target].request)
+        return found
+
+    def _instruct(self, planned: PlannedGet, after: tuple[GetId, ...], reason: str) -> Iterator[Instruction]:
+        """Tell the server and the worker of a get that nobody stands between."""
+        yield self._serve(planned, after, reason)
+        yield self._fetch(planned, reason)
+
+    def _serve(self, planned: PlannedGet, after: tuple[GetId, ...], reason: str) -> Serve:
+        request = planned.request
+        path = self._context.path(planned.source, request.get.worker)
+        return Serve(
+            to=planned.source,
+            get=request.get,
+            model=self._model,
+            ticket=planned.ticket,
+            min_version=request.min_version,
+            after_updates=() if request.after_update is None else (request.after_update,),
+            after=after,
+            rate_bps=paced_rate(planned.profile, path, self._context.network),
+            reason=reason,
+        )
+
+    def _fetch(self, planned: PlannedGet, reason: str) -> Fetch:
+        return Fetch(
+            to=planned.request.get.worker,
+            get=planned.request.get,
+            source=planned.source,
+            address=self._context.address(planned.source),
+            ticket=planned.ticket,
+            reason=reason,
+        )
+
+    # Ends
+
+    def ended(self, event: TransferEnded, get: GetId) -> Iterator[Instruction]:
+        """Note that a get was served, or broke; a worker that still wants it asks again."""
+        own, planned, served = self.hand_ons.planned.get(get), self.planned.get(get), event.end is TransferEnd.SERVED
+        if own is not None and served:
+            own.fetched = True
+            self._free_links(get)
+        elif own is not None:
+            yield from self._drop(own, f"{event.member} reports that {get} broke: {event.detail}")
+        elif planned is not None and event.member == planned.source:
+            if planned.by is not None and not served:
+                yield from self._take_back(get, f"{get} broke: {event.detail}")
+                return
+            self._remove(get)
+            if planned.by is not None:
+                yield from self.hand_ons.take_target(planned.by, get, True, "all are served")
+
+    def worker_gone(self, worker: str, reason: str) -> Iterator[Instruction]:
+        """Let go of a worker's gets."""
+        for get in [g for g in self.waiting if g.worker == worker]:
+            del self.waiting[get]
+        for get in [g for g in self.planned if g.worker == worker]:
+            planned = self.planned[get]
+            if planned.by is not None:
+                yield from self._take_back(get, reason)
+            else:
+                self._remove(get)
+                yield CancelServe(to=planned.source, model=self._model, get=get, reason=reason)
+        self.apart = {g for g in self.apart if g.worker != worker}
+
+    def aggregator_gone(self, aggregator: str, reason: str) -> Iterator[Instruction]:
+        """Give up what an aggregator hands on."""
+        for planned in self.hand_ons.at(aggregator):
+            if planned.get in self.hand_ons.planned:
+                yield from self._drop(planned, reason)
+
+    def repeat(self) -> Iterator[Instruction]:
+        """Repeat every instruction, for a server that came back; what is handed on is given up."""
+        for own in list(self.hand_ons.planned.values()):
+            if own.above is None:
+                yield from self._drop(own, "the server came back")
+        for planned in self.planned.values():
+            planned.source = self._pushes.server
+            yield from self._instruct(planned, (), "the server came back")
+
+    def _take_back(self, get: GetId, reason: str) -> Iterator[Instruction]:
+        """Take a get off its hand-on; its worker asks again."""
+        by = self.planned[get].by
+        self._remove(get)
+        self.apart.add(get)
+        if by is not None:
+            yield from self.hand_ons.take_target(by, get, False, reason)
+
+    def _drop(self, own: PlannedHandOn, reason: str) -> Iterator[Instruction]:
+        """Give a hand-on up with all that comes out of it; the workers ask again."""
+        for request in self._answered_by(own):
+            self._remove(request.get)
+            self.apart.add(request.get)
+        yield from self.hand_ons.drop(own, reason)
+
+    def _remove(self, get: GetId) -> None:
+        self.planned.pop(get, None)
+        self.apart.discard(get)
+        self._free_links(get)
+
+    def _reserve(self, get: GetId, transfer: Transfer) -> tuple[GetId, ...]:
+        """Enter a transfer into network and timetable; return which ones the plan ends before it starts."""
+        after = self._running.before(transfer.path, transfer.profile.start_ns)
+        self._context.network.reserve((self._model, "get", get), transfer.path, transfer.profile)
+        self._running.add(get, self._filled(transfer), transfer.profile)
+        self._drift.note(get, transfer.path, transfer.profile.start_ns, self._context.network)
+        return after
+
+    def _filled(self, transfer: Transfer) -> Path:
+        """Return the links that a transfer takes half of or more; on others nobody waits for it, however late it is."""
+        network, profile = self._context.network, transfer.profile
+        planned_bits = sum(bps * (end_ns - start_ns) for start_ns, end_ns, bps in profile.pieces)
+        span_ns = profile.end_ns - profile.start_ns
+        return tuple(
+            link for link in transfer.path if 2 * planned_bits >= network.rate_bps(link, profile.start_ns) * span_ns
+        )
+
+    def _free_links(self, get: GetId) -> None:
+        self._context.network.release((self._model, "get", get))
+        self._running.remove(get)
+        self._drift.forget(get)

@@ -1,0 +1,198 @@
+"""AllReduce: who sums what for whom in one round (design, section 5). Pure.
+
+The planner shapes a round by hosts; here its plan becomes, for each range of the tensor's bytes, a tree into a root and
+one out of it. A tree of the planner's is one such pair over all bytes. A ring of N hosts is N chains, each over an N-th
+of the bytes and rooted at another host, with the results handed back along the chain: every link carries what it would
+in a ring, 2 (N - 1) / N of the size each way, and each chain keeps both directions busy at once.
+
+Several workers of one host send to one of them, which acts for the host. The root is random among hosts without a slow
+link, and so is who starts which chain: drawn from the epoch and the round, so the same events give the same trees.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from mlfabric.network import Network, down_link, up_link
+from mlfabric.protocol import RoundId, UpdateId
+from mlfabric.scheduler.planning import (
+    Batch,
+    Candidate,
+    Consistency,
+    FabricState,
+    Plan,
+    PlannerConfig,
+    Shape,
+    is_planner_loaded,
+    plan,
+)
+from mlfabric.scheduler.planning.plan import Kind, Transfer
+from mlfabric.specs import ALIGNMENT_BYTES
+
+__all__ = ["CHUNK_BYTES", "Shaped", "Trees", "planner_config", "shape_round"]
+
+CHUNK_BYTES = 262_016
+TREES_FROM_BYTES = 256 * 1024
+RING_FROM_BYTES = 1024 * 1024
+_SLOW_SHARE = 2 / 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trees:
+    """A tree into a root and one out of it, over workers, for one range of bytes.
+
+    Args:
+        start, end: the range; ``start`` is a multiple of ``ALIGNMENT_BYTES``, ``end`` greater.
+        parents: to whom each worker but the root sends the sum of its own and what was sent to it.
+        sources: from whom each worker but the root has the result.
+    """
+
+    start: int
+    end: int
+    root: str
+    parents: Mapping[str, str]
+    sources: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shaped:
+    """How a round is to go.
+
+    Args:
+        trees: over all bytes, each byte in one; none of an empty tensor.
+        transfers: to be reserved.
+    """
+
+    shape: Shape
+    trees: tuple[Trees, ...]
+    transfers: tuple[Transfer, ...]
+    reason: str
+
+
+def planner_config(size_bytes: int) -> PlannerConfig:
+    """Return what the planner may choose from for a tensor of this size; small ones are not worth many hops."""
+    shapes = {Shape.DIRECT}
+    if size_bytes >= TREES_FROM_BYTES:
+        shapes.add(Shape.TREE)
+    if size_bytes >= RING_FROM_BYTES:
+        shapes.add(Shape.RING)
+    return PlannerConfig(consistency=Consistency.ALL_REDUCE, shapes=frozenset(shapes), chunk_bytes=CHUNK_BYTES)
+
+
+def shape_round(
+    network: Network, members: Mapping[str, str], size_bytes: int, round_id: RoundId, now_ns: int
+) -> Shaped | str:
+    """Plan a round; ``network`` is not changed.
+
+    Args:
+        members: the host of each worker; at least one.
+        size_bytes: of each worker's tensor.
+
+    Returns:
+        How it is to go, or why there is no way now.
+    """
+    draw = random.Random(f"{round_id.epoch}/{round_id.counter}")
+    order = sorted(members)
+    draw.shuffle(order)
+    leaders: dict[str, str] = {}
+    for worker in order:
+        leaders.setdefault(members[worker], worker)
+    if len(leaders) == 1 or not is_planner_loaded():
+        found = _star(network, leaders, now_ns)
+        reason = f"summed at {found}" if len(leaders) == 1 else f"summed at {found}; the planner is not loaded yet"
+        pair = _pair(leaders, [], found)
+        return _shaped(Shape.DIRECT, [pair], size_bytes, members, leaders, (), reason)
+    planned = _plan(network, leaders, size_bytes, now_ns)
+    if not planned.commits:
+        return planned.deferred[0].reason
+    transfers, reason = tuple(planned.transfers), planned.commits[0].reason
+    if planned.shape is Shape.RING:
+        pairs = _chains(transfers, leaders, draw.randrange(len(leaders)))
+    else:
+        pairs = [_pair(leaders, transfers, None)]
+    return _shaped(planned.shape, pairs, size_bytes, members, leaders, transfers, reason)
+
+
+def _plan(network: Network, leaders: Mapping[str, str], size_bytes: int, now_ns: int) -> Plan:
+    """Ask the planner; of hosts that are alike, it takes as a root the one that is ready last, here by a nanosecond."""
+    updates = tuple(
+        Candidate(
+            update=UpdateId(worker, 0, 0), source=host, size_bytes=size_bytes, ready_ns=now_ns + place, computed_from=0
+        )
+        for place, (host, worker) in enumerate(leaders.items())
+    )
+    return plan(Batch(updates=updates), network, FabricState(now_ns=now_ns), planner_config(size_bytes))
+
+
+def _star(network: Network, leaders: Mapping[str, str], now_ns: int) -> str:
+    """Return the worker at the first host without a slow link."""
+
+    def rate_bps(host: str) -> int:
+        return min(network.rate_bps(link, now_ns) for link in (up_link(host), down_link(host)))
+
+    best = max(rate_bps(host) for host in leaders)
+    return next(worker for host, worker in leaders.items() if rate_bps(host) >= _SLOW_SHARE * best)
+
+
+_Pair = tuple[str, dict[str, str], dict[str, str]]
+
+
+def _pair(leaders: Mapping[str, str], transfers: Sequence[Transfer], star: str | None) -> _Pair:
+    """Return root, parents and sources of the planner's trees, or of a star."""
+    if star is not None:
+        others = [worker for worker in leaders.values() if worker != star]
+        return star, dict.fromkeys(others, star), dict.fromkeys(others, star)
+    parents, sources = {}, {}
+    for transfer in transfers:
+        source, destination = leaders[transfer.source], leaders[transfer.destination]
+        if transfer.kind is Kind.MODEL:
+            sources[destination] = source
+        else:
+            parents[source] = destination
+    (root,) = set(leaders.values()) - set(parents)
+    return root, parents, sources
+
+
+def _chains(transfers: Sequence[Transfer], leaders: Mapping[str, str], turn: int) -> list[_Pair]:
+    """Return a chain to each worker of a ring, the results going back along it."""
+    following = {leaders[transfer.source]: leaders[transfer.destination] for transfer in transfers}
+    ring = [next(iter(following))]
+    while len(ring) < len(following):
+        ring.append(following[ring[-1]])
+    pairs = []
+    for k in range(len(ring)):
+        place = (k + turn) % len(ring)
+        chain = [*ring[place + 1 :], *ring[: place + 1]]
+        parents = dict(itertools.pairwise(chain))
+        pairs.append((ring[place], parents, dict(parents)))
+    return pairs
+
+
+def _shaped(
+    shape: Shape,
+    pairs: Sequence[_Pair],
+    size_bytes: int,
+    members: Mapping[str, str],
+    leaders: Mapping[str, str],
+    transfers: tuple[Transfer, ...],
+    reason: str,
+) -> Shaped:
+    """Deal the bytes out and let each host's other workers send to the one that acts for it."""
+    followers = {w: leaders[host] for w, host in sorted(members.items()) if leaders[host] != w}
+    bounds = _bounds(size_bytes, len(pairs))
+    trees = tuple(
+        Trees(start=start, end=end, root=root, parents={**parents, **followers}, sources={**sources, **followers})
+        for (start, end), (root, parents, sources) in zip(bounds, pairs, strict=False)
+        if end > start
+    )
+    return Shaped(shape=shape, trees=trees, transfers=transfers, reason=reason)
+
+
+def _bounds(size_bytes: int, parts: int) -> list[tuple[int, int]]:
+    """Cut a tensor into parts that begin at multiples of the alignment; the last ones may be shorter or empty."""
+    blocks = -(-size_bytes // ALIGNMENT_BYTES)
+    each = -(-blocks // parts) * ALIGNMENT_BYTES
+    return [(min(size_bytes, k * each), min(size_bytes, (k + 1) * each)) for k in range(parts)]

@@ -1,0 +1,69 @@
+"""What a consistency mode decides, whatever the mode: the questions, and what the answers follow from. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass
+from typing import Protocol
+
+from mlfabric.protocol import Dropped, GetRequested, ModelVersion, PushRequested, UpdateId
+from mlfabric.scheduler.modes.clocks import Clocks
+from mlfabric.scheduler.planning import DropRule, PlannerConfig
+from mlfabric.scheduler.records import WaitingUpdate
+
+__all__ = ["NO_BOUND", "Policy", "Standing"]
+
+NO_BOUND = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """How a model stands.
+
+    Args:
+        version: the newest that is known.
+        clocks: of the workers that are waited for: all that train the model, but those silent for too long.
+        under_way: the updates that are planned and not settled.
+        is_under_way: a gradient is among them, or the present iteration still lacks one (synchronous).
+        owed: those of the present iteration that were let go of on their way and are planned anew (synchronous).
+    """
+
+    version: ModelVersion
+    clocks: Clocks
+    under_way: Container[UpdateId]
+    is_under_way: bool
+    owed: Container[UpdateId] = ()
+
+
+class Policy(Protocol):
+    """A mode's answers for one model.
+
+    Attributes:
+        waits_for_others: what a worker may do depends on how far the others are.
+        has_barrier: nothing is planned before every worker is ready: what is planned then goes at once, has no
+            order, and cannot be overtaken; what misses its iteration is outdated.
+        waiting_words: what a worker is doing whose update is not planned yet.
+    """
+
+    waits_for_others: bool
+    has_barrier: bool
+    waiting_words: str
+
+    def delay_bound(self, most_workers: int) -> int:
+        """Return the bound that the delay of each update is held to.
+
+        Args:
+            most_workers: the most that were ever joined at the same time.
+        """
+
+    def planner_config(self, most_workers: int, drop_rule: DropRule) -> PlannerConfig:
+        """Return how the planner is to plan."""
+
+    def outdated(self, request: PushRequested, version: ModelVersion) -> Dropped | None:
+        """Say why an update cannot take part any more now that the model is at ``version``, or None."""
+
+    def batch(self, waiting: list[WaitingUpdate], standing: Standing) -> list[WaitingUpdate]:
+        """Return what is to be planned together now, of all that waits; initial weights wait for nobody."""
+
+    def holds_back(self, get: GetRequested, standing: Standing) -> str:
+        """Say why a get must not be answered yet; "" if it may."""

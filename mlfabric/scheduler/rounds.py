@@ -1,0 +1,350 @@
+"""The AllReduces of one model: asked for, planned as rounds, settled. Pure.
+
+The oldest request of every worker that is here makes a round, as soon as each of them has one. A round is planned,
+every worker is told its part, each says when it has the result; once all have it, it is *settled*, and not before:
+whoever dies earlier makes it void for all, and it is planned anew among those that are left. So no worker goes on with
+a sum that another one does not have. There is one round at a time.
+
+A worker that falls silent may be back in a moment: the round waits for it for ``RETURN_NS``. One that comes back later
+is told that the others have done the round without it.
+
+A new scheduler learns from the workers which attempt was the last to be settled, and whose result of it they have.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from mlfabric.protocol import (
+    CancelReduce,
+    Instruction,
+    Peer,
+    Reduce,
+    ReduceFailed,
+    ReducePart,
+    ReduceRequested,
+    ReduceSettled,
+    RoundArrived,
+    RoundBroken,
+    RoundId,
+)
+from mlfabric.scheduler.context import Context
+from mlfabric.scheduler.modes.all_reduce import Shaped, Trees, shape_round
+from mlfabric.scheduler.records import MemberRecord, MemberState
+from mlfabric.specs import ModelSpec, Role
+
+__all__ = ["MOST_BREAKS", "RETURN_NS", "Rounds"]
+
+RETURN_NS = 1_000_000_000
+FIRST_PAUSE_NS = 20_000_000
+MOST_BREAKS = 8
+
+
+@dataclass(slots=True, kw_only=True)
+class _Round:
+    """A round that is being carried out: what its workers asked and were told, and who has the result."""
+
+    id: RoundId
+    members: Mapping[str, ReduceRequested]
+    told: Mapping[str, Reduce]
+    reserved: tuple[tuple[str, RoundId, int], ...]
+    arrived: set[str] = field(default_factory=set)
+
+
+class Rounds:
+    """All open requests of one model, the round that is being carried out, and what was settled last.
+
+    ``done`` counts the rounds that were settled, ``workers`` is how many took part in the last one, ``how`` says how
+    the last one that began was planned, ``waits_for`` what the next one waits for.
+    """
+
+    def __init__(self, context: Context, spec: ModelSpec) -> None:
+        self.spec = spec
+        self.done = self.workers = 0
+        self.waits_for = self.how = self._no_way = ""
+        self._context = context
+        self._queues: dict[str, deque[ReduceRequested]] = {}
+        self._running: _Round | None = None
+        self._formed = False
+        self._attempts = 0
+        self._breaks = 0
+        self._not_before_ns = 0
+        self._since_ns: int | None = None
+        self._asked: set[tuple[str, int]] = set()
+        self._may_return: dict[tuple[str, int], int] = {}
+        self._left_out: set[tuple[str, int]] = set()
+        self._caught_up: set[tuple[str, int]] = set()
+        self._settled: RoundId | None = None
+        self._outcomes: dict[tuple[str, int], ReduceSettled | ReduceFailed] = {}
+
+    @property
+    def waiting(self) -> int:
+        """How many requests no running round holds."""
+        return sum(len(queue) for queue in self._queues.values()) - self.running
+
+    @property
+    def running(self) -> int:
+        """How many workers the running round has; 0 if there is none."""
+        return len(self._running.members) if self._running is not None else 0
+
+    def is_reducing(self, worker: str) -> bool:
+        """Tell whether a worker takes part in the running round."""
+        return self._running is not None and worker in self._running.members
+
+    def is_waiting(self, worker: str) -> bool:
+        """Tell whether a worker has asked for a round that has not begun."""
+        return bool(self._queues.get(worker)) and not self.is_reducing(worker)
+
+    def validate(self) -> None:
+        """Check what must hold after every event; a violation is a broken invariant."""
+        name = self.spec.name
+        for worker, queue in self._queues.items():
+            ids = [request.reduce for request in queue]
+            assert len(set(ids)) == len(ids), f"{name}: {worker} waits twice for one of {ids}"
+            assert self._context.is_here(worker), f"{name}: {worker} is waited for and not here"
+        if self._running is not None:
+            heads = {worker: self._queues[worker][0] for worker in self._running.members}
+            assert heads == dict(self._running.members), f"{name}: {self._running.id} is not of the oldest requests"
+            assert self._running.arrived < set(heads), f"{name}: {self._running.id} is over and not settled"
+
+    # Requests
+
+    def request(self, event: ReduceRequested, now_ns: int) -> Iterator[Instruction]:
+        """Take a request, or answer one that was answered before."""
+        key = event.reduce[:2]
+        outcome = self._outcomes.get(key)
+        if outcome is not None and outcome.reduce == event.reduce:
+            yield outcome
+            return
+        self._asked.add(key)
+        self._may_return.pop(key, None)
+        if key in self._left_out:
+            self._left_out.remove(key)
+            self._caught_up.add(key)
+            yield self._fail(event, "the others have done this round without it, as it was silent; load their weights")
+            return
+        if event.settled is not None and (self._settled is None or self._settled < event.settled):
+            self._settled = event.settled
+        if self._since_ns is None:
+            self._since_ns = now_ns
+        yield from self._take(event)
+
+    def _take(self, event: ReduceRequested) -> Iterator[Instruction]:
+        """Put a request in its place; one that the running round holds may not have heard of it, or not been heard."""
+        worker, running = event.reduce.worker, self._running
+        queue = self._queues.setdefault(worker, deque())
+        place = next((i for i, request in enumerate(queue) if request.reduce == event.reduce), None)
+        if place is None:
+            queue.append(event)
+        elif running is None or running.members.get(worker) is not queue[place]:
+            queue[place] = event
+        elif event.arrived == running.id:
+            yield from self._arrive(running, worker)
+        else:
+            yield running.told[worker]
+
+    def arrived(self, event: RoundArrived) -> Iterator[Instruction]:
+        """Note that a worker has the result; settle the round if it was the last."""
+        running = self._running
+        if running is not None and running.id == event.round and event.worker in running.members:
+            yield from self._arrive(running, event.worker)
+
+    def _arrive(self, running: _Round, worker: str) -> Iterator[Instruction]:
+        running.arrived.add(worker)
+        if len(running.arrived) == len(running.members):
+            yield from self._settle(running)
+
+    def broken(self, event: RoundBroken, now_ns: int) -> Iterator[Instruction]:
+        """Void a round that one of its workers cannot do; give it up for all after too many attempts."""
+        running = self._running
+        if running is None or running.id != event.round:
+            return
+        self._breaks += 1
+        self._not_before_ns = now_ns + (FIRST_PAUSE_NS << (self._breaks - 1))
+        yield from self._void(f"{event.worker}: {event.detail}")
+        if self._breaks >= MOST_BREAKS:
+            words = f"{self._breaks} attempts failed, the last one at {event.worker}: {event.detail}"
+            yield from self._fail_heads(words)
+
+    def worker_gone(self, record: MemberRecord, reason: str) -> Iterator[Instruction]:
+        """Go on without a worker; wait a moment for one that may only have lost its stream."""
+        worker = record.member.name
+        key = (worker, record.member.incarnation)
+        if self.is_reducing(worker):
+            yield from self._void(reason)
+        self._queues.pop(worker, None)
+        if record.state is MemberState.SILENT and key in self._asked:
+            self._may_return.setdefault(key, record.since_ns + RETURN_NS)
+        else:
+            self._may_return.pop(key, None)
+            self._outcomes.pop(key, None)
+            self._asked.discard(key)
+            self._caught_up.discard(key)
+        if not self._here():
+            self._formed, self._since_ns = False, None
+
+    # Rounds
+
+    def due_ns(self, now_ns: int) -> int | None:
+        """Return when the next round can be planned, None if it waits for something else to happen."""
+        if self._running is not None or self._since_ns is None:
+            return None
+        here = self._here()
+        missing = [worker for worker in here if not self._queues.get(worker)]
+        if missing or not here:
+            self.waits_for = ", ".join(missing)
+            return None
+        returning_ns = max(self._may_return.values(), default=0)
+        formed_ns = self._formed_ns(len(here))
+        self.waits_for = "more workers" if formed_ns is None else self._no_way
+        return None if formed_ns is None else max(formed_ns, returning_ns, self._not_before_ns)
+
+    def _here(self) -> list[str]:
+        return [m.member.name for m in self._context.here(Role.WORKER) if m.model == self.spec.name]
+
+    def _formed_ns(self, here: int) -> int | None:
+        """Return when a first round may begin, though fewer are here than it should have; None if it may not."""
+        heads = [queue[0] for queue in self._queues.values()]
+        assert self._since_ns is not None, "somebody has asked"
+        if self._formed or here >= max(head.together for head in heads):
+            return self._since_ns
+        if all(head.settled is None for head in heads):
+            return None
+        return self._since_ns + self._context.config.silence_ns
+
+    def plan(self, now_ns: int) -> Iterator[Instruction]:
+        """Begin the next round and tell everyone its part; what was settled under another scheduler is caught up."""
+        self._left_out |= self._may_return.keys()
+        self._may_return.clear()
+        self._formed = True
+        yield from self._catch_up()
+        heads = {worker: queue[0] for worker, queue in sorted(self._queues.items()) if queue}
+        if len(heads) < len(self._queues) or not heads:
+            return
+        if len({(h.size_bytes, h.dtype, h.op) for h in heads.values()}) > 1:
+            yield from self._fail_heads(_difference(heads))
+            return
+        yield from self._begin(heads, now_ns)
+
+    def _begin(self, heads: Mapping[str, ReduceRequested], now_ns: int) -> Iterator[Instruction]:
+        self._attempts += 1
+        round_id = RoundId(self._context.config.epoch, self._attempts)
+        hosts = {worker: self._context.host(worker) for worker in heads}
+        size_bytes = next(iter(heads.values())).size_bytes
+        shaped = shape_round(self._context.network, hosts, size_bytes, round_id, now_ns)
+        if isinstance(shaped, str):
+            self._no_way, self._not_before_ns = f"a way: {shaped}", now_ns + FIRST_PAUSE_NS
+            return
+        self._no_way = ""
+        self.how = shaped.reason
+        parts = self._parts(shaped.trees, heads)
+        told = {
+            worker: Reduce(
+                to=worker,
+                reduce=request.reduce,
+                round=round_id,
+                workers=len(heads),
+                parts=tuple(parts[worker]),
+                reason=shaped.reason,
+            )
+            for worker, request in heads.items()
+        }
+        self._running = _Round(
+            id=round_id, members=heads, told=told, reserved=self._reserve(shaped, round_id)
+        )  # fmt: skip
+        yield from told.values()
+
+    def _reserve(self, shaped: Shaped, round_id: RoundId) -> tuple[tuple[str, RoundId, int], ...]:
+        keys = [(self.spec.name, round_id, i) for i in range(len(shaped.transfers))]
+        for key, transfer in zip(keys, shaped.transfers, strict=True):
+            self._context.network.reserve(key, transfer.path, transfer.profile)
+        return tuple(keys)
+
+    def _parts(self, trees: Iterable[Trees], workers: Iterable[str]) -> dict[str, list[ReducePart]]:
+        """Return what each worker does; both ends of an edge get its ticket."""
+        parts: dict[str, list[ReducePart]] = {worker: [] for worker in workers}
+        for tree in trees:
+            up = {worker: self._context.tickets.next() for worker in sorted(tree.parents)}
+            down = {worker: self._context.tickets.next() for worker in sorted(tree.sources)}
+            for worker in parts:
+                parts[worker].append(
+                    ReducePart(
+                        start=tree.start,
+                        end=tree.end,
+                        inputs=tuple(Peer(w, "", up[w]) for w in sorted(up) if tree.parents[w] == worker),
+                        parent=self._peer(tree.parents.get(worker), up.get(worker)),
+                        source=self._peer(tree.sources.get(worker), down.get(worker)),
+                        takers=tuple(Peer(w, "", down[w]) for w in sorted(down) if tree.sources[w] == worker),
+                    )
+                )
+        return parts
+
+    def _peer(self, worker: str | None, ticket: bytes | None) -> Peer | None:
+        if worker is None or ticket is None:
+            return None
+        return Peer(worker, self._context.address(worker), ticket)
+
+    def _settle(self, running: _Round) -> Iterator[Instruction]:
+        self._end()
+        self.done, self.workers = self.done + 1, len(running.members)
+        self._breaks = 0
+        self._settled = running.id
+        for worker, request in running.members.items():
+            self._queues[worker].popleft()
+            yield self._settle_one(request, running.id, f"all {len(running.members)} workers have it")
+
+    def _settle_one(self, request: ReduceRequested, round_id: RoundId, reason: str) -> ReduceSettled:
+        settled = ReduceSettled(
+            to=request.reduce.worker, reduce=request.reduce, round=round_id, workers=self.workers, reason=reason
+        )
+        self._outcomes[request.reduce[:2]] = settled
+        return settled
+
+    def _void(self, reason: str) -> Iterator[Instruction]:
+        running = self._running
+        assert running is not None, "nothing is to be voided"
+        self._end()
+        for worker in running.members:
+            yield CancelReduce(to=worker, round=running.id, reason=reason)
+
+    def _end(self) -> None:
+        assert self._running is not None, "a round is running"
+        for key in self._running.reserved:
+            self._context.network.release(key)
+        self._running = None
+
+    def _fail_heads(self, reason: str) -> Iterator[Instruction]:
+        self._breaks = 0
+        for queue in self._queues.values():
+            if queue:
+                yield self._fail(queue.popleft(), reason)
+
+    def _fail(self, request: ReduceRequested, reason: str) -> ReduceFailed:
+        failed = ReduceFailed(to=request.reduce.worker, reduce=request.reduce, reason=reason)
+        self._outcomes[request.reduce[:2]] = failed
+        return failed
+
+    def _catch_up(self) -> Iterator[Instruction]:
+        """Settle for newcomers what was settled before, maybe under another scheduler; tell those who missed it."""
+        for queue in self._queues.values():
+            head = queue[0]
+            known = head.reduce[:2] in self._caught_up
+            self._caught_up.add(head.reduce[:2])
+            if known or self._settled is None or head.settled == self._settled:
+                continue
+            if head.arrived == self._settled:
+                self.workers = head.together
+                yield self._settle_one(queue.popleft(), self._settled, "all workers had it under another scheduler")
+            elif head.settled is not None:
+                yield self._fail(queue.popleft(), "the others have done this round without it; load their weights")
+
+
+def _difference(heads: Mapping[str, ReduceRequested]) -> str:
+    """Say who gave what."""
+    given: dict[str, list[str]] = {}
+    for worker, head in heads.items():
+        given.setdefault(f"{head.op.value} of {head.size_bytes} bytes of {head.dtype}", []).append(worker)
+    words = "; ".join(f"{what} by {', '.join(workers)}" for what, workers in given.items())
+    return f"an AllReduce needs the same size, dtype and op from all workers; given: {words}"

@@ -1,0 +1,51 @@
+"""Which of the offered transfers may come now. Pure.
+
+One is granted when no running transfer is in conflict with it and no earlier offered one is: the plan says which must
+not overlap (``after``), the earlier place in the sequence goes first. What is late to offer therefore never keeps the
+others waiting, and a sum that is early, and comes as fast as it is made, does not either; only the commit order waits.
+The head of the sequence, which in synchronous training is a whole iteration, may exceed the budget for receive buffers,
+so that the sequence can always go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mlfabric.precedence import waits_for
+from mlfabric.server.actions import Grant
+from mlfabric.server.incoming import Incoming
+from mlfabric.server.transfers import IncomingTransfer, TransferState
+
+__all__ = ["grants"]
+
+
+def grants(incoming: Incoming, model: str, budget_bytes: int) -> Iterator[Grant]:
+    """Grant what may come now.
+
+    Args:
+        incoming: the transfers; those that are granted run from now on.
+        model: their model.
+        budget_bytes: for receive buffers.
+    """
+    transfers = incoming.transfers
+    running = [t for t in transfers.values() if t.state is TransferState.RECEIVING]
+    held_bytes = sum(t.size_bytes for t in transfers.values() if t.holds_buffer)
+    waiting: list[IncomingTransfer] = []
+    for index, transfer in ((index, t) for index, place in enumerate(incoming.places()) for t in place):
+        if transfer.state is not TransferState.OFFERED:
+            continue
+        fits = index == 0 or held_bytes + transfer.size_bytes <= budget_bytes
+        if not fits or any(waits_for(transfer.transfer, o.transfer, transfers) for o in (*running, *waiting)):
+            waiting.append(transfer)
+            continue
+        assert transfer.connection is not None
+        transfer.state = TransferState.RECEIVING
+        running.append(transfer)
+        held_bytes += transfer.size_bytes
+        yield Grant(
+            transfer=transfer.transfer,
+            model=model,
+            connection=transfer.connection,
+            size_bytes=transfer.size_bytes,
+            reason="its slot is there",
+        )

@@ -1,0 +1,113 @@
+"""The weights of one model as versions that readers pin: which buffer holds which, and where the next one goes.
+
+Readers pin the current version and a pinned buffer is never written. A commit whose buffer nobody pins is made in
+place, else in a free buffer, which becomes current. A version may be pinned if that leaves a buffer for the next commit
+(one that is pinned already may always be shared), so between commits there always is one. Buffers are allocated when
+first needed.
+
+The lock is never held for long, so an event loop may acquire and release while a step runs in another thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+
+from mlfabric.server.images import Image
+from mlfabric.specs import ModelSpec
+
+__all__ = ["Held", "Versions"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Held:
+    """A pinned version of the weights: bit for bit the same until it is released, not to be used after that.
+
+    Args:
+        version: its number.
+        image: its bytes, read-only.
+    """
+
+    version: int
+    image: memoryview
+    buffer: Image = field(repr=False)
+
+
+class Versions:
+    """The weight buffers of one model.
+
+    Args:
+        spec: of the model.
+        limit: buffers at most, >= 2.
+    """
+
+    def __init__(self, spec: ModelSpec, limit: int) -> None:
+        self.number = 0
+        self.current: Image | None = None
+        self.limit = limit
+        self._name = spec.name
+        self._layout = spec.layout
+        self._buffers: list[Image] = []
+        self._held: set[Held] = set()
+        self._in_place = False
+        self._lock = threading.Lock()
+
+    def install(self, weights: Image, number: int) -> None:
+        """Begin with these weights."""
+        with self._lock:
+            self._buffers.append(weights)
+            self.number, self.current = number, weights
+
+    def can_acquire(self) -> bool:
+        """Tell whether the current version can be pinned now, leaving a buffer for the next commit."""
+        with self._lock:
+            return self._may_pin()
+
+    def acquire(self) -> Held | None:
+        """Pin the current version, or return None while :meth:`can_acquire` is false."""
+        with self._lock:
+            current = self.current
+            if current is None or not self._may_pin():
+                return None
+            current.pins += 1
+            held = Held(version=self.number, image=current.data.toreadonly(), buffer=current)
+            self._held.add(held)
+            return held
+
+    def release(self, held: Held) -> None:
+        """Unpin a version; its image must not be read any more."""
+        with self._lock:
+            assert held in self._held, f"{self._name}: version {held.version} was released twice"
+            self._held.remove(held)
+            held.buffer.pins -= 1
+
+    def _may_pin(self) -> bool:
+        if self.current is None or self._in_place:
+            return False
+        pinned = sum(1 for b in self._buffers if b.pins)
+        return self.current.pins > 0 or pinned + 1 < self.limit
+
+    def begin_commit(self) -> tuple[Image, Image]:
+        """Return the current buffer, and that of the next version: the same if nobody reads it, else a free one."""
+        with self._lock:
+            source = self.current
+            assert source is not None, f"{self._name}: a commit without weights"
+            if not source.pins:
+                self._in_place = True
+                return source, source
+            free = next((b for b in self._buffers if b is not source and not b.pins), None)
+            if free is None:
+                assert len(self._buffers) < self.limit, f"{self._name}: all {self.limit} buffers are pinned"
+                free = Image.zeros(self._layout)
+                self._buffers.append(free)
+            return source, free
+
+    def end_commit(self, target: Image, number: int) -> None:
+        """Make what was written to ``target`` the current version."""
+        with self._lock:
+            self.current, self.number, self._in_place = target, number, False
+
+    def allocated(self) -> int:
+        """Return how many buffers there are."""
+        with self._lock:
+            return len(self._buffers)

@@ -1,0 +1,127 @@
+"""How much of a buffer is ready, waiting for more of it, and reading it as it becomes ready.
+
+Used inside one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+__all__ = ["Filling", "Progress", "ready_chunks"]
+
+MOST_BYTES = 1024 * 1024
+
+
+class Progress:
+    """How many bytes of a buffer, counted from its beginning, are ready; it only grows, or fails for good.
+
+    Args:
+        size_bytes: of the whole buffer, >= 0.
+    """
+
+    def __init__(self, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+        self._ready_bytes = 0
+        self._error: Exception | None = None
+        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
+
+    @property
+    def ready_bytes(self) -> int:
+        """Bytes that are ready."""
+        return self._ready_bytes
+
+    @property
+    def is_complete(self) -> bool:
+        """Everything is ready, and nothing failed."""
+        return self._ready_bytes == self.size_bytes and self._error is None
+
+    def advance(self, to_bytes: int) -> None:
+        """Say that the first ``to_bytes`` bytes are ready; without effect after a failure."""
+        assert self._ready_bytes <= to_bytes <= self.size_bytes, (
+            f"{self._ready_bytes} of {self.size_bytes} bytes were ready, told that {to_bytes} are"
+        )
+        if self._error is None and to_bytes > self._ready_bytes:
+            self._ready_bytes = to_bytes
+            self._wake()
+
+    def fail(self, error: Exception) -> None:
+        """Say that no more will come and that what came is void; the first error stays."""
+        if self._error is None:
+            self._error = error
+            self._wake()
+
+    def check(self) -> None:
+        """Raise the error that it failed with, if any."""
+        if self._error is not None:
+            raise self._error
+
+    async def reached(self, n_bytes: int) -> int:
+        """Wait until at least ``n_bytes`` bytes are ready, and return how many are.
+
+        Args:
+            n_bytes: 0 to ``size_bytes``.
+
+        Raises:
+            Exception: what it failed with.
+        """
+        assert n_bytes <= self.size_bytes, f"waiting for {n_bytes} bytes of {self.size_bytes}"
+        while self._ready_bytes < n_bytes and self._error is None:
+            waiter = (n_bytes, asyncio.get_running_loop().create_future())
+            self._waiting.append(waiter)
+            try:
+                await waiter[1]
+            finally:
+                if waiter in self._waiting:
+                    self._waiting.remove(waiter)
+        self.check()
+        return self._ready_bytes
+
+    def _wake(self) -> None:
+        due = [w for w in self._waiting if w[0] <= self._ready_bytes or self._error is not None]
+        for waiter in due:
+            self._waiting.remove(waiter)
+            if not waiter[1].done():
+                waiter[1].set_result(None)
+
+
+class Filling(Protocol):
+    """A buffer that is being filled from its beginning on."""
+
+    @property
+    def payload(self) -> memoryview:
+        """The whole buffer; only what is ready may be read."""
+
+    @property
+    def progress(self) -> Progress:
+        """How much of it is ready."""
+
+
+def ready_chunks(filling: Filling) -> AsyncIterator[memoryview]:
+    """Return an iterator over the buffer's bytes as they become ready, in order, in pieces of 1 MiB at most.
+
+    Any number of iterators may read one buffer. When the filling fails, each of them raises its error.
+    """
+    return _ReadyChunks(filling)
+
+
+class _ReadyChunks:
+    """No generator: one that is left in the middle needs no closing."""
+
+    def __init__(self, filling: Filling) -> None:
+        self._filling = filling
+        self._at = 0
+
+    def __aiter__(self) -> _ReadyChunks:
+        return self
+
+    async def __anext__(self) -> memoryview:
+        progress = self._filling.progress
+        if self._at == progress.size_bytes:
+            progress.check()
+            raise StopAsyncIteration
+        ready = await progress.reached(self._at + 1)
+        piece = self._filling.payload[self._at : min(ready, self._at + MOST_BYTES)]
+        self._at += len(piece)
+        return piece

@@ -1,0 +1,89 @@
+"""A buffer that is received from one member while it is sent on to others: a node of a distribution tree (paper 10.3).
+
+The buffer is the receiver's own, so handing a model on takes no memory beside it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from mlfabric.channels import Connection, TransferRecord
+from mlfabric.channels.views import contiguous
+from mlfabric.errors import LayoutError, TransferError, UsageError
+from mlfabric.streaming.progress import Progress
+
+__all__ = ["Relay"]
+
+PART_BYTES = 1024 * 1024
+
+
+class Relay:
+    """One payload on its way through; ``send_stream(frame, ready_chunks(relay))`` hands it on, any number of times.
+
+    Args:
+        buffer: contiguous and writable, as long as the payload.
+        part_bytes: what has to arrive before it is handed on, > 0.
+    """
+
+    def __init__(self, buffer: memoryview, part_bytes: int = PART_BYTES) -> None:
+        if buffer.readonly or not buffer.nbytes:
+            given = f"{'read-only' if buffer.readonly else 'writable'} buffer of {buffer.nbytes} bytes"
+            raise UsageError(f"a relay was given a {given}; give a writable one as long as the payload")
+        (self._payload,) = contiguous([buffer])
+        self._part_bytes = part_bytes
+        self._progress = Progress(len(self._payload))
+        self._started = False
+
+    @property
+    def payload(self) -> memoryview:
+        """The whole buffer."""
+        return self._payload
+
+    @property
+    def progress(self) -> Progress:
+        """How much of it has arrived."""
+        return self._progress
+
+    def fail(self, error: Exception) -> None:
+        """Give the payload up: whoever fills or sends it gets ``error``."""
+        self._progress.fail(error)
+
+    async def receive(self, connection: Connection, length: int) -> TransferRecord:
+        """Receive the announced payload.
+
+        Args:
+            connection: has just received the frame that announces the payload.
+            length: of the payload, in bytes.
+
+        Raises:
+            UsageError: the relay has been filled before; nothing was received.
+            LayoutError: the length is not the buffer's; nothing was received.
+            TransferError: the connection broke; what arrived is void.
+            Exception: what the relay failed with meanwhile.
+        """
+        self._progress.check()
+        if self._started:
+            raise UsageError("a relay was filled before; make a new one for each payload")
+        if length != len(self._payload):
+            raise LayoutError(f"a payload of {length} bytes for a relay; allowed: {len(self._payload)}")
+        self._started = True
+        try:
+            return await self._fill(connection)
+        except Exception as error:
+            self.fail(error)
+            raise
+        except asyncio.CancelledError:
+            self.fail(TransferError(f"receiving from {connection.peer} was given up"))
+            raise
+
+    async def _fill(self, connection: Connection) -> TransferRecord:
+        started_ns: int | None = None
+        for start in range(0, len(self._payload), self._part_bytes):
+            part = self._payload[start : start + self._part_bytes]
+            record = await connection.receive_into(part, len(part))
+            started_ns = record.started_ns if started_ns is None else started_ns
+            self._progress.check()
+            self._progress.advance(start + len(part))
+        assert started_ns is not None, "the buffer is not empty"
+        return replace(record, started_ns=started_ns, bytes=len(self._payload))

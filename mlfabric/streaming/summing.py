@@ -1,0 +1,317 @@
+"""Sums that are made while their inputs arrive, and can be sent on while they are made (design, section 5).
+
+Every input is received chunk by chunk into one small buffer, looked through for NaN and Inf, and added to the sum. What
+all inputs have been added to is ready, and ``send_stream(frame, ready_chunks(accumulator))`` forwards it at once. A sum
+with an input that breaks, is given up, or is not finite is torn as a whole: nothing of it may be used.
+
+A sum has one image, or two where a group of updates has to act as that many steps of a rule with momentum; the payload
+is the first image, whole, and then the second. Memory: the payload, one chunk for each input that is arriving, and one
+chunk of scratch space for whoever adds.
+
+Additions run a chunk at a time, while it is in the cache: in the event loop, or beside it where chunks are long (see
+``helpers``). Only the event loop says what is ready.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from functools import partial
+
+import numpy as np
+
+from mlfabric.channels import Connection, TransferRecord
+from mlfabric.channels.views import contiguous, total_bytes
+from mlfabric.errors import FabricError, LayoutError, TransferError, UsageError
+from mlfabric.specs import Layout, TensorKind
+from mlfabric.streaming.chunks import Chunk, add_part, chunks_of, first_not_finite
+from mlfabric.streaming.helpers import Helpers
+from mlfabric.streaming.progress import Progress
+
+__all__ = ["Accumulator", "Input", "InputKind", "NotFiniteError"]
+
+STARVED_SHARE = 0.05
+
+
+class NotFiniteError(FabricError):
+    """An input of a sum has NaN or Inf; the sum is torn.
+
+    Args:
+        input_index: which input.
+        tensor: the first tensor of its chunk that has one.
+    """
+
+    def __init__(self, input_index: int, tensor: str) -> None:
+        super().__init__(f"input {input_index} of a sum: {tensor} has NaN or Inf; send finite values")
+        self.input_index = input_index
+        self.tensor = tensor
+
+
+class InputKind(Enum):
+    """What an input of a sum is."""
+
+    LEAF = "leaf"
+    SUM = "sum"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Input:
+    """One input of a sum.
+
+    Args:
+        kind: a LEAF is one update, a single image; a SUM has as many images as the sum that it goes into.
+        first, second: what a LEAF's PARAMETER tensors are multiplied with for the first image, and for the second if
+            there is one. Its BUFFER tensors go into the first as they are and not into the second. A SUM is added as
+            it is, image by image, and needs neither.
+    """
+
+    kind: InputKind = InputKind.LEAF
+    first: float = 1.0
+    second: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.first) and math.isfinite(self.second)):
+            raise UsageError(f"input of a sum: first={self.first}, second={self.second}; allowed: finite numbers")
+        if self.kind is InputKind.SUM and (self.first, self.second) != (1.0, 0.0):
+            raise UsageError(f"input of a sum: a SUM with first={self.first}, second={self.second} is added as it is")
+
+    def coefficient(self, kind: TensorKind, image: int) -> float:
+        """Return what a tensor of ``kind`` is multiplied with for ``image`` (0 or 1)."""
+        if self.kind is InputKind.SUM:
+            return 1.0
+        of_parameter = (self.first, self.second)
+        return of_parameter[image] if kind is TensorKind.PARAMETER else (1.0, 0.0)[image]
+
+
+class Accumulator:
+    """A sum of images, filled by any number of tasks of one event loop, one for each input.
+
+    Args:
+        layout: the model's.
+        inputs: what goes into the sum; at least one.
+        images: 1 or 2.
+        ordered: add in the order of ``inputs`` everywhere, so that no bit of the sum depends on timing; an input that
+            is ahead of the one before it waits. Otherwise in the order of arrival.
+        check_finite: refuse inputs with NaN or Inf; else they are added like any other number.
+        buffer: where the payload is to lie, whatever is in it; at least as long. None allocates one.
+
+    Raises:
+        UsageError: no input, another number of images, an image without bytes, or a buffer that does not fit.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        inputs: Sequence[Input],
+        *,
+        images: int = 1,
+        ordered: bool = False,
+        check_finite: bool = True,
+        buffer: memoryview | None = None,
+    ) -> None:
+        if not inputs or images not in (1, 2) or not layout.size_bytes:
+            given = f"{len(inputs)} inputs of {layout.size_bytes} bytes in {images} images"
+            raise UsageError(f"a sum of {given}; allowed: 1 input or more of 1 byte or more, 1 or 2 images")
+        self.layout = layout
+        self.inputs = tuple(inputs)
+        self.images = images
+        self._ordered = ordered
+        self._check_finite = check_finite
+        self._chunks = chunks_of(layout)
+        size = layout.size_bytes
+        self._payload = _room(buffer, images * size)
+        self._images = [self._payload[i * size : (i + 1) * size] for i in range(images)]
+        self._added = [tuple(Progress(size) for _ in range(images)) for _ in inputs]
+        self._begun = [[False] * len(self._chunks) for _ in range(images)]
+        self._started: set[int] = set()
+        self._helpers = Helpers(self._chunks[0].size_bytes)
+        self._products = [memoryview(b"")] * max(1, self._helpers.count)
+        self._arriving_bytes = 0
+        self._progress = Progress(len(self._payload))
+
+    @property
+    def payload(self) -> memoryview:
+        """The sum: its first image, then its second if it has one."""
+        return self._payload
+
+    @property
+    def progress(self) -> Progress:
+        """How much of the payload is ready: every input has been added to it."""
+        return self._progress
+
+    def length_of(self, index: int) -> int:
+        """Return how many bytes an input brings."""
+        of_kind = {InputKind.LEAF: 1, InputKind.SUM: self.images}
+        return of_kind[self.inputs[index].kind] * self.layout.size_bytes
+
+    def memory_bytes(self) -> int:
+        """Return what is allocated at present, in bytes."""
+        return len(self._payload) + sum(map(len, self._products)) + self._arriving_bytes
+
+    def fail(self, error: Exception) -> None:
+        """Tear the sum: whoever fills it, waits for it or sends it gets ``error``."""
+        self._progress.fail(error)
+        for images in self._added:
+            for progress in images:
+                progress.fail(error)
+
+    async def receive(self, connection: Connection, index: int, length: int) -> TransferRecord:
+        """Receive an input's announced payload and add it.
+
+        Args:
+            connection: has just received the frame that announces the payload.
+            index: which input.
+            length: of the payload, in bytes.
+
+        Returns:
+            The record of the whole transfer; paced also if the input had to wait for its turn.
+
+        Raises:
+            UsageError: no such input, or it has been begun before; nothing was changed.
+            LayoutError: the length is not the input's; nothing was received or changed.
+            NotFiniteError: nothing of the chunk with NaN or Inf was added; the sum is torn.
+            TransferError: the connection broke; the sum is torn.
+            Exception: what the sum failed with meanwhile.
+        """
+        self._check_start(index, length)
+        records: list[TransferRecord] = []
+
+        async def fill(view: memoryview) -> None:
+            record = await connection.receive_into(view, len(view))
+            records[1:] = [record]
+
+        waited_ns = await self._take(index, fill)
+        first, last = records[0], records[-1]
+        whole = replace(last, started_ns=first.started_ns, bytes=length)
+        starved = waited_ns > STARVED_SHARE * (whole.ended_ns - whole.started_ns)
+        return replace(whole, paced=whole.paced or starved)
+
+    async def add(self, index: int, pieces: Sequence[memoryview]) -> None:
+        """Add an input that is in this process.
+
+        Args:
+            index: which input.
+            pieces: contiguous buffers that make up its payload; not to be changed before this returns.
+
+        Raises:
+            UsageError, LayoutError, NotFiniteError, Exception: as for :meth:`receive`.
+        """
+        views = contiguous(pieces)
+        self._check_start(index, total_bytes(views))
+        reader = _Reader(views)
+
+        async def fill(view: memoryview) -> None:
+            reader.copy_into(view)
+            await asyncio.sleep(0)  # other tasks get their turns
+
+        await self._take(index, fill)
+
+    def _check_start(self, index: int, length: int) -> None:
+        self._progress.check()
+        if not 0 <= index < len(self.inputs):
+            raise UsageError(f"input {index} of a sum; allowed: 0 to {len(self.inputs) - 1}")
+        if index in self._started:
+            raise UsageError(f"input {index} of a sum was begun before; each input comes once")
+        if length != self.length_of(index):
+            raise LayoutError(f"input {index} of a sum: {length} bytes; allowed: {self.length_of(index)}")
+
+    async def _take(self, index: int, fill: Callable[[memoryview], Awaitable[None]]) -> int:
+        """Take an input chunk by chunk; return for how many ns it had to wait for its turn."""
+        self._started.add(index)
+        buffer = memoryview(bytearray(self._chunks[0].size_bytes))
+        self._arriving_bytes += len(buffer)
+        waited_ns = 0
+        try:
+            for images, number in self._places_of(index):
+                data = buffer[: self._chunks[number].size_bytes]
+                await fill(data)
+                self._progress.check()
+                for image in images:
+                    waited_ns += await self._turn(index, image, self._chunks[number])
+                    check = self._check_finite and image == images.start
+                    await self._helpers.run(number, partial(self._add_chunk, index, image, number, data, check=check))
+                    self._set_added(index, image, self._chunks[number])
+        except Exception as error:
+            self.fail(error)
+            raise
+        except asyncio.CancelledError:
+            self.fail(TransferError(f"input {index} of a sum was given up"))
+            raise
+        finally:
+            self._arriving_bytes -= len(buffer)
+            if not self._arriving_bytes:
+                self._helpers.stop()
+        return waited_ns
+
+    def _places_of(self, index: int) -> Iterator[tuple[range, int]]:
+        """Go through an input's chunks: the images that each is added to, and its number in the image."""
+        together = range(self.images)
+        passes = [together] if self.inputs[index].kind is InputKind.LEAF else [range(i, i + 1) for i in together]
+        return ((images, number) for images in passes for number in range(len(self._chunks)))
+
+    async def _turn(self, index: int, image: int, chunk: Chunk) -> int:
+        """Wait, if the order counts, until the input before has been added to this chunk; return for how many ns."""
+        if not self._ordered or index == 0 or self._added[index - 1][image].ready_bytes >= chunk.end:
+            return 0
+        started_ns = time.monotonic_ns()
+        await self._added[index - 1][image].reached(chunk.end)
+        return time.monotonic_ns() - started_ns
+
+    def _add_chunk(self, index: int, image: int, number: int, data: memoryview, *, check: bool) -> None:
+        chunk, source, fresh = self._chunks[number], self.inputs[index], not self._begun[image][number]
+        if check and (name := first_not_finite(self.layout, chunk, data)):
+            raise NotFiniteError(index, name)
+        self._begun[image][number] = True
+        with np.errstate(over="ignore"):  # the sum of finite numbers may be Inf: whoever applies it refuses it
+            for part in chunk.parts:
+                coefficient = source.coefficient(part.kind, image)
+                target, product = part.of(self._images[image]), self._scratch(number, coefficient)
+                add_part(target, part.of(data, chunk.start), coefficient, product, fresh=fresh)
+
+    def _set_added(self, index: int, image: int, chunk: Chunk) -> None:
+        self._added[index][image].advance(chunk.end)
+        if chunk.start + image * self.layout.size_bytes == self._progress.ready_bytes:
+            self._progress.advance(self._ready_bytes())
+
+    def _scratch(self, number: int, coefficient: float) -> memoryview:
+        """Return space for a product, which only numbers other than 0 and 1 need: one for each who adds."""
+        who = number % len(self._products)
+        if coefficient not in (0, 1) and not self._products[who]:
+            self._products[who] = memoryview(bytearray(self._chunks[0].size_bytes))
+        return self._products[who]
+
+    def _ready_bytes(self) -> int:
+        first = min(images[0].ready_bytes for images in self._added)
+        if self.images == 1 or first < self.layout.size_bytes:
+            return first
+        return first + min(images[1].ready_bytes for images in self._added)
+
+
+def _room(buffer: memoryview | None, n_bytes: int) -> memoryview:
+    if buffer is None:
+        return memoryview(np.empty(n_bytes, dtype=np.uint8).data)
+    if buffer.readonly or buffer.nbytes < n_bytes:
+        given = f"{'read-only' if buffer.readonly else 'writable'} buffer of {buffer.nbytes} bytes"
+        raise UsageError(f"a sum was given a {given}; wanted a writable one of {n_bytes} bytes or more")
+    return contiguous([buffer])[0][:n_bytes]
+
+
+class _Reader:
+    """Reads buffers one after the other, in any portions."""
+
+    def __init__(self, views: Sequence[memoryview]) -> None:
+        self._views = iter(views)
+        self._rest = memoryview(b"")
+
+    def copy_into(self, view: memoryview) -> None:
+        """Fill ``view`` with the next bytes."""
+        at = 0
+        while at < len(view):
+            self._rest = self._rest or next(self._views)
+            n = min(len(self._rest), len(view) - at)
+            view[at : at + n], self._rest = self._rest[:n], self._rest[n:]
+            at += n

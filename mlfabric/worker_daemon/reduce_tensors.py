@@ -1,0 +1,143 @@
+"""Tensors on their way through an AllReduce; the only place where that touches torch. For the training thread.
+
+A CPU tensor is sent from where it lies. One on a GPU is copied to pinned host memory first. The result comes into host
+memory of its own and is written into the tensor by :meth:`ReduceHandle.result`, all at once: until then, and if the
+AllReduce fails, the tensor is as it was. Result buffers are kept and used again.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+
+import torch
+
+from mlfabric.errors import LayoutError, UsageError
+from mlfabric.protocol import ReduceOp
+from mlfabric.specs import DTYPE_BYTES
+from mlfabric.worker_daemon.attempts import ReduceBuffers, padded_bytes
+from mlfabric.worker_daemon.thread import CountFuture
+
+__all__ = ["ReduceHandle", "StagedTensors", "check_reducible"]
+
+
+def check_reducible(tensor: torch.Tensor) -> None:
+    """Refuse what cannot be reduced in place.
+
+    Raises:
+        LayoutError: it is not dense and contiguous, or of another dtype; says what is allowed.
+    """
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if dtype not in DTYPE_BYTES:
+        raise LayoutError(f"a tensor of {dtype} cannot be reduced; allowed: {', '.join(DTYPE_BYTES)}")
+    if tensor.layout is not torch.strided or not tensor.is_contiguous():
+        given = f"shape {tuple(tensor.shape)}" + (
+            f", strides {tensor.stride()}" if tensor.layout is torch.strided else ", sparse"
+        )
+        raise LayoutError(f"a tensor of {given} cannot be reduced in place; give a contiguous one: tensor.contiguous()")
+
+
+class _Staged:
+    """One tensor: host memory for its bytes (of its own unless it is on the CPU) and for the result's."""
+
+    def __init__(self, tensor: torch.Tensor, op: ReduceOp, result: torch.Tensor, given: torch.Tensor | None) -> None:
+        self.tensor = tensor.detach()
+        self.op = op
+        self.result = result
+        self.given = given
+        self._version = tensor._version
+        if given is not None:
+            _flat(given, self.tensor).copy_(self.tensor.reshape(-1))
+
+    @property
+    def buffers(self) -> ReduceBuffers:
+        """What the daemon reads and writes."""
+        size_bytes = self.tensor.numel() * self.tensor.element_size()
+        source = self.tensor if self.given is None else _flat(self.given, self.tensor)
+        return ReduceBuffers(
+            given=_bytes_of(source) if size_bytes else memoryview(b""),
+            result=_bytes_of(self.result) if size_bytes else memoryview(bytearray()),
+            dtype=str(self.tensor.dtype).removeprefix("torch."),
+        )
+
+    def install(self, workers: int) -> None:
+        """Write the result into the tensor."""
+        if self.tensor._version != self._version:
+            raise UsageError("a tensor was written to while it was being reduced; wait for the handle's result first")
+        result = _flat(self.result, self.tensor)
+        if self.op is ReduceOp.MEAN:
+            result.div_(workers)
+        self.tensor.copy_(result.view(self.tensor.shape))
+
+
+class ReduceHandle:
+    """An AllReduce on its way; :meth:`result` writes the sum into the tensor."""
+
+    def __init__(self, future: CountFuture, finish: Callable[[], None]) -> None:
+        self._future = future
+        self._finish = finish
+        self._is_over = False
+
+    def done(self) -> bool:
+        """Tell whether :meth:`result` would return (or raise) at once."""
+        return self._future.done()
+
+    def result(self, timeout_s: float | None = None) -> int:
+        """Wait until every worker has the result, write it into the tensor, and return how many took part.
+
+        Raises:
+            RefusedError: workers gave different things, or it failed too often; the tensor is as it was.
+            FabricClosedError: this worker has left the fabric; the tensor is as it was.
+            UsageError: the tensor was written to meanwhile; its new values are kept.
+            TimeoutError: there was no result in time; it may be asked for again.
+        """
+        workers = self._future.result(timeout_s)
+        if not self._is_over:
+            self._is_over = True
+            self._finish()
+        return workers
+
+
+class StagedTensors:
+    """Stages tensors and keeps the buffers."""
+
+    def __init__(self) -> None:
+        self._free: defaultdict[tuple[int, bool], list[torch.Tensor]] = defaultdict(list)
+
+    def stage(self, tensor: torch.Tensor, op: ReduceOp) -> _Staged:
+        """Prepare a tensor; it must not be written to until its handle is over.
+
+        Raises:
+            LayoutError: it cannot be reduced in place.
+        """
+        check_reducible(tensor)
+        size_bytes, pinned = padded_bytes(tensor.numel() * tensor.element_size()), tensor.is_cuda
+        own = tensor.device.type == "cpu"
+        given = None if own else self._take(size_bytes, pinned)
+        return _Staged(tensor, op, self._take(size_bytes, pinned), given)
+
+    def handle(self, staged: _Staged, future: CountFuture) -> ReduceHandle:
+        """Return the handle of a tensor that was staged; buffers of a failed AllReduce are not used again."""
+
+        def finish() -> None:
+            try:
+                staged.install(future.result())
+            finally:
+                for buffer in (staged.result, staged.given):
+                    if buffer is not None:
+                        self._free[buffer.numel(), staged.tensor.is_cuda].append(buffer)
+
+        return ReduceHandle(future, finish)
+
+    def _take(self, size_bytes: int, pinned: bool) -> torch.Tensor:
+        free = self._free[size_bytes, pinned]
+        return free.pop() if free else torch.empty(size_bytes, dtype=torch.uint8, pin_memory=pinned)
+
+
+def _flat(buffer: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """View the front of a buffer as the elements of a tensor."""
+    return buffer[: like.numel() * like.element_size()].view(like.dtype)
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    return tensor.reshape(-1).view(torch.uint8).numpy().data

@@ -1,0 +1,291 @@
+"""AllReduce among workers over real sockets: torch's sum, the same bits for everyone, whatever happens meanwhile."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+
+import mlfabric
+from mlfabric import Mode, ReduceOp
+from mlfabric.channels import Frame, FrameKind, TcpOptions
+from mlfabric.config import WorkerSettings
+from mlfabric.scheduler.modes import all_reduce
+from mlfabric.scheduler.modes.all_reduce import RING_FROM_BYTES, TREES_FROM_BYTES
+from mlfabric.scheduler.planning.all_reduce import warm
+from mlfabric.worker_daemon import round_lines
+
+from .harness import Fabric, Line, wait_until
+
+
+def a_model() -> dict[str, torch.Tensor]:
+    return {"w": torch.zeros(1, requires_grad=True)}
+
+
+class Team:
+    """Workers of one AllReduce job, each in a thread of its own."""
+
+    def __init__(self, fabric: Fabric, count: int, together: int = 0, **settings: Any) -> None:
+        self.fabric = fabric
+        self.pool = fabric.enter(ThreadPoolExecutor(count))
+        together = together or count
+        self.workers = list(self.pool.map(lambda i: self.join(f"w{i}", together, **settings), range(count)))
+
+    def join(self, name: str, count: int = 1, **settings: Any) -> Any:
+        around = {"scheduler": self.fabric.scheduler.address, "name": name, "host": f"host-{name}", "tcp": TcpOptions()}
+        worker = mlfabric.register_as_worker(
+            a_model(), mode=Mode.ALL_REDUCE, workers=count, settings=WorkerSettings(**{**around, **settings})
+        )
+        return self.fabric.enter(worker)
+
+    @property
+    def rounds(self) -> Any:
+        return self.fabric.scheduler.state.reductions["model"]
+
+    def each(self, call: Callable[..., Any], *arguments: list[Any]) -> list[Any]:
+        """Call with each worker at the same time."""
+        return list(self.pool.map(call, self.workers, *arguments))
+
+    def reduce(self, tensors: list[torch.Tensor], op: ReduceOp = ReduceOp.SUM) -> list[int]:
+        return self.each(lambda worker, tensor: worker.all_reduce(tensor, op), tensors)
+
+    def refused(self, tensors: list[torch.Tensor]) -> list[str]:
+        """Reduce what will be refused; return the words of each."""
+
+        def one(worker: Any, tensor: torch.Tensor) -> str:
+            with pytest.raises(mlfabric.RefusedError) as error:
+                worker.all_reduce(tensor)
+            return str(error.value)
+
+        return self.each(one, tensors)
+
+
+@pytest.fixture(autouse=True)
+def _planner(monkeypatch) -> None:
+    """Load what AllReduce needs of the planner; compiling all of it would take minutes."""
+    warm()
+    monkeypatch.setattr(all_reduce, "is_planner_loaded", lambda: True)
+
+
+@pytest.fixture
+def fabric() -> Iterator[Fabric]:
+    with Fabric() as running:
+        yield running
+
+
+def tensors(count: int, numel: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(numel, generator=generator, dtype=torch.float64).to(dtype) for _ in range(count)]
+
+
+def assert_summed(given: list[torch.Tensor], made: list[torch.Tensor]) -> None:
+    """The sum to float tolerance, and the same bits everywhere."""
+    exact = torch.stack([tensor.double() for tensor in given]).sum(0)
+    tolerance = len(given) * torch.finfo(given[0].dtype).eps
+    for tensor in made:
+        assert torch.equal(tensor.view(torch.uint8), made[0].view(torch.uint8))
+        torch.testing.assert_close(tensor.double(), exact, rtol=0, atol=4 * tolerance)
+
+
+def test_a_hundred_rounds_of_five_workers_with_another_tree_each_time_are_torchs_sum(fabric) -> None:
+    team = Team(fabric, 5)
+    sizes = [1, 7, 1000, TREES_FROM_BYTES // 4 + 3, RING_FROM_BYTES // 4 + 5]
+    reasons = set()
+    for n in range(100):
+        given = tensors(5, sizes[n % len(sizes)], seed=n)
+        made = [tensor.clone() for tensor in given]
+        assert team.reduce(made) == [5] * 5
+        assert_summed(given, made)
+        reasons.add(team.rounds.how)
+    roots = {word for reason in reasons for word in reason.replace(",", "").split() if word.startswith("host-")}
+    assert len(roots) == 5, f"roots {roots} of {reasons}"
+    assert any(reason.startswith("ring of 5") for reason in reasons)
+    assert any("trees" in reason for reason in reasons)
+    assert any("directly" in reason for reason in reasons)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("op", ReduceOp)
+def test_every_dtype_is_summed_and_averaged_in_place_and_keeps_its_shape(fabric, dtype, op) -> None:
+    given = tensors(3, 6006, dtype)
+    made = [tensor.clone().view(2, 3, 1001) for tensor in given]
+    assert Team(fabric, 3).reduce(made, op) == [3] * 3
+    by = 3 if op is ReduceOp.MEAN else 1
+    for tensor in made:
+        assert torch.equal(tensor, made[0])
+        expected = torch.stack([g.double() for g in given]).sum(0) / by
+        torch.testing.assert_close(tensor.view(-1).double(), expected, rtol=0, atol=40 * torch.finfo(dtype).eps)
+
+
+def test_a_worker_that_is_alone_gets_its_own_tensor(fabric) -> None:
+    team = Team(fabric, 1)
+    for numel in (0, 1, 300_000):
+        (given,) = tensors(1, numel)
+        made = given.clone()
+        assert team.reduce([made]) == [1]
+        assert torch.equal(made, given)
+
+
+def test_empty_tensors_and_single_numbers_are_reduced(fabric) -> None:
+    team = Team(fabric, 2)
+    assert team.reduce([torch.zeros(0, 3), torch.zeros(0, 3)]) == [2, 2]
+    numbers = [torch.tensor(2.0), torch.tensor(3.0)]
+    team.reduce(numbers)
+    assert [float(number) for number in numbers] == [5.0, 5.0]
+
+
+def test_workers_on_one_host_are_summed_there(fabric) -> None:
+    team = Team(fabric, 4, host="shared")
+    given = tensors(4, 500_000)
+    made = [tensor.clone() for tensor in given]
+    assert team.reduce(made) == [4] * 4
+    assert_summed(given, made)
+
+
+def test_nan_and_inf_reach_everyone_as_with_torch(fabric) -> None:
+    made = [torch.tensor([1.0, float("nan"), float("inf")]), torch.ones(3)]
+    Team(fabric, 2).reduce(made)
+    for tensor in made:
+        assert [float(tensor[0]), bool(tensor[1].isnan()), bool(tensor[2].isinf())] == [2.0, True, True]
+
+
+def test_several_rounds_in_flight_are_carried_out_in_the_same_order_everywhere(fabric) -> None:
+    team = Team(fabric, 3)
+    given = [[torch.full((1000,), float(10**n * (i + 1))) for n in range(5)] for i in range(3)]
+    handles = team.each(lambda worker, mine: [worker.all_reduce_async(tensor) for tensor in mine], given)
+    assert [[handle.result(15) for handle in reversed(mine)] for mine in handles] == [[3] * 5] * 3
+    assert all(float(mine[n][0]) == 6 * 10**n for mine in given for n in range(5))
+
+
+def test_what_differs_is_named_to_every_worker_and_changes_nothing(fabric) -> None:
+    team = Team(fabric, 3)
+    made = [torch.ones(4), torch.ones(4), torch.ones(5)]
+    words = team.refused(made)
+    assert all("sum of 16 bytes of float32 by w0, w1; sum of 20 bytes of float32 by w2" in said for said in words)
+    assert [tensor.tolist() for tensor in made] == [[1.0] * 4, [1.0] * 4, [1.0] * 5]
+    good = [torch.ones(3) for _ in range(3)]
+    assert team.reduce(good) == [3] * 3
+
+
+def test_what_cannot_be_reduced_in_place_is_refused_at_once(fabric) -> None:
+    (worker,) = Team(fabric, 1).workers
+    for bad in (torch.ones(4, 4).t(), torch.ones(3, dtype=torch.int64), torch.ones(3).to_sparse()):
+        with pytest.raises(mlfabric.LayoutError, match="cannot be reduced"):
+            worker.all_reduce(bad)
+    with pytest.raises(mlfabric.UsageError, match="no server"):
+        worker.get()
+    with pytest.raises(mlfabric.UsageError, match="no server"):
+        worker.push()
+
+
+def test_other_modes_have_no_all_reduce(fabric) -> None:
+    fabric.server()
+    worker = fabric.worker(a_model())
+    with pytest.raises(mlfabric.UsageError, match="mode asynchronous"):
+        worker.all_reduce(torch.ones(1))
+    with pytest.raises(mlfabric.UsageError, match="workers=2"):
+        mlfabric.register_as_worker(a_model(), workers=2, settings=fabric.settings())
+
+
+def test_a_tensor_written_to_meanwhile_is_reported(fabric) -> None:
+    team = Team(fabric, 2)
+    made = [torch.ones(3), torch.ones(3)]
+    handle = team.workers[0].all_reduce_async(made[0])
+    made[0] += 1
+    team.workers[1].all_reduce(made[1])
+    with pytest.raises(mlfabric.UsageError, match="written to"):
+        handle.result(15)
+
+
+def test_those_who_are_left_go_on_when_a_worker_leaves_and_wait_for_one_that_joins(fabric) -> None:
+    team = Team(fabric, 3)
+    assert team.reduce([torch.ones(2) for _ in range(3)]) == [3] * 3
+    handles = [worker.all_reduce_async(torch.ones(2)) for worker in team.workers[:2]]
+    team.workers[2].leave()
+    assert [handle.result(15) for handle in handles] == [2, 2]
+    team.workers[2] = team.join("late")
+    assert team.reduce([torch.ones(2) for _ in range(3)]) == [3] * 3
+
+
+VICTIM = """
+import sys, torch, mlfabric
+from mlfabric.channels import Frame, FrameKind, TcpOptions
+from mlfabric.config import WorkerSettings
+settings = WorkerSettings(scheduler=sys.argv[1], name="victim", host="host-victim", tcp=TcpOptions(up_bps=8_000_000))
+worker = mlfabric.register_as_worker(
+    {"w": torch.zeros(1, requires_grad=True)}, mode=mlfabric.Mode.ALL_REDUCE, workers=4, settings=settings
+)
+worker.all_reduce(torch.ones(500_000))
+"""
+
+
+def test_a_worker_killed_in_a_round_is_left_out_and_the_others_do_it_again(fabric) -> None:
+    victim = subprocess.Popen([sys.executable, "-c", VICTIM, fabric.scheduler.address])
+    try:
+        team = Team(fabric, 3, together=4)
+        given = tensors(3, 500_000)
+        made = [tensor.clone() for tensor in given]
+        handles = [worker.all_reduce_async(tensor) for worker, tensor in zip(team.workers, made, strict=True)]
+        wait_until(lambda: team.rounds.is_reducing("victim"), "the victim takes part")
+        os.kill(victim.pid, signal.SIGKILL)
+        assert [handle.result(30) for handle in handles] == [3] * 3
+        assert_summed(given, made)
+    finally:
+        victim.kill()
+        victim.wait()
+
+
+def test_a_round_survives_the_schedulers_restart(fabric) -> None:
+    team = Team(fabric, 3)
+    assert team.reduce([torch.ones(2) for _ in range(3)]) == [3] * 3
+    given = tensors(3, 1000)
+    made = [tensor.clone() for tensor in given]
+    handles = [worker.all_reduce_async(tensor) for worker, tensor in zip(team.workers[:2], made, strict=False)]
+    fabric.restart_scheduler()
+    handles.append(team.workers[2].all_reduce_async(made[2]))
+    assert [handle.result(30) for handle in handles] == [3] * 3
+    assert_summed(given, made)
+
+
+def test_the_status_shows_the_job_and_what_each_worker_waits_for(fabric) -> None:
+    team = Team(fabric, 2)
+    assert team.reduce([torch.ones(2), torch.ones(2)]) == [2, 2]
+    handle = team.workers[0].all_reduce_async(torch.ones(2))
+    status = wait_until(
+        lambda: next((s for s in [fabric.status()] if s.models[0].waiting), None), "the request is there"
+    )
+    (model,) = status.models
+    assert (model.mode, model.committed, model.version.number, model.server) == ("all-reduce", 1, 1, "")
+    assert {m.name: m.activity for m in status.members} == {"w0": "waits for w1", "w1": "computing"}
+    team.workers[1].all_reduce(torch.ones(2))
+    handle.result(15)
+
+
+def test_whoever_comes_without_a_ticket_is_turned_away_and_rounds_go_on(fabric, monkeypatch) -> None:
+    monkeypatch.setattr(round_lines, "EXPECTED_WITHIN_S", 0.05)
+    team = Team(fabric, 2)
+    address = fabric.scheduler.state.context.address("w0")
+    for kind in (FrameKind.OFFER, FrameKind.WANT, FrameKind.GRANT):
+        line = fabric.enter(Line(address))
+        line.send(Frame(kind=kind, ticket=bytes(16)))
+        assert line.is_closed()
+    noise = fabric.enter(Line(address))
+    noise.socket.sendall(b"GET / HTTP/1.1\r\n\r\n" + bytes(200))
+    assert noise.is_closed()
+    assert team.reduce([torch.ones(2), torch.ones(2)]) == [2, 2]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+def test_a_tensor_on_a_gpu_is_summed_with_those_on_cpus(fabric) -> None:
+    given = tensors(2, 100_003)
+    made = [given[0].clone().cuda(), given[1].clone()]
+    assert Team(fabric, 2).reduce(made) == [2, 2]
+    assert made[0].is_cuda
+    assert_summed(given, [made[0].cpu(), made[1]])

@@ -1,0 +1,161 @@
+"""Stale-synchronous training at the scheduler: who is too far ahead gets no model; who is behind goes first."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from mlfabric.protocol import (
+    DropReason,
+    Expect,
+    Fetch,
+    LinkRate,
+    LinksReported,
+    MemberLeft,
+    MemberSilent,
+    Send,
+    TransferEnd,
+)
+from mlfabric.scheduler.modes.policy import NO_BOUND
+from mlfabric.specs import Mode
+from tests.scheduler.stage import GIGABIT, SPEC, Stage, committed, ended, get, push, update
+
+SLACK = 1
+STALE = replace(SPEC, mode=Mode.STALE_SYNCHRONOUS, tau_max=None, slack=SLACK)
+
+
+def staged(slack: int = SLACK, *workers: str) -> Stage:
+    return Stage(silence_ns=10**9).trained(*(workers or ("a", "b")), spec=replace(STALE, slack=slack))
+
+
+@pytest.fixture
+def stage():
+    stage = staged()
+    yield stage
+    stage.state.validate()
+
+
+def finish(stage: Stage, worker: str, counter: int) -> None:
+    """Push an update that is committed."""
+    version = stage.pushes.version.number
+    stage.ask(push(worker, counter, version))
+    stage.wait(1000)
+    stage.tick()
+    stage.tell(ended(update(worker, counter), TransferEnd.RECEIVED))
+    stage.tell(committed(update(worker, counter), version + 1))
+
+
+def fetchers(instructions):
+    return [i.to for i in instructions if isinstance(i, Fetch)]
+
+
+def test_a_worker_within_the_slack_is_answered(stage):
+    finish(stage, "a", 0)
+    assert fetchers(stage.ask(get("a", after=update("a", 0)))) == ["a"]
+
+
+def test_a_worker_beyond_the_slack_waits_for_the_slowest(stage):
+    finish(stage, "a", 0)
+    finish(stage, "a", 1)
+    assert stage.ask(get("a", after=update("a", 1))) == []
+    assert stage.state.next_wakeup_ns(stage.now_ns) is None
+    (why,) = stage.state.models["net"].gets.held_back("a")
+    assert why == "it has finished 2 iterations, the slowest worker 0; a slack of 1 is allowed"
+    stage.ask(push("b"))
+    assert fetchers(stage.ask(committed(update("b"), 3))) == ["a"]
+
+
+def test_a_get_counts_the_update_that_it_follows_as_finished(stage):
+    finish(stage, "a", 0)
+    stage.ask(push("a", 1, 1))
+    assert stage.ask(get("a", after=update("a", 1))) == []
+
+
+def test_without_slack_nobody_begins_an_iteration_before_all_have_finished_the_last():
+    stage = staged(0)
+    finish(stage, "a", 0)
+    assert stage.ask(get("a", after=update("a", 0))) == []
+    stage.ask(push("b"))
+    assert fetchers(stage.ask(get("b", after=update("b")))) == []
+    assert sorted(fetchers(stage.ask(committed(update("b"), 2)))) == ["a", "b"]
+
+
+def test_a_dropped_update_is_a_finished_iteration(stage):
+    finish(stage, "a", 0)
+    finish(stage, "a", 1)
+    assert stage.ask(get("a")) == []
+    assert fetchers(stage.ask(push("b", norm=float("nan")))) == ["a"]
+
+
+def test_an_update_that_the_server_discards_is_a_finished_iteration(stage):
+    finish(stage, "a", 0)
+    finish(stage, "a", 1)
+    assert stage.ask(get("a")) == []
+    stage.ask(push("b"))
+    discarded = ended(update("b"), TransferEnd.DISCARDED, DropReason.NOT_FINITE)
+    assert fetchers(stage.ask(discarded)) == ["a"]
+
+
+def test_an_update_is_counted_once_however_often_it_is_asked_for(stage):
+    finish(stage, "b", 0)
+    stage.ask(push("b", 0))
+    stage.tell(committed(update("b", 0), 1))
+    assert stage.pushes.clocks.finished("b") == 1
+
+
+def test_a_worker_that_joins_late_begins_where_the_slowest_is(stage):
+    finish(stage, "a", 0)
+    finish(stage, "b", 0)
+    finish(stage, "a", 1)
+    stage.worker("late", spec=STALE)
+    assert stage.pushes.clocks.finished("late") == 1
+
+
+def test_a_silent_worker_is_waited_for_until_it_counts_as_left(stage):
+    finish(stage, "a", 0)
+    finish(stage, "a", 1)
+    stage.tell(MemberSilent(name="b", incarnation=1))
+    assert stage.ask(get("a")) == []
+    stage.wait(999)
+    assert fetchers(stage.tick()) == []
+    stage.wait(1)
+    assert fetchers(stage.tick()) == ["a"]
+
+
+def test_a_silent_worker_that_comes_back_is_where_it_was(stage):
+    finish(stage, "a", 0)
+    stage.tell(MemberSilent(name="b", incarnation=1))
+    stage.worker("b", spec=STALE)
+    assert stage.pushes.clocks.finished("b") == 0
+
+
+def test_a_worker_that_leaves_is_not_waited_for(stage):
+    finish(stage, "a", 0)
+    finish(stage, "a", 1)
+    assert stage.ask(get("a")) == []
+    assert fetchers(stage.ask(MemberLeft(name="b", incarnation=1))) == ["a"]
+
+
+def test_updates_of_workers_that_are_behind_go_first():
+    stage = staged(5, "fast", "slow", "third")
+    finish(stage, "fast", 0)
+    stage.tell(LinksReported(monitor="m", rates=(LinkRate(host="h-slow", up=True, bps=GIGABIT // 10, age_ns=0),)))
+    stage.tell(push("fast", 1, 1))
+    stage.tell(push("slow", 0, 0))
+    told = stage.tick()
+    assert [i.to for i in told if isinstance(i, Send)] == ["slow", "fast"]
+
+
+def test_no_delay_is_too_long(stage):
+    told = stage.ask(push("a"))
+    assert [i.tau_max for i in told if isinstance(i, Expect)] == [NO_BOUND]
+    assert stage.pushes.tau_max == NO_BOUND
+
+
+def test_a_lone_worker_is_never_held_back():
+    stage = staged(0, "a")
+    for counter in range(3):
+        finish(stage, "a", counter)
+        assert fetchers(stage.ask(get("a", counter, after=update("a", counter)))) == ["a"]
+        stage.tell(ended(get("a", counter).get, TransferEnd.SERVED))

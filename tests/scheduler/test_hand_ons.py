@@ -1,0 +1,219 @@
+"""Models that aggregators hand on: who is told what, and that workers are served by the server when one fails."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from mlfabric.protocol import (
+    CancelHandOn,
+    CancelServe,
+    Fetch,
+    GetId,
+    HandOn,
+    HandOnTo,
+    MemberLeft,
+    MemberSilent,
+    ModelVersion,
+    Serve,
+    TransferEnd,
+)
+from mlfabric.scheduler.context import SEQ_BITS
+from tests.scheduler.stage import GIGABIT, SPEC, Stage, ended, get, holds, push, ticket, update
+
+pytestmark = pytest.mark.usefixtures("compiled_planner")
+
+
+def narrow(*workers: str, aggregators: tuple[str, ...] = ("g",)) -> Stage:
+    """Let workers train behind a server with a tenth of their rate, so that handing on pays."""
+    stage = Stage()
+    stage.server(up_bps=GIGABIT // 10, down_bps=GIGABIT // 10)
+    for name in aggregators:
+        stage.aggregator(name)
+    return stage.trained(*workers, spec=replace(SPEC, tau_max=40), server=False)
+
+
+@pytest.fixture
+def stage():
+    stage = narrow("a", "b")
+    yield stage
+    stage.state.validate()
+
+
+def own(number: int = 0, aggregator: str = "g", epoch: int = 1) -> GetId:
+    return GetId(aggregator, 1, (epoch << SEQ_BITS) + number)
+
+
+def ask_all(stage: Stage, *requests):
+    for request in requests:
+        stage.tell(request)
+    return stage.tick()
+
+
+def of(kind, instructions):
+    return [i for i in instructions if isinstance(i, kind)]
+
+
+def gets(stage: Stage):
+    return stage.state.models["net"].gets
+
+
+def cancelled(name: GetId):
+    return CancelHandOn(to=name.worker, model="net", get=name, reason="")
+
+
+def unserved(name: GetId):
+    return CancelServe(to="s", model="net", get=name, reason="")
+
+
+def by_the_server(instructions) -> list[GetId]:
+    assert not of(HandOn, instructions)
+    assert all(f.source == "s" for f in of(Fetch, instructions))
+    return [s.get for s in of(Serve, instructions)]
+
+
+def busy(stage: Stage) -> bool:
+    network = stage.state.context.network
+    return any(network.busy_until(link, stage.now_ns) > stage.now_ns for link in network.links)
+
+
+def test_who_has_the_model_is_told_before_those_who_come_for_it(stage):
+    first, second = get("a"), replace(get("b"), min_version=ModelVersion(1, 0))
+    told = ask_all(stage, first, second)
+    serve = Serve(
+        to="s",
+        get=own(),
+        model="net",
+        ticket=ticket(1),
+        min_version=ModelVersion(1, 0),
+        after_updates=(),
+        after=(),
+        rate_bps=0,
+        reason="",
+    )
+    rates = {t.get: t.rate_bps for t in of(HandOn, told)[0].targets}
+    hand_on = HandOn(
+        to="g",
+        get=own(),
+        model="net",
+        source="s",
+        address="s:1",
+        ticket=ticket(1),
+        targets=tuple(HandOnTo(g.get, ticket(n), rates[g.get]) for n, g in ((2, first), (3, second))),
+        reason="",
+    )
+    fetches = [
+        Fetch(to=g.get.worker, get=g.get, source="g", address="g:1", ticket=ticket(n), reason="")
+        for n, g in ((2, first), (3, second))
+    ]
+    assert told == [serve, hand_on, *fetches]
+
+
+def test_the_served_version_has_the_updates_of_all():
+    stage = narrow("a", "b")
+    names = [update("a"), update("b")]
+    for name in names:
+        stage.tell(push(name.worker))
+        stage.tell(get(name.worker, after=name))
+    (serve,) = of(Serve, stage.tick())
+    assert serve.get == own()
+    assert set(serve.after_updates) == set(names)
+
+
+def test_gets_that_gather_while_the_server_sends_are_handed_on(stage):
+    stage.worker("c", spec=stage.pushes.spec)
+    assert by_the_server(stage.ask(get("c"))) == [get("c").get]
+    for name in ("a", "b"):
+        stage.wait(1)
+        assert stage.ask(get(name)) == []
+    stage.now_ns = stage.state.next_wakeup_ns(stage.now_ns)
+    (hand_on,) = of(HandOn, stage.tick())
+    assert {t.get for t in hand_on.targets} == {get("a").get, get("b").get}
+
+
+def test_a_model_goes_down_a_tree_of_aggregators():
+    stage = narrow("a", "b", "c", "d", "e", "f", aggregators=("g", "k"))
+    told = ask_all(stage, *[get(w) for w in "abcdef"])
+    top, below = of(HandOn, told)
+    assert [s.get for s in of(Serve, told)] == [top.get]
+    assert (below.source, below.address) == (top.to, f"{top.to}:1")
+    assert HandOnTo(below.get, below.ticket, 0) in [t._replace(rate_bps=0) for t in top.targets]
+    sources = {f.get: f.source for f in of(Fetch, told)}
+    for order in (top, below):
+        assert {t.get for t in order.targets if t.get in sources} == {g for g, s in sources.items() if s == order.to}
+
+
+def test_what_was_handed_on_frees_its_links_and_is_forgotten_with_the_last_target(stage):
+    ask_all(stage, get("a"), get("b"))
+    assert stage.tell(ended(own(), TransferEnd.SERVED)) == []
+    assert stage.tell(ended(get("a").get, TransferEnd.SERVED, by="g")) == []
+    assert gets(stage).hand_ons.planned
+    assert stage.tell(ended(get("b").get, TransferEnd.SERVED, by="g")) == []
+    assert not gets(stage).hand_ons.planned
+    assert not gets(stage).planned
+    assert not busy(stage)
+
+
+def test_a_get_that_was_not_answered_is_served_by_the_server_when_it_is_asked_for_again(stage):
+    ask_all(stage, get("a"), get("b"))
+    assert stage.tell(ended(get("a").get, TransferEnd.BROKEN, by="g")) == []
+    assert by_the_server(stage.ask(get("a"))) == [get("a").get]
+    assert stage.tell(ended(get("b").get, TransferEnd.SERVED, by="g")) == [cancelled(own()), unserved(own())]
+    stage.tell(ended(get("a").get, TransferEnd.SERVED))
+    assert not gets(stage).apart
+
+
+def test_asking_again_while_it_is_handed_on_means_that_this_failed(stage):
+    ask_all(stage, get("a"), get("b"))
+    assert by_the_server(stage.ask(get("b"))) == [get("b").get]
+    assert list(gets(stage).hand_ons.planned[own()].targets) == [get("a").get]
+
+
+@pytest.mark.parametrize("event", [MemberSilent(name="g", incarnation=1), MemberLeft(name="g", incarnation=1)])
+def test_without_its_aggregator_everything_is_served_by_the_server(stage, event):
+    ask_all(stage, get("a"), get("b"))
+    assert stage.tell(event) == [unserved(own())]
+    assert not gets(stage).planned
+    assert not busy(stage)
+    stage.aggregator("g", incarnation=2)
+    assert sorted(by_the_server(ask_all(stage, get("a"), get("b")))) == [get("a").get, get("b").get]
+
+
+def test_an_aggregator_in_the_middle_takes_those_below_it_along():
+    stage = narrow("a", "b", "c", "d", "e", "f", aggregators=("g", "k"))
+    top, below = of(HandOn, ask_all(stage, *[get(w) for w in "abcdef"]))
+    told = stage.tell(MemberSilent(name=top.to, incarnation=1))
+    assert told == [unserved(top.get), cancelled(below.get)]
+    assert not gets(stage).planned
+
+
+def test_an_aggregator_at_the_end_leaves_the_others_as_they_are():
+    stage = narrow("a", "b", "c", "d", "e", "f", aggregators=("g", "k"))
+    top, below = of(HandOn, ask_all(stage, *[get(w) for w in "abcdef"]))
+    assert stage.tell(MemberSilent(name=below.to, incarnation=1)) == []
+    assert gets(stage).hand_ons.planned.keys() == {top.get}
+    assert {p.source for p in gets(stage).planned.values()} == {top.to}
+
+
+@pytest.mark.parametrize("by", ["s", "g"])
+def test_a_model_that_never_came_to_the_aggregator_is_not_handed_on(stage, by):
+    ask_all(stage, get("a"), get("b"))
+    assert stage.tell(ended(own(), TransferEnd.BROKEN, by=by)) == [cancelled(own()), unserved(own())]
+    assert stage.tell(ended(get("a").get, TransferEnd.BROKEN, by="g")) == []
+    assert by_the_server(stage.ask(get("a"))) == [get("a").get]
+
+
+def test_a_worker_that_is_gone_is_no_longer_waited_for(stage):
+    ask_all(stage, get("a"), get("b"))
+    assert stage.tell(MemberSilent(name="a", incarnation=1)) == []
+    assert stage.tell(MemberSilent(name="b", incarnation=1)) == [cancelled(own()), unserved(own())]
+    assert not busy(stage)
+
+
+def test_a_server_that_comes_back_serves_everything_itself(stage):
+    spec = stage.pushes.spec
+    ask_all(stage, get("a"), get("b"))
+    stage.server(up_bps=GIGABIT // 10, held=(spec,))
+    assert stage.tell(holds(0, spec=spec)) == [cancelled(own()), unserved(own())]
+    assert sorted(by_the_server(ask_all(stage, get("a"), get("b")))) == [get("a").get, get("b").get]

@@ -1,0 +1,281 @@
+"""Who takes part in a round, when it begins and when it is over: exact lists of instructions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from mlfabric.network import up_link
+from mlfabric.protocol import (
+    CancelReduce,
+    Instruction,
+    MemberLeft,
+    MemberSilent,
+    Peer,
+    Reduce,
+    ReduceFailed,
+    ReduceId,
+    ReduceOp,
+    ReducePart,
+    ReduceRequested,
+    ReduceSettled,
+    RoundArrived,
+    RoundBroken,
+    RoundId,
+    WorkerHolds,
+)
+from mlfabric.scheduler.modes import all_reduce
+from mlfabric.scheduler.rounds import MOST_BREAKS, RETURN_NS, Rounds
+from mlfabric.specs import Mode
+
+from .stage import MS, SPEC, Stage, ticket
+
+JOB = replace(SPEC, mode=Mode.ALL_REDUCE, tau_max=None)
+
+
+@pytest.fixture(autouse=True)
+def _no_planner(monkeypatch) -> None:
+    monkeypatch.setattr(all_reduce, "is_planner_loaded", lambda: False)
+
+
+def asks(worker: str, counter: int = 0, **fields) -> ReduceRequested:
+    plain = ReduceRequested(
+        reduce=ReduceId(worker, fields.pop("incarnation", 1), counter),
+        model="net",
+        size_bytes=64,
+        dtype="float32",
+        op=ReduceOp.SUM,
+    )
+    return replace(plain, **fields)
+
+
+class Team(Stage):
+    """A stage with workers of an AllReduce job."""
+
+    def __init__(self, *names: str, **settings) -> None:
+        super().__init__(**settings)
+        for name in names:
+            self.worker(name, spec=JOB, address=f"{name}:1")
+
+    @property
+    def rounds(self) -> Rounds:
+        return self.state.reductions["net"]
+
+    def arrive(self, worker: str, number: int = 1) -> list[Instruction]:
+        return self.ask(RoundArrived(worker=worker, model="net", round=RoundId(1, number)))
+
+
+def settled(worker: str, counter: int = 0, number: int = 1, workers: int = 2) -> ReduceSettled:
+    return ReduceSettled(
+        to=worker, reduce=ReduceId(worker, 1, counter), round=RoundId(1, number), workers=workers, reason=""
+    )
+
+
+def told(instructions: Sequence[Instruction]) -> list[tuple[str, str]]:
+    return [(type(instruction).__name__, instruction.to) for instruction in instructions]
+
+
+def test_a_round_begins_when_all_have_asked_and_both_ends_of_an_edge_get_its_ticket() -> None:
+    team = Team("a", "b")
+    assert team.ask(asks("a")) == []
+    found = [one for one in team.ask(asks("b")) if isinstance(one, Reduce)]
+    assert told(found) == [("Reduce", "a"), ("Reduce", "b")]
+    root = next(one for one in found if one.parts[0].parent is None)
+    leaf = next(one for one in found if one is not root)
+    up, down = ticket(1), ticket(2)
+    assert leaf.parts == (
+        ReducePart(
+            start=0,
+            end=64,
+            inputs=(),
+            parent=Peer(root.to, f"{root.to}:1", up),
+            source=Peer(root.to, f"{root.to}:1", down),
+            takers=(),
+        ),
+    )
+    assert root.parts[0].inputs == (Peer(leaf.to, "", up),)
+    assert root.parts[0].takers == (Peer(leaf.to, "", down),)
+
+
+def test_nobody_is_settled_before_all_have_the_result() -> None:
+    team = Team("a", "b")
+    team.ask(asks("a"))
+    team.ask(asks("b"))
+    assert team.arrive("a") == []
+    assert team.arrive("a") == []
+    assert team.arrive("b", number=2) == []
+    assert team.arrive("b") == [settled("a"), settled("b")]
+    assert (team.rounds.done, team.rounds.workers) == (1, 2)
+
+
+def test_the_next_round_is_of_the_oldest_requests_and_begins_when_the_last_is_settled() -> None:
+    team = Team("a", "b")
+    for counter in (0, 1):
+        team.ask(asks("a", counter))
+        team.ask(asks("b", counter))
+    team.arrive("a")
+    found = team.arrive("b")
+    assert told(found) == [("ReduceSettled", "a"), ("ReduceSettled", "b"), ("Reduce", "a"), ("Reduce", "b")]
+    assert [one.reduce for one in found if isinstance(one, Reduce)] == [ReduceId("a", 1, 1), ReduceId("b", 1, 1)]
+
+
+def test_the_first_round_waits_for_as_many_workers_as_it_should_have() -> None:
+    team = Team("a", "b")
+    team.ask(asks("a", together=3))
+    assert team.ask(asks("b", together=3)) == []
+    team.wait(100_000)
+    assert team.tick() == []
+    team.worker("c", spec=JOB)
+    assert told(team.ask(asks("c", together=3))) == [("Reduce", name) for name in "abc"]
+
+
+def test_one_that_leaves_makes_the_round_void_and_it_is_done_again_without_it() -> None:
+    team = Team("a", "b", "c")
+    for name in "abc":
+        team.ask(asks(name))
+    team.arrive("a")
+    left = team.ask(MemberLeft(name="c", incarnation=1, detail="killed"))
+    assert told(left) == [("CancelReduce", name) for name in "abc"] + [("Reduce", "a"), ("Reduce", "b")]
+    assert {one.round for one in left if isinstance(one, CancelReduce)} == {RoundId(1, 1)}
+    assert {(one.round, one.workers) for one in left if isinstance(one, Reduce)} == {(RoundId(1, 2), 2)}
+    assert team.arrive("a", 1) == []
+    team.arrive("a", 2)
+    assert told(team.arrive("b", 2)) == [("ReduceSettled", "a"), ("ReduceSettled", "b")]
+
+
+def test_one_that_falls_silent_is_waited_for_a_moment_and_takes_part_if_it_is_back() -> None:
+    team = Team("a", "b")
+    team.ask(asks("a"))
+    team.ask(asks("b"))
+    team.ask(MemberSilent(name="b", incarnation=1))
+    team.wait(RETURN_NS / MS - 1)
+    assert team.tick() == []
+    team.worker("b", spec=JOB)
+    assert told(team.ask(WorkerHolds(worker="b", pushes=(), gets=(), reduces=(asks("b"),)))) == [
+        ("Reduce", "a"),
+        ("Reduce", "b"),
+    ]
+
+
+def test_one_that_is_back_too_late_is_told_that_the_round_was_done_without_it() -> None:
+    team = Team("a", "b")
+    team.ask(asks("a"))
+    team.ask(asks("b"))
+    team.ask(MemberSilent(name="b", incarnation=1))
+    team.wait(RETURN_NS / MS)
+    assert told(team.tick()) == [("Reduce", "a")]
+    team.worker("b", spec=JOB)
+    assert told(team.ask(asks("b"))) == [("ReduceFailed", "b")]
+    assert told(team.ask(asks("b"))) == [("ReduceFailed", "b")]
+    team.arrive("a", 2)
+    team.ask(asks("a", 1))
+    assert told(team.ask(asks("b", 1, settled=None))) == [("Reduce", "a"), ("Reduce", "b")]
+
+
+def test_one_that_was_computing_while_it_was_silent_misses_no_round_unnoticed() -> None:
+    team = Team("a", "b")
+    for name in "ab":
+        team.ask(asks(name))
+    for name in "ab":
+        team.arrive(name)
+    team.ask(MemberSilent(name="b", incarnation=1))
+    assert team.ask(asks("a", 1)) == []
+    team.wait(RETURN_NS / MS)
+    assert told(team.tick()) == [("Reduce", "a")]
+    team.worker("b", spec=JOB)
+    assert told(team.ask(asks("b", 1, settled=RoundId(1, 1)))) == [("ReduceFailed", "b")]
+
+
+def test_outcomes_that_were_not_heard_are_repeated() -> None:
+    team = Team("a", "b")
+    for name in "ab":
+        team.ask(asks(name))
+    for name in "ab":
+        team.arrive(name)
+    assert team.ask(asks("a", arrived=RoundId(1, 1))) == [settled("a")]
+
+
+def test_a_part_that_was_not_heard_is_repeated_and_a_result_that_was_not_reported_is_taken() -> None:
+    team = Team("a", "b")
+    team.ask(asks("a"))
+    first = team.ask(asks("b"))
+    assert team.ask(asks("a")) == [first[0]]
+    team.ask(asks("a", arrived=RoundId(1, 1)))
+    assert team.arrive("b") == [settled("a"), settled("b")]
+
+
+def test_what_differs_fails_for_all_with_the_names_of_who_gave_what() -> None:
+    team = Team("a", "b", "c")
+    team.tell(asks("a"))
+    team.tell(asks("b", dtype="float16"))
+    team.state.handle(asks("c", op=ReduceOp.MEAN), team.now_ns)
+    due_ns = team.state.next_wakeup_ns(team.now_ns)
+    assert due_ns is not None
+    failed = team.tick()
+    assert told(failed) == [("ReduceFailed", name) for name in "abc"]
+
+
+def test_an_attempt_that_breaks_is_made_again_after_a_pause_and_given_up_in_the_end() -> None:
+    team = Team("a", "b")
+    team.ask(asks("a"))
+    team.ask(asks("b"))
+    for number in range(1, MOST_BREAKS):
+        broken = team.ask(RoundBroken(worker="a", model="net", round=RoundId(1, number), detail="no way to b"))
+        assert told(broken) == [("CancelReduce", "a"), ("CancelReduce", "b")]
+        team.wait(20 << (number - 1))
+        assert told(team.tick()) == [("Reduce", "a"), ("Reduce", "b")]
+    last = team.state.handle(
+        RoundBroken(worker="a", model="net", round=RoundId(1, MOST_BREAKS), detail="no way to b"), team.now_ns
+    )
+    failures = [one for one in last if isinstance(one, ReduceFailed)]
+    assert [one.to for one in failures] == ["a", "b"]
+    assert all("no way to b" in one.reason and "a:" in one.reason for one in failures)
+
+
+def test_a_new_scheduler_settles_what_was_settled_for_those_who_have_it() -> None:
+    team = Team("a", "b", epoch=2)
+    last = RoundId(1, 7)
+    team.ask(asks("a", 8, together=2, settled=last))
+    found = team.ask(asks("b", 5, together=2, settled=RoundId(1, 6), arrived=last))
+    assert found == [
+        ReduceSettled(to="b", reduce=ReduceId("b", 1, 5), round=last, workers=2, reason=""),
+    ]
+    assert told(team.ask(asks("b", 6, together=2, settled=last))) == [("Reduce", "a"), ("Reduce", "b")]
+
+
+def test_a_new_scheduler_tells_one_that_missed_what_was_settled() -> None:
+    team = Team("a", "b", epoch=2)
+    team.ask(asks("a", 8, together=2, settled=RoundId(1, 7)))
+    assert told(team.ask(asks("b", 5, together=2, settled=RoundId(1, 6)))) == [("ReduceFailed", "b")]
+
+
+def test_a_new_scheduler_waits_for_those_of_the_last_round_as_long_as_for_the_silent() -> None:
+    team = Team("a", epoch=2, silence_ns=10_000 * MS)
+    assert team.ask(asks("a", 8, together=2, settled=RoundId(1, 7))) == []
+    team.wait(9_999)
+    assert team.tick() == []
+    team.wait(1)
+    assert told(team.tick()) == [("Reduce", "a")]
+
+
+def test_a_model_of_another_mode_is_refused_under_the_same_name() -> None:
+    team = Team("a")
+    refused = team.worker("b", spec=replace(SPEC, tau_max=None))
+    assert told(refused) == [("Refuse", "b")]
+
+
+def test_without_a_way_for_all_the_round_waits_for_one() -> None:
+    team = Team("a", "b")
+    link = up_link("h-a")
+    team.state.context.network.set_rate(link, 0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(all_reduce, "is_planner_loaded", lambda: True)
+        team.ask(asks("a"))
+        assert team.ask(asks("b")) == []
+        team.state.next_wakeup_ns(team.now_ns)
+        assert "no capacity" in team.rounds.waits_for
+        team.state.context.network.set_rate(link, 1_000_000_000)
+        team.wait(20)
+        assert told(team.tick()) == [("Reduce", "a"), ("Reduce", "b")]

@@ -1,0 +1,44 @@
+"""Connected pairs over both channels, and layouts to sum."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+
+from mlfabric.channels import Channel, Connection, MemoryChannel, MemoryNetwork, TcpChannel
+
+Connect = Callable[[], Awaitable[tuple[Connection, Connection]]]
+
+
+@pytest.fixture(params=["memory", "tcp"])
+async def connect(request: pytest.FixtureRequest) -> AsyncIterator[Connect]:
+    """Give a function that returns both ends of a new connection; at the end no task is left."""
+    before = asyncio.all_tasks() - {asyncio.current_task()}
+    network = MemoryNetwork()
+
+    def make() -> Channel:
+        return TcpChannel() if request.param == "tcp" else MemoryChannel(network)
+
+    async with AsyncExitStack() as stack:
+        yield lambda: stack.enter_async_context(_pair(make))
+    assert asyncio.all_tasks() - {asyncio.current_task()} <= before
+
+
+@asynccontextmanager
+async def _pair(make: Callable[[], Channel]) -> AsyncIterator[tuple[Connection, Connection]]:
+    accepted: asyncio.Future[Connection] = asyncio.get_running_loop().create_future()
+
+    async def keep(connection: Connection) -> None:
+        accepted.set_result(connection)
+        await connection.wait_closed()
+
+    server, client = make(), make()
+    try:
+        near = await client.connect(await server.listen(keep))
+        yield near, await accepted
+    finally:
+        await client.close()
+        await server.close()

@@ -1,0 +1,120 @@
+"""A node of a distribution tree: what comes in goes on at once, to any number of others."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from mlfabric.channels import Frame, FrameKind
+from mlfabric.errors import LayoutError, TransferError, UsageError
+from mlfabric.streaming import Relay, ready_chunks
+from tests.streaming.conftest import Connect
+
+TICKET = bytes(16)
+SIZE = 3_000_000
+
+
+def model(n: int = SIZE) -> Frame:
+    return Frame(kind=FrameKind.MODEL, ticket=TICKET, length=n)
+
+
+async def test_three_others_get_what_comes_in_while_it_still_comes(connect: Connect):
+    data = np.random.default_rng(0).bytes(SIZE)
+    near, far = await connect()
+    targets = [await connect() for _ in range(3)]
+    relay = Relay(memoryview(bytearray(SIZE)))
+    got = [bytearray(SIZE) for _ in targets]
+
+    async def receive_at(k: int) -> None:
+        end = targets[k][1]
+        await end.receive()
+        await end.receive_into(memoryview(got[k]), 1_000_000)
+        first_part[k].set()
+        await end.receive_into(memoryview(got[k])[1_000_000:], SIZE - 1_000_000)
+
+    first_part = [asyncio.Event() for _ in targets]
+
+    async def source():
+        for at in (0, 1_500_000):
+            if at:
+                for event in first_part:
+                    await event.wait()
+            yield memoryview(data)[at : at + 1_500_000]
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(near.send_stream(model(), source()))
+        for k, (out, _) in enumerate(targets):
+            group.create_task(out.send_stream(model(), ready_chunks(relay)))
+            group.create_task(receive_at(k))
+        await far.receive()
+        record = await relay.receive(far, SIZE)
+    assert [bytes(g) for g in got] == [data] * 3
+    assert bytes(relay.payload) == data
+    assert (record.bytes, relay.progress.is_complete) == (SIZE, True)
+
+
+async def test_when_the_source_breaks_every_transfer_that_hangs_on_it_is_torn(connect: Connect):
+    near, far = await connect()
+    out, end = await connect()
+    relay = Relay(memoryview(bytearray(SIZE)))
+
+    async def half():
+        yield memoryview(bytes(SIZE // 2))
+        raise RuntimeError("the source's own")
+
+    async def send() -> None:
+        with pytest.raises(RuntimeError, match="the source's own"):
+            await near.send_stream(model(), half())
+
+    async def hand_on() -> None:
+        with pytest.raises(TransferError):
+            await out.send_stream(model(), ready_chunks(relay))
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(send())
+        group.create_task(hand_on())
+        await far.receive()
+        with pytest.raises(TransferError):
+            await relay.receive(far, SIZE)
+        await end.receive()
+        with pytest.raises(TransferError):
+            await end.discard(SIZE)
+
+
+async def test_giving_the_reception_up_fails_the_relay_and_ends_its_sender(connect: Connect):
+    near, far = await connect()
+    big = 50_000_000
+    relay = Relay(memoryview(bytearray(big)))
+    sending = asyncio.create_task(near.send(model(big), [memoryview(bytes(big))]))
+    await far.receive()
+    receiving = asyncio.create_task(relay.receive(far, big))
+    await relay.progress.reached(1)
+    receiving.cancel()
+    with pytest.raises(TransferError, match="given up"):
+        await relay.progress.reached(big)
+    with pytest.raises(TransferError):
+        await sending
+
+
+async def test_a_wrong_length_or_a_second_filling_is_refused_and_nothing_is_received(connect: Connect):
+    near, far = await connect()
+    relay = Relay(memoryview(bytearray(10)))
+    await near.send(model(11), [memoryview(bytes(11))])
+    await far.receive()
+    with pytest.raises(LayoutError, match="11 bytes for a relay; allowed: 10"):
+        await relay.receive(far, 11)
+    await far.discard(11)
+    await near.send(model(10), [memoryview(b"0123456789")])
+    await far.receive()
+    await relay.receive(far, 10)
+    with pytest.raises(UsageError, match="filled before"):
+        await relay.receive(far, 10)
+    assert bytes(relay.payload) == b"0123456789"
+
+
+@pytest.mark.parametrize("buffer", [memoryview(b"fixed"), memoryview(bytearray())])
+def test_a_buffer_that_cannot_be_filled_is_refused(buffer: memoryview):
+    with pytest.raises(UsageError, match="give a writable one"):
+        Relay(buffer)

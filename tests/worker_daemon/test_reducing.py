@@ -1,0 +1,128 @@
+"""A worker's open AllReduces: exact lists of actions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mlfabric.protocol import (
+    CancelReduce,
+    Reduce,
+    ReduceFailed,
+    ReduceId,
+    ReduceOp,
+    ReduceRequested,
+    ReduceSettled,
+    RoundArrived,
+    RoundBroken,
+    RoundId,
+    WorkerHolds,
+)
+from mlfabric.worker_daemon import actions as act
+from mlfabric.worker_daemon.state import DaemonState
+
+FIRST, SECOND = RoundId(1, 1), RoundId(1, 2)
+
+
+def reduce_id(counter: int = 0) -> ReduceId:
+    return ReduceId("w", 1, counter)
+
+
+def request(counter: int = 0, **fields) -> ReduceRequested:
+    return ReduceRequested(
+        reduce=reduce_id(counter), model="net", size_bytes=4, dtype="float32", op=ReduceOp.SUM, **fields
+    )
+
+
+def plan(round_id: RoundId, counter: int = 0) -> Reduce:
+    return Reduce(to="w", reduce=reduce_id(counter), round=round_id, workers=3, parts=(), reason="")
+
+
+class Stage:
+    """A daemon's state machine, reasons left out."""
+
+    def __init__(self, *asked: int) -> None:
+        self.state = DaemonState("w")
+        for counter in asked:
+            self.tell(act.ReduceCalled(request=request(counter, together=2)))
+
+    def tell(self, event: act.DaemonEvent) -> list[act.Action]:
+        actions = self.state.handle(event, 0)
+        self.state.validate()
+        return [replace(action, reason="") for action in actions]
+
+    def arrived(self) -> Stage:
+        self.tell(plan(FIRST))
+        self.tell(act.AttemptEnded(round=FIRST))
+        return self
+
+
+def settled(round_id: RoundId = FIRST, counter: int = 0) -> ReduceSettled:
+    return ReduceSettled(to="w", reduce=reduce_id(counter), round=round_id, workers=3, reason="")
+
+
+def test_what_the_worker_hands_over_is_asked_for_carried_out_reported_and_finished() -> None:
+    stage = Stage()
+    assert stage.tell(act.ReduceCalled(request=request())) == [act.Request(event=request(), reason="")]
+    assert stage.tell(plan(FIRST)) == [act.StartAttempt(plan=plan(FIRST), reason="")]
+    arrived = RoundArrived(worker="w", model="net", round=FIRST)
+    assert stage.tell(act.AttemptEnded(round=FIRST)) == [act.Request(event=arrived, reason="")]
+    assert stage.tell(settled()) == [act.FinishReduce(reduce=reduce_id(), workers=3, reason="")]
+    assert stage.tell(settled()) == []
+
+
+def test_what_is_asked_for_afterwards_says_what_was_settled_and_how_many_took_part() -> None:
+    stage = Stage(0).arrived()
+    stage.tell(settled())
+    asked = act.Request(event=request(1, together=3, settled=FIRST), reason="")
+    assert stage.tell(act.ReduceCalled(request=request(1))) == [asked]
+
+
+def test_an_attempt_told_twice_is_made_once_and_a_newer_one_takes_its_place() -> None:
+    stage = Stage(0)
+    stage.tell(plan(SECOND))
+    assert stage.tell(plan(SECOND)) == []
+    assert stage.tell(plan(FIRST)) == []
+    newer = RoundId(2, 1)
+    assert stage.tell(plan(newer)) == [
+        act.StopAttempt(round=SECOND, reason=""),
+        act.StartAttempt(plan=plan(newer), reason=""),
+    ]
+    assert stage.tell(act.AttemptEnded(round=SECOND)) == []
+
+
+def test_an_attempt_that_broke_is_reported_and_one_that_is_cancelled_is_stopped() -> None:
+    stage = Stage(0)
+    stage.tell(plan(FIRST))
+    broken = RoundBroken(worker="w", model="net", round=FIRST, detail="reset")
+    assert stage.tell(act.AttemptEnded(round=FIRST, detail="reset")) == [act.Request(event=broken, reason="")]
+    stage.tell(plan(SECOND))
+    cancel = CancelReduce(to="w", round=SECOND, reason="")
+    assert stage.tell(cancel) == [act.StopAttempt(round=SECOND, reason="")]
+    assert stage.tell(cancel) == []
+
+
+def test_a_result_that_is_here_is_announced_to_a_new_scheduler_and_void_once_it_is_planned_anew() -> None:
+    stage = Stage(0, 1).arrived()
+    assert stage.state.holds() == WorkerHolds(
+        worker="w", pushes=(), gets=(), reduces=(request(0, together=3, arrived=FIRST), request(1, together=2))
+    )
+    stage.tell(plan(SECOND))
+    assert stage.state.holds().reduces[0] == request(0, together=2)
+
+
+def test_a_failure_stops_the_attempt_and_leaves_the_others_open() -> None:
+    stage = Stage(0, 1)
+    stage.tell(plan(FIRST))
+    failed = ReduceFailed(to="w", reduce=reduce_id(), reason="")
+    assert stage.tell(failed) == [
+        act.StopAttempt(round=FIRST, reason=""),
+        act.FailReduce(reduce=reduce_id(), reason=""),
+    ]
+    assert list(stage.state.reducing.open) == [reduce_id(1)]
+
+
+def test_a_settled_round_whose_result_is_not_here_fails() -> None:
+    stage = Stage(0)
+    stage.tell(plan(SECOND))
+    actions = stage.tell(settled())
+    assert actions == [act.StopAttempt(round=SECOND, reason=""), act.FailReduce(reduce=reduce_id(), reason="")]

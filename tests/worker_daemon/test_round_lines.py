@@ -1,0 +1,82 @@
+"""Who comes to a worker that reduces is found by its ticket, whoever is first."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from mlfabric.channels import Connection, Frame, FrameKind, TcpChannel
+from mlfabric.errors import TransferError
+from mlfabric.worker_daemon import round_lines
+from mlfabric.worker_daemon.round_lines import RoundLines, Visit
+
+TICKET = bytes(range(16))
+OFFER = Frame(kind=FrameKind.OFFER, ticket=TICKET)
+GRANT = Frame(kind=FrameKind.GRANT, ticket=TICKET)
+
+
+@asynccontextmanager
+async def two() -> AsyncIterator[tuple[RoundLines, RoundLines, str]]:
+    """One that listens, another one, and the address of the first."""
+    channels = [TcpChannel(), TcpChannel()]
+    lines = [RoundLines(channel) for channel in channels]
+    address = await channels[0].listen(lines[0].serve)
+    try:
+        yield lines[0], lines[1], address
+    finally:
+        for channel in channels:
+            await channel.close()
+
+
+async def offer(lines: RoundLines, address: str) -> Connection:
+    """Offer, be granted, and let go of the connection."""
+    async with lines.line(address) as connection:
+        await connection.send(OFFER)
+        assert (await connection.receive()).kind is FrameKind.GRANT
+    return connection
+
+
+async def grant(lines: RoundLines, kind: FrameKind = FrameKind.OFFER) -> None:
+    async with lines.visit(TICKET, kind) as visit:
+        await visit.connection.send(GRANT)
+
+
+async def test_a_visit_is_served_whoever_is_first_and_its_connection_used_again() -> None:
+    async with two() as (host, guest, address):
+        early = asyncio.create_task(offer(guest, address))
+        await grant(host)
+        expected = asyncio.create_task(grant(host))
+        assert await early is await offer(guest, address)
+        await expected
+
+
+async def test_a_visit_of_another_kind_fails_and_ends_its_connection() -> None:
+    async with two() as (host, guest, address):
+        coming = asyncio.create_task(offer(guest, address))
+        with pytest.raises(TransferError, match="came with OFFER; wanted WANT"):
+            await grant(host, FrameKind.WANT)
+        with pytest.raises(TransferError):
+            await coming
+
+
+async def test_a_visit_that_nobody_expects_is_ended(monkeypatch) -> None:
+    monkeypatch.setattr(round_lines, "EXPECTED_WITHIN_S", 0.01)
+    async with two() as (_, guest, address):
+        with pytest.raises(TransferError):
+            await offer(guest, address)
+
+
+async def test_a_visit_that_comes_when_the_attempt_is_given_up_is_ended() -> None:
+    async with two() as (host, guest, address):
+        waiting = asyncio.create_task(grant(host))
+        await asyncio.sleep(0)
+        async with guest.line(address) as connection:
+            visit = Visit(connection, OFFER, asyncio.get_running_loop().create_future())
+            host._expected[TICKET].set_result(visit)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+        assert not visit.over.result()
