@@ -104,7 +104,7 @@ class _Server:
         while isinstance(response := await self.call.read(), fabric_pb2.SessionResponse):
             for instruction in response.instructions:
                 if instruction.HasField("expect"):
-                    update = instruction.expect.update
+                    update = instruction.expect.members[0].update
                     if self.committed.get(update.worker, -1) < update.counter:
                         self.expected[update.worker, update.counter] = instruction.expect
             self.wake.set()
@@ -121,13 +121,14 @@ class _Server:
     def _events(self, expected: list[session_pb2.Expect]) -> list[session_pb2.Event]:
         commits, events = [], []
         for order in expected:
-            tau = self.version - order.computed_from.number
+            update, base = order.members[0].update, order.members[0].computed_from
+            tau = self.version - base.number
             self.version += 1
-            self.committed[order.update.worker] = order.update.counter
+            self.committed[update.worker] = update.counter
             version = types_pb2.ModelVersion(epoch=1, number=self.version)
-            commits.append(session_pb2.Commit(update=order.update, version=version, tau=tau, lr=0.1, step_norm=1.0))
+            commits.append(session_pb2.Commit(update=update, version=version, tau=tau, lr=0.1, step_norm=1.0))
             ended = session_pb2.TransferEnded(
-                server=SERVER, model=SPEC.name, update=order.update, end=session_pb2.TRANSFER_END_RECEIVED
+                member=SERVER, model=SPEC.name, update=update, end=session_pb2.TRANSFER_END_RECEIVED
             )
             events.append(session_pb2.Event(transfer_ended=ended))
         reported = session_pb2.CommitsReported(server=SERVER, model=SPEC.name, commits=commits)
@@ -275,7 +276,7 @@ async def measure(options: LoadOptions) -> dict[str, float]:
 async def _answer_all(requests: Any, context: Any) -> None:
     """Answer each request with one instruction, as the scheduler does, but decide nothing."""
     update = types_pb2.RequestId(worker="worker-100", incarnation=1, counter=100)
-    send = session_pb2.Send(update=update, server=SERVER, address=f"{HOST}:9", seq=1 << 60, ticket=bytes(16))
+    send = session_pb2.Send(update=update, receiver=SERVER, address=f"{HOST}:9", seq=1 << 60, ticket=bytes(16))
     instruction = session_pb2.Instruction(reason="shortest transfer first: 0.1 ms", send=send)
     answer = fabric_pb2.SessionResponse(epoch=1, instructions=[instruction])
     while await context.read() is not grpc.aio.EOF:

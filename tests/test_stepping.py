@@ -176,6 +176,7 @@ def test_a_worker_folds_in_place_what_it_would_fold_anew(seed, gaps, rule):
     rounding = 1e-13 * float(np.abs(gradients).sum())
     np.testing.assert_allclose(folded.first, anew.first, rtol=0, atol=rounding)
     if folded.second is not None:
+        assert anew.second is not None
         np.testing.assert_allclose(folded.second, anew.second, rtol=0, atol=rounding)
     np.testing.assert_array_equal(gradients, inputs)
 
@@ -232,6 +233,7 @@ def test_changes_of_buffers_are_added_at_any_rate():
     assert transition(rule, [0.1, 0.7], TensorKind.BUFFER) == (2, 1, 0, 0, 1)
     one = UpdateSum.of(np.ones(2), rule, 0.5, TensorKind.BUFFER)
     weights, history = one.then(one).apply(np.full(2, 5.0), np.zeros(2))
+    assert history is not None
     assert (weights.tolist(), np.abs(history).tolist()) == ([7.0, 7.0], [0.0, 0.0])
 
 

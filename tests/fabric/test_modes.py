@@ -70,7 +70,8 @@ def same(model: torch.nn.Module, wanted: torch.nn.Module) -> None:
 
 def wide_loss(model: torch.nn.Module, step: int, part: int) -> torch.Tensor:
     inputs = torch.randn(5, 80, dtype=torch.float64, generator=torch.Generator().manual_seed(100 * step + part))
-    return (model(inputs) ** 2).mean()
+    loss: torch.Tensor = (model(inputs) ** 2).mean()
+    return loss
 
 
 def doing(running: Fabric, worker: str, word: str) -> str:
@@ -87,8 +88,7 @@ def exchange(worker: Any, seed: int) -> Any:
 
 
 def sgd(model: torch.nn.Module, rule: RuleSpec) -> torch.optim.Optimizer:
-    settings = {"lr": rule.lr, "momentum": rule.momentum, "weight_decay": rule.weight_decay}
-    return torch.optim.SGD(model.parameters(), **settings)
+    return torch.optim.SGD(model.parameters(), lr=rule.lr, momentum=rule.momentum, weight_decay=rule.weight_decay)
 
 
 def adam(model: torch.nn.Module, rule: RuleSpec) -> torch.optim.Optimizer:
@@ -301,7 +301,7 @@ def test_no_update_is_applied_with_a_delay_above_the_bound_however_slow_some_wor
     updates, tau_max = 400, 3
     with fabric(checkpoint_dir=tmp_path) as running:
         slow = replace(running.settings("slow"), tcp=TcpOptions(up_bps=8_000_000))
-        options = {"rule": RuleSpec(lr=1e-6), "tau_max": tau_max}
+        options: dict[str, Any] = {"rule": RuleSpec(lr=1e-6), "tau_max": tau_max}
         models = [{"w": torch.nn.Parameter(torch.zeros(8192))} for _ in range(4)]
         joined = [running.worker(models[i], f"w{i}", **options) for i in range(3)]
         joined.append(running.enter(mlfabric.register_as_worker(models[3], settings=slow, **options)))

@@ -100,6 +100,7 @@ def starts_ms(stage: Stage, worker: str) -> float:
 def test_a_get_neither_waits_for_a_slower_workers_nor_follows_it():
     stage = slow_behind_a_gigabit()
     (serve, _) = stage.ask(get("a"))
+    assert isinstance(serve, Serve)
     assert serve.after == ()
     assert starts_ms(stage, "a") == 0
 
@@ -108,6 +109,7 @@ def test_a_slower_workers_get_that_is_late_keeps_nobody_waiting():
     stage = slow_behind_a_gigabit()
     stage.wait(150)  # by now its link is slower still: it has not ended
     (serve, _) = stage.ask(get("a"))
+    assert isinstance(serve, Serve)
     assert serve.after == ()
 
 
@@ -115,6 +117,7 @@ def test_a_get_of_the_same_slow_worker_follows_the_one_that_fills_its_link():
     stage = slow_behind_a_gigabit()
     stage.wait(150)
     (serve, _) = stage.ask(get("slow", counter=1))
+    assert isinstance(serve, Serve)
     assert serve.after == (get("slow").get,)
 
 

@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlfabric.protocol import CommitsReported, Committed, Dropped, SumId, TransferEnd, TransferId, UpdateId
+from mlfabric.protocol import (
+    CommitsReported,
+    Committed,
+    Dropped,
+    SumId,
+    TransferEnd,
+    TransferEnded,
+    TransferId,
+    UpdateId,
+)
 from mlfabric.server import actions as act
 from mlfabric.server.transfers import TransferState
 from mlfabric.specs import Mode
@@ -121,9 +130,12 @@ class Storm:
                 versions = [commit.version.number for commit in commits]
                 first = versions[0] if self.synchronous else versions[0] + len(commits) - 1
                 assert versions[-1] == first == self.stage.model.version.number
-            case act.Report(event=event, again=False) if getattr(event, "end", None) is TransferEnd.DISCARDED:
-                assert isinstance(event.transfer, UpdateId), "a sum was settled"
-                self.settle(event.transfer, Dropped(cause=event.cause, detail=event.detail))
+            case act.Report(
+                event=TransferEnded(transfer=name, end=TransferEnd.DISCARDED, cause=cause, detail=detail), again=False
+            ):
+                assert isinstance(name, UpdateId), "a sum was settled"
+                assert cause is not None
+                self.settle(name, Dropped(cause=cause, detail=detail))
 
     def in_turn(self, action: act.ApplyStep) -> None:
         incoming = self.stage.model.incoming

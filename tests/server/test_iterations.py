@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from mlfabric.protocol import Committed, Dropped, DropReason, ModelVersion, SumId, TransferEnd, UpdateKind
+from mlfabric.protocol import (
+    Committed,
+    Dropped,
+    DropReason,
+    ModelVersion,
+    SumId,
+    TransferEnd,
+    TransferEnded,
+    UpdateKind,
+)
 from mlfabric.server import actions as act
 from mlfabric.specs import Mode
 from tests.server.stage import (
@@ -42,6 +51,11 @@ def stage():
     stage = stage_of()
     yield stage
     stage.state.validate()
+
+
+def causes(told: list[act.Action]) -> list[DropReason]:
+    outcomes = [outcome for a in told if isinstance(a, act.Answer) for _, outcome in a.outcomes]
+    return [outcome.cause for outcome in outcomes if isinstance(outcome, Dropped)]
 
 
 def mean(*names, version: int = 1, count: int | None = None) -> act.ApplyStep:
@@ -145,7 +159,7 @@ def test_a_part_that_comes_after_the_step_is_dropped_and_blocks_nobody(stage):
     stage.tell(expect(C, 1, parts=2))
     stage.step(A)
     told = stage.bring(C, 1, 3, parts=2)
-    assert [a.outcomes[0][1].cause for a in told if isinstance(a, act.Answer)] == [DropReason.DELAY_BOUND]
+    assert causes(told) == [DropReason.DELAY_BOUND]
     assert stage.bring(D, 2, 4, computed_from=1)[-1] == mean(D, version=2)
 
 
@@ -157,7 +171,7 @@ def test_only_what_was_computed_from_the_present_version_is_applied(base, cause)
     stage = stage_of(version=3)
     stage.bring(A, 1, 1, parts=2, computed_from=3)
     told = stage.bring(B, 1, 2, parts=2, computed_from=base)
-    assert [a.outcomes[0][1].cause for a in told if isinstance(a, act.Answer)] == [cause]
+    assert causes(told) == [cause]
     assert stage.tell(expect(A, 1, parts=1, computed_from=3)) == [mean(A, version=4)]
 
 
@@ -166,7 +180,10 @@ def test_a_sum_with_a_member_of_an_older_version_is_refused_whole():
     stage.bring(A, 1, 1, parts=2, computed_from=3)
     told = stage.bring_sum(S, 1, member(B, 3), member(C, 2), lrs=(), parts=2, connection=2)
     assert told[1:3] == [forget(S), refuse_offer(S, 2)]
-    assert (told[3].event.transfer, told[3].event.end) == (S, TransferEnd.VOIDED)
+    report = told[3]
+    assert isinstance(report, act.Report)
+    assert isinstance(report.event, TransferEnded)
+    assert (report.event.transfer, report.event.end) == (S, TransferEnd.VOIDED)
     assert list(stage.model.incoming.transfers) == [A]
 
 

@@ -78,8 +78,8 @@ def test_a_sum_ends_where_its_members_steps_end(momentum):
     at_once.put(S, summed(spec, (1, 2, 3), lrs))
     done = at_once.apply(act.StepKind.SUM, lrs, 3, S)
     assert isinstance(done, act.StepDone)
-    for name, tensor in one_by_one.weights.items():
-        torch.testing.assert_close(at_once.weights[name], tensor, rtol=1e-12, atol=1e-14)
+    for tensor_name, tensor in one_by_one.weights.items():
+        torch.testing.assert_close(at_once.weights[tensor_name], tensor, rtol=1e-12, atol=1e-14)
     norm = sum(float((tensor - draw(LAYOUT, 0)[name]).square().sum()) for name, tensor in at_once.weights.items())
     assert done.step_norm == pytest.approx(norm**0.5, rel=1e-12)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,17 @@ import pytest
 
 from mlfabric import ServerOptions, register_as_server, wire
 from mlfabric.channels import Frame, FrameKind
-from mlfabric.protocol import Committed, Instruction, ModelVersion, SumId, TransferId, UpdateKind, Void
+from mlfabric.protocol import (
+    Committed,
+    Instruction,
+    ModelVersion,
+    Outcome,
+    SumId,
+    TransferId,
+    UpdateId,
+    UpdateKind,
+    Void,
+)
 from mlfabric.server.register import Server
 from mlfabric.specs import Layout, Mode, ModelSpec, RuleSpec, TensorSpec
 from mlfabric.v1 import data_pb2
@@ -36,7 +47,7 @@ class Stand:
 
     def tell(self, *instructions: Instruction) -> None:
         for instruction in instructions:
-            self.server.soon(lambda told=instruction: self._service._instructed(told))
+            self.server.soon(partial(self._service._instructed, instruction))
 
     def line(self) -> Line:
         address = wait_until(lambda: self._service.address, "the server listens")
@@ -85,7 +96,7 @@ def stand(tmp_path: Path) -> Iterator[Stand]:
             line.socket.close()
 
 
-def outcomes(line: Line) -> dict:
+def outcomes(line: Line) -> dict[UpdateId, Outcome]:
     frame = line.receive()
     assert frame is not None
     assert frame.kind is FrameKind.OUTCOME

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -52,7 +53,7 @@ def expects(instructions):
     return [i for i in instructions if isinstance(i, Expect)]
 
 
-def under_way(stage: Stage, *workers: str, counter: int = 0, version: int = 0) -> list:
+def under_way(stage: Stage, *workers: str, counter: int = 0, version: int = 0) -> list[Any]:
     out = []
     for worker in workers:
         out += stage.ask(push(worker, counter, version))
