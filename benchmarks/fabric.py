@@ -36,6 +36,7 @@ FIGURES = (
     Figures(keys=("ingress_bytes_ratio",), module="fabric_ingress"),
     Figures(keys=("sum_over_receive_time", "aggregator_peak_tensors"), module="summing"),
     Figures(keys=("lda_rel_gap",), module="lda"),
+    Figures(keys=("replica_traffic_ratio", "divergence_violations"), module="fabric_replica"),
     Figures(keys=("allreduce_vs_gloo_equal", "allreduce_vs_gloo_slow_link"), module="fabric_allreduce"),
 )
 

@@ -1,7 +1,8 @@
 """mlfabric: a control plane that takes over all transfers of a distributed training job.
 
 A training script needs :func:`register_as_worker` (or :func:`wrap` around its optimizer); the services are started with
-the ``mlfabric`` command, or in Python with :func:`register_as_server` and :func:`register_as_aggregator`.
+the ``mlfabric`` command, or in Python with :func:`register_as_server`, :func:`register_as_replica` and
+:func:`register_as_aggregator`.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from mlfabric.aggregator.register import Aggregator, register_as_aggregator
     from mlfabric.aggregator.service import AggregatorOptions
     from mlfabric.server.register import Server, register_as_server
+    from mlfabric.server.replica_register import ReplicaServer, register_as_replica
+    from mlfabric.server.replica_service import ReplicaOptions
     from mlfabric.server.service import ServerOptions
     from mlfabric.worker_daemon.optimizer import FabricOptimizer
     from mlfabric.worker_daemon.reduce_tensors import ReduceHandle
@@ -52,6 +55,8 @@ __all__ = [
     "ReduceHandle",
     "ReduceOp",
     "RefusedError",
+    "ReplicaOptions",
+    "ReplicaServer",
     "RuleKind",
     "RuleSpec",
     "Schedule",
@@ -63,6 +68,7 @@ __all__ = [
     "Worker",
     "__version__",
     "register_as_aggregator",
+    "register_as_replica",
     "register_as_server",
     "register_as_worker",
     "wrap",
@@ -74,11 +80,14 @@ _LAZY = {
     "AggregatorOptions": "mlfabric.aggregator.service",
     "FabricOptimizer": "mlfabric.worker_daemon.optimizer",
     "PushHandle": "mlfabric.worker_daemon.worker",
+    "ReplicaOptions": "mlfabric.server.replica_service",
+    "ReplicaServer": "mlfabric.server.replica_register",
     "ReduceHandle": "mlfabric.worker_daemon.reduce_tensors",
     "Server": "mlfabric.server.register",
     "ServerOptions": "mlfabric.server.service",
     "Worker": "mlfabric.worker_daemon.worker",
     "register_as_aggregator": "mlfabric.aggregator.register",
+    "register_as_replica": "mlfabric.server.replica_register",
     "register_as_server": "mlfabric.server.register",
     "register_as_worker": "mlfabric.worker_daemon.register",
     "wrap": "mlfabric.worker_daemon.register",

@@ -21,6 +21,7 @@ The way of one update (design, section 3)::
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
@@ -42,16 +43,22 @@ __all__ = [
     "Expect",
     "Expected",
     "Fetch",
+    "Fold",
+    "Followed",
+    "Following",
     "GetId",
     "GetRequested",
     "HandOn",
     "HandOnTo",
+    "HeldBack",
     "HostModel",
     "InitialReceived",
     "Initialise",
     "Instruction",
+    "Keep",
     "LinkRate",
     "LinksReported",
+    "Logged",
     "Lost",
     "MemberEvent",
     "MemberJoined",
@@ -60,6 +67,7 @@ __all__ = [
     "MemoryReported",
     "ModelVersion",
     "MonitorAt",
+    "NotKept",
     "Outcome",
     "Peer",
     "PushRequested",
@@ -72,10 +80,14 @@ __all__ = [
     "ReduceSettled",
     "Refuse",
     "RefuseReason",
+    "Release",
+    "ReplicaReported",
+    "Replicate",
     "Resolve",
     "RoundArrived",
     "RoundBroken",
     "RoundId",
+    "Seed",
     "Send",
     "Serve",
     "ServerHolds",
@@ -86,6 +98,7 @@ __all__ = [
     "TransferEnd",
     "TransferEnded",
     "TransferId",
+    "Unfollowed",
     "UpdateId",
     "UpdateKind",
     "Void",
@@ -169,6 +182,7 @@ class UpdateKind(Enum):
 
     GRADIENT = "gradient"
     INITIAL = "initial weights"
+    STATE = "weights and optimizer state of one version"
 
 
 class ReduceOp(Enum):
@@ -192,6 +206,7 @@ class DropReason(Enum):
     FUTURE_VERSION = "it claims a version that does not exist yet"
     WRONG_LAYOUT = "its layout or length is not the model's"
     CHANGED = "its tensors were changed while it was on its way"
+    NOT_REPLICATED = "its worker is gone, and without it the replica cannot get it"
 
 
 # Outcomes: what the handle of a push resolves to.
@@ -227,6 +242,20 @@ Outcome = Committed | Dropped | Lost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Following:
+    """The server whose models a replica follows, and how far each of them may be ahead of it (paper, section 5.3).
+
+    Args:
+        norm: l2 distance, >= 0; 0 for no lead at all, infinite for no such bound.
+        updates: commits, >= 0; None for no such bound.
+    """
+
+    server: str
+    norm: float = math.inf
+    updates: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MemberJoined:
     """A member registers, for the first time or again.
 
@@ -235,6 +264,7 @@ class MemberJoined:
         held: the models that a server brings.
         holds_initial: a worker can provide initial weights.
         most_updates: how many an aggregator takes into one sum, >= 0; 0 for any number.
+        follows: what a replica follows.
     """
 
     member: Member
@@ -242,6 +272,7 @@ class MemberJoined:
     held: tuple[ModelSpec, ...] = ()
     holds_initial: bool = False
     most_updates: int = 0
+    follows: Following | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -355,7 +386,7 @@ class AppliedIds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerHolds:
-    """What a server holds of one model when it (re)joins."""
+    """What a server holds of one model when it (re)joins; ``replica`` is whom it must not be too far ahead of."""
 
     server: str
     spec: ModelSpec
@@ -364,6 +395,7 @@ class ServerHolds:
     applied: tuple[AppliedIds, ...] = ()
     received: tuple[UpdateId, ...] = ()
     epoch_base: int = 0
+    replica: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -424,6 +456,48 @@ class TransferEnded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaReported:
+    """What a replica holds of a model: it is at ``version``, and has the bytes of these updates besides.
+
+    Args:
+        version: that it has applied; whatever was logged up to there and nothing else.
+        held: updates that it holds each by itself, and has not applied.
+        term: of its seed, see :class:`Keep`; 0 before the first.
+    """
+
+    replica: str
+    model: str
+    term: int
+    version: ModelVersion
+    held: tuple[UpdateId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldBack:
+    """A primary does not commit these transfers, whose turn it is, until its replica holds more.
+
+    Args:
+        alone: they would be above the bound even if the replica held all that was committed before.
+    """
+
+    server: str
+    model: str
+    transfers: tuple[TransferId, ...]
+    alone: bool
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotKept:
+    """A worker or a replica cannot give or use what it was told to: only the primary's state can fill the hole."""
+
+    member: str
+    model: str
+    term: int
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LinkRate:
     """An estimate of what one direction of one host's link carries now."""
 
@@ -470,6 +544,9 @@ MemberEvent = (
     | TransferEnded
     | LinksReported
     | MemoryReported
+    | ReplicaReported
+    | HeldBack
+    | NotKept
     | Tick
 )
 
@@ -554,11 +631,18 @@ class Send:
 
 
 class Expected(NamedTuple):
-    """One update of a transfer: the version whose gradient it is, and below what its worker knows every outcome."""
+    """One update of a transfer.
+
+    Args:
+        computed_from: the version whose gradient it is.
+        resolved_below: below what its worker knows every outcome.
+        norm: l2 norm of the update.
+    """
 
     update: UpdateId
     computed_from: ModelVersion
     resolved_below: int
+    norm: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -750,6 +834,127 @@ class CancelHandOn:
     reason: str
 
 
+# Replication.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keep:
+    """Keep every update of this model that is committed from now on, until told what becomes of it.
+
+    A new term begins with nothing kept: whatever an earlier one kept or sent is over. An empty ``receiver`` ends it.
+
+    Args:
+        term: counts the seeds of the model's replica.
+        receiver, address: the replica.
+    """
+
+    to: str
+    model: str
+    term: int
+    receiver: str
+    address: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fold:
+    """Put a committed update that was kept into the window of updates that are to be sent together.
+
+    Args:
+        lrs: learning rates of the versions since the window's last one up to that of this update, which is the last; of
+            a window's first update its own alone.
+        share: of the update in its version's step: 1, or of an iteration of n updates 1 / n.
+    """
+
+    to: str
+    model: str
+    term: int
+    update: UpdateId
+    lrs: tuple[float, ...]
+    share: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """Keep these updates no longer: the replica has them, or was seeded with them in it."""
+
+    to: str
+    model: str
+    term: int
+    updates: tuple[UpdateId, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replicate:
+    """Send to the replica, showing the ticket, one update, or the window as it is now; another one begins then.
+
+    Repeat it until the replica has it, or the term is over. ``rate_bps`` 0 means unpaced.
+    """
+
+    to: str
+    model: str
+    term: int
+    transfer: TransferId
+    ticket: bytes
+    rate_bps: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Logged:
+    """A group of the primary's commit log, for its replica."""
+
+    to: str
+    model: str
+    commits: tuple[Commit, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seed:
+    """Send weights and optimizer state, as they are at one version, to the replica at ``address``."""
+
+    to: str
+    model: str
+    term: int
+    transfer: SumId
+    receiver: str
+    address: str
+    ticket: bytes
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Followed:
+    """Commit only what keeps the lead over this replica within these bounds (design, section 5, "Replication").
+
+    Args:
+        version: that the replica is at.
+        held: updates whose bytes it has besides.
+        norm, updates: as in :class:`Following`.
+    """
+
+    to: str
+    model: str
+    replica: str
+    version: ModelVersion
+    held: tuple[UpdateId, ...]
+    norm: float
+    updates: int | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unfollowed:
+    """The model has no replica any more: nothing bounds the primary's lead."""
+
+    to: str
+    model: str
+    reason: str
+
+
 class Peer(NamedTuple):
     """The other end of an edge, and the ticket that is shown on it; ``address`` is "" if it comes to us."""
 
@@ -837,6 +1042,14 @@ Instruction = (
     | CancelSum
     | HandOn
     | CancelHandOn
+    | Keep
+    | Fold
+    | Release
+    | Replicate
+    | Logged
+    | Seed
+    | Followed
+    | Unfollowed
     | Reduce
     | CancelReduce
     | ReduceSettled

@@ -45,6 +45,7 @@ class Role(Enum):
     SERVER = "server"
     MONITOR = "monitor"
     AGGREGATOR = "aggregator"
+    REPLICA = "replica"
 
 
 class Mode(Enum):

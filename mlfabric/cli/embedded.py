@@ -37,6 +37,18 @@ def up(
     advertise: opt.Advertise = "",
     servers: Annotated[int, typer.Option(envvar="MLFABRIC_SERVERS", help="How many servers.")] = 1,
     aggregators: Annotated[int, typer.Option(envvar="MLFABRIC_AGGREGATORS", help="How many aggregators.")] = 0,
+    replica_div_max: Annotated[
+        str,
+        typer.Option(
+            envvar="MLFABRIC_REPLICA_DIV_MAX", help="Keep a replica of server-0 within this l2 distance of it."
+        ),
+    ] = "",
+    replica_div_max_updates: Annotated[
+        str,
+        typer.Option(
+            envvar="MLFABRIC_REPLICA_DIV_MAX_UPDATES", help="Keep a replica of server-0 within so many commits of it."
+        ),
+    ] = "",
     monitor: Annotated[
         bool, typer.Option("--monitor/--no-monitor", envvar="MLFABRIC_MONITOR", help="Whether links are measured.")
     ] = True,
@@ -92,6 +104,10 @@ def up(
         port=port,
         servers=servers,
         aggregators=aggregators,
+        replica_div_max=_checked(float, replica_div_max, "--replica-div-max", "a number, 0 or more"),
+        replica_div_max_updates=_checked(
+            int, replica_div_max_updates, "--replica-div-max-updates", "a whole number, 0 or more"
+        ),
         monitor=monitor,
         server_host=server_host,
         server_up=_checked_rate(server_up),
@@ -212,6 +228,21 @@ def _rates(text: str) -> tuple[str, ...]:
     return tuple(map(_checked_rate, _texts(text)))
 
 
+def _checked(kind: Callable[[str], float], text: str, flag: str, allowed: str) -> str:
+    """Return the text of a number >= 0 as it is, "" for none.
+
+    Raises:
+        UsageError: it is no such number.
+    """
+    try:
+        good = not text or kind(text) >= 0
+    except ValueError:
+        good = False
+    if not good:
+        raise UsageError(f"{flag} {text}; allowed: {allowed}")
+    return text
+
+
 def _checked_rate(text: str) -> str:
     """Return the text of a rate as it is, "" for none.
 
@@ -308,6 +339,7 @@ def add_to(app: typer.Typer) -> None:
             "mlfabric up",
             "mlfabric up --port 0 --servers 2 --checkpoint-dir checkpoints --resume",
             "mlfabric up --server-up 800M --server-down 800M --metrics-port 9400",
+            "mlfabric up --replica-div-max-updates 40",
             "mlfabric up --aggregators 2 --aggregator-hosts node-1,node-2",
         )
     )(up)

@@ -36,6 +36,8 @@ class FabricOptions:
         port: the scheduler's; 0 takes any free one.
         servers: how many; >= 1.
         aggregators: how many; >= 0.
+        replica_div_max, replica_div_max_updates: bounds of a replica of server-0, as texts; without either of them
+            there is none.
         monitor: whether links are measured.
         server_host: machine that the servers are planned to be on; "" means this one, or, where a network card is
             emulated, one for each server.
@@ -55,6 +57,8 @@ class FabricOptions:
     port: int = 50061
     servers: int = 1
     aggregators: int = 0
+    replica_div_max: str = ""
+    replica_div_max_updates: str = ""
     monitor: bool = True
     server_host: str = ""
     server_up: str = ""
@@ -112,6 +116,8 @@ def services(options: FabricOptions, port: int) -> list[Service]:
     found = [Service(name=SCHEDULER, arguments=("scheduler", *common, "--port", str(port), *_metrics(metrics, 0)))]
     found += [_server(options, member, i) for i in range(options.servers)]
     found += [_aggregator(options, member, i) for i in range(options.aggregators)]
+    if options.replica_div_max or options.replica_div_max_updates:
+        found.append(_replica(options, member))
     if options.monitor:
         place = options.servers + options.aggregators + 1
         arguments = ("monitor", *member, "--name", "monitor-0", *_metrics(metrics, place))
@@ -135,6 +141,22 @@ def _server(options: FabricOptions, member: tuple[str, ...], index: int) -> Serv
         arguments=("server", *member, *flags, *_metrics(options.metrics_port, index + 1), *resume[: options.resume]),
         again=resume[: options.checkpoint_dir is not None and not options.resume],
     )
+
+
+def _replica(options: FabricOptions, member: tuple[str, ...]) -> Service:
+    name = "replica-0"
+    emulated = bool(options.server_up or options.server_down)
+    flags = _flags(
+        name=name,
+        host=name if emulated else "",
+        up=options.server_up,
+        down=options.server_down,
+        replica_of="server-0",
+        div_max=options.replica_div_max,
+        div_max_updates=options.replica_div_max_updates,
+    )
+    place = options.servers + options.aggregators + 2
+    return Service(name=name, arguments=("server", *member, *flags, *_metrics(options.metrics_port, place)))
 
 
 def _aggregator(options: FabricOptions, member: tuple[str, ...], index: int) -> Service:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from mlfabric.errors import UsageError
 from mlfabric.network import down_link, up_link
 from mlfabric.protocol import (
+    Following,
     HostModel,
     Initialise,
     Instruction,
@@ -65,6 +66,7 @@ class Membership:
         record = MemberRecord(
             member, MemberState.HERE, now_ns, event.most_updates, holds_initial=event.holds_initial, tally=tally
         )
+        record.follows = event.follows
         self._context.members[member.name] = record
         self._silent.pop(member.name, None)
         self._missed.pop(member.name, None)
@@ -82,6 +84,8 @@ class Membership:
         for held in event.held:
             if (refusal := self._held_elsewhere(member.name, held)) is not None:
                 return refusal
+        if event.follows is not None:
+            return self._replica_refusal(event.follows, member)
         if spec is None:
             return None
         model = self._models.get(spec.name)
@@ -96,6 +100,21 @@ class Membership:
                 return RefuseReason.NOT_YET, f"waiting for {wanted} to join the scheduler"
             return None
         return _difference(spec, model.pushes.spec)
+
+    def _replica_refusal(self, follows: Following, member: Member) -> tuple[RefuseReason, str] | None:
+        """Say why a replica cannot follow a server now, or return None; one that is silent may come back."""
+        record = self._context.members.get(follows.server)
+        if record is None or record.state is not MemberState.HERE:
+            return RefuseReason.NOT_YET, f"waiting for server {follows.server!r} to join the scheduler"
+        if record.member.role is not Role.SERVER:
+            detail = f"{follows.server!r} is a {record.member.role.value}"
+            return RefuseReason.OUT_OF_RANGE, f"{detail}; a replica follows a server"
+        for other in self._context.here(Role.REPLICA):
+            same = other.follows is not None and other.follows.server == follows.server
+            if same and other.member.name != member.name:
+                detail = f"server {follows.server!r} has a replica: {other.member.name!r}"
+                return RefuseReason.NAME_TAKEN, f"{detail}; stop that one, or follow another server"
+        return None
 
     def _held_elsewhere(self, server: str, held: ModelSpec) -> tuple[RefuseReason, str] | None:
         if held.name in self._reductions:
@@ -123,6 +142,8 @@ class Membership:
             case Role.MONITOR:
                 yield self._welcome(record, None, False, reason)
                 yield from self._announce_monitors()
+            case Role.REPLICA:
+                yield self._welcome(record, None, False, reason)
             case Role.AGGREGATOR:
                 yield self._welcome(record, None, False, reason)
                 yield from self._admit_aggregator(record.member)
@@ -209,7 +230,7 @@ class Membership:
         return (near or monitors)[0].member.address if monitors else ""
 
     def _announce_monitors(self) -> Iterator[Instruction]:
-        roles = (Role.WORKER, Role.SERVER, Role.AGGREGATOR)
+        roles = (Role.WORKER, Role.SERVER, Role.AGGREGATOR, Role.REPLICA)
         for record in (record for role in roles for record in self._context.here(role)):
             address = self._monitor_for(record)
             yield MonitorAt(to=record.member.name, address=address, reason="a monitor came or went")

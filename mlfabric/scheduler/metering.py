@@ -58,7 +58,7 @@ class Meter:
             self.metrics.plan(took_s, count.updates - updates)
         self._note(event)
         for instruction in instructions:
-            if isinstance(instruction, Drop):
+            if isinstance(instruction, Drop) and instruction.to == instruction.update.worker:
                 self.metrics.settled(instruction.model, instruction.update.worker, Dropped(cause=instruction.cause))
         return instructions
 

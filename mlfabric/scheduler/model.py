@@ -9,6 +9,7 @@ from mlfabric.protocol import DropReason
 from mlfabric.scheduler.context import Context
 from mlfabric.scheduler.gets import Gets
 from mlfabric.scheduler.pushes import Pushes
+from mlfabric.scheduler.replicas import Replication
 from mlfabric.specs import ModelSpec
 
 __all__ = ["ModelState"]
@@ -16,10 +17,11 @@ __all__ = ["ModelState"]
 
 @dataclass(slots=True)
 class ModelState:
-    """Its pushes, its gets, the delays of what was committed, what was dropped why, who brings initial weights."""
+    """Its pushes, gets and replica, delays of what was committed, what was dropped why, who brings initial weights."""
 
     pushes: Pushes
     gets: Gets
+    replication: Replication
     delays: Counter[int] = field(default_factory=Counter)
     dropped: Counter[DropReason] = field(default_factory=Counter)
     initialiser: str = ""
@@ -28,4 +30,5 @@ class ModelState:
     def of(cls, context: Context, spec: ModelSpec, server: str) -> ModelState:
         """Make the state of a model that nothing has happened to yet."""
         pushes = Pushes(context, spec, server)
-        return cls(pushes, Gets(context, pushes))
+        pushes.follower = replication = Replication(context, pushes)
+        return cls(pushes, Gets(context, pushes), replication)

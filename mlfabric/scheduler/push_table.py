@@ -31,6 +31,7 @@ from mlfabric.protocol import (
 )
 from mlfabric.scheduler.context import SEQ_BITS, Context
 from mlfabric.scheduler.drifting import DriftWatch
+from mlfabric.scheduler.following import Follower
 from mlfabric.scheduler.modes import Clocks, policy_of
 from mlfabric.scheduler.planning import Timetable, paced_rate
 from mlfabric.scheduler.records import Lateness, PlannedUpdate, SettledUpdates, TornBy, WaitingUpdate
@@ -80,6 +81,7 @@ class PushTable:
         self.iteration: Iteration | None = None
         self.settled = SettledUpdates()
         self.commit_ns: dict[UpdateId, int] = {}
+        self.follower: Follower | None = None
         self._context = context
         self._running = Timetable[TransferId]()
         self._lateness = Lateness()
@@ -155,7 +157,7 @@ class PushTable:
         return Expect(
             to=self.server,
             transfer=planned.transfer,
-            members=tuple(Expected(m.update, m.computed_from, m.resolved_below) for m in members),
+            members=tuple(Expected(m.update, m.computed_from, m.resolved_below, m.norm) for m in members),
             model=self.spec.name,
             seq=planned.seq,
             ticket=planned.ticket if found is None else found.root.ticket,

@@ -186,6 +186,7 @@ class Pushes(Arranging):
         if not updates:
             return
         helpers = {} if ahead else self._helpers(batch)
+        follower = self.follower if is_planner_loaded() else None
         config = self.policy.planner_config(self.most_workers, self._context.config.drop_rule)
         found = plan(
             Batch(updates=tuple(updates)),
@@ -195,12 +196,19 @@ class Pushes(Arranging):
                 v_init=self.version.number + (0 if self.spec.mode is Mode.SYNCHRONOUS else len(frozen)),
                 servers=(self._context.host(self.server),),
                 aggregators=tuple(aggregator for _, aggregator in helpers.values()),
+                replica=follower.for_planner() if follower is not None else None,
             ),
-            replace(config, gamma=0.0 if self._steps_once else self.spec.rule.server_momentum),
+            replace(
+                config,
+                div_max=follower.bound() if follower is not None else None,
+                gamma=0.0 if self._steps_once else self.spec.rule.server_momentum,
+            ),
         )
         yield from self._leave(found)
         adders = {host: member for host, (member, _) in helpers.items()}
         yield from self._arrange(found, adders, max((p.seq for p in frozen), default=-1), now_ns)
+        if follower is not None:
+            yield from follower.carry_out(found, now_ns)
         for planned in movable:
             planned.note_overdue(now_ns)
 
@@ -281,6 +289,7 @@ class Pushes(Arranging):
             ready_ns=now_ns,
             computed_from=request.computed_from.number,
             in_flight=in_flight,
+            norm=request.norm * self.spec.rule.lr_at(self.version.number),
             clock=self.clocks.before(request.update),
         )
 

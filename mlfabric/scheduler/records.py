@@ -10,7 +10,17 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from mlfabric.network import Profile
-from mlfabric.protocol import DropReason, GetId, GetRequested, Outcome, PushRequested, SumId, TransferId, UpdateId
+from mlfabric.protocol import (
+    DropReason,
+    Following,
+    GetId,
+    GetRequested,
+    Outcome,
+    PushRequested,
+    SumId,
+    TransferId,
+    UpdateId,
+)
 from mlfabric.scheduler.planning import Shape
 from mlfabric.specs import Member
 
@@ -95,7 +105,7 @@ class WorkerTally:
 
 @dataclass(slots=True)
 class MemberRecord:
-    """A member that joined at least once; ``most_updates`` is of an aggregator."""
+    """A member that joined at least once; ``most_updates`` is of an aggregator, ``follows`` of a replica."""
 
     member: Member
     state: MemberState
@@ -105,6 +115,7 @@ class MemberRecord:
     holds_initial: bool = False
     tally: WorkerTally = field(default_factory=WorkerTally)
     memory_bytes: dict[str, int] = field(default_factory=dict)
+    follows: Following | None = None
 
 
 @dataclass(slots=True)

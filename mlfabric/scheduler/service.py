@@ -43,15 +43,24 @@ _SESSION_WITHIN_S = 10.0
 _SPOKEN_BY = {
     Role.WORKER: frozenset(
         {"push_requested", "get_requested", "reduce_requested", "round_arrived", "round_broken", "worker_holds"}
-        | {"transfer_ended", "memory_reported", "member_left"}
+        | {"not_kept", "transfer_ended", "memory_reported", "member_left"}
     ),
     Role.SERVER: frozenset(
-        {"server_holds", "commits_reported", "initial_received", "transfer_ended", "memory_reported", "member_left"}
+        {
+            "server_holds",
+            "commits_reported",
+            "initial_received",
+            "transfer_ended",
+            "held_back",
+            "memory_reported",
+            "member_left",
+        }
     ),
     Role.AGGREGATOR: frozenset({"transfer_ended", "memory_reported", "member_left"}),
+    Role.REPLICA: frozenset({"replica_reported", "not_kept", "transfer_ended", "memory_reported", "member_left"}),
     Role.MONITOR: frozenset({"memory_reported", "member_left"}),
 }
-_TOLD_FIRST = (Role.SERVER, Role.AGGREGATOR, Role.WORKER, Role.MONITOR)
+_TOLD_FIRST = (Role.REPLICA, Role.SERVER, Role.AGGREGATOR, Role.WORKER, Role.MONITOR)
 _STATUS = {
     RefuseReason.NAME_TAKEN: grpc.StatusCode.ALREADY_EXISTS,
     RefuseReason.LAYOUT_DIFFERS: grpc.StatusCode.INVALID_ARGUMENT,
@@ -188,8 +197,12 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
     async def RegisterAsReplica(
         self, request: fabric_pb2.RegisterAsReplicaRequest, context: _Context
     ) -> fabric_pb2.RegisterAsReplicaResponse:
-        """Refuse: this release plans no replica transfers."""
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this scheduler plans no replicas; use checkpoints")
+        """Admit a replica."""
+        async with _usage(context):
+            event = MemberJoined(
+                member=wire.from_member(request.member, Role.REPLICA), follows=wire.from_following(request)
+            )
+        return fabric_pb2.RegisterAsReplicaResponse(admission=await self._admit(event, context))
 
     async def RegisterAsAggregator(
         self, request: fabric_pb2.RegisterAsAggregatorRequest, context: _Context

@@ -15,6 +15,7 @@ from mlfabric.protocol import (
     DropReason,
     GetId,
     GetRequested,
+    HeldBack,
     InitialReceived,
     Instruction,
     LinksReported,
@@ -23,9 +24,11 @@ from mlfabric.protocol import (
     MemberLeft,
     MemberSilent,
     MemoryReported,
+    NotKept,
     PushRequested,
     ReduceId,
     ReduceRequested,
+    ReplicaReported,
     RoundArrived,
     RoundBroken,
     ServerHolds,
@@ -42,6 +45,9 @@ from mlfabric.scheduler.records import MemberRecord, MemberState, PlanCount
 from mlfabric.scheduler.rounds import Rounds
 
 __all__ = ["SchedulerState"]
+
+_WITHOUT_REPLICA = (GetRequested, LinksReported)
+"""Events that never change what a replica gets."""
 
 
 class SchedulerState:
@@ -62,7 +68,11 @@ class SchedulerState:
 
     def handle(self, event: MemberEvent, now_ns: int) -> list[Instruction]:
         """Take in one event and return the instructions that follow, in order."""
-        return list(self._react(event, now_ns))
+        out = list(self._react(event, now_ns))
+        if not isinstance(event, _WITHOUT_REPLICA):
+            for model in self.models.values():
+                out.extend(model.replication.advance(now_ns))
+        return out
 
     def next_wakeup_ns(self, now_ns: int) -> int | None:
         """Return when a Tick is due (an instant that is past means at once), or None."""
@@ -79,6 +89,7 @@ class SchedulerState:
         for name, model in self.models.items():
             model.pushes.validate()
             model.gets.validate()
+            model.replication.validate()
             bound = model.pushes.tau_max
             assert all(tau <= bound for tau in model.delays), f"{name}: delay above {bound}: {model.delays}"
         for rounds in self.reductions.values():
@@ -119,6 +130,13 @@ class SchedulerState:
                     yield from self._reduce(reduce, now_ns)
             case ServerHolds():
                 yield from self._membership.reconcile(event, now_ns)
+                self.models[event.spec.name].replication.primary_back(event, now_ns)
+            case ReplicaReported() if event.model in self.models:
+                yield from self.models[event.model].replication.reported(event)
+            case HeldBack() if event.model in self.models:
+                self.models[event.model].replication.held_back(event)
+            case NotKept() if event.model in self.models:
+                self.models[event.model].replication.not_kept(event)
             case InitialReceived() if event.model in self.models:
                 yield from self.models[event.model].pushes.initial_received(event.version)
             case LinksReported():
@@ -187,9 +205,13 @@ class SchedulerState:
             if record := self._worker(commit.update):
                 record.tally.committed += 1
                 record.tally.dropped_in_a_row = 0
+        yield from model.replication.committed(event.commits)
 
     def _ended(self, event: TransferEnded, now_ns: int) -> Iterator[Instruction]:
         model = self.models[event.model]
+        if event.member == model.replication.name:
+            model.replication.ended(event)
+            return
         if isinstance(event.transfer, GetId):
             yield from model.gets.ended(event, event.transfer)
             return

@@ -10,6 +10,7 @@ from mlfabric.protocol import ModelVersion
 from mlfabric.scheduler.metering import Meter
 from mlfabric.scheduler.model import ModelState
 from mlfabric.scheduler.records import MemberRecord, MemberState
+from mlfabric.scheduler.replicas import Phase
 from mlfabric.scheduler.rounds import Rounds
 from mlfabric.scheduler.state import SchedulerState
 from mlfabric.specs import Role
@@ -78,8 +79,22 @@ def _activity(state: SchedulerState, record: MemberRecord) -> str:
             return ", ".join(text for count, text in parts if count) or "computing"
         case Role.MONITOR:
             return "measures links"
+        case Role.REPLICA:
+            return ", ".join(_following(state, name)) or "waits for models"
         case Role.AGGREGATOR:
             return ", ".join(_helping(state, name)) or "waits for updates to sum"
+
+
+def _following(state: SchedulerState, replica: str) -> Iterator[str]:
+    """Say of each model how far its replica is."""
+    for name, model in sorted(state.models.items()):
+        replication = model.replication
+        if replication.name != replica:
+            continue
+        if replication.phase is Phase.FOLLOWING:
+            yield f"follows {name} at version {replication.version.number}, {replication.lead} updates behind"
+        else:
+            yield f"{name}: {replication.phase.value}"
 
 
 def _reducing(rounds: Rounds, worker: str) -> str:

@@ -10,14 +10,18 @@ from enum import Enum
 
 from mlfabric.protocol import (
     CancelServe,
+    Drop,
     Expect,
+    Followed,
     GetId,
     HostModel,
     MemberEvent,
     ModelVersion,
     Outcome,
     Serve,
+    ServerHolds,
     TransferId,
+    Unfollowed,
     UpdateId,
     Void,
 )
@@ -42,6 +46,8 @@ __all__ = [
     "RefuseOffer",
     "RefuseWant",
     "Report",
+    "SeedOffered",
+    "SeedTaken",
     "ServeModel",
     "ServerEvent",
     "StepDone",
@@ -60,14 +66,23 @@ class EpochBegan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SeedOffered:
+    """What comes with weights and state: what the primary holds at that version, and how many steps ADAM made."""
+
+    holds: ServerHolds
+    steps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Offered:
-    """A worker or an aggregator offers a transfer on connection ``connection``."""
+    """A worker or an aggregator offers a transfer on connection ``connection``; or a primary a seed to its replica."""
 
     connection: int
     transfer: TransferId
     ticket: bytes
     length: int
     digest: int
+    seed: SeedOffered | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,8 +171,27 @@ class InstallRefused:
     detail: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeedTaken:
+    """A copy of the present version's weights and state was taken for a replica.
+
+    Args:
+        history_norm, weights_norm: l2 norms of the momentum's history (0 without) and of the PARAMETER tensors.
+        steps: how many ADAM made.
+    """
+
+    model: str
+    history_norm: float
+    weights_norm: float
+    steps: int
+
+
 ServerEvent = (
     HostModel
+    | Drop
+    | Followed
+    | Unfollowed
+    | SeedTaken
     | Expect
     | Void
     | Serve

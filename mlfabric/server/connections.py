@@ -116,6 +116,7 @@ class Connections:
                 ticket=frame.ticket,
                 length=meta.size_bytes,
                 digest=frame.digest,
+                seed=_seed_of(meta),
             )
         )
 
@@ -227,3 +228,9 @@ class Connections:
         task = asyncio.create_task(coroutine)
         line.sending.add(task)
         task.add_done_callback(line.sending.discard)
+
+
+def _seed_of(meta: data_pb2.OfferMeta) -> act.SeedOffered | None:
+    if not meta.HasField("seed"):
+        return None
+    return act.SeedOffered(holds=wire.from_server_holds(meta.seed, meta.seed.server), steps=meta.steps)

@@ -11,9 +11,11 @@ from collections.abc import Iterator
 
 from mlfabric.protocol import (
     Committed,
+    Drop,
     Dropped,
     DropReason,
     Expect,
+    HeldBack,
     ModelVersion,
     Outcome,
     ServerHolds,
@@ -32,12 +34,14 @@ from mlfabric.server.actions import (
     InstallInitial,
     Offered,
     RefuseOffer,
+    Report,
     StepDone,
     StepKind,
     StepRefused,
 )
 from mlfabric.server.applied import AppliedSet
 from mlfabric.server.gate import Gate, commits_of, flaw_of
+from mlfabric.server.gate_lead import LeadGate
 from mlfabric.server.granting import grants
 from mlfabric.server.incoming import Incoming, Place
 from mlfabric.server.reports import Reports
@@ -60,12 +64,14 @@ class HostedModel:
         self.applied = AppliedSet(start.applied if start else ())
         self.incoming = Incoming(spec.mode)
         self.gets = Servings(server, spec)
+        self.lead = LeadGate(spec)
         self._server = server
         self._reports = Reports(server, spec.name)
         self._epoch = 0
         self._epoch_base = start.epoch_base if start else 0
         self._budget_bytes = receive_budget_bytes
         self._synchronous = spec.mode is Mode.SYNCHRONOUS
+        self._held_back: HeldBack | None = None
 
     # Transfers
 
@@ -198,6 +204,8 @@ class HostedModel:
         for commit in commits:
             self.applied.add(commit.update, commit.version, commit.tau)
         self.version = commits[-1].version
+        self.lead.committed([m for t in group for m in t.members], commits)
+        self._held_back = None
         outcomes: dict[UpdateId, Outcome] = {c.update: Committed(version=c.version, tau=c.tau) for c in commits}
         for transfer in group:
             yield from self._settle(transfer, outcomes, f"its turn: seq {transfer.seq}")
@@ -251,8 +259,35 @@ class HostedModel:
             if not standing:
                 continue
             if self.incoming.is_whole(standing) and self.gets.leaves_buffer_for_commit(self.version):
-                yield self._apply(standing)
+                held_back = self._hold_back(standing)
+                if held_back is None:
+                    yield self._apply(standing)
+                elif held_back != self._held_back:
+                    self._held_back = held_back
+                    yield Report(event=held_back, reason=held_back.detail)
             return
+
+    def drop(self, order: Drop) -> Iterator[Action]:
+        """Drop an update that is here and may not be committed; a sum with it in it is given back."""
+        transfer = self._holder(order.update)
+        if transfer is not None and transfer.state is TransferState.RECEIVED:
+            yield from self._turn_away(transfer, Dropped(cause=order.cause, detail=order.reason))
+
+    def _hold_back(self, place: Place) -> HeldBack | None:
+        """Say that these must wait for the replica, or return None."""
+        if place[0].kind is UpdateKind.INITIAL:
+            return None
+        commits = commits_of(place, self._present_gate(), self.spec.rule)
+        group = self.version.number, [m for t in place for m in t.members], [commit.lr for commit in commits]
+        if not (detail := self.lead.refusal(*group)):
+            return None
+        return HeldBack(
+            server=self._server,
+            model=self.spec.name,
+            transfers=tuple(t.transfer for t in place),
+            alone=self.lead.is_too_large(*group),
+            detail=detail,
+        )
 
     def _apply(self, place: Place) -> Action:
         for transfer in place:
@@ -347,6 +382,7 @@ class HostedModel:
             applied=self.applied.snapshot(),
             received=tuple(m.update for t in kept for m in t.members),
             epoch_base=self._epoch_base,
+            replica=self.lead.replica,
         )
 
     def validate(self) -> None:

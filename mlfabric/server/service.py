@@ -25,6 +25,7 @@ from mlfabric.protocol import (
     MemoryReported,
     ModelVersion,
     MonitorAt,
+    Seed,
     SumId,
     Tick,
     TransferEnd,
@@ -37,6 +38,7 @@ from mlfabric.server.checkpoint import CheckpointDir
 from mlfabric.server.commit_log import CommitLog
 from mlfabric.server.connections import Connections
 from mlfabric.server.resume import resume
+from mlfabric.server.seeding import SeedSender
 from mlfabric.server.state import ServerConfig, ServerState
 from mlfabric.server.stores import Stores
 from mlfabric.session import SchedulerSession, SessionCallbacks
@@ -102,6 +104,9 @@ class ServerService:
             log.info("resumed model %s at version %s", holds.spec.name, holds.version.number)
         self._connections = Connections(self._stores, options.host, self._take_in, self._recorded)
         self._channel = TcpChannel(options.tcp)
+        self._seeds = SeedSender(
+            self._state, self._stores, self._channel, options.host, self._take_in, self._metrics.transfer
+        )
         self._reporter = TransferReporter(options.name, options.host, options.tcp.up_bps, options.tcp.down_bps)
         self._log = CommitLog(directory)
         self._queue: deque[act.ServerEvent | Tick] = deque()
@@ -163,6 +168,7 @@ class ServerService:
             for task in (*tasks, stopped):
                 task.cancel()
             await asyncio.gather(*tasks, stopped, return_exceptions=True)
+            await self._seeds.close()
             await self._channel.close()
             await self._stores.close()
             await self._reporter.close()
@@ -182,6 +188,8 @@ class ServerService:
     def _instructed(self, instruction: Instruction) -> None:
         if isinstance(instruction, MonitorAt):
             self._reporter.set_address(instruction.address)
+        elif isinstance(instruction, Seed):
+            self._seeds.send(instruction)
         else:
             self._take_in(instruction)  # type: ignore[arg-type]
 

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 
 from mlfabric.protocol import (
     CancelServe,
+    Drop,
     Expect,
+    Followed,
     GetId,
     HostModel,
     Outcome,
@@ -20,6 +22,7 @@ from mlfabric.protocol import (
     Tick,
     TransferEnd,
     TransferId,
+    Unfollowed,
     UpdateId,
     Void,
 )
@@ -100,6 +103,14 @@ class ServerState:
             case CancelServe():
                 if event.model in self.models:
                     yield from self.models[event.model].gets.cancel(event.get, event.reason)
+            case Followed() if event.model in self.models:
+                self.models[event.model].lead.follow(event)
+            case Unfollowed() if event.model in self.models:
+                self.models[event.model].lead.lift()
+            case Drop() if event.model in self.models:
+                yield from self.models[event.model].drop(event)
+            case act.SeedTaken():
+                self.models[event.model].lead.seeded(event.history_norm, event.weights_norm, event.steps)
             case act.EpochBegan():
                 if event.epoch > self.epoch:
                     self.epoch = event.epoch
@@ -113,6 +124,8 @@ class ServerState:
                 yield from self._expire(now_ns)
                 for model in self.models.values():
                     yield from model.expire(now_ns)
+            case Followed() | Unfollowed() | Drop():
+                return
             case _:
                 yield from self._progress(event)
 

@@ -74,6 +74,10 @@ class Stores:
         self._buffers[transfer] = buffer
         return buffer
 
+    def buffer(self, transfer: TransferId) -> memoryview:
+        """Return the buffer of a transfer that is here."""
+        return self._buffers[transfer]
+
     def forget(self, transfer: TransferId) -> None:
         """Give a transfer's buffer back; one of each size is kept for the next."""
         buffer = self._buffers.pop(transfer, None)
@@ -151,6 +155,10 @@ class Stores:
     def store(self, model: str) -> ModelStore:
         """Return one model's store."""
         return self._stores[model]
+
+    def turn(self, model: str) -> asyncio.Lock:
+        """Return what is held while a step or a checkpoint of a model runs: who has it knows that none does."""
+        return self._turns[model]
 
     def memory_bytes(self) -> dict[str, int]:
         """Return bytes held, by kind: models, optimizer state, transfers, and the promised most of the first two."""

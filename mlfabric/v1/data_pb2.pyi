@@ -30,14 +30,22 @@ class OfferMeta(_message.Message):
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
     HOST_FIELD_NUMBER: _builtins.int
     IMAGE_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
     size_bytes: _builtins.int
     """Payload bytes that will follow the grant."""
     host: _builtins.str
     """The sender's host."""
     image: _builtins.bytes
     """All of the update, if it is so small that waiting for the grant would cost more than sending it."""
+    steps: _builtins.int
+    """With weights and optimizer state: how many steps ADAM made."""
     @_builtins.property
     def transfer(self) -> _types_pb2.TransferId: ...
+    @_builtins.property
+    def seed(self) -> _session_pb2.ServerHolds:
+        """With weights and optimizer state: what else the primary holds of the model at that version."""
+
     def __init__(
         self,
         *,
@@ -45,10 +53,12 @@ class OfferMeta(_message.Message):
         size_bytes: _builtins.int = ...,
         host: _builtins.str = ...,
         image: _builtins.bytes = ...,
+        seed: _session_pb2.ServerHolds | None = ...,
+        steps: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["transfer", b"transfer"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["seed", b"seed", "transfer", b"transfer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["host", b"host", "image", b"image", "size_bytes", b"size_bytes", "transfer", b"transfer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["host", b"host", "image", b"image", "seed", b"seed", "size_bytes", b"size_bytes", "steps", b"steps", "transfer", b"transfer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -167,25 +167,32 @@ class RegisterAsReplicaRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MEMBER_FIELD_NUMBER: _builtins.int
-    MODEL_FIELD_NUMBER: _builtins.int
+    SERVER_FIELD_NUMBER: _builtins.int
     DIV_MAX_FIELD_NUMBER: _builtins.int
-    model: _builtins.str
+    DIV_MAX_UPDATES_FIELD_NUMBER: _builtins.int
+    server: _builtins.str
+    """The primary: each of its models is followed."""
     div_max: _builtins.float
-    """Largest l2 norm by which the replica may lag behind."""
+    """The largest l2 distance of a primary from what the replica can recover; infinite for no such bound."""
+    div_max_updates: _builtins.int
+    """The most commits that the primary may be ahead; absent for no such bound."""
     @_builtins.property
     def member(self) -> _types_pb2.Member: ...
     def __init__(
         self,
         *,
         member: _types_pb2.Member | None = ...,
-        model: _builtins.str = ...,
+        server: _builtins.str = ...,
         div_max: _builtins.float = ...,
+        div_max_updates: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["member", b"member"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_div_max_updates", b"_div_max_updates", "div_max_updates", b"div_max_updates", "member", b"member"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["div_max", b"div_max", "member", b"member", "model", b"model"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_div_max_updates", b"_div_max_updates", "div_max", b"div_max", "div_max_updates", b"div_max_updates", "member", b"member", "server", b"server"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__div_max_updates: _TypeAlias = _typing.Literal["div_max_updates"]  # noqa: Y015
+    _WhichOneofArgType__div_max_updates: _TypeAlias = _typing.Literal["_div_max_updates", b"_div_max_updates"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__div_max_updates) -> _WhichOneofReturnType__div_max_updates | None: ...
 
 Global___RegisterAsReplicaRequest: _TypeAlias = RegisterAsReplicaRequest  # noqa: Y015
 

@@ -29,12 +29,16 @@ class _UpdateKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_UpdateKind
     UPDATE_KIND_UNSPECIFIED: _UpdateKind.ValueType  # 0
     UPDATE_KIND_GRADIENT: _UpdateKind.ValueType  # 1
     UPDATE_KIND_INITIAL: _UpdateKind.ValueType  # 2
+    UPDATE_KIND_STATE: _UpdateKind.ValueType  # 3
+    """Weights and optimizer state of one version."""
 
 class UpdateKind(_UpdateKind, metaclass=_UpdateKindEnumTypeWrapper): ...
 
 UPDATE_KIND_UNSPECIFIED: UpdateKind.ValueType  # 0
 UPDATE_KIND_GRADIENT: UpdateKind.ValueType  # 1
 UPDATE_KIND_INITIAL: UpdateKind.ValueType  # 2
+UPDATE_KIND_STATE: UpdateKind.ValueType  # 3
+"""Weights and optimizer state of one version."""
 Global___UpdateKind: _TypeAlias = UpdateKind  # noqa: Y015
 
 class _DropCause:
@@ -55,6 +59,7 @@ class _DropCauseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DropCause.V
     DROP_CAUSE_FUTURE_VERSION: _DropCause.ValueType  # 9
     DROP_CAUSE_WRONG_LAYOUT: _DropCause.ValueType  # 10
     DROP_CAUSE_CHANGED: _DropCause.ValueType  # 11
+    DROP_CAUSE_NOT_REPLICATED: _DropCause.ValueType  # 12
 
 class DropCause(_DropCause, metaclass=_DropCauseEnumTypeWrapper): ...
 
@@ -70,6 +75,7 @@ DROP_CAUSE_DUPLICATE: DropCause.ValueType  # 8
 DROP_CAUSE_FUTURE_VERSION: DropCause.ValueType  # 9
 DROP_CAUSE_WRONG_LAYOUT: DropCause.ValueType  # 10
 DROP_CAUSE_CHANGED: DropCause.ValueType  # 11
+DROP_CAUSE_NOT_REPLICATED: DropCause.ValueType  # 12
 Global___DropCause: _TypeAlias = DropCause  # noqa: Y015
 
 class _ReduceOp:
@@ -228,6 +234,9 @@ class Event(_message.Message):
     REDUCE_REQUESTED_FIELD_NUMBER: _builtins.int
     ROUND_ARRIVED_FIELD_NUMBER: _builtins.int
     ROUND_BROKEN_FIELD_NUMBER: _builtins.int
+    REPLICA_REPORTED_FIELD_NUMBER: _builtins.int
+    NOT_KEPT_FIELD_NUMBER: _builtins.int
+    HELD_BACK_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def push_requested(self) -> Global___PushRequested: ...
     @_builtins.property
@@ -252,6 +261,12 @@ class Event(_message.Message):
     def round_arrived(self) -> Global___RoundArrived: ...
     @_builtins.property
     def round_broken(self) -> Global___RoundBroken: ...
+    @_builtins.property
+    def replica_reported(self) -> Global___ReplicaReported: ...
+    @_builtins.property
+    def not_kept(self) -> Global___NotKept: ...
+    @_builtins.property
+    def held_back(self) -> Global___HeldBack: ...
     def __init__(
         self,
         *,
@@ -267,12 +282,15 @@ class Event(_message.Message):
         reduce_requested: Global___ReduceRequested | None = ...,
         round_arrived: Global___RoundArrived | None = ...,
         round_broken: Global___RoundBroken | None = ...,
+        replica_reported: Global___ReplicaReported | None = ...,
+        not_kept: Global___NotKept | None = ...,
+        held_back: Global___HeldBack | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["commits_reported", b"commits_reported", "event", b"event", "get_requested", b"get_requested", "initial_received", b"initial_received", "member_left", b"member_left", "memory_reported", b"memory_reported", "push_requested", b"push_requested", "reduce_requested", b"reduce_requested", "round_arrived", b"round_arrived", "round_broken", b"round_broken", "server_holds", b"server_holds", "transfer_ended", b"transfer_ended", "worker_holds", b"worker_holds"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["commits_reported", b"commits_reported", "event", b"event", "get_requested", b"get_requested", "held_back", b"held_back", "initial_received", b"initial_received", "member_left", b"member_left", "memory_reported", b"memory_reported", "not_kept", b"not_kept", "push_requested", b"push_requested", "reduce_requested", b"reduce_requested", "replica_reported", b"replica_reported", "round_arrived", b"round_arrived", "round_broken", b"round_broken", "server_holds", b"server_holds", "transfer_ended", b"transfer_ended", "worker_holds", b"worker_holds"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commits_reported", b"commits_reported", "event", b"event", "get_requested", b"get_requested", "initial_received", b"initial_received", "member_left", b"member_left", "memory_reported", b"memory_reported", "push_requested", b"push_requested", "reduce_requested", b"reduce_requested", "round_arrived", b"round_arrived", "round_broken", b"round_broken", "server_holds", b"server_holds", "transfer_ended", b"transfer_ended", "worker_holds", b"worker_holds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commits_reported", b"commits_reported", "event", b"event", "get_requested", b"get_requested", "held_back", b"held_back", "initial_received", b"initial_received", "member_left", b"member_left", "memory_reported", b"memory_reported", "not_kept", b"not_kept", "push_requested", b"push_requested", "reduce_requested", b"reduce_requested", "replica_reported", b"replica_reported", "round_arrived", b"round_arrived", "round_broken", b"round_broken", "server_holds", b"server_holds", "transfer_ended", b"transfer_ended", "worker_holds", b"worker_holds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["push_requested", "get_requested", "worker_holds", "server_holds", "commits_reported", "initial_received", "transfer_ended", "member_left", "memory_reported", "reduce_requested", "round_arrived", "round_broken"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["push_requested", "get_requested", "worker_holds", "server_holds", "commits_reported", "initial_received", "transfer_ended", "member_left", "memory_reported", "reduce_requested", "round_arrived", "round_broken", "replica_reported", "not_kept", "held_back"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -576,10 +594,13 @@ class ServerHolds(_message.Message):
     APPLIED_FIELD_NUMBER: _builtins.int
     RECEIVED_FIELD_NUMBER: _builtins.int
     EPOCH_BASE_FIELD_NUMBER: _builtins.int
+    REPLICA_FIELD_NUMBER: _builtins.int
     server: _builtins.str
     initialised: _builtins.bool
     epoch_base: _builtins.int
     """Version at which the server's present epoch began."""
+    replica: _builtins.str
+    """The replica that it must not be too far ahead of; empty for none."""
     @_builtins.property
     def spec(self) -> _types_pb2.ModelSpec: ...
     @_builtins.property
@@ -598,10 +619,11 @@ class ServerHolds(_message.Message):
         applied: _abc.Iterable[Global___AppliedIds] | None = ...,
         received: _abc.Iterable[_types_pb2.RequestId] | None = ...,
         epoch_base: _builtins.int = ...,
+        replica: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "epoch_base", b"epoch_base", "initialised", b"initialised", "received", b"received", "server", b"server", "spec", b"spec", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "epoch_base", b"epoch_base", "initialised", b"initialised", "received", b"received", "replica", b"replica", "server", b"server", "spec", b"spec", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -783,6 +805,111 @@ class MemoryReported(_message.Message):
 Global___MemoryReported: _TypeAlias = MemoryReported  # noqa: Y015
 
 @_typing.final
+class ReplicaReported(_message.Message):
+    """What a replica holds of a model."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLICA_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
+    replica: _builtins.str
+    model: _builtins.str
+    term: _builtins.int
+    """Of its seed; 0 before the first."""
+    @_builtins.property
+    def version(self) -> _types_pb2.ModelVersion:
+        """What it has applied."""
+
+    @_builtins.property
+    def held(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.RequestId]:
+        """Not applied, each by itself."""
+
+    def __init__(
+        self,
+        *,
+        replica: _builtins.str = ...,
+        model: _builtins.str = ...,
+        term: _builtins.int = ...,
+        version: _types_pb2.ModelVersion | None = ...,
+        held: _abc.Iterable[_types_pb2.RequestId] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["held", b"held", "model", b"model", "replica", b"replica", "term", b"term", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplicaReported: _TypeAlias = ReplicaReported  # noqa: Y015
+
+@_typing.final
+class HeldBack(_message.Message):
+    """A primary does not commit these until its replica holds more."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SERVER_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    TRANSFERS_FIELD_NUMBER: _builtins.int
+    ALONE_FIELD_NUMBER: _builtins.int
+    DETAIL_FIELD_NUMBER: _builtins.int
+    server: _builtins.str
+    model: _builtins.str
+    alone: _builtins.bool
+    """Even if the replica held all that was committed before."""
+    detail: _builtins.str
+    @_builtins.property
+    def transfers(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.TransferId]: ...
+    def __init__(
+        self,
+        *,
+        server: _builtins.str = ...,
+        model: _builtins.str = ...,
+        transfers: _abc.Iterable[_types_pb2.TransferId] | None = ...,
+        alone: _builtins.bool = ...,
+        detail: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alone", b"alone", "detail", b"detail", "model", b"model", "server", b"server", "transfers", b"transfers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HeldBack: _TypeAlias = HeldBack  # noqa: Y015
+
+@_typing.final
+class NotKept(_message.Message):
+    """A worker or a replica lacks what it was told to keep or to use: there is a hole."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEMBER_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
+    DETAIL_FIELD_NUMBER: _builtins.int
+    member: _builtins.str
+    model: _builtins.str
+    term: _builtins.int
+    detail: _builtins.str
+    def __init__(
+        self,
+        *,
+        member: _builtins.str = ...,
+        model: _builtins.str = ...,
+        term: _builtins.int = ...,
+        detail: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "member", b"member", "model", b"model", "term", b"term"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NotKept: _TypeAlias = NotKept  # noqa: Y015
+
+@_typing.final
 class MemberLeft(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -827,6 +954,14 @@ class Instruction(_message.Message):
     CANCEL_REDUCE_FIELD_NUMBER: _builtins.int
     REDUCE_SETTLED_FIELD_NUMBER: _builtins.int
     REDUCE_FAILED_FIELD_NUMBER: _builtins.int
+    KEEP_FIELD_NUMBER: _builtins.int
+    FOLD_FIELD_NUMBER: _builtins.int
+    RELEASE_FIELD_NUMBER: _builtins.int
+    REPLICATE_FIELD_NUMBER: _builtins.int
+    LOGGED_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
+    FOLLOWED_FIELD_NUMBER: _builtins.int
+    UNFOLLOWED_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
     @_builtins.property
     def host_model(self) -> Global___HostModel: ...
@@ -866,6 +1001,22 @@ class Instruction(_message.Message):
     def reduce_settled(self) -> Global___ReduceSettled: ...
     @_builtins.property
     def reduce_failed(self) -> Global___ReduceFailed: ...
+    @_builtins.property
+    def keep(self) -> Global___Keep: ...
+    @_builtins.property
+    def fold(self) -> Global___Fold: ...
+    @_builtins.property
+    def release(self) -> Global___Release: ...
+    @_builtins.property
+    def replicate(self) -> Global___Replicate: ...
+    @_builtins.property
+    def logged(self) -> Global___Logged: ...
+    @_builtins.property
+    def seed(self) -> Global___Seed: ...
+    @_builtins.property
+    def followed(self) -> Global___Followed: ...
+    @_builtins.property
+    def unfollowed(self) -> Global___Unfollowed: ...
     def __init__(
         self,
         *,
@@ -889,12 +1040,20 @@ class Instruction(_message.Message):
         cancel_reduce: Global___CancelReduce | None = ...,
         reduce_settled: Global___ReduceSettled | None = ...,
         reduce_failed: Global___ReduceFailed | None = ...,
+        keep: Global___Keep | None = ...,
+        fold: Global___Fold | None = ...,
+        release: Global___Release | None = ...,
+        replicate: Global___Replicate | None = ...,
+        logged: Global___Logged | None = ...,
+        seed: Global___Seed | None = ...,
+        followed: Global___Followed | None = ...,
+        unfollowed: Global___Unfollowed | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel_hand_on", b"cancel_hand_on", "cancel_reduce", b"cancel_reduce", "cancel_serve", b"cancel_serve", "cancel_sum", b"cancel_sum", "drop", b"drop", "expect", b"expect", "fetch", b"fetch", "hand_on", b"hand_on", "host_model", b"host_model", "initialise", b"initialise", "instruction", b"instruction", "monitor_at", b"monitor_at", "reduce", b"reduce", "reduce_failed", b"reduce_failed", "reduce_settled", b"reduce_settled", "resolve", b"resolve", "send", b"send", "serve", b"serve", "sum", b"sum", "void", b"void"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel_hand_on", b"cancel_hand_on", "cancel_reduce", b"cancel_reduce", "cancel_serve", b"cancel_serve", "cancel_sum", b"cancel_sum", "drop", b"drop", "expect", b"expect", "fetch", b"fetch", "fold", b"fold", "followed", b"followed", "hand_on", b"hand_on", "host_model", b"host_model", "initialise", b"initialise", "instruction", b"instruction", "keep", b"keep", "logged", b"logged", "monitor_at", b"monitor_at", "reduce", b"reduce", "reduce_failed", b"reduce_failed", "reduce_settled", b"reduce_settled", "release", b"release", "replicate", b"replicate", "resolve", b"resolve", "seed", b"seed", "send", b"send", "serve", b"serve", "sum", b"sum", "unfollowed", b"unfollowed", "void", b"void"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel_hand_on", b"cancel_hand_on", "cancel_reduce", b"cancel_reduce", "cancel_serve", b"cancel_serve", "cancel_sum", b"cancel_sum", "drop", b"drop", "expect", b"expect", "fetch", b"fetch", "hand_on", b"hand_on", "host_model", b"host_model", "initialise", b"initialise", "instruction", b"instruction", "monitor_at", b"monitor_at", "reason", b"reason", "reduce", b"reduce", "reduce_failed", b"reduce_failed", "reduce_settled", b"reduce_settled", "resolve", b"resolve", "send", b"send", "serve", b"serve", "sum", b"sum", "void", b"void"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel_hand_on", b"cancel_hand_on", "cancel_reduce", b"cancel_reduce", "cancel_serve", b"cancel_serve", "cancel_sum", b"cancel_sum", "drop", b"drop", "expect", b"expect", "fetch", b"fetch", "fold", b"fold", "followed", b"followed", "hand_on", b"hand_on", "host_model", b"host_model", "initialise", b"initialise", "instruction", b"instruction", "keep", b"keep", "logged", b"logged", "monitor_at", b"monitor_at", "reason", b"reason", "reduce", b"reduce", "reduce_failed", b"reduce_failed", "reduce_settled", b"reduce_settled", "release", b"release", "replicate", b"replicate", "resolve", b"resolve", "seed", b"seed", "send", b"send", "serve", b"serve", "sum", b"sum", "unfollowed", b"unfollowed", "void", b"void"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_instruction: _TypeAlias = _typing.Literal["host_model", "initialise", "send", "expect", "drop", "resolve", "void", "fetch", "serve", "cancel_serve", "monitor_at", "sum", "cancel_sum", "hand_on", "cancel_hand_on", "reduce", "cancel_reduce", "reduce_settled", "reduce_failed"]  # noqa: Y015
+    _WhichOneofReturnType_instruction: _TypeAlias = _typing.Literal["host_model", "initialise", "send", "expect", "drop", "resolve", "void", "fetch", "serve", "cancel_serve", "monitor_at", "sum", "cancel_sum", "hand_on", "cancel_hand_on", "reduce", "cancel_reduce", "reduce_settled", "reduce_failed", "keep", "fold", "release", "replicate", "logged", "seed", "followed", "unfollowed"]  # noqa: Y015
     _WhichOneofArgType_instruction: _TypeAlias = _typing.Literal["instruction", b"instruction"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_instruction) -> _WhichOneofReturnType_instruction | None: ...
 
@@ -985,7 +1144,10 @@ class Expected(_message.Message):
     UPDATE_FIELD_NUMBER: _builtins.int
     COMPUTED_FROM_FIELD_NUMBER: _builtins.int
     RESOLVED_BELOW_FIELD_NUMBER: _builtins.int
+    NORM_FIELD_NUMBER: _builtins.int
     resolved_below: _builtins.int
+    norm: _builtins.float
+    """l2 norm of the update."""
     @_builtins.property
     def update(self) -> _types_pb2.RequestId: ...
     @_builtins.property
@@ -996,10 +1158,11 @@ class Expected(_message.Message):
         update: _types_pb2.RequestId | None = ...,
         computed_from: _types_pb2.ModelVersion | None = ...,
         resolved_below: _builtins.int = ...,
+        norm: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["computed_from", b"computed_from", "update", b"update"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["computed_from", b"computed_from", "resolved_below", b"resolved_below", "update", b"update"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["computed_from", b"computed_from", "norm", b"norm", "resolved_below", b"resolved_below", "update", b"update"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1459,6 +1622,255 @@ class MonitorAt(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___MonitorAt: _TypeAlias = MonitorAt  # noqa: Y015
+
+@_typing.final
+class Keep(_message.Message):
+    """Keep updates that are committed from now on, for the replica; without a receiver: no longer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
+    RECEIVER_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    term: _builtins.int
+    receiver: _builtins.str
+    address: _builtins.str
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        term: _builtins.int = ...,
+        receiver: _builtins.str = ...,
+        address: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "model", b"model", "receiver", b"receiver", "term", b"term"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Keep: _TypeAlias = Keep  # noqa: Y015
+
+@_typing.final
+class Fold(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
+    UPDATE_FIELD_NUMBER: _builtins.int
+    LRS_FIELD_NUMBER: _builtins.int
+    SHARE_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    term: _builtins.int
+    share: _builtins.float
+    """Of the update in its version's step."""
+    @_builtins.property
+    def update(self) -> _types_pb2.RequestId: ...
+    @_builtins.property
+    def lrs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Of the versions since the last one of the window, up to that of the update."""
+
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        term: _builtins.int = ...,
+        update: _types_pb2.RequestId | None = ...,
+        lrs: _abc.Iterable[_builtins.float] | None = ...,
+        share: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["update", b"update"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lrs", b"lrs", "model", b"model", "share", b"share", "term", b"term", "update", b"update"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Fold: _TypeAlias = Fold  # noqa: Y015
+
+@_typing.final
+class Release(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
+    UPDATES_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    term: _builtins.int
+    @_builtins.property
+    def updates(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.RequestId]: ...
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        term: _builtins.int = ...,
+        updates: _abc.Iterable[_types_pb2.RequestId] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "term", b"term", "updates", b"updates"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Release: _TypeAlias = Release  # noqa: Y015
+
+@_typing.final
+class Replicate(_message.Message):
+    """Send to the replica one update, or as a sum what is folded."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
+    TRANSFER_FIELD_NUMBER: _builtins.int
+    TICKET_FIELD_NUMBER: _builtins.int
+    RATE_BPS_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    term: _builtins.int
+    ticket: _builtins.bytes
+    rate_bps: _builtins.int
+    @_builtins.property
+    def transfer(self) -> _types_pb2.TransferId: ...
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        term: _builtins.int = ...,
+        transfer: _types_pb2.TransferId | None = ...,
+        ticket: _builtins.bytes = ...,
+        rate_bps: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["transfer", b"transfer"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "rate_bps", b"rate_bps", "term", b"term", "ticket", b"ticket", "transfer", b"transfer"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Replicate: _TypeAlias = Replicate  # noqa: Y015
+
+@_typing.final
+class Logged(_message.Message):
+    """A group of the primary's commit log."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    COMMITS_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    @_builtins.property
+    def commits(self) -> _containers.RepeatedCompositeFieldContainer[Global___Commit]: ...
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        commits: _abc.Iterable[Global___Commit] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commits", b"commits", "model", b"model"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Logged: _TypeAlias = Logged  # noqa: Y015
+
+@_typing.final
+class Seed(_message.Message):
+    """Send weights and optimizer state to a replica."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
+    TRANSFER_FIELD_NUMBER: _builtins.int
+    RECEIVER_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    TICKET_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    term: _builtins.int
+    receiver: _builtins.str
+    address: _builtins.str
+    ticket: _builtins.bytes
+    @_builtins.property
+    def transfer(self) -> _types_pb2.SumId: ...
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        term: _builtins.int = ...,
+        transfer: _types_pb2.SumId | None = ...,
+        receiver: _builtins.str = ...,
+        address: _builtins.str = ...,
+        ticket: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["transfer", b"transfer"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "model", b"model", "receiver", b"receiver", "term", b"term", "ticket", b"ticket", "transfer", b"transfer"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Seed: _TypeAlias = Seed  # noqa: Y015
+
+@_typing.final
+class Followed(_message.Message):
+    """Where the replica is, and how far the primary may be ahead of it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    REPLICA_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
+    NORM_FIELD_NUMBER: _builtins.int
+    UPDATES_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    replica: _builtins.str
+    norm: _builtins.float
+    """Infinite for no such bound."""
+    updates: _builtins.int
+    """Absent for no such bound."""
+    @_builtins.property
+    def version(self) -> _types_pb2.ModelVersion: ...
+    @_builtins.property
+    def held(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.RequestId]: ...
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        replica: _builtins.str = ...,
+        version: _types_pb2.ModelVersion | None = ...,
+        held: _abc.Iterable[_types_pb2.RequestId] | None = ...,
+        norm: _builtins.float = ...,
+        updates: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_updates", b"_updates", "updates", b"updates", "version", b"version"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_updates", b"_updates", "held", b"held", "model", b"model", "norm", b"norm", "replica", b"replica", "updates", b"updates", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__updates: _TypeAlias = _typing.Literal["updates"]  # noqa: Y015
+    _WhichOneofArgType__updates: _TypeAlias = _typing.Literal["_updates", b"_updates"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__updates) -> _WhichOneofReturnType__updates | None: ...
+
+Global___Followed: _TypeAlias = Followed  # noqa: Y015
+
+@_typing.final
+class Unfollowed(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Unfollowed: _TypeAlias = Unfollowed  # noqa: Y015
 
 @_typing.final
 class Peer(_message.Message):

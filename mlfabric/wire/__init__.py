@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from mlfabric.wire.events import from_event, from_get, from_push, from_server_holds, to_event, to_server_holds
 from mlfabric.wire.instructions import from_instruction, to_instruction
+from mlfabric.wire.replicas import from_following
 from mlfabric.wire.specs import (
     from_admission,
     from_links,
@@ -39,6 +40,7 @@ from mlfabric.wire.values import (
 __all__ = [
     "from_admission",
     "from_event",
+    "from_following",
     "from_get",
     "from_get_id",
     "from_instruction",

@@ -11,7 +11,6 @@ from typing import Any
 
 from mlfabric.protocol import (
     AppliedIds,
-    Commit,
     CommitsReported,
     GetId,
     GetRequested,
@@ -27,7 +26,8 @@ from mlfabric.protocol import (
     WorkerHolds,
 )
 from mlfabric.v1 import session_pb2 as session
-from mlfabric.wire import reduces
+from mlfabric.wire import reduces, replicas
+from mlfabric.wire.commits import fill_commits, from_commits
 from mlfabric.wire.specs import fill_spec, from_spec
 from mlfabric.wire.values import (
     END_OF,
@@ -183,6 +183,7 @@ def _fill_server_holds(message: session.ServerHolds, event: ServerHolds) -> None
     for update in event.received:
         fill_request(message.received.add(), update)
     message.epoch_base = event.epoch_base
+    message.replica = event.replica
 
 
 def from_server_holds(message: session.ServerHolds, member: str) -> ServerHolds:
@@ -202,6 +203,7 @@ def from_server_holds(message: session.ServerHolds, member: str) -> ServerHolds:
         applied=tuple(_from_applied(ids) for ids in message.applied),
         received=tuple(from_update_id(update) for update in message.received),
         epoch_base=message.epoch_base,
+        replica=message.replica,
     )
 
 
@@ -215,31 +217,12 @@ def _from_applied(message: session.AppliedIds) -> AppliedIds:
 def _fill_commits(message: session.CommitsReported, event: CommitsReported) -> None:
     message.server = event.server
     message.model = event.model
-    for commit in event.commits:
-        entry = message.commits.add()
-        fill_request(entry.update, commit.update)
-        fill_version(entry.version, commit.version)
-        entry.tau = commit.tau
-        entry.lr = commit.lr
-        entry.step_norm = commit.step_norm
+    fill_commits(message.commits, event.commits)
 
 
 def _from_commits(message: session.CommitsReported, member: str) -> CommitsReported:
     _own(message.server, member, "CommitsReported.server")
-    commits = tuple(_from_commit(entry) for entry in message.commits)
-    return CommitsReported(server=message.server, model=message.model, commits=commits)
-
-
-def _from_commit(message: session.Commit) -> Commit:
-    need(message, "update")
-    need(message, "version")
-    return Commit(
-        update=from_update_id(message.update),
-        version=from_version(message.version),
-        tau=message.tau,
-        lr=message.lr,
-        step_norm=message.step_norm,
-    )
+    return CommitsReported(server=message.server, model=message.model, commits=from_commits(message.commits))
 
 
 def _fill_initial(message: session.InitialReceived, event: InitialReceived) -> None:
@@ -314,6 +297,7 @@ _FILL: Mapping[type, Callable[[session.Event, Any], None]] = {
     TransferEnded: lambda message, event: _fill_ended(message.transfer_ended, event),
     MemberLeft: lambda message, event: _fill_left(message.member_left, event),
     MemoryReported: lambda message, event: _fill_memory(message.memory_reported, event),
+    **replicas.FILL_EVENT,
     **reduces.FILL_EVENT,
 }
 _READ: Mapping[str, Callable[[Any, str], MemberEvent]] = {
@@ -325,5 +309,6 @@ _READ: Mapping[str, Callable[[Any, str], MemberEvent]] = {
     "initial_received": _from_initial,
     "transfer_ended": _from_ended,
     "memory_reported": _from_memory,
+    **replicas.READ_EVENT,
     **reduces.READ_EVENT,
 }

@@ -25,7 +25,7 @@ from mlfabric.protocol import (
     Void,
 )
 from mlfabric.v1 import session_pb2 as session
-from mlfabric.wire import reduces, relays
+from mlfabric.wire import reduces, relays, replicas
 from mlfabric.wire.specs import fill_spec, from_spec
 from mlfabric.wire.values import (
     KIND_OF,
@@ -123,7 +123,7 @@ def _from_send(message: session.Send, to: str, reason: str) -> Send:
 def _fill_expect(message: session.Expect, value: Expect) -> None:
     fill_transfer(message.transfer, value.transfer)
     for member in value.members:
-        entry = message.members.add(resolved_below=member.resolved_below)
+        entry = message.members.add(resolved_below=member.resolved_below, norm=member.norm)
         fill_request(entry.update, member.update)
         fill_version(entry.computed_from, member.computed_from)
     message.model = value.model
@@ -163,7 +163,8 @@ def _from_expect(message: session.Expect, to: str, reason: str) -> Expect:
 def _from_expected(message: session.Expected) -> Expected:
     need(message, "update")
     need(message, "computed_from")
-    return Expected(from_update_id(message.update), from_version(message.computed_from), message.resolved_below)
+    computed_from = from_version(message.computed_from)
+    return Expected(from_update_id(message.update), computed_from, message.resolved_below, message.norm)
 
 
 def _fill_drop(message: session.Drop, value: Drop) -> None:
@@ -278,6 +279,7 @@ _FILL: Mapping[type, Callable[[session.Instruction, Any], None]] = {
     CancelServe: lambda message, value: _fill_cancel(message.cancel_serve, value),
     MonitorAt: lambda message, value: _fill_monitor_at(message.monitor_at, value),
     **relays.FILL,
+    **replicas.FILL,
     **reduces.FILL,
 }
 _READ: Mapping[str, Callable[[Any, str, str], Instruction]] = {
@@ -293,5 +295,6 @@ _READ: Mapping[str, Callable[[Any, str, str], Instruction]] = {
     "cancel_serve": _from_cancel,
     "monitor_at": _from_monitor_at,
     **relays.READ,
+    **replicas.READ,
     **reduces.READ,
 }

@@ -66,6 +66,7 @@ _Value = TypeVar("_Value", bound=Enum)
 KIND_TO = {
     UpdateKind.GRADIENT: session.UPDATE_KIND_GRADIENT,
     UpdateKind.INITIAL: session.UPDATE_KIND_INITIAL,
+    UpdateKind.STATE: session.UPDATE_KIND_STATE,
 }
 REASON_TO = {
     DropReason.DEADLINE_PAST: session.DROP_CAUSE_DEADLINE_PAST,
@@ -79,6 +80,7 @@ REASON_TO = {
     DropReason.FUTURE_VERSION: session.DROP_CAUSE_FUTURE_VERSION,
     DropReason.WRONG_LAYOUT: session.DROP_CAUSE_WRONG_LAYOUT,
     DropReason.CHANGED: session.DROP_CAUSE_CHANGED,
+    DropReason.NOT_REPLICATED: session.DROP_CAUSE_NOT_REPLICATED,
 }
 END_TO = {
     TransferEnd.RECEIVED: session.TRANSFER_END_RECEIVED,

@@ -11,8 +11,10 @@ from mlfabric.protocol import (
     CancelReduce,
     Drop,
     Fetch,
+    Fold,
     GetId,
     GetRequested,
+    Keep,
     MemberEvent,
     ModelVersion,
     Outcome,
@@ -22,10 +24,14 @@ from mlfabric.protocol import (
     ReduceId,
     ReduceRequested,
     ReduceSettled,
+    Release,
+    Replicate,
     Resolve,
     RoundId,
     Send,
+    SumId,
     Tick,
+    TransferId,
     UpdateId,
 )
 
@@ -34,22 +40,32 @@ __all__ = [
     "AttemptEnded",
     "DaemonEvent",
     "Deliver",
+    "DropCopies",
+    "DropWindow",
+    "EndReplicate",
     "EpochBegan",
     "FailReduce",
     "FetchBroken",
     "FinishReduce",
+    "FoldCopy",
+    "FreezeWindow",
     "GetCalled",
+    "KeepAction",
+    "KeepCopy",
     "ModelReceived",
     "OutcomeReceived",
     "PushCalled",
     "ReduceAction",
     "ReduceCalled",
     "ReduceEvent",
+    "ReplicaAnswered",
+    "ReplicaBroken",
     "Request",
     "SendBroken",
     "Settle",
     "StartAttempt",
     "StartFetch",
+    "StartReplicate",
     "StartSend",
     "StopAttempt",
 ]
@@ -111,6 +127,23 @@ class FetchBroken:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaAnswered:
+    """The replica has all of a transfer."""
+
+    transfer: TransferId
+    ticket: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaBroken:
+    """The attempt to send something to the replica ended before it had all of it."""
+
+    transfer: TransferId
+    ticket: bytes
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReduceCalled:
     """The worker handed over a tensor for an AllReduce."""
 
@@ -129,6 +162,12 @@ ReduceEvent = ReduceCalled | AttemptEnded | Reduce | CancelReduce | ReduceSettle
 
 DaemonEvent = (
     EpochBegan
+    | Keep
+    | Fold
+    | Release
+    | Replicate
+    | ReplicaAnswered
+    | ReplicaBroken
     | PushCalled
     | GetCalled
     | OutcomeReceived
@@ -187,6 +226,65 @@ class Deliver:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KeepCopy:
+    """Copy an update that is open, to keep it beyond its outcome."""
+
+    update: UpdateId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoldCopy:
+    """Put an update's copy behind the window, which begins with it if it is empty; see ``Fold``."""
+
+    update: UpdateId
+    lrs: tuple[float, ...]
+    share: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DropCopies:
+    """Keep these copies no longer."""
+
+    updates: tuple[UpdateId, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FreezeWindow:
+    """Let the window stand as it is, under this name; another one begins empty."""
+
+    transfer: SumId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartReplicate:
+    """Send an update's copy or a frozen window to the replica at ``address``."""
+
+    plan: Replicate
+    receiver: str
+    address: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndReplicate:
+    """Give up what is being sent under this name, if it is, and what is kept under it."""
+
+    transfer: TransferId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DropWindow:
+    """Forget what is folded and not frozen."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StartAttempt:
     """Take part in a round."""
 
@@ -220,4 +318,5 @@ class FailReduce:
 
 
 ReduceAction = StartAttempt | StopAttempt | FinishReduce | FailReduce
-Action = Request | StartSend | StartFetch | Settle | Deliver | ReduceAction
+KeepAction = KeepCopy | FoldCopy | DropCopies | FreezeWindow | StartReplicate | EndReplicate | DropWindow
+Action = Request | StartSend | StartFetch | Settle | Deliver | KeepAction | ReduceAction

@@ -43,6 +43,7 @@ from mlfabric.telemetry import WorkerMetrics
 from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc
 from mlfabric.worker_daemon import actions as act
 from mlfabric.worker_daemon.attempts import ReduceBuffers
+from mlfabric.worker_daemon.folding import Kept
 from mlfabric.worker_daemon.observing import Observer, Settled, nobody
 from mlfabric.worker_daemon.reductions import Reductions
 from mlfabric.worker_daemon.sending import Parcel, Transfers
@@ -106,6 +107,7 @@ class WorkerDaemon:
         self._channel = TcpChannel(options.tcp)
         self._reporter = TransferReporter(options.name, options.host, options.tcp.up_bps, options.tcp.down_bps)
         self._transfers = Transfers(self._channel, options.host, self._take_in, self._recorded, options.observer)
+        self._kept = Kept(spec, self._channel, options.host, self._take_in, self._recorded)
         self._reductions = Reductions(self._channel, options.host, self._take_in, self._recorded)
         self._pushes: dict[UpdateId, _OpenPush] = {}
         self._gets: dict[GetId, _OpenGet] = {}
@@ -167,6 +169,7 @@ class WorkerDaemon:
         await self._reductions.drain(drain_s)
         await self._session.leave(detail)
         await self._transfers.close()
+        await self._kept.close()
         await self._reductions.close()
         for task in self._tasks:
             task.cancel()
@@ -254,6 +257,7 @@ class WorkerDaemon:
             self.welcome.set_result(welcome)
         if welcome.initialise:
             self._bring_initial()
+        self._take_in(act.EpochBegan(epoch=welcome.epoch))
         return [self._state.holds()]
 
     def _instructed(self, instruction: Instruction) -> None:
@@ -313,8 +317,28 @@ class WorkerDaemon:
                 self._metrics.got(time.monotonic() - get.since_s)
                 if not get.handle.done():
                     get.handle.set_result(action.version)
-            case _:
+            case act.StartAttempt() | act.StopAttempt() | act.FinishReduce() | act.FailReduce():
                 self._reductions.do(action)
+            case _:
+                self._keep(action)
+
+    def _keep(self, action: act.KeepAction) -> None:
+        """Do what concerns the model's replica."""
+        match action:
+            case act.KeepCopy():
+                self._kept.copy(action.update, self._pushes[action.update].parcel.pieces)
+            case act.FoldCopy():
+                self._kept.fold(action)
+            case act.DropCopies():
+                self._kept.drop(action.updates)
+            case act.FreezeWindow():
+                self._kept.freeze(action.transfer)
+            case act.StartReplicate():
+                self._kept.send(action)
+            case act.EndReplicate():
+                self._kept.end(action.transfer)
+            case act.DropWindow():
+                self._kept.drop_window()
 
     def _settle(self, action: act.Settle) -> None:
         push = self._pushes.pop(action.update)

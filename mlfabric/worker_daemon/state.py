@@ -19,20 +19,26 @@ from mlfabric.protocol import (
     Drop,
     Dropped,
     Fetch,
+    Fold,
     GetId,
     GetRequested,
+    Keep,
     ModelVersion,
     Outcome,
     PushRequested,
+    Release,
+    Replicate,
     Resolve,
     Send,
     Tick,
     TransferEnd,
     TransferEnded,
     UpdateId,
+    UpdateKind,
     WorkerHolds,
 )
 from mlfabric.worker_daemon import actions as act
+from mlfabric.worker_daemon.keeping import Keeping
 from mlfabric.worker_daemon.reducing import Reducing
 
 __all__ = ["FIRST_PAUSE_NS", "LONGEST_PAUSE_NS", "DaemonState"]
@@ -93,6 +99,7 @@ class DaemonState:
         self.epoch = 0
         self.pushes: dict[UpdateId, _Open[PushRequested, Send]] = {}
         self.gets: dict[GetId, _Open[GetRequested, Fetch]] = {}
+        self.keeping = Keeping(worker, self.pushes.__contains__)
         self.reducing = Reducing(worker)
         self._next_counter = 0
 
@@ -102,8 +109,8 @@ class DaemonState:
 
     def next_wakeup_ns(self) -> int | None:
         """Return when a Tick is due, or None."""
-        times = [o.ask_again_ns for o in self._all_open() if o.ask_again_ns is not None]
-        return min(times, default=None)
+        times = [*(o.ask_again_ns for o in self._all_open()), self.keeping.next_wakeup_ns()]
+        return min((t for t in times if t is not None), default=None)
 
     def holds(self) -> WorkerHolds:
         """Announce everything that is open, for a scheduler that may know nothing."""
@@ -160,10 +167,25 @@ class DaemonState:
                 if (get := self.gets.get(event.get)) and (fetch := get.broke(event.ticket, now_ns)):
                     yield act.StartFetch(plan=fetch, reason=f"a newer plan, after: {event.detail}")
             case act.EpochBegan():
+                if event.epoch > self.epoch:
+                    yield from self.keeping.end(f"epoch {event.epoch} knows nothing of us")
                 self.epoch = max(self.epoch, event.epoch)
                 yield act.Request(event=self.holds(), reason=f"epoch {event.epoch} knows nothing of us")
             case Tick():
                 yield from self._ask_again(now_ns)
+                yield from self.keeping.tick(now_ns)
+            case Keep():
+                yield from self.keeping.keep(event)
+            case Fold():
+                yield from self.keeping.fold(event)
+            case Release():
+                yield from self.keeping.release(event)
+            case Replicate():
+                yield from self.keeping.replicate(event)
+            case act.ReplicaAnswered():
+                yield from self.keeping.answered(event)
+            case act.ReplicaBroken():
+                self.keeping.broken(event, now_ns)
             case _:
                 yield from self.reducing.handle(event)
 
@@ -183,8 +205,11 @@ class DaemonState:
             yield act.Request(event=event, reason="it was dropped")
 
     def _settle(self, update: UpdateId, outcome: Outcome, reason: str) -> Iterator[act.Action]:
-        if self.pushes.pop(update, None) is None:
+        settled = self.pushes.pop(update, None)
+        if settled is None:
             return
+        if settled.request.kind is UpdateKind.GRADIENT:
+            yield from self.keeping.settled(update, outcome)
         yield act.Settle(update=update, outcome=outcome, reason=reason)
         for get in [g for g in self.gets.values() if g.request.after_update == update]:
             if isinstance(outcome, Committed):

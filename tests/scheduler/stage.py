@@ -161,7 +161,7 @@ def expected(request: PushRequested, number: int, made: int, after: tuple[Update
     return Expect(
         to="s",
         transfer=request.update,
-        members=(Expected(request.update, request.computed_from, request.resolved_below),),
+        members=(Expected(request.update, request.computed_from, request.resolved_below, request.norm),),
         model="net",
         seq=seq(number),
         ticket=ticket(made),

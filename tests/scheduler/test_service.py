@@ -14,6 +14,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 import mlfabric
 from mlfabric import RefusedError, UsageError, wire
 from mlfabric.scheduler.runner import SchedulerOptions
+from mlfabric.specs import Member, Role
 from mlfabric.v1 import fabric_pb2, session_pb2
 from tests.fabric.harness import Fabric, RawWorker, SchedulerThread, fabric, small_model, spec_of, wait_until
 
@@ -117,10 +118,24 @@ def test_an_event_in_another_worker_s_name_ends_the_session(running: Fabric) -> 
     assert raw.error.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-def test_what_is_not_planned_for_is_unimplemented_and_says_what_to_do(running: Fabric) -> None:
-    error = refused(running.stub().RegisterAsReplica, fabric_pb2.RegisterAsReplicaRequest())
-    assert error.code() is grpc.StatusCode.UNIMPLEMENTED
-    assert ";" in error.details()
+def test_a_replica_that_follows_no_server_is_refused(running: Fabric) -> None:
+    member = wire.to_member(Member(name="r", role=Role.REPLICA, incarnation=1, host="h"))
+    error = refused(running.stub().RegisterAsReplica, fabric_pb2.RegisterAsReplicaRequest(member=member))
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "allowed: the name of a server" in error.details()
+
+
+def test_a_replica_waits_for_its_server_and_follows_nobody_else(running: Fabric) -> None:
+    running.raw_worker(small_model(), "no-server")
+    member = wire.to_member(Member(name="r", role=Role.REPLICA, incarnation=1, host="h"))
+    for server, code in (
+        ("nobody", grpc.StatusCode.FAILED_PRECONDITION),
+        ("no-server", grpc.StatusCode.INVALID_ARGUMENT),
+    ):
+        request = fabric_pb2.RegisterAsReplicaRequest(member=member, server=server, div_max=1.0)
+        error = refused(running.stub().RegisterAsReplica, request)
+        assert error.code() is code
+        assert server in error.details()
 
 
 def test_links_of_an_unknown_monitor_are_not_found(running: Fabric) -> None:

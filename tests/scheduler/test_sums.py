@@ -113,7 +113,7 @@ def test_receivers_are_told_of_a_sum_before_senders(stage):
     expects = Expect(
         to="s",
         transfer=SUM,
-        members=tuple(Expected(r.update, r.computed_from, 0) for r in requests),
+        members=tuple(Expected(r.update, r.computed_from, 0, r.norm) for r in requests),
         model="net",
         seq=seq(1),
         ticket=ticket(1),

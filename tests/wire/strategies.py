@@ -19,21 +19,27 @@ from mlfabric.protocol import (
     Expect,
     Expected,
     Fetch,
+    Fold,
+    Followed,
     GetId,
     GetRequested,
     HandOn,
     HandOnTo,
+    HeldBack,
     HostModel,
     Initialise,
     InitialReceived,
     Instruction,
+    Keep,
     LinkRate,
+    Logged,
     Lost,
     MemberEvent,
     MemberLeft,
     MemoryReported,
     ModelVersion,
     MonitorAt,
+    NotKept,
     Outcome,
     Peer,
     PushRequested,
@@ -44,10 +50,14 @@ from mlfabric.protocol import (
     ReducePart,
     ReduceRequested,
     ReduceSettled,
+    Release,
+    ReplicaReported,
+    Replicate,
     Resolve,
     RoundArrived,
     RoundBroken,
     RoundId,
+    Seed,
     Send,
     Serve,
     ServerHolds,
@@ -56,6 +66,7 @@ from mlfabric.protocol import (
     SumInput,
     TransferEnd,
     TransferEnded,
+    Unfollowed,
     UpdateId,
     UpdateKind,
     Void,
@@ -191,6 +202,7 @@ holds = st.builds(
     applied=several(applied),
     received=several(update_ids),
     epoch_base=u64,
+    replica=text,
 )
 commits = st.builds(Commit, update=update_ids, version=versions, tau=i64, lr=number, step_norm=number)
 ends = st.builds(
@@ -235,13 +247,18 @@ events: st.SearchStrategy[MemberEvent] = st.one_of(
     ends,
     st.builds(MemberLeft, name=st.just(ME), incarnation=u64, detail=text),
     st.builds(MemoryReported, name=st.just(ME), kinds=memory_kinds),
+    st.builds(ReplicaReported, replica=st.just(ME), model=text, term=u64, version=versions, held=several(update_ids)),
+    st.builds(
+        HeldBack, server=st.just(ME), model=text, transfers=several(transfer_ids), alone=st.booleans(), detail=text
+    ),
+    st.builds(NotKept, member=st.just(ME), model=text, term=u64, detail=text),
 )
 me = st.just(ME)
 expects = st.builds(
     Expect,
     to=me,
     transfer=transfer_ids,
-    members=some(st.builds(Expected, update_ids, versions, u64)),
+    members=some(st.builds(Expected, update_ids, versions, u64, number)),
     model=text,
     seq=u64,
     ticket=ticket,
@@ -304,6 +321,35 @@ serves = st.builds(
 sends = st.builds(
     Send, to=me, update=update_ids, receiver=text, address=text, seq=u64, ticket=ticket, rate_bps=u64, reason=text
 )
+rates = st.floats(0, 1e300)
+bounds = st.floats(0, allow_nan=False)
+followings = st.builds(
+    Followed,
+    to=me,
+    model=text,
+    replica=text,
+    version=versions,
+    held=several(update_ids),
+    norm=bounds,
+    updates=st.none() | u64,
+    reason=text,
+)
+seeds = st.builds(
+    Seed, to=me, model=text, term=u64, transfer=sum_ids, receiver=text, address=text, ticket=ticket, reason=text
+)
+replicates = st.builds(
+    Replicate, to=me, model=text, term=u64, transfer=transfer_ids, ticket=ticket, rate_bps=u64, reason=text
+)
+folds = st.builds(
+    Fold,
+    to=me,
+    model=text,
+    term=u64,
+    update=update_ids,
+    lrs=some(rates),
+    share=st.floats(0, 1, exclude_min=True),
+    reason=text,
+)
 reduce_ids = st.builds(ReduceId, text, u64, u64)
 peers = st.builds(Peer, text, text, ticket)
 parts = st.builds(
@@ -325,6 +371,14 @@ instructions: st.SearchStrategy[Instruction] = st.one_of(
     serves,
     sums,
     hand_ons,
+    followings,
+    seeds,
+    replicates,
+    folds,
+    st.builds(Keep, to=me, model=text, term=u64, receiver=text, address=text, reason=text),
+    st.builds(Release, to=me, model=text, term=u64, updates=several(update_ids), reason=text),
+    st.builds(Logged, to=me, model=text, commits=several(commits), reason=text),
+    st.builds(Unfollowed, to=me, model=text, reason=text),
     st.builds(CancelSum, to=me, model=text, sum=sum_ids, reason=text),
     st.builds(CancelHandOn, to=me, model=text, get=get_ids, reason=text),
     st.builds(MonitorAt, to=me, address=text, reason=text),

@@ -1,0 +1,371 @@
+"""How a model's replica follows its primary, as the scheduler sees it (paper, section 5.3; design, section 5). Pure.
+
+A *term* begins with a seed: the primary sends weights and optimizer state of one version, and from the term's beginning
+on the workers keep what is committed. What the seed has in it they release; what comes after it each worker folds into
+one *window*, in the order of commits, or sends by itself before it is committed if no lead is allowed. A window is sent
+when the lead has reached a share of its bound, when a plan says so, or when the primary holds a commit back. It is
+known here what each one has in it: workers fold and freeze as they are told, in the order in which they are told.
+
+A hole (a worker is gone with what it kept, a report was missed, a member came back) is not filled: a new term begins,
+while the replica keeps what it has and the primary keeps to its bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+
+from mlfabric.divergence import Limit, as_norm, units_above
+from mlfabric.protocol import (
+    Commit,
+    Followed,
+    HeldBack,
+    HostModel,
+    Instruction,
+    Keep,
+    Logged,
+    ModelVersion,
+    NotKept,
+    Release,
+    ReplicaReported,
+    Seed,
+    ServerHolds,
+    SumId,
+    TransferEnd,
+    TransferEnded,
+    Unfollowed,
+    UpdateId,
+    UpdateKind,
+    Void,
+)
+from mlfabric.scheduler.planning import Plan
+from mlfabric.scheduler.planning.plan import Toward
+from mlfabric.scheduler.planning.problem import DivergenceBound, Pending, Replica
+from mlfabric.scheduler.records import MemberState
+from mlfabric.scheduler.replica_sending import Entry, Phase, ReplicaSending, Window
+from mlfabric.specs import Role
+
+__all__ = ["Phase", "Replication"]
+
+
+class Replication(ReplicaSending):
+    """One model's replica.
+
+    Args:
+        context: shared by the scheduler's parts.
+        pushes: the model's updates; only read.
+    """
+
+    # What is looked at
+
+    def bound(self) -> DivergenceBound | None:
+        """Return what plans must keep to, None without a replica that follows."""
+        if self.phase is not Phase.FOLLOWING or self.following is None:
+            return None
+        return DivergenceBound(norm=self.following.norm, updates=self.following.updates)
+
+    def for_planner(self) -> Replica | None:
+        """Return the replica and its lead; what is on its way already counts as there."""
+        if self.phase is not Phase.FOLLOWING or self.replica is None:
+            return None
+        size_bytes = self._pushes.spec.layout.size_bytes
+        pending = tuple(
+            Pending(
+                update=update,
+                source=self._context.host(update.worker),
+                size_bytes=size_bytes,
+                step_norm=as_norm(entry.step),
+                update_norm=as_norm(entry.step),
+            )
+            for entry in self._entries
+            for update in entry.members
+            if self._is_pending(update)
+        )
+        return Replica(host=self.replica.member.host, pending=pending)
+
+    # What happens
+
+    def committed(self, commits: tuple[Commit, ...]) -> Iterator[Instruction]:
+        """Note a group that the primary committed; hand it on to the replica, and tell workers what to fold."""
+        fresh = tuple(c for c in commits if c.version.number > self._logged)
+        if self.phase is Phase.NONE or not fresh or not self._pushes.initialised:
+            return
+        if fresh[0].version.number != self._logged + 1:
+            self._hole = f"the log has no version {self._logged + 1}"
+            return
+        self._logged = fresh[-1].version.number
+        yield Logged(to=self.name, model=self._model, commits=fresh, reason="the primary committed it")
+        for number, step in groupby(fresh, key=lambda c: c.version.number):
+            together = list(step)
+            share = units_above(together[0].step_norm) // len(fresh) * len(together) + 1
+            entry = Entry(number, together[0].lr, tuple(c.update for c in together), share)
+            self._entries.append(entry)
+            if self.phase is Phase.FOLLOWING:
+                yield from self._settle_entry(entry)
+
+    def reported(self, event: ReplicaReported) -> Iterator[Instruction]:
+        """Note what the replica holds, and tell the primary."""
+        if event.replica != self.name or self.following is None:
+            return
+        if event.term == self.term and self.phase is Phase.SEEDING and event.version.number >= 0:
+            yield from self._seeded(event.version)
+        elif event.term == self.term and self.phase is Phase.FOLLOWING:
+            self._applied(event.version)
+        self.version = event.version
+        if event.term > 0:
+            yield self._followed(event.held, "the replica holds more")
+
+    def _followed(self, held: tuple[UpdateId, ...], reason: str) -> Followed:
+        assert self.following is not None, "there is a replica"
+        return Followed(
+            to=self._pushes.server,
+            model=self._model,
+            replica=self.name,
+            version=self.version,
+            held=held,
+            norm=self.following.norm,
+            updates=self.following.updates,
+            reason=reason,
+        )
+
+    def _seeded(self, version: ModelVersion) -> Iterator[Instruction]:
+        """Go on from the version that the replica was seeded with."""
+        if version.epoch != self._pushes.version.epoch:
+            self._hole = f"it was seeded with a version of epoch {version.epoch}"
+            return
+        self.phase = Phase.FOLLOWING
+        for transfer in [t for t, f in self._in_flight.items() if isinstance(f.order, Seed)]:
+            self._end(transfer)
+        entries, self._entries = self._entries, []
+        done = [u for entry in entries if entry.version <= version.number for u in entry.members]
+        yield from self._release(done)
+        for entry in entries:
+            if entry.version > version.number:
+                self._entries.append(entry)
+                yield from self._settle_entry(entry)
+
+    def _release(self, updates: list[UpdateId]) -> Iterator[Instruction]:
+        for worker in sorted({u.worker for u in updates} & self._workers.keys()):
+            own = tuple(u for u in updates if u.worker == worker)
+            yield Release(
+                to=worker, model=self._model, term=self.term, updates=own, reason="the replica was seeded with them"
+            )
+
+    def _applied(self, version: ModelVersion) -> None:
+        done = [entry for entry in self._entries if entry.version <= version.number]
+        self._entries = self._entries[len(done) :]
+        gone = {u for entry in done for u in entry.members}
+        self._held -= gone
+        self._alone -= gone
+
+    def ended(self, event: TransferEnded) -> None:
+        """Note that a transfer has arrived at the replica."""
+        if event.end is TransferEnd.RECEIVED and isinstance(event.transfer, (SumId, UpdateId)):
+            found = self._end(event.transfer)
+            if found is not None:
+                self._held.update(found.members)
+
+    def held_back(self, event: HeldBack) -> None:
+        """Note that the primary waits: everything that the replica lacks goes there now."""
+        self._flush = True
+        if event.alone:
+            for transfer in event.transfers:
+                found = self._pushes.sums.of(transfer) if isinstance(transfer, SumId) else None
+                self._wanted.update(found.members if found is not None else ())
+                self._wanted.update({transfer} if isinstance(transfer, UpdateId) else ())
+
+    def not_kept(self, event: NotKept) -> None:
+        """Note a hole."""
+        if event.term == self.term and self.phase is not Phase.NONE:
+            self._hole = f"{event.member}: {event.detail}"
+
+    def primary_back(self, holds: ServerHolds, now_ns: int) -> None:
+        """Note at which version the primary is that came back: what it did meanwhile was not told."""
+        version = holds.version
+        self._orphaned_ns = now_ns if holds.replica and self.phase is Phase.NONE else None
+        if self.phase not in (Phase.NONE, Phase.WAITING) and version.number != self._logged:
+            self._hole = f"the primary came back at version {version.number}; the log ends at {self._logged}"
+
+    # What follows
+
+    def advance(self, now_ns: int) -> Iterator[Instruction]:
+        """Begin, end or go on; send what is to be sent now."""
+        yield from self._look_for_replica()
+        if self.phase is Phase.NONE:
+            yield from self._release_primary(now_ns)
+            return
+        yield from self._look_at_workers()
+        if self._hole:
+            yield from self._begin_term(f"a hole: {self._hole}")
+        yield from self._look_at_primary()
+        if self.phase is Phase.WAITING and self._can_seed():
+            yield from self._seed(now_ns)
+        yield from self._forget_dropped()
+        yield from self._send(now_ns)
+
+    def _release_primary(self, now_ns: int) -> Iterator[Instruction]:
+        """Tell a primary that keeps to a bound from before this scheduler's time that its replica does not come."""
+        if self._orphaned_ns is not None and now_ns >= self._orphaned_ns + self._context.config.silence_ns:
+            self._orphaned_ns = None
+            yield Unfollowed(to=self._pushes.server, model=self._model, reason="its replica has not come back")
+
+    def _look_for_replica(self) -> Iterator[Instruction]:
+        """See whether the replica that there was has gone, and whether there is one now."""
+        current = self.replica
+        if current is not None:
+            known = self._context.members.get(current.member.name)
+            if known is not None and known is not current and known.member == current.member:
+                self.replica, self._hole = known, "the replica was away"
+            elif known is not current or current.state is MemberState.LEFT:
+                yield from self._end_replication("the replica has left, or began anew")
+        if self.replica is not None:
+            return
+        for record in self._context.here(Role.REPLICA):
+            if record.follows is not None and record.follows.server == self._pushes.server:
+                self.replica, self.following = record, record.follows
+                self._limit = Limit.of(record.follows.norm, record.follows.updates)
+                self._primary = None
+                yield HostModel(to=self.name, spec=self._pushes.spec, reason=f"{self._model} is followed here")
+                yield from self._begin_term("a replica joined")
+                return
+
+    def _end_replication(self, reason: str) -> Iterator[Instruction]:
+        self._clear()
+        for worker in sorted(self._workers):
+            yield Keep(to=worker, model=self._model, term=self.term, receiver="", address="", reason=reason)
+        yield Unfollowed(to=self._pushes.server, model=self._model, reason=reason)
+        self.phase, self.replica, self.following = Phase.NONE, None, None
+        self._workers.clear()
+
+    def _clear(self) -> None:
+        for transfer in list(self._in_flight):
+            self._end(transfer)
+        self._entries.clear()
+        self._windows.clear()
+        self._held.clear()
+        self._alone.clear()
+        self._wanted.clear()
+        self._flush, self._hole = False, ""
+
+    def _begin_term(self, reason: str) -> Iterator[Instruction]:
+        """Begin anew with nothing kept."""
+        assert self.replica is not None, "a term has a replica"
+        if reason.startswith("a hole"):
+            self.terms_begun_by_hole += 1
+        for transfer in self._in_flight:
+            yield Void(to=self.name, model=self._model, transfer=transfer, reason=reason)
+        there = self._alone & self._held
+        self._clear()
+        # The primary was told of these, and may count on them at any moment.
+        self._alone, self._held = there, set(there)
+        self.term += 1
+        self.phase = Phase.WAITING
+        self._logged = self._pushes.version.number
+        self._workers = {}
+        yield from self._look_at_workers()
+
+    def _look_at_workers(self) -> Iterator[Instruction]:
+        """Ask workers that came to keep what is committed; find holes that others have left."""
+        assert self.replica is not None, "there is a replica"
+        here = {r.member.name: r for r in self._context.here(Role.WORKER) if r.model == self._model}
+        for name, record in list(self._workers.items()):
+            if here.get(name) is not record:
+                del self._workers[name]
+                yield from self._lose(name)
+        for name, record in here.items():
+            if name not in self._workers:
+                self._workers[name] = record
+                yield Keep(
+                    to=name,
+                    model=self._model,
+                    term=self.term,
+                    receiver=self.name,
+                    address=self.replica.member.address,
+                    reason="the model has a replica",
+                )
+
+    def _lose(self, worker: str) -> Iterator[Instruction]:
+        """Note that a worker is gone with what it kept."""
+        for transfer, found in list(self._in_flight.items()):
+            if found.source == worker:
+                self._end(transfer)
+                self._alone.difference_update(found.members)
+                yield Void(to=self.name, model=self._model, transfer=transfer, reason=f"{worker} is gone")
+        self._windows.pop(worker, None)
+        lacking = [u for e in self._entries for u in e.members if u.worker == worker and u not in self._held]
+        if lacking and self.phase is Phase.FOLLOWING:
+            self._hole = f"{worker} is gone with {len(lacking)} updates that the replica lacks"
+
+    def _look_at_primary(self) -> Iterator[Instruction]:
+        """Repeat to a primary that came back how far it may be ahead."""
+        record = self._context.members.get(self._pushes.server)
+        if record is not None and record is not self._primary:
+            self._primary = record
+            if self.phase is Phase.FOLLOWING:
+                yield self._followed((), "the primary came back")
+
+    def _can_seed(self) -> bool:
+        pushes = self._pushes
+        there = self.replica is not None and self.replica.state is MemberState.HERE
+        return there and pushes.initialised and not pushes.awaited and self._context.is_here(pushes.server)
+
+    def _seed(self, now_ns: int) -> Iterator[Instruction]:
+        assert self.replica is not None, "checked by _can_seed"
+        spec = self._pushes.spec
+        self.phase = Phase.SEEDING
+        transfer = self._context.numbers.next_sum()
+        size_bytes = (1 + spec.rule.state_images) * spec.layout.size_bytes
+        order = Seed(
+            to=self._pushes.server,
+            model=self._model,
+            term=self.term,
+            transfer=transfer,
+            receiver=self.name,
+            address=self.replica.member.address,
+            ticket=self._context.tickets.next(),
+            reason=f"term {self.term}",
+        )
+        self._begin(transfer, self._pushes.server, (), order, size_bytes, now_ns)
+        yield self._expect(transfer, (), order.ticket, size_bytes, UpdateKind.STATE)
+        yield order
+
+    def _settle_entry(self, entry: Entry) -> Iterator[Instruction]:
+        """Tell the workers of a committed version to fold what they do not send otherwise."""
+        for update in entry.members:
+            if update in self._held or update in self._alone:
+                continue
+            record = self._workers.get(update.worker)
+            if record is None or record.member.incarnation != update.incarnation:
+                self._hole = f"{update} was committed, and nobody keeps it"
+                continue
+            window = self._windows.setdefault(update.worker, Window())
+            if self._folds:
+                yield self._fold(update, entry, window)
+            window.members.append(update)
+            window.version = entry.version
+
+    def _forget_dropped(self) -> Iterator[Instruction]:
+        """Let the replica forget what will never be committed; before it is seeded that cannot be told."""
+        if not self._alone or self.phase is not Phase.FOLLOWING:
+            return
+        pushes = self._pushes
+        logged = {u for entry in self._entries for u in entry.members}
+        for update in sorted(self._alone - logged):
+            asked = update in pushes.planned or update in pushes.waiting
+            over = update in pushes.settled or pushes.settled.is_over(update)
+            # One whose transfer broke is neither planned nor asked for until its worker asks again.
+            if not asked and (over or update.worker not in self._workers):
+                self._end(update)
+                self._alone.discard(update)
+                self._held.discard(update)
+                yield Void(to=self.name, model=self._model, transfer=update, reason="it will not be committed")
+
+    # Plans
+
+    def carry_out(self, plan: Plan, now_ns: int) -> Iterator[Instruction]:
+        """Send what a plan sends of what was committed; what it sends before that goes only if nothing else helps."""
+        for step in plan.replica_steps:
+            for number in step.transfers:
+                transfer = plan.transfers[number]
+                if transfer.toward is Toward.REPLICA and all(map(self._is_windowed, transfer.members)):
+                    yield from self._send_window(transfer.members[0].worker, now_ns, transfer.profile, "as planned")

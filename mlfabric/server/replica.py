@@ -1,0 +1,355 @@
+"""One model on a replica: the log that it follows, what it holds of it, what it may apply. Pure.
+
+Bytes come as an update by itself, as a *window* (what one worker folded of its updates), or as a seed. The replica
+applies the longest prefix of the log of which it has every update and into which no window reaches from beyond; under
+ADAM group by group, as the primary did. Nothing that is not in the log is ever applied (design, section 5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from itertools import groupby
+
+from mlfabric.protocol import (
+    Expect,
+    Logged,
+    ModelVersion,
+    NotKept,
+    ReplicaReported,
+    ServerHolds,
+    SumId,
+    TransferEnd,
+    TransferEnded,
+    TransferId,
+    UpdateId,
+    UpdateKind,
+)
+from mlfabric.rules import RuleKind
+from mlfabric.server import actions as act
+from mlfabric.server.applied import AppliedSet
+from mlfabric.server.replica_actions import ApplyPrefix, Part, PlantSeed, PrefixApplied, PrefixRefused, ReplicaAction
+from mlfabric.specs import Mode, ModelSpec
+
+__all__ = ["ReplicaModel"]
+
+
+class _State(Enum):
+    EXPECTED = "expected"
+    RECEIVING = "receiving"
+    HELD = "held"
+
+
+@dataclass(slots=True, kw_only=True)
+class _Incoming:
+    """A transfer to this replica; ``seed`` is what came with an offered seed."""
+
+    order: Expect
+    state: _State = _State.EXPECTED
+    connection: int | None = None
+    seed: act.SeedOffered | None = None
+
+    @property
+    def members(self) -> tuple[UpdateId, ...]:
+        return tuple(member.update for member in self.order.members)
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A version of the log; ``ends_group``: what was committed together with it ends here."""
+
+    version: ModelVersion
+    lr: float
+    members: tuple[UpdateId, ...]
+    taus: tuple[int, ...]
+    ends_group: bool
+
+
+class ReplicaModel:
+    """The state of one model; every door returns the actions that follow."""
+
+    def __init__(self, replica: str, spec: ModelSpec) -> None:
+        self.spec = spec
+        self.version = ModelVersion(0, 0)
+        self.term = 0
+        self.applied = AppliedSet()
+        self.transfers: dict[TransferId, _Incoming] = {}
+        self.log: list[_Entry] = []
+        self._replica = replica
+        self._running: tuple[TransferId, ...] | None = None
+        self._seed: TransferId | None = None
+        self._reported: ReplicaReported | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is being applied, and nothing that is here can be."""
+        return self._running is None and self._seed is None and not self._longest_prefix()
+
+    # Transfers
+
+    def expect(self, order: Expect) -> None:
+        """Take a transfer that will be offered."""
+        known = self.transfers.get(order.transfer)
+        if known is None:
+            self.transfers[order.transfer] = _Incoming(order=order)
+        elif known.state is _State.EXPECTED:
+            known.order = order
+
+    def offer(self, offered: act.Offered) -> Iterator[ReplicaAction]:
+        """Take an offer whose ticket fits: its bytes may come at once."""
+        transfer = self.transfers[offered.transfer]
+        order = transfer.order
+        if transfer.state is _State.HELD:
+            yield self._answer(offered.transfer, offered.connection)
+            return
+        flaw = self._flaw(offered, order)
+        if flaw:
+            yield act.RefuseOffer(transfer=offered.transfer, connection=offered.connection, reason=flaw)
+            return
+        if transfer.state is _State.RECEIVING and transfer.connection is not None:
+            yield act.Abandon(transfer=offered.transfer, connection=transfer.connection, reason="offered anew")
+            yield act.Forget(transfer=offered.transfer, reason="offered anew")
+        transfer.state, transfer.connection, transfer.seed = _State.RECEIVING, offered.connection, offered.seed
+        yield act.Grant(
+            transfer=offered.transfer,
+            model=self.spec.name,
+            connection=offered.connection,
+            size_bytes=order.size_bytes,
+            reason="there is room",
+        )
+
+    def _flaw(self, offered: act.Offered, order: Expect) -> str:
+        if offered.digest != self.spec.layout.digest or offered.length != order.size_bytes:
+            return f"{offered.length} bytes of layout {offered.digest:#x} offered; allowed: {order.size_bytes} of its"
+        if (order.kind is UpdateKind.STATE) != (offered.seed is not None):
+            return f"{order.kind.value} expected; a seed comes with what the primary holds, an update without"
+        return ""
+
+    def received(self, name: TransferId, connection: int) -> Iterator[ReplicaAction]:
+        """Note that a transfer is complete; its sender need not keep it any longer."""
+        transfer = self.transfers.get(name)
+        if transfer is None or transfer.state is not _State.RECEIVING or transfer.connection != connection:
+            return
+        transfer.state, transfer.connection = _State.HELD, None
+        yield self._answer(name, connection)
+        yield act.Report(event=self._ended(name, TransferEnd.RECEIVED))
+        if transfer.order.kind is UpdateKind.STATE and transfer.seed is not None:
+            self._seed = name
+        elif any(self.applied.knows(update) for update in transfer.members):
+            yield from self._forget(name, "it was applied before")
+
+    def _answer(self, name: TransferId, connection: int) -> act.Answer:
+        return act.Answer(transfer=name, connection=connection, outcomes=(), reason="it is here")
+
+    def broken(self, name: TransferId, connection: int) -> Iterator[ReplicaAction]:
+        """Note that a connection broke; its sender offers again."""
+        transfer = self.transfers.get(name)
+        if transfer is not None and transfer.connection == connection:
+            transfer.state, transfer.connection = _State.EXPECTED, None
+            yield act.Forget(transfer=name, reason="its connection broke")
+
+    def void(self, name: TransferId, reason: str) -> Iterator[ReplicaAction]:
+        """Forget a transfer, unless it is being used."""
+        transfer = self.transfers.get(name)
+        if transfer is None or name == self._seed or (self._running is not None and name in self._running):
+            return
+        if transfer.connection is not None:
+            yield act.Abandon(transfer=name, connection=transfer.connection, reason=reason)
+        yield from self._forget(name, reason)
+
+    def _forget(self, name: TransferId, reason: str) -> Iterator[ReplicaAction]:
+        transfer = self.transfers.pop(name)
+        if transfer.state is not _State.EXPECTED:
+            yield act.Forget(transfer=name, reason=reason)
+
+    def begin_epoch(self) -> Iterator[ReplicaAction]:
+        """Let go of all but the model: a new scheduler knows of nothing that was on its way, and seeds anew."""
+        for name in list(self.transfers):
+            yield from self.void(name, "the scheduler began anew")
+        self.log.clear()
+
+    # The log
+
+    def logged(self, order: Logged) -> None:
+        """Note a group that the primary committed; after a gap only a seed helps."""
+        first = order.commits[0].version
+        if self.log and (first.number != self.log[-1].version.number + 1 or first.epoch != self.log[-1].version.epoch):
+            self.log.clear()
+        last = order.commits[-1].version.number
+        for version, step in groupby(order.commits, key=lambda c: c.version):
+            commits = list(step)
+            self.log.append(
+                _Entry(
+                    version,
+                    commits[0].lr,
+                    tuple(c.update for c in commits),
+                    tuple(c.tau for c in commits),
+                    version.number == last,
+                )
+            )
+
+    # What the store did
+
+    def planted(self) -> Iterator[ReplicaAction]:
+        """Note that the seed is the model now: go on from its version, without what it has in it."""
+        assert self._seed is not None, "no seed was planted"
+        transfer, self._seed, self._running = self.transfers[self._seed], None, None
+        assert transfer.seed is not None, "a seed comes with what the primary holds"
+        yield from self._forget(transfer.order.transfer, "planted")
+        holds = transfer.seed.holds
+        self.version, self.term, self.applied = holds.version, transfer.order.seq, AppliedSet(holds.applied)
+        for name, other in list(self.transfers.items()):
+            outdated = isinstance(name, SumId) and other.order.seq < self.term
+            if outdated or any(self.applied.knows(update) for update in other.members):
+                yield from self.void(name, "the seed has it in it")
+        self._drop_old_entries()
+
+    def _drop_old_entries(self) -> None:
+        self.log = [entry for entry in self.log if entry.version > self.version]
+
+    def seed_refused(self, detail: str) -> Iterator[ReplicaAction]:
+        """Note that a seed cannot be used."""
+        assert self._seed is not None, "no seed was refused"
+        transfer, self._seed, self._running = self.transfers[self._seed], None, None
+        yield from self._forget(transfer.order.transfer, detail)
+        yield self._hole(transfer.order.seq, detail)
+
+    def prefix_applied(self, event: PrefixApplied) -> Iterator[ReplicaAction]:
+        """Note that the prefix is applied."""
+        assert self._running is not None, "nothing was to be applied"
+        done = [entry for entry in self.log if entry.version <= event.version]
+        for entry in done:
+            for update, tau in zip(entry.members, entry.taus, strict=True):
+                self.applied.add(update, entry.version, tau)
+        self.version = event.version
+        self._drop_old_entries()
+        running, self._running = self._running, None
+        for name in running:
+            yield from self._forget(name, "applied")
+
+    def prefix_refused(self, event: PrefixRefused) -> Iterator[ReplicaAction]:
+        """Note that what the primary did cannot be done here: only a seed helps."""
+        assert self._running is not None, "nothing was to be applied"
+        running, self._running = self._running, None
+        for name in running:
+            yield from self._forget(name, event.detail)
+        self.log.clear()
+        yield self._hole(self.term, event.detail)
+
+    def _hole(self, term: int, detail: str) -> act.Report:
+        return act.Report(event=NotKept(member=self._replica, model=self.spec.name, term=term, detail=detail))
+
+    # What follows from the state
+
+    def advance(self) -> Iterator[ReplicaAction]:
+        """Plant a seed, apply what can be applied, report what is new."""
+        if self._running is None and self._seed is not None and self.transfers[self._seed].state is _State.HELD:
+            transfer = self.transfers[self._seed]
+            assert transfer.seed is not None, "checked when received"
+            assert isinstance(transfer.order.transfer, SumId), "seeds are numbered as sums are"
+            self._running = ()
+            yield PlantSeed(
+                model=self.spec.name,
+                transfer=transfer.order.transfer,
+                holds=transfer.seed.holds,
+                steps=transfer.seed.steps,
+                reason=transfer.order.reason,
+            )
+        if self._running is None and self._seed is None:
+            yield from self._apply()
+        report = self._report()
+        if report != self._reported:
+            self._reported = report
+            yield act.Report(event=report)
+
+    def _report(self) -> ReplicaReported:
+        held = (name for name, t in self.transfers.items() if isinstance(name, UpdateId) and t.state is _State.HELD)
+        return ReplicaReported(
+            replica=self._replica,
+            model=self.spec.name,
+            term=self.term,
+            version=self.version,
+            held=tuple(sorted(held)),
+        )
+
+    def announce(self) -> ReplicaReported:
+        """Say what is here, to a scheduler that may know nothing."""
+        self._reported = self._report()
+        return self._reported
+
+    def _apply(self) -> Iterator[ReplicaAction]:
+        count = self._longest_prefix()
+        if not count or not self.term:
+            return
+        entries = self.log[:count]
+        places = {u: place for place, entry in enumerate(entries, 1) for u in entry.members}
+        shares = {u: 1 / len(entry.members) for entry in entries for u in entry.members}
+        parts = []
+        for name, transfer in self.transfers.items():
+            own = [places[u] for u in transfer.members if u in places]
+            if transfer.state is _State.HELD and own:
+                share = shares[name] if isinstance(name, UpdateId) and self._is_mean else 1.0
+                parts.append(Part(transfer=name, place=max(own), share=share))
+        parts.sort(key=lambda part: part.place)
+        self._running = tuple(part.transfer for part in parts)
+        yield ApplyPrefix(
+            model=self.spec.name,
+            parts=tuple(parts),
+            lrs=tuple(entry.lr for entry in entries),
+            is_mean=self._is_mean,
+            version=entries[-1].version,
+            reason=f"{len(parts)} transfers cover the log up to version {entries[-1].version.number}",
+        )
+
+    @property
+    def _is_mean(self) -> bool:
+        return self.spec.mode is Mode.SYNCHRONOUS
+
+    def _longest_prefix(self) -> int:
+        """Return how many entries can be applied now."""
+        if not self.log or self.log[0].version != (self.version.epoch, self.version.number + 1):
+            return 0
+        holder = {u: name for name, t in self.transfers.items() if t.state is _State.HELD for u in t.members}
+        count = 0
+        for entry in self.log:
+            if not all(update in holder for update in entry.members):
+                break
+            count += 1
+        if self.spec.rule.kind is RuleKind.ADAM:
+            ends = (place for place, entry in enumerate(self.log[:count], 1) if entry.ends_group)
+            return next(ends, 0)
+        return self._without_straddlers(count, holder)
+
+    def _without_straddlers(self, count: int, holder: dict[UpdateId, TransferId]) -> int:
+        """Shorten a prefix until every window that reaches into it ends in it."""
+        while count:
+            inside = {u for entry in self.log[:count] for u in entry.members}
+            for place, entry in enumerate(self.log[:count]):
+                names = {holder[u] for u in entry.members}
+                if any(not inside.issuperset(self.transfers[name].members) for name in names):
+                    count = place
+                    break
+            else:
+                return count
+        return 0
+
+    def holds(self) -> ServerHolds:
+        """Return what this replica could go on with as a server."""
+        return ServerHolds(
+            server=self._replica,
+            spec=self.spec,
+            version=self.version,
+            initialised=self.term > 0,
+            applied=self.applied.snapshot(),
+        )
+
+    def _ended(self, name: TransferId, end: TransferEnd) -> TransferEnded:
+        return TransferEnded(member=self._replica, model=self.spec.name, transfer=name, end=end)
+
+    def validate(self) -> None:
+        """Check what must hold after every event; a violation is a broken invariant."""
+        for before, after in zip(self.log, self.log[1:], strict=False):
+            assert after.version.number == before.version.number + 1, f"{self.spec.name}: a gap in the log"
+        held = [u for t in self.transfers.values() if t.state is _State.HELD for u in t.members]
+        assert len(held) == len(set(held)), f"{self.spec.name}: held twice: {held}"

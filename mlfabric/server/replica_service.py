@@ -1,0 +1,285 @@
+"""The replica's shell: session, data channel, stores. Decides nothing.
+
+Events are taken in one after the other: an action that has a result at once queues it as the next event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from mlfabric import wire
+from mlfabric.channels import Direction, TcpChannel, TcpOptions, TransferRecord
+from mlfabric.errors import LayoutError, UsageError
+from mlfabric.protocol import HostModel, Instruction, MemberEvent, MemoryReported, MonitorAt, Tick, TransferId, Welcome
+from mlfabric.reporting import TransferReporter
+from mlfabric.server import actions as act
+from mlfabric.server.connections import Connections
+from mlfabric.server.replica_actions import (
+    ApplyPrefix,
+    PlantSeed,
+    PrefixApplied,
+    PrefixRefused,
+    ReplicaAction,
+    ReplicaEvent,
+    SeedPlanted,
+    SeedRefused,
+)
+from mlfabric.server.replica_state import ReplicaState
+from mlfabric.server.replica_steps import apply_prefix
+from mlfabric.server.rules import NotFinite
+from mlfabric.server.seeding import planted
+from mlfabric.server.state import ServerConfig, ServerState
+from mlfabric.server.store import ModelStore
+from mlfabric.server.stores import INLINE_BYTES, Stores
+from mlfabric.session import SchedulerSession, SessionCallbacks
+from mlfabric.specs import Member, Role
+from mlfabric.telemetry import ServerMetrics
+from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc
+
+__all__ = ["ReplicaOptions", "ReplicaService"]
+
+log = logging.getLogger("mlfabric.replica")
+MEMORY_REPORT_S = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicaOptions:
+    """How a replica runs.
+
+    Args:
+        scheduler: ``host:port`` of the scheduler.
+        replica_of: the server whose models are followed.
+        name, host: see ``Member``.
+        tcp: its data channel.
+        div_max: how far each model may be from what can be recovered here, as an l2 norm; 0 for no lead at all,
+            infinite for no such bound.
+        div_max_updates: how many commits it may be ahead, >= 0; None for no such bound.
+    """
+
+    scheduler: str
+    replica_of: str
+    name: str = "replica-0"
+    host: str = "localhost"
+    tcp: TcpOptions = field(default_factory=TcpOptions)
+    div_max: float = math.inf
+    div_max_updates: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.replica_of:
+            raise UsageError("replica_of=''; give the name of a server")
+        if not self.div_max >= 0:
+            raise UsageError(f"div_max={self.div_max}; allowed: >= 0")
+        if self.div_max_updates is not None and self.div_max_updates < 0:
+            raise UsageError(f"div_max_updates={self.div_max_updates}; allowed: >= 0")
+        if math.isinf(self.div_max) and self.div_max_updates is None:
+            raise UsageError("neither div_max nor div_max_updates is given; a replica needs one of them, or both")
+
+
+class ReplicaService:
+    """One replica."""
+
+    def __init__(self, options: ReplicaOptions, metrics: ServerMetrics) -> None:
+        self.options = options
+        self.address = ""
+        self._metrics = metrics
+        self._state = ReplicaState(options.name)
+        held_by_none = ServerState(ServerConfig(name=options.name, receive_budget_bytes=0))
+        self._stores = Stores(held_by_none, self._take_in, None)
+        self._planted: set[str] = set()
+        self._channel = TcpChannel(options.tcp)
+        self._connections = Connections(self._stores, options.host, self._take_in, self._recorded)
+        self._reporter = TransferReporter(options.name, options.host, options.tcp.up_bps, options.tcp.down_bps)
+        self._queue: deque[ReplicaEvent | Tick] = deque()
+        self._draining = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_ns = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._session: SchedulerSession | None = None
+
+    def store(self, model: str) -> ModelStore | None:
+        """Return the store of a model, None before it was seeded."""
+        return self._stores.store(model) if model in self._planted else None
+
+    # Running
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Follow until ``stop`` is set, then say good-bye.
+
+        Raises:
+            RefusedError: the scheduler refuses this replica for good.
+            UsageError: the data address cannot be listened on.
+        """
+        self.address = await self._channel.listen(self._connections.serve)
+        callbacks = SessionCallbacks(admitted=self._admitted, instructed=self._instructed, lost=lambda _: None)
+        self._session = SchedulerSession(self.options.scheduler, self._member(), self._register, callbacks)
+        tasks = [
+            asyncio.create_task(self._session.run()),
+            asyncio.create_task(self._reporter.run()),
+            asyncio.create_task(self._report_memory()),
+        ]
+        stopped = asyncio.create_task(stop.wait())
+        try:
+            done, _ = await asyncio.wait([*tasks, stopped], return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+            await self._session.leave("stopped")
+        finally:
+            for task in (*tasks, stopped):
+                task.cancel()
+            await asyncio.gather(*tasks, stopped, return_exceptions=True)
+            await self._close()
+
+    async def _close(self) -> None:
+        await self._channel.close()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._reporter.close()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _member(self) -> Member:
+        return Member(
+            name=self.options.name,
+            role=Role.REPLICA,
+            incarnation=time.time_ns(),
+            host=self.options.host,
+            address=self.address,
+            up_bps=self.options.tcp.up_bps,
+            down_bps=self.options.tcp.down_bps,
+        )
+
+    async def _register(self, stub: fabric_pb2_grpc.FabricServiceAsyncStub) -> fabric_pb2.Admission:
+        assert self._session is not None, "it is the session that registers"
+        request = fabric_pb2.RegisterAsReplicaRequest(
+            member=wire.to_member(self._session.member),
+            server=self.options.replica_of,
+            div_max=self.options.div_max,
+            div_max_updates=self.options.div_max_updates,
+        )
+        return (await stub.RegisterAsReplica(request)).admission
+
+    def _admitted(self, welcome: Welcome) -> list[MemberEvent]:
+        self._reporter.set_address(welcome.monitor_address)
+        self._take_in(act.EpochBegan(epoch=welcome.epoch))
+        return list(self._state.holds())
+
+    def _instructed(self, instruction: Instruction) -> None:
+        if isinstance(instruction, MonitorAt):
+            self._reporter.set_address(instruction.address)
+            return
+        if isinstance(instruction, HostModel):
+            log.info("model %s: %s", instruction.spec.name, instruction.reason)
+        self._take_in(instruction)
+
+    # Events in, actions out
+
+    def _take_in(self, event: Any) -> None:
+        self._queue.append(event)
+        if self._draining:
+            return
+        self._draining = True
+        try:
+            while self._queue:
+                for action in self._state.handle(self._queue.popleft(), time.monotonic_ns()):
+                    self._do(action)
+        finally:
+            self._draining = False
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        due_ns = self._state.next_wakeup_ns()
+        if due_ns is None or (self._timer is not None and self._timer_ns <= due_ns):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_ns = due_ns
+        wait_s = max(0.0, (due_ns - time.monotonic_ns()) / 1e9)
+        self._timer = asyncio.get_running_loop().call_later(wait_s, self._wake_up)
+
+    def _wake_up(self) -> None:
+        self._timer = None
+        self._take_in(Tick())
+
+    def _do(self, action: ReplicaAction) -> None:
+        match action:
+            case act.Grant():
+                self._connections.grant(action)
+            case act.Answer():
+                self._connections.answer(action, 0)
+            case act.RefuseOffer():
+                self._connections.refuse(action.connection, action.reason)
+            case act.Abandon():
+                self._connections.abandon(action.connection)
+            case act.Forget():
+                self._stores.forget(action.transfer)
+            case act.Report():
+                self._report(action.event)
+            case PlantSeed():
+                self._run(self._plant(action), self._stores.buffer(action.transfer).nbytes)
+            case ApplyPrefix():
+                buffers = {part.transfer: self._stores.buffer(part.transfer) for part in action.parts}
+                self._run(self._apply(action, buffers), sum(b.nbytes for b in buffers.values()))
+
+    def _run(self, work: Callable[[], ReplicaEvent], size_bytes: int) -> None:
+        """Do some work here if it is small, else in a thread, and take in what it comes to."""
+        if size_bytes <= INLINE_BYTES:
+            self._take_in(work())
+        else:
+            self._spawn(self._run_in_thread(work))
+
+    async def _run_in_thread(self, work: Callable[[], ReplicaEvent]) -> None:
+        self._take_in(await asyncio.to_thread(work))
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _plant(self, action: PlantSeed) -> Callable[[], ReplicaEvent]:
+        spec, payload = self._state.models[action.model].spec, self._stores.buffer(action.transfer)
+
+        def work() -> ReplicaEvent:
+            try:
+                store = planted(spec, payload, action.holds.version.number, action.steps)
+            except LayoutError as error:
+                return SeedRefused(model=action.model, transfer=action.transfer, detail=str(error))
+            self._stores.add(spec, store)
+            self._planted.add(spec.name)
+            return SeedPlanted(model=action.model, transfer=action.transfer)
+
+        return work
+
+    def _apply(self, action: ApplyPrefix, buffers: dict[TransferId, memoryview]) -> Callable[[], ReplicaEvent]:
+        store = self._stores.store(action.model)
+
+        def work() -> ReplicaEvent:
+            result = apply_prefix(store, action, buffers)
+            if isinstance(result, NotFinite):
+                detail = f"the steps to version {action.version.number} would make {result.tensor} NaN or Inf"
+                return PrefixRefused(model=action.model, detail=detail)
+            assert result.version == action.version.number, f"{action} made version {result.version}"
+            return PrefixApplied(model=action.model, version=action.version)
+
+        return work
+
+    def _report(self, event: MemberEvent) -> None:
+        if self._session is not None:
+            self._session.send(event)
+
+    def _recorded(self, record: TransferRecord, peer: str) -> None:
+        self._metrics.transfer(record, peer)
+        if record.direction is Direction.IN:
+            self._reporter.record(record, peer, self.options.host)
+
+    async def _report_memory(self) -> None:
+        while True:
+            kinds = self._stores.memory_bytes()
+            self._metrics.memory(kinds)
+            self._report(MemoryReported(name=self.options.name, kinds=tuple(sorted(kinds.items()))))
+            await asyncio.sleep(MEMORY_REPORT_S)

@@ -1,0 +1,123 @@
+"""The replica's state machine: the models that it follows, one mutating door. Pure.
+
+Offers may overtake the scheduler's word about them, as at a server; they wait for it at most as long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from mlfabric.protocol import Expect, HostModel, Logged, ReplicaReported, Tick, TransferId, Void
+from mlfabric.server import actions as act
+from mlfabric.server.replica import ReplicaModel
+from mlfabric.server.replica_actions import (
+    PrefixApplied,
+    PrefixRefused,
+    ReplicaAction,
+    ReplicaEvent,
+    SeedPlanted,
+    SeedRefused,
+)
+from mlfabric.server.state import EARLY_WAIT_NS
+
+__all__ = ["ReplicaState"]
+
+
+@dataclass(slots=True)
+class _Early:
+    event: act.Offered
+    until_ns: int
+
+
+class ReplicaState:
+    """Every model that a replica follows.
+
+    Args:
+        name: the member's.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.epoch = 0
+        self.models: dict[str, ReplicaModel] = {}
+        self._early: dict[TransferId, _Early] = {}
+
+    def handle(self, event: ReplicaEvent | Tick, now_ns: int) -> list[ReplicaAction]:
+        """Take in one event and return what to do, in order."""
+        out = list(self._react(event, now_ns))
+        for model in self.models.values():
+            out.extend(model.advance())
+        return out
+
+    def next_wakeup_ns(self) -> int | None:
+        """Return when a Tick is due, or None."""
+        return min((early.until_ns for early in self._early.values()), default=None)
+
+    def holds(self) -> list[ReplicaReported]:
+        """Announce every model, for a scheduler that may know nothing."""
+        return [model.announce() for model in self.models.values()]
+
+    def validate(self) -> None:
+        """Check the invariants of every model."""
+        for model in self.models.values():
+            model.validate()
+
+    def _react(self, event: ReplicaEvent | Tick, now_ns: int) -> Iterator[ReplicaAction]:
+        match event:
+            case HostModel():
+                self.models.setdefault(event.spec.name, ReplicaModel(self.name, event.spec))
+            case Expect() if event.model in self.models:
+                self.models[event.model].expect(event)
+                if early := self._early.pop(event.transfer, None):
+                    yield from self._offer(early.event, now_ns)
+            case Void() if event.model in self.models:
+                yield from self.models[event.model].void(event.transfer, event.reason)
+            case Logged() if event.model in self.models:
+                self.models[event.model].logged(event)
+            case act.EpochBegan() if event.epoch > self.epoch:
+                self.epoch = event.epoch
+                for model in self.models.values():
+                    yield from model.begin_epoch()
+            case act.Offered():
+                yield from self._offer(event, now_ns)
+            case Tick():
+                yield from self._expire(now_ns)
+            case _:
+                yield from self._progress(event)
+
+    def _progress(self, event: ReplicaEvent) -> Iterator[ReplicaAction]:
+        match event:
+            case act.PayloadReceived():
+                if model := self._model_of(event.transfer):
+                    yield from model.received(event.transfer, event.connection)
+            case act.TransferBroken():
+                early = self._early.get(event.transfer)
+                if early is not None and early.event.connection == event.connection:
+                    del self._early[event.transfer]
+                if model := self._model_of(event.transfer):
+                    yield from model.broken(event.transfer, event.connection)
+            case SeedPlanted():
+                yield from self.models[event.model].planted()
+            case SeedRefused():
+                yield from self.models[event.model].seed_refused(event.detail)
+            case PrefixApplied():
+                yield from self.models[event.model].prefix_applied(event)
+            case PrefixRefused():
+                yield from self.models[event.model].prefix_refused(event)
+
+    def _offer(self, event: act.Offered, now_ns: int) -> Iterator[ReplicaAction]:
+        model = self._model_of(event.transfer)
+        if model is not None and model.transfers[event.transfer].order.ticket == event.ticket:
+            yield from model.offer(event)
+        else:
+            self._early[event.transfer] = _Early(event, now_ns + EARLY_WAIT_NS)
+
+    def _expire(self, now_ns: int) -> Iterator[ReplicaAction]:
+        for transfer in [t for t, early in self._early.items() if early.until_ns <= now_ns]:
+            event = self._early.pop(transfer).event
+            reason = "the scheduler never announced this ticket"
+            yield act.RefuseOffer(transfer=transfer, connection=event.connection, reason=reason)
+
+    def _model_of(self, transfer: TransferId) -> ReplicaModel | None:
+        return next((model for model in self.models.values() if transfer in model.transfers), None)

@@ -1,0 +1,82 @@
+"""How a replica makes the steps of a prefix of the log at once, out of what workers have sent.
+
+Every step of SGD is affine, so a prefix is one affine step as a sum is (design, section 5, "Momentum and sums"): each
+update by itself and each window is carried to the prefix's end and added up. ADAM has no such sum: its groups are added
+up as the primary did, and make one step each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+
+from mlfabric.images import Run, runs_of
+from mlfabric.protocol import SumId, TransferId
+from mlfabric.rules import RuleKind, RuleSpec
+from mlfabric.server.replica_actions import ApplyPrefix, Part
+from mlfabric.server.rules import NotFinite, StepResult
+from mlfabric.server.store import ModelStore
+from mlfabric.specs import Layout
+from mlfabric.stepping import member_coefficients, transition
+
+__all__ = ["apply_prefix"]
+
+Buffers = Mapping[TransferId, memoryview]
+
+
+def apply_prefix(store: ModelStore, order: ApplyPrefix, buffers: Buffers) -> StepResult | NotFinite:
+    """Make the steps of a prefix in a store.
+
+    Args:
+        buffers: of at least the transfers that are in it; they are read only.
+    """
+    rule, layout = store.spec.rule, store.spec.layout
+    if rule.kind is RuleKind.ADAM:
+        total = _plain_sum(layout, [buffers[part.transfer] for part in order.parts])
+        if order.is_mean:
+            return store.apply_mean(total, order.lrs[0], len(order.parts))
+        return store.apply_sum(total, order.lrs, len(order.parts))
+    total = np.zeros(rule.sum_images * layout.size_bytes, dtype=np.uint8).data
+    for part in order.parts:
+        _add(rule, layout, total, part, buffers[part.transfer], order.lrs)
+    return store.apply_sum(total, order.lrs, len(order.lrs))
+
+
+def _plain_sum(layout: Layout, images: Sequence[memoryview]) -> memoryview:
+    total = np.zeros(layout.size_bytes, dtype=np.uint8).data
+    for run in runs_of(layout):
+        target = run.of(total)
+        for image in images:
+            target += run.of(image)
+    return total
+
+
+def _add(
+    rule: RuleSpec, layout: Layout, total: memoryview, part: Part, image: memoryview, lrs: Sequence[float]
+) -> None:
+    """Add what one transfer comes to at the end of the prefix."""
+    size_bytes = layout.size_bytes
+    for run in runs_of(layout):
+        targets = _images(run, total, size_bytes)
+        behind = transition(rule, lrs[part.place :], run.kind)
+        if isinstance(part.transfer, SumId):
+            _add_window(targets, _images(run, image, size_bytes), (behind.ww, behind.wh, behind.hw, behind.hh))
+            continue
+        own = member_coefficients(rule, lrs[part.place - 1 :], run.kind)[0]
+        for target, coefficient in zip(targets, own, strict=False):
+            target.add_(run.of(image), alpha=part.share * coefficient)
+
+
+def _add_window(targets: Sequence[torch.Tensor], images: Sequence[torch.Tensor], p: tuple[float, ...]) -> None:
+    ww, wh, hw, hh = p
+    targets[0].add_(images[0], alpha=ww)
+    if len(targets) > 1:
+        targets[0].add_(images[1], alpha=wh)
+        targets[1].add_(images[0], alpha=hw)
+        targets[1].add_(images[1], alpha=hh)
+
+
+def _images(run: Run, data: memoryview, size_bytes: int) -> list[torch.Tensor]:
+    return [run.of(data[start : start + size_bytes]) for start in range(0, len(data), size_bytes)]

@@ -1,0 +1,218 @@
+"""The bytes that a worker keeps for a replica: copies of updates, the window, what is frozen; and how they are sent.
+
+Folds of large updates run in a thread, one after the other; what is sent waits for the folds before it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from google.protobuf.message import DecodeError
+
+from mlfabric import wire
+from mlfabric.channels import Channel, Connection, Frame, FrameKind, TransferRecord
+from mlfabric.errors import FabricError, TransferError
+from mlfabric.images import runs_of
+from mlfabric.protocol import SumId, TransferId, UpdateId
+from mlfabric.rules import RuleSpec
+from mlfabric.specs import Layout, ModelSpec
+from mlfabric.stepping import Transition, member_coefficients, transition
+from mlfabric.v1 import data_pb2
+from mlfabric.worker_daemon import actions as act
+
+__all__ = ["Kept", "fold_into"]
+
+INLINE_BYTES = 256 * 1024
+WITH_OFFER_BYTES = 16 * 1024
+
+
+def fold_into(
+    rule: RuleSpec,
+    layout: Layout,
+    window: memoryview,
+    update: memoryview,
+    lrs: Sequence[float],
+    share: float,
+    *,
+    is_first: bool,
+) -> None:
+    """Put an update behind a window, in place (design, section 5, "Momentum and sums").
+
+    Args:
+        window: its images, one behind the other: ``rule.sum_images`` of them; zeros if ``is_first``.
+        update: its image.
+        lrs: learning rates of the steps that follow the window, the update's own last.
+        share: of the update in its step.
+    """
+    size_bytes = layout.size_bytes
+    for run in runs_of(layout):
+        images = [run.of(window[start : start + size_bytes]) for start in range(0, len(window), size_bytes)]
+        if not is_first:
+            _carry(images, transition(rule, lrs, run.kind))
+        own = member_coefficients(rule, lrs[-1:], run.kind)[0]
+        for image, coefficient in zip(images, own, strict=False):
+            image.add_(run.of(update), alpha=share * coefficient)
+
+
+def _carry(images: Sequence[torch.Tensor], p: Transition) -> None:
+    first = images[0]
+    if len(images) == 1:
+        first.mul_(p.ww)
+        return
+    from_first, second = first * p.hw, images[1]
+    first.mul_(p.ww).add_(second, alpha=p.wh)
+    second.mul_(p.hh).add_(from_first)
+
+
+class Kept:
+    """What one worker keeps.
+
+    Args:
+        spec: of the model.
+        channel: the daemon's data channel.
+        host: the worker's.
+        take_in: where events for the state machine go.
+        recorded: told of every finished transfer and the member it went to.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        channel: Channel,
+        host: str,
+        take_in: Callable[[act.DaemonEvent], None],
+        recorded: Callable[[TransferRecord, str], None],
+    ) -> None:
+        self._spec = spec
+        self._channel = channel
+        self._host = host
+        self._take_in = take_in
+        self._recorded = recorded
+        self._copies: dict[UpdateId, memoryview] = {}
+        self._frozen: dict[TransferId, memoryview] = {}
+        self._window: memoryview | None = None
+        self._turn = asyncio.Lock()
+        self._folds: set[asyncio.Task[None]] = set()
+        self._sends: dict[TransferId, asyncio.Task[None]] = {}
+
+    def copy(self, update: UpdateId, pieces: Sequence[memoryview]) -> None:
+        """Keep a copy of an update."""
+        self._copies[update] = _writable(b"".join(pieces))
+
+    def drop(self, updates: Sequence[UpdateId]) -> None:
+        """Keep these copies no longer."""
+        for update in updates:
+            self._copies.pop(update, None)
+
+    def drop_window(self) -> None:
+        """Begin with an empty window."""
+        self._window = None
+
+    def fold(self, order: act.FoldCopy) -> None:
+        """Put a copy into the window."""
+        update, is_first = self._copies.pop(order.update), self._window is None
+        if self._window is None:
+            size_bytes = self._spec.rule.sum_images * self._spec.layout.size_bytes
+            self._window = np.zeros(size_bytes, dtype=np.uint8).data
+        window = self._window
+
+        def work() -> None:
+            layout, rule = self._spec.layout, self._spec.rule
+            fold_into(rule, layout, window, update, order.lrs, order.share, is_first=is_first)
+
+        if window.nbytes <= INLINE_BYTES and not self._turn.locked():
+            work()
+        else:
+            task = self._spawn(self._in_turn(work))
+            self._folds.add(task)
+            task.add_done_callback(self._folds.discard)
+
+    async def _in_turn(self, work: Callable[[], None]) -> None:
+        async with self._turn:
+            await asyncio.to_thread(work)
+
+    def freeze(self, transfer: SumId) -> None:
+        """Set the window aside under this name."""
+        assert self._window is not None, f"{transfer} is to be sent, but nothing is folded"
+        self._frozen[transfer], self._window = self._window, None
+
+    def send(self, order: act.StartReplicate) -> None:
+        """Begin an attempt to send something, instead of one that runs."""
+        transfer = order.plan.transfer
+        if (former := self._sends.pop(transfer, None)) is not None:
+            former.cancel()
+        image = self._copies[transfer] if isinstance(transfer, UpdateId) else self._frozen[transfer]
+        self._sends[transfer] = self._spawn(self._send(order, image, tuple(self._folds)))
+
+    def end(self, transfer: TransferId) -> None:
+        """Forget what was sent, and stop sending it."""
+        task = self._sends.pop(transfer, None)
+        if task is not None:
+            task.cancel()
+        self._frozen.pop(transfer, None)
+        if isinstance(transfer, UpdateId):
+            self._copies.pop(transfer, None)
+
+    async def close(self) -> None:
+        """Stop everything."""
+        tasks = [*self._folds, *self._sends.values()]
+        for task in self._sends.values():
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def memory_bytes(self) -> int:
+        """Return how much is kept."""
+        window = self._window.nbytes if self._window is not None else 0
+        return window + sum(b.nbytes for b in (*self._copies.values(), *self._frozen.values()))
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        return asyncio.create_task(coroutine)
+
+    async def _send(self, order: act.StartReplicate, image: memoryview, folds: Sequence[asyncio.Task[None]]) -> None:
+        """Make one attempt; the state machine hears how it ended."""
+        plan, connection = order.plan, None
+        await asyncio.gather(*folds)
+        try:
+            connection = await self._channel.connect(order.address)
+            await self._offer(connection, order, image)
+        except (FabricError, DecodeError) as error:
+            event: act.DaemonEvent = act.ReplicaBroken(transfer=plan.transfer, ticket=plan.ticket, detail=str(error))
+        else:
+            event = act.ReplicaAnswered(transfer=plan.transfer, ticket=plan.ticket)
+        finally:
+            if connection is not None:
+                connection.close()
+        self._sends.pop(plan.transfer, None)
+        self._take_in(event)
+
+    async def _offer(self, connection: Connection, order: act.StartReplicate, image: memoryview) -> None:
+        plan, digest = order.plan, self._spec.layout.digest
+        meta = data_pb2.OfferMeta(
+            transfer=wire.to_transfer_id(plan.transfer),
+            size_bytes=image.nbytes,
+            host=self._host,
+            image=bytes(image) if image.nbytes <= WITH_OFFER_BYTES else b"",
+        )
+        await connection.send(
+            Frame(kind=FrameKind.OFFER, ticket=plan.ticket, digest=digest, meta=meta.SerializeToString())
+        )
+        answer = await connection.receive()
+        if answer.kind is FrameKind.GRANT:
+            frame = Frame(kind=FrameKind.PAYLOAD, ticket=plan.ticket, length=image.nbytes, digest=digest)
+            record = await connection.send(frame, (image,), plan.rate_bps)
+            if record is not None:
+                self._recorded(record, order.receiver)
+            await connection.send(Frame(kind=FrameKind.PAYLOAD, ticket=plan.ticket, digest=digest))
+            answer = await connection.receive()
+        if answer.kind is FrameKind.REFUSE:
+            raise TransferError(data_pb2.RefuseMeta.FromString(answer.meta).reason)
+        if answer.kind is not FrameKind.OUTCOME:
+            raise TransferError(f"a {answer.kind.name} frame came; wanted OUTCOME")
+
+
+def _writable(image: bytes) -> memoryview:
+    return np.frombuffer(bytearray(image), dtype=np.uint8).data

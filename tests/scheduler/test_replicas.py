@@ -1,0 +1,294 @@
+"""How the scheduler lets a replica follow: seeds, folds, what is sent when, holes; exact instructions."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from mlfabric.protocol import (
+    CommitsReported,
+    Drop,
+    DropReason,
+    Expect,
+    Expected,
+    Fold,
+    Followed,
+    Following,
+    HeldBack,
+    Instruction,
+    Keep,
+    Logged,
+    MemberJoined,
+    MemberLeft,
+    MemberSilent,
+    ModelVersion,
+    NotKept,
+    Release,
+    ReplicaReported,
+    Replicate,
+    Seed,
+    SumId,
+    Tick,
+    TransferEnd,
+    Unfollowed,
+    UpdateId,
+    UpdateKind,
+    Void,
+)
+from mlfabric.rules import RuleKind, RuleSpec
+from mlfabric.scheduler.replicas import Phase
+from mlfabric.specs import Role
+from tests.scheduler.stage import SPEC, Stage, committed, ended, holds, member, push, update
+
+TERM = 1 << 20
+
+
+def following(norm: float = math.inf, updates: int | None = None, server: str = "s") -> Following:
+    return Following(server=server, norm=norm, updates=updates)
+
+
+def join(stage: Stage, name: str = "r", incarnation: int = 1, **bounds) -> list[Instruction]:
+    joins = member(name, Role.REPLICA, incarnation, address=f"{name}:1")
+    return stage.tell(MemberJoined(member=joins, follows=following(**bounds)))
+
+
+def reported(version: int, *held: UpdateId, term: int = TERM + 1) -> ReplicaReported:
+    return ReplicaReported(replica="r", model="net", term=term, version=ModelVersion(1, version), held=held)
+
+
+def only(kind: type, instructions: list[Instruction]) -> list[Any]:
+    return [i for i in instructions if isinstance(i, kind)]
+
+
+def seeded(stage: Stage, version: int = 0, term: int = TERM + 1, **bounds) -> Stage:
+    join(stage, **bounds)
+    stage.tell(reported(version, term=term))
+    assert stage.state.models["net"].replication.phase is Phase.FOLLOWING
+    return stage
+
+
+def commit(stage: Stage, worker: str, number: int, counter: int = 0) -> list[Instruction]:
+    stage.ask(push(worker, counter, computed_from=number - 1))
+    return stage.tell(committed(update(worker, counter), number))
+
+
+def test_a_replica_is_seeded_when_it_joins_and_workers_keep_from_then_on():
+    stage = Stage().trained("a", "b", version=3)
+    found = join(stage, updates=4)
+    assert [k.to for k in only(Keep, found)] == ["a", "b"]
+    (seed,) = only(Seed, found)
+    (expect,) = only(Expect, found)
+    assert (seed.to, seed.term, seed.receiver, seed.address) == ("s", TERM + 1, "r", "r:1")
+    assert (expect.to, expect.kind, expect.ticket, expect.transfer) == (
+        "r",
+        UpdateKind.STATE,
+        seed.ticket,
+        seed.transfer,
+    )
+
+
+def test_what_the_seed_has_in_it_is_released_and_the_rest_is_folded():
+    stage = Stage().trained("a")
+    join(stage, updates=10)
+    commit(stage, "a", 1, 0)
+    found = commit(stage, "a", 2, 1)
+    assert only(Logged, found)
+    assert not only(Fold, found)
+    found = stage.tell(reported(1))
+    assert only(Release, found) == [Release(to="a", model="net", term=TERM + 1, updates=(update("a", 0),), reason="")]
+    assert only(Fold, found) == [
+        Fold(to="a", model="net", term=TERM + 1, update=update("a", 1), lrs=(0.1,), share=1.0, reason="")
+    ]
+    assert only(Followed, found) == [
+        Followed(
+            to="s",
+            model="net",
+            replica="r",
+            version=ModelVersion(1, 1),
+            held=(),
+            norm=math.inf,
+            updates=10,
+            reason="",
+        )
+    ]
+
+
+def test_a_fold_brings_the_learning_rates_of_the_places_since_the_last_one():
+    stage = seeded(Stage().trained("a", "b"), updates=100)
+    commit(stage, "a", 1, 0)
+    commit(stage, "b", 2, 0)
+    commit(stage, "b", 3, 1)
+    (fold,) = only(Fold, commit(stage, "a", 4, 1))
+    assert (fold.update, fold.lrs) == (update("a", 1), (0.1, 0.1, 0.1))
+
+
+def test_windows_are_sent_when_the_lead_reaches_half_the_bound():
+    stage = seeded(Stage().trained("a", "b"), updates=4)
+    assert not only(Replicate, commit(stage, "a", 1))
+    found = commit(stage, "b", 2)
+    assert [(r.to, r.transfer) for r in only(Replicate, found)] == [("a", SumId(1, 1)), ("b", SumId(1, 2))]
+    assert [tuple(m.update for m in e.members) for e in only(Expect, found)] == [(update("a"),), (update("b"),)]
+
+
+def test_a_norm_bounds_the_lead_as_well():
+    stage = seeded(Stage().trained("a", "b"), norm=3.0)
+    assert not only(Replicate, commit(stage, "a", 1))
+    assert len(only(Replicate, commit(stage, "b", 2))) == 2
+
+
+def test_while_a_window_is_on_its_way_its_worker_folds_another_one():
+    stage = seeded(Stage().trained("a"), updates=2)
+    (first,) = only(Replicate, commit(stage, "a", 1, 0))
+    assert not only(Replicate, commit(stage, "a", 2, 1))
+    found = stage.tell(ended(first.transfer, TransferEnd.RECEIVED, by="r"))
+    assert [r.transfer for r in only(Replicate, found)] == [SumId(1, 2)]
+
+
+def test_without_any_lead_an_update_goes_to_the_replica_before_it_is_committed():
+    stage = seeded(Stage().trained("a"), norm=0.0)
+    found = stage.ask(push("a"))
+    (order,) = only(Replicate, found)
+    assert (order.to, order.transfer) == ("a", update("a"))
+    stage.tell(ended(update("a"), TransferEnd.RECEIVED, by="r"))
+    assert only(Followed, stage.tell(reported(0, update("a"))))[0].held == (update("a"),)
+    assert not only(Fold, stage.tell(committed(update("a"), 1)))
+
+
+def test_what_is_held_back_goes_to_the_replica_at_once():
+    stage = seeded(Stage().trained("a", "b"), updates=100)
+    commit(stage, "a", 1)
+    stage.ask(push("b"))
+    found = stage.tell(HeldBack(server="s", model="net", transfers=(update("b"),), alone=False, detail=""))
+    assert [r.transfer for r in only(Replicate, found)] == [SumId(1, 1)]
+    found = stage.tell(HeldBack(server="s", model="net", transfers=(update("b"),), alone=True, detail=""))
+    assert [r.transfer for r in only(Replicate, found)] == [update("b")]
+
+
+def test_an_update_that_is_dropped_is_forgotten_by_the_replica():
+    stage = seeded(Stage().trained("a"), updates=0)
+    stage.ask(push("a"))
+    found = stage.tell(ended(update("a"), TransferEnd.DISCARDED, DropReason.DELAY_BOUND))
+    assert [v.transfer for v in only(Void, found) if v.to == "r"] == [update("a")]
+
+
+def test_an_update_whose_transfer_to_the_primary_broke_stays_with_the_replica():
+    stage = seeded(Stage().trained("a"), updates=0)
+    stage.ask(push("a"))
+    stage.tell(ended(update("a"), TransferEnd.BROKEN))
+    found = stage.tell(ended(update("a"), TransferEnd.VOIDED))
+    assert not [v for v in only(Void, found) if v.to == "r"]
+    assert not only(Replicate, stage.ask(push("a")))
+
+
+def test_an_update_whose_worker_is_gone_before_the_replica_had_it_is_dropped_by_the_primary():
+    stage = seeded(Stage().trained("a", "b"), updates=0)
+    stage.ask(push("a"))
+    stage.tell(ended(update("a"), TransferEnd.RECEIVED))
+    found = stage.tell(MemberLeft(name="a", incarnation=1))
+    assert [(d.to, d.update, d.cause) for d in only(Drop, found)] == [("s", update("a"), DropReason.NOT_REPLICATED)]
+    assert not only(Drop, stage.tell(Tick()))
+
+
+@pytest.mark.parametrize("gone", [MemberLeft(name="a", incarnation=1), MemberSilent(name="a", incarnation=1)])
+def test_a_worker_that_is_gone_with_what_it_folded_leaves_a_hole(gone):
+    stage = seeded(Stage().trained("a", "b"), updates=100)
+    commit(stage, "a", 1)
+    found = stage.tell(gone)
+    assert [(k.to, k.term) for k in only(Keep, found)] == [("b", TERM + 2)]
+    assert only(Seed, found)[0].term == TERM + 2
+    assert not only(Unfollowed, found)
+
+
+def test_a_worker_that_is_gone_without_any_leaves_none():
+    stage = seeded(Stage().trained("a", "b"), updates=100)
+    commit(stage, "b", 1)
+    assert not only(Seed, stage.tell(MemberLeft(name="a", incarnation=1)))
+
+
+def test_a_gap_in_the_log_is_a_hole():
+    stage = seeded(Stage().trained("a"), updates=100)
+    stage.ask(push("a"))
+    assert only(Seed, stage.tell(committed(update("a"), 3)))
+
+
+def test_what_somebody_does_not_have_is_a_hole_of_the_present_term_only():
+    stage = seeded(Stage().trained("a"), updates=100)
+    told = NotKept(member="a", model="net", term=TERM, detail="gone")
+    assert not only(Seed, stage.tell(told))
+    assert only(Seed, stage.tell(replace(told, term=TERM + 1)))
+
+
+def test_what_the_primary_was_told_that_the_replica_holds_is_held_in_the_next_term():
+    stage = seeded(Stage().trained("a"), updates=0)
+    stage.ask(push("a"))
+    stage.tell(ended(update("a"), TransferEnd.RECEIVED, by="r"))
+    found = stage.tell(NotKept(member="a", model="net", term=TERM + 1, detail="gone"))
+    assert not [v for v in only(Void, found) if v.transfer == update("a")]
+    stage.tell(reported(0, update("a"), term=TERM + 2))
+    assert not only(Fold, stage.tell(committed(update("a"), 1)))
+
+
+def test_a_replica_that_left_lifts_the_bound_and_one_that_is_silent_does_not():
+    stage = seeded(Stage().trained("a"), updates=100)
+    assert not only(Unfollowed, stage.tell(MemberSilent(name="r", incarnation=1)))
+    stage.wait(9_000)
+    assert not only(Unfollowed, stage.tell(Tick()))
+    stage.wait(2_000)
+    found = stage.tell(Tick())
+    assert only(Unfollowed, found) == [Unfollowed(to="s", model="net", reason="")]
+    assert [k.receiver for k in only(Keep, found)] == [""]
+
+
+def test_a_replica_that_comes_back_is_seeded_anew_and_the_bound_stays():
+    stage = seeded(Stage().trained("a"), updates=100)
+    stage.tell(MemberSilent(name="r", incarnation=1))
+    found = join(stage, updates=100)
+    assert not only(Unfollowed, found)
+    assert only(Seed, found)[0].term == TERM + 2
+
+
+def test_a_primary_whose_replica_does_not_come_back_to_a_new_scheduler_is_released():
+    stage = Stage().trained("a")
+    stage.tell(holds(3, replica="r"))
+    stage.wait(9_000)
+    assert not only(Unfollowed, stage.tell(Tick()))
+    stage.wait(2_000)
+    assert only(Unfollowed, stage.tell(Tick()))
+
+
+def test_adam_s_updates_are_never_folded():
+    spec = replace(SPEC, rule=RuleSpec(kind=RuleKind.ADAM))
+    stage = seeded(Stage().trained("a", "b", spec=spec), updates=4)
+    assert not only(Fold, commit(stage, "a", 1))
+    found = commit(stage, "b", 2)
+    assert [r.transfer for r in only(Replicate, found)] == [update("a"), update("b")]
+
+
+def test_a_sum_of_commits_is_logged_as_the_group_that_it_was():
+    stage = seeded(Stage().trained("a", "b"), updates=100)
+    for name in ("a", "b"):
+        stage.ask(push(name))
+    one, other = committed(update("a"), 1).commits[0], committed(update("b"), 2).commits[0]
+    found = stage.tell(CommitsReported(server="s", model="net", commits=(one, other)))
+    assert [log.commits for log in only(Logged, found)] == [(one, other)]
+    assert [f.update for f in only(Fold, found)] == [update("a"), update("b")]
+
+
+def test_a_transfer_to_the_replica_takes_its_place_on_the_links():
+    stage = seeded(Stage().trained("a"), updates=2)
+    (order,) = only(Replicate, commit(stage, "a", 1))
+    network = stage.state.context.network
+    assert network.reservation(("net", "replica", order.transfer)) is not None
+    stage.tell(ended(order.transfer, TransferEnd.RECEIVED, by="r"))
+    assert network.reservation(("net", "replica", order.transfer)) is None
+
+
+def test_members_of_a_window_are_told_to_the_replica_in_the_order_of_commits():
+    stage = seeded(Stage().trained("a"), updates=4)
+    commit(stage, "a", 1, 0)
+    (expect,) = only(Expect, commit(stage, "a", 2, 1))
+    nothing = ModelVersion(0, 0)
+    assert expect.members == (Expected(update("a", 0), nothing, 0), Expected(update("a", 1), nothing, 0))

@@ -1,0 +1,169 @@
+"""The gate that keeps a primary within the bound over its replica."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlfabric.protocol import Drop, DropReason, Expected, Followed, HeldBack, ModelVersion, Unfollowed, UpdateId
+from mlfabric.server import actions as act
+from mlfabric.server.gate_lead import LeadGate
+from mlfabric.specs import MomentumAt
+from tests.server.stage import SPEC, Stage, expect, offer, update
+
+
+def followed(version: int = 0, *held: UpdateId, norm: float = math.inf, updates: int | None = None) -> Followed:
+    return Followed(
+        to="s",
+        model="net",
+        replica="r",
+        version=ModelVersion(1, version),
+        held=held,
+        norm=norm,
+        updates=updates,
+        reason="",
+    )
+
+
+def seeded(stage: Stage) -> Stage:
+    stage.tell(act.SeedTaken(model="net", history_norm=0.0, weights_norm=0.0, steps=0))
+    return stage
+
+
+def bring(stage: Stage, name: UpdateId, seq: int, norm: float = 1.0) -> list[act.Action]:
+    order = expect(name, seq)
+    members = (order.members[0]._replace(norm=norm),)
+    stage.tell(type(order)(**{f: getattr(order, f) for f in order.__slots__} | {"members": members}))
+    stage.tell(offer(name, seq))
+    return stage.tell(act.PayloadReceived(transfer=name, connection=seq))
+
+
+def steps(actions: list[act.Action]) -> list[act.ApplyStep]:
+    return [a for a in actions if isinstance(a, act.ApplyStep)]
+
+
+def held_back(actions: list[act.Action]) -> list[HeldBack]:
+    return [a.event for a in actions if isinstance(a, act.Report) and isinstance(a.event, HeldBack)]
+
+
+def test_without_a_replica_nothing_is_held_back():
+    assert steps(bring(Stage(), update("a"), 1))
+
+
+def test_a_commit_beyond_the_bound_waits_until_the_replica_has_come_closer():
+    stage = seeded(Stage())
+    stage.tell(followed(updates=1))
+    assert steps(bring(stage, update("a"), 1))
+    stage.step(update("a"))
+    (event,) = held_back(bring(stage, update("b"), 2))
+    assert (event.transfers, event.alone) == ((update("b"),), False)
+    assert steps(stage.tell(followed(1, updates=1)))
+
+
+def test_the_exact_step_norm_counts_once_it_is_known():
+    stage = seeded(Stage(lr=0.5))
+    stage.tell(followed(norm=1.6))
+    assert steps(bring(stage, update("a"), 1, norm=2.0))
+    stage.tell(act.StepDone(model="net", transfers=(update("a"),), step_norm=0.5))
+    assert steps(bring(stage, update("b"), 2, norm=2.0))
+    stage.tell(act.StepDone(model="net", transfers=(update("b"),), step_norm=0.7))
+    assert held_back(bring(stage, update("c"), 3, norm=1.0))
+
+
+def test_without_any_lead_only_what_the_replica_holds_is_committed():
+    stage = seeded(Stage())
+    stage.tell(followed(norm=0.0))
+    (event,) = held_back(bring(stage, update("a"), 1))
+    assert event.alone
+    assert not steps(stage.tell(followed(0, update("b"), norm=0.0)))
+    assert steps(stage.tell(followed(0, update("a"), norm=0.0)))
+
+
+def test_what_the_replica_holds_behind_a_gap_is_a_lead_all_the_same():
+    stage = seeded(Stage())
+    stage.tell(followed(updates=1))
+    bring(stage, update("a"), 1)
+    stage.step(update("a"))
+    stage.tell(followed(0, update("b"), updates=1))
+    assert held_back(bring(stage, update("b"), 2))
+
+
+def test_it_says_once_what_it_holds_back():
+    stage = seeded(Stage())
+    stage.tell(followed(norm=0.0))
+    assert held_back(bring(stage, update("a"), 1))
+    assert not held_back(bring(stage, update("b"), 2))
+
+
+def test_a_step_that_no_lead_allows_waits_for_its_own_bytes():
+    stage = seeded(Stage(lr=1.0))
+    stage.tell(followed(norm=0.5))
+    assert held_back(bring(stage, update("a"), 1, norm=2.0))[0].alone
+    assert steps(stage.tell(followed(0, update("a"), norm=0.5)))
+
+
+def test_the_bound_is_lifted_when_there_is_no_replica_any_more():
+    stage = seeded(Stage())
+    stage.tell(followed(norm=0.0))
+    bring(stage, update("a"), 1)
+    assert steps(stage.tell(Unfollowed(to="s", model="net", reason="")))
+
+
+def test_what_can_never_be_replicated_is_dropped_and_the_next_may_go():
+    stage = seeded(Stage())
+    stage.tell(followed(0, update("b"), norm=0.0))
+    bring(stage, update("a"), 1)
+    bring(stage, update("b"), 2)
+    order = Drop(to="s", model="net", update=update("a"), cause=DropReason.NOT_REPLICATED, reason="gone")
+    assert steps(stage.tell(order))[0].transfers == (update("b"),)
+
+
+def test_a_server_says_over_whom_its_lead_is_bounded():
+    stage = seeded(Stage())
+    assert stage.model.holds().replica == ""
+    stage.tell(followed(updates=1))
+    assert stage.model.holds().replica == "r"
+
+
+@given(
+    st.lists(st.floats(0.01, 10), min_size=1, max_size=6),
+    st.sampled_from([0.0, 0.5, 0.9]),
+    st.floats(0.01, 20),
+)
+def test_what_passes_is_within_the_bound_whatever_the_directions(norms: list[float], gamma: float, limit: float):
+    rule = SPEC.rule.__class__(lr=0.5, momentum=gamma, momentum_at=MomentumAt.SERVER)
+    gate = LeadGate(type(SPEC)(name="net", layout=SPEC.layout, rule=rule))
+    gate.seeded(0.0, 0.0, 0)
+    gate.follow(followed(norm=limit))
+    members = [Expected(update("a", n), ModelVersion(1, 0), 0, norm) for n, norm in enumerate(norms)]
+    passed = not gate.refusal(0, members, [0.5] * len(members))
+    history = lead = 0.0
+    for norm in norms:
+        history = gamma * history + 0.5 * norm
+        lead += history
+    if passed:
+        assert lead <= limit * (1 + 1e-6)
+    else:
+        assert lead * (1 + 1e-6) >= limit
+
+
+def test_a_sum_is_held_back_as_a_whole():
+    gate = LeadGate(SPEC)
+    gate.seeded(0.0, 0.0, 0)
+    gate.follow(followed(updates=1))
+    members = [Expected(update(name), ModelVersion(1, 0), 0, 1.0) for name in "ab"]
+    assert gate.refusal(0, members[:1], [0.1]) == ""
+    assert gate.refusal(0, members, [0.1, 0.1])
+    assert gate.is_too_large(0, members, [0.1, 0.1])
+
+
+@pytest.mark.parametrize("updates", [0, 2])
+def test_it_says_in_figures_what_would_be_too_much(updates: int):
+    gate = LeadGate(SPEC)
+    gate.seeded(0.0, 0.0, 0)
+    gate.follow(followed(updates=updates))
+    members = [Expected(update("a", n), ModelVersion(1, 0), 0, 1.0) for n in range(3)]
+    assert "3 updates" in gate.refusal(0, members, [0.1] * 3)
