@@ -1,14 +1,10 @@
-"""The aggregator's shell: session, data channel, buffers, metrics. Decides nothing.
-
-Events are taken in one after the other: an action that has a result at once queues it as the next event.
-"""
+"""The aggregator's shell: session, data channel, buffers, metrics. Decides nothing."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections import deque
 from dataclasses import dataclass, field
 
 from mlfabric import wire
@@ -18,6 +14,7 @@ from mlfabric.aggregator.connections import Connections
 from mlfabric.aggregator.outgoing import Outgoing
 from mlfabric.aggregator.state import AggregatorConfig, AggregatorState
 from mlfabric.channels import Direction, TcpChannel, TcpOptions, TransferRecord
+from mlfabric.driving import Driver, side_by_side
 from mlfabric.errors import UsageError
 from mlfabric.protocol import (
     GetId,
@@ -27,7 +24,6 @@ from mlfabric.protocol import (
     MemoryReported,
     MonitorAt,
     SumId,
-    Tick,
     Welcome,
 )
 from mlfabric.reporting import TransferReporter
@@ -78,17 +74,14 @@ class AggregatorService:
         self._metrics = metrics
         budget = options.memory_budget_bytes or DEFAULT_BUDGET_BYTES
         self._state = AggregatorState(AggregatorConfig(name=options.name, memory_budget_bytes=budget))
+        self._driver = Driver[act.AggregatorEvent, act.Action](self._state, self._do)
         self._buffers = Buffers()
         self._channel = TcpChannel(options.tcp)
         self._connections = Connections(
-            self._buffers, options.host, self._take_in, self._recorded, metrics.connection_broke
+            self._buffers, options.host, self._driver.take_in, self._recorded, metrics.connection_broke
         )
-        self._outgoing = Outgoing(self._channel, options.host, self._buffers, self._take_in, self._recorded)
+        self._outgoing = Outgoing(self._channel, options.host, self._buffers, self._driver.take_in, self._recorded)
         self._reporter = TransferReporter(options.name, options.host, options.tcp.up_bps, options.tcp.down_bps)
-        self._queue: deque[act.AggregatorEvent | Tick] = deque()
-        self._draining = False
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_ns = 0
         self._session: SchedulerSession | None = None
 
     # Running
@@ -103,29 +96,18 @@ class AggregatorService:
         self.address = await self._channel.listen(self._connections.serve)
         callbacks = SessionCallbacks(admitted=self._admitted, instructed=self._instructed, lost=lambda _: None)
         self._session = SchedulerSession(self.options.scheduler, self._member(), self._register, callbacks)
-        tasks = [
-            asyncio.create_task(self._session.run()),
-            asyncio.create_task(self._reporter.run()),
-            asyncio.create_task(self._report_memory()),
-        ]
-        stopped = asyncio.create_task(stop.wait())
         try:
-            done, _ = await asyncio.wait([*tasks, stopped], return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-            await self._session.leave("stopped")
+            async with side_by_side(self._session.run(), self._reporter.run(), self._report_memory()) as wait:
+                await wait(stop)
+                await self._session.leave("stopped")
         finally:
-            for task in (*tasks, stopped):
-                task.cancel()
-            await asyncio.gather(*tasks, stopped, return_exceptions=True)
             await self._close()
 
     async def _close(self) -> None:
         await self._outgoing.close()
         await self._channel.close()
         await self._reporter.close()
-        if self._timer is not None:
-            self._timer.cancel()
+        self._driver.close()
 
     def _member(self) -> Member:
         return Member(
@@ -147,7 +129,7 @@ class AggregatorService:
 
     def _admitted(self, welcome: Welcome) -> list[MemberEvent]:
         self._reporter.set_address(welcome.monitor_address)
-        self._take_in(act.EpochBegan(epoch=welcome.epoch))
+        self._driver.take_in(act.EpochBegan(epoch=welcome.epoch))
         return []
 
     def _instructed(self, instruction: Instruction) -> None:
@@ -156,36 +138,7 @@ class AggregatorService:
             return
         if isinstance(instruction, HostModel):
             log.info("model %s: %s", instruction.spec.name, instruction.reason)
-        self._take_in(instruction)  # type: ignore[arg-type]
-
-    # Events in, actions out
-
-    def _take_in(self, event: act.AggregatorEvent | Tick) -> None:
-        self._queue.append(event)
-        if self._draining:
-            return
-        self._draining = True
-        try:
-            while self._queue:
-                for action in self._state.handle(self._queue.popleft(), time.monotonic_ns()):
-                    self._do(action)
-        finally:
-            self._draining = False
-        self._set_timer()
-
-    def _set_timer(self) -> None:
-        due_ns = self._state.next_wakeup_ns()
-        if due_ns is None or (self._timer is not None and self._timer_ns <= due_ns):
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer_ns = due_ns
-        wait_s = max(0.0, (due_ns - time.monotonic_ns()) / 1e9)
-        self._timer = asyncio.get_running_loop().call_later(wait_s, self._wake_up)
-
-    def _wake_up(self) -> None:
-        self._timer = None
-        self._take_in(Tick())
+        self._driver.take_in(instruction)  # type: ignore[arg-type]
 
     def _do(self, action: act.Action) -> None:
         match action:

@@ -1,7 +1,4 @@
-"""The replica's shell: session, data channel, stores. Decides nothing.
-
-Events are taken in one after the other: an action that has a result at once queues it as the next event.
-"""
+"""The replica's shell: session, data channel, stores. Decides nothing."""
 
 from __future__ import annotations
 
@@ -9,15 +6,15 @@ import asyncio
 import logging
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
 from mlfabric import wire
 from mlfabric.channels import Direction, TcpChannel, TcpOptions, TransferRecord
+from mlfabric.driving import Driver, side_by_side
 from mlfabric.errors import LayoutError, UsageError
-from mlfabric.protocol import HostModel, Instruction, MemberEvent, MemoryReported, MonitorAt, Tick, TransferId, Welcome
+from mlfabric.protocol import HostModel, Instruction, MemberEvent, MemoryReported, MonitorAt, TransferId, Welcome
 from mlfabric.reporting import TransferReporter
 from mlfabric.server import actions as act
 from mlfabric.server.connections import Connections
@@ -90,16 +87,13 @@ class ReplicaService:
         self.address = ""
         self._metrics = metrics
         self._state = ReplicaState(options.name)
+        self._driver = Driver[Any, ReplicaAction](self._state, self._do)
         held_by_none = ServerState(ServerConfig(name=options.name, receive_budget_bytes=0))
-        self._stores = Stores(held_by_none, self._take_in, None)
+        self._stores = Stores(held_by_none, self._driver.take_in, None)
         self._planted: set[str] = set()
         self._channel = TcpChannel(options.tcp)
-        self._connections = Connections(self._stores, options.host, self._take_in, self._recorded)
+        self._connections = Connections(self._stores, options.host, self._driver.take_in, self._recorded)
         self._reporter = TransferReporter(options.name, options.host, options.tcp.up_bps, options.tcp.down_bps)
-        self._queue: deque[ReplicaEvent | Tick] = deque()
-        self._draining = False
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_ns = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._session: SchedulerSession | None = None
 
@@ -119,29 +113,18 @@ class ReplicaService:
         self.address = await self._channel.listen(self._connections.serve)
         callbacks = SessionCallbacks(admitted=self._admitted, instructed=self._instructed, lost=lambda _: None)
         self._session = SchedulerSession(self.options.scheduler, self._member(), self._register, callbacks)
-        tasks = [
-            asyncio.create_task(self._session.run()),
-            asyncio.create_task(self._reporter.run()),
-            asyncio.create_task(self._report_memory()),
-        ]
-        stopped = asyncio.create_task(stop.wait())
         try:
-            done, _ = await asyncio.wait([*tasks, stopped], return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-            await self._session.leave("stopped")
+            async with side_by_side(self._session.run(), self._reporter.run(), self._report_memory()) as wait:
+                await wait(stop)
+                await self._session.leave("stopped")
         finally:
-            for task in (*tasks, stopped):
-                task.cancel()
-            await asyncio.gather(*tasks, stopped, return_exceptions=True)
             await self._close()
 
     async def _close(self) -> None:
         await self._channel.close()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._reporter.close()
-        if self._timer is not None:
-            self._timer.cancel()
+        self._driver.close()
 
     def _member(self) -> Member:
         return Member(
@@ -166,7 +149,7 @@ class ReplicaService:
 
     def _admitted(self, welcome: Welcome) -> list[MemberEvent]:
         self._reporter.set_address(welcome.monitor_address)
-        self._take_in(act.EpochBegan(epoch=welcome.epoch))
+        self._driver.take_in(act.EpochBegan(epoch=welcome.epoch))
         return list(self._state.holds())
 
     def _instructed(self, instruction: Instruction) -> None:
@@ -175,36 +158,7 @@ class ReplicaService:
             return
         if isinstance(instruction, HostModel):
             log.info("model %s: %s", instruction.spec.name, instruction.reason)
-        self._take_in(instruction)
-
-    # Events in, actions out
-
-    def _take_in(self, event: Any) -> None:
-        self._queue.append(event)
-        if self._draining:
-            return
-        self._draining = True
-        try:
-            while self._queue:
-                for action in self._state.handle(self._queue.popleft(), time.monotonic_ns()):
-                    self._do(action)
-        finally:
-            self._draining = False
-        self._set_timer()
-
-    def _set_timer(self) -> None:
-        due_ns = self._state.next_wakeup_ns()
-        if due_ns is None or (self._timer is not None and self._timer_ns <= due_ns):
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer_ns = due_ns
-        wait_s = max(0.0, (due_ns - time.monotonic_ns()) / 1e9)
-        self._timer = asyncio.get_running_loop().call_later(wait_s, self._wake_up)
-
-    def _wake_up(self) -> None:
-        self._timer = None
-        self._take_in(Tick())
+        self._driver.take_in(instruction)
 
     def _do(self, action: ReplicaAction) -> None:
         match action:
@@ -229,12 +183,12 @@ class ReplicaService:
     def _run(self, work: Callable[[], ReplicaEvent], size_bytes: int) -> None:
         """Do some work here if it is small, else in a thread, and take in what it comes to."""
         if size_bytes <= INLINE_BYTES:
-            self._take_in(work())
+            self._driver.take_in(work())
         else:
             self._spawn(self._run_in_thread(work))
 
     async def _run_in_thread(self, work: Callable[[], ReplicaEvent]) -> None:
-        self._take_in(await asyncio.to_thread(work))
+        self._driver.take_in(await asyncio.to_thread(work))
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(coroutine)

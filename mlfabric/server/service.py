@@ -1,20 +1,17 @@
-"""The parameter server's shell: session, data channel, stores, checkpoints, metrics. Decides nothing.
-
-Events are taken in one after the other: an action that has a result at once (a small step) queues it as the next event.
-"""
+"""The parameter server's shell: session, data channel, stores, checkpoints, metrics. Decides nothing."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from mlfabric import wire
 from mlfabric.channels import Direction, TcpChannel, TcpOptions, TransferRecord
+from mlfabric.driving import Driver, side_by_side
 from mlfabric.errors import FabricError, UsageError
 from mlfabric.protocol import (
     Commit,
@@ -27,7 +24,6 @@ from mlfabric.protocol import (
     MonitorAt,
     Seed,
     SumId,
-    Tick,
     TransferEnd,
     TransferEnded,
     Welcome,
@@ -98,21 +94,18 @@ class ServerService:
         budget = options.receive_budget_bytes or 1 << 30
         config = ServerConfig(name=options.name, receive_budget_bytes=budget)
         self._state = ServerState(config, [h for h, _ in held])
-        self._stores = Stores(self._state, self._take_in, self._checkpoints)
+        self._driver = Driver[act.ServerEvent, act.Action](self._state, self._do)
+        self._stores = Stores(self._state, self._driver.take_in, self._checkpoints)
         for holds, store in held:
             self._stores.add(holds.spec, store)
             log.info("resumed model %s at version %s", holds.spec.name, holds.version.number)
-        self._connections = Connections(self._stores, options.host, self._take_in, self._recorded)
+        self._connections = Connections(self._stores, options.host, self._driver.take_in, self._recorded)
         self._channel = TcpChannel(options.tcp)
         self._seeds = SeedSender(
-            self._state, self._stores, self._channel, options.host, self._take_in, self._metrics.transfer
+            self._state, self._stores, self._channel, options.host, self._driver.take_in, self._metrics.transfer
         )
         self._reporter = TransferReporter(options.name, options.host, options.tcp.up_bps, options.tcp.down_bps)
         self._log = CommitLog(directory)
-        self._queue: deque[act.ServerEvent | Tick] = deque()
-        self._draining = False
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_ns = 0
         self._update_callbacks: list[UpdateCallback] = []
         self._request_callbacks: list[RequestCallback] = []
         self._session: SchedulerSession | None = None
@@ -151,28 +144,19 @@ class ServerService:
         )
         callbacks = SessionCallbacks(admitted=self._admitted, instructed=self._instructed, lost=lambda _: None)
         self._session = SchedulerSession(self.options.scheduler, member, self._register, callbacks)
-        tasks = [
-            asyncio.create_task(self._session.run()),
-            asyncio.create_task(self._reporter.run()),
-            asyncio.create_task(self._checkpoint_now_and_again()),
-            asyncio.create_task(self._report_memory()),
-        ]
-        stopped = asyncio.create_task(stop.wait())
+        jobs = (self._session.run(), self._reporter.run(), self._checkpoint_now_and_again(), self._report_memory())
         try:
-            done, _ = await asyncio.wait([*tasks, stopped], return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-            await self._session.leave("stopped")
-            await self._save()
+            async with side_by_side(*jobs) as wait:
+                await wait(stop)
+                await self._session.leave("stopped")
+                await self._save()
         finally:
-            for task in (*tasks, stopped):
-                task.cancel()
-            await asyncio.gather(*tasks, stopped, return_exceptions=True)
             await self._seeds.close()
             await self._channel.close()
             await self._stores.close()
             await self._reporter.close()
             self._log.close()
+            self._driver.close()
 
     async def _register(self, stub: fabric_pb2_grpc.FabricServiceAsyncStub) -> fabric_pb2.Admission:
         assert self._session is not None
@@ -182,7 +166,7 @@ class ServerService:
 
     def _admitted(self, welcome: Welcome) -> list[MemberEvent]:
         self._reporter.set_address(welcome.monitor_address)
-        self._take_in(act.EpochBegan(epoch=welcome.epoch))
+        self._driver.take_in(act.EpochBegan(epoch=welcome.epoch))
         return list(self._state.holds())
 
     def _instructed(self, instruction: Instruction) -> None:
@@ -191,36 +175,7 @@ class ServerService:
         elif isinstance(instruction, Seed):
             self._seeds.send(instruction)
         else:
-            self._take_in(instruction)  # type: ignore[arg-type]
-
-    # Events in, actions out
-
-    def _take_in(self, event: act.ServerEvent | Tick) -> None:
-        self._queue.append(event)
-        if self._draining:
-            return
-        self._draining = True
-        try:
-            while self._queue:
-                for action in self._state.handle(self._queue.popleft(), time.monotonic_ns()):
-                    self._do(action)
-        finally:
-            self._draining = False
-        self._set_timer()
-
-    def _set_timer(self) -> None:
-        due_ns = self._state.next_wakeup_ns()
-        if due_ns is None or (self._timer is not None and self._timer_ns <= due_ns):
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer_ns = due_ns
-        wait_s = max(0.0, (due_ns - time.monotonic_ns()) / 1e9)
-        self._timer = asyncio.get_running_loop().call_later(wait_s, self._wake_up)
-
-    def _wake_up(self) -> None:
-        self._timer = None
-        self._take_in(Tick())
+            self._driver.take_in(instruction)  # type: ignore[arg-type]
 
     def _do(self, action: act.Action) -> None:
         match action:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from mlfabric import wire
 from mlfabric.channels import Direction, TcpChannel, TcpOptions, TransferRecord
+from mlfabric.driving import Driver
 from mlfabric.errors import FabricClosedError
 from mlfabric.protocol import (
     Committed,
@@ -31,7 +32,6 @@ from mlfabric.protocol import (
     ReduceId,
     ReduceOp,
     ReduceRequested,
-    Tick,
     UpdateId,
     UpdateKind,
     Welcome,
@@ -104,6 +104,7 @@ class WorkerDaemon:
         self._server = spec.server
         self._metrics = metrics
         self._state = DaemonState(options.name)
+        self._driver = Driver[act.DaemonEvent, act.Action](self._state, self._do)
         self._channel = TcpChannel(options.tcp)
         self._reporter = TransferReporter(options.name, options.host, options.tcp.up_bps, options.tcp.down_bps)
         self._transfers = Transfers(self._channel, options.host, self._take_in, self._recorded, options.observer)
@@ -113,8 +114,6 @@ class WorkerDaemon:
         self._gets: dict[GetId, _OpenGet] = {}
         self._updates = self._get_count = self._reduce_count = 0
         self._over: BaseException | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_ns = 0
         self._incarnation = time.time_ns()
         self._tasks: list[asyncio.Task[None]] = []
         member = Member(
@@ -176,6 +175,7 @@ class WorkerDaemon:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._reporter.close()
         await self._channel.close()
+        self._driver.close()
 
     # What the worker asks for
 
@@ -283,24 +283,8 @@ class WorkerDaemon:
     # Events in, actions out
 
     def _take_in(self, event: act.DaemonEvent) -> None:
-        for action in self._state.handle(event, time.monotonic_ns()):
-            self._do(action)
+        self._driver.take_in(event)
         self._metrics.in_flight(len(self._pushes))
-        self._set_timer()
-
-    def _set_timer(self) -> None:
-        due_ns = self._state.next_wakeup_ns()
-        if due_ns is None or (self._timer is not None and self._timer_ns <= due_ns):
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer_ns = due_ns
-        wait_s = max(0.0, (due_ns - time.monotonic_ns()) / 1e9)
-        self._timer = asyncio.get_running_loop().call_later(wait_s, self._wake_up)
-
-    def _wake_up(self) -> None:
-        self._timer = None
-        self._take_in(Tick())
 
     def _do(self, action: act.Action) -> None:
         match action:
