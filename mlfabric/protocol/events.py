@@ -1,0 +1,229 @@
+"""What members tell the scheduler, and what is told of them. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from mlfabric.protocol.identities import Commit, DropReason, GetId, ModelVersion, TransferId, UpdateId, UpdateKind
+from mlfabric.protocol.reductions import ReduceRequested, RoundArrived, RoundBroken
+from mlfabric.protocol.replication import Following, HeldBack, NotKept, ReplicaReported
+from mlfabric.specs import Member, ModelSpec
+
+__all__ = [
+    "AppliedIds",
+    "CommitsReported",
+    "GetRequested",
+    "InitialReceived",
+    "LinkRate",
+    "LinksReported",
+    "MemberEvent",
+    "MemberJoined",
+    "MemberLeft",
+    "MemberSilent",
+    "MemoryReported",
+    "PushRequested",
+    "ServerHolds",
+    "Tick",
+    "TransferEnd",
+    "TransferEnded",
+    "WorkerHolds",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberJoined:
+    """A member registers, for the first time or again.
+
+    Args:
+        spec: the model that a worker trains.
+        held: the models that a server brings.
+        holds_initial: a worker can provide initial weights.
+        most_updates: how many an aggregator takes into one sum, >= 0; 0 for any number.
+        follows: what a replica follows.
+    """
+
+    member: Member
+    spec: ModelSpec | None = None
+    held: tuple[ModelSpec, ...] = ()
+    holds_initial: bool = False
+    most_updates: int = 0
+    follows: Following | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberSilent:
+    """A member's stream broke; it may come back under the same incarnation."""
+
+    name: str
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberLeft:
+    """A member said good-bye."""
+
+    name: str
+    incarnation: int
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushRequested:
+    """A worker holds an update for its model; repeated until an answer is known.
+
+    Args:
+        computed_from: the version whose gradient it is.
+        norm: l2 norm, computed once at the worker.
+        resolved_below: every counter below this one has an outcome that the worker knows.
+    """
+
+    update: UpdateId
+    model: str
+    size_bytes: int
+    computed_from: ModelVersion
+    norm: float
+    kind: UpdateKind = UpdateKind.GRADIENT
+    resolved_below: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GetRequested:
+    """A worker wants the model, at ``min_version`` or newer, once ``after_update`` (if any) has its outcome."""
+
+    get: GetId
+    model: str
+    min_version: ModelVersion
+    after_update: UpdateId | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerHolds:
+    """What a worker had open when it (re)joined: everything without an outcome is asked for again."""
+
+    worker: str
+    pushes: tuple[PushRequested, ...]
+    gets: tuple[GetRequested, ...]
+    reduces: tuple[ReduceRequested, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppliedIds:
+    """The applied updates of one worker incarnation: each has its counter in ``recent``, or below ``low``.
+
+    ``recent`` maps counters >= ``low`` to the version that they made and their delay.
+    """
+
+    worker: str
+    incarnation: int
+    low: int
+    recent: tuple[tuple[int, ModelVersion, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerHolds:
+    """What a server holds of one model when it (re)joins; ``replica`` is whom it must not be too far ahead of."""
+
+    server: str
+    spec: ModelSpec
+    version: ModelVersion
+    initialised: bool
+    applied: tuple[AppliedIds, ...] = ()
+    received: tuple[UpdateId, ...] = ()
+    epoch_base: int = 0
+    replica: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitsReported:
+    """A server committed this group, in this order: its members were applied together."""
+
+    server: str
+    model: str
+    commits: tuple[Commit, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InitialReceived:
+    """A server now holds a model's initial weights."""
+
+    server: str
+    model: str
+    version: ModelVersion
+
+
+class TransferEnd(Enum):
+    """How a transfer ended at the member that reports it."""
+
+    RECEIVED = "received"
+    SERVED = "served"
+    BROKEN = "the connection broke"
+    VOIDED = "voided before it was complete"
+    DISCARDED = "discarded"
+    TORN = "a part of the sum will never come"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferEnded:
+    """A report on one transfer by whom it went to (or came from, for a get); ``cause`` says why one was discarded."""
+
+    member: str
+    model: str
+    transfer: TransferId | GetId
+    end: TransferEnd
+    cause: DropReason | None = None
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkRate:
+    """An estimate of what one direction of one host's link carries now."""
+
+    host: str
+    up: bool
+    bps: int
+    age_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryReported:
+    """What a member holds in memory, by kind, in bytes."""
+
+    name: str
+    kinds: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinksReported:
+    """A monitor's estimates."""
+
+    monitor: str
+    rates: tuple[LinkRate, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """Time passed; nothing else happened."""
+
+
+MemberEvent = (
+    MemberJoined
+    | MemberSilent
+    | MemberLeft
+    | PushRequested
+    | GetRequested
+    | ReduceRequested
+    | RoundArrived
+    | RoundBroken
+    | WorkerHolds
+    | ServerHolds
+    | CommitsReported
+    | InitialReceived
+    | TransferEnded
+    | LinksReported
+    | MemoryReported
+    | ReplicaReported
+    | HeldBack
+    | NotKept
+    | Tick
+)

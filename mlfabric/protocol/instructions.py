@@ -1,0 +1,252 @@
+"""What the scheduler tells members; each instruction names its receiver (``to``) and carries its reason. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+from mlfabric.protocol.identities import DropReason, GetId, ModelVersion, Outcome, TransferId, UpdateId, UpdateKind
+from mlfabric.protocol.reductions import CancelReduce, Reduce, ReduceFailed, ReduceSettled
+from mlfabric.protocol.relays import CancelHandOn, CancelSum, HandOn, Sum
+from mlfabric.protocol.replication import Fold, Followed, Keep, Logged, Release, Replicate, Seed, Unfollowed
+from mlfabric.specs import ModelSpec
+
+__all__ = [
+    "CancelServe",
+    "Drop",
+    "Expect",
+    "Expected",
+    "Fetch",
+    "HostModel",
+    "Initialise",
+    "Instruction",
+    "MonitorAt",
+    "Refuse",
+    "RefuseReason",
+    "Resolve",
+    "Send",
+    "Serve",
+    "Void",
+    "Welcome",
+]
+
+
+class RefuseReason(Enum):
+    """Why a registration was refused; the shell maps each to a gRPC status."""
+
+    NAME_TAKEN = "another live member has this name"
+    LAYOUT_DIFFERS = "the model is registered with another layout"
+    OPTIONS_DIFFER = "the model is registered with other options"
+    PROTOCOL_VERSION = "this member speaks another version of the protocol"
+    OUT_OF_RANGE = "a parameter is out of range"
+    NOT_YET = "something that it needs is not there yet"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Welcome:
+    """Admit a member; ``tau_max`` is the bound in force and ``initialise`` asks this worker for initial weights."""
+
+    to: str
+    incarnation: int
+    epoch: int
+    tau_max: int
+    server: str
+    server_address: str
+    initialise: bool
+    monitor_address: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refuse:
+    """Refuse a registration or a request; nothing was changed."""
+
+    to: str
+    cause: RefuseReason
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MonitorAt:
+    """Report finished transfers to this monitor from now on ("" for none)."""
+
+    to: str
+    address: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostModel:
+    """Hold this model from now on."""
+
+    to: str
+    spec: ModelSpec
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Initialise:
+    """Push initial weights (as an update of kind INITIAL)."""
+
+    to: str
+    model: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Send:
+    """Offer this update to ``receiver`` at ``address``, showing the ticket; ``rate_bps`` 0 means unpaced."""
+
+    to: str
+    update: UpdateId
+    receiver: str
+    address: str
+    seq: int
+    ticket: bytes
+    rate_bps: int
+    reason: str
+
+
+class Expected(NamedTuple):
+    """One update of a transfer.
+
+    Args:
+        computed_from: the version whose gradient it is.
+        resolved_below: below what its worker knows every outcome.
+        norm: l2 norm of the update.
+    """
+
+    update: UpdateId
+    computed_from: ModelVersion
+    resolved_below: int
+    norm: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expect:
+    """Receive this transfer and commit it at ``seq``; one that is expected again moves to its new ``seq``.
+
+    Args:
+        members: the updates in it, in the order of commits; a lone update is its own only member.
+        size_bytes: of all that travels: a sum of a rule with momentum is two images.
+        after: transfers that the plan ends before this one starts; it is not granted while one of them runs.
+        tau_max: the bound that the delay of each member is held to.
+        lrs: a sum of several steps only: the learning rate of each member's step, which its coefficients contain.
+        parts: how many transfers share this ``seq`` and make one version together (synchronous), >= 1.
+    """
+
+    to: str
+    transfer: TransferId
+    members: tuple[Expected, ...]
+    model: str
+    seq: int
+    ticket: bytes
+    size_bytes: int
+    tau_max: int
+    kind: UpdateKind
+    after: tuple[TransferId, ...]
+    reason: str
+    lrs: tuple[float, ...] = ()
+    parts: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drop:
+    """Forget this update; it will not be sent."""
+
+    to: str
+    model: str
+    update: UpdateId
+    cause: DropReason
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolve:
+    """Learn the outcome of an update that a server had settled before."""
+
+    to: str
+    update: UpdateId
+    outcome: Outcome
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Void:
+    """Do not wait for this transfer any more, unless it is here completely."""
+
+    to: str
+    model: str
+    transfer: TransferId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetch:
+    """Fetch the model from ``source`` at ``address``, showing the ticket."""
+
+    to: str
+    get: GetId
+    source: str
+    address: str
+    ticket: bytes
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serve:
+    """Send the model to whoever shows the ticket, once ``after_updates`` are settled; ``after`` as in Expect."""
+
+    to: str
+    get: GetId
+    model: str
+    ticket: bytes
+    min_version: ModelVersion
+    after_updates: tuple[UpdateId, ...]
+    after: tuple[GetId, ...]
+    rate_bps: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelServe:
+    """Nobody will come for this get any more."""
+
+    to: str
+    model: str
+    get: GetId
+    reason: str
+
+
+Instruction = (
+    Welcome
+    | Refuse
+    | MonitorAt
+    | HostModel
+    | Initialise
+    | Send
+    | Expect
+    | Drop
+    | Resolve
+    | Void
+    | Fetch
+    | Serve
+    | CancelServe
+    | Sum
+    | CancelSum
+    | HandOn
+    | CancelHandOn
+    | Keep
+    | Fold
+    | Release
+    | Replicate
+    | Logged
+    | Seed
+    | Followed
+    | Unfollowed
+    | Reduce
+    | CancelReduce
+    | ReduceSettled
+    | ReduceFailed
+)

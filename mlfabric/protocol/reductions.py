@@ -1,0 +1,129 @@
+"""The rounds of an AllReduce: what workers ask for and report, and what they are told. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from mlfabric.protocol.identities import ReduceId, ReduceOp, RoundId
+
+__all__ = [
+    "CancelReduce",
+    "Peer",
+    "Reduce",
+    "ReduceFailed",
+    "ReducePart",
+    "ReduceRequested",
+    "ReduceSettled",
+    "RoundArrived",
+    "RoundBroken",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReduceRequested:
+    """A worker has a tensor that is to be summed with those of the others, after all that it asked for before.
+
+    Args:
+        dtype: of the tensor, as in a layout.
+        together: the first round waits until so many workers have joined, >= 1; after it, how many the last one had.
+        settled: the last round whose result every worker has, as far as this one knows.
+        arrived: the attempt whose result is here; others may not have it.
+    """
+
+    reduce: ReduceId
+    model: str
+    size_bytes: int
+    dtype: str
+    op: ReduceOp
+    together: int = 1
+    settled: RoundId | None = None
+    arrived: RoundId | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundArrived:
+    """A worker has the result of this attempt, and has handed on what it was to hand on."""
+
+    worker: str
+    model: str
+    round: RoundId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundBroken:
+    """A worker cannot do its part of this attempt; ``detail`` says why."""
+
+    worker: str
+    model: str
+    round: RoundId
+    detail: str
+
+
+class Peer(NamedTuple):
+    """The other end of an edge, and the ticket that is shown on it; ``address`` is "" if it comes to us."""
+
+    worker: str
+    address: str
+    ticket: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReducePart:
+    """What a worker does for one range of the tensor's bytes: two trees, into a root and out of it.
+
+    Args:
+        start, end: the range; ``start`` is a multiple of 16.
+        inputs: who offers the sum of its own and others' tensors.
+        parent: who is offered the sum of these and our own; None at the root.
+        source: from whom the result is fetched; None at the root.
+        takers: who fetches the result here.
+    """
+
+    start: int
+    end: int
+    inputs: tuple[Peer, ...]
+    parent: Peer | None
+    source: Peer | None
+    takers: tuple[Peer, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reduce:
+    """Take part in this attempt; an earlier one for the same ``reduce`` is void. ``workers`` is how many take part."""
+
+    to: str
+    reduce: ReduceId
+    round: RoundId
+    workers: int
+    parts: tuple[ReducePart, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelReduce:
+    """This attempt is void; there will be another."""
+
+    to: str
+    round: RoundId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReduceSettled:
+    """Every one of ``workers`` workers has the result of this attempt."""
+
+    to: str
+    reduce: ReduceId
+    round: RoundId
+    workers: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReduceFailed:
+    """Give this up; ``reason`` says why."""
+
+    to: str
+    reduce: ReduceId
+    reason: str

@@ -1,0 +1,110 @@
+"""What aggregators are told: which sums to make, which models to hand on. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from mlfabric.protocol.identities import GetId, SumId, TransferId, UpdateId
+
+__all__ = [
+    "CancelHandOn",
+    "CancelSum",
+    "HandOn",
+    "HandOnTo",
+    "Sum",
+    "SumInput",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SumInput:
+    """One transfer that goes into a sum.
+
+    Args:
+        first, second: what an update is multiplied with for the sum's first image, and its second if it has one; an
+            earlier sum is added as it is, image by image.
+        size_bytes: of all that travels.
+        after: as in :class:`Expect`, for transfers to this aggregator.
+    """
+
+    transfer: TransferId
+    ticket: bytes
+    first: float
+    second: float
+    size_bytes: int
+    after: tuple[TransferId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sum:
+    """Receive the inputs, add them up, and offer the sum to ``receiver`` at ``address``, showing the ticket.
+
+    Args:
+        members: the updates in it, in the order of commits.
+        images: how many the sum has: 1, or 2 for a rule with momentum.
+        cut_through: offer it at once and send what is summed up while more comes; else only once it is complete.
+        rate_bps: of the sum; 0 means unpaced.
+        seq: sums of lower ``seq`` come first where memory is short.
+    """
+
+    to: str
+    sum: SumId
+    model: str
+    inputs: tuple[SumInput, ...]
+    members: tuple[UpdateId, ...]
+    images: int
+    cut_through: bool
+    receiver: str
+    address: str
+    ticket: bytes
+    rate_bps: int
+    seq: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelSum:
+    """Give this sum up, whatever has arrived of it; who sends to it or waits for it is told."""
+
+    to: str
+    model: str
+    sum: SumId
+    reason: str
+
+
+class HandOnTo(NamedTuple):
+    """Who is to be handed a model on, and the ticket that it will show; ``rate_bps`` 0 means unpaced."""
+
+    get: GetId
+    ticket: bytes
+    rate_bps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandOn:
+    """Fetch the model from ``source`` for ``get``, a get of the aggregator's own, and send it on while it comes.
+
+    Args:
+        ticket: to be shown to ``source``.
+        targets: who will come for it; another aggregator's own get is one of a lower level.
+    """
+
+    to: str
+    get: GetId
+    model: str
+    source: str
+    address: str
+    ticket: bytes
+    targets: tuple[HandOnTo, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelHandOn:
+    """Nobody will come any more for what was fetched as ``get``."""
+
+    to: str
+    model: str
+    get: GetId
+    reason: str

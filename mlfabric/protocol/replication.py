@@ -1,0 +1,197 @@
+"""What a primary, its replica and workers say of replication, and what they are told (paper, section 5.3). Pure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from mlfabric.protocol.identities import Commit, ModelVersion, SumId, TransferId, UpdateId
+
+__all__ = [
+    "Fold",
+    "Followed",
+    "Following",
+    "HeldBack",
+    "Keep",
+    "Logged",
+    "NotKept",
+    "Release",
+    "ReplicaReported",
+    "Replicate",
+    "Seed",
+    "Unfollowed",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Following:
+    """The server whose models a replica follows, and how far each of them may be ahead of it (paper, section 5.3).
+
+    Args:
+        norm: l2 distance, >= 0; 0 for no lead at all, infinite for no such bound.
+        updates: commits, >= 0; None for no such bound.
+    """
+
+    server: str
+    norm: float = math.inf
+    updates: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaReported:
+    """What a replica holds of a model: it is at ``version``, and has the bytes of these updates besides.
+
+    Args:
+        version: that it has applied; whatever was logged up to there and nothing else.
+        held: updates that it holds each by itself, and has not applied.
+        term: of its seed, see :class:`Keep`; 0 before the first.
+    """
+
+    replica: str
+    model: str
+    term: int
+    version: ModelVersion
+    held: tuple[UpdateId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldBack:
+    """A primary does not commit these transfers, whose turn it is, until its replica holds more.
+
+    Args:
+        alone: they would be above the bound even if the replica held all that was committed before.
+    """
+
+    server: str
+    model: str
+    transfers: tuple[TransferId, ...]
+    alone: bool
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotKept:
+    """A worker or a replica cannot give or use what it was told to: only the primary's state can fill the hole."""
+
+    member: str
+    model: str
+    term: int
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keep:
+    """Keep every update of this model that is committed from now on, until told what becomes of it.
+
+    A new term begins with nothing kept: whatever an earlier one kept or sent is over. An empty ``receiver`` ends it.
+
+    Args:
+        term: counts the seeds of the model's replica.
+        receiver, address: the replica.
+    """
+
+    to: str
+    model: str
+    term: int
+    receiver: str
+    address: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fold:
+    """Put a committed update that was kept into the window of updates that are to be sent together.
+
+    Args:
+        lrs: learning rates of the versions since the window's last one up to that of this update, which is the last; of
+            a window's first update its own alone.
+        share: of the update in its version's step: 1, or of an iteration of n updates 1 / n.
+    """
+
+    to: str
+    model: str
+    term: int
+    update: UpdateId
+    lrs: tuple[float, ...]
+    share: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """Keep these updates no longer: the replica has them, or was seeded with them in it."""
+
+    to: str
+    model: str
+    term: int
+    updates: tuple[UpdateId, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replicate:
+    """Send to the replica, showing the ticket, one update, or the window as it is now; another one begins then.
+
+    Repeat it until the replica has it, or the term is over. ``rate_bps`` 0 means unpaced.
+    """
+
+    to: str
+    model: str
+    term: int
+    transfer: TransferId
+    ticket: bytes
+    rate_bps: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Logged:
+    """A group of the primary's commit log, for its replica."""
+
+    to: str
+    model: str
+    commits: tuple[Commit, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seed:
+    """Send weights and optimizer state, as they are at one version, to the replica at ``address``."""
+
+    to: str
+    model: str
+    term: int
+    transfer: SumId
+    receiver: str
+    address: str
+    ticket: bytes
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Followed:
+    """Commit only what keeps the lead over this replica within these bounds (design, section 5, "Replication").
+
+    Args:
+        version: that the replica is at.
+        held: updates whose bytes it has besides.
+        norm, updates: as in :class:`Following`.
+    """
+
+    to: str
+    model: str
+    replica: str
+    version: ModelVersion
+    held: tuple[UpdateId, ...]
+    norm: float
+    updates: int | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unfollowed:
+    """The model has no replica any more: nothing bounds the primary's lead."""
+
+    to: str
+    model: str
+    reason: str
