@@ -197,6 +197,24 @@ class Connection(Protocol):
             UsageError: the buffer is too small or read-only, or less than ``length`` was announced.
         """
 
+    async def receive_through(
+        self, pieces: Sequence[memoryview], took: Callable[[], Awaitable[None] | None]
+    ) -> TransferRecord:
+        """Receive the next bytes of the announced payload piece by piece, each into its own buffer or all into one.
+
+        Nobody is woken between two pieces, so short ones cost little more than one long one.
+
+        Args:
+            pieces: contiguous and writable, none empty; they are filled one after the other.
+            took: called in the event loop whenever a piece is full, before the next one is begun. What it returns is
+                awaited first; None goes on at once.
+
+        Raises:
+            TransferError: the connection broke; it is closed.
+            UsageError: a piece is read-only or empty, or less than all of them was announced; nothing was received.
+            Exception: whatever ``took`` raised, or what it returned; the rest of the payload is still to be received.
+        """
+
     async def discard(self, length: int) -> TransferRecord:
         """Receive the next ``length`` bytes of the announced payload and throw them away."""
 

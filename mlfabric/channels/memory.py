@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from mlfabric.channels.base import Connection, Handler
 from mlfabric.channels.roster import Roster
@@ -108,6 +108,14 @@ class MemoryStream:
                 break
             at += n
         return at
+
+    async def read_through(self, view: memoryview, full: Callable[[], memoryview]) -> bool:
+        """Fill one view after the other; tell whether all were filled."""
+        while len(view):
+            if await self.read_into(view, len(view)) < len(view):
+                return False
+            view = full()
+        return True
 
     def delivery_rate_bps(self) -> int:
         """Return 0: memory has no estimate."""

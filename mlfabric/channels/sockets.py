@@ -15,7 +15,6 @@ __all__ = [
     "forget_unsent",
     "is_wildcard",
     "prepare",
-    "split_address",
     "want_all_sent",
 ]
 
@@ -26,7 +25,6 @@ KEEPALIVE_PROBES = 3
 SYSTEM_DEFAULT = 0
 TCP_INFO_BYTES = 256
 DELIVERY_RATE_OFFSET = 160
-MAX_PORT = 65535
 
 
 def is_wildcard(host: str) -> bool:
@@ -37,19 +35,6 @@ def is_wildcard(host: str) -> bool:
 def address_text(host: str, port: int) -> str:
     """Return ``host:port``, an IPv6 host in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Return host and port of ``host:port``.
-
-    Raises:
-        UsageError: it is not of that form.
-    """
-    host, _, port = address.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) <= MAX_PORT:
-        raise UsageError(f"data address {address!r}; allowed: host:port with a port from 1 to {MAX_PORT}")
-    return host, int(port)
 
 
 def prepare(sock: socket.socket, buffer_bytes: int) -> None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from mlfabric.channels.base import ConnectionClosedError, Direction, Frame, TransferRecord
@@ -24,6 +24,7 @@ __all__ = ["ByteStream", "Limits", "StreamConnection"]
 
 SCRATCH_BYTES = 1024 * 1024
 STARVED_SHARE = 0.05
+EMPTY = memoryview(b"")
 
 
 class ByteStream(Protocol):
@@ -41,6 +42,9 @@ class ByteStream(Protocol):
 
     async def read_into(self, view: memoryview, at_least: int) -> int:
         """Read ``at_least`` bytes or more into ``view`` and return how many; fewer mean that no more will come."""
+
+    async def read_through(self, view: memoryview, full: Callable[[], memoryview]) -> bool:
+        """Fill ``view``, and then whatever ``full`` returns, until that is empty; tell whether all were filled."""
 
     def delivery_rate_bps(self) -> int:
         """Return the transport's own estimate of its sending rate in bit/s; 0 if it has none."""
@@ -202,16 +206,60 @@ class StreamConnection:
         (view,) = contiguous([buffer]) or (buffer,)
         return await self._receive_payload(length, lambda at, n: view[at : at + n])
 
+    async def receive_through(
+        self, pieces: Sequence[memoryview], took: Callable[[], Awaitable[None] | None]
+    ) -> TransferRecord:
+        """Receive payload piece by piece (see ``Connection.receive_through``)."""
+        views, length = contiguous(pieces), total_bytes(pieces)
+        if len(views) < len(pieces) or any(view.readonly for view in views) or not views:
+            raise UsageError("given a read-only or empty piece, or none; wanted writable ones of 1 byte or more")
+        self._check_announced(length)
+        started_ns = time.monotonic_ns()
+        rest = iter(views)
+        while (view := next(rest, None)) is not None:
+            if self._limits.down:
+                ended_ns, later = (await self.receive_into(view, len(view))).ended_ns, took()
+            else:
+                ended_ns, later = await self._read_on(view, rest, took)
+            if later is not None:
+                await later
+        record = self._record(Direction.IN, length, started_ns, paced=self._incoming_paced)
+        return replace(record, ended_ns=ended_ns)
+
+    async def _read_on(
+        self, first: memoryview, rest: Iterator[memoryview], took: Callable[[], Awaitable[None] | None]
+    ) -> tuple[int, Awaitable[None] | None]:
+        """Fill pieces until one is to be waited for or none is left; return when the last was full, and what for."""
+        view, ended_ns = first, 0
+        later: Awaitable[None] | None = None
+        failure: Exception | None = None
+
+        def full() -> memoryview:
+            nonlocal view, ended_ns, later, failure
+            ended_ns = time.monotonic_ns()
+            self._unread_bytes -= len(view)
+            try:
+                later = took()
+            except Exception as error:  # no fault of the connection's: it is whole between two pieces
+                failure = error
+            view = EMPTY if later is not None or failure is not None else next(rest, EMPTY)
+            return view
+
+        with self._using(Direction.IN), self._breaking():
+            if not await self._stream.read_through(first, full):
+                self._check_open()
+                raise TransferError(f"{self.peer} closed the connection in the middle of a frame")
+        if failure is not None:
+            raise failure
+        return ended_ns, later
+
     async def discard(self, length: int) -> TransferRecord:
         """Receive ``length`` bytes of the payload and throw them away."""
         scratch = memoryview(bytearray(min(length, SCRATCH_BYTES)) if length > 0 else b"")
         return await self._receive_payload(length, lambda _at, n: scratch[:n])
 
     async def _receive_payload(self, length: int, place: Callable[[int, int], memoryview]) -> TransferRecord:
-        if not 0 <= length <= self._unread_bytes:
-            raise UsageError(
-                f"asked for {length} payload bytes; {self._unread_bytes} are announced and not yet received"
-            )
+        self._check_announced(length)
         pacer = Pacer(self._limits.down, self._stopping)
         started_ns, at = time.monotonic_ns(), 0
         with self._using(Direction.IN), pacer:
@@ -223,6 +271,12 @@ class StreamConnection:
                 at += len(view)
         self._unread_bytes -= length
         return self._record(Direction.IN, length, started_ns, paced=self._incoming_paced)
+
+    def _check_announced(self, length: int) -> None:
+        if not 0 <= length <= self._unread_bytes:
+            raise UsageError(
+                f"asked for {length} payload bytes; {self._unread_bytes} are announced and not yet received"
+            )
 
     async def _fill(self, view: memoryview) -> None:
         if await self._read(view, len(view)) < len(view):

@@ -18,6 +18,7 @@ import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from mlfabric.addresses import MAX_PORT, split_address
 from mlfabric.channels import sockets
 from mlfabric.channels.base import Connection, Handler
 from mlfabric.channels.limiter import TokenBucket, chunk_bytes
@@ -68,8 +69,8 @@ class TcpOptions:
             (
                 "ports",
                 self.ports,
-                0 < lo <= hi <= sockets.MAX_PORT or (lo, hi) == (0, 0),
-                "lo <= hi, or (0, 0) for any",
+                0 < lo <= hi <= MAX_PORT or (lo, hi) == (0, 0),
+                f"1 to {MAX_PORT}, lo <= hi, or (0, 0) for any",
             ),
             ("up_bps", self.up_bps, self.up_bps >= 0, ">= 0; 0 emulates no network card"),
             ("down_bps", self.down_bps, self.down_bps >= 0, ">= 0; 0 emulates no network card"),
@@ -139,6 +140,24 @@ class TcpStream:
             await self._when_ready(self._loop.add_reader, self._loop.remove_reader, step)
         return at
 
+    async def read_through(self, view: memoryview, full: Callable[[], memoryview]) -> bool:
+        """Fill one view after the other; tell whether all were filled."""
+        at, ended = 0, False
+
+        def step() -> bool:
+            nonlocal view, at, ended
+            n = self._sock.recv_into(view[at:] if at else view)
+            at += n
+            if at == len(view):
+                view, at = full(), 0
+            ended = n == 0
+            self._wake_at(max(1, min(BATCH_BYTES, len(view) - at)))
+            return ended or not len(view)
+
+        if not _now(step):
+            await self._when_ready(self._loop.add_reader, self._loop.remove_reader, step)
+        return not ended
+
     def _wake_at(self, n_bytes: int) -> None:
         """Have the socket count as readable from ``n_bytes`` on: a transfer in fewer, longer reads costs less."""
         if n_bytes != self._wake_bytes:
@@ -147,12 +166,13 @@ class TcpStream:
 
     async def _when_ready(
         self,
-        add: Callable[[socket.socket, Callable[[], None]], object],
-        remove: Callable[[socket.socket], object],
+        add: Callable[[int, Callable[[], None]], object],
+        remove: Callable[[int], object],
         step: Callable[[], bool],
     ) -> None:
         """Call ``step`` whenever the socket is ready, until it returns True."""
         done: asyncio.Future[None] = self._loop.create_future()
+        descriptor = self._sock.fileno()  # of a socket that is not registered the loop makes a text, with system calls
 
         def ready() -> None:
             try:
@@ -160,19 +180,19 @@ class TcpStream:
             except BlockingIOError:
                 return
             except OSError as error:
-                remove(self._sock)
+                remove(descriptor)
                 done.set_exception(error)
                 return
             if finished:
-                remove(self._sock)
+                remove(descriptor)
                 if not done.done():
                     done.set_result(None)
 
-        add(self._sock, ready)
+        add(descriptor, ready)
         try:
             await done
         finally:
-            remove(self._sock)
+            remove(descriptor)
 
     def delivery_rate_bps(self) -> int:
         """Return the kernel's estimate of its sending rate in bit/s; 0 if unknown."""
@@ -247,7 +267,7 @@ class TcpChannel:
     async def connect(self, address: str) -> Connection:
         """Open a connection to ``host:port``."""
         self._roster.check_open()
-        host, port = sockets.split_address(address)
+        host, port = split_address(address, "data address")
         try:
             async with asyncio.timeout(self._options.connect_timeout_s):
                 return self._roster.add(await self._dial(host, port))

@@ -8,8 +8,9 @@ A sum has one image, or two where a group of updates has to act as that many ste
 is the first image, whole, and then the second. Memory: the payload, one chunk for each input that is arriving, and one
 chunk of scratch space for whoever adds.
 
-Additions run a chunk at a time, while it is in the cache: in the event loop, or beside it where chunks are long (see
-``helpers``). Only the event loop says what is ready.
+A chunk is added in the very callback of the event loop in which its last byte comes in, while the core's cache has it.
+Threads beside the loop would cost more than they bring: a chunk then moves from core to core, and so does the word that
+it is added, and the kernel's part of receiving wants the other cores, too.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum
-from functools import partial
 
 import numpy as np
 
@@ -28,8 +29,7 @@ from mlfabric.channels import Connection, TransferRecord
 from mlfabric.channels.views import contiguous, total_bytes
 from mlfabric.errors import FabricError, LayoutError, TransferError, UsageError
 from mlfabric.specs import Layout, TensorKind
-from mlfabric.streaming.chunks import Chunk, add_part, chunks_of, first_not_finite
-from mlfabric.streaming.helpers import Helpers
+from mlfabric.streaming.chunks import add_part, chunks_of, first_not_finite
 from mlfabric.streaming.progress import Progress
 
 __all__ = ["Accumulator", "Input", "InputKind", "NotFiniteError"]
@@ -128,8 +128,8 @@ class Accumulator:
         self._added = [tuple(Progress(size) for _ in range(images)) for _ in inputs]
         self._begun = [[False] * len(self._chunks) for _ in range(images)]
         self._started: set[int] = set()
-        self._helpers = Helpers(self._chunks[0].size_bytes)
-        self._products = [memoryview(b"")] * max(1, self._helpers.count)
+        self._waited_ns = [0] * len(inputs)
+        self._product = memoryview(b"")
         self._arriving_bytes = 0
         self._progress = Progress(len(self._payload))
 
@@ -150,7 +150,7 @@ class Accumulator:
 
     def memory_bytes(self) -> int:
         """Return what is allocated at present, in bytes."""
-        return len(self._payload) + sum(map(len, self._products)) + self._arriving_bytes
+        return len(self._payload) + len(self._product) + self._arriving_bytes
 
     def fail(self, error: Exception) -> None:
         """Tear the sum: whoever fills it, waits for it or sends it gets ``error``."""
@@ -178,17 +178,18 @@ class Accumulator:
             Exception: what the sum failed with meanwhile.
         """
         self._check_start(index, length)
-        records: list[TransferRecord] = []
+        with self._taking(index) as buffer:
+            places = list(self._places_of(index))
+            pieces = [buffer[: self._chunks[number].size_bytes] for _, number in places]
+            full = iter(zip(places, pieces, strict=True))
 
-        async def fill(view: memoryview) -> None:
-            record = await connection.receive_into(view, len(view))
-            records[1:] = [record]
+            def took() -> Awaitable[None] | None:
+                (images, number), data = next(full)
+                return self._take_chunk(index, images, number, data)
 
-        waited_ns = await self._take(index, fill)
-        first, last = records[0], records[-1]
-        whole = replace(last, started_ns=first.started_ns, bytes=length)
-        starved = waited_ns > STARVED_SHARE * (whole.ended_ns - whole.started_ns)
-        return replace(whole, paced=whole.paced or starved)
+            record = await connection.receive_through(pieces, took)
+        starved = self._waited_ns[index] > STARVED_SHARE * (record.ended_ns - record.started_ns)
+        return replace(record, paced=record.paced or starved)
 
     async def add(self, index: int, pieces: Sequence[memoryview]) -> None:
         """Add an input that is in this process.
@@ -203,12 +204,13 @@ class Accumulator:
         views = contiguous(pieces)
         self._check_start(index, total_bytes(views))
         reader = _Reader(views)
-
-        async def fill(view: memoryview) -> None:
-            reader.copy_into(view)
-            await asyncio.sleep(0)  # other tasks get their turns
-
-        await self._take(index, fill)
+        with self._taking(index) as buffer:
+            for images, number in self._places_of(index):
+                data = buffer[: self._chunks[number].size_bytes]
+                reader.copy_into(data)
+                await asyncio.sleep(0)  # other tasks get their turns
+                if (later := self._take_chunk(index, images, number, data)) is not None:
+                    await later
 
     def _check_start(self, index: int, length: int) -> None:
         self._progress.check()
@@ -219,22 +221,14 @@ class Accumulator:
         if length != self.length_of(index):
             raise LayoutError(f"input {index} of a sum: {length} bytes; allowed: {self.length_of(index)}")
 
-    async def _take(self, index: int, fill: Callable[[memoryview], Awaitable[None]]) -> int:
-        """Take an input chunk by chunk; return for how many ns it had to wait for its turn."""
+    @contextmanager
+    def _taking(self, index: int) -> Iterator[memoryview]:
+        """Keep the buffer of an input that arrives; what goes wrong with one tears the sum."""
         self._started.add(index)
         buffer = memoryview(bytearray(self._chunks[0].size_bytes))
         self._arriving_bytes += len(buffer)
-        waited_ns = 0
         try:
-            for images, number in self._places_of(index):
-                data = buffer[: self._chunks[number].size_bytes]
-                await fill(data)
-                self._progress.check()
-                for image in images:
-                    waited_ns += await self._turn(index, image, self._chunks[number])
-                    check = self._check_finite and image == images.start
-                    await self._helpers.run(number, partial(self._add_chunk, index, image, number, data, check=check))
-                    self._set_added(index, image, self._chunks[number])
+            yield buffer
         except Exception as error:
             self.fail(error)
             raise
@@ -243,9 +237,6 @@ class Accumulator:
             raise
         finally:
             self._arriving_bytes -= len(buffer)
-            if not self._arriving_bytes:
-                self._helpers.stop()
-        return waited_ns
 
     def _places_of(self, index: int) -> Iterator[tuple[range, int]]:
         """Go through an input's chunks: the images that each is added to, and its number in the image."""
@@ -253,36 +244,48 @@ class Accumulator:
         passes = [together] if self.inputs[index].kind is InputKind.LEAF else [range(i, i + 1) for i in together]
         return ((images, number) for images in passes for number in range(len(self._chunks)))
 
-    async def _turn(self, index: int, image: int, chunk: Chunk) -> int:
-        """Wait, if the order counts, until the input before has been added to this chunk; return for how many ns."""
-        if not self._ordered or index == 0 or self._added[index - 1][image].ready_bytes >= chunk.end:
-            return 0
-        started_ns = time.monotonic_ns()
-        await self._added[index - 1][image].reached(chunk.end)
-        return time.monotonic_ns() - started_ns
-
-    def _add_chunk(self, index: int, image: int, number: int, data: memoryview, *, check: bool) -> None:
-        chunk, source, fresh = self._chunks[number], self.inputs[index], not self._begun[image][number]
-        if check and (name := first_not_finite(self.layout, chunk, data)):
+    def _take_chunk(self, index: int, images: range, number: int, data: memoryview) -> Awaitable[None] | None:
+        """Add a chunk that is here; return what to wait for before the next one, if it is not yet its turn."""
+        self._progress.check()
+        if self._check_finite and (name := first_not_finite(self.layout, self._chunks[number], data)):
             raise NotFiniteError(index, name)
+        for image in images:
+            if not self._is_turn(index, image, number):
+                return self._add_in_turn(index, range(image, images.stop), number, data)
+            self._add_chunk(index, image, number, data)
+        return None
+
+    def _is_turn(self, index: int, image: int, number: int) -> bool:
+        """Tell whether, if the order counts, the input before has been added to a chunk."""
+        before = index - 1
+        return not self._ordered or index == 0 or self._added[before][image].ready_bytes >= self._chunks[number].end
+
+    async def _add_in_turn(self, index: int, images: range, number: int, data: memoryview) -> None:
+        """Add a chunk to each image as soon as the input before has been added there."""
+        for image in images:
+            if not self._is_turn(index, image, number):
+                started_ns = time.monotonic_ns()
+                await self._added[index - 1][image].reached(self._chunks[number].end)
+                self._waited_ns[index] += time.monotonic_ns() - started_ns
+            self._add_chunk(index, image, number, data)
+
+    def _add_chunk(self, index: int, image: int, number: int, data: memoryview) -> None:
+        chunk, source, fresh = self._chunks[number], self.inputs[index], not self._begun[image][number]
         self._begun[image][number] = True
         with np.errstate(over="ignore"):  # the sum of finite numbers may be Inf: whoever applies it refuses it
             for part in chunk.parts:
                 coefficient = source.coefficient(part.kind, image)
-                target, product = part.of(self._images[image]), self._scratch(number, coefficient)
+                target, product = part.of(self._images[image]), self._scratch(coefficient)
                 add_part(target, part.of(data, chunk.start), coefficient, product, fresh=fresh)
-
-    def _set_added(self, index: int, image: int, chunk: Chunk) -> None:
         self._added[index][image].advance(chunk.end)
         if chunk.start + image * self.layout.size_bytes == self._progress.ready_bytes:
             self._progress.advance(self._ready_bytes())
 
-    def _scratch(self, number: int, coefficient: float) -> memoryview:
-        """Return space for a product, which only numbers other than 0 and 1 need: one for each who adds."""
-        who = number % len(self._products)
-        if coefficient not in (0, 1) and not self._products[who]:
-            self._products[who] = memoryview(bytearray(self._chunks[0].size_bytes))
-        return self._products[who]
+    def _scratch(self, coefficient: float) -> memoryview:
+        """Return space for a product, which only numbers other than 0 and 1 need."""
+        if coefficient not in (0, 1) and not self._product:
+            self._product = memoryview(bytearray(self._chunks[0].size_bytes))
+        return self._product
 
     def _ready_bytes(self) -> int:
         first = min(images[0].ready_bytes for images in self._added)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -15,23 +14,13 @@ from hypothesis import strategies as st
 from mlfabric.channels import Connection, Frame, FrameKind
 from mlfabric.errors import LayoutError, TransferError, UsageError
 from mlfabric.specs import Layout, TensorKind, TensorSpec
-from mlfabric.streaming import Accumulator, Input, InputKind, NotFiniteError, helpers, ready_chunks, summing
+from mlfabric.streaming import Accumulator, Input, InputKind, NotFiniteError, ready_chunks, summing
 from mlfabric.streaming.chunks import chunk_bytes
 from tests.streaming.conftest import Connect
 
 TICKET = bytes(16)
 SUM = Input(kind=InputKind.SUM)
 BUFFER = TensorKind.BUFFER
-
-
-@pytest.fixture(autouse=True, params=["in the event loop", "beside it"])
-def adding(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """Chunks of any length are added in both places; gives the number of threads, and checks that none is left."""
-    threads = 0 if request.param == "in the event loop" else helpers.HELPERS
-    monkeypatch.setattr(helpers, "MIN_CHUNK_BYTES", 0 if threads else 1 << 62)
-    before = threading.active_count()
-    yield threads
-    assert threading.active_count() == before, "a thread outlived its sum"
 
 
 def payload(n: int) -> Frame:
@@ -344,9 +333,7 @@ def test_a_sum_that_cannot_be_is_refused():
             make()
 
 
-async def test_a_given_buffer_is_used_whatever_was_in_it_and_memory_is_one_chunk_for_each_input_that_arrives(
-    adding: int,
-):
+async def test_a_given_buffer_is_used_whatever_was_in_it_and_memory_is_one_chunk_for_each_input_that_arrives():
     buffer = memoryview(bytearray(b"\xff" * (FLAT.size_bytes + 5)))
     data = image(FLAT, 0)
     accumulator = Accumulator(FLAT, [Input(), Input(first=0.5)], buffer=buffer)
@@ -358,10 +345,8 @@ async def test_a_given_buffer_is_used_whatever_was_in_it_and_memory_is_one_chunk
             seen.append(accumulator.memory_bytes())
 
     await asyncio.gather(accumulator.add(0, [data]), accumulator.add(1, [data]), watch())
-    scratch_bytes = max(1, adding) * CHUNK_BYTES
-    assert max(seen) <= FLAT.size_bytes + 2 * CHUNK_BYTES + scratch_bytes
-    assert min(seen) >= FLAT.size_bytes + 2 * CHUNK_BYTES
-    assert accumulator.memory_bytes() == FLAT.size_bytes + scratch_bytes
+    assert max(seen) == FLAT.size_bytes + 3 * CHUNK_BYTES
+    assert accumulator.memory_bytes() == FLAT.size_bytes + CHUNK_BYTES
     assert np.array_equal(np.frombuffer(buffer[: FLAT.size_bytes]), np.frombuffer(data) * 1.5)
 
 
