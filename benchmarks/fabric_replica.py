@@ -1,9 +1,17 @@
 """What a replica costs, and whether its bound holds: scheduler, primary and replica here, workers as processes.
 
-*Traffic.* Workers train for a fixed number of updates; the bytes that went to the replica are counted by the replica.
-Strict replication (no lead allowed, so the replica has every update before it is committed) is compared with a bound of
-20 updates per worker. Beside it: what chain replication sends, where the primary hands on all that reaches it before it
-commits it; and what checkpoints write that lose as many updates at most.
+*Traffic.* Workers train for a fixed number of updates; the bytes that went to the replica after its seed are counted by
+the replica. Strict replication (no lead allowed, so the replica has every update before it is committed) is compared
+with a bound of 20 updates per worker. Beside it: chain replication, where the primary hands on all that reaches it
+before it commits it, over its own link; and checkpoints, one each time that as many updates were committed as the bound
+allows.
+
+*How to read the checkpoints' bytes.* They are the fewest: one image of the model (and of the optimizer's state) for
+each period, where each worker sends one image, of what it folded, for each half period; with W workers that is about
+1 / 2W of it. But a crash costs up to the whole period, ``checkpoint_lost_updates_max``, where the replica is seldom as
+far behind as it may be, ``bounded_lost_updates_max``; and steps wait while a checkpoint is written. It is no server:
+who goes on from it begins with reading it. And it leaves from the primary, to a disk of its host; to survive the loss
+of that host it takes the primary's link.
 
 *Divergence.* At random moments the world is stopped: workers by SIGSTOP, the primary between two steps. The replica
 applies what it holds. Then the real tensors are compared with the bound.
@@ -22,7 +30,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -33,6 +40,7 @@ import torch
 import mlfabric
 from mlfabric.channels import TcpOptions
 from mlfabric.config import WorkerSettings
+from mlfabric.protocol import Commit, ReplicationKind
 from mlfabric.scheduler.runner import SchedulerOptions, SchedulerRunner
 from mlfabric.specs import MomentumAt, RuleSpec
 
@@ -44,16 +52,19 @@ ELEMENTS = 16_384
 TIMEOUT_S = 120.0
 RULE = RuleSpec(lr=0.02, momentum=0.9, momentum_at=MomentumAt.WORKERS)
 AT_SERVER = RuleSpec(lr=0.02, momentum=0.9, momentum_at=MomentumAt.SERVER, weight_decay=0.01)
+PRIMARY_HOST = "server-host"
 REPLICA_HOST = "replica-host"
+NEVER_S = 1e6
 ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bound:
-    """How far a primary may be ahead of its replica."""
+    """How far a primary may be ahead of its replica, and how that follows."""
 
     norm: float = math.inf
     updates: int | None = None
+    replication: ReplicationKind = ReplicationKind.BOUNDED
 
 
 def run(updates_per_worker: int = 200, stops: int = 40) -> dict[str, float]:
@@ -65,18 +76,29 @@ def run(updates_per_worker: int = 200, stops: int = 40) -> dict[str, float]:
 
     Returns:
         ``replica_traffic_ratio``: bytes to the replica per applied update when strict, over those at a bound of 20
-        updates per worker; ``{strict,bounded,chain,checkpoint}_bytes_per_update``: what each way comes to;
+        updates per worker; ``replica_chain_traffic_ratio``: those of a chain over the same;
+        ``{strict,bounded,chain,checkpoint}_bytes_per_update``: what each way comes to;
+        ``{bounded,chain,checkpoint}_lost_updates_max``: how many commits the replica, or the newest checkpoint that was
+        complete, was behind at most (``replica_updates_bound`` is what the bound allows);
         ``divergence_violations``, of ``divergence_stops``; ``divergence_share_max``: of the bound.
     """
-    strict, chain, _ = _traffic(Bound(updates=0), updates_per_worker)
-    bounded, _, checkpoint = _traffic(Bound(updates=LEAD_PER_WORKER * WORKERS), updates_per_worker)
+    bound = LEAD_PER_WORKER * WORKERS
+    strict, _ = _traffic(Bound(updates=0), updates_per_worker)
+    bounded, behind = _traffic(Bound(updates=bound), updates_per_worker)
+    chain, behind_chain = _traffic(Bound(replication=ReplicationKind.CHAIN), updates_per_worker)
+    checkpoint, lost = _checkpoints(bound, updates_per_worker)
     found = [_stopped(rule, bound, stops) for rule in (RULE, AT_SERVER) for bound in _bounds()]
     return {
         "replica_traffic_ratio": strict / bounded,
+        "replica_chain_traffic_ratio": chain / bounded,
         "strict_bytes_per_update": strict,
         "bounded_bytes_per_update": bounded,
         "chain_bytes_per_update": chain,
-        "checkpoint_bytes_per_update": checkpoint / (LEAD_PER_WORKER * WORKERS),
+        "checkpoint_bytes_per_update": checkpoint,
+        "replica_updates_bound": bound,
+        "bounded_lost_updates_max": behind,
+        "chain_lost_updates_max": behind_chain,
+        "checkpoint_lost_updates_max": lost,
         "divergence_violations": sum(share > 1 for shares in found for share in shares),
         "divergence_stops": sum(map(len, found)),
         "divergence_share_max": max(share for shares in found for share in shares),
@@ -87,15 +109,44 @@ def _bounds() -> tuple[Bound, ...]:
     return Bound(norm=0.0), Bound(norm=2.0), Bound(updates=3), Bound(norm=8.0, updates=20)
 
 
-def _traffic(bound: Bound, updates_per_worker: int) -> tuple[float, float, int]:
-    """Return the bytes that workers send to the replica and to the primary per applied update, and a checkpoint's."""
-    with TemporaryDirectory() as folder:
-        with World(RULE, bound, checkpoint_dir=Path(folder)) as world:
-            world.wait_for_seed()
-            world.train_all(updates_per_worker)
-            services = world.replica._service, world.server._service
-            to_replica, to_primary = (sum(map(partial(_received, s), world.hosts)) / world.version for s in services)
-        return to_replica, to_primary, max(path.stat().st_size for path in Path(folder).rglob("*.pt"))
+def _traffic(bound: Bound, updates_per_worker: int) -> tuple[float, int]:
+    """Return the bytes that the replica gets per applied update, and how many updates it is behind at most."""
+    behind = 0
+
+    def look(_model: str, _commit: Commit) -> None:
+        nonlocal behind
+        behind = max(behind, world.behind)
+
+    with World(RULE, bound) as world:
+        world.wait_for_seed()
+        begin, sent = world.version, world.received()
+        world.server.register_update_callback(look)
+        world.train_all(updates_per_worker)
+        return (world.received() - sent) / (world.version - begin), behind
+
+
+def _checkpoints(every: int, updates_per_worker: int) -> tuple[float, int]:
+    """Return the bytes of checkpoints per applied update, and how many updates a crash would have cost at most."""
+    saved, lost, tasks = 0, 0, []
+    with TemporaryDirectory() as folder, World(RULE, None, checkpoint_dir=Path(folder)) as world:
+        service = world.server._service
+
+        async def save() -> None:
+            nonlocal saved
+            for found in await service._stores.save():
+                saved = max(saved, int(found.path.stem.rsplit("-v", 1)[1]))
+
+        def look(_: str, commit: Commit) -> None:
+            nonlocal lost
+            lost = max(lost, commit.version.number - saved)
+            if commit.version.number % every == 0:
+                tasks.append(asyncio.create_task(save()))
+
+        world.server.register_update_callback(look)
+        world.train_all(updates_per_worker)
+        _wait_until(lambda: all(task.done() for task in tasks), "checkpoints are written")
+        size_bytes = sum(path.stat().st_size for path in Path(folder).rglob("*.pt"))
+        return size_bytes / world.version, lost
 
 
 def _received(service: Any, host: str) -> float:
@@ -135,13 +186,13 @@ class World:
 
     Args:
         rule: of the model.
-        bound: of the replica.
+        bound: of the replica; None for a fabric without one.
         workers: how many.
-        checkpoint_dir: the primary's.
+        checkpoint_dir: the primary's; it writes none by itself meanwhile.
     """
 
     def __init__(
-        self, rule: RuleSpec, bound: Bound, workers: int = WORKERS, checkpoint_dir: Path | None = None
+        self, rule: RuleSpec, bound: Bound | None, workers: int = WORKERS, checkpoint_dir: Path | None = None
     ) -> None:
         self._rule, self._bound, self._checkpoint_dir = rule, bound, checkpoint_dir
         self.hosts = [f"host-{rank}" for rank in range(workers)]
@@ -154,19 +205,25 @@ class World:
             self.server = stack.enter_context(
                 mlfabric.register_as_server(
                     mlfabric.ServerOptions(
-                        scheduler=self._scheduler, host="server-host", checkpoint_dir=self._checkpoint_dir
+                        scheduler=self._scheduler,
+                        host=PRIMARY_HOST,
+                        checkpoint_dir=self._checkpoint_dir,
+                        checkpoint_every_s=NEVER_S,
+                        keep=1 << 20,
                     )
                 )
             )
             self.start_workers(stack)
-            options = mlfabric.ReplicaOptions(
-                scheduler=self._scheduler,
-                replica_of="server-0",
-                host=REPLICA_HOST,
-                div_max=self._bound.norm,
-                div_max_updates=self._bound.updates,
-            )
-            self.replica = stack.enter_context(mlfabric.register_as_replica(options))
+            if self._bound is not None:
+                options = mlfabric.ReplicaOptions(
+                    scheduler=self._scheduler,
+                    replica_of="server-0",
+                    host=REPLICA_HOST,
+                    div_max=self._bound.norm,
+                    div_max_updates=self._bound.updates,
+                    replication=self._bound.replication,
+                )
+                self.replica = stack.enter_context(mlfabric.register_as_replica(options))
             self._stack = stack.pop_all()
         return self
 
@@ -200,6 +257,16 @@ class World:
         """The version that the replica has applied; -1 before its seed."""
         store = self.replica._service.store("model")
         return -1 if store is None else int(store.version)
+
+    @property
+    def behind(self) -> int:
+        """How many commits the replica lacks, as far as the primary was told."""
+        lead = self.server._service._state.models["model"].lead
+        return sum(len(step.members) for step in lead._lead(lead._steps))
+
+    def received(self) -> float:
+        """Return how many payload bytes the replica has got."""
+        return sum(_received(self.replica._service, host) for host in (PRIMARY_HOST, *self.hosts))
 
     def wait_for_seed(self) -> None:
         """Wait until the replica follows."""

@@ -70,6 +70,7 @@ class WorkerSettings:
         tcp: its data channel.
         metrics_port: where /metrics is served; 0 any free port, None not at all.
         daemon: address of a ``mlfabric worker`` beside this process; "" runs the daemon in a thread.
+        workers: how many the job has, for modes whose workers begin together; 0 unknown: whoever comes first begins.
     """
 
     scheduler: str = DEFAULT_SCHEDULER
@@ -78,11 +79,12 @@ class WorkerSettings:
     tcp: TcpOptions
     metrics_port: int | None = None
     daemon: str = ""
+    workers: int = 0
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> WorkerSettings:
         """Read ``MLFABRIC_SCHEDULER``, ``_NAME``, ``_HOST``, ``_BIND``, ``_ADVERTISE``, ``_DATA_PORTS``, ``_UP``,
-        ``_DOWN``, ``_METRICS_PORT`` and ``_DAEMON``.
+        ``_DOWN``, ``_METRICS_PORT``, ``_DAEMON`` and ``_WORKERS``.
 
         The name defaults to ``worker-`` and torchrun's ``RANK`` (0 without one).
 
@@ -93,6 +95,9 @@ class WorkerSettings:
         metrics = env.get("MLFABRIC_METRICS_PORT", "")
         if metrics and not metrics.isdigit():
             raise ConfigError(f"MLFABRIC_METRICS_PORT={metrics!r}; allowed: a port number, 0 for any, empty for none")
+        workers = env.get("MLFABRIC_WORKERS", "")
+        if workers and not workers.isdigit():
+            raise ConfigError(f"MLFABRIC_WORKERS={workers!r}; allowed: how many workers the job has, empty for unknown")
         return cls(
             scheduler=env.get("MLFABRIC_SCHEDULER", DEFAULT_SCHEDULER),
             name=env.get("MLFABRIC_NAME", f"worker-{env.get('RANK', '0')}"),
@@ -106,4 +111,5 @@ class WorkerSettings:
             ),
             metrics_port=int(metrics) if metrics else None,
             daemon=env.get("MLFABRIC_DAEMON", ""),
+            workers=int(workers or 0),
         )

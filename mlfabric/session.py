@@ -16,6 +16,7 @@ from typing import TypeAlias
 import grpc
 
 from mlfabric import wire
+from mlfabric.addresses import split_address
 from mlfabric.errors import RefusedError
 from mlfabric.protocol import Instruction, MemberEvent, Welcome
 from mlfabric.specs import Member
@@ -25,6 +26,8 @@ __all__ = ["CHANNEL_OPTIONS", "Register", "SchedulerSession", "SessionCallbacks"
 
 RETRY_S = 0.2
 WAIT_NOTICE_S = 5.0
+STARTING_S = 1.5
+"""So long a member waits without a word: what is started together with its scheduler may well be here first."""
 MAX_CONTROL_BYTES = 16 * 1024 * 1024
 CHANNEL_OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -78,6 +81,7 @@ class SchedulerSession:
         self._log = logging.getLogger(f"mlfabric.{member.role.value}")
         self._noticed = ""
         self._noticed_s = 0.0
+        self._waits_since_s: float | None = None
 
     @property
     def is_open(self) -> bool:
@@ -95,7 +99,9 @@ class SchedulerSession:
 
         Raises:
             RefusedError: the scheduler refuses this member for good; says why.
+            UsageError: the scheduler's address is none.
         """
+        split_address(self.scheduler, "scheduler")
         async with grpc.aio.insecure_channel(self.scheduler, options=CHANNEL_OPTIONS) as channel:
             stub = fabric_pb2_grpc.FabricServiceStub(channel)
             while True:
@@ -117,14 +123,18 @@ class SchedulerSession:
                 self._notice(error)
                 await asyncio.sleep(RETRY_S)
             else:
+                self._waits_since_s = None
                 if self._noticed:
                     self._log.warning("%s joined the scheduler at %s", self.member.name, self.scheduler)
                     self._noticed = ""
                 return admission
 
     def _notice(self, error: grpc.aio.AioRpcError) -> None:
-        """Say what is waited for: at once, when it is something else, and now and again."""
+        """Say what is waited for: when it has been for a moment, when it is something else, and now and again."""
         now_s = asyncio.get_running_loop().time()
+        self._waits_since_s = self._waits_since_s or now_s
+        if now_s - self._waits_since_s < STARTING_S:
+            return
         unreachable = error.code() is not grpc.StatusCode.FAILED_PRECONDITION
         what = f"the scheduler at {self.scheduler}" if unreachable else (error.details() or "the scheduler")
         if what != self._noticed or now_s - self._noticed_s >= WAIT_NOTICE_S:

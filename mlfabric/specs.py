@@ -159,6 +159,8 @@ class ModelSpec:
             at the same time, so that the bound only grows). Asynchronous only: other modes bound the delay themselves.
         slack: stale-synchronous only: how many iterations a worker may be ahead of the slowest, >= 0.
         server: the server that holds it; "" lets the scheduler choose.
+        workers: synchronous and stale-synchronous only: the first iteration waits until so many workers have joined;
+            0 waits for nobody. No property of the model: it is not kept in checkpoints.
         frozen_digest: digest of the values of frozen parameters, which do not travel; "" if there are none. Workers
             whose digests differ would train different models, so the scheduler refuses them.
     """
@@ -171,6 +173,7 @@ class ModelSpec:
     slack: int = 0
     server: str = ""
     frozen_digest: str = ""
+    workers: int = 0
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -182,6 +185,9 @@ class ModelSpec:
         if self.slack < 0 or (self.slack and self.mode is not Mode.STALE_SYNCHRONOUS):
             allowed = "0, or more if stale-synchronous"
             raise ConfigError(f"slack={self.slack} with mode {self.mode.value}; allowed: {allowed}")
+        if self.workers < 0 or (self.workers and self.mode not in (Mode.SYNCHRONOUS, Mode.STALE_SYNCHRONOUS)):
+            allowed = "0, or more if synchronous or stale-synchronous"
+            raise ConfigError(f"workers={self.workers} with mode {self.mode.value}; allowed: {allowed}")
         half = [t for t in self.layout.tensors if t.kind is TensorKind.PARAMETER and DTYPE_BYTES[t.dtype] < 4]
         if half and self.rule.kind is RuleKind.ADAM:
             raise ConfigError(

@@ -64,6 +64,8 @@ def scheduler() -> CollectorRegistry:
     metrics.queue("m", 4)
     metrics.version("m", ModelVersion(1, 7))
     metrics.link_rate("node-0", True, 8e9)
+    metrics.round("m", 0.03, 4096)
+    metrics.round_voided("m")
     metrics.members({(Role.WORKER, "here"): 3, (Role.WORKER, "silent"): 1})
     metrics.members({(Role.WORKER, "here"): 4})
     return metrics.registry
@@ -80,6 +82,7 @@ def server() -> CollectorRegistry:
     metrics.memory({"models": 40})
     metrics.transfer(Moved(1000, Direction.IN), "w0")
     metrics.transfer(Moved(500, Direction.OUT), "w0")
+    metrics.connection_broke()
     return metrics.registry
 
 
@@ -141,6 +144,7 @@ SHOWN: dict[Callable[[], CollectorRegistry], dict[str, float]] = {
         "mlfabric_server_memory_bytes{kind=updates}": 0,
         "mlfabric_received_bytes_total{peer=w0}": 1000,
         "mlfabric_sent_bytes_total{peer=w0}": 500,
+        "mlfabric_broken_connections_total{}": 1,
     },
     worker: {
         "mlfabric_worker_updates_total{cause=,outcome=committed}": 1,

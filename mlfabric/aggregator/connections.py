@@ -7,49 +7,33 @@ has sealed it. Its bytes are added to the sum as they arrive.
 
 from __future__ import annotations
 
-import asyncio
-import itertools
 import logging
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
-from typing import Any
-
-from google.protobuf.message import DecodeError
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from mlfabric import wire
 from mlfabric.aggregator import actions as act
 from mlfabric.aggregator.buffers import Buffers
-from mlfabric.channels import Connection, ConnectionClosedError, Frame, FrameKind, TransferRecord
+from mlfabric.channels import Frame, FrameKind, TransferRecord
 from mlfabric.errors import FabricError, TransferError
+from mlfabric.lines import Line, Lines, Recorded, reason_of
 from mlfabric.protocol import DropReason, GetId, TransferId
 from mlfabric.streaming import NotFiniteError, Relay, ready_chunks
 from mlfabric.v1 import data_pb2
 
-__all__ = ["Connections", "Recorded"]
+__all__ = ["Connections"]
 
 log = logging.getLogger("mlfabric.aggregator")
 
-Recorded = Callable[[TransferRecord, str], None]
-"""Takes the record of a transfer and its other end."""
-
 
 @dataclass(slots=True)
-class _Line:
-    """One connection and the transfer that it carries now."""
+class _Line(Line):
+    """One connection, and the input of a sum that it was granted."""
 
-    number: int
-    connection: Connection
-    ticket: bytes = bytes(16)
-    peer_host: str = ""
-    transfer: TransferId | None = None
-    get: GetId | None = None
     grant: act.Grant | None = None
-    image: bytes = b""
-    abandoned: bool = False
-    running: set[asyncio.Task[None]] = field(default_factory=set)
 
 
-class Connections:
+class Connections(Lines[_Line]):
     """Every data connection that was opened to this aggregator.
 
     Args:
@@ -68,74 +52,21 @@ class Connections:
         recorded: Recorded,
         failed: Callable[[], None],
     ) -> None:
+        super().__init__(_Line, log, failed)
         self._buffers = buffers
         self._host = host
         self._take_in = take_in
         self._recorded = recorded
-        self._failed = failed
-        self._lines: dict[int, _Line] = {}
-        self._numbers = itertools.count(1)
 
-    async def serve(self, connection: Connection) -> None:
-        """Read one connection until it ends."""
-        line = _Line(next(self._numbers), connection)
-        self._lines[line.number] = line
-        detail = "it was closed"
-        try:
-            while True:
-                await self._read(line)
-        except ConnectionClosedError:
-            pass
-        except (FabricError, DecodeError) as error:
-            detail = str(error)
-            if not line.abandoned:
-                self._failed()
-                log.info("data connection from %s: %s", connection.peer, error)
-        finally:
-            del self._lines[line.number]
-            connection.close()
-            self._broke(line, detail)
-
-    async def _read(self, line: _Line) -> None:
-        frame = await line.connection.receive()
-        match frame.kind:
-            case FrameKind.OFFER:
-                self._offered(line, frame)
-            case FrameKind.PAYLOAD:
-                await self._payload(line, frame)
-            case FrameKind.WANT:
-                self._wanted(line, frame)
-            case FrameKind.REFUSE if line.grant is not None:
-                self._taken_back(line, line.grant, frame)
-            case _:
-                raise TransferError(f"a {frame.kind.name} frame came; allowed: OFFER, PAYLOAD, WANT")
-
-    def _offered(self, line: _Line, frame: Frame) -> None:
-        meta = data_pb2.OfferMeta.FromString(frame.meta)
-        self._must_be_idle(line)
-        if meta.image and len(meta.image) != meta.size_bytes:
-            raise TransferError(f"an offer of {meta.size_bytes} bytes came with {len(meta.image)} of them")
-        line.transfer, line.ticket, line.peer_host = wire.from_transfer_id(meta.transfer), frame.ticket, meta.host
-        line.image = meta.image
+    def _offered(self, line: _Line, transfer: TransferId, meta: data_pb2.OfferMeta, digest: int) -> None:
         self._take_in(
             act.Offered(
-                connection=line.number,
-                transfer=line.transfer,
-                ticket=frame.ticket,
-                length=meta.size_bytes,
-                digest=frame.digest,
+                connection=line.number, transfer=transfer, ticket=line.ticket, length=meta.size_bytes, digest=digest
             )
         )
 
-    def _wanted(self, line: _Line, frame: Frame) -> None:
-        meta = data_pb2.WantMeta.FromString(frame.meta)
-        self._must_be_idle(line)
-        line.get, line.ticket, line.peer_host = wire.from_get_id(meta.get), frame.ticket, meta.host
-        self._take_in(act.Wanted(connection=line.number, get=line.get, ticket=frame.ticket))
-
-    def _must_be_idle(self, line: _Line) -> None:
-        if line.transfer is not None or line.get is not None:
-            raise TransferError(f"a second transfer was begun on one connection while {line.transfer or line.get} runs")
+    def _wanted(self, line: _Line, get: GetId) -> None:
+        self._take_in(act.Wanted(connection=line.number, get=get, ticket=line.ticket))
 
     async def _payload(self, line: _Line, frame: Frame) -> None:
         grant, line.grant = line.grant, None
@@ -149,7 +80,7 @@ class Connections:
             return
         seal = await line.connection.receive()
         if seal.kind is FrameKind.REFUSE:
-            self._taken_back(line, grant, seal)
+            self._take_back(line, grant, reason_of(seal))
             return
         if seal.kind is not FrameKind.PAYLOAD or seal.length:
             raise TransferError(f"a {seal.kind.name} frame of {seal.length} bytes came; wanted a seal")
@@ -167,9 +98,13 @@ class Connections:
         await line.connection.discard(line.connection.unread_bytes)
         await line.connection.receive()
 
-    def _taken_back(self, line: _Line, grant: act.Grant, frame: Frame) -> None:
-        detail = data_pb2.RefuseMeta.FromString(frame.meta).reason
-        self._unusable(line, grant, DropReason.CHANGED, detail)
+    def _taken_back(self, line: _Line, reason: str) -> None:
+        if line.grant is None:
+            raise TransferError(f"the sender takes back what was not granted: {reason}")
+        self._take_back(line, line.grant, reason)
+
+    def _take_back(self, line: _Line, grant: act.Grant, reason: str) -> None:
+        self._unusable(line, grant, DropReason.CHANGED, reason)
 
     def _unusable(self, line: _Line, grant: act.Grant, cause: DropReason, detail: str) -> None:
         line.grant = None
@@ -208,20 +143,7 @@ class Connections:
 
     def answer(self, action: act.Answer) -> None:
         """Tell a sender what became of its updates."""
-        meta = wire.to_outcomes(dict(action.outcomes), action.server_epoch)
-        self._end(action.connection, FrameKind.OUTCOME, meta.SerializeToString())
-
-    def refuse(self, connection: int, reason: str) -> None:
-        """Tell the other end that this transfer will not be."""
-        self._end(connection, FrameKind.REFUSE, data_pb2.RefuseMeta(reason=reason).SerializeToString())
-
-    def abandon(self, connection: int) -> None:
-        """Close a connection in the middle of its transfer."""
-        line = self._lines.get(connection)
-        if line is not None:
-            line.transfer = line.get = None
-            line.abandoned = True
-            line.connection.close()
+        self._answer(action.connection, dict(action.outcomes), action.server_epoch)
 
     def hand_on(self, action: act.HandModelOn) -> None:
         """Send a model as it arrives."""
@@ -259,20 +181,5 @@ class Connections:
     def _end(self, connection: int, kind: FrameKind, meta: bytes) -> None:
         line = self._lines.get(connection)
         if line is not None:
-            line.transfer = line.get = line.grant = None
-            line.image = b""
-            self._send(line, kind, meta)
-
-    def _send(self, line: _Line, kind: FrameKind, meta: bytes = b"") -> None:
-        self._spawn(line, self._send_frame(line, Frame(kind=kind, ticket=line.ticket, meta=meta)))
-
-    async def _send_frame(self, line: _Line, frame: Frame) -> None:
-        try:
-            await line.connection.send(frame)
-        except TransferError as error:
-            log.debug("cannot answer %s: %s", line.connection.peer, error)
-
-    def _spawn(self, line: _Line, coroutine: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(coroutine)
-        line.running.add(task)
-        task.add_done_callback(line.running.discard)
+            line.grant = None
+        super()._end(connection, kind, meta)

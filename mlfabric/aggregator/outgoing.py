@@ -17,9 +17,9 @@ from google.protobuf.message import DecodeError
 from mlfabric import wire
 from mlfabric.aggregator import actions as act
 from mlfabric.aggregator.buffers import Buffers
-from mlfabric.aggregator.connections import Recorded
 from mlfabric.channels import Channel, Connection, Frame, FrameKind
 from mlfabric.errors import FabricError, TransferError
+from mlfabric.lines import Recorded, reason_of
 from mlfabric.protocol import GetId, Sum, SumId
 from mlfabric.streaming import Accumulator, ready_chunks
 from mlfabric.v1 import data_pb2
@@ -126,7 +126,7 @@ class Outgoing:
                 connection, self._payload(connection, plan, frame, accumulator, may_seal)
             )
         if answer.kind is FrameKind.REFUSE:
-            return act.SumFailed(sum=plan.sum, detail=data_pb2.RefuseMeta.FromString(answer.meta).reason)
+            return act.SumFailed(sum=plan.sum, detail=reason_of(answer))
         if answer.kind is not FrameKind.OUTCOME:
             raise TransferError(f"a {answer.kind.name} frame came; wanted OUTCOME")
         meta = data_pb2.OutcomeMeta.FromString(answer.meta)
@@ -141,7 +141,7 @@ class Outgoing:
             await asyncio.wait({answer, sent}, return_when=asyncio.FIRST_COMPLETED)
             if not sent.done():
                 frame = answer.result()
-                given = data_pb2.RefuseMeta.FromString(frame.meta).reason if frame.kind is FrameKind.REFUSE else ""
+                given = reason_of(frame) if frame.kind is FrameKind.REFUSE else ""
                 raise TransferError(given or f"a {frame.kind.name} frame came before the sum was sealed")
             sent.result()
             return await answer
@@ -184,7 +184,7 @@ class Outgoing:
         await connection.send(Frame(kind=FrameKind.WANT, ticket=plan.ticket, meta=want.SerializeToString()))
         frame = await connection.receive()
         if frame.kind is FrameKind.REFUSE:
-            return act.FetchFailed(get=plan.get, detail=data_pb2.RefuseMeta.FromString(frame.meta).reason)
+            return act.FetchFailed(get=plan.get, detail=reason_of(frame))
         if frame.kind is not FrameKind.MODEL or frame.length != layout.size_bytes or frame.digest != layout.digest:
             raise TransferError(f"{frame.kind.name} of {frame.length} bytes came; wanted MODEL of {layout.size_bytes}")
         meta = data_pb2.ModelMeta.FromString(frame.meta)

@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from mlfabric.cli import asking, embedded, making, members, planning, services
+from mlfabric.cli import asking, embedded, holding, making, members, planning, services
 from mlfabric.errors import FabricError, UsageError
 
 __all__ = ["app", "run"]
@@ -24,7 +24,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for part in (embedded, asking, planning, making, services, members):
+for part in (embedded, asking, planning, making, services, holding, members):
     part.add_to(app)
 
 

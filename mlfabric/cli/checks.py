@@ -18,10 +18,11 @@ import psutil
 from rich.text import Text
 
 from mlfabric import __version__
+from mlfabric.addresses import split_address
 from mlfabric.channels import Connection, Frame, FrameKind, TcpChannel, TransferRecord
 from mlfabric.cli.tables import rate_text
 from mlfabric.errors import FabricError, UnavailableError, UsageError
-from mlfabric.launch.ports import free_port, is_here, split_address
+from mlfabric.launch.ports import free_port, is_here
 from mlfabric.launch.status import HERE, StatusReader
 from mlfabric.v1 import fabric_pb2
 

@@ -33,9 +33,16 @@ def scheduler(
     batch_window: Annotated[
         float, typer.Option(envvar="MLFABRIC_BATCH_WINDOW", help="Seconds that updates wait for others at most.")
     ] = 0.1,
+    answer: Annotated[
+        float, typer.Option(envvar="MLFABRIC_ANSWER", help="Seconds until a process that hangs counts as silent.")
+    ] = 10.0,
     silence: Annotated[
         float, typer.Option(envvar="MLFABRIC_SILENCE", help="Seconds until a silent member counts as gone.")
     ] = 10.0,
+    round_patience: Annotated[
+        float,
+        typer.Option(envvar="MLFABRIC_ROUND_PATIENCE", help="Seconds that AllReduce waits for a worker it has lost."),
+    ] = 1.0,
     default_rate: Annotated[
         str, typer.Option(envvar="MLFABRIC_DEFAULT_RATE", help="Rate of a link that nobody stated or measured.")
     ] = "10G",
@@ -61,7 +68,9 @@ def scheduler(
             port=port,
             metrics_port=metrics_port,
             batch_window_s=batch_window,
+            answer_s=answer,
             silence_s=silence,
+            round_patience_s=round_patience,
             default_bps=parse_rate(default_rate),
             drop_rule=DropRule[drop_rule.name],
             state_dir=state_dir,

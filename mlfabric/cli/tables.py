@@ -109,6 +109,13 @@ def _bound(model: fabric_pb2.ModelStatus) -> str:
     return str(model.tau_max) if model.mode == Mode.ASYNCHRONOUS.value else "-"
 
 
+def _delays(model: fabric_pb2.ModelStatus) -> tuple[str, str]:
+    """Return median and longest delay of a model whose updates have any."""
+    if model.mode == Mode.ALL_REDUCE.value:
+        return "-", "-"
+    return f"{model.delay_p50:g}", str(model.delay_max)
+
+
 def _models(status: fabric_pb2.GetStatusResponse) -> Table:
     columns = (
         *("name", "server", "mode", "version>", "tau_max>", "delay p50>", "delay max>"),
@@ -122,7 +129,7 @@ def _models(status: fabric_pb2.GetStatusResponse) -> Table:
                 m.mode,
                 _version(m),
             ),
-            *(_bound(m), f"{m.delay_p50:g}", str(m.delay_max), str(m.waiting), str(m.in_flight)),
+            *(_bound(m), *_delays(m), str(m.waiting), str(m.in_flight)),
             *(str(m.committed), str(m.dropped)),
         )
         for m in status.models
@@ -131,7 +138,9 @@ def _models(status: fabric_pb2.GetStatusResponse) -> Table:
 
 
 def _version(model: fabric_pb2.ModelStatus) -> str:
-    """Return a version's number, and the server's epoch once there was another before."""
+    """Return a version's number, and the server's epoch once there was another before; of AllReduce the rounds done."""
+    if model.mode == Mode.ALL_REDUCE.value:
+        return f"{model.version.number} rounds"
     if not model.initialised:
         return "none yet"
     number, epoch = model.version.number, model.version.epoch

@@ -18,6 +18,7 @@ from mlfabric.launch.racing import first_of
 from mlfabric.launch.status import StatusReader
 from mlfabric.launch.supervisor import Supervised
 from mlfabric.launch.workers import per_rank
+from mlfabric.protocol import ReplicationKind
 from mlfabric.v1 import fabric_pb2
 
 __all__ = ["Fabric", "FabricOptions", "Service", "services", "subcommand"]
@@ -37,10 +38,12 @@ class FabricOptions:
         servers: how many; >= 1.
         aggregators: how many; >= 0.
         replica_div_max, replica_div_max_updates: bounds of a replica of server-0, as texts; without either of them
-            there is none.
+            there is none, but in a chain.
+        replication: how a replica follows; CHAIN takes no bound.
         monitor: whether links are measured.
         server_host: machine that the servers are planned to be on; "" means this one, or, where a network card is
             emulated, one for each server.
+        replica_host: the same for the replica.
         server_up, server_down: rates of each server's emulated network card, as in ``"2.5G"``.
         aggregator_hosts: machines that the aggregators are planned to be on: one for all, or one for each; empty means
             this one, or, where a network card is emulated, one for each aggregator.
@@ -59,8 +62,10 @@ class FabricOptions:
     aggregators: int = 0
     replica_div_max: str = ""
     replica_div_max_updates: str = ""
+    replication: ReplicationKind = ReplicationKind.BOUNDED
     monitor: bool = True
     server_host: str = ""
+    replica_host: str = ""
     server_up: str = ""
     server_down: str = ""
     aggregator_hosts: tuple[str, ...] = ()
@@ -77,6 +82,11 @@ class FabricOptions:
             raise UsageError(f"servers={self.servers}; allowed: 1 or more")
         if self.aggregators < 0:
             raise UsageError(f"aggregators={self.aggregators}; allowed: 0 or more")
+        if self.is_chain and (self.replica_div_max or self.replica_div_max_updates):
+            raise UsageError(
+                "--replication chain with --replica-div-max or --replica-div-max-updates; a chain allows no lead, "
+                "leave the bound out"
+            )
         for name in ("aggregator_hosts", "aggregator_up", "aggregator_down"):
             given = len(getattr(self, name))
             if given not in (0, 1, self.aggregators):
@@ -86,6 +96,11 @@ class FabricOptions:
             raise UsageError("--resume needs --checkpoint-dir, the directory of the checkpoints")
         if is_wildcard(self.bind) and not self.advertised:
             raise UsageError(f"--bind {self.bind} cannot be dialled; give --advertise, the name that others reach")
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether server-0 hands on to a replica what it commits."""
+        return self.replication is ReplicationKind.CHAIN
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +131,7 @@ def services(options: FabricOptions, port: int) -> list[Service]:
     found = [Service(name=SCHEDULER, arguments=("scheduler", *common, "--port", str(port), *_metrics(metrics, 0)))]
     found += [_server(options, member, i) for i in range(options.servers)]
     found += [_aggregator(options, member, i) for i in range(options.aggregators)]
-    if options.replica_div_max or options.replica_div_max_updates:
+    if options.replica_div_max or options.replica_div_max_updates or options.is_chain:
         found.append(_replica(options, member))
     if options.monitor:
         place = options.servers + options.aggregators + 1
@@ -148,12 +163,13 @@ def _replica(options: FabricOptions, member: tuple[str, ...]) -> Service:
     emulated = bool(options.server_up or options.server_down)
     flags = _flags(
         name=name,
-        host=name if emulated else "",
+        host=options.replica_host or (name if emulated else ""),
         up=options.server_up,
         down=options.server_down,
         replica_of="server-0",
         div_max=options.replica_div_max,
         div_max_updates=options.replica_div_max_updates,
+        replication=options.replication.value if options.is_chain else "",
     )
     place = options.servers + options.aggregators + 2
     return Service(name=name, arguments=("server", *member, *flags, *_metrics(options.metrics_port, place)))

@@ -6,20 +6,7 @@ import socket
 
 from mlfabric.errors import UsageError
 
-__all__ = ["check_free", "free_port", "is_here", "is_wildcard", "split_address"]
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Return host and port of ``host:port``.
-
-    Raises:
-        UsageError: it is not of that form.
-    """
-    host, _, port = address.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 1 << 16:
-        raise UsageError(f"address {address!r}; allowed: HOST:PORT with a port from 1 to 65535")
-    return host, int(port)
+__all__ = ["check_free", "free_port", "is_here", "is_wildcard"]
 
 
 def is_wildcard(host: str) -> bool:

@@ -76,6 +76,7 @@ def worker_environment(
         "MLFABRIC_SCHEDULER": options.scheduler,
         "MLFABRIC_NAME": f"worker-{rank}",
         "MLFABRIC_HOST": host,
+        "MLFABRIC_WORKERS": str(options.workers),
         "MLFABRIC_METRICS_PORT": _metrics(options.metrics_port, rank),
     }
     rates = {"MLFABRIC_UP": per_rank(options.up, rank), "MLFABRIC_DOWN": per_rank(options.down, rank)}

@@ -98,6 +98,7 @@ from mlfabric.protocol.replication import (
     Release,
     ReplicaReported,
     Replicate,
+    ReplicationKind,
     Seed,
     Unfollowed,
 )
@@ -157,6 +158,7 @@ __all__ = [
     "Release",
     "ReplicaReported",
     "Replicate",
+    "ReplicationKind",
     "Resolve",
     "RoundArrived",
     "RoundBroken",

@@ -99,12 +99,17 @@ class GetRequested:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerHolds:
-    """What a worker had open when it (re)joined: everything without an outcome is asked for again."""
+    """What a worker had open when it (re)joined: everything without an outcome is asked for again.
+
+    Args:
+        clock: how many iterations it has finished, counted as by the scheduler before; None if there was none.
+    """
 
     worker: str
     pushes: tuple[PushRequested, ...]
     gets: tuple[GetRequested, ...]
     reduces: tuple[ReduceRequested, ...] = ()
+    clock: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

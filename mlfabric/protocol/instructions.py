@@ -45,7 +45,14 @@ class RefuseReason(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Welcome:
-    """Admit a member; ``tau_max`` is the bound in force and ``initialise`` asks this worker for initial weights."""
+    """Admit a member.
+
+    Args:
+        tau_max: the bound in force.
+        initialise: this worker is asked for initial weights.
+        clock: so many iterations a worker has finished at least, as the others count them, if it is new or was given up
+            by this scheduler: who comes late starts here.
+    """
 
     to: str
     incarnation: int
@@ -56,6 +63,7 @@ class Welcome:
     initialise: bool
     monitor_address: str
     reason: str
+    clock: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

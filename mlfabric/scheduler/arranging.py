@@ -32,7 +32,8 @@ class Arranging(Summing):
         shared_seq = self._place_of_plan(len(found.groups))
         for number, together in groupby(found.commits, key=lambda commit: commit.group):
             group, commits = found.groups[number], list(together)
-            self.commit_ns.update((commit.update, commit.commit_ns) for commit in commits)
+            for commit in commits:
+                self.commit_ns[commit.update] = commit.commit_ns
             planned = self.planned.get(group.members[0])
             if planned is not None:
                 yield from self._keep(planned, found.transfers[group.last[0]], last_seq, now_ns)
@@ -40,7 +41,7 @@ class Arranging(Summing):
                 self._context.count.groups[group.shape, len(commits)] += 1
                 seq = shared_seq or self._next_seq()
                 if group.shape is Shape.DIRECT:
-                    yield from self._send_alone(found, commits[0], seq)
+                    yield from self._send_alone(commits[0], found.transfers[group.last[0]].profile, seq)
                 else:
                     yield from self._sum_up(found, group, commits, adders, seq)
             last_seq = self.planned[group.members[0]].seq
@@ -66,9 +67,8 @@ class Arranging(Summing):
             planned.profile, planned.late_end_ns, planned.overdue = transfer.profile, 0, 0
         yield self._expect(planned, after, reason)
 
-    def _send_alone(self, found: Plan, commit: Commit, seq: int) -> Iterator[Instruction]:
-        transfer = found.transfers[found.groups[commit.group].last[0]]
-        planned, after = self._take(self.waiting[commit.update].request, transfer.profile, seq)
+    def _send_alone(self, commit: Commit, profile: Profile, seq: int) -> Iterator[Instruction]:
+        planned, after = self._take(self.waiting[commit.update].request, profile, seq)
         yield from self._instruct(planned, after, commit.reason)
 
     def _turn_away(self, update: UpdateId, refusal: Dropped) -> Drop:

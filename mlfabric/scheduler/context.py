@@ -26,6 +26,8 @@ class SchedulerConfig:
         ticket_secret: random bytes from which tickets are made; at least 16.
         batch_window_ns: the longest that an update waits for others while the ingress is busy; 0 plans at once.
         silence_ns: a member whose stream broke may come back within this time before it counts as left.
+        round_patience_ns: so long a round of AllReduce waits for a worker whose stream broke, before the others do it
+            without.
         default_bps: rate of a link that nobody stated and nobody measured.
         drop_rule: how updates that cannot make their deadline are found (design, section 5).
     """
@@ -34,6 +36,7 @@ class SchedulerConfig:
     ticket_secret: bytes
     batch_window_ns: int = 100_000_000
     silence_ns: int = 10_000_000_000
+    round_patience_ns: int = 1_000_000_000
     default_bps: int = 10_000_000_000
     drop_rule: DropRule = DropRule.FEASIBLE
 
@@ -81,6 +84,14 @@ class Context:
     numbers: NumberMaker
     members: dict[str, MemberRecord] = field(default_factory=dict)
     count: PlanCount = field(default_factory=PlanCount)
+    _of_role: dict[Role, dict[str, MemberRecord]] = field(init=False, default_factory=lambda: {r: {} for r in Role})
+
+    def admit(self, record: MemberRecord) -> None:
+        """Take in a member that joined, in the place of whoever had its name."""
+        name = record.member.name
+        for named in self._of_role.values():
+            named.pop(name, None)
+        self.members[name] = self._of_role[record.member.role][name] = record
 
     def is_here(self, name: str) -> bool:
         """Tell whether a member of this name can be talked to."""
@@ -93,8 +104,8 @@ class Context:
 
     def here(self, role: Role) -> list[MemberRecord]:
         """Return the members of this role that can be talked to, by name."""
-        found = [m for m in self.members.values() if m.member.role is role and m.state is MemberState.HERE]
-        return sorted(found, key=lambda m: m.member.name)
+        found = [m for m in self._of_role[role].values() if m.state is MemberState.HERE]
+        return sorted(found, key=lambda m: m.member.name) if len(found) > 1 else found
 
     def host(self, name: str) -> str:
         """Return the host of a member that joined at least once."""

@@ -37,9 +37,9 @@ class DriftWatch(Generic[Key]):
         """Note a transfer and the rates that it is planned with."""
         self._planned[key] = _Planned(path, start_ns, _rates(path, start_ns, network))
 
-    def forget(self, key: Key) -> None:
-        """Forget a transfer; nothing happens if it is not noted."""
-        self._planned.pop(key, None)
+    def forget(self, key: Key) -> bool:
+        """Forget a transfer, and tell whether it was noted."""
+        return self._planned.pop(key, None) is not None
 
     def look(self, network: Network, now_ns: int) -> None:
         """Compare the rates of now with those planned with, for all that is planned to start later."""
@@ -65,4 +65,4 @@ class DriftWatch(Generic[Key]):
 
 
 def _rates(path: Path, at_ns: int, network: Network) -> tuple[int, ...]:
-    return tuple(network.rate_bps(link, at_ns) for link in path)
+    return tuple([network.rate_bps(link, at_ns) for link in path])

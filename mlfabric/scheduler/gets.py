@@ -143,7 +143,8 @@ class Gets(GetTable):
         ready_ns = now_ns
         if request.after_update is not None and self._follows(request):
             # Never at once, however late its update is: who is ready now must not share a hand-on with it.
-            ready_ns = max(now_ns + 1, self._pushes.commit_ns.get(request.after_update, now_ns))
+            there_ns = follower.there_ns(request.after_update) if (follower := self._pushes.follower) else 0
+            ready_ns = max(now_ns + 1, there_ns, self._pushes.commit_ns.get(request.after_update, now_ns))
         return GetCandidate(
             get=request.get,
             destination=self._context.host(request.get.worker),

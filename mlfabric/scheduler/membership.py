@@ -34,6 +34,8 @@ from mlfabric.specs import PROTOCOL_VERSION, Member, ModelSpec, Role
 
 __all__ = ["Membership"]
 
+LONGEST_NAME = 200
+
 
 class Membership:
     """The members and the models that they bring."""
@@ -62,12 +64,16 @@ class Membership:
         if known is not None and not again:
             yield from self._let_go(known, "another process took its name")
             self._forget(known)
+        elif known is not None and known.state is MemberState.HERE and known.model in self._reductions:
+            # Its stream broke unnoticed. What it was told last may be lost, so a round must not go on with it.
+            known.state, known.since_ns = MemberState.SILENT, now_ns
+            yield from self._reductions[known.model].worker_gone(known, f"{member.name} came back unnoticed")
         tally = known.tally if known is not None and again else WorkerTally()
         record = MemberRecord(
             member, MemberState.HERE, now_ns, event.most_updates, holds_initial=event.holds_initial, tally=tally
         )
         record.follows = event.follows
-        self._context.members[member.name] = record
+        self._context.admit(record)
         self._silent.pop(member.name, None)
         self._missed.pop(member.name, None)
         yield from self._admit(record, event, "back again" if again else "joined")
@@ -77,6 +83,11 @@ class Membership:
         if member.protocol_version != PROTOCOL_VERSION:
             detail = f"{member.name} speaks protocol {member.protocol_version}, this scheduler {PROTOCOL_VERSION}"
             return RefuseReason.PROTOCOL_VERSION, f"{detail}; install the same release on both"
+        names = {"name": member.name, "host": member.host, **({"model": spec.name} if spec is not None else {})}
+        for what, name in names.items():
+            if len(name) > LONGEST_NAME or not name.isprintable() or "," in name:
+                allowed = f"printable characters without comma, at most {LONGEST_NAME}"
+                return RefuseReason.OUT_OF_RANGE, f"{what}={name[:40]!r} of {len(name)} characters; allowed: {allowed}"
         known = self._context.members.get(member.name)
         if known is not None and known.state is MemberState.HERE and known.member.incarnation != member.incarnation:
             where = f"a live {known.member.role.value} on host {known.member.host}"
@@ -197,7 +208,7 @@ class Membership:
         workers = sum(m.model == spec.name for m in self._context.here(Role.WORKER))
         model.pushes.most_workers = max(model.pushes.most_workers, workers)
         self._leave_clocks(record.member.name, stays=model)
-        model.pushes.clocks.join(record.member.name)
+        model.pushes.worker_joined(record.member.name, spec.workers)
         asked = self._claim_initial(model, record)
         yield self._welcome(record, model, asked, reason)
 
@@ -222,6 +233,7 @@ class Membership:
             initialise=initialise,
             monitor_address=self._monitor_for(record),
             reason=reason,
+            clock=model.pushes.clocks.beginning(record.member.name) if model else 0,
         )
 
     def _monitor_for(self, record: MemberRecord) -> str:
@@ -323,9 +335,11 @@ class Membership:
     def _miss(self, holds: ServerHolds, model: ModelState, now_ns: int) -> None:
         """Wait for workers that a server knows and this scheduler does not: they may be on their way back to it."""
         for ids in holds.applied if model.pushes.policy.waits_for_others else ():
-            if ids.worker not in self._context.members:
+            is_new = ids.worker not in self._context.members
+            if is_new:
                 self._missed.setdefault(ids.worker, now_ns)
-                model.pushes.clocks.join(ids.worker)
+            if is_new or self._context.is_here(ids.worker):
+                model.pushes.clocks.wait_for(ids.worker)
 
     def set_rates(self, event: LinksReported) -> None:
         """Take a monitor's estimates as the links' capacities."""
@@ -344,10 +358,11 @@ def _difference(given: ModelSpec, known: ModelSpec) -> tuple[RefuseReason, str] 
         given,
         tau_max=known.tau_max if given.tau_max is None else given.tau_max,
         server=given.server or known.server,
+        workers=given.workers or known.workers,
     )
-    for name in ("rule", "mode", "tau_max", "slack", "server", "frozen_digest"):
+    for name in ("rule", "mode", "tau_max", "slack", "server", "workers", "frozen_digest"):
         mine, theirs = getattr(asked, name), getattr(known, name)
-        if mine != theirs and not (name == "server" and not known.server):
+        if mine != theirs and not (name in ("server", "workers") and not theirs):
             detail = f"model {known.name!r}: {name}={mine} given, {theirs} registered"
             advice = "load the same weights or seed" if name == "frozen_digest" else "give the same, or leave it out"
             return RefuseReason.OPTIONS_DIFFER, f"{detail}; {advice}"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from mlfabric.protocol import (
+    CancelReduce,
     CommitsReported,
     Committed,
     Drop,
@@ -15,6 +16,9 @@ from mlfabric.protocol import (
     LinksReported,
     MemberEvent,
     PushRequested,
+    Reduce,
+    ReduceSettled,
+    RoundId,
     Tick,
     TransferEnd,
     TransferEnded,
@@ -26,6 +30,13 @@ from mlfabric.specs import Role
 from mlfabric.telemetry import SchedulerMetrics
 
 __all__ = ["Meter"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    model: str
+    size_bytes: int
+    since_ns: int
 
 
 class Meter:
@@ -41,6 +52,7 @@ class Meter:
         self.software_version = software_version
         self._plan_s = 0.0
         self._known = PlanCount()
+        self._rounds: dict[RoundId, _Round] = {}
 
     def mean_plan_ms(self, plans: int) -> float:
         """Return how long a plan took on average."""
@@ -60,7 +72,24 @@ class Meter:
         for instruction in instructions:
             if isinstance(instruction, Drop) and instruction.to == instruction.update.worker:
                 self.metrics.settled(instruction.model, instruction.update.worker, Dropped(cause=instruction.cause))
+            elif isinstance(instruction, Reduce | ReduceSettled | CancelReduce):
+                self._round(state, instruction, now_ns)
         return instructions
+
+    def _round(self, state: SchedulerState, instruction: Reduce | ReduceSettled | CancelReduce, now_ns: int) -> None:
+        """Note the first of the instructions that begin or end a round; the others say the same to other workers."""
+        if isinstance(instruction, Reduce):
+            size_bytes = max((part.end for part in instruction.parts), default=0)
+            model = state.context.members[instruction.to].model
+            self._rounds.setdefault(instruction.round, _Round(model, size_bytes, now_ns))
+            return
+        ended = self._rounds.pop(instruction.round, None)
+        if ended is None:
+            return
+        if isinstance(instruction, ReduceSettled):
+            self.metrics.round(ended.model, (now_ns - ended.since_ns) / 1e9, ended.size_bytes)
+        else:
+            self.metrics.round_voided(ended.model)
 
     def _note(self, event: MemberEvent) -> None:
         match event:

@@ -152,6 +152,10 @@ class PushEnds(PushTable):
                 if not found.voided:
                     self._context.count.torn[TornBy.REFUSED] += 1
                     yield from self._cancel(found, f"the server refused it: {event.detail}")
+                if found.received:
+                    # It had it, so it may have been told since that it has fewer parts to wait for.
+                    reason = "the server let go of it"
+                    yield Void(to=self.server, model=self.spec.name, transfer=name, reason=reason)
                 self._let_go(found.members, torn_by_drift=found.torn_by is TornBy.DRIFT)
                 self._broken_up.discard(name)
 
@@ -186,8 +190,14 @@ class PushEnds(PushTable):
             self.iteration.owed = {u for u in self.iteration.owed if u.worker != worker}
         yield from self._recount_parts(reason)
 
-    def worker_holds(self, worker: str, held: Set[UpdateId]) -> Iterator[Instruction]:
-        """Forget what a worker that came back does not hold: it knows the outcome, and asks for it no more."""
+    def worker_holds(self, worker: str, held: Set[UpdateId], clock: int | None) -> Iterator[Instruction]:
+        """Forget what a worker that came back does not hold: it knows the outcome, and asks for it no more.
+
+        Args:
+            clock: how many iterations it has finished, if it has trained under another scheduler; those that it holds
+                and whose outcome is known here come on top.
+        """
+        self.clocks.hear(worker, None if clock is None else clock + sum(update in self.settled for update in held))
         for update in [u for u in self.waiting if u.worker == worker and u not in held]:
             del self.waiting[update]
         self.clocks.settle_others(worker, {u.counter for u in held})
@@ -210,6 +220,7 @@ class PushEnds(PushTable):
     def reconcile(self, holds: ServerHolds) -> Iterator[Instruction]:
         """Take over what a (re)joined server says it holds, and repeat what it does not know."""
         self.version, self.initialised, self.awaited = holds.version, holds.initialised, False
+        self.has_formed |= holds.version.number > holds.epoch_base
         for ids in holds.applied:
             self.settled.forget_below(UpdateId(ids.worker, ids.incarnation, 0), ids.low)
             for counter, version, tau in ids.recent:

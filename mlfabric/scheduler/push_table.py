@@ -11,7 +11,7 @@ In synchronous mode all transfers of one iteration share a ``seq`` and make one 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from mlfabric.network import Path, Profile
 from mlfabric.protocol import (
@@ -62,6 +62,7 @@ class PushTable:
     ``apart`` are the updates whose sum was given up: they go by themselves.
     ``awaited`` means that the server joined and has not yet said what it holds of the model: until then nothing is
     known of its version, so nothing is planned or refused.
+    ``has_formed`` means that as many workers have joined as the first iteration was to wait for.
     ``policy`` decides what depends on the mode; ``clocks`` are those of the workers that are waited for.
     """
 
@@ -72,6 +73,7 @@ class PushTable:
         self.initialised = False
         self.awaited = False
         self.most_workers = 1
+        self.has_formed = False
         self.policy = policy_of(spec)
         self.clocks = Clocks()
         self.waiting: dict[UpdateId, WaitingUpdate] = {}
@@ -93,6 +95,22 @@ class PushTable:
     def tau_max(self) -> int:
         """The delay bound in force."""
         return self.policy.delay_bound(self.most_workers)
+
+    @property
+    def missing(self) -> int:
+        """How many more workers the first iteration waits for."""
+        return 0 if self.has_formed else max(0, self.spec.workers - len(self.clocks))
+
+    def worker_joined(self, worker: str, together: int) -> None:
+        """Count a worker from now on.
+
+        Args:
+            together: how many the first iteration waits for, as it says; 0 if it leaves that to the others.
+        """
+        if together and not self.spec.workers:
+            self.spec = replace(self.spec, workers=together)
+        self.clocks.join(worker)
+        self.has_formed |= 0 < self.spec.workers <= len(self.clocks)
 
     def validate(self) -> None:
         """Check what must hold after every event; a violation is a broken invariant."""
@@ -270,9 +288,9 @@ class PushTable:
         return after
 
     def _free_links(self, transfer: TransferId) -> None:
-        self._context.network.release(self._key(transfer))
-        self._running.remove(transfer)
-        self._drift.forget(transfer)
+        if self._drift.forget(transfer):  # else it has none: most are free before they are settled
+            self._context.network.release(self._key(transfer))
+            self._running.remove(transfer)
 
     def _key(self, transfer: TransferId) -> tuple[str, str, TransferId]:
         return self.spec.name, "push", transfer

@@ -12,7 +12,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cached_property
 
+from mlfabric.divergence import RuleState, as_norm, step_bound
 from mlfabric.network import Profile
 from mlfabric.protocol import (
     Dropped,
@@ -24,6 +26,7 @@ from mlfabric.protocol import (
     UpdateId,
     UpdateKind,
 )
+from mlfabric.rules import RuleKind
 from mlfabric.scheduler.arranging import BLOCKED_NS, Arranging
 from mlfabric.scheduler.modes import Standing
 from mlfabric.scheduler.planning import (
@@ -34,9 +37,9 @@ from mlfabric.scheduler.planning import (
     is_planner_loaded,
     plan,
 )
-from mlfabric.scheduler.records import PlannedUpdate, TornBy, WaitingUpdate
+from mlfabric.scheduler.records import LONGEST_STEP, PlannedUpdate, TornBy, WaitingUpdate
 from mlfabric.scheduler.sums import PlannedSum
-from mlfabric.specs import Member, Mode
+from mlfabric.specs import Member, Mode, TensorKind
 
 __all__ = ["Pushes"]
 
@@ -45,6 +48,15 @@ INGRESS_LEAD_NS = 2_000_000
 
 class Pushes(Arranging):
     """The requests for updates of one model, and their plans."""
+
+    @cached_property
+    def _elements(self) -> int:
+        tensors = self.spec.layout.tensors
+        return sum(tensor.numel for tensor in tensors if tensor.kind is TensorKind.PARAMETER)
+
+    @cached_property
+    def _has_buffers(self) -> bool:
+        return any(tensor.kind is TensorKind.BUFFER for tensor in self.spec.layout.tensors)
 
     # Requests
 
@@ -60,6 +72,8 @@ class Pushes(Arranging):
         if (outcome := self.settled.get(update)) is not None:
             yield Resolve(to=update.worker, update=update, outcome=outcome, reason="it was settled before")
         elif planned is not None and not planned.voided:
+            if self._malformed(event) is not None:  # it is planned as it was first asked for
+                return
             planned.request, planned.asked = event, True
             if planned.sum is None and not (planned.adopted and self.policy.has_barrier):
                 yield from self._instruct(planned, (), "asked for again")
@@ -72,14 +86,19 @@ class Pushes(Arranging):
         else:
             self.waiting[update] = WaitingUpdate(event, now_ns)
 
-    def _refusal(self, event: PushRequested) -> Dropped | None:
+    def _malformed(self, event: PushRequested) -> Dropped | None:
         size_bytes = self.spec.layout.size_bytes
-        newest = ModelVersion(self.version.epoch, self.version.number + len(self.planned))
         if event.size_bytes != size_bytes:
             detail = f"{event.size_bytes} bytes given; {self.spec.name} has {size_bytes}"
             return Dropped(cause=DropReason.WRONG_LAYOUT, detail=detail)
         if not math.isfinite(event.norm) or event.norm < 0:
             return Dropped(cause=DropReason.NOT_FINITE, detail=f"norm {event.norm} given; it must be finite and >= 0")
+        return None
+
+    def _refusal(self, event: PushRequested) -> Dropped | None:
+        if (malformed := self._malformed(event)) is not None:
+            return malformed
+        newest = ModelVersion(self.version.epoch, self.version.number + len(self.planned))
         if self.awaited:
             return None
         if event.kind is UpdateKind.GRADIENT and event.computed_from > newest:
@@ -108,6 +127,7 @@ class Pushes(Arranging):
             clocks=self.clocks,
             under_way=self.planned,
             is_under_way=self.iteration is not None or any(p.request.kind is gradient for p in self.planned.values()),
+            missing=self.missing,
             owed=() if self.iteration is None else self.iteration.owed,
         )
 
@@ -289,9 +309,21 @@ class Pushes(Arranging):
             ready_ns=now_ns,
             computed_from=request.computed_from.number,
             in_flight=in_flight,
-            norm=request.norm * self.spec.rule.lr_at(self.version.number),
+            norm=self._step_norm(request.norm),
             clock=self.clocks.before(request.update),
         )
+
+    def _step_norm(self, norm: float) -> float:
+        """Return about how far an update moves the model, without what momentum and weight decay add.
+
+        Plans need no more: the primary, which knows its state, bounds what it commits. Under ADAM the length of the
+        gradient says nothing; there it is the bound that holds for all.
+        """
+        rule, number = self.spec.rule, self.version.number
+        if rule.kind is RuleKind.ADAM:
+            state = RuleState(steps=number, elements=self._elements, has_buffers=self._has_buffers)
+            return min(as_norm(step_bound(rule, [norm], [rule.lr_at(number)], state)[0]), LONGEST_STEP)
+        return min(norm * rule.lr_at(number), LONGEST_STEP)
 
     def _in_flight(self, planned: PlannedUpdate, now_ns: int) -> Candidate:
         end_ns = planned.end_ns(now_ns)

@@ -38,6 +38,8 @@ __all__ = [
     "WorkerTally",
 ]
 
+LONGEST_STEP = 1e300
+"""A gradient may be finite and its step not; planned with this, it goes to the server, which refuses such a step."""
 OVERDUE_SLACK_NS = 50_000_000
 LATENESS_STEP_NS = 1_000_000
 

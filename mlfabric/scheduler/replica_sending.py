@@ -28,7 +28,7 @@ from mlfabric.rules import RuleKind
 from mlfabric.scheduler.context import Context
 from mlfabric.scheduler.planning import paced_rate
 from mlfabric.scheduler.pushes import Pushes
-from mlfabric.scheduler.records import MemberRecord, MemberState
+from mlfabric.scheduler.records import MemberRecord, PlannedUpdate
 from mlfabric.specs import Mode
 
 __all__ = ["Entry", "InFlight", "Phase", "ReplicaSending", "Window"]
@@ -66,9 +66,12 @@ class Window:
 
 @dataclass(slots=True)
 class InFlight:
+    """A transfer to the replica; ``arrive_ns`` is when it should be there."""
+
     source: str
     members: tuple[UpdateId, ...]
     order: Replicate | Seed
+    arrive_ns: int
 
 
 class ReplicaSending:
@@ -94,20 +97,31 @@ class ReplicaSending:
         self._workers: dict[str, MemberRecord] = {}
         self._entries: list[Entry] = []
         self._logged = 0
+        self._last_step = 0.0
         self._windows: dict[str, Window] = {}
         self._in_flight: dict[TransferId, InFlight] = {}
         self._held: set[UpdateId] = set()
         self._alone: set[UpdateId] = set()
         self._wanted: set[UpdateId] = set()
         self._flush = False
+        self._reported: tuple[UpdateId, ...] = ()
+        self._chained: dict[SumId, tuple[UpdateId, ...]] = {}
+        self._unreleased: list[UpdateId] = []
+        self._inherited: set[UpdateId] = set()
         self._orphaned_ns: int | None = None
         self._given_up: set[UpdateId] = set()
         self._hole = ""
+        self._is_unheard = False
 
     @property
     def name(self) -> str:
         """The replica's name, "" without one."""
         return self.replica.member.name if self.replica is not None else ""
+
+    @property
+    def in_flight(self) -> list[TransferId]:
+        """What is on its way to the replica."""
+        return list(self._in_flight)
 
     @property
     def lead(self) -> int:
@@ -152,20 +166,27 @@ class ReplicaSending:
 
     # Transfers
 
-    def _send(self, now_ns: int) -> Iterator[Instruction]:
-        if self.phase is not Phase.FOLLOWING or self.replica is None or self.replica.state is not MemberState.HERE:
-            return
+    def _send_wanted(self, now_ns: int) -> Iterator[Instruction]:
+        """Send by themselves the updates that must be there before they are committed."""
         for update, planned in self._pushes.planned.items():
             wanted = self._limit.commits == 0 or update in self._wanted
-            if wanted and update not in self._alone and planned.request.kind is UpdateKind.GRADIENT:
-                yield from self._send_alone(update, now_ns, "it must be there before it is committed")
-                if update not in self._alone and planned.received:
-                    yield from self._give_up(update)
-        self._given_up.intersection_update(self._pushes.planned)
+            if wanted and planned.request.kind is UpdateKind.GRADIENT:
+                yield from self._send_before_commit(update, planned, now_ns)
+
+    def _send_windows(self, now_ns: int) -> Iterator[Instruction]:
+        """Send everything that is folded if the lead is long, or the primary waits."""
         if self._windows and (self._flush or self._is_lead_long()):
             self._flush = False
             for worker in sorted(self._windows):
                 yield from self._send_window(worker, now_ns, None, "the lead is long")
+
+    def _send_before_commit(self, update: UpdateId, planned: PlannedUpdate, now_ns: int) -> Iterator[Instruction]:
+        """Let a worker send an update by itself, or the primary drop it if nobody can."""
+        if update in self._alone:
+            return
+        yield from self._send_alone(update, now_ns, "it must be there before it is committed")
+        if update not in self._alone and planned.received:
+            yield from self._give_up(update)
 
     def _give_up(self, update: UpdateId) -> Iterator[Instruction]:
         """Let the primary drop what it may not commit before the replica has it, which can never have it."""
@@ -206,17 +227,17 @@ class ReplicaSending:
     def _replicate(
         self,
         transfer: TransferId,
-        worker: str,
+        source: str,
         members: tuple[UpdateId, ...],
         size_bytes: int,
         now_ns: int,
         profile: Profile | None,
         reason: str,
     ) -> Iterator[Instruction]:
-        path = self._context.path(worker, self.name)
+        path = self._context.path(source, self.name)
         profile = profile or self._context.network.transfer(path, size_bytes, now_ns)
         order = Replicate(
-            to=worker,
+            to=source,
             model=self._model,
             term=self.term,
             transfer=transfer,
@@ -224,7 +245,7 @@ class ReplicaSending:
             rate_bps=paced_rate(profile, path, self._context.network) if profile else 0,
             reason=reason,
         )
-        self._begin(transfer, worker, members, order, size_bytes, now_ns, profile)
+        self._begin(transfer, source, members, order, size_bytes, now_ns, profile)
         yield self._expect(transfer, members, order.ticket, size_bytes, UpdateKind.GRADIENT)
         yield order
 
@@ -261,7 +282,8 @@ class ReplicaSending:
         profile = profile or self._context.network.transfer(path, size_bytes, now_ns)
         if profile is not None and path:
             self._context.network.reserve(self._key(transfer), path, profile)
-        self._in_flight[transfer] = InFlight(source, members, order)
+        arrive_ns = now_ns if profile is None else profile.end_ns
+        self._in_flight[transfer] = InFlight(source, members, order, arrive_ns)
 
     def _end(self, transfer: TransferId) -> InFlight | None:
         self._context.network.release(self._key(transfer))
@@ -277,3 +299,5 @@ class ReplicaSending:
         windowed = [u for window in self._windows.values() for u in window.members]
         assert len(windowed) == len(set(windowed)), f"{self._model}: folded twice: {windowed}"
         assert not self._alone & set(windowed), f"{self._model}: folded and sent by themselves"
+        chained = [u for members in self._chained.values() for u in members]
+        assert len(chained) == len(set(chained)), f"{self._model}: in two sums at once: {chained}"

@@ -15,10 +15,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import groupby
 
-from mlfabric.divergence import Limit, as_norm, units_above
+from mlfabric.divergence import Limit, units_above
 from mlfabric.protocol import (
     Commit,
-    Followed,
     HeldBack,
     HostModel,
     Instruction,
@@ -26,7 +25,6 @@ from mlfabric.protocol import (
     Logged,
     ModelVersion,
     NotKept,
-    Release,
     ReplicaReported,
     Seed,
     ServerHolds,
@@ -38,50 +36,21 @@ from mlfabric.protocol import (
     UpdateKind,
     Void,
 )
-from mlfabric.scheduler.planning import Plan
-from mlfabric.scheduler.planning.plan import Toward
-from mlfabric.scheduler.planning.problem import DivergenceBound, Pending, Replica
 from mlfabric.scheduler.records import MemberState
-from mlfabric.scheduler.replica_sending import Entry, Phase, ReplicaSending, Window
+from mlfabric.scheduler.replica_plans import ReplicaPlans
+from mlfabric.scheduler.replica_sending import Entry, Phase, Window
 from mlfabric.specs import Role
 
 __all__ = ["Phase", "Replication"]
 
 
-class Replication(ReplicaSending):
+class Replication(ReplicaPlans):
     """One model's replica.
 
     Args:
         context: shared by the scheduler's parts.
         pushes: the model's updates; only read.
     """
-
-    # What is looked at
-
-    def bound(self) -> DivergenceBound | None:
-        """Return what plans must keep to, None without a replica that follows."""
-        if self.phase is not Phase.FOLLOWING or self.following is None:
-            return None
-        return DivergenceBound(norm=self.following.norm, updates=self.following.updates)
-
-    def for_planner(self) -> Replica | None:
-        """Return the replica and its lead; what is on its way already counts as there."""
-        if self.phase is not Phase.FOLLOWING or self.replica is None:
-            return None
-        size_bytes = self._pushes.spec.layout.size_bytes
-        pending = tuple(
-            Pending(
-                update=update,
-                source=self._context.host(update.worker),
-                size_bytes=size_bytes,
-                step_norm=as_norm(entry.step),
-                update_norm=as_norm(entry.step),
-            )
-            for entry in self._entries
-            for update in entry.members
-            if self._is_pending(update)
-        )
-        return Replica(host=self.replica.member.host, pending=pending)
 
     # What happens
 
@@ -93,7 +62,7 @@ class Replication(ReplicaSending):
         if fresh[0].version.number != self._logged + 1:
             self._hole = f"the log has no version {self._logged + 1}"
             return
-        self._logged = fresh[-1].version.number
+        self._logged, self._last_step = fresh[-1].version.number, fresh[-1].step_norm
         yield Logged(to=self.name, model=self._model, commits=fresh, reason="the primary committed it")
         for number, step in groupby(fresh, key=lambda c: c.version.number):
             together = list(step)
@@ -107,26 +76,23 @@ class Replication(ReplicaSending):
         """Note what the replica holds, and tell the primary."""
         if event.replica != self.name or self.following is None:
             return
+        if self._is_unheard:
+            # An earlier scheduler has told the primary of these; what this one lets it forget, it does from now on.
+            self._is_unheard = False
+            self._alone.update(event.held)
+            self._held.update(event.held)
+            self._inherited = set(event.held)
         if event.term == self.term and self.phase is Phase.SEEDING and event.version.number >= 0:
             yield from self._seeded(event.version)
         elif event.term == self.term and self.phase is Phase.FOLLOWING:
             self._applied(event.version)
-        self.version = event.version
+        self.version, self._reported = event.version, event.held
         if event.term > 0:
-            yield self._followed(event.held, "the replica holds more")
-
-    def _followed(self, held: tuple[UpdateId, ...], reason: str) -> Followed:
-        assert self.following is not None, "there is a replica"
-        return Followed(
-            to=self._pushes.server,
-            model=self._model,
-            replica=self.name,
-            version=self.version,
-            held=held,
-            norm=self.following.norm,
-            updates=self.following.updates,
-            reason=reason,
-        )
+            yield self._followed("the replica holds more")
+        for update in event.held if not self.is_chain else ():
+            if update not in self._held and update not in self._in_flight:
+                reason = "it was not heard of when it came, and is not counted on"
+                yield Void(to=self.name, model=self._model, transfer=update, reason=reason)
 
     def _seeded(self, version: ModelVersion) -> Iterator[Instruction]:
         """Go on from the version that the replica was seeded with."""
@@ -138,18 +104,11 @@ class Replication(ReplicaSending):
             self._end(transfer)
         entries, self._entries = self._entries, []
         done = [u for entry in entries if entry.version <= version.number for u in entry.members]
-        yield from self._release(done)
+        yield from self._release(done, "the replica was seeded with them")
         for entry in entries:
             if entry.version > version.number:
                 self._entries.append(entry)
                 yield from self._settle_entry(entry)
-
-    def _release(self, updates: list[UpdateId]) -> Iterator[Instruction]:
-        for worker in sorted({u.worker for u in updates} & self._workers.keys()):
-            own = tuple(u for u in updates if u.worker == worker)
-            yield Release(
-                to=worker, model=self._model, term=self.term, updates=own, reason="the replica was seeded with them"
-            )
 
     def _applied(self, version: ModelVersion) -> None:
         done = [entry for entry in self._entries if entry.version <= version.number]
@@ -164,10 +123,12 @@ class Replication(ReplicaSending):
             found = self._end(event.transfer)
             if found is not None:
                 self._held.update(found.members)
+                self._unreleased += found.members
 
     def held_back(self, event: HeldBack) -> None:
         """Note that the primary waits: everything that the replica lacks goes there now."""
         self._flush = True
+        self._given_up.clear()
         if event.alone:
             for transfer in event.transfers:
                 found = self._pushes.sums.of(transfer) if isinstance(transfer, SumId) else None
@@ -183,13 +144,20 @@ class Replication(ReplicaSending):
         """Note at which version the primary is that came back: what it did meanwhile was not told."""
         version = holds.version
         self._orphaned_ns = now_ns if holds.replica and self.phase is Phase.NONE else None
-        if self.phase not in (Phase.NONE, Phase.WAITING) and version.number != self._logged:
-            self._hole = f"the primary came back at version {version.number}; the log ends at {self._logged}"
+        began_anew = self.phase is Phase.FOLLOWING and version.epoch != self.version.epoch
+        missed = self.phase in (Phase.SEEDING, Phase.FOLLOWING) and version.number != self._logged
+        if began_anew or missed:
+            self._hole = f"the primary came back at version {tuple(version)}; the log ends at {self._logged}"
 
     # What follows
 
     def advance(self, now_ns: int) -> Iterator[Instruction]:
         """Begin, end or go on; send what is to be sent now."""
+        if self.phase is Phase.NONE and self._orphaned_ns is None and not self._context.here(Role.REPLICA):
+            return iter(())  # so it is after nearly every event
+        return self._advance(now_ns)
+
+    def _advance(self, now_ns: int) -> Iterator[Instruction]:
         yield from self._look_for_replica()
         if self.phase is Phase.NONE:
             yield from self._release_primary(now_ns)
@@ -200,8 +168,26 @@ class Replication(ReplicaSending):
         yield from self._look_at_primary()
         if self.phase is Phase.WAITING and self._can_seed():
             yield from self._seed(now_ns)
+        yield from self._forget_torn()
         yield from self._forget_dropped()
         yield from self._send(now_ns)
+
+    def _send(self, now_ns: int) -> Iterator[Instruction]:
+        if self.phase is not Phase.FOLLOWING or self.replica is None or self.replica.state is not MemberState.HERE:
+            return
+        yield from self._release_copies()
+        if self.is_chain:
+            yield from self._hand_on(now_ns)
+        else:
+            yield from self._send_wanted(now_ns)
+        self._given_up.intersection_update(self._pushes.planned)
+        yield from self._send_windows(now_ns)
+
+    def next_wakeup_ns(self) -> int | None:
+        """Return when a Tick is due, or None."""
+        if self._orphaned_ns is None or self.phase is not Phase.NONE:
+            return None
+        return self._orphaned_ns + self._context.config.silence_ns
 
     def _release_primary(self, now_ns: int) -> Iterator[Instruction]:
         """Tell a primary that keeps to a bound from before this scheduler's time that its replica does not come."""
@@ -216,6 +202,7 @@ class Replication(ReplicaSending):
             known = self._context.members.get(current.member.name)
             if known is not None and known is not current and known.member == current.member:
                 self.replica, self._hole = known, "the replica was away"
+                yield self._host_model()
             elif known is not current or current.state is MemberState.LEFT:
                 yield from self._end_replication("the replica has left, or began anew")
         if self.replica is not None:
@@ -224,10 +211,13 @@ class Replication(ReplicaSending):
             if record.follows is not None and record.follows.server == self._pushes.server:
                 self.replica, self.following = record, record.follows
                 self._limit = Limit.of(record.follows.norm, record.follows.updates)
-                self._primary = None
-                yield HostModel(to=self.name, spec=self._pushes.spec, reason=f"{self._model} is followed here")
+                self._primary, self._is_unheard = None, True
+                yield self._host_model()
                 yield from self._begin_term("a replica joined")
                 return
+
+    def _host_model(self) -> HostModel:
+        return HostModel(to=self.name, spec=self._pushes.spec, reason=f"{self._model} is followed here")
 
     def _end_replication(self, reason: str) -> Iterator[Instruction]:
         self._clear()
@@ -245,6 +235,8 @@ class Replication(ReplicaSending):
         self._held.clear()
         self._alone.clear()
         self._wanted.clear()
+        self._chained.clear()
+        self._unreleased.clear()
         self._flush, self._hole = False, ""
 
     def _begin_term(self, reason: str) -> Iterator[Instruction]:
@@ -255,9 +247,10 @@ class Replication(ReplicaSending):
         for transfer in self._in_flight:
             yield Void(to=self.name, model=self._model, transfer=transfer, reason=reason)
         there = self._alone & self._held
+        sums = self._keep_sums(there)
         self._clear()
         # The primary was told of these, and may count on them at any moment.
-        self._alone, self._held = there, set(there)
+        self._alone, self._held, self._chained = there, set(there), sums
         self.term += 1
         self.phase = Phase.WAITING
         self._logged = self._pushes.version.number
@@ -302,7 +295,8 @@ class Replication(ReplicaSending):
         if record is not None and record is not self._primary:
             self._primary = record
             if self.phase is Phase.FOLLOWING:
-                yield self._followed((), "the primary came back")
+                yield self._followed("the primary came back")
+            yield from self._repeat_to_primary()
 
     def _can_seed(self) -> bool:
         pushes = self._pushes
@@ -332,6 +326,8 @@ class Replication(ReplicaSending):
     def _settle_entry(self, entry: Entry) -> Iterator[Instruction]:
         """Tell the workers of a committed version to fold what they do not send otherwise."""
         for update in entry.members:
+            if self.is_chain and update not in self._held:
+                yield from self._retract(update)
             if update in self._held or update in self._alone:
                 continue
             record = self._workers.get(update.worker)
@@ -359,13 +355,3 @@ class Replication(ReplicaSending):
                 self._alone.discard(update)
                 self._held.discard(update)
                 yield Void(to=self.name, model=self._model, transfer=update, reason="it will not be committed")
-
-    # Plans
-
-    def carry_out(self, plan: Plan, now_ns: int) -> Iterator[Instruction]:
-        """Send what a plan sends of what was committed; what it sends before that goes only if nothing else helps."""
-        for step in plan.replica_steps:
-            for number in step.transfers:
-                transfer = plan.transfers[number]
-                if transfer.toward is Toward.REPLICA and all(map(self._is_windowed, transfer.members)):
-                    yield from self._send_window(transfer.members[0].worker, now_ns, transfer.profile, "as planned")

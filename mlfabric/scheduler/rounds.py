@@ -5,7 +5,7 @@ every worker is told its part, each says when it has the result; once all have i
 whoever dies earlier makes it void for all, and it is planned anew among those that are left. So no worker goes on with
 a sum that another one does not have. There is one round at a time.
 
-A worker that falls silent may be back in a moment: the round waits for it for ``RETURN_NS``. One that comes back later
+A worker that falls silent may be back in a moment: the round waits for it for a while. One that comes back later
 is told that the others have done the round without it.
 
 A new scheduler learns from the workers which attempt was the last to be settled, and whose result of it they have.
@@ -35,9 +35,8 @@ from mlfabric.scheduler.modes.all_reduce import Shaped, Trees, shape_round
 from mlfabric.scheduler.records import MemberRecord, MemberState
 from mlfabric.specs import ModelSpec, Role
 
-__all__ = ["MOST_BREAKS", "RETURN_NS", "Rounds"]
+__all__ = ["MOST_BREAKS", "Rounds"]
 
-RETURN_NS = 1_000_000_000
 FIRST_PAUSE_NS = 20_000_000
 MOST_BREAKS = 8
 
@@ -176,7 +175,7 @@ class Rounds:
             yield from self._void(reason)
         self._queues.pop(worker, None)
         if record.state is MemberState.SILENT and key in self._asked:
-            self._may_return.setdefault(key, record.since_ns + RETURN_NS)
+            self._may_return.setdefault(key, record.since_ns + self._context.config.round_patience_ns)
         else:
             self._may_return.pop(key, None)
             self._outcomes.pop(key, None)

@@ -48,7 +48,10 @@ class SchedulerOptions:
         port: 0 takes any free one.
         metrics_port: of /metrics; 0 any free one, None no page.
         batch_window_s: see ``SchedulerConfig``; >= 0.
+        answer_s: a member whose process answers nothing for so long, though its connection stands, counts as silent; it
+            is asked whenever it has said nothing for half of it. > 0.
         silence_s: how long a member may be silent before it counts as left; > 0.
+        round_patience_s: see ``SchedulerConfig``; >= 0.
         default_bps: rate of a link that nobody stated and nobody measured; > 0.
         drop_rule: which updates are dropped.
         state_dir: where the epoch is kept; None derives it from the time of day.
@@ -59,7 +62,9 @@ class SchedulerOptions:
     port: int = 50061
     metrics_port: int | None = None
     batch_window_s: float = 0.1
+    answer_s: float = 10.0
     silence_s: float = 10.0
+    round_patience_s: float = 1.0
     default_bps: int = 10_000_000_000
     drop_rule: DropRule = DropRule.FEASIBLE
     state_dir: Path | None = None
@@ -68,7 +73,9 @@ class SchedulerOptions:
         checks = [
             ("port", self.port, 0 <= self.port < 1 << 16, "0 to 65535"),
             ("batch_window_s", self.batch_window_s, 0 <= self.batch_window_s <= 60, "0 to 60"),
+            ("answer_s", self.answer_s, self.answer_s > 0, "> 0"),
             ("silence_s", self.silence_s, self.silence_s > 0, "> 0"),
+            ("round_patience_s", self.round_patience_s, self.round_patience_s >= 0, "0 or more"),
             ("default_bps", self.default_bps, self.default_bps > 0, "> 0"),
         ]
         for name, value, good, allowed in checks:
@@ -121,6 +128,21 @@ def rare_collections() -> Iterator[None]:
         gc.unfreeze()
 
 
+def _channel_options(answer_s: float) -> list[tuple[str, int]]:
+    """Return the settings of the members' connections: who answers no ping has lost its stream."""
+    half_ms = max(1, round(answer_s * 500))
+    return [
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_receive_message_length", MAX_CONTROL_BYTES),
+        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.keepalive_time_ms", half_ms),
+        ("grpc.keepalive_timeout_ms", half_ms),
+        ("grpc.http2.ping_timeout_ms", half_ms),
+    ]
+
+
 class SchedulerRunner:
     """One scheduler process."""
 
@@ -131,6 +153,7 @@ class SchedulerRunner:
             ticket_secret=secrets.token_bytes(32),
             batch_window_ns=round(options.batch_window_s * 1e9),
             silence_ns=round(options.silence_s * 1e9),
+            round_patience_ns=round(options.round_patience_s * 1e9),
             default_bps=options.default_bps,
             drop_rule=options.drop_rule,
         )
@@ -148,14 +171,7 @@ class SchedulerRunner:
                 await self._serve(stop, ready)
 
     async def _serve(self, stop: asyncio.Event, ready: Callable[[str], None]) -> None:
-        server = grpc.aio.server(
-            options=[
-                ("grpc.so_reuseport", 0),
-                ("grpc.max_receive_message_length", MAX_CONTROL_BYTES),
-                ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-                ("grpc.keepalive_permit_without_calls", 1),
-            ]
-        )
+        server = grpc.aio.server(options=_channel_options(self.options.answer_s))
         service = FabricService(self._state, self._meter)
         fabric_pb2_grpc.add_FabricServiceServicer_to_server(service, server)
         status = self._add_standard_services(server)

@@ -158,7 +158,7 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
             if seat is not None and not isinstance(instruction, (Welcome, Refuse)):
                 seat.outbox.append(wire.to_instruction(instruction))
                 told[instruction.to] = seat
-        for seat in sorted(told.values(), key=lambda s: _TOLD_FIRST.index(s.role)):
+        for seat in sorted(told.values(), key=_rank_of) if told else ():
             seat.wake.set()
 
     # Registration
@@ -239,6 +239,7 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
             initialise=answer.initialise,
             monitor_address=answer.monitor_address,
             reason=answer.reason,
+            clock=answer.clock,
         )
 
     # Sessions
@@ -346,6 +347,10 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
     async def GetStatus(self, request: fabric_pb2.GetStatusRequest, context: _Context) -> fabric_pb2.GetStatusResponse:
         """Describe the fabric."""
         return describe(self._state, self._meter, time.monotonic_ns())
+
+
+def _rank_of(seat: _Seat) -> int:
+    return _TOLD_FIRST.index(seat.role)
 
 
 @contextlib.asynccontextmanager

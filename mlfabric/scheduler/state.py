@@ -80,6 +80,7 @@ class SchedulerState:
         for model in self.models.values():
             times.append(model.pushes.due_ns(now_ns))
             times.append(model.gets.due_ns(now_ns))
+            times.append(model.replication.next_wakeup_ns())
         times.extend(rounds.due_ns(now_ns) for rounds in self.reductions.values())
         return min((t for t in times if t is not None), default=None)
 
@@ -96,6 +97,8 @@ class SchedulerState:
             rounds.validate()
 
     def _react(self, event: MemberEvent, now_ns: int) -> Iterator[Instruction]:
+        if not self._has_a_say(event):
+            return
         match event:
             case Tick():
                 self._membership.expire(now_ns)
@@ -149,6 +152,17 @@ class SchedulerState:
                 if event.name in self.context.members:
                     self.context.members[event.name].memory_bytes = dict(event.kinds)
 
+    def _has_a_say(self, event: MemberEvent) -> bool:
+        """Tell whether an event comes from whom it can come from: only who holds a model says what it is at."""
+        match event:
+            case CommitsReported() | InitialReceived() | HeldBack():
+                model = self.models.get(event.model)
+            case ServerHolds():
+                model = self.models.get(event.spec.name)
+            case _:
+                return True
+        return model is None or model.pushes.server == event.server
+
     def _push(self, event: PushRequested, now_ns: int) -> Iterator[Instruction]:
         model = self.models.get(event.model)
         if model is None or not self._asks(event.update):
@@ -171,7 +185,8 @@ class SchedulerState:
         record = self.context.members.get(event.worker)
         model = self.models.get(record.model) if record is not None else None
         if model is not None:
-            yield from model.pushes.worker_holds(event.worker, {push.update for push in event.pushes})
+            held = {push.update for push in event.pushes}
+            yield from model.pushes.worker_holds(event.worker, held, event.clock)
 
     def _asks(self, request: UpdateId | GetId | ReduceId) -> bool:
         """Tell whether who asks is here; a request of an earlier incarnation came too late."""

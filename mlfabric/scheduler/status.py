@@ -75,7 +75,11 @@ def _activity(state: SchedulerState, record: MemberRecord) -> str:
             waiting = sum(u.worker == name for u in model.pushes.waiting)
             getting = sum(g.worker == name for g in (*model.gets.planned, *model.gets.waiting))
             getting_words = "getting the model" + "".join(f": held back, {why}" for why in model.gets.held_back(name))
-            parts = [(sending, "sending"), (waiting, model.pushes.policy.waiting_words), (getting, getting_words)]
+            missing, together = model.pushes.missing, model.pushes.spec.workers
+            waiting_words = (
+                f"waiting for {missing} of {together} workers" if missing else model.pushes.policy.waiting_words
+            )
+            parts = [(sending, "sending"), (waiting, waiting_words), (getting, getting_words)]
             return ", ".join(text for count, text in parts if count) or "computing"
         case Role.MONITOR:
             return "measures links"
@@ -92,7 +96,8 @@ def _following(state: SchedulerState, replica: str) -> Iterator[str]:
         if replication.name != replica:
             continue
         if replication.phase is Phase.FOLLOWING:
-            yield f"follows {name} at version {replication.version.number}, {replication.lead} updates behind"
+            how = " in a chain" if replication.is_chain else ""
+            yield f"follows {name}{how} at version {replication.version.number}, {replication.lead} updates behind"
         else:
             yield f"{name}: {replication.phase.value}"
 

@@ -18,6 +18,7 @@ from mlfabric.protocol import (
     MemberEvent,
     ModelVersion,
     Outcome,
+    Replicate,
     Serve,
     ServerHolds,
     TransferId,
@@ -38,6 +39,7 @@ __all__ = [
     "GetBroken",
     "GetServed",
     "Grant",
+    "HandOn",
     "InstallInitial",
     "InstallRefused",
     "Installed",
@@ -190,6 +192,7 @@ ServerEvent = (
     HostModel
     | Drop
     | Followed
+    | Replicate
     | Unfollowed
     | SeedTaken
     | Expect
@@ -265,6 +268,14 @@ class Forget:
     reason: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandOn:
+    """Send the bytes of a transfer on to the replica, from its buffer; ``Forget`` or a step of it ends that."""
+
+    order: Replicate
+    reason: str
+
+
 class StepKind(Enum):
     """How transfers become a step."""
 
@@ -337,6 +348,7 @@ Action = (
     | Abandon
     | Answer
     | Forget
+    | HandOn
     | ApplyStep
     | InstallInitial
     | ServeModel

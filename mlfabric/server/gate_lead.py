@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from mlfabric.divergence import Limit, RuleState, Units, as_norm, step_bound, units_above
-from mlfabric.protocol import Commit, Expected, Followed, UpdateId
+from mlfabric.protocol import Commit, Expected, Followed, HeldBack, UpdateId
 from mlfabric.rules import RuleKind
 from mlfabric.specs import Mode, ModelSpec, TensorKind
 
@@ -32,13 +32,14 @@ class _Step:
 
 
 class LeadGate:
-    """The lead of one model's primary.
+    """The lead of one model's primary; ``held_back`` is what was reported last to wait for the replica.
 
     Args:
         spec: of the model.
     """
 
     def __init__(self, spec: ModelSpec) -> None:
+        self.held_back: HeldBack | None = None
         self._spec = spec
         self._state: RuleState | None = None
         self._followed: Followed | None = None
@@ -76,7 +77,8 @@ class LeadGate:
             self._steps = []
 
     def follow(self, order: Followed) -> None:
-        """Note where the replica is."""
+        """Note where the replica is; what must wait all the same is reported anew, maybe to a new scheduler."""
+        self.held_back = None
         self._followed, self._held = order, frozenset(order.held)
         self._limit = Limit.of(order.norm, order.updates)
         self._steps = [step for step in self._steps if step.version > order.version.number]

@@ -71,7 +71,6 @@ class HostedModel:
         self._epoch_base = start.epoch_base if start else 0
         self._budget_bytes = receive_budget_bytes
         self._synchronous = spec.mode is Mode.SYNCHRONOUS
-        self._held_back: HeldBack | None = None
 
     # Transfers
 
@@ -205,7 +204,7 @@ class HostedModel:
             self.applied.add(commit.update, commit.version, commit.tau)
         self.version = commits[-1].version
         self.lead.committed([m for t in group for m in t.members], commits)
-        self._held_back = None
+        self.lead.held_back = None
         outcomes: dict[UpdateId, Outcome] = {c.update: Committed(version=c.version, tau=c.tau) for c in commits}
         for transfer in group:
             yield from self._settle(transfer, outcomes, f"its turn: seq {transfer.seq}")
@@ -262,8 +261,8 @@ class HostedModel:
                 held_back = self._hold_back(standing)
                 if held_back is None:
                     yield self._apply(standing)
-                elif held_back != self._held_back:
-                    self._held_back = held_back
+                elif held_back != self.lead.held_back:
+                    self.lead.held_back = held_back
                     yield Report(event=held_back, reason=held_back.detail)
             return
 

@@ -18,6 +18,7 @@ from mlfabric.protocol import (
     ModelVersion,
     NotKept,
     ReplicaReported,
+    ReplicationKind,
     ServerHolds,
     SumId,
     TransferEnd,
@@ -54,6 +55,14 @@ class _Incoming:
     def members(self) -> tuple[UpdateId, ...]:
         return tuple(member.update for member in self.order.members)
 
+    @property
+    def holds_buffer(self) -> bool:
+        return self.state is not _State.EXPECTED
+
+    @property
+    def is_held(self) -> bool:
+        return self.state is _State.HELD
+
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
@@ -69,14 +78,16 @@ class _Entry:
 class ReplicaModel:
     """The state of one model; every door returns the actions that follow."""
 
-    def __init__(self, replica: str, spec: ModelSpec) -> None:
+    def __init__(self, replica: str, spec: ModelSpec, kind: ReplicationKind = ReplicationKind.BOUNDED) -> None:
         self.spec = spec
         self.version = ModelVersion(0, 0)
         self.term = 0
+        self.seeded_by: TransferId | None = None
         self.applied = AppliedSet()
         self.transfers: dict[TransferId, _Incoming] = {}
         self.log: list[_Entry] = []
         self._replica = replica
+        self._is_chain = kind is ReplicationKind.CHAIN
         self._running: tuple[TransferId, ...] | None = None
         self._seed: TransferId | None = None
         self._reported: ReplicaReported | None = None
@@ -88,10 +99,13 @@ class ReplicaModel:
 
     # Transfers
 
-    def expect(self, order: Expect) -> None:
-        """Take a transfer that will be offered."""
+    def expect(self, order: Expect) -> Iterator[ReplicaAction]:
+        """Take a transfer that will be offered, instead of any other that has an update of it."""
         known = self.transfers.get(order.transfer)
         if known is None:
+            members = {member.update for member in order.members}
+            for name in [n for n, rival in self.transfers.items() if members.intersection(rival.members)]:
+                yield from self.void(name, f"{order.transfer} brings what is in it")
             self.transfers[order.transfer] = _Incoming(order=order)
         elif known.state is _State.EXPECTED:
             known.order = order
@@ -164,16 +178,23 @@ class ReplicaModel:
             yield act.Forget(transfer=name, reason=reason)
 
     def begin_epoch(self) -> Iterator[ReplicaAction]:
-        """Let go of all but the model: a new scheduler knows of nothing that was on its way, and seeds anew."""
-        for name in list(self.transfers):
-            yield from self.void(name, "the scheduler began anew")
+        """Let go of what was on its way: a new scheduler knows of nothing, and seeds anew.
+
+        What can be used once it is in the log stays: the primary may have counted on it, and committed it.
+        """
+        for name, transfer in list(self.transfers.items()):
+            if not transfer.is_held or not self._usable(name, transfer):
+                yield from self.void(name, "the scheduler began anew")
         self.log.clear()
 
     # The log
 
     def logged(self, order: Logged) -> None:
-        """Note a group that the primary committed; after a gap only a seed helps."""
+        """Note a group that the primary committed, once; after a gap only a seed helps."""
         first = order.commits[0].version
+        known = self.log[-1].version if self.log else self.version
+        if first.epoch == known.epoch and first.number <= known.number:
+            return
         if self.log and (first.number != self.log[-1].version.number + 1 or first.epoch != self.log[-1].version.epoch):
             self.log.clear()
         last = order.commits[-1].version.number
@@ -196,13 +217,19 @@ class ReplicaModel:
         assert self._seed is not None, "no seed was planted"
         transfer, self._seed, self._running = self.transfers[self._seed], None, None
         assert transfer.seed is not None, "a seed comes with what the primary holds"
-        yield from self._forget(transfer.order.transfer, "planted")
         holds = transfer.seed.holds
-        self.version, self.term, self.applied = holds.version, transfer.order.seq, AppliedSet(holds.applied)
+        self.version, self.applied = holds.version, AppliedSet(holds.applied)
+        yield from self._begin_term(transfer, "planted")
+
+    def _begin_term(self, seed: _Incoming, reason: str) -> Iterator[ReplicaAction]:
+        """Go on from the present version as that of a new term."""
+        yield from self._forget(seed.order.transfer, reason)
+        self.term, self.seeded_by = seed.order.seq, seed.order.transfer
         for name, other in list(self.transfers.items()):
-            outdated = isinstance(name, SumId) and other.order.seq < self.term
+            kept = other.is_held and (isinstance(name, UpdateId) or self._is_chain)
+            outdated = other.order.seq < self.term and not kept
             if outdated or any(self.applied.knows(update) for update in other.members):
-                yield from self.void(name, "the seed has it in it")
+                yield from self.void(name, "the model has it in it")
         self._drop_old_entries()
 
     def _drop_old_entries(self) -> None:
@@ -248,14 +275,7 @@ class ReplicaModel:
             transfer = self.transfers[self._seed]
             assert transfer.seed is not None, "checked when received"
             assert isinstance(transfer.order.transfer, SumId), "seeds are numbered as sums are"
-            self._running = ()
-            yield PlantSeed(
-                model=self.spec.name,
-                transfer=transfer.order.transfer,
-                holds=transfer.seed.holds,
-                steps=transfer.seed.steps,
-                reason=transfer.order.reason,
-            )
+            yield from self._take_seed(transfer, transfer.order.transfer, transfer.seed)
         if self._running is None and self._seed is None:
             yield from self._apply()
         report = self._report()
@@ -263,8 +283,20 @@ class ReplicaModel:
             self._reported = report
             yield act.Report(event=report)
 
+    def _take_seed(self, transfer: _Incoming, name: SumId, seed: act.SeedOffered) -> Iterator[ReplicaAction]:
+        """Plant a seed, unless the model is further than it: to go back would break the bound."""
+        version = seed.holds.version
+        if self.term and version.epoch == self.version.epoch and version < self.version:
+            self._seed = None
+            yield from self._begin_term(transfer, f"it is of {version.number}, the model at {self.version.number}")
+            return
+        self._running = ()
+        yield PlantSeed(
+            model=self.spec.name, transfer=name, holds=seed.holds, steps=seed.steps, reason=transfer.order.reason
+        )
+
     def _report(self) -> ReplicaReported:
-        held = (name for name, t in self.transfers.items() if isinstance(name, UpdateId) and t.state is _State.HELD)
+        held = (u for name, t in self.transfers.items() if t.state is _State.HELD for u in self._usable(name, t))
         return ReplicaReported(
             replica=self._replica,
             model=self.spec.name,
@@ -272,6 +304,11 @@ class ReplicaModel:
             version=self.version,
             held=tuple(sorted(held)),
         )
+
+    def _usable(self, name: TransferId, transfer: _Incoming) -> tuple[UpdateId, ...]:
+        """Return what can be applied once it is in the log; of a window that depends on the updates between its own."""
+        is_sum = self._is_chain and transfer.order.kind is UpdateKind.GRADIENT
+        return transfer.members if is_sum or isinstance(name, UpdateId) else ()
 
     def announce(self) -> ReplicaReported:
         """Say what is here, to a scheduler that may know nothing."""
@@ -289,8 +326,7 @@ class ReplicaModel:
         for name, transfer in self.transfers.items():
             own = [places[u] for u in transfer.members if u in places]
             if transfer.state is _State.HELD and own:
-                share = shares[name] if isinstance(name, UpdateId) and self._is_mean else 1.0
-                parts.append(Part(transfer=name, place=max(own), share=share))
+                parts.append(self._part(name, transfer, max(own), shares[transfer.members[0]]))
         parts.sort(key=lambda part: part.place)
         self._running = tuple(part.transfer for part in parts)
         yield ApplyPrefix(
@@ -301,6 +337,12 @@ class ReplicaModel:
             version=entries[-1].version,
             reason=f"{len(parts)} transfers cover the log up to version {entries[-1].version.number}",
         )
+
+    def _part(self, name: TransferId, transfer: _Incoming, place: int, share: float) -> Part:
+        steps_once = self._is_mean or self.spec.rule.kind is RuleKind.ADAM
+        sum_of = len(transfer.members) if self._is_chain and steps_once and isinstance(name, SumId) else 0
+        has_share = self._is_mean and (sum_of > 0 or isinstance(name, UpdateId))
+        return Part(transfer=name, place=place, share=share if has_share else 1.0, sum_of=sum_of)
 
     @property
     def _is_mean(self) -> bool:

@@ -63,6 +63,7 @@ ReplicaEvent = (
     | Logged
     | act.EpochBegan
     | act.Offered
+    | act.Wanted
     | act.PayloadReceived
     | act.TransferBroken
     | SeedPlanted
@@ -77,13 +78,15 @@ class Part:
     """What a transfer brings into a prefix of the log.
 
     Args:
-        place: of an update by itself its place in the prefix, from 1; of a window that of its last update.
-        share: of an update by itself in its version's step.
+        place: of an update by itself its place in the prefix, from 1; of a window or a sum that of its last update.
+        share: of an update by itself, or of each one of a plain sum, in its version's step.
+        sum_of: how many updates it is the plain sum of; 0 for one by itself, and for the images of a window or a sum.
     """
 
     transfer: TransferId
     place: int
     share: float = 1.0
+    sum_of: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,5 +120,13 @@ class PlantSeed:
 
 
 ReplicaAction = (
-    act.Grant | act.RefuseOffer | act.Abandon | act.Answer | act.Forget | act.Report | ApplyPrefix | PlantSeed
+    act.Grant
+    | act.RefuseOffer
+    | act.RefuseWant
+    | act.Abandon
+    | act.Answer
+    | act.Forget
+    | act.Report
+    | ApplyPrefix
+    | PlantSeed
 )

@@ -14,7 +14,16 @@ from mlfabric import wire
 from mlfabric.channels import Direction, TcpChannel, TcpOptions, TransferRecord
 from mlfabric.driving import Driver, side_by_side
 from mlfabric.errors import LayoutError, UsageError
-from mlfabric.protocol import HostModel, Instruction, MemberEvent, MemoryReported, MonitorAt, TransferId, Welcome
+from mlfabric.protocol import (
+    HostModel,
+    Instruction,
+    MemberEvent,
+    MemoryReported,
+    MonitorAt,
+    ReplicationKind,
+    TransferId,
+    Welcome,
+)
 from mlfabric.reporting import TransferReporter
 from mlfabric.server import actions as act
 from mlfabric.server.connections import Connections
@@ -32,7 +41,6 @@ from mlfabric.server.replica_state import ReplicaState
 from mlfabric.server.replica_steps import apply_prefix
 from mlfabric.server.rules import NotFinite
 from mlfabric.server.seeding import planted
-from mlfabric.server.state import ServerConfig, ServerState
 from mlfabric.server.store import ModelStore
 from mlfabric.server.stores import INLINE_BYTES, Stores
 from mlfabric.session import SchedulerSession, SessionCallbacks
@@ -58,6 +66,8 @@ class ReplicaOptions:
         div_max: how far each model may be from what can be recovered here, as an l2 norm; 0 for no lead at all,
             infinite for no such bound.
         div_max_updates: how many commits it may be ahead, >= 0; None for no such bound.
+        replication: CHAIN lets the primary hand on what it commits before it does; no lead is allowed then, so neither
+            bound is given.
     """
 
     scheduler: str
@@ -67,6 +77,12 @@ class ReplicaOptions:
     tcp: TcpOptions = field(default_factory=TcpOptions)
     div_max: float = math.inf
     div_max_updates: int | None = None
+    replication: ReplicationKind = ReplicationKind.BOUNDED
+
+    @property
+    def norm_max(self) -> float:
+        """The l2 distance that is allowed: 0 in a chain."""
+        return 0.0 if self.replication is ReplicationKind.CHAIN else self.div_max
 
     def __post_init__(self) -> None:
         if not self.replica_of:
@@ -75,7 +91,11 @@ class ReplicaOptions:
             raise UsageError(f"div_max={self.div_max}; allowed: >= 0")
         if self.div_max_updates is not None and self.div_max_updates < 0:
             raise UsageError(f"div_max_updates={self.div_max_updates}; allowed: >= 0")
-        if math.isinf(self.div_max) and self.div_max_updates is None:
+        is_bounded = not math.isinf(self.div_max) or self.div_max_updates is not None
+        if self.replication is ReplicationKind.CHAIN:
+            if is_bounded:
+                raise UsageError("div_max or div_max_updates is given; a chain allows no lead and takes neither")
+        elif not is_bounded:
             raise UsageError("neither div_max nor div_max_updates is given; a replica needs one of them, or both")
 
 
@@ -86,13 +106,14 @@ class ReplicaService:
         self.options = options
         self.address = ""
         self._metrics = metrics
-        self._state = ReplicaState(options.name)
+        self._state = ReplicaState(options.name, options.replication)
         self._driver = Driver[Any, ReplicaAction](self._state, self._do)
-        held_by_none = ServerState(ServerConfig(name=options.name, receive_budget_bytes=0))
-        self._stores = Stores(held_by_none, self._driver.take_in, None)
+        self._stores = Stores(self._driver.take_in)
         self._planted: set[str] = set()
         self._channel = TcpChannel(options.tcp)
-        self._connections = Connections(self._stores, options.host, self._driver.take_in, self._recorded)
+        self._connections = Connections(
+            self._stores, options.host, self._driver.take_in, self._recorded, metrics.connection_broke
+        )
         self._reporter = TransferReporter(options.name, options.host, options.tcp.up_bps, options.tcp.down_bps)
         self._tasks: set[asyncio.Task[None]] = set()
         self._session: SchedulerSession | None = None
@@ -142,8 +163,9 @@ class ReplicaService:
         request = fabric_pb2.RegisterAsReplicaRequest(
             member=wire.to_member(self._session.member),
             server=self.options.replica_of,
-            div_max=self.options.div_max,
+            div_max=self.options.norm_max,
             div_max_updates=self.options.div_max_updates,
+            replication=wire.to_replication(self.options.replication),
         )
         return (await stub.RegisterAsReplica(request)).admission
 
@@ -166,7 +188,7 @@ class ReplicaService:
                 self._connections.grant(action)
             case act.Answer():
                 self._connections.answer(action, 0)
-            case act.RefuseOffer():
+            case act.RefuseOffer() | act.RefuseWant():
                 self._connections.refuse(action.connection, action.reason)
             case act.Abandon():
                 self._connections.abandon(action.connection)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from mlfabric.protocol import Expect, HostModel, Logged, ReplicaReported, Tick, TransferId, Void
+from mlfabric.protocol import Expect, HostModel, Logged, ReplicaReported, ReplicationKind, Tick, TransferId, Void
 from mlfabric.server import actions as act
 from mlfabric.server.replica import ReplicaModel
 from mlfabric.server.replica_actions import (
@@ -35,10 +35,12 @@ class ReplicaState:
 
     Args:
         name: the member's.
+        kind: how it follows.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, kind: ReplicationKind = ReplicationKind.BOUNDED) -> None:
         self.name = name
+        self.kind = kind
         self.epoch = 0
         self.models: dict[str, ReplicaModel] = {}
         self._early: dict[TransferId, _Early] = {}
@@ -66,9 +68,9 @@ class ReplicaState:
     def _react(self, event: ReplicaEvent | Tick, now_ns: int) -> Iterator[ReplicaAction]:
         match event:
             case HostModel():
-                self.models.setdefault(event.spec.name, ReplicaModel(self.name, event.spec))
+                self.models.setdefault(event.spec.name, ReplicaModel(self.name, event.spec, self.kind))
             case Expect() if event.model in self.models:
-                self.models[event.model].expect(event)
+                yield from self.models[event.model].expect(event)
                 if early := self._early.pop(event.transfer, None):
                     yield from self._offer(early.event, now_ns)
             case Void() if event.model in self.models:
@@ -81,6 +83,9 @@ class ReplicaState:
                     yield from model.begin_epoch()
             case act.Offered():
                 yield from self._offer(event, now_ns)
+            case act.Wanted():
+                reason = f"{self.name} is a replica, which hands no models out; ask its server"
+                yield act.RefuseWant(get=event.get, connection=event.connection, reason=reason)
             case Tick():
                 yield from self._expire(now_ns)
             case _:
@@ -110,6 +115,9 @@ class ReplicaState:
         model = self._model_of(event.transfer)
         if model is not None and model.transfers[event.transfer].order.ticket == event.ticket:
             yield from model.offer(event)
+        elif any(model.seeded_by == event.transfer for model in self.models.values()):
+            # The primary has not heard our answer.
+            yield act.Answer(transfer=event.transfer, connection=event.connection, outcomes=(), reason="it is planted")
         else:
             self._early[event.transfer] = _Early(event, now_ns + EARLY_WAIT_NS)
 

@@ -35,9 +35,10 @@ def apply_prefix(store: ModelStore, order: ApplyPrefix, buffers: Buffers) -> Ste
     rule, layout = store.spec.rule, store.spec.layout
     if rule.kind is RuleKind.ADAM:
         total = _plain_sum(layout, [buffers[part.transfer] for part in order.parts])
+        count = sum(part.sum_of or 1 for part in order.parts)
         if order.is_mean:
-            return store.apply_mean(total, order.lrs[0], len(order.parts))
-        return store.apply_sum(total, order.lrs, len(order.parts))
+            return store.apply_mean(total, order.lrs[0], count)
+        return store.apply_sum(total, order.lrs, count)
     total = np.zeros(rule.sum_images * layout.size_bytes, dtype=np.uint8).data
     for part in order.parts:
         _add(rule, layout, total, part, buffers[part.transfer], order.lrs)
@@ -61,7 +62,7 @@ def _add(
     for run in runs_of(layout):
         targets = _images(run, total, size_bytes)
         behind = transition(rule, lrs[part.place :], run.kind)
-        if isinstance(part.transfer, SumId):
+        if isinstance(part.transfer, SumId) and not part.sum_of:
             _add_window(targets, _images(run, image, size_bytes), (behind.ww, behind.wh, behind.hw, behind.hh))
             continue
         own = member_coefficients(rule, lrs[part.place - 1 :], run.kind)[0]

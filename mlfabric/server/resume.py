@@ -1,4 +1,4 @@
-"""Going on from checkpoints: which models were held, and what a server says of them.
+"""What a server knows of its models, into checkpoints and out of them again: going on from where one was written.
 
 A resumed server begins a new server epoch; versions go on from the checkpoint's. Updates computed on versions after
 that were lost with them (design, section 6).
@@ -11,14 +11,18 @@ from typing import cast
 
 from mlfabric.errors import FabricError
 from mlfabric.protocol import AppliedIds, ModelVersion, ServerHolds
-from mlfabric.server.checkpoint import CheckpointDir, Plain
+from mlfabric.server.checkpoint import CheckpointDir, CheckpointExtra, Plain
 from mlfabric.server.store import ModelStore
 
-__all__ = ["plain_ids", "resume"]
+__all__ = ["extra_of", "resume"]
 
 
-def plain_ids(applied: Iterable[AppliedIds]) -> Plain:
-    """Return applied ids as lists, numbers and strings."""
+def extra_of(version: ModelVersion, applied: Iterable[AppliedIds]) -> CheckpointExtra:
+    """Return what a checkpoint of this version says besides its tensors: everything up to it is in it."""
+    return CheckpointExtra(server_epoch=version.epoch, log_position=version.number, applied=_plain(applied))
+
+
+def _plain(applied: Iterable[AppliedIds]) -> Plain:
     return [
         [i.worker, i.incarnation, i.low, [[counter, *version, tau] for counter, version, tau in i.recent]]
         for i in applied

@@ -17,10 +17,11 @@ import torch
 from google.protobuf.message import DecodeError
 
 from mlfabric import wire
-from mlfabric.channels import Channel, Connection, Frame, FrameKind, TransferRecord
-from mlfabric.errors import FabricError, TransferError
+from mlfabric.channels import Channel, Connection, TransferRecord
+from mlfabric.errors import FabricError
 from mlfabric.protocol import Seed, ServerHolds
 from mlfabric.server import actions as act
+from mlfabric.server.handing_on import PAUSE_S, deliver
 from mlfabric.server.images import Image, copy_tensors
 from mlfabric.server.state import ServerState
 from mlfabric.server.store import ModelStore, Snapshot
@@ -31,7 +32,6 @@ from mlfabric.v1 import data_pb2
 __all__ = ["SeedSender", "packed", "planted"]
 
 log = logging.getLogger("mlfabric.server")
-PAUSE_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +115,17 @@ class SeedSender:
             former.cancel()
         self._sending[order.model] = asyncio.create_task(self._send(order))
 
+    def stop(self, model: str) -> None:
+        """Send no seed of a model any more: it has no replica."""
+        sending = self._sending.pop(model, None)
+        if sending is not None:
+            sending.cancel()
+
+    def stop_all(self) -> None:
+        """Send no seed any more: a scheduler that admits this server orders again what it wants."""
+        for model in list(self._sending):
+            self.stop(model)
+
     async def close(self) -> None:
         """Give up what is on its way."""
         for task in self._sending.values():
@@ -164,20 +175,6 @@ class SeedSender:
             steps=copy.steps,
         )
         digest = holds.spec.layout.digest
-        await connection.send(
-            Frame(kind=FrameKind.OFFER, ticket=order.ticket, digest=digest, meta=meta.SerializeToString())
-        )
-        await self._want(connection, FrameKind.GRANT)
-        frame = Frame(kind=FrameKind.PAYLOAD, ticket=order.ticket, length=copy.payload.nbytes, digest=digest)
-        record = await connection.send(frame, (copy.payload,), 0)
+        record = await deliver(connection, meta, order.ticket, digest, copy.payload, 0)
         if record is not None:
             self._recorded(record, order.receiver)
-        await connection.send(Frame(kind=FrameKind.PAYLOAD, ticket=order.ticket, digest=digest))
-        await self._want(connection, FrameKind.OUTCOME)
-
-    async def _want(self, connection: Connection, kind: FrameKind) -> None:
-        answer = await connection.receive()
-        if answer.kind is FrameKind.REFUSE:
-            raise TransferError(data_pb2.RefuseMeta.FromString(answer.meta).reason)
-        if answer.kind is not kind:
-            raise TransferError(f"a {answer.kind.name} frame came; wanted {kind.name}")

@@ -26,17 +26,19 @@ from mlfabric.protocol import (
     SumId,
     TransferEnd,
     TransferEnded,
+    Unfollowed,
     Welcome,
 )
 from mlfabric.reporting import TransferReporter
 from mlfabric.server import actions as act
-from mlfabric.server.checkpoint import CheckpointDir
+from mlfabric.server.checkpoint import CheckpointDir, CheckpointExtra
 from mlfabric.server.commit_log import CommitLog
 from mlfabric.server.connections import Connections
-from mlfabric.server.resume import resume
+from mlfabric.server.handing_on import HandOns
+from mlfabric.server.resume import extra_of, resume
 from mlfabric.server.seeding import SeedSender
 from mlfabric.server.state import ServerConfig, ServerState
-from mlfabric.server.stores import Stores
+from mlfabric.server.stores import Saving, Stores
 from mlfabric.session import SchedulerSession, SessionCallbacks
 from mlfabric.specs import Member, Role
 from mlfabric.telemetry import ServerMetrics
@@ -89,21 +91,25 @@ class ServerService:
         self.options = options
         self._metrics = metrics
         directory = options.checkpoint_dir
-        self._checkpoints = CheckpointDir(directory, options.keep) if directory else None
-        held = resume(self._checkpoints, options.name) if self._checkpoints and options.resume else []
+        checkpoints = CheckpointDir(directory, options.keep) if directory else None
+        held = resume(checkpoints, options.name) if checkpoints and options.resume else []
         budget = options.receive_budget_bytes or 1 << 30
         config = ServerConfig(name=options.name, receive_budget_bytes=budget)
         self._state = ServerState(config, [h for h, _ in held])
         self._driver = Driver[act.ServerEvent, act.Action](self._state, self._do)
-        self._stores = Stores(self._state, self._driver.take_in, self._checkpoints)
+        saving = Saving(directory=checkpoints, extra=self._extra) if checkpoints else None
+        self._stores = Stores(self._driver.take_in, saving)
         for holds, store in held:
             self._stores.add(holds.spec, store)
             log.info("resumed model %s at version %s", holds.spec.name, holds.version.number)
-        self._connections = Connections(self._stores, options.host, self._driver.take_in, self._recorded)
+        self._connections = Connections(
+            self._stores, options.host, self._driver.take_in, self._recorded, metrics.connection_broke
+        )
         self._channel = TcpChannel(options.tcp)
         self._seeds = SeedSender(
             self._state, self._stores, self._channel, options.host, self._driver.take_in, self._metrics.transfer
         )
+        self._hand_ons = HandOns(self._stores, self._channel, options.host, self._metrics.transfer)
         self._reporter = TransferReporter(options.name, options.host, options.tcp.up_bps, options.tcp.down_bps)
         self._log = CommitLog(directory)
         self._update_callbacks: list[UpdateCallback] = []
@@ -152,6 +158,7 @@ class ServerService:
                 await self._save()
         finally:
             await self._seeds.close()
+            await self._hand_ons.close()
             await self._channel.close()
             await self._stores.close()
             await self._reporter.close()
@@ -166,6 +173,7 @@ class ServerService:
 
     def _admitted(self, welcome: Welcome) -> list[MemberEvent]:
         self._reporter.set_address(welcome.monitor_address)
+        self._seeds.stop_all()
         self._driver.take_in(act.EpochBegan(epoch=welcome.epoch))
         return list(self._state.holds())
 
@@ -173,8 +181,11 @@ class ServerService:
         if isinstance(instruction, MonitorAt):
             self._reporter.set_address(instruction.address)
         elif isinstance(instruction, Seed):
+            self._hand_ons.seeded(instruction)
             self._seeds.send(instruction)
         else:
+            if isinstance(instruction, Unfollowed):
+                self._seeds.stop(instruction.model)
             self._driver.take_in(instruction)  # type: ignore[arg-type]
 
     def _do(self, action: act.Action) -> None:
@@ -182,6 +193,8 @@ class ServerService:
             case act.Grant():
                 self._connections.grant(action)
             case act.ApplyStep():
+                for transfer in action.transfers:
+                    self._hand_ons.end(transfer)
                 self._stores.apply(action)
             case act.Answer():
                 self._connections.answer(action, self._server_epoch())
@@ -194,7 +207,10 @@ class ServerService:
                 for callback in self._request_callbacks:
                     callback(action.model, action.get, action.version)
             case act.Forget():
+                self._hand_ons.end(action.transfer)
                 self._stores.forget(action.transfer)
+            case act.HandOn():
+                self._hand_ons.send(action)
             case act.RefuseOffer() | act.RefuseWant():
                 self._connections.refuse(action.connection, action.reason)
             case act.Abandon():
@@ -236,6 +252,10 @@ class ServerService:
         while True:
             await asyncio.sleep(self.options.checkpoint_every_s)
             await self._save()
+
+    def _extra(self, model: str) -> CheckpointExtra:
+        hosted = self._state.models[model]
+        return extra_of(hosted.version, hosted.applied.snapshot())
 
     async def _save(self) -> None:
         try:

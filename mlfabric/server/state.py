@@ -17,6 +17,7 @@ from mlfabric.protocol import (
     GetId,
     HostModel,
     Outcome,
+    Replicate,
     Serve,
     ServerHolds,
     Tick,
@@ -28,6 +29,7 @@ from mlfabric.protocol import (
 )
 from mlfabric.server import actions as act
 from mlfabric.server.hosted import HostedModel
+from mlfabric.server.transfers import TransferState
 
 __all__ = ["EARLY_WAIT_NS", "ServerConfig", "ServerState"]
 
@@ -105,6 +107,8 @@ class ServerState:
                     yield from self.models[event.model].gets.cancel(event.get, event.reason)
             case Followed() if event.model in self.models:
                 self.models[event.model].lead.follow(event)
+            case Replicate() if event.model in self.models:
+                yield from self._hand_on(event)
             case Unfollowed() if event.model in self.models:
                 self.models[event.model].lead.lift()
             case Drop() if event.model in self.models:
@@ -124,7 +128,7 @@ class ServerState:
                 yield from self._expire(now_ns)
                 for model in self.models.values():
                     yield from model.expire(now_ns)
-            case Followed() | Unfollowed() | Drop():
+            case Followed() | Replicate() | Unfollowed() | Drop():
                 return
             case _:
                 yield from self._progress(event)
@@ -173,6 +177,12 @@ class ServerState:
     def _void(self, order: Void) -> Iterator[act.Action]:
         if order.model in self.models:
             yield from self.models[order.model].void(order.transfer, order.reason)
+
+    def _hand_on(self, order: Replicate) -> Iterator[act.Action]:
+        """Hand on a transfer that has come; one that is being applied, or was, the replica gets from its worker."""
+        transfer = self.models[order.model].incoming.transfers.get(order.transfer)
+        if transfer is not None and transfer.state is TransferState.RECEIVED:
+            yield act.HandOn(order=order, reason=order.reason)
 
     def _serve(self, order: Serve, now_ns: int) -> Iterator[act.Action]:
         model = self.models.get(order.model)

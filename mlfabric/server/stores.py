@@ -20,13 +20,11 @@ from mlfabric.protocol import TransferId
 from mlfabric.server import actions as act
 from mlfabric.server.adding import add_up, is_finite
 from mlfabric.server.checkpoint import CheckpointDir, CheckpointExtra
-from mlfabric.server.resume import plain_ids
 from mlfabric.server.rules import NotFinite, StepResult
-from mlfabric.server.state import ServerState
 from mlfabric.server.store import Held, ModelStore
 from mlfabric.specs import ModelSpec
 
-__all__ = ["SavedCheckpoint", "Stores"]
+__all__ = ["SavedCheckpoint", "Saving", "Stores"]
 
 INLINE_BYTES = 256 * 1024
 
@@ -40,21 +38,30 @@ class SavedCheckpoint:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saving:
+    """How checkpoints are written.
+
+    Args:
+        directory: where to.
+        extra: returns what belongs into one model's besides tensors; called while no step of it runs.
+    """
+
+    directory: CheckpointDir
+    extra: Callable[[str], CheckpointExtra]
+
+
 class Stores:
     """All models' weights and all transfers' buffers of one server.
 
     Args:
-        state: for what belongs into a checkpoint besides tensors; only read.
         take_in: where events for the state machine go.
-        checkpoints: where checkpoints are written; None writes none.
+        saving: how checkpoints are written; None writes none.
     """
 
-    def __init__(
-        self, state: ServerState, take_in: Callable[[act.ServerEvent], None], checkpoints: CheckpointDir | None
-    ) -> None:
-        self._state = state
+    def __init__(self, take_in: Callable[[act.ServerEvent], None], saving: Saving | None = None) -> None:
         self._take_in = take_in
-        self._checkpoints = checkpoints
+        self._saving = saving
         self._stores: dict[str, ModelStore] = {}
         self._turns: dict[str, asyncio.Lock] = {}
         self._buffers: dict[TransferId, memoryview] = {}
@@ -178,22 +185,17 @@ class Stores:
         Raises:
             FabricError: one could not be written; earlier ones are as they were.
         """
-        if self._checkpoints is None:
+        if self._saving is None:
             return []
         names = [n for n in (models or self._stores) if self._stores[n].is_initialised]
-        return [await self._save(self._checkpoints, name) for name in names]
+        return [await self._save(self._saving, name) for name in names]
 
-    async def _save(self, checkpoints: CheckpointDir, name: str) -> SavedCheckpoint:
+    async def _save(self, saving: Saving, name: str) -> SavedCheckpoint:
         started = time.monotonic()
         async with self._turns[name]:
-            hosted, store = self._state.models[name], self._stores[name]
-            assert store.version == hosted.version.number, f"{name}: store and state differ while no step runs"
-            extra = CheckpointExtra(
-                server_epoch=hosted.version.epoch,
-                log_position=store.version,
-                applied=plain_ids(hosted.applied.snapshot()),
-            )
-            path = await asyncio.to_thread(checkpoints.save, store, extra)
+            extra, store = saving.extra(name), self._stores[name]
+            assert store.version == extra.log_position, f"{name}: store and state differ while no step runs"
+            path = await asyncio.to_thread(saving.directory.save, store, extra)
         return SavedCheckpoint(model=name, path=path, seconds=time.monotonic() - started)
 
     async def close(self) -> None:

@@ -50,6 +50,7 @@ class AttachRequest(_message.Message):
     PUSH_FIELD_NUMBER: _builtins.int
     GET_FIELD_NUMBER: _builtins.int
     LEAVE_FIELD_NUMBER: _builtins.int
+    REDUCE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def open(self) -> Global___OpenWorker: ...
     @_builtins.property
@@ -58,6 +59,8 @@ class AttachRequest(_message.Message):
     def get(self) -> Global___GetModel: ...
     @_builtins.property
     def leave(self) -> Global___LeaveFabric: ...
+    @_builtins.property
+    def reduce(self) -> Global___ReduceTensor: ...
     def __init__(
         self,
         *,
@@ -65,12 +68,13 @@ class AttachRequest(_message.Message):
         push: Global___PushUpdate | None = ...,
         get: Global___GetModel | None = ...,
         leave: Global___LeaveFabric | None = ...,
+        reduce: Global___ReduceTensor | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["get", b"get", "leave", b"leave", "open", b"open", "push", b"push", "request", b"request"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["get", b"get", "leave", b"leave", "open", b"open", "push", b"push", "reduce", b"reduce", "request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["get", b"get", "leave", b"leave", "open", b"open", "push", b"push", "request", b"request"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["get", b"get", "leave", b"leave", "open", b"open", "push", b"push", "reduce", b"reduce", "request", b"request"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["open", "push", "get", "leave"]  # noqa: Y015
+    _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["open", "push", "get", "leave", "reduce"]  # noqa: Y015
     _WhichOneofArgType_request: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_request) -> _WhichOneofReturnType_request | None: ...
 
@@ -170,6 +174,51 @@ class GetModel(_message.Message):
 Global___GetModel: _TypeAlias = GetModel  # noqa: Y015
 
 @_typing.final
+class ReduceTensor(_message.Message):
+    """Take part in an AllReduce."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALL_FIELD_NUMBER: _builtins.int
+    GIVEN_FIELD_NUMBER: _builtins.int
+    RESULT_FIELD_NUMBER: _builtins.int
+    DTYPE_FIELD_NUMBER: _builtins.int
+    OP_FIELD_NUMBER: _builtins.int
+    TOGETHER_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    call: _builtins.int
+    dtype: _builtins.str
+    op: _session_pb2.ReduceOp.ValueType
+    together: _builtins.int
+    """The first one waits until so many workers have joined."""
+    size_bytes: _builtins.int
+    """Of the tensor, which may be shorter than its segment."""
+    @_builtins.property
+    def given(self) -> Global___Segment: ...
+    @_builtins.property
+    def result(self) -> Global___Segment:
+        """As long as the tensor, rounded up to whole 16 bytes."""
+
+    def __init__(
+        self,
+        *,
+        call: _builtins.int = ...,
+        given: Global___Segment | None = ...,
+        result: Global___Segment | None = ...,
+        dtype: _builtins.str = ...,
+        op: _session_pb2.ReduceOp.ValueType = ...,
+        together: _builtins.int = ...,
+        size_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["given", b"given", "result", b"result"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "dtype", b"dtype", "given", b"given", "op", b"op", "result", b"result", "size_bytes", b"size_bytes", "together", b"together"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReduceTensor: _TypeAlias = ReduceTensor  # noqa: Y015
+
+@_typing.final
 class LeaveFabric(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -199,6 +248,7 @@ class AttachResponse(_message.Message):
     SETTLED_FIELD_NUMBER: _builtins.int
     GOT_FIELD_NUMBER: _builtins.int
     LEFT_FIELD_NUMBER: _builtins.int
+    REDUCED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def opened(self) -> Global___WorkerOpened: ...
     @_builtins.property
@@ -207,6 +257,8 @@ class AttachResponse(_message.Message):
     def got(self) -> Global___ModelGot: ...
     @_builtins.property
     def left(self) -> Global___WorkerLeft: ...
+    @_builtins.property
+    def reduced(self) -> Global___TensorReduced: ...
     def __init__(
         self,
         *,
@@ -214,12 +266,13 @@ class AttachResponse(_message.Message):
         settled: Global___CallSettled | None = ...,
         got: Global___ModelGot | None = ...,
         left: Global___WorkerLeft | None = ...,
+        reduced: Global___TensorReduced | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["got", b"got", "left", b"left", "opened", b"opened", "response", b"response", "settled", b"settled"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["got", b"got", "left", b"left", "opened", b"opened", "reduced", b"reduced", "response", b"response", "settled", b"settled"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["got", b"got", "left", b"left", "opened", b"opened", "response", b"response", "settled", b"settled"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["got", b"got", "left", b"left", "opened", b"opened", "reduced", b"reduced", "response", b"response", "settled", b"settled"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_response: _TypeAlias = _typing.Literal["opened", "settled", "got", "left"]  # noqa: Y015
+    _WhichOneofReturnType_response: _TypeAlias = _typing.Literal["opened", "settled", "got", "left", "reduced"]  # noqa: Y015
     _WhichOneofArgType_response: _TypeAlias = _typing.Literal["response", b"response"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_response) -> _WhichOneofReturnType_response | None: ...
 
@@ -292,6 +345,33 @@ class ModelGot(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ModelGot: _TypeAlias = ModelGot  # noqa: Y015
+
+@_typing.final
+class TensorReduced(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALL_FIELD_NUMBER: _builtins.int
+    WORKERS_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    call: _builtins.int
+    workers: _builtins.int
+    """How many took part, if the result is there."""
+    error: _builtins.str
+    """Why there is none."""
+    def __init__(
+        self,
+        *,
+        call: _builtins.int = ...,
+        workers: _builtins.int = ...,
+        error: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "error", b"error", "workers", b"workers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TensorReduced: _TypeAlias = TensorReduced  # noqa: Y015
 
 @_typing.final
 class WorkerLeft(_message.Message):

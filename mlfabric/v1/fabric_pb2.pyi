@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from mlfabric.v1 import session_pb2 as _session_pb2
 from mlfabric.v1 import types_pb2 as _types_pb2
 import builtins as _builtins
@@ -19,6 +20,28 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _Replication:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ReplicationEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Replication.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    REPLICATION_UNSPECIFIED: _Replication.ValueType  # 0
+    REPLICATION_BOUNDED: _Replication.ValueType  # 1
+    """From the workers, within a bound."""
+    REPLICATION_CHAIN: _Replication.ValueType  # 2
+    """From the primary, which hands on what has come to it before it commits it."""
+
+class Replication(_Replication, metaclass=_ReplicationEnumTypeWrapper):
+    """From whom a replica gets what its primary commits, and when."""
+
+REPLICATION_UNSPECIFIED: Replication.ValueType  # 0
+REPLICATION_BOUNDED: Replication.ValueType  # 1
+"""From the workers, within a bound."""
+REPLICATION_CHAIN: Replication.ValueType  # 2
+"""From the primary, which hands on what has come to it before it commits it."""
+Global___Replication: _TypeAlias = Replication  # noqa: Y015
 
 @_typing.final
 class Admission(_message.Message):
@@ -34,6 +57,7 @@ class Admission(_message.Message):
     INITIALISE_FIELD_NUMBER: _builtins.int
     MONITOR_ADDRESS_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    CLOCK_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """The scheduler's epoch; a newer one fences off an older one."""
     session_token: _builtins.bytes
@@ -48,6 +72,8 @@ class Admission(_message.Message):
     monitor_address: _builtins.str
     """Finished transfers are reported here; empty while there is no monitor."""
     reason: _builtins.str
+    clock: _builtins.int
+    """Stale-synchronous: the worker has finished at least so many iterations, as the others count them."""
     def __init__(
         self,
         *,
@@ -59,10 +85,11 @@ class Admission(_message.Message):
         initialise: _builtins.bool = ...,
         monitor_address: _builtins.str = ...,
         reason: _builtins.str = ...,
+        clock: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "initialise", b"initialise", "monitor_address", b"monitor_address", "reason", b"reason", "server", b"server", "server_address", b"server_address", "session_token", b"session_token", "tau_max", b"tau_max"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock", b"clock", "epoch", b"epoch", "initialise", b"initialise", "monitor_address", b"monitor_address", "reason", b"reason", "server", b"server", "server_address", b"server_address", "session_token", b"session_token", "tau_max", b"tau_max"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -170,12 +197,14 @@ class RegisterAsReplicaRequest(_message.Message):
     SERVER_FIELD_NUMBER: _builtins.int
     DIV_MAX_FIELD_NUMBER: _builtins.int
     DIV_MAX_UPDATES_FIELD_NUMBER: _builtins.int
+    REPLICATION_FIELD_NUMBER: _builtins.int
     server: _builtins.str
     """The primary: each of its models is followed."""
     div_max: _builtins.float
     """The largest l2 distance of a primary from what the replica can recover; infinite for no such bound."""
     div_max_updates: _builtins.int
     """The most commits that the primary may be ahead; absent for no such bound."""
+    replication: Global___Replication.ValueType
     @_builtins.property
     def member(self) -> _types_pb2.Member: ...
     def __init__(
@@ -185,10 +214,11 @@ class RegisterAsReplicaRequest(_message.Message):
         server: _builtins.str = ...,
         div_max: _builtins.float = ...,
         div_max_updates: _builtins.int | None = ...,
+        replication: Global___Replication.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_div_max_updates", b"_div_max_updates", "div_max_updates", b"div_max_updates", "member", b"member"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_div_max_updates", b"_div_max_updates", "div_max", b"div_max", "div_max_updates", b"div_max_updates", "member", b"member", "server", b"server"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_div_max_updates", b"_div_max_updates", "div_max", b"div_max", "div_max_updates", b"div_max_updates", "member", b"member", "replication", b"replication", "server", b"server"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__div_max_updates: _TypeAlias = _typing.Literal["div_max_updates"]  # noqa: Y015
     _WhichOneofArgType__div_max_updates: _TypeAlias = _typing.Literal["_div_max_updates", b"_div_max_updates"]  # noqa: Y015

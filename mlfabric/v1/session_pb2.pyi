@@ -380,7 +380,10 @@ class WorkerHolds(_message.Message):
     PUSHES_FIELD_NUMBER: _builtins.int
     GETS_FIELD_NUMBER: _builtins.int
     REDUCES_FIELD_NUMBER: _builtins.int
+    CLOCK_FIELD_NUMBER: _builtins.int
     worker: _builtins.str
+    clock: _builtins.int
+    """How many iterations it has finished, counted as by the scheduler that it joined before; absent if by none."""
     @_builtins.property
     def pushes(self) -> _containers.RepeatedCompositeFieldContainer[Global___PushRequested]: ...
     @_builtins.property
@@ -394,12 +397,15 @@ class WorkerHolds(_message.Message):
         pushes: _abc.Iterable[Global___PushRequested] | None = ...,
         gets: _abc.Iterable[Global___GetRequested] | None = ...,
         reduces: _abc.Iterable[Global___ReduceRequested] | None = ...,
+        clock: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_clock", b"_clock", "clock", b"clock"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gets", b"gets", "pushes", b"pushes", "reduces", b"reduces", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_clock", b"_clock", "clock", b"clock", "gets", b"gets", "pushes", b"pushes", "reduces", b"reduces", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__clock: _TypeAlias = _typing.Literal["clock"]  # noqa: Y015
+    _WhichOneofArgType__clock: _TypeAlias = _typing.Literal["_clock", b"_clock"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__clock) -> _WhichOneofReturnType__clock | None: ...
 
 Global___WorkerHolds: _TypeAlias = WorkerHolds  # noqa: Y015
 

@@ -337,6 +337,7 @@ class ModelSpec(_message.Message):
     SERVER_FIELD_NUMBER: _builtins.int
     FROZEN_DIGEST_FIELD_NUMBER: _builtins.int
     SLACK_FIELD_NUMBER: _builtins.int
+    WORKERS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     mode: Global___Mode.ValueType
     tau_max: _builtins.int
@@ -349,6 +350,8 @@ class ModelSpec(_message.Message):
     """Digest of the values of frozen parameters, which do not travel; empty if there are none."""
     slack: _builtins.int
     """Stale-synchronous: how many iterations a worker may be ahead of the slowest."""
+    workers: _builtins.int
+    """Synchronous, stale-synchronous: the first iteration waits until so many workers have joined; 0 for nobody."""
     @_builtins.property
     def layout(self) -> _containers.RepeatedCompositeFieldContainer[Global___TensorSpec]: ...
     @_builtins.property
@@ -365,10 +368,11 @@ class ModelSpec(_message.Message):
         server: _builtins.str = ...,
         frozen_digest: _builtins.str = ...,
         slack: _builtins.int = ...,
+        workers: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_div_max", b"_div_max", "_tau_max", b"_tau_max", "div_max", b"div_max", "rule", b"rule", "tau_max", b"tau_max"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_div_max", b"_div_max", "_tau_max", b"_tau_max", "div_max", b"div_max", "frozen_digest", b"frozen_digest", "layout", b"layout", "mode", b"mode", "name", b"name", "rule", b"rule", "server", b"server", "slack", b"slack", "tau_max", b"tau_max"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_div_max", b"_div_max", "_tau_max", b"_tau_max", "div_max", b"div_max", "frozen_digest", b"frozen_digest", "layout", b"layout", "mode", b"mode", "name", b"name", "rule", b"rule", "server", b"server", "slack", b"slack", "tau_max", b"tau_max", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__div_max: _TypeAlias = _typing.Literal["div_max"]  # noqa: Y015
     _WhichOneofArgType__div_max: _TypeAlias = _typing.Literal["_div_max", b"_div_max"]  # noqa: Y015

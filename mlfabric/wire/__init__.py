@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from mlfabric.wire.events import from_event, from_get, from_push, from_server_holds, to_event, to_server_holds
 from mlfabric.wire.instructions import from_instruction, to_instruction
-from mlfabric.wire.replicas import from_following
+from mlfabric.wire.reduces import from_reduce_tensor, to_reduce_op
+from mlfabric.wire.replicas import from_following, to_replication
 from mlfabric.wire.specs import (
     from_admission,
     from_links,
@@ -49,6 +50,7 @@ __all__ = [
     "from_outcome",
     "from_outcomes",
     "from_push",
+    "from_reduce_tensor",
     "from_server_holds",
     "from_spec",
     "from_transfer_id",
@@ -62,6 +64,8 @@ __all__ = [
     "to_member",
     "to_outcome",
     "to_outcomes",
+    "to_reduce_op",
+    "to_replication",
     "to_server_holds",
     "to_spec",
     "to_transfer_id",

@@ -107,9 +107,10 @@ def from_push(message: session.PushRequested, member: str) -> PushRequested:
     """
     need(message, "update")
     need(message, "computed_from")
-    _own(message.update.worker, member, "PushRequested.update.worker")
+    update = from_update_id(message.update)
+    _own(update.worker, member, "PushRequested.update.worker")
     return PushRequested(
-        update=from_update_id(message.update),
+        update=update,
         model=message.model,
         size_bytes=message.size_bytes,
         computed_from=from_version(message.computed_from),
@@ -152,6 +153,8 @@ def _fill_worker_holds(message: session.WorkerHolds, event: WorkerHolds) -> None
         _fill_get(message.gets.add(), get)
     for reduce in event.reduces:
         reduces.fill_reduce_requested(message.reduces.add(), reduce)
+    if event.clock is not None:
+        message.clock = event.clock
 
 
 def _from_worker_holds(message: session.WorkerHolds, member: str) -> WorkerHolds:
@@ -161,6 +164,7 @@ def _from_worker_holds(message: session.WorkerHolds, member: str) -> WorkerHolds
         pushes=tuple(from_push(push, member) for push in message.pushes),
         gets=tuple(from_get(get, member) for get in message.gets),
         reduces=tuple(reduces.from_reduce_requested(reduce, member) for reduce in message.reduces),
+        clock=message.clock if message.HasField("clock") else None,
     )
 
 

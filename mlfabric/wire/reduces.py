@@ -22,11 +22,21 @@ from mlfabric.protocol import (
     RoundId,
 )
 from mlfabric.specs import ALIGNMENT_BYTES, DTYPE_BYTES
+from mlfabric.v1 import daemon_pb2 as daemon
 from mlfabric.v1 import session_pb2 as session
 from mlfabric.v1 import types_pb2 as types
 from mlfabric.wire.values import enum_of, fill_request, malformed, need
 
-__all__ = ["FILL", "FILL_EVENT", "READ", "READ_EVENT", "fill_reduce_requested", "from_reduce_requested"]
+__all__ = [
+    "FILL",
+    "FILL_EVENT",
+    "READ",
+    "READ_EVENT",
+    "fill_reduce_requested",
+    "from_reduce_requested",
+    "from_reduce_tensor",
+    "to_reduce_op",
+]
 
 _OP_TO = {ReduceOp.SUM: session.REDUCE_OP_SUM, ReduceOp.MEAN: session.REDUCE_OP_MEAN}
 _OP_OF: Mapping[int, ReduceOp] = {number: value for value, number in _OP_TO.items()}
@@ -68,15 +78,7 @@ def from_reduce_requested(message: session.ReduceRequested, member: str) -> Redu
     need(message, "reduce")
     if message.reduce.worker != member:
         raise malformed("ReduceRequested.reduce.worker", message.reduce.worker, f"{member!r}, whose session this is")
-    item_bytes = DTYPE_BYTES.get(message.dtype, 0)
-    if not item_bytes:
-        raise malformed("ReduceRequested.dtype", message.dtype, ", ".join(DTYPE_BYTES))
-    if message.size_bytes % item_bytes:
-        raise malformed(
-            "ReduceRequested.size_bytes", message.size_bytes, f"a multiple of {item_bytes} ({message.dtype})"
-        )
-    if not message.together:
-        raise malformed("ReduceRequested.together", message.together, "1 or more")
+    _check_elements(message, "ReduceRequested")
     return ReduceRequested(
         reduce=_from_reduce_id(message.reduce),
         model=message.model,
@@ -87,6 +89,31 @@ def from_reduce_requested(message: session.ReduceRequested, member: str) -> Redu
         settled=_from_round(message.settled) if message.HasField("settled") else None,
         arrived=_from_round(message.arrived) if message.HasField("arrived") else None,
     )
+
+
+def _check_elements(message: session.ReduceRequested | daemon.ReduceTensor, what: str) -> None:
+    item_bytes = DTYPE_BYTES.get(message.dtype, 0)
+    if not item_bytes:
+        raise malformed(f"{what}.dtype", message.dtype, ", ".join(DTYPE_BYTES))
+    if message.size_bytes % item_bytes:
+        raise malformed(f"{what}.size_bytes", message.size_bytes, f"a multiple of {item_bytes} ({message.dtype})")
+    if not message.together:
+        raise malformed(f"{what}.together", message.together, "1 or more")
+
+
+def to_reduce_op(op: ReduceOp) -> session.ReduceOp.ValueType:
+    """Return what stands for an operation."""
+    return _OP_TO[op]
+
+
+def from_reduce_tensor(message: daemon.ReduceTensor) -> ReduceOp:
+    """Return what a training process asks to have made of a tensor.
+
+    Raises:
+        UsageError: the operation is unknown, or the tensor is of a dtype or size that cannot be.
+    """
+    _check_elements(message, "ReduceTensor")
+    return enum_of(_OP_OF, message.op, "ReduceTensor.op")
 
 
 def _fill_arrived(message: session.RoundArrived, event: RoundArrived) -> None:

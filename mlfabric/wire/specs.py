@@ -84,6 +84,7 @@ def fill_spec(message: types.ModelSpec, spec: ModelSpec) -> None:
     message.slack = spec.slack
     message.server = spec.server
     message.frozen_digest = spec.frozen_digest
+    message.workers = spec.workers
 
 
 def from_spec(message: types.ModelSpec) -> ModelSpec:
@@ -104,6 +105,7 @@ def from_spec(message: types.ModelSpec) -> ModelSpec:
         slack=message.slack,
         server=message.server,
         frozen_digest=message.frozen_digest,
+        workers=message.workers,
     )
 
 
@@ -210,6 +212,7 @@ def to_admission(welcome: Welcome, session_token: bytes) -> fabric.Admission:
         initialise=welcome.initialise,
         monitor_address=welcome.monitor_address,
         reason=welcome.reason,
+        clock=welcome.clock,
     )
 
 
@@ -231,6 +234,7 @@ def from_admission(message: fabric.Admission, to: str, incarnation: int) -> Welc
         initialise=message.initialise,
         monitor_address=message.monitor_address,
         reason=message.reason,
+        clock=message.clock,
     )
 
 

@@ -73,9 +73,10 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochBegan:
-    """A scheduler admitted us (again); it may know nothing of what is open."""
+    """A scheduler admitted us (again); it may know nothing of what is open. ``clock`` as in ``Welcome``."""
 
     epoch: int
+    clock: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

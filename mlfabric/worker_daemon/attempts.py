@@ -7,6 +7,9 @@ hands it on, while the rest of it is still being summed. So both directions of a
 Each chunk is summed at one place, in one order, and handed on as it is: all workers get the same bits. The sums of a
 worker and the results that come back lie in one buffer: a byte of the result exists only after the same byte of the
 sum has been received by the parent.
+
+Waiting for a grant, and asking for the result on a connection of its own, cost more than sending few bytes does: of a
+range of ``BRIEF_BYTES`` or less the bytes come unasked, and the result goes back as the answer to them.
 """
 
 from __future__ import annotations
@@ -25,8 +28,9 @@ from mlfabric.streaming import Accumulator, Filling, Input, InputKind, Relay, re
 from mlfabric.v1 import data_pb2
 from mlfabric.worker_daemon.round_lines import RoundLines
 
-__all__ = ["Attempt", "ReduceBuffers", "padded_bytes"]
+__all__ = ["BRIEF_BYTES", "Attempt", "ReduceBuffers", "padded_bytes"]
 
+BRIEF_BYTES = 64 * 1024
 RELAY_BYTES = 256 * 1024
 _PADDING = memoryview(bytes(ALIGNMENT_BYTES))
 
@@ -94,20 +98,26 @@ class Attempt:
         """Start all edges of one range."""
         own = self._own(part)
         out = self._buffers.result[part.start : part.start + sum(map(len, own))]
-        summed = self._sum(group, part, own, out) if part.inputs else None
-        if part.parent is not None:
-            group.create_task(self._offer(part, part.parent, own, summed))
-        if part.source is not None:
-            relay = Relay(out, RELAY_BYTES)
-            group.create_task(self._fetch(part, part.source, relay))
-            result: Filling = relay
-        elif summed is not None:
-            result = summed
-        else:
+        summed = self._sum(part, out) if part.inputs else None
+        relay = Relay(out, RELAY_BYTES) if part.source is not None else None
+        result: Filling | None = relay or summed
+        if result is None:
             _copy(own, out)
             return
+        answered = _answered(part, len(out))
+        if summed is not None:
+            group.create_task(summed.add(0, own))
+            for i, peer in enumerate(part.inputs, start=1):
+                answer = result if peer.worker in answered else None
+                group.create_task(self._receive(part, peer, summed, i, answer))
+        if part.parent is not None:
+            answer = relay if part.parent.worker in answered else None
+            group.create_task(self._offer(part, part.parent, own, summed, answer))
+        if part.source is not None and relay is not None and part.source.worker not in answered:
+            group.create_task(self._fetch(part, part.source, relay))
         for taker in part.takers:
-            group.create_task(self._hand_on(part, taker, result))
+            if taker.worker not in answered:
+                group.create_task(self._hand_on(part, taker, result))
 
     def _own(self, part: ReducePart) -> list[memoryview]:
         given = self._buffers.given[part.start : part.end]
@@ -119,68 +129,85 @@ class Attempt:
         shape = ((part.end - part.start) // DTYPE_BYTES[dtype],)
         return Layout((TensorSpec(name=f"bytes {part.start} to {part.end}", shape=shape, dtype=dtype),))
 
-    def _sum(
-        self, group: asyncio.TaskGroup, part: ReducePart, own: Sequence[memoryview], out: memoryview
-    ) -> Accumulator:
+    def _sum(self, part: ReducePart, out: memoryview) -> Accumulator:
         inputs = [Input(), *(Input(kind=InputKind.SUM) for _ in part.inputs)]
-        summed = Accumulator(self._layout(part), inputs, ordered=True, check_finite=False, buffer=out)
-        group.create_task(summed.add(0, own))
-        for i, peer in enumerate(part.inputs, start=1):
-            group.create_task(self._receive(part, peer, summed, i))
-        return summed
+        return Accumulator(self._layout(part), inputs, ordered=True, check_finite=False, buffer=out)
 
-    async def _receive(self, part: ReducePart, peer: Peer, summed: Accumulator, index: int) -> None:
-        """Grant what is offered, and add it while it comes."""
-        async with self._lines.visit(peer.ticket, FrameKind.OFFER) as visit:
-            connection = visit.connection
-            offer = data_pb2.OfferMeta.FromString(visit.frame.meta)
-            await connection.send(Frame(kind=FrameKind.GRANT, ticket=peer.ticket))
-            frame = await self._expect(connection, FrameKind.PAYLOAD, part, summed.length_of(index))
-            self._recorded(await summed.receive(connection, index, frame.length), offer.host)
+    async def _receive(
+        self, part: ReducePart, peer: Peer, summed: Accumulator, index: int, answer: Filling | None
+    ) -> None:
+        """Add what is offered while it comes, granted before unless it is brief; answer with the result if asked to."""
+        length = summed.length_of(index)
+        first = FrameKind.OFFER if length > BRIEF_BYTES else FrameKind.PAYLOAD
+        async with self._lines.visit(peer.ticket, first) as visit:
+            connection, frame = visit.connection, visit.frame
+            offer = data_pb2.OfferMeta.FromString(frame.meta)
+            if length > BRIEF_BYTES:
+                await connection.send(Frame(kind=FrameKind.GRANT, ticket=peer.ticket))
+                frame = await connection.receive()
+            self._check(connection, frame, FrameKind.PAYLOAD, part, length)
+            self._recorded(await summed.receive(connection, index, length), offer.host)
+            if answer is not None:
+                await self._send_result(part, peer, connection, answer)
 
     async def _offer(
-        self, part: ReducePart, parent: Peer, own: Sequence[memoryview], summed: Accumulator | None
+        self,
+        part: ReducePart,
+        parent: Peer,
+        own: Sequence[memoryview],
+        summed: Accumulator | None,
+        answer: Relay | None,
     ) -> None:
-        """Offer the sum, and send it, when granted, as it becomes ready."""
-        length = sum(map(len, own))
-        digest = self._layout(part).digest
+        """Send the sum as it becomes ready, once it is granted unless it is brief; receive the answer, if any."""
+        length, digest, ticket = sum(map(len, own)), self._layout(part).digest, parent.ticket
         meta = data_pb2.OfferMeta(size_bytes=length, host=self._host).SerializeToString()
         async with self._lines.line(parent.address) as connection:
-            await connection.send(Frame(kind=FrameKind.OFFER, ticket=parent.ticket, digest=digest, meta=meta))
-            await self._expect(connection, FrameKind.GRANT, None, 0)
-            frame = Frame(kind=FrameKind.PAYLOAD, ticket=parent.ticket, length=length, digest=digest)
+            if length > BRIEF_BYTES:
+                await connection.send(Frame(kind=FrameKind.OFFER, ticket=ticket, digest=digest, meta=meta))
+                self._check(connection, await connection.receive(), FrameKind.GRANT, None, 0)
+            frame = Frame(kind=FrameKind.PAYLOAD, ticket=ticket, length=length, digest=digest, meta=meta)
             if summed is None:
                 record = await connection.send(frame, own)
             else:
                 record = await connection.send_stream(frame, ready_chunks(summed))
-        if record is not None:
-            self._recorded(record, parent.worker)
+            if record is not None:
+                self._recorded(record, parent.worker)
+            if answer is not None:
+                await self._receive_result(part, connection, answer)
 
     async def _fetch(self, part: ReducePart, source: Peer, result: Relay) -> None:
         """Fetch the result."""
         meta = data_pb2.WantMeta(host=self._host).SerializeToString()
         async with self._lines.line(source.address) as connection:
             await connection.send(Frame(kind=FrameKind.WANT, ticket=source.ticket, meta=meta))
-            frame = await self._expect(connection, FrameKind.MODEL, part, len(result.payload))
-            record = await result.receive(connection, frame.length)
+            await self._receive_result(part, connection, result)
+
+    async def _receive_result(self, part: ReducePart, connection: Connection, result: Relay) -> None:
+        frame = await connection.receive()
+        self._check(connection, frame, FrameKind.MODEL, part, len(result.payload))
+        record = await result.receive(connection, frame.length)
         self._recorded(record, data_pb2.ModelMeta.FromString(frame.meta).host)
 
     async def _hand_on(self, part: ReducePart, taker: Peer, result: Filling) -> None:
-        """Send the result, as it becomes ready, to one who comes for it."""
+        """Send the result to one who comes for it."""
         async with self._lines.visit(taker.ticket, FrameKind.WANT) as visit:
-            frame = Frame(
-                kind=FrameKind.MODEL,
-                ticket=taker.ticket,
-                length=len(result.payload),
-                digest=self._layout(part).digest,
-                meta=data_pb2.ModelMeta(host=self._host).SerializeToString(),
-            )
-            record = await visit.connection.send_stream(frame, ready_chunks(result))
-        self._recorded(record, taker.worker)
+            await self._send_result(part, taker, visit.connection, result)
 
-    async def _expect(self, connection: Connection, kind: FrameKind, part: ReducePart | None, length: int) -> Frame:
-        """Receive a frame that must be of this kind, and of this part and length if it brings bytes."""
-        frame = await connection.receive()
+    async def _send_result(self, part: ReducePart, taker: Peer, connection: Connection, result: Filling) -> None:
+        """Send the result as it becomes ready."""
+        frame = Frame(
+            kind=FrameKind.MODEL,
+            ticket=taker.ticket,
+            length=len(result.payload),
+            digest=self._layout(part).digest,
+            meta=data_pb2.ModelMeta(host=self._host).SerializeToString(),
+        )
+        self._recorded(await connection.send_stream(frame, ready_chunks(result)), taker.worker)
+
+    def _check(
+        self, connection: Connection, frame: Frame, kind: FrameKind, part: ReducePart | None, length: int
+    ) -> None:
+        """Refuse a frame that is not of this kind, or not of this part and length if it is to bring bytes."""
         if frame.kind is FrameKind.REFUSE:
             reason = data_pb2.RefuseMeta.FromString(frame.meta).reason
             raise TransferError(f"{connection.peer} refuses: {reason}")
@@ -189,7 +216,16 @@ class Attempt:
             raise TransferError(
                 f"{frame.kind.name} of {frame.length} bytes came from {connection.peer}; wanted {kind.name} of {length}"
             )
-        return frame
+
+
+def _answered(part: ReducePart, length: int) -> set[str]:
+    """Return the workers that send their sum and get the result for it as an answer; both ends find the same."""
+    if length > BRIEF_BYTES:
+        return set()
+    both = {peer.worker for peer in part.inputs} & {peer.worker for peer in part.takers}
+    if part.parent is not None and part.source is not None and part.parent.worker == part.source.worker:
+        both.add(part.parent.worker)
+    return both
 
 
 def _copy(pieces: Sequence[memoryview], out: memoryview) -> None:

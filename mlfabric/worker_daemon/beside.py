@@ -21,6 +21,7 @@ from mlfabric.errors import FabricError, RefusedError, UsageError
 from mlfabric.protocol import ModelVersion, Outcome, UpdateId
 from mlfabric.telemetry import MetricsPage, WorkerMetrics
 from mlfabric.v1 import daemon_pb2, daemon_pb2_grpc
+from mlfabric.worker_daemon.attempts import ReduceBuffers, padded_bytes
 from mlfabric.worker_daemon.daemon import DaemonOptions, WorkerDaemon
 from mlfabric.worker_daemon.sending import Parcel
 from mlfabric.worker_daemon.shared import Segment
@@ -177,6 +178,8 @@ class _Attachment:
                         self._push(request.push)
                     case "get":
                         self._get(request.get.call, wire.from_version(request.get.min_version), None)
+                    case "reduce":
+                        self._reduce(request.reduce)
                     case "leave":
                         detail, drain_s = request.leave.detail, request.leave.drain_s
                         break
@@ -208,6 +211,30 @@ class _Attachment:
         if error is None:
             got = daemon_pb2.ModelGot(call=call, version=wire.to_version(done.result()))
             self._answers.put_nowait(daemon_pb2.AttachResponse(got=got))
+        elif not self._left:
+            self._answers.put_nowait(error)
+
+    def _reduce(self, call: daemon_pb2.ReduceTensor) -> None:
+        op = wire.from_reduce_tensor(call)
+        buffers = ReduceBuffers(
+            given=self._part(call.given, call.size_bytes),
+            result=self._part(call.result, padded_bytes(call.size_bytes)),
+            dtype=call.dtype,
+        )
+        reduced = self._daemon.reduce(buffers, op, call.together)
+        reduced.add_done_callback(lambda done: self._reduced(call.call, done))
+
+    def _part(self, announced: daemon_pb2.Segment, size_bytes: int) -> memoryview:
+        if announced.size_bytes < size_bytes:
+            raise UsageError(f"a segment of {announced.size_bytes} bytes came for a tensor; it needs {size_bytes}")
+        return self._segment(announced, announced.size_bytes).buffer[:size_bytes]
+
+    def _reduced(self, call: int, done: asyncio.Future[int]) -> None:
+        error = done.exception()
+        if error is None or isinstance(error, RefusedError):
+            workers = 0 if error is not None else done.result()
+            reduced = daemon_pb2.TensorReduced(call=call, workers=workers, error="" if error is None else str(error))
+            self._answers.put_nowait(daemon_pb2.AttachResponse(reduced=reduced))
         elif not self._left:
             self._answers.put_nowait(error)
 

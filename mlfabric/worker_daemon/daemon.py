@@ -257,7 +257,7 @@ class WorkerDaemon:
             self.welcome.set_result(welcome)
         if welcome.initialise:
             self._bring_initial()
-        self._take_in(act.EpochBegan(epoch=welcome.epoch))
+        self._take_in(act.EpochBegan(epoch=welcome.epoch, clock=welcome.clock))
         return [self._state.holds()]
 
     def _instructed(self, instruction: Instruction) -> None:

@@ -37,6 +37,7 @@ class _Sending:
     """What goes to the replica; ``again_ns`` is when it is tried again, None while an attempt runs."""
 
     plan: Replicate
+    members: frozenset[UpdateId]
     breaks: int = 0
     again_ns: int | None = None
 
@@ -56,6 +57,9 @@ class Keeping:
         self.sending: dict[TransferId, _Sending] = {}
         self._is_open = is_open
         self._folded: set[UpdateId] = set()
+        self._last: UpdateId | None = None
+        self._last_ticket = b""
+        self._window: set[UpdateId] = set()
 
     def next_wakeup_ns(self) -> int | None:
         """Return when something is to be tried again, or None."""
@@ -78,6 +82,8 @@ class Keeping:
         yield act.DropWindow(reason=reason)
         self.copies.clear()
         self._folded.clear()
+        self._window.clear()
+        self._last = None
 
     def settled(self, update: UpdateId, outcome: Outcome) -> Iterator[act.Action]:
         """Copy an update that is committed, before its handle resolves; forget one that never will be."""
@@ -96,31 +102,40 @@ class Keeping:
             yield act.KeepCopy(update=update, reason=reason)
 
     def fold(self, order: Fold) -> Iterator[act.Action]:
-        """Put an update into the window."""
+        """Put an update into the window; it is not put there twice if the scheduler's word comes twice."""
         if self.order is None or order.term != self.order.term:
             return
         update = order.update
+        if update == self._last:
+            return
         if not self._is_here(update):
-            yield self._not_kept(f"{update} is not here any more")
+            yield from self._not_kept(update)
             return
         yield from self._copy(update, order.reason)
         if self._is_open(update):
             self._folded.add(update)
         self.copies.discard(update)
+        self._window.add(update)
+        self._last = update
         yield act.FoldCopy(update=update, lrs=order.lrs, share=order.share, reason=order.reason)
 
     def _is_here(self, update: UpdateId) -> bool:
         return update in self.copies or self._is_open(update)
 
-    def _not_kept(self, detail: str) -> act.Request:
+    def _not_kept(self, update: UpdateId) -> Iterator[act.Action]:
+        """Report a hole, and end the term: a window without this update must not be sent as if it had it."""
         assert self.order is not None, "it keeps"
+        detail = f"{update} is not here any more"
         event = NotKept(member=self.worker, model=self.order.model, term=self.order.term, detail=detail)
-        return act.Request(event=event, reason=detail)
+        yield act.Request(event=event, reason=detail)
+        yield from self.end(detail)
 
     def release(self, order: Release) -> Iterator[act.Action]:
-        """Keep some updates no longer."""
+        """Keep some updates no longer, and send them no more."""
         if self.order is None or order.term != self.order.term:
             return
+        for transfer in [t for t, sending in self.sending.items() if sending.members.issubset(order.updates)]:
+            yield from self._end_sending(transfer, order.reason)
         self._folded.update(u for u in order.updates if self._is_open(u))
         here = tuple(u for u in order.updates if u in self.copies)
         self.copies.difference_update(here)
@@ -128,23 +143,27 @@ class Keeping:
             yield act.DropCopies(updates=here, reason=order.reason)
 
     def replicate(self, order: Replicate) -> Iterator[act.Action]:
-        """Send the window, or an update by itself."""
+        """Send the window, or an update by itself; once if the scheduler's word comes twice."""
         if self.order is None or order.term != self.order.term:
             return
+        if order.ticket == self._last_ticket:
+            return
+        self._last_ticket = order.ticket
         sending = self.sending.get(order.transfer)
         if sending is not None:
-            if sending.plan.ticket != order.ticket:
-                sending.plan, sending.again_ns = order, None
-                yield self._start(order, order.reason)
+            sending.plan, sending.again_ns = order, None
+            yield self._start(order, order.reason)
             return
         if isinstance(order.transfer, SumId):
             yield act.FreezeWindow(transfer=order.transfer, reason=order.reason)
+            members, self._window = frozenset(self._window), set()
         elif self._is_here(order.transfer):
             yield from self._copy(order.transfer, order.reason)
+            members = frozenset((order.transfer,))
         else:
-            yield self._not_kept(f"{order.transfer} is not here any more")
+            yield from self._not_kept(order.transfer)
             return
-        self.sending[order.transfer] = _Sending(order)
+        self.sending[order.transfer] = _Sending(order, members)
         yield self._start(order, order.reason)
 
     def _start(self, order: Replicate, reason: str) -> act.StartReplicate:

@@ -39,7 +39,7 @@ def register_as_worker(
     mode: Mode = Mode.ASYNCHRONOUS,
     tau_max: int | None = None,
     slack: int = 0,
-    workers: int = 1,
+    workers: int | None = None,
     init: str | Path | int = "first",
     model_name: str = "model",
     name: str = "",
@@ -58,7 +58,8 @@ def register_as_worker(
             worker; all wait for the slowest, so a worker that has nothing more to push should leave.
         tau_max: asynchronous only: delay bound, >= 0; None means twice the number of workers.
         slack: stale-synchronous only: how many iterations a worker may be ahead of the slowest, >= 0.
-        workers: AllReduce only: the first one waits until so many workers have joined, >= 1.
+        workers: not if asynchronous: the first iteration (AllReduce) waits until so many workers have joined, >= 1.
+            ``MLFABRIC_WORKERS`` (which ``mlfabric run`` sets) unless given, else 1: whoever comes first begins alone.
         init: initial weights: ``"first"`` takes those of the first worker that joins; an integer is a seed from which
             every worker makes the same; anything else is the path of a state dict.
         model_name: the model's name in the fabric.
@@ -77,8 +78,7 @@ def register_as_worker(
     """
     settings = settings or WorkerSettings.from_environment()
     settings = replace(settings, name=name or settings.name, scheduler=scheduler or settings.scheduler)
-    if workers < 1 or (workers > 1 and mode is not Mode.ALL_REDUCE):
-        raise UsageError(f"workers={workers} in mode {mode.value}; allowed: 1, or more in mode all-reduce")
+    together = _together(workers, mode, settings)
     _initialise(model, init)
     rule = _placed(rule or RuleSpec(), momentum_at, mode)
     tensors = ModelTensors(model, Shaping(rule))
@@ -90,8 +90,18 @@ def register_as_worker(
         tau_max=tau_max,
         slack=slack,
         frozen_digest=tensors.frozen_digest,
+        workers=together if mode in (Mode.SYNCHRONOUS, Mode.STALE_SYNCHRONOUS) else 0,
     )
-    return Worker(settings.name, _daemon(settings, spec, tensors.values(), observer), model, tensors, mode, workers)
+    return Worker(settings.name, _daemon(settings, spec, tensors.values(), observer), model, tensors, mode, together)
+
+
+def _together(workers: int | None, mode: Mode, settings: WorkerSettings) -> int:
+    """Return how many workers are to begin together."""
+    if workers is None:
+        return max(1, settings.workers)
+    if workers < 1 or (workers > 1 and mode is Mode.ASYNCHRONOUS):
+        raise UsageError(f"workers={workers} in mode {mode.value}; allowed: 1, or more in the other modes")
+    return workers
 
 
 def _daemon(settings: WorkerSettings, spec: ModelSpec, initial: Parcel, observer: Observer) -> Daemon:
@@ -117,6 +127,7 @@ def wrap(
     mode: Mode = Mode.ASYNCHRONOUS,
     tau_max: int | None = None,
     slack: int = 0,
+    workers: int | None = None,
     init: str | Path | int = "first",
     settings: WorkerSettings | None = None,
 ) -> FabricOptimizer:
@@ -126,7 +137,7 @@ def wrap(
         optimizer: a ``torch.optim.SGD``, ``Adam``, or ``AdamW`` without weight decay, over ``model``'s parameters; its
             rule becomes the job's.
         model: what is trained; the fabric's present weights are installed in it.
-        momentum_at, mode, tau_max, slack, init, settings: as for :func:`register_as_worker`.
+        momentum_at, mode, tau_max, slack, workers, init, settings: as for :func:`register_as_worker`.
 
     Raises:
         UsageError: no rule does what the optimizer does, or it does not hold all of the model's trainable parameters.
@@ -144,6 +155,7 @@ def wrap(
         mode=mode,
         tau_max=tau_max,
         slack=slack,
+        workers=workers,
         init=init,
         settings=settings,
     )

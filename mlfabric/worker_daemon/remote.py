@@ -1,6 +1,7 @@
 """A worker daemon in a process of its own, as its training process sees it: the same interface as one in a thread.
 
-Gradients are copied once, into shared memory; the model is received right where this process reads it.
+Gradients are copied once, into shared memory; the model is received right where this process reads it. Tensors that are
+reduced are copied there and back.
 """
 
 from __future__ import annotations
@@ -9,13 +10,15 @@ import asyncio
 import concurrent.futures
 import contextlib
 import threading
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import grpc
 
 from mlfabric import wire
-from mlfabric.errors import FabricClosedError, RefusedError, UnavailableError, UsageError
+from mlfabric.errors import FabricClosedError, RefusedError, UnavailableError
 from mlfabric.protocol import Lost, ModelVersion, ReduceOp, Welcome
 from mlfabric.specs import ModelSpec
 from mlfabric.v1 import daemon_pb2, daemon_pb2_grpc
@@ -33,6 +36,14 @@ _Call: TypeAlias = "grpc.aio.StreamStreamCall[daemon_pb2.AttachRequest, daemon_p
 class _OpenPush:
     segment: Segment
     outcome: OutcomeFuture
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenReduce:
+    given: Segment
+    result: Segment
+    into: memoryview
+    workers: CountFuture
 
 
 class RemoteDaemon:
@@ -56,11 +67,12 @@ class RemoteDaemon:
         self._family = Segment.new_family()
         self._image = Segment.create(size_bytes, self._family)
         self._initial = Segment.create(size_bytes, self._family)
-        _fill(self._initial, initial)
+        _fill(self._initial, initial.pieces)
         self._segments = [self._image, self._initial]
-        self._free: list[Segment] = []
+        self._free: defaultdict[int, list[Segment]] = defaultdict(list)
         self._pushes: dict[int, _OpenPush] = {}
         self._gets: dict[int, VersionFuture] = {}
+        self._reduces: dict[int, _OpenReduce] = {}
         self._calls = 0
         self._lock = threading.Lock()
         self._joined: concurrent.futures.Future[Welcome] = concurrent.futures.Future()
@@ -80,8 +92,8 @@ class RemoteDaemon:
             RefusedError: the scheduler refuses this worker or its model.
             UnavailableError: no daemon answers at the address.
         """
-        initial = daemon_pb2.Segment(path=str(self._initial.path), size_bytes=self._initial.size_bytes)
-        image = daemon_pb2.Segment(path=str(self._image.path), size_bytes=self._image.size_bytes)
+        initial = _announced(self._initial)
+        image = _announced(self._image)
         opened = daemon_pb2.OpenWorker(name=self._name, model=wire.to_spec(self._spec), image=image, initial=initial)
         self._requests.put_nowait(daemon_pb2.AttachRequest(open=opened))
         self._thread.start()
@@ -99,15 +111,15 @@ class RemoteDaemon:
         version: VersionFuture | None = VersionFuture() if get_into is not None else None
         with self._lock:
             self._check_open()
-            segment = self._free.pop() if self._free else self._new_segment()
-            _fill(segment, parcel)
+            segment = self._take(self._spec.layout.size_bytes)
+            _fill(segment, parcel.pieces)
             call, self._calls = self._calls, self._calls + 2
             self._pushes[call] = _OpenPush(segment, outcome)
             if version is not None:
                 self._gets[call + 1] = version
         push = daemon_pb2.PushUpdate(
             call=call,
-            update=daemon_pb2.Segment(path=str(segment.path), size_bytes=segment.size_bytes),
+            update=_announced(segment),
             norm=norm,
             computed_from=wire.to_version(computed_from),
             and_get=version is not None,
@@ -128,8 +140,31 @@ class RemoteDaemon:
         return version
 
     def reduce(self, buffers: ReduceBuffers, op: ReduceOp, together: int) -> CountFuture:
-        """Refuse: tensors of any size do not fit into the memory that is shared with this daemon."""
-        raise UsageError("an AllReduce needs the daemon in this process; leave MLFABRIC_DAEMON unset")
+        """Take part in an AllReduce; see ``Daemon``.
+
+        Raises:
+            UnavailableError: there is not enough shared memory.
+        """
+        workers = CountFuture()
+        with self._lock:
+            self._check_open()
+            opened = _OpenReduce(
+                self._take(len(buffers.given)), self._take(len(buffers.result)), buffers.result, workers
+            )
+            _fill(opened.given, (buffers.given,))
+            call, self._calls = self._calls, self._calls + 2
+            self._reduces[call] = opened
+        reduce = daemon_pb2.ReduceTensor(
+            call=call,
+            given=_announced(opened.given),
+            result=_announced(opened.result),
+            dtype=buffers.dtype,
+            op=wire.to_reduce_op(op),
+            together=together,
+            size_bytes=len(buffers.given),
+        )
+        self._send(daemon_pb2.AttachRequest(reduce=reduce))
+        return workers
 
     def leave(self, detail: str, drain_s: float) -> None:
         """Leave the fabric; see ``Daemon``."""
@@ -147,10 +182,17 @@ class RemoteDaemon:
         if self._over:
             raise FabricClosedError("this worker has left the fabric, or its daemon ended; register again for more")
 
-    def _new_segment(self) -> Segment:
-        segment = Segment.create(self._spec.layout.size_bytes, self._family)
+    def _take(self, size_bytes: int) -> Segment:
+        """Return a segment of this size that is not in use; called under the lock."""
+        if free := self._free[size_bytes]:
+            return free.pop()
+        segment = Segment.create(size_bytes, self._family)
         self._segments.append(segment)
         return segment
+
+    def _give_back(self, *segments: Segment) -> None:
+        for segment in segments:
+            self._free[segment.size_bytes].append(segment)
 
     # The stream, in its own thread
 
@@ -200,14 +242,28 @@ class RemoteDaemon:
             case "settled":
                 with self._lock:
                     push = self._pushes.pop(response.settled.call)
-                    self._free.append(push.segment)
+                    self._give_back(push.segment)
                 push.outcome.set_result(wire.from_outcome(response.settled.outcome))
             case "got":
                 with self._lock:
                     got = self._gets.pop(response.got.call)
                 got.set_result(wire.from_version(response.got.version))
+            case "reduced":
+                self._reduced(response.reduced)
             case other:
                 assert other == "left", f"{response} came from the daemon"
+
+    def _reduced(self, reduced: daemon_pb2.TensorReduced) -> None:
+        """Copy a result to where it belongs; segments of one that failed are used no more: they may be filled yet."""
+        with self._lock:
+            opened = self._reduces.pop(reduced.call)
+        if reduced.error:
+            opened.workers.set_exception(RefusedError(reduced.error))
+            return
+        opened.into[:] = opened.result.buffer
+        with self._lock:
+            self._give_back(opened.given, opened.result)
+        opened.workers.set_result(reduced.workers)
 
     def _fail_all(self, detail: str) -> None:
         self._over = True
@@ -216,13 +272,20 @@ class RemoteDaemon:
                 push.outcome.set_result(Lost(detail=f"the daemon at {self._address} is gone: {detail}"))
             for get in self._gets.values():
                 get.set_exception(FabricClosedError(f"the daemon at {self._address} is gone: {detail}"))
+            for reduce in self._reduces.values():
+                reduce.workers.set_exception(FabricClosedError(f"the daemon at {self._address} is gone: {detail}"))
             self._pushes.clear()
             self._gets.clear()
+            self._reduces.clear()
 
 
-def _fill(segment: Segment, parcel: Parcel) -> None:
+def _announced(segment: Segment) -> daemon_pb2.Segment:
+    return daemon_pb2.Segment(path=str(segment.path), size_bytes=segment.size_bytes)
+
+
+def _fill(segment: Segment, pieces: Iterable[memoryview]) -> None:
     at = 0
-    for piece in parcel.pieces:
+    for piece in pieces:
         segment.buffer[at : at + piece.nbytes] = piece.cast("B") if piece.format != "B" else piece
         at += piece.nbytes
 

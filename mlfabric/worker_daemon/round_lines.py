@@ -1,8 +1,8 @@
 """The data connections between workers that reduce: who comes to us is found by its ticket. Decides nothing.
 
-A worker listens, and dials others. Whoever dials begins with ``OFFER`` or ``WANT`` and a ticket; it may be here before
-the scheduler's word about that ticket is, so it waits for a while. Connections are kept and used again, one transfer at
-a time; only one whose framing is whole goes back.
+A worker listens, and dials others. Whoever dials begins with ``OFFER`` or ``WANT`` and a ticket, or with ``PAYLOAD`` if
+it has few bytes to send. It may be here before the scheduler's word about that ticket is, so it waits for a while.
+Connections are kept and used again, one transfer at a time; only one whose framing is whole goes back.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from mlfabric.errors import TransferError
 __all__ = ["EXPECTED_WITHIN_S", "RoundLines", "Visit"]
 
 EXPECTED_WITHIN_S = 10.0
+_FIRST = (FrameKind.OFFER, FrameKind.WANT, FrameKind.PAYLOAD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +48,9 @@ class RoundLines:
         """Take visits on a connection that was opened to us, one after the other, until it ends."""
         while True:
             frame = await connection.receive()
-            if frame.kind not in (FrameKind.OFFER, FrameKind.WANT) or frame.ticket in self._early:
-                raise TransferError(f"a {frame.kind.name} frame came; wanted an OFFER or WANT with a ticket of its own")
+            if frame.kind not in _FIRST or frame.ticket in self._early:
+                wanted = ", ".join(kind.name for kind in _FIRST)
+                raise TransferError(f"a {frame.kind.name} frame came; wanted one of {wanted} with a ticket of its own")
             if not await self._take_in(Visit(connection, frame, asyncio.get_running_loop().create_future())):
                 return
 

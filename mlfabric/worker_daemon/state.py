@@ -102,6 +102,7 @@ class DaemonState:
         self.keeping = Keeping(worker, self.pushes.__contains__)
         self.reducing = Reducing(worker)
         self._next_counter = 0
+        self._clock = self._admissions = 0
 
     def handle(self, event: act.DaemonEvent, now_ns: int) -> list[act.Action]:
         """Take in one event and return what to do, in order."""
@@ -119,6 +120,7 @@ class DaemonState:
             pushes=tuple(self._current(o.request) for o in self.pushes.values()),
             gets=tuple(o.request for o in self.gets.values() if o.arrived is None),
             reduces=self.reducing.requests(),
+            clock=self._clock if self._admissions > 1 else None,
         )
 
     def resolved_below(self) -> int:
@@ -169,7 +171,10 @@ class DaemonState:
             case act.EpochBegan():
                 if event.epoch > self.epoch:
                     yield from self.keeping.end(f"epoch {event.epoch} knows nothing of us")
+                if event.epoch == self.epoch or not self.epoch:
+                    self._clock = max(self._clock, event.clock)
                 self.epoch = max(self.epoch, event.epoch)
+                self._admissions += 1
                 yield act.Request(event=self.holds(), reason=f"epoch {event.epoch} knows nothing of us")
             case Tick():
                 yield from self._ask_again(now_ns)
@@ -209,6 +214,7 @@ class DaemonState:
         if settled is None:
             return
         if settled.request.kind is UpdateKind.GRADIENT:
+            self._clock += 1
             yield from self.keeping.settled(update, outcome)
         yield act.Settle(update=update, outcome=outcome, reason=reason)
         for get in [g for g in self.gets.values() if g.request.after_update == update]:

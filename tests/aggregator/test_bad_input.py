@@ -15,6 +15,7 @@ from mlfabric.protocol import (
     Dropped,
     DropReason,
 )
+from mlfabric.v1 import data_pb2
 from tests.aggregator.by_hand import (
     SIZE,
     TINY,
@@ -87,6 +88,20 @@ def test_a_ticket_that_nobody_vouches_for_is_refused(stand: Stand, monkeypatch: 
     reason = "the scheduler never announced this ticket"
     assert (refusal_of(line), refusal_of(wanting)) == (reason, reason)
     assert stand.metric("mlfabric_refused_transfers_total") == 2
+    a_good_sum_is_made(stand)
+
+
+def test_an_endless_reason_to_take_an_update_back_is_cut_short(stand: Stand) -> None:
+    stand.scheduler.tell(order(stand, 1, takes(A), takes(B)))
+    line = stand.offer(A)
+    frame_of(line, FrameKind.GRANT)
+    reason = data_pb2.RefuseMeta(reason="never mind " * 5957).SerializeToString()
+    line.send(Frame(kind=FrameKind.REFUSE, ticket=ticket(A), meta=reason))
+
+    (outcome,) = outcomes_of(line).values()
+    assert isinstance(outcome, Dropped)
+    assert outcome.detail.startswith("never mind")
+    assert "never mind" in torn(stand, 1)
     a_good_sum_is_made(stand)
 
 

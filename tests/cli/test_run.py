@@ -136,7 +136,7 @@ def test_the_environment_is_torchruns_and_ours():
     assert (found["MASTER_ADDR"], found["MASTER_PORT"]) == ("127.0.0.1", "29500")
     assert (found["MLFABRIC_SCHEDULER"], found["MLFABRIC_NAME"]) == ("127.0.0.1:50061", "worker-1")
     assert (found["MLFABRIC_HOST"], found["MLFABRIC_UP"], found["MLFABRIC_DOWN"]) == ("host-1", "100M", "1G")
-    assert found["MLFABRIC_METRICS_PORT"] == "9001"
+    assert (found["MLFABRIC_METRICS_PORT"], found["MLFABRIC_WORKERS"]) == ("9001", "2")
 
 
 def test_one_thread_each_unless_said_otherwise():

@@ -48,12 +48,33 @@ def test_a_scheduler_whose_port_is_in_use_says_so_in_one_line(start: Start):
 
 
 @pytest.mark.processes
-def test_a_server_whose_name_is_taken_is_refused_with_code_1(start: Start, fabric: str):
-    code, output = start("server", "--scheduler", fabric, "--name", "server-0").finish()
+@pytest.mark.parametrize(
+    "service", [("server",), ("aggregator",), ("server", "--replica-of", "server-0", "--div-max-updates", "8")]
+)
+def test_a_member_whose_name_is_taken_is_refused_with_code_1(start: Start, fabric: str, service: tuple[str, ...]):
+    code, output = start(*service, "--scheduler", fabric, "--name", "server-0").finish()
 
     assert code == 1
     assert output.splitlines()[-1].startswith("error: ")
-    assert "server-0" in output.splitlines()[-1]
+    assert "'server-0' is taken by a live server on host" in output.splitlines()[-1]
+    assert "Traceback" not in output
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "service", [("server",), ("aggregator",), ("server", "--replica-of", "server-0", "--div-max-updates", "8")]
+)
+@pytest.mark.parametrize("option", ["--data-ports", "--metrics-port"])
+def test_a_member_whose_port_is_in_use_says_so_in_one_line(start: Start, service: tuple[str, ...], option: str):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        code, output = start(*service, "--log-level", "error", option, port).finish()
+
+    assert code == 2
+    assert output.startswith("error: ")
+    assert port in output
+    assert "port 0 for any" in output or "0 for any" in output
+    assert len(output.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
@@ -63,6 +84,17 @@ def test_a_server_whose_name_is_taken_is_refused_with_code_1(start: Start, fabri
         (("server", "--receive-budget", "much"), "size 'much'; allowed: a number with k, M, G, T or Ki"),
         (("server", "--data-ports", "a-b"), "ports 'a-b'; allowed: one port or a range"),
         (("aggregator", "--memory-budget", "much"), "size 'much'; allowed: a number with k, M, G, T or Ki"),
+        (("aggregator", "--data-ports", "99999"), "ports=(99999, 99999); allowed: 1 to 65535, lo <= hi"),
+        (("server", "--replica-of", "server-0"), "neither div_max nor div_max_updates is given"),
+        (("server", "--replica-of", "server-0", "--div-max", "nan"), "div_max=nan; allowed: >= 0"),
+        (("server", "--replica-of", "server-0", "--div-max=-1"), "div_max=-1.0; allowed: >= 0"),
+        (("server", "--replica-of", "s", "--resume"), "a replica is seeded by its primary"),
+        (("server", "--div-max", "3"), "are a replica's; give --replica-of"),
+        (("up", "--replica-div-max=-1"), "--replica-div-max -1; allowed: a number, 0 or more"),
+        (("run", "--replica-div-max-updates", "1.5", "x.py"), "1.5; allowed: a whole number, 0 or more"),
+        (("server", "--scheduler", "nowhere"), "scheduler 'nowhere'; allowed: HOST:PORT"),
+        (("aggregator", "--scheduler", "head:99999"), "scheduler 'head:99999'; allowed: HOST:PORT"),
+        (("monitor", "--scheduler", ":1"), "scheduler ':1'; allowed: HOST:PORT"),
         (("server", "--resume"), "resume needs checkpoint_dir"),
         (("server", "--bind", "0.0.0.0"), "give advertised_host"),
         (("monitor", "--report-every", "0"), "allowed: > 0"),

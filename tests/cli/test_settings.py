@@ -43,7 +43,7 @@ def test_a_file_can_be_named_and_then_beats_the_one_that_is_there(tmp_path, monk
 def test_an_unknown_key_is_an_error_that_names_the_allowed_ones(tmp_path, monkeypatch):
     error = scheduler_error(tmp_path, monkeypatch, text="[scheduler]\nprot = 1\n")
 
-    assert "[scheduler] has 'prot'; allowed: advertise, batch_window, bind" in error
+    assert "[scheduler] has 'prot'; allowed: advertise, answer, batch_window, bind" in error
     assert "port" in error.split("allowed:")[1]
 
 

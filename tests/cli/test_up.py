@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import signal
 import socket
+from typing import Any
 
 import psutil
 import pytest
@@ -11,6 +12,7 @@ from mlfabric.errors import UsageError
 from mlfabric.launch.fabric import FabricOptions, services
 from mlfabric.launch.ports import check_free
 from mlfabric.launch.supervisor import backoff_s
+from mlfabric.protocol import ReplicationKind
 
 from .conftest import Start, wait_until
 
@@ -116,6 +118,24 @@ def test_aggregators_are_on_the_machines_and_have_the_cards_that_are_given():
 
     assert found[0].endswith("--name aggregator-0 --host a --up 1G --metrics-port 9402")
     assert found[1].endswith("--name aggregator-1 --host b --up 1G --metrics-port 9403")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"replica_div_max_updates": "40"}, "--replica-of server-0 --div-max-updates 40"),
+        ({"replication": ReplicationKind.CHAIN}, "--replica-of server-0 --replication chain"),
+    ],
+)
+def test_a_replica_is_there_if_it_has_a_bound_or_is_in_a_chain(options: dict[str, Any], words: str):
+    found = {s.name: " ".join(s.arguments) for s in services(FabricOptions(**options), 1)}
+    assert words in found["replica-0"]
+    assert "replica-0" not in {s.name for s in services(FabricOptions(), 1)}
+
+
+def test_a_chain_with_a_bound_is_refused():
+    with pytest.raises(UsageError, match="a chain allows no lead"):
+        FabricOptions(replication=ReplicationKind.CHAIN, replica_div_max="1.0")
 
 
 def test_with_an_emulated_network_card_aggregators_are_planned_on_machines_of_their_own():

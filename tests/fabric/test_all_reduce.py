@@ -21,6 +21,7 @@ from mlfabric.scheduler.modes import all_reduce
 from mlfabric.scheduler.modes.all_reduce import RING_FROM_BYTES, TREES_FROM_BYTES
 from mlfabric.scheduler.planning.all_reduce import warm
 from mlfabric.worker_daemon import round_lines
+from mlfabric.worker_daemon.attempts import BRIEF_BYTES
 
 from .harness import Fabric, Line, wait_until
 
@@ -143,10 +144,22 @@ def test_empty_tensors_and_single_numbers_are_reduced(fabric) -> None:
 
 def test_workers_on_one_host_are_summed_there(fabric) -> None:
     team = Team(fabric, 4, host="shared")
-    given = tensors(4, 500_000)
-    made = [tensor.clone() for tensor in given]
-    assert team.reduce(made) == [4] * 4
-    assert_summed(given, made)
+    for numel in (500_000, 100):
+        given = tensors(4, numel)
+        made = [tensor.clone() for tensor in given]
+        assert team.reduce(made) == [4] * 4
+        assert_summed(given, made)
+
+
+def test_a_few_bytes_are_summed_over_hosts_with_several_workers_as_many_bytes_are(fabric) -> None:
+    team = Team(fabric, 2)
+    team.workers += [team.join(f"beside-{i}", host=f"host-w{i}") for i in range(2)]
+    for n in range(6):
+        given = tensors(4, 1 + BRIEF_BYTES // 4 * (n % 2), seed=n)
+        made = [tensor.clone() for tensor in given]
+        with ThreadPoolExecutor(4) as pool:
+            assert list(pool.map(lambda w, t: w.all_reduce(t), team.workers, made)) == [4] * 4
+        assert_summed(given, made)
 
 
 def test_nan_and_inf_reach_everyone_as_with_torch(fabric) -> None:
@@ -240,6 +253,43 @@ def test_a_worker_killed_in_a_round_is_left_out_and_the_others_do_it_again(fabri
     finally:
         victim.kill()
         victim.wait()
+
+
+HANGER = (
+    VICTIM.replace("worker.all_reduce(torch.ones(500_000))", "")
+    + """
+for line in sys.stdin:
+    print(worker.all_reduce(torch.ones(100_000)), flush=True)
+"""
+)
+
+
+@pytest.mark.parametrize("has_asked", [True, False])
+def test_a_worker_that_hangs_is_left_out_and_told_so_when_it_wakes_up(has_asked: bool) -> None:
+    with Fabric(answer_s=1.0) as fabric:
+        command, pipe = [sys.executable, "-c", HANGER, fabric.scheduler.address], subprocess.PIPE
+        hanger = subprocess.Popen(command, text=True, stdin=pipe, stdout=pipe, stderr=pipe)
+        try:
+            team = Team(fabric, 3, together=4)
+            print(file=hanger.stdin, flush=True)
+            assert team.reduce([torch.ones(100_000) for _ in range(3)]) == [4] * 3
+            assert hanger.stdout is not None
+            assert hanger.stdout.readline() == "4\n"
+            if has_asked:
+                print(file=hanger.stdin, flush=True)
+                wait_until(lambda: team.rounds.is_waiting("victim"), "it has asked for the second round")
+            os.kill(hanger.pid, signal.SIGSTOP)
+            given = tensors(3, 100_000)
+            made = [tensor.clone() for tensor in given]
+            handles = [worker.all_reduce_async(tensor) for worker, tensor in zip(team.workers, made, strict=True)]
+            assert [handle.result(30) for handle in handles] == [3] * 3
+            assert_summed(given, made)
+            os.kill(hanger.pid, signal.SIGCONT)
+            said = hanger.communicate("again\n", timeout=30)[1]
+            assert "the others have done this round without it" in said
+        finally:
+            hanger.kill()
+            hanger.communicate()
 
 
 def test_a_round_survives_the_schedulers_restart(fabric) -> None:

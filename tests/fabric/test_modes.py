@@ -203,6 +203,19 @@ def test_a_worker_that_joins_later_takes_part_from_the_next_iteration(running: F
     assert exchange(second, 1).result(10) == handle.result(10) == Committed(version=mlfabric.ModelVersion(1, 2), tau=0)
 
 
+@pytest.mark.parametrize("mode", [Mode.SYNCHRONOUS, Mode.STALE_SYNCHRONOUS])
+def test_the_first_worker_does_not_begin_alone_if_the_job_says_how_many_there_are(running: Fabric, mode: Mode) -> None:
+    first = running.worker(small_model(), "w0", mode=mode, workers=2)
+    handle = exchange(first, 0)
+    assert wait_until(lambda: doing(running, "w0", "waiting"), "w0 waits").startswith("waiting for 1 of 2 workers")
+    assert not handle.done()
+    second = running.worker(small_model(), "w1", mode=mode, workers=2)
+    second.get()
+    gradients(second._model, 1)
+    committed = {second.push().result(10).version.number, handle.result(10).version.number}
+    assert committed == ({1} if mode is Mode.SYNCHRONOUS else {1, 2})
+
+
 def test_an_update_of_an_old_version_is_dropped_in_words_and_its_worker_goes_on(running: Fabric) -> None:
     worker = running.worker(small_model(), "w0", mode=Mode.SYNCHRONOUS)
     worker.get()

@@ -1,13 +1,15 @@
-"""A scheduler and the workers of an AllReduce job in a storm: streams break, workers die, the scheduler starts anew.
+"""A scheduler and the workers of an AllReduce job in a storm: streams break, workers hang or die, schedulers restart.
 
 Messages of a stream arrive in order, or are lost with it. Data moves as it must: once all workers of a round carry it
-out, each of them may get the result at any moment, and breaks if another one has stopped before.
+out, each of them may get the result at any moment, and breaks if another one has stopped before. What the result is
+follows from what each worker was told: every edge must have two ends that agree, every tensor must be in the sum once.
 """
 
 from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -16,11 +18,14 @@ from mlfabric.protocol import (
     Instruction,
     MemberEvent,
     MemberJoined,
+    MemberLeft,
     MemberSilent,
+    Peer,
     Reduce,
     ReduceFailed,
     ReduceId,
     ReduceOp,
+    ReducePart,
     ReduceRequested,
     ReduceSettled,
     RoundId,
@@ -38,6 +43,10 @@ __all__ = ["Storm"]
 SPEC = ModelSpec(name="net", layout=Layout((TensorSpec(name="w", shape=(4,), dtype="float32"),)), mode=Mode.ALL_REDUCE)
 MS = 1_000_000
 FAILED = None
+LONGEST_HANG = 60
+
+Result = tuple[tuple[int, int, int], ...]
+"""Of each range of bytes, its start, its end, and the sum of what was given."""
 
 
 @dataclass
@@ -51,21 +60,31 @@ class Player:
     up: deque[MemberEvent] | None = None
     down: deque[Instruction] = field(default_factory=deque)
     attempt: Reduce | None = None
-    has_result: bool = False
+    result: Result | None = None
     asked: int = 0
+    hangs: int = 0
+    given: dict[ReduceId, int] = field(default_factory=dict)
+    over: set[ReduceId] = field(default_factory=set)
     ends: list[RoundId | None] = field(default_factory=list)
+
+    @property
+    def is_done(self) -> bool:
+        """It has asked for nothing that has no outcome, and will not ask any more."""
+        return self.asked == self.wants and not self.state.reducing.open
 
 
 class Storm:
     """One storm, from a seed."""
 
-    def __init__(self, seed: int, workers: int, rounds: int) -> None:
+    def __init__(self, seed: int, workers: int, rounds: int, size_bytes: int = 16) -> None:
         self.draw = random.Random(seed)
         self.now_ns = 0
         self.epoch = 0
         self.rounds = rounds
         self.incarnations = 0
+        self.size_bytes = size_bytes
         self.finished: list[RoundId] = []
+        self.results: dict[RoundId, Result] = {}
         self.lives: list[Player] = []
         self.workers = workers
         self.start_scheduler()
@@ -89,8 +108,12 @@ class Storm:
         """Let something happen."""
         self.now_ns += self.draw.choice((0, 1, 30, 400)) * MS
         player = self.draw.choice(self.players)
-        if not calm and self.draw.random() < 0.03:
+        if player.hangs:
+            player.hangs -= 1
+        elif not calm and self.draw.random() < 0.03:
             self.strike(player)
+        elif calm and player.is_done and player.up is not None:
+            self.leave(player)
         elif player.up is None:
             self.join(player)
         else:
@@ -101,10 +124,12 @@ class Storm:
             each.state.validate()
 
     def strike(self, player: Player) -> None:
-        """Break a stream (noticed or not), kill a worker, or start another scheduler."""
-        kind = self.draw.choice(("stream", "stream", "again", "death", "scheduler"))
+        """Break a stream (noticed or not), let a worker hang, kill it, or start another scheduler."""
+        kind = self.draw.choice(("stream", "stream", "again", "death", "hang", "scheduler"))
         if kind == "scheduler":
             self.start_scheduler()
+        elif kind == "hang":
+            player.hangs = self.draw.randrange(LONGEST_HANG)
         elif kind == "again":
             player.up = None  # its next registration is the first that the scheduler hears of it
         elif player.up is not None or kind == "death":
@@ -121,13 +146,24 @@ class Storm:
             player.up = deque([player.state.holds()])
         self.post([answer for answer in answers if not isinstance(answer, Welcome)])
 
+    def leave(self, player: Player) -> None:
+        """Say good-bye, so that others do not wait for who has no more to do."""
+        self.tell(MemberLeft(name=player.name, incarnation=player.incarnation))
+        self.players.remove(player)
+
     def ask(self, player: Player) -> None:
         """Ask for the next AllReduce, up to two ahead."""
         if player.asked < self.rounds and len(player.state.reducing.open) < 2:
             reduce = ReduceId(player.name, player.incarnation, player.asked)
             player.asked += 1
+            player.given[reduce] = self.draw.getrandbits(64)
             request = ReduceRequested(
-                reduce=reduce, model="net", size_bytes=16, dtype="float32", op=ReduceOp.SUM, together=self.workers
+                reduce=reduce,
+                model="net",
+                size_bytes=self.size_bytes,
+                dtype="float32",
+                op=ReduceOp.SUM,
+                together=self.workers,
             )
             self.feed(player, act.ReduceCalled(request=request))
 
@@ -144,15 +180,35 @@ class Storm:
     def move(self, player: Player) -> None:
         """Let a worker's attempt end: well, if all others carry it out or have its result."""
         plan = player.attempt
-        if plan is None or player.has_result:
+        if plan is None or player.result is not None:
             return
         others = [self.part_of(other, plan.round) for other in self.players]
         if others.count("takes part") == plan.workers:
-            player.has_result = True
+            player.result = self.result_of(plan)
             self.feed(player, act.AttemptEnded(round=plan.round))
         elif len(others) - others.count("is out") < plan.workers:
             player.attempt = None
             self.feed(player, act.AttemptEnded(round=plan.round, detail="a connection broke"))
+
+    def result_of(self, plan: Reduce) -> Result:
+        """Return what a round comes to; its workers' trees must be trees, and have all of them in them."""
+        plans = {p.name: p.attempt for p in self.players if p.attempt is not None and p.attempt.round == plan.round}
+        given = {p.name: p.given[plans[p.name].reduce] for p in self.players if p.name in plans}
+        result, at = [], 0
+        for index, own in enumerate(plan.parts):
+            parts = {worker: told.parts[index] for worker, told in plans.items()}
+            assert {(part.start, part.end) for part in parts.values()} == {(own.start, own.end)}, (
+                f"{plan.round}: {parts}"
+            )
+            assert own.start == at, f"{plan.round}: bytes from {at} on are in no part"
+            at = own.end
+            (root,) = (worker for worker, part in parts.items() if part.parent is None)
+            added = tree(parts, root, lambda part: part.inputs, lambda part: part.parent)
+            handed = tree(parts, root, lambda part: part.takers, lambda part: part.source)
+            assert sorted(added) == sorted(handed) == sorted(parts), f"{plan.round}: {parts}"
+            result.append((own.start, own.end, sum(given[worker] for worker in added)))
+        assert at == self.size_bytes, f"{plan.round}: {at} of {self.size_bytes} bytes are reduced"
+        return tuple(result)
 
     @staticmethod
     def part_of(player: Player, round_id: RoundId) -> str:
@@ -184,18 +240,30 @@ class Storm:
                     if player.up is not None:
                         player.up.append(action.event)
                 case act.StartAttempt():
-                    player.attempt, player.has_result = action.plan, False
+                    player.attempt, player.result = action.plan, None
                 case act.StopAttempt():
                     player.attempt = None
                 case act.FinishReduce():
-                    self.finish(player)
+                    self.end(player, action.reduce)
+                    self.finish(player, action)
                 case act.FailReduce():
+                    self.end(player, action.reduce)
                     player.ends.append(FAILED)
 
-    def finish(self, player: Player) -> None:
-        assert player.has_result, f"{player.name} finished without a result"
+    @staticmethod
+    def end(player: Player, reduce: ReduceId) -> None:
+        assert reduce not in player.over, f"{player.name}: {reduce} ended twice"
+        assert all(other < reduce for other in player.over), f"{player.name}: {reduce} ended after {max(player.over)}"
+        player.over.add(reduce)
+
+    def finish(self, player: Player, action: act.FinishReduce) -> None:
+        assert player.result is not None, f"{player.name} finished without a result"
         assert player.attempt is not None, f"{player.name} finished what it did not begin"
+        assert player.attempt.reduce == action.reduce, f"{player.name}: {action} is not of {player.attempt.reduce}"
         settled = player.attempt.round
+        assert settled not in player.ends, f"{player.name} finished {settled} twice"
+        agreed = self.results.setdefault(settled, player.result)
+        assert player.result == agreed, f"{player.name} has another result of {settled} than others have"
         player.ends.append(settled)
         if settled not in self.finished:
             assert not self.finished or self.finished[-1] < settled, f"{settled} after {self.finished[-1]}"
@@ -222,13 +290,32 @@ class Storm:
         return True
 
     def run(self, steps: int) -> None:
-        """Let it storm, then let it calm down until somebody has done everything."""
+        """Let it storm, then let it calm down until everybody has done everything and has left."""
         for _ in range(steps):
             self.step(calm=False)
-        left = 8_000
-        while left and not any(p.asked == self.rounds and not p.state.reducing.open for p in self.players):
+        left = 20_000
+        while left and self.players:
             self.step(calm=True)
             left -= 1
         self.check()
         assert left, f"all wait: { {player.name: player.ends for player in self.players} }"
         assert any(isinstance(end, RoundId) for player in self.lives for end in player.ends)
+
+
+def tree(
+    parts: Mapping[str, ReducePart],
+    root: str,
+    below: Callable[[ReducePart], Iterable[Peer]],
+    above: Callable[[ReducePart], Peer | None],
+) -> list[str]:
+    """Return who is in a tree, from its root on; both ends of each edge must know its ticket."""
+    found, open_ends = [], [root]
+    while open_ends:
+        worker = open_ends.pop()
+        found.append(worker)
+        for peer in below(parts[worker]):
+            other = above(parts[peer.worker])
+            assert other is not None, f"{peer.worker} does not know of {worker}"
+            assert (other.worker, other.ticket) == (worker, peer.ticket), f"{worker} and {peer.worker}: {peer}, {other}"
+            open_ends.append(peer.worker)
+    return found

@@ -177,6 +177,24 @@ def test_another_version_of_the_protocol_is_refused(stage):
     assert "install the same release" in words
 
 
+@pytest.mark.parametrize("field", ["name", "host"])
+@pytest.mark.parametrize("odd", ["two\nlines", "a,b", "zero\0", "w" * 20_000])
+def test_a_name_that_would_spoil_a_log_a_table_or_a_list_is_refused(stage, field, odd):
+    stage.server()
+    cause, words = refusal(stage, joins(**{field: odd}))
+    assert cause is RefuseReason.OUT_OF_RANGE
+    assert f"{field}={odd[:40]!r}" in words
+    assert "allowed: printable characters without comma, at most 200" in words
+    assert len(words) < 300
+
+
+def test_a_model_s_name_is_held_to_the_same(stage):
+    stage.server()
+    cause, words = refusal(stage, joins(spec=replace(SPEC, name="net\n")))
+    assert cause is RefuseReason.OUT_OF_RANGE
+    assert r"model='net\n'" in words
+
+
 def test_a_rate_out_of_range_is_refused(stage):
     stage.server()
     cause, words = refusal(stage, joins(up_bps=1 << 60))

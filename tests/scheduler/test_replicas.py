@@ -292,3 +292,11 @@ def test_members_of_a_window_are_told_to_the_replica_in_the_order_of_commits():
     (expect,) = only(Expect, commit(stage, "a", 2, 1))
     nothing = ModelVersion(0, 0)
     assert expect.members == (Expected(update("a", 0), nothing, 0), Expected(update("a", 1), nothing, 0))
+
+
+def test_a_primary_that_began_anew_at_the_version_of_the_log_is_followed_in_a_new_term():
+    stage = seeded(Stage().trained("a"), updates=100)
+    stage.tell(MemberSilent(name="s", incarnation=1))
+    stage.server(incarnation=2)
+    found = stage.tell(replace(holds(0), version=ModelVersion(2, 0)))
+    assert only(Seed, found)[0].term == TERM + 2

@@ -4,22 +4,71 @@ from __future__ import annotations
 
 import pytest
 
+from mlfabric.scheduler.membership import Membership
 from mlfabric.scheduler.modes import all_reduce
+from mlfabric.scheduler.rounds import Rounds
+from mlfabric.worker_daemon import actions as act
+from mlfabric.worker_daemon.reducing import Reducing
 
 from .round_storm import Storm
 
+TREE_BYTES = 300_000
+RING_BYTES = 4_000_000
 
-@pytest.mark.parametrize("seed", range(20))
-def test_no_worker_ever_goes_on_past_a_round_that_it_does_not_have(seed, monkeypatch) -> None:
+
+@pytest.fixture
+def without_planner(monkeypatch) -> None:
     monkeypatch.setattr(all_reduce, "is_planner_loaded", lambda: False)
-    storm = Storm(seed, workers=2 + seed % 3, rounds=40)
-    storm.run(1500)
+
+
+@pytest.mark.parametrize("seed", [*range(20), 1104])
+def test_no_worker_ever_goes_on_past_a_round_that_it_does_not_have(seed, without_planner) -> None:
+    Storm(seed, workers=2 + seed % 3, rounds=40).run(1500)
+
+
+@pytest.mark.parametrize("size_bytes", [TREE_BYTES, RING_BYTES])
+@pytest.mark.parametrize("seed", range(3))
+def test_trees_and_rings_add_every_tensor_once_whatever_breaks(seed, size_bytes, compiled_planner) -> None:
+    storm = Storm(seed, workers=3 + seed, rounds=20, size_bytes=size_bytes)
+    storm.run(500)
+    assert any(len(result) > 1 for result in storm.results.values()) == (size_bytes == RING_BYTES)
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_without_faults_every_round_is_of_all_workers(seed, monkeypatch) -> None:
-    monkeypatch.setattr(all_reduce, "is_planner_loaded", lambda: False)
+def test_without_faults_every_round_is_of_all_workers(seed, without_planner) -> None:
     storm = Storm(seed, workers=4, rounds=40)
     storm.run(0)
-    rounds = [player.ends[:39] for player in storm.players]
-    assert rounds == [storm.finished[:39]] * 4
+    assert [player.ends for player in storm.lives] == [storm.finished] * 4
+    assert len(storm.finished) == 40
+
+
+def planted(seeds: range, expected: str) -> None:
+    """Play storms until one fails with ``expected`` in what it says."""
+    said = []
+    for seed in seeds:
+        try:
+            Storm(seed, workers=2 + seed % 3, rounds=40).run(1500)
+        except AssertionError as error:
+            said.append(str(error))
+            if expected in said[-1]:
+                return
+    pytest.fail(f"none of {len(seeds)} seeds noticed; they said {said}")
+
+
+def test_a_worker_that_takes_a_round_as_done_without_its_result_is_noticed(monkeypatch, without_planner) -> None:
+    def gullible(self, event):
+        if self.open.pop(event.reduce, None) is not None:
+            yield act.FinishReduce(reduce=event.reduce, workers=event.workers, reason=event.reason)
+
+    monkeypatch.setattr(Reducing, "_settle", gullible)
+    planted(range(10), "others did")
+
+
+def test_a_worker_that_is_told_nothing_of_a_round_it_missed_is_noticed(monkeypatch, without_planner) -> None:
+    monkeypatch.setattr(Rounds, "_catch_up", lambda self: iter(()))
+    planted(range(100, 140), "others did")
+
+
+def test_a_scheduler_that_waits_for_who_has_left_is_noticed(monkeypatch, without_planner) -> None:
+    monkeypatch.setattr(Membership, "left", lambda self, name, incarnation, detail, now_ns: iter(()))
+    planted(range(3), "all wait")

@@ -11,6 +11,7 @@ from mlfabric.network import up_link
 from mlfabric.protocol import (
     CancelReduce,
     Instruction,
+    MemberEvent,
     MemberLeft,
     MemberSilent,
     Peer,
@@ -24,14 +25,18 @@ from mlfabric.protocol import (
     RoundArrived,
     RoundBroken,
     RoundId,
+    Tick,
     WorkerHolds,
 )
+from mlfabric.scheduler.metering import Meter
 from mlfabric.scheduler.modes import all_reduce
-from mlfabric.scheduler.rounds import MOST_BREAKS, RETURN_NS, Rounds
+from mlfabric.scheduler.rounds import MOST_BREAKS, Rounds
 from mlfabric.specs import Mode
+from mlfabric.telemetry import SchedulerMetrics
 
 from .stage import MS, SPEC, Stage, ticket
 
+PATIENCE_MS = 700
 JOB = replace(SPEC, mode=Mode.ALL_REDUCE, tau_max=None)
 
 
@@ -55,7 +60,7 @@ class Team(Stage):
     """A stage with workers of an AllReduce job."""
 
     def __init__(self, *names: str, **settings) -> None:
-        super().__init__(**settings)
+        super().__init__(**{"round_patience_ns": PATIENCE_MS * MS, **settings})
         for name in names:
             self.worker(name, spec=JOB, address=f"{name}:1")
 
@@ -150,7 +155,7 @@ def test_one_that_falls_silent_is_waited_for_a_moment_and_takes_part_if_it_is_ba
     team.ask(asks("a"))
     team.ask(asks("b"))
     team.ask(MemberSilent(name="b", incarnation=1))
-    team.wait(RETURN_NS / MS - 1)
+    team.wait(PATIENCE_MS - 1)
     assert team.tick() == []
     team.worker("b", spec=JOB)
     assert told(team.ask(WorkerHolds(worker="b", pushes=(), gets=(), reduces=(asks("b"),)))) == [
@@ -164,7 +169,7 @@ def test_one_that_is_back_too_late_is_told_that_the_round_was_done_without_it() 
     team.ask(asks("a"))
     team.ask(asks("b"))
     team.ask(MemberSilent(name="b", incarnation=1))
-    team.wait(RETURN_NS / MS)
+    team.wait(PATIENCE_MS)
     assert told(team.tick()) == [("Reduce", "a")]
     team.worker("b", spec=JOB)
     assert told(team.ask(asks("b"))) == [("ReduceFailed", "b")]
@@ -182,7 +187,7 @@ def test_one_that_was_computing_while_it_was_silent_misses_no_round_unnoticed() 
         team.arrive(name)
     team.ask(MemberSilent(name="b", incarnation=1))
     assert team.ask(asks("a", 1)) == []
-    team.wait(RETURN_NS / MS)
+    team.wait(PATIENCE_MS)
     assert told(team.tick()) == [("Reduce", "a")]
     team.worker("b", spec=JOB)
     assert told(team.ask(asks("b", 1, settled=RoundId(1, 1)))) == [("ReduceFailed", "b")]
@@ -279,3 +284,29 @@ def test_without_a_way_for_all_the_round_waits_for_one() -> None:
         team.state.context.network.set_rate(link, 1_000_000_000)
         team.wait(20)
         assert told(team.tick()) == [("Reduce", "a"), ("Reduce", "b")]
+
+
+def test_rounds_are_counted_and_timed_once_for_all_their_workers() -> None:
+    team, metrics = Team("a", "b"), SchedulerMetrics()
+    meter = Meter(metrics, "0")
+
+    def say(event: MemberEvent) -> None:
+        meter.handle(team.state, event, team.now_ns)
+        meter.handle(team.state, Tick(), team.now_ns)
+
+    def sample(name: str) -> float | None:
+        return metrics.registry.get_sample_value(f"mlfabric_{name}", {"model": "net"})
+
+    say(asks("a"))
+    say(asks("b"))
+    say(RoundBroken(worker="a", model="net", round=RoundId(1, 1), detail="oh"))
+    assert (sample("rounds_voided_total"), sample("round_seconds_count")) == (1, None)
+    team.wait(1000)
+    say(Tick())
+    team.wait(30)
+    for worker in ("a", "b"):
+        say(RoundArrived(worker=worker, model="net", round=RoundId(1, 2)))
+    assert (sample("rounds_voided_total"), sample("round_seconds_count"), sample("round_bytes_total")) == (1, 1, 64)
+    assert sample("round_seconds_sum") == pytest.approx(0.03)
+    say(asks("a"))
+    assert sample("round_seconds_count") == 1

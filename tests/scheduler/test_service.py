@@ -132,7 +132,9 @@ def test_a_replica_waits_for_its_server_and_follows_nobody_else(running: Fabric)
         ("nobody", grpc.StatusCode.FAILED_PRECONDITION),
         ("no-server", grpc.StatusCode.INVALID_ARGUMENT),
     ):
-        request = fabric_pb2.RegisterAsReplicaRequest(member=member, server=server, div_max=1.0)
+        request = fabric_pb2.RegisterAsReplicaRequest(
+            member=member, server=server, div_max=1.0, replication=fabric_pb2.REPLICATION_BOUNDED
+        )
         error = refused(running.stub().RegisterAsReplica, request)
         assert error.code() is code
         assert server in error.details()
@@ -179,7 +181,15 @@ def test_a_port_in_use_is_said_plainly(running: Fabric) -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "value"), [("port", -1), ("batch_window_s", -0.1), ("silence_s", 0), ("default_bps", 0)]
+    ("setting", "value"),
+    [
+        ("port", -1),
+        ("batch_window_s", -0.1),
+        ("answer_s", 0),
+        ("silence_s", 0),
+        ("round_patience_s", -1),
+        ("default_bps", 0),
+    ],
 )
 def test_settings_out_of_range_are_refused_with_what_is_allowed(setting: str, value: Any) -> None:
     with pytest.raises(UsageError, match=rf"{setting}={value}.*allowed"):

@@ -283,12 +283,39 @@ def test_a_voided_update_is_forgotten_unless_it_is_being_applied():
     assert stage.tell(Void(to="r", model="net", transfer=B0, reason="")) == []
 
 
-def test_a_new_scheduler_finds_the_model_and_nothing_else():
+def test_a_new_scheduler_finds_the_model_and_what_the_primary_may_have_counted_on():
     stage = Stage(version=3)
     stage.bring(A0)
+    stage.bring(SumId(1, 7), B0)
+    stage.tell(expect(B1, members=(B1,)))
     stage.tell(act.EpochBegan(epoch=5))
-    assert not stage.model.transfers
-    assert stage.state.holds() == [ReplicaReported(replica="r", model="net", term=1, version=ModelVersion(1, 3))]
+    assert list(stage.model.transfers) == [A0]
+    assert stage.state.holds() == [
+        ReplicaReported(replica="r", model="net", term=1, version=ModelVersion(1, 3), held=(A0,))
+    ]
+
+
+def test_a_group_that_is_logged_twice_counts_once():
+    stage = Stage()
+    stage.log(1, A0)
+    stage.log(2, B0)
+    stage.log(2, B0)
+    stage.bring(B0)
+    (order,) = applied(stage.bring(A0))
+    assert order.version.number == 2
+
+
+def test_a_seed_that_is_older_than_the_model_does_not_take_it_back():
+    stage = Stage()
+    stage.tell(expect(W2, term=2, kind=UpdateKind.STATE, members=(update("seed"),)))
+    held = ServerHolds(server="s", spec=stage.spec, version=ModelVersion(1, 0), initialised=True)
+    stage.tell(offer(W2, connection=2, seed=act.SeedOffered(holds=held, steps=0)))
+    stage.log(1, A0)
+    stage.bring(A0)
+    stage.tell(PrefixApplied(model="net", version=ModelVersion(1, 1)))
+    found = stage.tell(act.PayloadReceived(transfer=W2, connection=2))
+    assert not any(isinstance(action, PlantSeed) for action in found)
+    assert reports(found)[-1] == ReplicaReported(replica="r", model="net", term=2, version=ModelVersion(1, 1))
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (1, 3, 0, 2)])

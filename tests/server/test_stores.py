@@ -11,7 +11,6 @@ import torch
 from mlfabric.protocol import ModelVersion, SumId, TransferId, UpdateId
 from mlfabric.server import actions as act
 from mlfabric.server.adding import add_up, is_finite
-from mlfabric.server.state import ServerConfig, ServerState
 from mlfabric.server.stores import Stores
 from mlfabric.specs import Layout, ModelSpec, TensorSpec
 from mlfabric.stepping import member_coefficients
@@ -27,8 +26,7 @@ class Rack:
 
     def __init__(self, spec: ModelSpec, seed: int = 0) -> None:
         self.said: list[act.ServerEvent] = []
-        state = ServerState(ServerConfig(name="s", receive_budget_bytes=1 << 20))
-        self.stores = Stores(state, self.said.append, None)
+        self.stores = Stores(self.said.append)
         self.stores.add(spec, store_of(spec, seed))
         self.spec = spec
 

@@ -160,6 +160,7 @@ def a_spec(draw: st.DrawFn) -> ModelSpec:
         tau_max=draw(st.none() | st.integers(0, 2**63 - 1)) if mode is Mode.ASYNCHRONOUS else None,
         slack=draw(u64) if mode is Mode.STALE_SYNCHRONOUS else 0,
         server=draw(text),
+        workers=draw(u32) if mode in (Mode.SYNCHRONOUS, Mode.STALE_SYNCHRONOUS) else 0,
     )
 
 
@@ -240,7 +241,14 @@ events: st.SearchStrategy[MemberEvent] = st.one_of(
     st.builds(RoundBroken, worker=st.just(ME), model=text, round=rounds, detail=text),
     pushes,
     gets,
-    st.builds(WorkerHolds, worker=st.just(ME), pushes=several(pushes), gets=several(gets), reduces=several(reduces)),
+    st.builds(
+        WorkerHolds,
+        worker=st.just(ME),
+        pushes=several(pushes),
+        gets=several(gets),
+        reduces=several(reduces),
+        clock=st.none() | u64,
+    ),
     holds,
     st.builds(CommitsReported, server=st.just(ME), model=text, commits=several(commits)),
     st.builds(InitialReceived, server=st.just(ME), model=text, version=versions),
@@ -401,5 +409,6 @@ welcomes = st.builds(
     initialise=st.booleans(),
     monitor_address=text,
     reason=text,
+    clock=u64,
 )
 link_rates = st.builds(LinkRate, host=name, up=st.booleans(), bps=u64, age_ns=u64)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -114,6 +115,53 @@ def test_when_the_daemon_is_killed_the_training_process_hears_it(tmp_path: Path)
         process.wait(10)
         with pytest.raises(mlfabric.FabricError, match=r"gone|left"):
             push_until_it_is_heard(worker, model)
+        worker.leave()
+
+
+def test_tensors_are_reduced_through_it_with_those_of_other_workers(tmp_path: Path) -> None:
+    before = segments()
+    with Fabric() as running, daemon(running, tmp_path) as (_, address), ThreadPoolExecutor(2) as pool:
+        together = [reducer(running, "w0", address), reducer(running, "w1", "")]
+        for numel, dtype in (
+            (0, torch.float32),
+            (3, torch.float16),
+            (300_001, torch.float64),
+            (300_001, torch.float64),
+        ):
+            given = [torch.arange(numel, dtype=dtype) * (i + 1) for i in range(2)]
+            made = [tensor.clone() for tensor in given]
+            assert list(pool.map(lambda worker, tensor: worker.all_reduce(tensor), together, made)) == [2, 2]
+            assert all(torch.equal(tensor, given[0] + given[1]) for tensor in made)
+        handles = [together[0].all_reduce_async(torch.ones(4)), together[1].all_reduce_async(torch.ones(5))]
+        for handle in handles:
+            with pytest.raises(mlfabric.RefusedError, match="same size"):
+                handle.result(15)
+        halves = [torch.full((4,), 1.0), torch.full((4,), 2.0)]
+        list(pool.map(lambda worker, tensor: worker.all_reduce(tensor, mlfabric.ReduceOp.MEAN), together, halves))
+        assert [half.tolist() for half in halves] == [[1.5] * 4] * 2
+        for worker in together:
+            worker.leave()
+        with pytest.raises(mlfabric.FabricClosedError):
+            together[0].all_reduce(torch.ones(1))
+    assert segments() <= before
+
+
+def reducer(running: Fabric, name: str, address: str) -> mlfabric.Worker:
+    settings = replace(running.settings(name), daemon=address)
+    model = {"w": torch.zeros(1, requires_grad=True)}
+    return mlfabric.register_as_worker(model, mode=mlfabric.Mode.ALL_REDUCE, workers=2, settings=settings)
+
+
+def test_an_all_reduce_ends_when_its_daemon_is_killed(tmp_path: Path) -> None:
+    with Fabric() as running, daemon(running, tmp_path) as (process, address):
+        worker = reducer(running, "w0", address)
+        tensor = torch.ones(4)
+        handle = worker.all_reduce_async(tensor)
+        process.kill()
+        process.wait(10)
+        with pytest.raises(mlfabric.FabricError, match="gone"):
+            handle.result(15)
+        assert tensor.tolist() == [1.0] * 4
         worker.leave()
 
 

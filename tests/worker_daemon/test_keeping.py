@@ -150,8 +150,34 @@ def test_what_breaks_is_sent_again_after_a_pause():
 def test_what_is_not_here_is_a_hole():
     stage = Stage()
     hole = NotKept(member="a", model="net", term=1, detail="a#7 is not here any more")
-    assert stage.tell(fold(7)) == [act.Request(event=hole, reason="")]
-    assert stage.tell(replicate(update(7))) == [act.Request(event=hole, reason="")]
+    assert stage.tell(fold(7)) == [act.Request(event=hole, reason=""), act.DropWindow(reason="")]
+    stage.tell(keep())
+    assert stage.tell(replicate(update(7))) == [act.Request(event=hole, reason=""), act.DropWindow(reason="")]
+
+
+def test_after_a_hole_no_window_is_sent_that_others_believe_to_be_whole():
+    stage = Stage().kept(0)
+    stage.tell(fold(0))
+    stage.tell(fold(7))
+    assert stage.tell(replicate(W1)) == []
+
+
+def test_an_order_that_comes_twice_is_carried_out_once():
+    stage = Stage()
+    stage.push(0)
+    assert stage.tell(fold(0))
+    assert stage.tell(fold(0)) == []
+    assert stage.tell(replicate(W1))
+    stage.tell(act.ReplicaAnswered(transfer=W1, ticket=b"t"))
+    assert stage.tell(replicate(W1)) == []
+
+
+def test_what_the_replica_has_is_sent_no_more_though_its_answer_was_lost():
+    stage = Stage().kept(0)
+    stage.tell(fold(0))
+    stage.tell(replicate(W1))
+    release = Release(to="a", model="net", term=1, updates=(update(0),), reason="")
+    assert stage.tell(release) == [act.EndReplicate(transfer=W1, reason="")]
 
 
 def test_what_the_seed_has_in_it_is_released():

@@ -87,11 +87,28 @@ def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize(
-    ("variable", "value"), [("MLFABRIC_UP", "fast"), ("MLFABRIC_DATA_PORTS", "a-b"), ("MLFABRIC_METRICS_PORT", "x")]
+    ("variable", "value"),
+    [
+        ("MLFABRIC_UP", "fast"),
+        ("MLFABRIC_DATA_PORTS", "a-b"),
+        ("MLFABRIC_METRICS_PORT", "x"),
+        ("MLFABRIC_WORKERS", "all"),
+    ],
 )
 def test_a_malformed_variable_is_named(variable: str, value: str) -> None:
     with pytest.raises(ConfigError, match=f"{value}.*allowed"):
         WorkerSettings.from_environment({variable: value})
+
+
+@pytest.mark.parametrize(("given", "number"), [(None, 4), (2, 2), (1, 1)])
+def test_the_environment_says_how_many_begin_together_unless_the_script_does(
+    monkeypatch: pytest.MonkeyPatch, given: int | None, number: int
+) -> None:
+    monkeypatch.setenv("MLFABRIC_WORKERS", "4")
+    with fabric() as running:
+        monkeypatch.setenv("MLFABRIC_SCHEDULER", running.scheduler.address)
+        with mlfabric.register_as_worker(small_model(), mode=mlfabric.Mode.SYNCHRONOUS, workers=given):
+            assert running.scheduler.state.models["model"].pushes.spec.workers == number
 
 
 def test_an_observer_hears_of_transfers_and_outcomes() -> None:

@@ -219,6 +219,21 @@ def test_a_new_scheduler_hears_of_everything_that_is_open(stage):
     assert stage.tell(act.EpochBegan(epoch=2)) == [asks(holds)]
 
 
+def test_a_worker_tells_the_next_scheduler_how_many_iterations_it_has_finished(stage):
+    stage.tell(act.EpochBegan(epoch=2, clock=7))
+    assert stage.state.holds().clock is None
+    stage.push(0)
+    stage.tell(answered(0, DONE))
+    stage.tell(act.EpochBegan(epoch=3, clock=100))
+    assert stage.state.holds().clock == 8
+
+
+def test_a_worker_that_its_scheduler_had_given_up_counts_from_where_it_is_told(stage):
+    stage.tell(act.EpochBegan(epoch=2, clock=7))
+    stage.tell(act.EpochBegan(epoch=2, clock=20))
+    assert stage.state.holds().clock == 20
+
+
 def test_requests_say_below_which_counter_all_outcomes_are_known(stage):
     for counter in range(3):
         stage.push(counter)

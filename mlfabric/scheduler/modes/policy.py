@@ -25,6 +25,7 @@ class Standing:
         clocks: of the workers that are waited for: all that train the model, but those silent for too long.
         under_way: the updates that are planned and not settled.
         is_under_way: a gradient is among them, or the present iteration still lacks one (synchronous).
+        missing: how many more workers the first iteration waits for; 0 once they have joined, for good.
         owed: those of the present iteration that were let go of on their way and are planned anew (synchronous).
     """
 
@@ -32,6 +33,7 @@ class Standing:
     clocks: Clocks
     under_way: Container[UpdateId]
     is_under_way: bool
+    missing: int = 0
     owed: Container[UpdateId] = ()
 
 

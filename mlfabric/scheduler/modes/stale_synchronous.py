@@ -7,7 +7,7 @@ each iteration together. Updates of workers that are behind are sent and committ
 
 from __future__ import annotations
 
-from mlfabric.protocol import Dropped, GetRequested, ModelVersion, PushRequested
+from mlfabric.protocol import Dropped, GetRequested, ModelVersion, PushRequested, UpdateKind
 from mlfabric.scheduler.modes.policy import NO_BOUND, Standing
 from mlfabric.scheduler.planning import Consistency, DropRule, PlannerConfig
 from mlfabric.scheduler.records import WaitingUpdate
@@ -39,11 +39,15 @@ class StaleSynchronous:
         return None
 
     def batch(self, waiting: list[WaitingUpdate], standing: Standing) -> list[WaitingUpdate]:
-        """Return all that waits."""
+        """Return all that waits; no gradients before all workers have joined that the job was to begin with."""
+        if standing.missing:
+            return [one for one in waiting if one.request.kind is UpdateKind.INITIAL]
         return waiting
 
     def holds_back(self, get: GetRequested, standing: Standing) -> str:
-        """Hold back a worker that is too far ahead of the slowest."""
+        """Hold back a worker that is too far ahead of the slowest, and all while nobody knows who that is."""
+        if awaited := sorted(standing.clocks.awaited):
+            return f"how far {', '.join(awaited)} came before the scheduler began anew is not known yet"
         clock, slowest = standing.clocks.at(get), standing.clocks.slowest
         if clock <= slowest + self._slack:
             return ""

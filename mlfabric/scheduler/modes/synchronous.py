@@ -51,6 +51,8 @@ class Synchronous:
         initial = [one for one in waiting if one.request.kind is UpdateKind.INITIAL]
         if standing.is_under_way:
             return initial + [one for one in waiting if one.request.update in standing.owed]
+        if standing.missing:
+            return initial
         firsts: dict[str, WaitingUpdate] = {}
         for one in sorted(waiting, key=lambda one: one.request.update):
             request = one.request

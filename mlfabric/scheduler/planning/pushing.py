@@ -7,7 +7,7 @@ could relay it: nothing is to be summed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import numpy as np
@@ -28,7 +28,7 @@ from mlfabric.scheduler.planning.search import MOST_UPDATES, improve, reordered
 from mlfabric.scheduler.planning.shards import order_parts
 from mlfabric.scheduler.planning.stored import forward_stored
 from mlfabric.scheduler.planning.trees import forward_trees
-from mlfabric.scheduler.planning.values import Left, Ordering
+from mlfabric.scheduler.planning.values import Left, Ordering, Slot
 
 __all__ = ["Pushed", "objective_of", "push"]
 
@@ -104,9 +104,9 @@ def _directly(batch: Batch, ordering: Ordering, network: Network, state: FabricS
     """The hot case: what the ordering says is the plan."""
     server = state.servers[0]
     sources = {candidate.update: candidate for candidate in batch.updates}
+    ordering = replace(ordering, slots=tuple(ordering.slots))  # all are looked at, several times
 
-    def transfer(place: int) -> Transfer:
-        slot = ordering.slots[place]
+    def transfer(slot: Slot) -> Transfer:
         candidate = sources[slot.update]
         path = network.path(candidate.source, server)
         return Transfer(
@@ -123,7 +123,7 @@ def _directly(batch: Batch, ordering: Ordering, network: Network, state: FabricS
             planned=candidate.in_flight is None,
         )
 
-    transfers = [transfer(place) for place in range(len(ordering.slots))]
+    transfers = [transfer(slot) for slot in ordering.slots]
     last = [(i,) for i in range(len(transfers))]
     return _alone(batch, ordering, transfers, last, [t.arrive_ns for t in transfers], state, config)
 

@@ -58,3 +58,51 @@ def test_an_update_s_clock_counts_its_worker_s_earlier_ones(steps, worker, count
     get = GetRequested(get=GetId(worker, 1, 0), model="net", min_version=ModelVersion(0, 0), after_update=update)
     is_open = counter in asked.get(worker, ())
     assert clocks.at(get) == finished.get(worker, 0) + (earlier + 1 if is_open else 0)
+
+
+def test_who_comes_back_to_a_new_scheduler_says_how_far_it_is():
+    clocks = Clocks()
+    clocks.wait_for("a")
+    clocks.wait_for("b")
+    assert (sorted(clocks), len(clocks), sorted(clocks.awaited)) == (["a", "b"], 0, ["a", "b"])
+    clocks.join("a")
+    assert sorted(clocks.awaited) == ["a", "b"]
+    clocks.hear("a", 7)
+    clocks.join("b")
+    clocks.hear("b", 5)
+    assert (clocks.finished("a"), clocks.finished("b"), clocks.slowest, list(clocks.awaited)) == (7, 5, 5, [])
+
+
+def test_who_is_counted_goes_on_whatever_it_says():
+    clocks = Clocks()
+    clocks.join("a")
+    clocks.ask(UpdateId("a", 1, 0))
+    clocks.settle(UpdateId("a", 1, 0))
+    clocks.hear("a", 9)
+    assert clocks.finished("a") == 1
+    clocks.wait_for("a")
+    assert not clocks.awaited
+
+
+def test_who_was_awaited_and_given_up_begins_where_the_slowest_is():
+    clocks = Clocks()
+    for worker in ("a", "b"):
+        clocks.wait_for(worker)
+    clocks.hear("a", 40)
+    clocks.leave("b")
+    assert clocks.slowest == 40
+    clocks.join("b")
+    assert clocks.beginning("b") == 40
+    clocks.hear("b", 3)
+    assert clocks.finished("b") == 40
+    assert clocks.beginning("b") == 0
+
+
+def test_a_newcomer_that_is_there_before_those_who_come_back_is_no_further_behind_than_they():
+    clocks = Clocks()
+    clocks.wait_for("old")
+    clocks.join("new")
+    clocks.hear("new", None)
+    assert clocks.finished("new") == 0
+    clocks.hear("old", 12)
+    assert clocks.finished("new") == 12

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from mlfabric.protocol import (
+    AppliedIds,
     DropReason,
     Expect,
     Fetch,
@@ -16,10 +17,12 @@ from mlfabric.protocol import (
     MemberSilent,
     Send,
     TransferEnd,
+    Welcome,
+    WorkerHolds,
 )
 from mlfabric.scheduler.modes.policy import NO_BOUND
 from mlfabric.specs import Mode
-from tests.scheduler.stage import GIGABIT, SPEC, Stage, committed, ended, get, push, update
+from tests.scheduler.stage import GIGABIT, SPEC, Stage, committed, ended, get, holds, push, update
 
 SLACK = 1
 STALE = replace(SPEC, mode=Mode.STALE_SYNCHRONOUS, tau_max=None, slack=SLACK)
@@ -159,3 +162,58 @@ def test_a_lone_worker_is_never_held_back():
         finish(stage, "a", counter)
         assert fetchers(stage.ask(get("a", counter, after=update("a", counter)))) == ["a"]
         stage.tell(ended(get("a", counter).get, TransferEnd.SERVED))
+
+
+def begun_anew(*came: tuple[str, int]) -> Stage:
+    """A new scheduler, to which the server came back, and workers that said how many iterations they have finished."""
+    stage = Stage(epoch=2, silence_ns=10**9)
+    stage.server(held=(STALE,))
+    stage.tell(holds(9, spec=STALE, applied=(applied("a"), applied("b"))))
+    for name, clock in came:
+        stage.worker(name, spec=STALE)
+        stage.tell(WorkerHolds(worker=name, pushes=(), gets=(), clock=clock))
+    return stage
+
+
+def applied(worker: str) -> AppliedIds:
+    return AppliedIds(worker=worker, incarnation=1, low=4, recent=())
+
+
+def test_a_new_scheduler_answers_nobody_before_it_has_heard_of_all_that_the_server_knows():
+    stage = begun_anew(("a", 5))
+    assert stage.ask(get("a")) == []
+    (why,) = stage.state.models["net"].gets.held_back("a")
+    assert why == "how far b came before the scheduler began anew is not known yet"
+    stage.worker("b", spec=STALE)
+    assert fetchers(stage.ask(WorkerHolds(worker="b", pushes=(), gets=(), clock=4))) == ["a"]
+
+
+def test_a_new_scheduler_keeps_the_slack_between_those_who_come_back():
+    stage = begun_anew(("a", 5), ("b", 3))
+    assert stage.ask(get("a")) == []
+    assert fetchers(stage.ask(get("b"))) == ["b"]
+
+
+def test_who_does_not_come_back_to_a_new_scheduler_is_waited_for_as_if_it_were_silent():
+    stage = begun_anew(("a", 5))
+    assert stage.ask(get("a")) == []
+    stage.wait(1000)
+    assert fetchers(stage.tick()) == ["a"]
+
+
+def test_an_update_that_a_worker_holds_and_the_server_has_committed_is_a_finished_iteration():
+    stage = begun_anew(("a", 3))
+    stage.worker("b", spec=STALE)
+    known = replace(applied("c"), recent=((4, stage.pushes.version, 0),))
+    stage.tell(holds(9, spec=STALE, applied=(known,)))
+    stage.worker("c", spec=STALE)
+    stage.tell(WorkerHolds(worker="c", pushes=(push("c", 4),), gets=(), clock=4))
+    assert stage.pushes.clocks.finished("c") == 5
+
+
+def test_who_joins_late_is_told_where_it_begins():
+    stage = staged()
+    finish(stage, "a", 0)
+    finish(stage, "b", 0)
+    (welcome,) = [i for i in stage.worker("late", spec=STALE) if isinstance(i, Welcome)]
+    assert welcome.clock == 1

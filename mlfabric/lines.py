@@ -1,0 +1,200 @@
+"""The data connections that others open to a member that takes transfers in: frames in, frames out. Decides nothing.
+
+Shell-level, shared by servers, replicas and aggregators. One reader per connection turns frames into what the member
+does about them; what it answers goes out by the connection's number. A connection carries one transfer at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeAlias, TypeVar
+
+from google.protobuf.message import DecodeError
+
+from mlfabric import wire
+from mlfabric.channels import TICKET_BYTES, Connection, ConnectionClosedError, Frame, FrameKind, TransferRecord
+from mlfabric.errors import FabricError, TransferError
+from mlfabric.protocol import GetId, Outcome, TransferId, UpdateId
+from mlfabric.v1 import data_pb2
+
+__all__ = ["Line", "Lines", "Recorded", "reason_of"]
+
+# A reason quotes what was given, and a frame holds only so much.
+LONGEST_REASON = 4096
+Recorded: TypeAlias = Callable[[TransferRecord, str], None]
+"""Takes the record of a transfer and its other end."""
+
+
+@dataclass(slots=True)
+class Line:
+    """One connection and the transfer that it carries now.
+
+    Args:
+        number: what the state machine calls it.
+        connection: its frames.
+        ticket: of the transfer that was begun last.
+        peer_host: the host at the other end, as it says.
+        transfer: what is offered or on its way in; None if nothing is.
+        get: what is wanted or on its way out; None if nothing is.
+        image: the bytes that came with an offer and wait for their slot.
+        abandoned: closed from this end.
+        running: tasks that send on it.
+    """
+
+    number: int
+    connection: Connection
+    ticket: bytes = bytes(TICKET_BYTES)
+    peer_host: str = ""
+    transfer: TransferId | None = None
+    get: GetId | None = None
+    image: bytes = b""
+    abandoned: bool = False
+    running: set[asyncio.Task[None]] = field(default_factory=set)
+
+
+LineT = TypeVar("LineT", bound=Line)
+
+
+class Lines(ABC, Generic[LineT]):
+    """Every data connection that was opened to one member.
+
+    Args:
+        make: makes a line of its number and its connection.
+        log: the member's log.
+        failed: told of every connection that broke, or whose other end broke the rules.
+    """
+
+    def __init__(
+        self, make: Callable[[int, Connection], LineT], log: logging.Logger, failed: Callable[[], None]
+    ) -> None:
+        self._make = make
+        self._log = log
+        self._failed = failed
+        self._lines: dict[int, LineT] = {}
+        self._numbers = itertools.count(1)
+
+    # Frames in
+
+    async def serve(self, connection: Connection) -> None:
+        """Read one connection until it ends."""
+        line = self._make(next(self._numbers), connection)
+        self._lines[line.number] = line
+        detail = "it was closed"
+        try:
+            while True:
+                await self._read(line)
+        except ConnectionClosedError:
+            pass
+        except (FabricError, DecodeError) as error:
+            detail = str(error)
+            if not line.abandoned:
+                self._failed()
+                self._log.info("data connection from %s: %s", connection.peer, error)
+        finally:
+            del self._lines[line.number]
+            connection.close()
+            self._broke(line, detail)
+
+    async def _read(self, line: LineT) -> None:
+        frame = await line.connection.receive()
+        match frame.kind:
+            case FrameKind.OFFER:
+                self._begin_offer(line, frame)
+            case FrameKind.WANT:
+                self._begin_want(line, frame)
+            case FrameKind.PAYLOAD:
+                await self._payload(line, frame)
+            case FrameKind.REFUSE:
+                self._taken_back(line, reason_of(frame))
+            case _:
+                raise TransferError(f"a {frame.kind.name} frame came; allowed: OFFER, PAYLOAD, REFUSE, WANT")
+
+    def _begin_offer(self, line: LineT, frame: Frame) -> None:
+        meta = data_pb2.OfferMeta.FromString(frame.meta)
+        _must_be_idle(line)
+        if meta.image and len(meta.image) != meta.size_bytes:
+            raise TransferError(f"an offer of {meta.size_bytes} bytes came with {len(meta.image)} of them")
+        line.transfer, line.ticket, line.peer_host = wire.from_transfer_id(meta.transfer), frame.ticket, meta.host
+        line.image = meta.image
+        self._offered(line, line.transfer, meta, frame.digest)
+
+    def _begin_want(self, line: LineT, frame: Frame) -> None:
+        meta = data_pb2.WantMeta.FromString(frame.meta)
+        _must_be_idle(line)
+        line.get, line.ticket, line.peer_host = wire.from_get_id(meta.get), frame.ticket, meta.host
+        self._wanted(line, line.get)
+
+    @abstractmethod
+    def _offered(self, line: LineT, transfer: TransferId, meta: data_pb2.OfferMeta, digest: int) -> None:
+        """Do something about an offer; the line says the rest."""
+
+    @abstractmethod
+    def _wanted(self, line: LineT, get: GetId) -> None:
+        """Do something about a want."""
+
+    @abstractmethod
+    async def _payload(self, line: LineT, frame: Frame) -> None:
+        """Receive the bytes that a frame announces, and their seal."""
+
+    @abstractmethod
+    def _taken_back(self, line: LineT, reason: str) -> None:
+        """Do something about a sender that takes back what it offered."""
+
+    @abstractmethod
+    def _broke(self, line: LineT, detail: str) -> None:
+        """Do something about what a connection carried when it ended."""
+
+    # Frames out
+
+    def refuse(self, connection: int, reason: str) -> None:
+        """Tell the other end that this transfer will not be."""
+        meta = data_pb2.RefuseMeta(reason=reason[:LONGEST_REASON])
+        self._end(connection, FrameKind.REFUSE, meta.SerializeToString())
+
+    def abandon(self, connection: int) -> None:
+        """Close a connection in the middle of its transfer."""
+        line = self._lines.get(connection)
+        if line is not None:
+            line.transfer = line.get = None
+            line.abandoned = True
+            line.connection.close()
+
+    def _answer(self, connection: int, outcomes: Mapping[UpdateId, Outcome], server_epoch: int) -> None:
+        meta = wire.to_outcomes(outcomes, server_epoch)
+        self._end(connection, FrameKind.OUTCOME, meta.SerializeToString())
+
+    def _end(self, connection: int, kind: FrameKind, meta: bytes) -> None:
+        line = self._lines.get(connection)
+        if line is not None:
+            line.transfer = line.get = None
+            line.image = b""
+            self._send(line, kind, meta)
+
+    def _send(self, line: LineT, kind: FrameKind, meta: bytes = b"") -> None:
+        self._spawn(line, self._send_frame(line, Frame(kind=kind, ticket=line.ticket, meta=meta)))
+
+    async def _send_frame(self, line: LineT, frame: Frame) -> None:
+        try:
+            await line.connection.send(frame)
+        except TransferError as error:
+            self._log.debug("cannot answer %s: %s", line.connection.peer, error)
+
+    def _spawn(self, line: LineT, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(coroutine)
+        line.running.add(task)
+        task.add_done_callback(line.running.discard)
+
+
+def reason_of(refusal: Frame) -> str:
+    """Return why the other end refuses; what becomes of it may have to fit into a frame again."""
+    return data_pb2.RefuseMeta.FromString(refusal.meta).reason[:LONGEST_REASON]
+
+
+def _must_be_idle(line: Line) -> None:
+    if line.transfer is not None or line.get is not None:
+        raise TransferError(f"a second transfer was begun on one connection while {line.transfer or line.get} runs")

@@ -1,0 +1,162 @@
+"""What the scheduler shows to Prometheus: updates by their fate, plans, sums, members, rates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from mlfabric.protocol import Committed, ModelVersion, Outcome
+from mlfabric.specs import Role
+from mlfabric.telemetry.observed import BATCH_UPDATES, direction, settled_as
+
+DELAY_VERSIONS = (0, 1, 2, 4, 8, 16, 32, 64)
+BRIEF_S = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 1e-1, 1.0)
+
+ROUND_S = (1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 1e-1, 2e-1, 5e-1, 1.0, 2.0, 5.0, 10.0)
+
+
+class SchedulerMetrics:
+    """What the scheduler decided and what it decides on."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        self._delay = cache(
+            Histogram(
+                "mlfabric_update_delay_versions",
+                "Delay of committed updates: versions that others made since theirs was read.",
+                ["model"],
+                buckets=DELAY_VERSIONS,
+                registry=registry,
+            ).labels
+        )
+        self._updates = cache(
+            Counter(
+                "mlfabric_updates_total",
+                "Updates by what became of them; cause says why an update was dropped.",
+                ["model", "worker", "outcome", "cause"],
+                registry=registry,
+            ).labels
+        )
+        self._plan = Histogram("mlfabric_plan_seconds", "Time to plan one batch.", buckets=BRIEF_S, registry=registry)
+        self._batch = Histogram(
+            "mlfabric_batch_updates", "Updates planned together.", buckets=BATCH_UPDATES, registry=registry
+        )
+        self._group = cache(
+            Histogram(
+                "mlfabric_group_updates",
+                "Updates in each planned group, by the shape of its way to the server.",
+                ["shape"],
+                buckets=BATCH_UPDATES,
+                registry=registry,
+            ).labels
+        )
+        self._torn = cache(
+            Counter(
+                "mlfabric_sums_torn_total", "Planned sums given up, by reason.", ["cause"], registry=registry
+            ).labels
+        )
+        self._queue = cache(
+            Gauge("mlfabric_queue_updates", "Updates that wait for a plan.", ["model"], registry=registry).labels
+        )
+        self._version = cache(
+            Gauge("mlfabric_model_version", "Newest version of the model.", ["model"], registry=registry).labels
+        )
+        self._rate = cache(
+            Gauge(
+                "mlfabric_link_rate_bytes_per_second",
+                "Rate that plans are made with, of one direction of a host's link.",
+                ["host", "direction"],
+                registry=registry,
+            ).labels
+        )
+        self._members = cache(
+            Gauge(
+                "mlfabric_members", "Members that joined, by role and state.", ["role", "state"], registry=registry
+            ).labels
+        )
+        self._round_s = cache(
+            Histogram(
+                "mlfabric_round_seconds",
+                "Time of a round of AllReduce, from its plan until every worker had the result.",
+                ["model"],
+                buckets=ROUND_S,
+                registry=registry,
+            ).labels
+        )
+        self._round_bytes = cache(
+            Counter(
+                "mlfabric_round_bytes",
+                "Bytes of the tensors that were reduced, of one worker each.",
+                ["model"],
+                registry=registry,
+            ).labels
+        )
+        self._rounds_voided = cache(
+            Counter(
+                "mlfabric_rounds_voided_total",
+                "Rounds of AllReduce that were begun and given up, to be done again or not.",
+                ["model"],
+                registry=registry,
+            ).labels
+        )
+        self._counted: set[tuple[str, str]] = set()
+        self._decision = Histogram(
+            "mlfabric_decision_seconds",
+            "Time to handle one event in the state machine.",
+            buckets=BRIEF_S,
+            registry=registry,
+        )
+
+    def settled(self, model: str, worker: str, outcome: Outcome) -> None:
+        """Count an update whose outcome is known, and the delay of a committed one."""
+        self._updates(model, worker, *settled_as(outcome)).inc()
+        if isinstance(outcome, Committed):
+            self._delay(model).observe(outcome.tau)
+
+    def plan(self, seconds: float, updates: int) -> None:
+        """Observe one plan: how long it took to make, over how many updates."""
+        self._plan.observe(seconds)
+        self._batch.observe(updates)
+
+    def groups(self, shape: str, updates: int, number: int) -> None:
+        """Observe that ``number`` groups of so many updates were planned in one shape."""
+        for _ in range(number):
+            self._group(shape).observe(updates)
+
+    def torn(self, cause: str, number: int) -> None:
+        """Count planned sums that were given up."""
+        self._torn(cause).inc(number)
+
+    def round(self, model: str, seconds: float, n_bytes: int) -> None:
+        """Observe a round that every worker has the result of."""
+        self._round_s(model).observe(seconds)
+        self._round_bytes(model).inc(n_bytes)
+
+    def round_voided(self, model: str) -> None:
+        """Count a round that was given up."""
+        self._rounds_voided(model).inc()
+
+    def decision(self, seconds: float) -> None:
+        """Observe how long the state machine took over one event."""
+        self._decision.observe(seconds)
+
+    def queue(self, model: str, updates: int) -> None:
+        """Set how many updates wait for a plan."""
+        self._queue(model).set(updates)
+
+    def version(self, model: str, version: ModelVersion) -> None:
+        """Set the newest version of a model."""
+        self._version(model).set(version.number)
+
+    def link_rate(self, host: str, up: bool, bps: float) -> None:
+        """Set the rate in bit/s that plans are made with."""
+        self._rate(host, direction(up)).set(bps / 8)
+
+    def members(self, counts: Mapping[tuple[Role, str], int]) -> None:
+        """Set how many members of each role are in each state; what is not named is 0."""
+        named = {(role.value, state): n for (role, state), n in counts.items()}
+        self._counted |= named.keys()
+        for labels in self._counted:
+            self._members(*labels).set(named.get(labels, 0))

@@ -1,0 +1,95 @@
+"""What a parameter server shows to Prometheus: commits, steps, checkpoints, traffic, memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from mlfabric.protocol import Commit, ModelVersion
+from mlfabric.telemetry.observed import WAIT_S, Traffic, Transferred
+
+
+class ServerMetrics:
+    """What a parameter server committed, moved and holds."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        self._commits = cache(
+            Counter("mlfabric_commits_total", "Updates applied to the model.", ["model"], registry=registry).labels
+        )
+        self._version = cache(
+            Gauge("mlfabric_model_version", "Version that the server holds.", ["model"], registry=registry).labels
+        )
+        self._step = cache(
+            Histogram(
+                "mlfabric_commit_seconds",
+                "Time to compute and install one step.",
+                ["model"],
+                buckets=WAIT_S,
+                registry=registry,
+            ).labels
+        )
+        self._checkpoint = cache(
+            Histogram(
+                "mlfabric_checkpoint_seconds",
+                "Time to write one checkpoint.",
+                ["model"],
+                buckets=WAIT_S,
+                registry=registry,
+            ).labels
+        )
+        self._memory = cache(
+            Gauge("mlfabric_server_memory_bytes", "Tensor memory held, by kind.", ["kind"], registry=registry).labels
+        )
+        self._received = cache(
+            Counter(
+                "mlfabric_received_total",
+                "Transfers that came completely, by kind: a lone update, or a sum of several.",
+                ["model", "kind"],
+                registry=registry,
+            ).labels
+        )
+        self._broken = Counter(
+            "mlfabric_broken_connections_total",
+            "Data connections that broke, or whose other end broke the rules.",
+            registry=registry,
+        )
+        self._kinds: set[str] = set()
+        self._traffic = Traffic(registry)
+
+    def received(self, model: str, kind: str) -> None:
+        """Count one complete transfer of an update or a sum."""
+        self._received(model, kind).inc()
+
+    def commit(self, model: str, commit: Commit) -> None:
+        """Count one commit and set the version that it made."""
+        self._commits(model).inc()
+        self._version(model).set(commit.version.number)
+
+    def version(self, model: str, version: ModelVersion) -> None:
+        """Set the version that the server holds, where no commit made it (initial weights, a resumed model)."""
+        self._version(model).set(version.number)
+
+    def step(self, model: str, seconds: float) -> None:
+        """Observe how long one step took to compute and install."""
+        self._step(model).observe(seconds)
+
+    def checkpoint(self, model: str, seconds: float) -> None:
+        """Observe how long one checkpoint took to write."""
+        self._checkpoint(model).observe(seconds)
+
+    def connection_broke(self) -> None:
+        """Count a data connection that broke."""
+        self._broken.inc()
+
+    def transfer(self, record: Transferred, peer: str) -> None:
+        """Count the bytes of a transfer from or to ``peer``."""
+        self._traffic.add(record, peer)
+
+    def memory(self, kinds: Mapping[str, int]) -> None:
+        """Set the bytes held by kind; what is not named is 0."""
+        self._kinds |= kinds.keys()
+        for kind in self._kinds:
+            self._memory(kind).set(kinds.get(kind, 0))

@@ -1,0 +1,52 @@
+"""What a worker's daemon shows to Prometheus: pushes, gets, what is under way, traffic."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from mlfabric.protocol import Outcome
+from mlfabric.telemetry.observed import WAIT_S, Traffic, Transferred, settled_as
+
+
+class WorkerMetrics:
+    """What a worker's daemon pushed and got."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        self._push = Histogram(
+            "mlfabric_push_seconds", "Time from a push to its outcome.", buckets=WAIT_S, registry=registry
+        )
+        self._get = Histogram(
+            "mlfabric_get_seconds", "Time from asking for a model to having it.", buckets=WAIT_S, registry=registry
+        )
+        self._updates = cache(
+            Counter(
+                "mlfabric_worker_updates_total",
+                "This worker's updates by what became of them.",
+                ["outcome", "cause"],
+                registry=registry,
+            ).labels
+        )
+        self._in_flight = Gauge(
+            "mlfabric_worker_in_flight_updates", "Updates pushed and without outcome.", registry=registry
+        )
+        self._traffic = Traffic(registry)
+
+    def settled(self, outcome: Outcome, seconds: float) -> None:
+        """Count an update's outcome and observe the time from its push to it."""
+        self._updates(*settled_as(outcome)).inc()
+        self._push.observe(seconds)
+
+    def got(self, seconds: float) -> None:
+        """Observe how long a get took."""
+        self._get.observe(seconds)
+
+    def in_flight(self, updates: int) -> None:
+        """Set how many updates have no outcome yet."""
+        self._in_flight.set(updates)
+
+    def transfer(self, record: Transferred, peer: str) -> None:
+        """Count the bytes of a transfer from or to ``peer``."""
+        self._traffic.add(record, peer)
