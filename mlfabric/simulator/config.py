@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -9,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from mlfabric.scheduler.planning import DropRule
 from mlfabric.specs import Mode, RuleKind, RuleSpec, Schedule
 
-__all__ = ["CALM", "STORMY", "FaultRates", "SimulationConfig", "Summary"]
+__all__ = ["CALM", "STORMY", "WITH_REPLICAS", "FaultRates", "SimulationConfig", "Summary"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,9 @@ class FaultRates:
         late: share of messages that take up to a hundred times the usual latency.
         outcome_lost: share of answers to an update whose connection breaks just before they arrive.
         odd: share of updates that ought to be refused: NaN, wrong size or layout, a version of the future, changed.
+        replica_stream_hz: how often a replica's stream breaks.
+        replica_hz: how often a replica's process dies; most come back, with nothing, or another one takes their place.
+        away: share of attempts to join again that are made only after a second or so.
     """
 
     worker_stream_hz: float = 0.0
@@ -42,6 +46,9 @@ class FaultRates:
     late: float = 0.0
     outcome_lost: float = 0.0
     odd: float = 0.0
+    replica_stream_hz: float = 0.0
+    replica_hz: float = 0.0
+    away: float = 0.0
 
 
 PLAIN = RuleSpec(lr=0.5)
@@ -70,6 +77,7 @@ STORMY = FaultRates(
     outcome_lost=0.05,
     odd=0.08,
 )
+WITH_REPLICAS = replace(STORMY, replica_stream_hz=2.0, replica_hz=1.0, away=0.1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +92,9 @@ class SimulationConfig:
         beside_workers: aggregators share the hosts of workers.
         most_updates: that an aggregator takes into one sum; 0 for any number.
         sum_updates: how many updates fit into an aggregator's budget.
+        replicas: how many of the servers have one at the beginning.
+        div_max, div_max_updates: how far a primary may be ahead of its replica, see ``Following``.
+        calm_updates: how many more updates each worker pushes once the storm is over.
         mode, slack, rule: of each model.
         in_flight: updates that each worker has under way at most, >= 1.
         tau_max: of each model, if it is asynchronous; None as in ``ModelSpec``.
@@ -105,6 +116,10 @@ class SimulationConfig:
     beside_workers: bool = False
     most_updates: int = 0
     sum_updates: int = 4
+    replicas: int = 0
+    div_max: float = math.inf
+    div_max_updates: int | None = None
+    calm_updates: int = 0
     mode: Mode = Mode.ASYNCHRONOUS
     slack: int = 0
     rule: RuleSpec = PLAIN
@@ -177,6 +192,24 @@ class SimulationConfig:
             in_flight=rng.choice((1, 2)),
         )
 
+    @classmethod
+    def drawn_with_replicas(
+        cls, seed: int, faults: FaultRates = WITH_REPLICAS, mode: Mode = Mode.ASYNCHRONOUS
+    ) -> SimulationConfig:
+        """Draw a fabric whose servers have replicas, within one bound or two; some of them have aggregators, too."""
+        rng = random.Random(f"replicas {seed}")
+        base = cls.drawn_with_sums(seed, faults, mode)
+        updates = rng.choice((None, 0, 1, 3, 8, 20))
+        return replace(
+            base,
+            workers=rng.choice((1, 2, 3, 4, 6)),
+            aggregators=rng.choice((0, 0, base.aggregators)),
+            replicas=1,
+            div_max=rng.choice((0.0, 0.5, 2.0, 10.0) if updates is None else (math.inf, math.inf, 2.0)),
+            div_max_updates=updates,
+            calm_updates=6,
+        )
+
 
 @dataclass(slots=True)
 class Summary:
@@ -185,6 +218,8 @@ class Summary:
     Args:
         sums: how many were committed, by how many updates they had.
         handed_on: gets that an aggregator answered.
+        promises: how often a primary came to be within the bound of a replica that follows.
+        terms_by_hole: how many of the last scheduler's terms were begun because something was missing.
     """
 
     seed: int
@@ -196,5 +231,7 @@ class Summary:
     gets: int = 0
     sums: Counter[int] = field(default_factory=Counter)
     handed_on: int = 0
+    promises: int = 0
+    terms_by_hole: int = 0
     faults: Counter[str] = field(default_factory=Counter)
     digest: int = 0

@@ -62,6 +62,11 @@ class StoreDouble:
         """How many gets hold a version."""
         return sum(buffer.pins for buffer in self._buffers)
 
+    @property
+    def weights(self) -> Weights:
+        """The weights and the rule's history."""
+        return self.value, self._history
+
     def initialise(self, value: int) -> None:
         """Take the first weights."""
         assert self._current is None, "the model was given weights twice"
@@ -139,6 +144,10 @@ class ReceiveBuffers:
 
     def __len__(self) -> int:
         return len(self._by_transfer)
+
+    def names(self) -> set[TransferId]:
+        """Return the transfers that have one."""
+        return set(self._by_transfer)
 
     def reserve(self, transfer: TransferId, connection: int) -> None:
         """Reserve a buffer for what this connection will bring."""

@@ -9,13 +9,27 @@ An image is what travels: one number for each tensor carried. It travels in chun
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 
 from mlfabric.rules import RuleKind, RuleSpec
 from mlfabric.stepping import transition
 
-__all__ = ["PRIME", "Image", "Weights", "cut", "exact", "joined", "mean_of", "single_step", "sum_step"]
+__all__ = [
+    "PRIME",
+    "Image",
+    "Weights",
+    "added",
+    "after_window",
+    "carried",
+    "cut",
+    "exact",
+    "joined",
+    "mean_of",
+    "own_step",
+    "single_step",
+    "sum_step",
+]
 
 PRIME = (1 << 127) - 1
 
@@ -78,3 +92,45 @@ def sum_step(rule: RuleSpec, weights: Weights, image: Image, lrs: tuple[float, .
     if len(image) < 2:
         return moved % PRIME, history
     return moved % PRIME, (exact(places.hw) * value + exact(places.hh) * history + image[1]) % PRIME
+
+
+# Windows and prefixes: what workers fold for a replica, and what it makes of it
+
+
+def carried(rule: RuleSpec, image: Image, lrs: Sequence[float]) -> Image:
+    """Return what the steps of these learning rates make of the images of a window that ends before them."""
+    ww, wh, hw, hh = _places(rule, lrs)
+    if len(image) == 1:
+        return (ww * image[0] % PRIME,)
+    return (ww * image[0] + wh * image[1]) % PRIME, (hw * image[0] + hh * image[1]) % PRIME
+
+
+def own_step(rule: RuleSpec, gradient: int, lr: float, share: float) -> Image:
+    """Return the window of one update: its step without what was before; ``share`` is one over a whole number."""
+    step = -exact(lr) * gradient * pow(round(1 / share), -1, PRIME) % PRIME
+    return (step,) * rule.sum_images
+
+
+def added(image: Image, other: Image) -> Image:
+    """Return two windows of the same places as one."""
+    return tuple((a + b) % PRIME for a, b in zip(image, other, strict=True))
+
+
+def after_window(rule: RuleSpec, weights: Weights, image: Image, lrs: Sequence[float]) -> Weights:
+    """Return what a window over all of these steps makes of weights and history."""
+    value, history = weights
+    ww, wh, hw, hh = _places(rule, lrs)
+    moved = (ww * value + wh * history + image[0]) % PRIME
+    return moved, (hw * value + hh * history + image[1]) % PRIME if len(image) > 1 else history
+
+
+def _places(rule: RuleSpec, lrs: Sequence[float]) -> tuple[int, int, int, int]:
+    """Return the transition of these steps, see ``stepping``; here it is exact however many they are."""
+    gamma, decay = exact(rule.server_momentum), exact(rule.server_weight_decay)
+    ww, wh, hw, hh = 1, 0, 0, 1
+    for lr in lrs:
+        lost = exact(lr) * decay % PRIME
+        from_weights, from_history = gamma * hw - lost * ww, gamma * hh - lost * wh
+        ww, wh = (ww + from_weights) % PRIME, (wh + from_history) % PRIME
+        hw, hh = from_weights % PRIME, from_history % PRIME
+    return ww, wh, hw, hh

@@ -10,13 +10,16 @@ from functools import partial
 from mlfabric.protocol import (
     Dropped,
     Expect,
+    Followed,
     GetId,
     Instruction,
     MemberEvent,
     MemberJoined,
     MonitorAt,
+    Seed,
     Tick,
     TransferId,
+    Unfollowed,
     UpdateId,
     UpdateKind,
     Welcome,
@@ -24,12 +27,14 @@ from mlfabric.protocol import (
 from mlfabric.server import actions as act
 from mlfabric.server.serving import weight_buffers
 from mlfabric.server.state import ServerConfig, ServerState
-from mlfabric.simulator.calls import Caller
+from mlfabric.server.transfers import IncomingTransfer
+from mlfabric.simulator.calls import Book, Caller
 from mlfabric.simulator.double import Held, ReceiveBuffers, StoreDouble
 from mlfabric.simulator.exact import Image
 from mlfabric.simulator.flows import Flows
 from mlfabric.simulator.lines import Connection, End
 from mlfabric.simulator.payloads import Feed, Payload, Way
+from mlfabric.simulator.seeding import Copy, SimulatedSeeder, Turns
 from mlfabric.simulator.session import Listener, Session, SessionCallbacks
 from mlfabric.simulator.witness import Witness
 from mlfabric.simulator.world import Timer, World
@@ -57,7 +62,9 @@ class SimulatedServer:
 
     chunks = 1
 
-    def __init__(self, world: World, flows: Flows, scheduler: Listener, witness: Witness, name: str) -> None:
+    def __init__(
+        self, world: World, flows: Flows, scheduler: Listener, witness: Witness, book: Book, name: str
+    ) -> None:
         self.name = name
         self.host = f"host of {name}"
         budget = world.config.receive_updates * world.config.model_bytes
@@ -74,6 +81,8 @@ class SimulatedServer:
         self._queue: deque[act.ServerEvent | Tick] = deque()
         self._is_draining = False
         self._timer: Timer | None = None
+        self._turns = Turns()
+        self.seeder = SimulatedSeeder(world, self.host, book, self._turns, self._copied)
         flows.add_host(self.host, world.config.server_bps)
 
     @property
@@ -97,12 +106,24 @@ class SimulatedServer:
         return MemberJoined(member=member, held=tuple(h.spec for h in self.state.holds()))
 
     def _admitted(self, welcome: Welcome) -> list[MemberEvent]:
+        self.seeder.stop_all()
         self._take_in(act.EpochBegan(epoch=welcome.epoch))
         return list(self.state.holds())
 
     def _instructed(self, instruction: Instruction) -> None:
-        if isinstance(instruction, Expect):
-            self._witness.expected(instruction)
+        match instruction:
+            case Expect():
+                self._witness.expected(instruction)
+            case Seed():
+                self.seeder.send(instruction)
+                return
+            case Followed():
+                self._take_in(instruction)
+                self._witness.leads.followed(instruction)
+                return
+            case Unfollowed():
+                self.seeder.stop(instruction.model)
+                self._witness.leads.unfollowed(instruction.model)
         if not isinstance(instruction, MonitorAt):
             self._take_in(instruction)  # type: ignore[arg-type]
 
@@ -307,13 +328,16 @@ class SimulatedServer:
         others = [t.transfer for t in rest if t.kind is UpdateKind.GRADIENT]
         members = tuple(m.update for t in group for m in t.members)
         self._witness.begins(action, members, others)
+        self._turns.take(action.model, partial(self._step, action, group, members))
+
+    def _step(self, action: act.ApplyStep, group: list[IncomingTransfer], members: tuple[UpdateId, ...]) -> None:
         delay_ns = self._world.pause_ns(STEP_NS)
         images = [self.buffers.image(transfer) for transfer in action.transfers]
         finite = [image for image in images if image is not None]
         huge = tuple(t.transfer for t in group if any(self._witness.is_huge(m.update) for m in t.members))
         if huge or len(finite) < len(images):
             refused = self._refusal(action, images, huge)
-            self._world.later(delay_ns, f"{action.transfers} refused", lambda: self._take_in(refused))
+            self._world.later(delay_ns, f"{action.transfers} refused", lambda: self._end_step(action.model, refused))
         else:
             self.stores[action.model].begin(action, finite)
             self._world.later(delay_ns, f"{action.transfers} applied", lambda: self._applied(action, members))
@@ -335,8 +359,23 @@ class SimulatedServer:
 
     def _applied(self, action: act.ApplyStep, members: tuple[UpdateId, ...]) -> None:
         store = self.stores[action.model]
+        before = store.version
         store.finish(action.version.number)
         self._witness.commits(members, action)
         expected = self._witness.weights(action.model, action.version.number)
         assert store.value == expected, f"{members} led to other weights than their single steps do"
-        self._take_in(act.StepDone(model=action.model, transfers=action.transfers, step_norm=1.0))
+        norm = self._witness.leads.step_norm(action.model, before)
+        self._end_step(action.model, act.StepDone(model=action.model, transfers=action.transfers, step_norm=norm))
+
+    def _end_step(self, model: str, event: act.StepDone | act.StepRefused) -> None:
+        self._witness.leads.ends(model)
+        self._take_in(event)
+        self._turns.done(model)
+
+    def _copied(self, model: str) -> Copy:
+        """Copy a model between two steps, for its replica."""
+        motion = self._witness.leads.seed_taken(model)
+        hosted, store = self.state.models[model], self.stores[model]
+        copy = Copy(hosted.holds(), store.weights, motion, hosted.spec.rule)
+        self._take_in(copy.taken())
+        return copy

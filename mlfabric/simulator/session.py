@@ -17,6 +17,7 @@ from mlfabric.simulator.world import World
 __all__ = ["Listener", "Session", "SessionCallbacks"]
 
 RETRY_NS = 20_000_000
+AWAY_NS = 1_000_000_000
 
 
 class Listener(Protocol):
@@ -67,7 +68,8 @@ class Session:
 
     def join_later(self) -> None:
         """Register again after a pause."""
-        self._world.later(self._world.pause_ns(RETRY_NS), f"{self.name} tries again", self.join)
+        usual_ns = AWAY_NS if self._world.chance(self._world.config.faults.away) else RETRY_NS
+        self._world.later(self._world.pause_ns(usual_ns), f"{self.name} tries again", self.join)
 
     def refused(self, refusal: Refuse) -> None:
         """Take a refusal; whoever started this process will try again."""

@@ -14,6 +14,8 @@ from mlfabric.simulator.aggregator import SimulatedAggregator
 from mlfabric.simulator.calls import Book
 from mlfabric.simulator.config import SimulationConfig, Summary
 from mlfabric.simulator.flows import Flows
+from mlfabric.simulator.followers import Followers
+from mlfabric.simulator.replica import SimulatedReplica
 from mlfabric.simulator.scheduler import SimulatedScheduler
 from mlfabric.simulator.server import SimulatedServer
 from mlfabric.simulator.witness import Witness
@@ -41,11 +43,12 @@ class Simulation:
         self.scheduler = SimulatedScheduler(self.world, self.witness)
         self.book = Book()
         self.servers = {name: self._server(name) for name in (f"server-{i}" for i in range(config.servers))}
+        self.followers = Followers(self.world, self.flows, self.scheduler, self.witness, self.book, config.replicas)
         self.aggregators = [self._aggregator(f"aggregator-{i}", i, 1) for i in range(config.aggregators)]
         self.workers = [self._worker(f"worker-{i}", i, 1) for i in range(config.workers)]
 
     def _server(self, name: str) -> SimulatedServer:
-        server = SimulatedServer(self.world, self.flows, self.scheduler, self.witness, name)
+        server = SimulatedServer(self.world, self.flows, self.scheduler, self.witness, self.book, name)
         self.book.add(name, server)
         return server
 
@@ -113,6 +116,7 @@ class Simulation:
             server.session.join()
         for aggregator in self.aggregators:
             aggregator.session.join()
+        self.followers.start()
         for worker in self.workers:
             self.world.later(self.world.pause_ns(self.config.compute_ns), f"{worker.place.name} starts", worker.start)
         faults = self.config.faults
@@ -123,6 +127,8 @@ class Simulation:
         self._now_and_again(faults.aggregator_hz * self.config.aggregators, self._crash_aggregator)
         self._now_and_again(faults.scheduler_hz, self._restart_scheduler)
         self._now_and_again(faults.link_hz, self._change_link)
+        self._now_and_again(faults.replica_stream_hz * self.config.replicas, self._break_replica_stream)
+        self._now_and_again(faults.replica_hz * self.config.replicas, self.followers.crash)
 
     # Faults
 
@@ -146,7 +152,12 @@ class Simulation:
     def _break_aggregator_stream(self) -> None:
         self._break_stream(self.world.rng.choice(self.aggregators))
 
-    def _break_stream(self, member: SimulatedWorker | SimulatedServer | SimulatedAggregator) -> None:
+    def _break_replica_stream(self) -> None:
+        replica = self.followers.drawn()
+        if replica is not None:
+            self._break_stream(replica)
+
+    def _break_stream(self, member: SimulatedWorker | SimulatedServer | SimulatedAggregator | SimulatedReplica) -> None:
         stream = member.session.stream
         if stream is not None:
             self.world.fault("stream broke", stream.name)
@@ -221,6 +232,7 @@ class Simulation:
             if aggregator.is_alive:
                 open_there = [*aggregator.state.sums.sums, *aggregator.state.handings.handings]
                 assert not open_there, f"{aggregator.name} still waits for {open_there}"
+        self.followers.check_quiet(state, self.servers)
         self.witness.remembered(state)
 
     def _check_quiet_server(self, server: SimulatedServer) -> None:
@@ -247,6 +259,8 @@ class Simulation:
             gets=self.witness.gets,
             sums=self.witness.sums,
             handed_on=sum(aggregator.handed_on for aggregator in self.aggregators),
+            promises=self.witness.leads.promises,
+            terms_by_hole=sum(m.replication.terms_begun_by_hole for m in self.scheduler.state.models.values()),
             faults=self.world.counts,
             digest=self.world.digest,
         )

@@ -32,6 +32,7 @@ from mlfabric.protocol import (
 from mlfabric.scheduler.state import SchedulerState
 from mlfabric.server.actions import ApplyStep, StepKind
 from mlfabric.simulator.exact import PRIME, Weights, mean_of, single_step
+from mlfabric.simulator.leads import Leads
 from mlfabric.specs import RuleKind, RuleSpec
 
 __all__ = ["Oddity", "Truth", "Witness"]
@@ -52,13 +53,14 @@ class Oddity(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Truth:
-    """What an update is: the integer that it adds to the weights, and what it was computed from."""
+    """What an update is: the integer that it adds to the weights, as a vector, and what it was computed from."""
 
     model: str
     step: int
     computed_from: ModelVersion
     kind: UpdateKind
     oddity: Oddity = Oddity.NONE
+    vector: complex = 0j
 
 
 class Witness:
@@ -73,6 +75,7 @@ class Witness:
         self.gets = 0
         self.sums = Counter[int]()
         self.rules: dict[str, RuleSpec] = {}
+        self.leads = Leads()
         self._versions: dict[str, ModelVersion] = {}
         self._weights: dict[str, list[Weights]] = {}
         self._steps: set[int] = set()
@@ -86,7 +89,8 @@ class Witness:
         for name, model in state.models.items():
             self._bounds[name] = max(self._bounds.get(name, 0), model.pushes.tau_max)
         for instruction in instructions:
-            if isinstance(instruction, Drop):
+            # A server that is told to drop an update may have applied it by then, and does not.
+            if isinstance(instruction, Drop) and instruction.to == instruction.update.worker:
                 self._agrees("the scheduler", instruction.update, Dropped(cause=instruction.cause))
             elif isinstance(instruction, Resolve):
                 self._agrees("the scheduler", instruction.update, instruction.outcome)
@@ -135,6 +139,7 @@ class Witness:
         self.sums.update(len(order.members) for order in orders if isinstance(order.transfer, SumId))
         if action.kind is StepKind.MEAN:
             self._is_iteration(orders, members)
+        self.leads.begins(action.model)
 
     def _is_iteration(self, orders: Sequence[Expect], members: Sequence[UpdateId]) -> None:
         """Check that an iteration is of one place, and has one update of each of its workers."""
@@ -174,6 +179,7 @@ class Witness:
         for weights in self._steps_of(action, members, first):
             self._weights[model].append(weights)
         self._versions[model] = version
+        self.leads.commits(action, members, [self.truths[update].vector for update in members])
 
     def _next_number(self, model: str) -> int:
         return self._versions.get(model, ModelVersion(1, 0)).number + 1
@@ -199,6 +205,15 @@ class Witness:
         truth = self.truths[update]
         self.installed[truth.model] = update
         self._weights[truth.model] = [(truth.step, 0)]
+        self.leads.installs(truth.model, self.rules[truth.model], truth.vector)
+
+    # At the replica
+
+    def follows(self, model: str, number: int, weights: Weights) -> None:
+        """Check what a replica is about to make its version of this number."""
+        made = self._weights[model]
+        assert number < len(made), f"the replica of {model} makes version {number}; the primary has {len(made) - 1}"
+        assert weights == made[number], f"the replica of {model} makes another version {number} than the primary"
 
     # At the workers
 

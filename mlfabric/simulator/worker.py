@@ -25,6 +25,8 @@ from mlfabric.protocol import (
 )
 from mlfabric.simulator.attempts import Attempts
 from mlfabric.simulator.calls import Book
+from mlfabric.simulator.keeping import SimulatedKept
+from mlfabric.simulator.motion import direction
 from mlfabric.simulator.session import Listener, Session, SessionCallbacks
 from mlfabric.simulator.witness import Oddity, Truth, Witness
 from mlfabric.simulator.world import Timer, World
@@ -63,8 +65,14 @@ class SimulatedWorker:
         self._updates = 0
         self._gets = 0
         self._computing = 0
+        self._left = world.config.calm_updates
         self._lanes: dict[GetId, UpdateId | None] = {}
-        self._attempts = Attempts(world, place.host, place.spec.layout, place.book, place.witness.truths, self._take_in)
+        self._here: set[UpdateId] = set()
+        truths = place.witness.truths
+        self._attempts = Attempts(world, place.host, place.spec.layout, place.book, truths, self._take_in)
+        self.kept = SimulatedKept(
+            world, place.host, place.spec, place.book, truths, self._here.__contains__, self._take_in
+        )
         self._timer: Timer | None = None
 
     @property
@@ -82,6 +90,7 @@ class SimulatedWorker:
         """End the process: every connection breaks."""
         self.session.die()
         self._attempts.break_off()
+        self.kept.break_off()
 
     # The session
 
@@ -100,7 +109,8 @@ class SimulatedWorker:
     def _admitted(self, welcome: Welcome) -> list[MemberEvent]:
         if welcome.initialise:
             self._bring_initial()
-        return [self.state.holds()]
+        self._take_in(act.EpochBegan(epoch=welcome.epoch, clock=welcome.clock))
+        return []
 
     def _instructed(self, instruction: Instruction) -> None:
         if isinstance(instruction, Initialise):
@@ -128,25 +138,35 @@ class SimulatedWorker:
 
     def _computed(self, version: ModelVersion) -> None:
         self._computing -= 1
-        if self.is_alive and self._world.is_stormy:
+        if self.is_alive and self._goes_on():
             is_odd = self._world.chance(self._world.config.faults.odd)
             oddity = self._world.rng.choice(ODDITIES) if is_odd else Oddity.NONE
             self._get(self._push(version, UpdateKind.GRADIENT, oddity))
         self._leave_if_done()
 
+    def _goes_on(self) -> bool:
+        """Tell whether there is more to train: as long as it storms, and a few updates more."""
+        if not self._world.is_stormy:
+            self._left -= 1
+        return self._left >= 0
+
     def _leave_if_done(self) -> None:
         """Say good-bye when there is nothing more to do and others may wait for this worker."""
-        is_busy = self._computing or self.state.pushes or self.state.gets or self._world.is_stormy
+        is_busy = self._computing or self.state.pushes or self.state.gets or self._world.is_stormy or self._left > 0
         if self.is_alive and not is_busy and self.place.spec.mode is not Mode.ASYNCHRONOUS:
             self.session.leave(self.place.incarnation)
 
     def _push(self, version: ModelVersion, kind: UpdateKind, oddity: Oddity) -> UpdateId:
         update = UpdateId(self.place.name, self.place.incarnation, self._updates)
         self._updates += 1
+        self._here.add(update)
         claimed = ModelVersion(version.epoch, version.number + 1000) if oddity is Oddity.FUTURE else version
+        step = self._world.rng.getrandbits(64)
+        norm = float("nan") if oddity is Oddity.NAN else self._world.rng.expovariate(1.0)
         self.place.witness.truths[update] = Truth(
             model=self.place.spec.name,
-            step=self._world.rng.getrandbits(64),
+            step=step,
+            vector=norm * direction(step),
             computed_from=claimed,
             kind=kind,
             oddity=oddity,
@@ -157,7 +177,7 @@ class SimulatedWorker:
             model=self.place.spec.name,
             size_bytes=size_bytes + 16 if oddity is Oddity.SIZE else size_bytes,
             computed_from=claimed,
-            norm=float("nan") if oddity is Oddity.NAN else self._world.rng.expovariate(1.0),
+            norm=norm,
             kind=kind,
         )
         self._take_in(act.PushCalled(request=request))
@@ -193,8 +213,26 @@ class SimulatedWorker:
             case act.StartFetch():
                 self._attempts.fetch(action.plan)
             case act.Settle():
+                self._here.discard(action.update)
                 self.place.witness.learns(action.update, action.outcome)
             case act.Deliver():
                 after, value = self._lanes.pop(action.get), self._attempts.values.pop(action.get)
                 self.place.witness.delivers(action.get, self.place.spec.name, action.version, value, after)
                 self._compute(action.version)
+            case _:
+                self._do_more(action)
+
+    def _do_more(self, action: act.Action) -> None:
+        match action:
+            case (
+                act.KeepCopy()
+                | act.FoldCopy()
+                | act.DropCopies()
+                | act.FreezeWindow()
+                | act.StartReplicate()
+                | act.EndReplicate()
+                | act.DropWindow()
+            ):
+                self.kept.do(action)
+            case _:
+                raise AssertionError(f"nobody does {action}")

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from mlfabric.protocol import DropReason
+from mlfabric.protocol import DropReason, UpdateKind
 from mlfabric.simulator import CALM, STORMY, Simulation, SimulationConfig
 from mlfabric.simulator.witness import Witness
+from mlfabric.simulator.worker import SimulatedWorker
 from mlfabric.specs import Mode
 
 EVENTS = 2000
@@ -96,6 +97,46 @@ def test_in_calm_weather_nobody_is_further_ahead_than_the_slack_allows(seed, mon
     Simulation(config).run(EVENTS)
     joined_late = 2  # who joins while others train begins where the slowest is; one more is the initial update
     assert 0 < most <= config.slack + 1 + joined_late
+
+
+@pytest.mark.parametrize("slack", [0, 2, 4])
+@pytest.mark.parametrize("seed", range(820, 826))
+def test_the_slack_holds_though_schedulers_begin_anew_again_and_again(seed, slack, monkeypatch):
+    config = SimulationConfig(
+        seed=seed,
+        workers=4,
+        in_flight=1,
+        mode=Mode.STALE_SYNCHRONOUS,
+        slack=slack,
+        compute_ns=20_000_000,
+        model_bytes=100_000,
+        silence_ns=60_000_000_000,  # nobody is given up
+        faults=replace(CALM, scheduler_hz=3.0),
+    )
+    began, finished, most = dict[str, int](), Counter[str](), 0
+    learns, admitted = Witness.learns, SimulatedWorker._admitted
+
+    def begun(self, welcome):
+        began.setdefault(self.place.name, welcome.clock)
+        return admitted(self, welcome)
+
+    def counted(self, update, outcome):
+        nonlocal most
+        learns(self, update, outcome)
+        if self.truths[update].kind is UpdateKind.GRADIENT:
+            finished[update.worker] += 1
+        # A new scheduler cannot know of a worker that it has not met and that has no update in the model.
+        clocks = [clock + finished[worker] for worker, clock in began.items() if finished[worker]]
+        if clocks and simulation.world.is_stormy:
+            most = max(most, max(clocks) - min(clocks))
+
+    monkeypatch.setattr(Witness, "learns", counted)
+    monkeypatch.setattr(SimulatedWorker, "_admitted", begun)
+    simulation = Simulation(config)
+    summary = simulation.run(2 * EVENTS)
+    assert simulation.scheduler.epoch > 1
+    assert summary.gets > 50
+    assert most <= slack + 1
 
 
 @pytest.mark.parametrize("seed", range(200, 210))

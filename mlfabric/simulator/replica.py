@@ -1,0 +1,336 @@
+"""The simulated shell of a replica: session, connections, stores. Does what ``server/replica_service.py`` does."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from mlfabric.protocol import (
+    Following,
+    GetId,
+    Instruction,
+    MemberEvent,
+    MemberJoined,
+    MonitorAt,
+    Seed,
+    SumId,
+    Tick,
+    TransferId,
+    UpdateKind,
+    Welcome,
+)
+from mlfabric.rules import RuleKind
+from mlfabric.server import actions as act
+from mlfabric.server.replica import ReplicaModel
+from mlfabric.server.replica_actions import (
+    ApplyPrefix,
+    PlantSeed,
+    PrefixApplied,
+    ReplicaAction,
+    ReplicaEvent,
+    SeedPlanted,
+)
+from mlfabric.server.replica_state import ReplicaState
+from mlfabric.simulator.calls import Caller
+from mlfabric.simulator.double import ReceiveBuffers
+from mlfabric.simulator.exact import (
+    PRIME,
+    Image,
+    Weights,
+    added,
+    after_window,
+    carried,
+    mean_of,
+    own_step,
+    single_step,
+)
+from mlfabric.simulator.flows import Flows
+from mlfabric.simulator.lines import Connection, End
+from mlfabric.simulator.payloads import CHUNKS
+from mlfabric.simulator.session import Listener, Session, SessionCallbacks
+from mlfabric.simulator.witness import Witness
+from mlfabric.simulator.world import Timer, World
+from mlfabric.specs import Member, Role
+
+__all__ = ["SimulatedReplica"]
+
+STEP_NS = 1_000_000
+
+
+@dataclass(slots=True, eq=False)
+class _Line:
+    """One connection and the transfer that it carries."""
+
+    connection: Connection
+    caller: Caller
+    transfer: TransferId | None = None
+    whole: dict[int, Image | None] = field(default_factory=dict)
+
+
+class SimulatedReplica:
+    """One process of a replica of ``server``."""
+
+    chunks = CHUNKS
+
+    def __init__(
+        self,
+        world: World,
+        flows: Flows,
+        scheduler: Listener,
+        witness: Witness,
+        name: str,
+        incarnation: int,
+        server: str,
+    ) -> None:
+        self.name = name
+        self.host = f"host of {name}"
+        self.incarnation = incarnation
+        self.server = server
+        self.address = f"{name}, process {incarnation}"
+        self.state = ReplicaState(name)
+        self.stores: dict[str, tuple[int, Weights]] = {}
+        self.buffers = ReceiveBuffers()
+        callbacks = SessionCallbacks(joining=self._joining, admitted=self._admitted, instructed=self._instructed)
+        self.session = Session(world, scheduler, name, callbacks)
+        self._world = world
+        self._flows = flows
+        self._witness = witness
+        self._lines: dict[int, _Line] = {}
+        self._numbers = 0
+        self._queue: deque[ReplicaEvent | Tick] = deque()
+        self._is_draining = False
+        self._timer: Timer | None = None
+        flows.add_host(self.host)
+
+    @property
+    def is_alive(self) -> bool:
+        """Tell whether its process runs."""
+        return self.session.is_alive
+
+    def die(self) -> None:
+        """End the process: every connection breaks."""
+        self.session.die()
+        for line in self._lines.values():
+            line.connection.close(End.FAR)
+        self._lines.clear()
+
+    # The session
+
+    def _joining(self) -> MemberJoined:
+        config = self._world.config
+        member = Member(
+            name=self.name,
+            role=Role.REPLICA,
+            incarnation=self.incarnation,
+            host=self.host,
+            address=self.address,
+            up_bps=config.link_bps,
+            down_bps=config.link_bps,
+        )
+        follows = Following(server=self.server, norm=config.div_max, updates=config.div_max_updates)
+        return MemberJoined(member=member, follows=follows)
+
+    def _admitted(self, welcome: Welcome) -> list[MemberEvent]:
+        self._take_in(act.EpochBegan(epoch=welcome.epoch))
+        return list(self.state.holds())
+
+    def _instructed(self, instruction: Instruction) -> None:
+        if not isinstance(instruction, MonitorAt):
+            self._take_in(instruction)  # type: ignore[arg-type]
+
+    # Connections
+
+    def connect(self, name: str, caller: Caller, broke: Callable[[], None]) -> Connection:
+        """Open a connection from a worker or the primary."""
+        self._numbers += 1
+        number = self._numbers
+
+        def ended(end: End) -> None:
+            if end is End.NEAR:
+                broke()
+            else:
+                self._broke(number)
+
+        connection = Connection(self._world, self._flows, number, name, ended)
+        self._lines[number] = _Line(connection, caller)
+        return connection
+
+    def offered(
+        self, number: int, transfer: TransferId, ticket: bytes, length: int, digest: int, whole: dict[int, Image | None]
+    ) -> None:
+        """Read an OFFER frame."""
+        line = self._lines[number]
+        line.transfer, line.whole = transfer, whole
+        event = act.Offered(connection=number, transfer=transfer, ticket=ticket, length=length, digest=digest)
+        self._take_in(event)
+
+    def seed_offered(self, number: int, order: Seed, length: int, digest: int, seed: act.SeedOffered) -> None:
+        """Read an OFFER frame that brings what the primary holds."""
+        self._lines[number].transfer = order.transfer
+        event = act.Offered(
+            connection=number, transfer=order.transfer, ticket=order.ticket, length=length, digest=digest, seed=seed
+        )
+        self._take_in(event)
+
+    def payload(self, number: int, place: int, chunk: Image | None) -> None:
+        """Read a chunk of a payload."""
+        line = self._lines[number]
+        assert line.transfer is not None, "a payload came that was not granted"
+        self.buffers.put(line.transfer, number, place, chunk)
+
+    def sealed(self, number: int) -> None:
+        """Read the seal of a payload."""
+        line = self._lines[number]
+        assert line.transfer is not None, "a seal came for what was not granted"
+        self.buffers.seal(line.transfer, number)
+        self._take_in(act.PayloadReceived(transfer=line.transfer, connection=number))
+
+    def taken_back(self, number: int) -> None:
+        """Read a REFUSE frame: the connection ends with it."""
+        self._lines[number].connection.close(End.FAR)
+        self._broke(number)
+
+    def wanted(self, number: int, get: GetId, ticket: bytes) -> None:
+        """Read a WANT frame."""
+        raise AssertionError(f"{get} was sent to a replica")
+
+    def _broke(self, number: int) -> None:
+        line = self._lines.pop(number)
+        if line.transfer is not None:
+            self._take_in(act.TransferBroken(transfer=line.transfer, connection=number, detail="it broke"))
+
+    # Events in, actions out
+
+    def _take_in(self, event: ReplicaEvent | Tick) -> None:
+        self._queue.append(event)
+        if self._is_draining or not self.is_alive:
+            return
+        self._is_draining = True
+        while self._queue:
+            taken = self._queue.popleft()
+            actions = self.state.handle(taken, self._world.now_ns)
+            self._world.note(f"{self.name} <-", taken, "->", *actions)
+            for action in actions:
+                self._do(action)
+            self.state.validate()
+            self._look()
+        self._is_draining = False
+        self._set_timer()
+
+    def _look(self) -> None:
+        """Check the buffers, and show the witness what is in them."""
+        if self._queue:
+            return
+        transfers = {n: t for model in self.state.models.values() for n, t in model.transfers.items()}
+        counted = {name for name, transfer in transfers.items() if transfer.holds_buffer}
+        assert counted == self.buffers.names(), f"{self.name} keeps {self.buffers.names()}; it counts {counted}"
+        for name, model in self.state.models.items():
+            held = (t for t in model.transfers.values() if t.is_held and t.order.kind is not UpdateKind.STATE)
+            holdings = tuple(frozenset(transfer.members) for transfer in held)
+            self._witness.leads.holds(name, self, self.stores[name][0] if name in self.stores else 0, holdings)
+
+    def _set_timer(self) -> None:
+        due_ns = self.state.next_wakeup_ns()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if due_ns is not None:
+            delay_ns = max(0, due_ns - self._world.now_ns)
+            self._timer = self._world.later(delay_ns, f"{self.name} tick", self._wake_up)
+
+    def _wake_up(self) -> None:
+        self._timer = None
+        self._take_in(Tick())
+
+    def _do(self, action: ReplicaAction) -> None:
+        match action:
+            case act.Grant():
+                self._grant(action)
+            case act.Answer():
+                line = self._ended(action.connection)
+                line.connection.send(End.NEAR, "OUTCOME", lambda: line.caller.answered({}))
+            case act.RefuseOffer():
+                line = self._ended(action.connection)
+                line.connection.send(End.NEAR, "REFUSE", lambda: line.caller.refused(action.reason))
+            case act.Abandon():
+                self._ended(action.connection).connection.close(End.FAR)
+            case act.Forget():
+                self._forget(action.transfer)
+            case act.Report():
+                self.session.send(action.event)
+            case PlantSeed():
+                self._plant(action)
+            case ApplyPrefix():
+                self._apply(action)
+
+    def _grant(self, action: act.Grant) -> None:
+        line = self._lines[action.connection]
+        self.buffers.reserve(action.transfer, action.connection)
+        if not line.whole:
+            line.connection.send(End.NEAR, "GRANT", line.caller.granted)
+            return
+        for place, chunk in line.whole.items():
+            self.buffers.put(action.transfer, action.connection, place, chunk)
+        self.buffers.seal(action.transfer, action.connection)
+        self._take_in(act.PayloadReceived(transfer=action.transfer, connection=action.connection))
+
+    def _ended(self, number: int) -> _Line:
+        """Return a connection whose transfer has ended."""
+        line = self._lines[number]
+        line.transfer, line.whole = None, {}
+        return line
+
+    def _forget(self, transfer: TransferId) -> None:
+        number = self.buffers.forget(transfer)
+        line = self._lines.get(number) if number is not None else None
+        filling = line is not None and line.transfer == transfer and line.connection.is_open
+        assert not filling, f"{transfer} lost its buffer while connection {number} was filling it"
+
+    # The store
+
+    def _plant(self, action: PlantSeed) -> None:
+        image = self.buffers.image(action.transfer)
+        assert image is not None, "a seed is finite"
+        weights, version = (image[0], image[1]), action.holds.version.number
+        self._witness.follows(action.model, version, weights)
+        event = SeedPlanted(model=action.model, transfer=action.transfer)
+        self._later(f"{action.transfer} planted", action.model, (version, weights), event)
+
+    def _apply(self, action: ApplyPrefix) -> None:
+        version, weights = self.stores[action.model]
+        model = self.state.models[action.model]
+        after = _after(model, weights, action, self.buffers)
+        made = len({entry.version for entry in model.log if entry.version <= action.version})
+        assert version + made == action.version.number, f"{action} after version {version}"
+        self._witness.follows(action.model, action.version.number, after)
+        event = PrefixApplied(model=action.model, version=action.version)
+        self._later(f"{self.name} applied", action.model, (action.version.number, after), event)
+
+    def _later(self, what: str, model: str, store: tuple[int, Weights], event: ReplicaEvent) -> None:
+        """Let a store have changed after a while."""
+
+        def finish() -> None:
+            if self.is_alive:
+                self.stores[model] = store
+                self._take_in(event)
+
+        self._world.later(self._world.pause_ns(STEP_NS), what, finish)
+
+
+def _after(model: ReplicaModel, weights: Weights, action: ApplyPrefix, buffers: ReceiveBuffers) -> Weights:
+    """Return what a prefix makes of weights and history, as ``replica_steps`` does."""
+    rule, lrs = model.spec.rule, action.lrs
+    images = {part.transfer: buffers.image(part.transfer) for part in action.parts}
+    finite = {transfer: image for transfer, image in images.items() if image is not None}
+    assert len(finite) == len(action.parts), f"{action} has updates in it that are not finite"
+    if rule.kind is RuleKind.ADAM:
+        total = sum(image[0] for image in finite.values()) % PRIME
+        return single_step(rule, weights, mean_of(total, len(finite)), lrs[0])
+    window: Image = (0,) * rule.sum_images
+    for part in action.parts:
+        image = finite[part.transfer]
+        if not isinstance(part.transfer, SumId):
+            image = own_step(rule, image[0], lrs[part.place - 1], part.share)
+        window = added(window, carried(rule, image, lrs[part.place :]))
+    return after_window(rule, weights, window, lrs)

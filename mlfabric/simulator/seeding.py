@@ -1,0 +1,176 @@
+"""How a simulated primary copies a model between two steps and sends it to its replica.
+
+Does what ``server/seeding.py`` does, and the turns that ``server/stores.py`` gives.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple, Protocol
+
+from mlfabric.protocol import Outcome, Seed, ServerHolds, UpdateId
+from mlfabric.rules import RuleSpec
+from mlfabric.server import actions as act
+from mlfabric.simulator.calls import Book, Caller, Receiver
+from mlfabric.simulator.exact import Weights
+from mlfabric.simulator.lines import Connection, End
+from mlfabric.simulator.motion import Motion
+from mlfabric.simulator.payloads import Feed, Payload, Way
+from mlfabric.simulator.world import Timer, World
+
+__all__ = ["Copy", "SeedReceiver", "SimulatedSeeder", "Turns"]
+
+PAUSE_NS = 200_000_000
+COPY_NS = 1_000_000
+
+
+class Turns:
+    """One thing at a time is done to a model, in the order in which it was asked for."""
+
+    def __init__(self) -> None:
+        self._queues: dict[str, deque[Callable[[], None]]] = defaultdict(deque)
+
+    def take(self, model: str, work: Callable[[], None]) -> None:
+        """Let work begin when it is its turn; it calls :meth:`done` at its end."""
+        queue = self._queues[model]
+        queue.append(work)
+        if len(queue) == 1:
+            work()
+
+    def done(self, model: str) -> None:
+        """End the work that is under way; the next begins."""
+        queue = self._queues[model]
+        queue.popleft()
+        if queue:
+            queue[0]()
+
+
+class Copy(NamedTuple):
+    """A model at one version."""
+
+    holds: ServerHolds
+    weights: Weights
+    motion: Motion
+    rule: RuleSpec
+
+    @property
+    def size_bytes(self) -> int:
+        """What travels."""
+        return (1 + self.rule.state_images) * self.holds.spec.layout.size_bytes
+
+    def taken(self) -> act.SeedTaken:
+        """Tell the state machine of it."""
+        history = abs(self.motion.history) if self.rule.server_momentum > 0 else 0.0
+        return act.SeedTaken(
+            model=self.holds.spec.name,
+            history_norm=history,
+            weights_norm=abs(self.motion.weights),
+            steps=self.motion.steps,
+        )
+
+
+class SeedReceiver(Receiver, Protocol):
+    """Who takes seeds: a replica."""
+
+    def seed_offered(self, number: int, order: Seed, length: int, digest: int, seed: act.SeedOffered) -> None:
+        """Read an OFFER frame that brings what the primary holds."""
+        ...
+
+
+class SimulatedSeeder:
+    """Sends one seed of each model at a time, again and again until the replica has it.
+
+    Args:
+        host: the server's.
+        book: who answers where.
+        turns: of the server's models.
+        copied: copies a model, and tells the state machine.
+    """
+
+    def __init__(self, world: World, host: str, book: Book, turns: Turns, copied: Callable[[str], Copy]) -> None:
+        self._world = world
+        self._host = host
+        self._book = book
+        self._turns = turns
+        self._copied = copied
+        self._orders: dict[str, Seed] = {}
+        self._lines: dict[str, Connection] = {}
+        self._timers: dict[str, Timer] = {}
+
+    def send(self, order: Seed) -> None:
+        """Send a seed, instead of one of an earlier term."""
+        self.stop(order.model)
+        order = replace(order)  # the same order may come twice; each has a life of its own
+        self._orders[order.model] = order
+        self._begin(order)
+
+    def stop(self, model: str) -> None:
+        """Send no seed of a model any more: it has no replica."""
+        self._orders.pop(model, None)
+        if (line := self._lines.pop(model, None)) is not None:
+            line.close(End.NEAR)
+        if (timer := self._timers.pop(model, None)) is not None:
+            timer.cancel()
+
+    def stop_all(self) -> None:
+        """Send no seed any more: a scheduler that admits this server orders again what it wants."""
+        for model in list(self._orders):
+            self.stop(model)
+
+    def _begin(self, order: Seed) -> None:
+        if self._orders.get(order.model) is order:
+            self._turns.take(order.model, partial(self._copy, order))
+
+    def _copy(self, order: Seed) -> None:
+        if self._orders.get(order.model) is order:
+            delay_ns = self._world.pause_ns(COPY_NS)
+            self._world.later(delay_ns, f"{order.model} copied", partial(self._finish_copy, order))
+        else:
+            self._turns.done(order.model)
+
+    def _finish_copy(self, order: Seed) -> None:
+        if self._orders.get(order.model) is order:
+            copy = self._copied(order.model)
+            self._offer(order, copy)
+        self._turns.done(order.model)
+
+    def _again(self, order: Seed) -> None:
+        self._lines.pop(order.model, None)
+        what = f"the seed of {order.model} is sent again"
+        self._timers[order.model] = self._world.later(PAUSE_NS, what, partial(self._begin, order))
+
+    def _offer(self, order: Seed, copy: Copy) -> None:
+        receiver = self._book.find(order.address)
+        if receiver is None:
+            self._again(order)
+            return
+        payload = Payload.whole(copy.weights, copy.size_bytes, receiver.chunks)
+
+        def broke(detail: str) -> None:
+            self._again(order)
+
+        def granted() -> None:
+            way = Way(source=self._host, destination=receiver.host, towards=End.FAR, pace_bps=0)
+            Feed(line, way, payload, partial(receiver.payload, line.number), sent)
+
+        def sent() -> None:
+            line.send(End.FAR, "SEAL", partial(receiver.sealed, line.number))
+
+        def answered(outcomes: dict[UpdateId, Outcome]) -> None:
+            del self._orders[order.model], self._lines[order.model]
+            line.end()
+
+        caller = Caller(host=self._host, granted=granted, answered=answered, refused=broke)
+        line = receiver.connect(f"the seed of {order.model}", caller, lambda: broke("the connection broke"))
+        self._lines[order.model] = line
+        seed = act.SeedOffered(holds=copy.holds, steps=copy.motion.steps)
+        offer = (line.number, order, copy.size_bytes, copy.holds.spec.layout.digest, seed)
+        line.send(End.FAR, "OFFER", partial(_of(receiver).seed_offered, *offer))
+
+
+def _of(receiver: Receiver) -> SeedReceiver:
+    assert hasattr(receiver, "seed_offered"), f"{receiver.name} was to be seeded"
+    return receiver  # type: ignore[return-value]

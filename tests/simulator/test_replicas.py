@@ -1,0 +1,70 @@
+"""Replicas in virtual time: whatever breaks, a primary is never further ahead than its bound (paper, section 5.3)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from mlfabric.simulator import CALM, WITH_REPLICAS, Simulation, SimulationConfig
+from mlfabric.specs import Mode
+
+EVENTS = 2000
+MODES = [Mode.ASYNCHRONOUS, Mode.SYNCHRONOUS, Mode.STALE_SYNCHRONOUS]
+FOUND_ONCE = (11, 21, 29, 30, 35, 51, 55, 70, 76, 91, 203, 282, 341)
+"""Seeds that found something once; each in its mode of then."""
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("seed", range(2000, 2004))
+def test_no_lead_is_ever_above_its_bound_and_all_goes_on_whatever_breaks(seed, mode):
+    summary = Simulation(SimulationConfig.drawn_with_replicas(seed, mode=mode)).run(EVENTS)
+    assert summary.events >= EVENTS
+
+
+@pytest.mark.parametrize("seed", FOUND_ONCE)
+def test_what_storms_found_once_they_do_not_find_again(seed):
+    Simulation(SimulationConfig.drawn_with_replicas(seed, mode=MODES[seed % 3])).run(EVENTS)
+
+
+def test_storms_hold_promises_make_holes_and_kill_replicas():
+    promises, holes, died = 0, 0, 0
+    for seed in range(2100, 2105):
+        summary = Simulation(SimulationConfig.drawn_with_replicas(seed)).run(EVENTS)
+        promises += summary.promises
+        holes += summary.terms_by_hole
+        died += summary.faults["replica died"]
+    assert promises > 5
+    assert holes > 0
+    assert died > 0
+
+
+def calm(seed: int, mode: Mode, updates: int) -> SimulationConfig:
+    config = SimulationConfig.drawn_with_replicas(seed, CALM, mode)
+    return replace(config, workers=4, aggregators=0, div_max=math.inf, div_max_updates=updates)
+
+
+@pytest.mark.parametrize(("mode", "most_holes"), list(zip(MODES, (0, 3, 3), strict=True)))
+def test_in_calm_weather_one_seed_is_enough_until_workers_leave_and_the_bound_is_made_use_of(mode, most_holes):
+    longest = 0
+    for seed in range(2200, 2203):
+        simulation = Simulation(calm(seed, mode, updates=12))
+        summary = simulation.run(EVENTS)
+        assert summary.terms_by_hole <= most_holes
+        assert summary.promises == 1
+        longest = max(longest, *simulation.witness.leads.longest.values())
+    assert 2 < longest <= 12
+
+
+def test_in_calm_weather_a_strict_replica_has_everything_before_it_is_committed():
+    simulation = Simulation(calm(2300, Mode.ASYNCHRONOUS, updates=0))
+    summary = simulation.run(EVENTS)
+    assert summary.committed > 20
+    assert set(simulation.witness.leads.longest.values()) == {0}
+
+
+def test_the_same_seed_plays_the_same_run_with_a_replica():
+    config = SimulationConfig.drawn_with_replicas(2400, WITH_REPLICAS)
+    first, again = (Simulation(config).run(EVENTS) for _ in range(2))
+    assert first == again
