@@ -1,8 +1,8 @@
 """Whether the modes keep their promises: synchronous workers against one process, asynchronous ones against the bound.
 
 *Synchronous*: 3 and 4 workers train 20 steps in float64, each on its share of every batch, with momentum and weight
-decay, with and without sums on the way (the server's incoming link is slow then, so that sums are planned). One
-process trains on whole batches with ``torch.optim.SGD``.
+decay, on one server and on three, with and without sums on the way (the servers' incoming links are slow then, so that
+sums are planned). One process trains on whole batches with ``torch.optim.SGD``.
 
 *Asynchronous*: some workers compute slowly, some have slow network cards, the server's incoming link is busy enough for
 sums, and all go on until the server has applied so many updates. The delays are read from the server's own commit log.
@@ -56,21 +56,24 @@ def synchronous() -> dict[str, Any]:
         RuntimeError: a process failed, or no sums were made where they were to be.
     """
     cases = {
-        f"{workers} workers" + (f", {aggregators} aggregators" if aggregators else ""): (workers, aggregators)
+        f"{workers} workers"
+        + (f", {servers} servers" if servers > 1 else "")
+        + (f", {aggregators} aggregators" if aggregators else ""): (workers, servers, aggregators)
         for workers in (3, 4)
+        for servers in (1, 3)
         for aggregators in (0, 2)
     }
     found = {f"sync_max_rel_diff {name}": _difference(*case) for name, case in cases.items()}
     return {"sync_max_rel_diff": max(found.values()), **found}
 
 
-def _difference(workers: int, aggregators: int) -> float:
+def _difference(workers: int, servers: int, aggregators: int) -> float:
     with tempfile.TemporaryDirectory() as directory:
         slow = SLOW_DOWN if aggregators else ""
-        plan = FabricPlan(directory=Path(directory), aggregators=aggregators, server_down=slow)
-        found = run_fabric(plan, Job(work=_train_synchronously, up=("",) * workers))
+        plan = FabricPlan(directory=Path(directory), servers=servers, aggregators=aggregators, server_down=slow)
+        found = run_fabric(plan, Job(work=_train_synchronously, up=("",) * workers, arguments=(servers,)))
     if aggregators and not found.sums:
-        raise RuntimeError(f"{aggregators} aggregators were there, and no sum reached the server")
+        raise RuntimeError(f"{aggregators} aggregators were there, and no sum reached a server")
     expected = _train_alone(workers)
     return max(_relative(weights, expected) for weights in found.answers)
 
@@ -110,12 +113,13 @@ def _train_alone(workers: int) -> Weights:
     return _weights(net)
 
 
-def _train_synchronously(place: Place) -> Weights:
+def _train_synchronously(place: Place, servers: int) -> Weights:
     net = _net()
     optimizer = mlfabric.wrap(
         torch.optim.SGD(net.parameters(), lr=RULE.lr, momentum=RULE.momentum, weight_decay=RULE.weight_decay),
         net,
         mode=mlfabric.Mode.SYNCHRONOUS,
+        servers=servers,
         settings=place.settings,
     )
     wait_for_all(place)  # an iteration is of those that are there

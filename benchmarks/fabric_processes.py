@@ -34,14 +34,16 @@ class FabricPlan:
     """Which services run.
 
     Args:
-        directory: where the server writes commit log and checkpoints.
+        directory: where the server writes commit log and checkpoints; of several each in a directory of its own there.
+        servers: how many, each on a host of its own.
         aggregators: how many, each on a host of its own.
-        server_down: rate of the server's emulated network card, incoming, as in ``"50M"``; "" emulates none.
+        server_down: rate of each server's emulated network card, incoming, as in ``"50M"``; "" emulates none.
         aggregator_card: rate of each aggregator's emulated network card, both ways; "" emulates none.
         scheduler: more of its options, as on the command line.
     """
 
     directory: Path
+    servers: int = 1
     aggregators: int = 0
     server_down: str = ""
     aggregator_card: str = ""
@@ -84,26 +86,26 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What came of a job: what each worker's work returned, by rank; how many sums the server has received."""
+    """What came of a job: what each worker's work returned, by rank; how many sums the servers have received."""
 
     answers: list[Any]
     sums: int
 
 
 class Services(NamedTuple):
-    """Services that run: the scheduler's address, and where it and the server show their metrics."""
+    """Services that run: the scheduler's address, and where it and the servers show their metrics."""
 
     scheduler: str
     scheduler_metrics_port: int
-    server_metrics_port: int
+    server_metrics_ports: tuple[int, ...]
 
     def scheduler_metrics(self) -> str:
         """Return what the scheduler has counted so far, as the text that it shows."""
         return _metrics(self.scheduler_metrics_port)
 
     def server_metrics(self) -> str:
-        """Return what the server has counted so far, as the text that it shows."""
-        return _metrics(self.server_metrics_port)
+        """Return what the servers have counted so far, as the text that they show, one behind the other."""
+        return "".join(map(_metrics, self.server_metrics_ports))
 
 
 def run_fabric(plan: FabricPlan, job: Job) -> Found:
@@ -138,7 +140,7 @@ def run_services(plan: FabricPlan) -> Iterator[Services]:
     Raises:
         RuntimeError: they have not joined in time.
     """
-    port, scheduler_metrics_port, server_metrics_port = (free_port(HOST) for _ in range(3))
+    port, scheduler_metrics_port, *server_metrics_ports = (free_port(HOST) for _ in range(2 + plan.servers))
     address = f"{HOST}:{port}"
     down = ("--down", plan.server_down) if plan.server_down else ()
     card = ("--up", plan.aggregator_card, "--down", plan.aggregator_card) if plan.aggregator_card else ()
@@ -147,17 +149,21 @@ def run_services(plan: FabricPlan) -> Iterator[Services]:
             _service("scheduler", "--port", str(port), "--metrics-port", str(scheduler_metrics_port), *plan.scheduler)
         )
         channel = stack.enter_context(grpc.insecure_channel(address))
-        stack.enter_context(
-            _service(
-                *("server", "--scheduler", address, "--host", "host-server", *down),
-                *("--checkpoint-dir", str(plan.directory), "--metrics-port", str(server_metrics_port)),
+        for i, metrics_port in enumerate(server_metrics_ports):
+            name = f"server-{i}"
+            own = (
+                ("--name", name, "--host", f"host-{name}", *down)
+                if plan.servers > 1
+                else ("--host", "host-server", *down)
             )
-        )
+            directory = plan.directory / name if plan.servers > 1 else plan.directory
+            place = ("--checkpoint-dir", str(directory), "--metrics-port", str(metrics_port))
+            stack.enter_context(_service("server", "--scheduler", address, *own, *place))
         for i in range(plan.aggregators):
             member = ("--scheduler", address, "--name", f"aggregator-{i}", "--host", f"aggregator-{i}")
             stack.enter_context(_service("aggregator", *member, *card))
-        _wait_for(channel, plan.aggregators + 1)
-        yield Services(address, scheduler_metrics_port, server_metrics_port)
+        _wait_for(channel, plan.aggregators + plan.servers)
+        yield Services(address, scheduler_metrics_port, tuple(server_metrics_ports))
 
 
 @contextmanager

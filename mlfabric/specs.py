@@ -8,8 +8,10 @@ receiver can preallocate, and the layout's digest stands for names, shapes and d
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 
@@ -131,6 +133,47 @@ class Layout:
         text = "\n".join(f"{t.name} {t.shape} {t.dtype} {t.kind.value}" for t in self.tensors)
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
+    def ranges(self, parts: int) -> tuple[tuple[int, int], ...]:
+        """Return where to cut the image into ``parts`` contiguous pieces of nearly the same size.
+
+        Returns:
+            First byte, and the byte after the last, of each piece; multiples of ``ALIGNMENT_BYTES``.
+
+        Raises:
+            ConfigError: the image has fewer aligned units than parts.
+        """
+        units = self.size_bytes // ALIGNMENT_BYTES
+        if not 1 <= parts <= units:
+            raise ConfigError(
+                f"a model of {self.size_bytes} bytes cut into {parts} parts; "
+                f"allowed: 1 to {units}, each of at least {ALIGNMENT_BYTES} bytes"
+            )
+        ends = [units * i // parts * ALIGNMENT_BYTES for i in range(parts + 1)]
+        return tuple(itertools.pairwise(ends))
+
+    def cut(self, parts: int) -> tuple[Layout, ...]:
+        """Return the layout of each piece of the image; a tensor that is cut becomes flat pieces.
+
+        A piece is named after the elements that it has, as in ``fc.weight[0:4096]``. The image of each layout is
+        exactly that range of the whole image which :meth:`ranges` says.
+
+        Raises:
+            ConfigError: the image has fewer aligned units than parts.
+        """
+        return tuple(Layout(tuple(self._within(start, end))) for start, end in self.ranges(parts))
+
+    def _within(self, start: int, end: int) -> Iterator[TensorSpec]:
+        """Return what lies in a range of the image; a tensor without elements lies where the next one begins."""
+        for tensor, at in zip(self.tensors, self.offsets, strict=True):
+            if at >= start and at + tensor.size_bytes <= end and (at < end or end == self.size_bytes):
+                yield tensor
+                continue
+            item_bytes = DTYPE_BYTES[tensor.dtype]
+            first = max(0, start - at) // item_bytes
+            last = min(tensor.size_bytes, end - at) // item_bytes
+            if first < last:
+                yield replace(tensor, name=f"{tensor.name}[{first}:{last}]", shape=(last - first,))
+
     def difference(self, other: Layout) -> str:
         """Describe the first difference to ``other`` in one line; empty if the layouts are equal."""
         mine = {t.name: t for t in self.tensors}
@@ -158,11 +201,14 @@ class ModelSpec:
         tau_max: delay bound, >= 0; None means twice the number of workers (the most that were ever joined
             at the same time, so that the bound only grows). Asynchronous only: other modes bound the delay themselves.
         slack: stale-synchronous only: how many iterations a worker may be ahead of the slowest, >= 0.
-        server: the server that holds it; "" lets the scheduler choose.
+        server: the server that holds it, or those of all shards, joined by commas; "" lets the scheduler choose.
         workers: synchronous and stale-synchronous only: the first iteration waits until so many workers have joined;
             0 waits for nobody. No property of the model: it is not kept in checkpoints.
         frozen_digest: digest of the values of frozen parameters, which do not travel; "" if there are none. Workers
             whose digests differ would train different models, so the scheduler refuses them.
+        shards: into how many parts the model is cut, >= 1, each on a server of its own that the scheduler chooses;
+            all of them make the same steps (the paper's 10.2). Not with all-reduce, which has no server.
+        shard: which of the parts this is, from 0; None for the whole model.
     """
 
     name: str
@@ -174,6 +220,8 @@ class ModelSpec:
     server: str = ""
     frozen_digest: str = ""
     workers: int = 0
+    shards: int = 1
+    shard: int | None = None
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -188,12 +236,44 @@ class ModelSpec:
         if self.workers < 0 or (self.workers and self.mode not in (Mode.SYNCHRONOUS, Mode.STALE_SYNCHRONOUS)):
             allowed = "0, or more if synchronous or stale-synchronous"
             raise ConfigError(f"workers={self.workers} with mode {self.mode.value}; allowed: {allowed}")
+        self._check_shards()
         half = [t for t in self.layout.tensors if t.kind is TensorKind.PARAMETER and DTYPE_BYTES[t.dtype] < 4]
         if half and self.rule.kind is RuleKind.ADAM:
             raise ConfigError(
                 f"{half[0].name} is {half[0].dtype} under adam, whose averages move by less than that resolves; "
                 "allowed: float32, float64"
             )
+
+    def _check_shards(self) -> None:
+        if self.shards < 1:
+            raise ConfigError(f"shards={self.shards}; allowed: 1 or more")
+        if self.shards > 1 and self.mode is Mode.ALL_REDUCE:
+            raise ConfigError(f"shards={self.shards} with mode all-reduce, which has no server; allowed: 1")
+        if self.shard is not None:
+            if not 0 <= self.shard < self.shards or self.shards == 1:
+                raise ConfigError(f"shard={self.shard} of {self.shards}; allowed: 0 to shards - 1, or None for all")
+            return
+        if self.shards == 1:
+            return
+        if self.server and not len(set(self.servers)) == len(self.servers) == self.shards:
+            allowed = f"server '' for any, or {self.shards} different names joined by commas"
+            raise ConfigError(f"shards={self.shards} on server {self.server!r}; allowed: {allowed}")
+        self.layout.ranges(self.shards)
+
+    @property
+    def servers(self) -> tuple[str, ...]:
+        """The servers that it must be on, that of each shard; empty if the scheduler may choose."""
+        return tuple(self.server.split(",")) if self.server else ()
+
+    def of_shard(self, shard: int) -> ModelSpec:
+        """Return the spec of one part of a model that is cut: a model of its own, with everything else the same.
+
+        Args:
+            shard: which part, 0 to ``shards`` - 1.
+        """
+        layout = self.layout.cut(self.shards)[shard]
+        server = self.servers[shard] if self.servers else ""
+        return replace(self, name=f"{self.name}.shard{shard}", layout=layout, server=server, shard=shard)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

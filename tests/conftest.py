@@ -6,8 +6,10 @@ replay a failure. ``CI`` in the environment chooses ``ci``; ``--hypothesis-profi
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
@@ -15,6 +17,16 @@ from hypothesis import settings
 settings.register_profile("dev", deadline=None, print_blob=True)
 settings.register_profile("ci", deadline=None, print_blob=True, derandomize=True, database=None)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+
+@pytest.fixture(autouse=True)
+def root_logger() -> Iterator[None]:
+    """Leave the root logger as it was: a command run in here points it to a stream that is closed after the test."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 @pytest.fixture

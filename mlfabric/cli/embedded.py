@@ -117,6 +117,7 @@ def run(
         ),
     ] = "",
     worker_down: Annotated[str, typer.Option(envvar="MLFABRIC_WORKER_DOWN", help="The same, incoming.")] = "",
+    servers: flag.Servers = 1,
     server_up: flag.ServerUp = "",
     server_down: flag.ServerDown = "",
     aggregators: flag.Aggregators = 0,
@@ -150,6 +151,7 @@ def run(
     options = FabricOptions(
         bind=host,
         port=port,
+        servers=servers,
         server_up=flag.checked_rate(server_up),
         server_down=flag.checked_rate(server_down),
         replica_div_max=flag.div_max(replica_div_max),
@@ -167,7 +169,7 @@ def _spread(options: FabricOptions, job: JobOptions) -> FabricOptions:
     beside = [index % job.workers for index in range(options.aggregators)]
     return replace(
         options,
-        server_host="server-0",
+        server_host=",".join(f"server-{i}" for i in range(options.servers)),
         replica_host="replica-0",
         aggregator_hosts=tuple(planned_host(rank) for rank in beside),
         aggregator_up=tuple(per_rank(job.up, rank) for rank in beside),

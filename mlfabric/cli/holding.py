@@ -54,6 +54,15 @@ Resume = Annotated[
 ReceiveBudget = Annotated[
     str, typer.Option(envvar="MLFABRIC_RECEIVE_BUDGET", help="Memory for updates on their way, as 512M or 2G bytes.")
 ]
+WeightCopies = Annotated[
+    int,
+    typer.Option(
+        envvar="MLFABRIC_WEIGHT_COPIES",
+        min=0,
+        help="Copies of the weights, beyond twice model and optimizer state, for older versions that slow workers are "
+        "being sent; without one left, gets of newer versions wait.",
+    ),
+]
 
 
 def server(
@@ -75,6 +84,7 @@ def server(
     keep: Keep = 3,
     resume: Resume = False,
     receive_budget: ReceiveBudget = "1Gi",
+    weight_copies: WeightCopies = 16,
     log_level: opt.LogLevel = opt.Level.INFO,
     config: opt.Config = None,
 ) -> None:
@@ -112,6 +122,7 @@ def server(
         host=host,
         tcp=tcp,
         receive_budget_bytes=parse_size(receive_budget),
+        weight_copies=weight_copies,
         checkpoint_dir=checkpoint_dir,
         checkpoint_every_s=checkpoint_every,
         keep=keep,

@@ -81,7 +81,9 @@ def status_view(status: fabric_pb2.GetStatusResponse, scheduler: str) -> Rendera
     tables = [_members(status), _models(status), _workers(status), _links(status)]
     parts = [part for made in tables if made.row_count for part in (made, Text())]
     warnings = [Text(f"warning: {w.name} is {w.warning}", style="bold red") for w in status.workers if w.warning]
-    return Group(Text(head), Text(), *parts, *warnings, Text(foot))
+    # All parts of a model that is on several servers wait for the same.
+    waits = [Text(words) for words in dict.fromkeys(m.waits_for for m in status.models) if words]
+    return Group(Text(head), Text(), *parts, *warnings, *waits, Text(foot))
 
 
 def _members(status: fabric_pb2.GetStatusResponse) -> Table:

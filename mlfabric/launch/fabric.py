@@ -41,14 +41,15 @@ class FabricOptions:
             there is none, but in a chain.
         replication: how a replica follows; CHAIN takes no bound.
         monitor: whether links are measured.
-        server_host: machine that the servers are planned to be on; "" means this one, or, where a network card is
-            emulated, one for each server.
-        replica_host: the same for the replica.
+        server_host: machine that the servers are planned to be on, or one for each, joined by commas; "" means this
+            one, or, where a network card is emulated, one for each server.
+        replica_host: machine that the replica is planned to be on; "" as for the servers.
         server_up, server_down: rates of each server's emulated network card, as in ``"2.5G"``.
         aggregator_hosts: machines that the aggregators are planned to be on: one for all, or one for each; empty means
             this one, or, where a network card is emulated, one for each aggregator.
         aggregator_up, aggregator_down: rates of the aggregators' emulated network cards: one for all, or one for each.
-        checkpoint_dir: the servers' checkpoints; a server that died goes on from them.
+        checkpoint_dir: the servers' checkpoints, of several each in a directory of its own in there; a server that died
+            goes on from them.
         resume: begin with the newest of them.
         metrics_port: the scheduler's; the others' follow, one by one.
         log_level: of all services.
@@ -92,6 +93,10 @@ class FabricOptions:
             if given not in (0, 1, self.aggregators):
                 wanted = f"one for all, or one for each of {self.aggregators}"
                 raise UsageError(f"--{name.replace('_', '-')}: {given} values; allowed: {wanted}")
+        hosts = self.server_host.split(",")
+        if len(hosts) not in (1, self.servers):
+            wanted = f"one for all, or one for each of {self.servers}"
+            raise UsageError(f"--server-host: {len(hosts)} values; allowed: {wanted}")
         if self.resume and self.checkpoint_dir is None:
             raise UsageError("--resume needs --checkpoint-dir, the directory of the checkpoints")
         if is_wildcard(self.bind) and not self.advertised:
@@ -145,10 +150,10 @@ def _server(options: FabricOptions, member: tuple[str, ...], index: int) -> Serv
     emulated = bool(options.server_up or options.server_down)
     flags = _flags(
         name=name,
-        host=options.server_host or (name if emulated else ""),
+        host=per_rank(tuple(options.server_host.split(",")), index) or (name if emulated else ""),
         up=options.server_up,
         down=options.server_down,
-        checkpoint_dir=options.checkpoint_dir,
+        checkpoint_dir=_checkpoint_dir(options, name),
     )
     resume = ("--resume",)
     return Service(
@@ -156,6 +161,12 @@ def _server(options: FabricOptions, member: tuple[str, ...], index: int) -> Serv
         arguments=("server", *member, *flags, *_metrics(options.metrics_port, index + 1), *resume[: options.resume]),
         again=resume[: options.checkpoint_dir is not None and not options.resume],
     )
+
+
+def _checkpoint_dir(options: FabricOptions, server: str) -> Path | None:
+    """Return a server's own directory: of one alone the given one, of several one below it for each."""
+    alone = options.servers == 1
+    return options.checkpoint_dir if alone or options.checkpoint_dir is None else options.checkpoint_dir / server
 
 
 def _replica(options: FabricOptions, member: tuple[str, ...]) -> Service:

@@ -102,6 +102,7 @@ from mlfabric.protocol.replication import (
     Seed,
     Unfollowed,
 )
+from mlfabric.protocol.shards import Conclude, Prepare, Prepared
 
 __all__ = [
     "AppliedIds",
@@ -112,6 +113,7 @@ __all__ = [
     "Commit",
     "CommitsReported",
     "Committed",
+    "Conclude",
     "Drop",
     "DropReason",
     "Dropped",
@@ -145,6 +147,8 @@ __all__ = [
     "NotKept",
     "Outcome",
     "Peer",
+    "Prepare",
+    "Prepared",
     "PushRequested",
     "Reduce",
     "ReduceFailed",

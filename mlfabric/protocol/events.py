@@ -8,6 +8,7 @@ from enum import Enum
 from mlfabric.protocol.identities import Commit, DropReason, GetId, ModelVersion, TransferId, UpdateId, UpdateKind
 from mlfabric.protocol.reductions import ReduceRequested, RoundArrived, RoundBroken
 from mlfabric.protocol.replication import Following, HeldBack, NotKept, ReplicaReported
+from mlfabric.protocol.shards import Prepared
 from mlfabric.specs import Member, ModelSpec
 
 __all__ = [
@@ -230,5 +231,6 @@ MemberEvent = (
     | ReplicaReported
     | HeldBack
     | NotKept
+    | Prepared
     | Tick
 )

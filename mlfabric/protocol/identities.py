@@ -125,6 +125,7 @@ class DropReason(Enum):
     WRONG_LAYOUT = "its layout or length is not the model's"
     CHANGED = "its tensors were changed while it was on its way"
     NOT_REPLICATED = "its worker is gone, and without it the replica cannot get it"
+    WORKER_GONE = "its worker is gone, and not all of its parts are here"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from mlfabric.protocol.identities import DropReason, GetId, ModelVersion, Outcom
 from mlfabric.protocol.reductions import CancelReduce, Reduce, ReduceFailed, ReduceSettled
 from mlfabric.protocol.relays import CancelHandOn, CancelSum, HandOn, Sum
 from mlfabric.protocol.replication import Fold, Followed, Keep, Logged, Release, Replicate, Seed, Unfollowed
+from mlfabric.protocol.shards import Conclude, Prepare
 from mlfabric.specs import ModelSpec
 
 __all__ = [
@@ -204,7 +205,13 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serve:
-    """Send the model to whoever shows the ticket, once ``after_updates`` are settled; ``after`` as in Expect."""
+    """Send the model to whoever shows the ticket, once ``after_updates`` are settled; ``after`` as in Expect.
+
+    Args:
+        version: of a part of a model: exactly this one, which the part is at when this comes; None for any from
+            ``min_version`` on.
+        span_ns: how long it takes by plan; while it takes much longer it keeps no other waiting. 0 if nobody knows.
+    """
 
     to: str
     get: GetId
@@ -215,6 +222,8 @@ class Serve:
     after: tuple[GetId, ...]
     rate_bps: int
     reason: str
+    version: ModelVersion | None = None
+    span_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,6 +262,8 @@ Instruction = (
     | Seed
     | Followed
     | Unfollowed
+    | Prepare
+    | Conclude
     | Reduce
     | CancelReduce
     | ReduceSettled

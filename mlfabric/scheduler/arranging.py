@@ -75,7 +75,7 @@ class Arranging(Summing):
         """Settle an update that no plan holds: it will not be sent."""
         self.waiting.pop(update, None)
         self._forget(update)
-        self.settled.add(update, refusal)
+        self._enter_outcome(update, refusal)
         return Drop(to=update.worker, model=self.spec.name, update=update, cause=refusal.cause, reason=refusal.detail)
 
     def _take(self, request: PushRequested, profile: Profile, seq: int) -> tuple[PlannedUpdate, tuple[TransferId, ...]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from mlfabric.network import Path
+from mlfabric.network import Path, Profile
 from mlfabric.protocol import (
     CancelServe,
     Fetch,
@@ -15,6 +15,7 @@ from mlfabric.protocol import (
     GetRequested,
     HandOnTo,
     Instruction,
+    ModelVersion,
     Serve,
     TransferEnd,
     TransferEnded,
@@ -136,6 +137,7 @@ class GetTable:
                     after=planned.after,
                     rate_bps=paced_rate(planned.profile, planned.path, self._context.network),
                     reason=f"{workers}, handed on by {planned.aggregator.name}",
+                    span_ns=planned.profile.end_ns - planned.profile.start_ns,
                 )
             yield self.hand_ons.instruct(planned, workers)
 
@@ -163,10 +165,12 @@ class GetTable:
             model=self._model,
             ticket=planned.ticket,
             min_version=request.min_version,
-            after_updates=() if request.after_update is None else (request.after_update,),
+            after_updates=() if request.after_update is None or planned.version else (request.after_update,),
             after=after,
             rate_bps=paced_rate(planned.profile, path, self._context.network),
             reason=reason,
+            version=planned.version,
+            span_ns=planned.profile.end_ns - planned.profile.start_ns,
         )
 
     def _fetch(self, planned: PlannedGet, reason: str) -> Fetch:
@@ -178,6 +182,30 @@ class GetTable:
             ticket=planned.ticket,
             reason=reason,
         )
+
+    # A part of a model
+
+    def serve_exactly(self, request: GetRequested, version: ModelVersion, now_ns: int) -> Iterator[Instruction]:
+        """Have a part served at the version at which it is and all other parts are served, too."""
+        path = self._context.path(self._pushes.server, request.get.worker)
+        size_bytes = self._pushes.spec.layout.size_bytes
+        profile = self._context.network.transfer(path, size_bytes, now_ns) or Profile(now_ns, now_ns, ())
+        planned = self.planned[request.get] = PlannedGet(
+            request=request,
+            source=self._pushes.server,
+            ticket=self._context.tickets.next(),
+            profile=profile,
+            version=version,
+        )
+        after = self._enter(request.get, path, profile)
+        yield from self._instruct(planned, after, f"all parts are at version {version.number}")
+
+    def cancel(self, get: GetId, reason: str) -> Iterator[Instruction]:
+        """Have a get served no longer; nothing happens if it is not planned."""
+        planned = self.planned.get(get)
+        if planned is not None:
+            self._remove(get)
+            yield CancelServe(to=planned.source, model=self._model, get=get, reason=reason)
 
     # Ends
 
@@ -247,20 +275,21 @@ class GetTable:
 
     def _reserve(self, get: GetId, transfer: Transfer) -> tuple[GetId, ...]:
         """Enter a transfer into network and timetable; return which ones the plan ends before it starts."""
-        after = self._running.before(transfer.path, transfer.profile.start_ns)
-        self._context.network.reserve((self._model, "get", get), transfer.path, transfer.profile)
-        self._running.add(get, self._filled(transfer), transfer.profile)
-        self._drift.note(get, transfer.path, transfer.profile.start_ns, self._context.network)
+        return self._enter(get, transfer.path, transfer.profile)
+
+    def _enter(self, get: GetId, path: Path, profile: Profile) -> tuple[GetId, ...]:
+        after = self._running.before(path, profile.start_ns)
+        self._context.network.reserve((self._model, "get", get), path, profile)
+        self._running.add(get, self._filled(path, profile), profile)
+        self._drift.note(get, path, profile.start_ns, self._context.network)
         return after
 
-    def _filled(self, transfer: Transfer) -> Path:
+    def _filled(self, path: Path, profile: Profile) -> Path:
         """Return the links that a transfer takes half of or more; on others nobody waits for it, however late it is."""
-        network, profile = self._context.network, transfer.profile
+        network = self._context.network
         planned_bits = sum(bps * (end_ns - start_ns) for start_ns, end_ns, bps in profile.pieces)
         span_ns = profile.end_ns - profile.start_ns
-        return tuple(
-            link for link in transfer.path if 2 * planned_bits >= network.rate_bps(link, profile.start_ns) * span_ns
-        )
+        return tuple(link for link in path if 2 * planned_bits >= network.rate_bps(link, profile.start_ns) * span_ns)
 
     def _free_links(self, get: GetId) -> None:
         self._context.network.release((self._model, "get", get))

@@ -52,6 +52,8 @@ class Gets(GetTable):
     def due_ns(self, now_ns: int) -> int | None:
         """Return when waiting gets are to be planned (again), None if none can be."""
         pushes = self._pushes
+        if pushes.whole is not None:
+            return None  # parts are served together, see scheduler/shard_gets.py
         ready = pushes.initialised and not pushes.awaited and self._context.is_here(pushes.server)
         if not ready:
             return None

@@ -6,7 +6,7 @@ name is refused while the first is here, and takes its place once that is silent
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from mlfabric.errors import UsageError
@@ -26,24 +26,34 @@ from mlfabric.protocol import (
     Welcome,
 )
 from mlfabric.scheduler.context import Context
+from mlfabric.scheduler.differing import difference, malformed
 from mlfabric.scheduler.model import ModelState
 from mlfabric.scheduler.modes import has_server
+from mlfabric.scheduler.parts import name_of_whole
+from mlfabric.scheduler.placing import Placing
 from mlfabric.scheduler.records import MemberRecord, MemberState, WorkerTally
 from mlfabric.scheduler.rounds import Rounds
-from mlfabric.specs import PROTOCOL_VERSION, Member, ModelSpec, Role
+from mlfabric.scheduler.sharded import ShardedModel
+from mlfabric.specs import Member, ModelSpec, Role
 
 __all__ = ["Membership"]
-
-LONGEST_NAME = 200
 
 
 class Membership:
     """The members and the models that they bring."""
 
-    def __init__(self, context: Context, models: dict[str, ModelState], reductions: dict[str, Rounds]) -> None:
+    def __init__(
+        self,
+        context: Context,
+        models: dict[str, ModelState],
+        reductions: dict[str, Rounds],
+        wholes: dict[str, ShardedModel],
+    ) -> None:
         self._context = context
         self._models = models
         self._reductions = reductions
+        self._wholes = wholes
+        self._placing = Placing(context, models)
         self._silent: dict[str, MemberRecord] = {}
         self._missed: dict[str, int] = {}
 
@@ -80,14 +90,8 @@ class Membership:
 
     def _refusal(self, event: MemberJoined) -> tuple[RefuseReason, str] | None:
         member, spec = event.member, event.spec
-        if member.protocol_version != PROTOCOL_VERSION:
-            detail = f"{member.name} speaks protocol {member.protocol_version}, this scheduler {PROTOCOL_VERSION}"
-            return RefuseReason.PROTOCOL_VERSION, f"{detail}; install the same release on both"
-        names = {"name": member.name, "host": member.host, **({"model": spec.name} if spec is not None else {})}
-        for what, name in names.items():
-            if len(name) > LONGEST_NAME or not name.isprintable() or "," in name:
-                allowed = f"printable characters without comma, at most {LONGEST_NAME}"
-                return RefuseReason.OUT_OF_RANGE, f"{what}={name[:40]!r} of {len(name)} characters; allowed: {allowed}"
+        if (flaw := malformed(member, spec)) is not None:
+            return flaw
         known = self._context.members.get(member.name)
         if known is not None and known.state is MemberState.HERE and known.member.incarnation != member.incarnation:
             where = f"a live {known.member.role.value} on host {known.member.host}"
@@ -102,15 +106,30 @@ class Membership:
         model = self._models.get(spec.name)
         rounds = self._reductions.get(spec.name)
         if rounds is not None:
-            return _difference(spec, rounds.spec)
+            return difference(spec, rounds.spec)
         if model is None:
             if not has_server(spec.mode):
                 return None
-            if self._server_for(spec) is None:
+            if spec.shards > 1 or spec.name in self._wholes:
+                return self._refusal_of_cut(spec)
+            if self._placing.server_for(spec) is None:
                 wanted = f"server {spec.server!r}" if spec.server else "any server"
                 return RefuseReason.NOT_YET, f"waiting for {wanted} to join the scheduler"
             return None
-        return _difference(spec, model.pushes.spec)
+        return difference(spec, model.pushes.spec)
+
+    def _refusal_of_cut(self, spec: ModelSpec) -> tuple[RefuseReason, str] | None:
+        """Say how a worker's idea of a model that is cut differs from what is known, or what is to be waited for."""
+        whole = self._wholes.get(spec.name)
+        if whole is not None and whole.count != spec.shards:
+            detail = f"model {spec.name!r}: shards={spec.shards} given, {whole.count} registered"
+            return RefuseReason.OPTIONS_DIFFER, f"{detail}; give the same"
+        for shard, part in sorted(whole.parts.items()) if whole is not None else ():
+            given = replace(spec.of_shard(shard), server="")
+            if (found := difference(given, part.pushes.spec)) is not None:
+                return found
+        placed = self._placing.servers_for(spec, whole)
+        return placed if isinstance(placed, tuple) else None
 
     def _replica_refusal(self, follows: Following, member: Member) -> tuple[RefuseReason, str] | None:
         """Say why a replica cannot follow a server now, or return None; one that is silent may come back."""
@@ -120,6 +139,10 @@ class Membership:
         if record.member.role is not Role.SERVER:
             detail = f"{follows.server!r} is a {record.member.role.value}"
             return RefuseReason.OUT_OF_RANGE, f"{detail}; a replica follows a server"
+        for model in self._models.values():
+            if model.pushes.server == follows.server and model.pushes.spec.shard is not None:
+                detail = f"server {follows.server!r} holds {model.pushes.spec.name!r}, a part of a model"
+                return RefuseReason.OUT_OF_RANGE, f"{detail}; replicas follow servers of whole models"
         for other in self._context.here(Role.REPLICA):
             same = other.follows is not None and other.follows.server == follows.server
             if same and other.member.name != member.name:
@@ -136,30 +159,38 @@ class Membership:
         if model.pushes.server != server and self._context.is_here(model.pushes.server):
             detail = f"model {held.name!r} is held by server {model.pushes.server!r}"
             return RefuseReason.NAME_TAKEN, f"{detail}; give the model another name"
-        return _difference(held, model.pushes.spec)
+        return difference(held, model.pushes.spec)
 
-    def _server_for(self, spec: ModelSpec) -> str | None:
-        """Choose the server that holds a new model: the one asked for, else the one with the fewest models."""
-        servers = [m.member.name for m in self._context.here(Role.SERVER)]
-        if spec.server:
-            return spec.server if spec.server in servers else None
-        held = [model.pushes.server for model in self._models.values()]
-        return min(servers, key=lambda name: (held.count(name), name), default=None)
+    def models_of(self, name: str) -> list[ModelState]:
+        """Return the parts of a model of this name, or the model itself if it is not cut; none if it is unknown."""
+        if (whole := self._wholes.get(name)) is not None:
+            return [part for _, part in sorted(whole.parts.items())]
+        return [self._models[name]] if name in self._models else []
+
+    def _make_model(self, spec: ModelSpec, server: str) -> ModelState:
+        """Enter a model, or a part of one, that nothing has happened to yet."""
+        model = self._models[spec.name] = ModelState.of(self._context, spec, server)
+        if spec.shard is not None:
+            name = name_of_whole(spec)
+            if name not in self._wholes:
+                self._wholes[name] = ShardedModel(self._context, name, spec.shards)
+            self._wholes[name].add_part(spec.shard, model)
+        return model
 
     def _admit(self, record: MemberRecord, event: MemberJoined, reason: str) -> Iterator[Instruction]:
         match record.member.role:
             case Role.WORKER if event.spec is not None:
                 yield from self._admit_worker(record, event.spec, reason)
             case Role.MONITOR:
-                yield self._welcome(record, None, False, reason)
+                yield self._welcome(record, [], False, reason)
                 yield from self._announce_monitors()
             case Role.REPLICA:
-                yield self._welcome(record, None, False, reason)
+                yield self._welcome(record, [], False, reason)
             case Role.AGGREGATOR:
-                yield self._welcome(record, None, False, reason)
+                yield self._welcome(record, [], False, reason)
                 yield from self._admit_aggregator(record.member)
             case _:
-                yield self._welcome(record, None, False, reason)
+                yield self._welcome(record, [], False, reason)
                 yield from self._admit_server(record.member.name, event.held, record.since_ns)
 
     def _admit_aggregator(self, aggregator: Member) -> Iterator[Instruction]:
@@ -178,7 +209,7 @@ class Membership:
         """Wait for what the server says of the models that it brings; tell it of those that it should hold."""
         for spec in held:
             if spec.name not in self._models:
-                self._models[spec.name] = ModelState.of(self._context, spec, server)
+                self._make_model(spec, server)
                 yield from self._announce_model(spec)
             self._models[spec.name].pushes.awaited = True
             self._models[spec.name].pushes.server = server
@@ -196,44 +227,62 @@ class Membership:
         if not has_server(spec.mode):
             if spec.name not in self._reductions:
                 self._reductions[spec.name] = Rounds(self._context, spec)
-            yield self._welcome(record, None, False, reason)
+            yield self._welcome(record, [], False, reason)
             return
-        model = self._models.get(spec.name)
-        if model is None:
-            server = self._server_for(spec)
-            assert server is not None, "checked by _refusal"
-            model = self._models[spec.name] = ModelState.of(self._context, spec, server)
-            yield HostModel(to=server, spec=spec, reason=f"{record.member.name} brought a new model")
-            yield from self._announce_model(spec)
+        for part, server in self._to_place(spec):
+            self._make_model(part, server)
+            yield HostModel(to=server, spec=part, reason=f"{record.member.name} brought a new model")
+            yield from self._announce_model(part)
+        models = self.models_of(spec.name)
         workers = sum(m.model == spec.name for m in self._context.here(Role.WORKER))
-        model.pushes.most_workers = max(model.pushes.most_workers, workers)
-        self._leave_clocks(record.member.name, stays=model)
-        model.pushes.worker_joined(record.member.name, spec.workers)
-        asked = self._claim_initial(model, record)
-        yield self._welcome(record, model, asked, reason)
+        self._leave_clocks(record.member.name, stays=models)
+        for model in models:
+            model.pushes.most_workers = max(model.pushes.most_workers, workers)
+            model.pushes.worker_joined(record.member.name, spec.workers)
+        asked = self._claim_initial(spec.name, record)
+        yield self._welcome(record, models, asked, reason)
 
-    def _claim_initial(self, model: ModelState, record: MemberRecord) -> bool:
+    def _to_place(self, spec: ModelSpec) -> Iterator[tuple[ModelSpec, str]]:
+        """Give the specs of what a worker's model lacks, and the servers that are to hold it; checked by _refusal."""
+        if spec.shards > 1:
+            found = self._placing.servers_for(spec, self._wholes.get(spec.name))
+            assert isinstance(found, dict), "checked by _refusal"
+            for shard, server in found.items():
+                yield replace(spec.of_shard(shard), server=""), server
+        elif spec.name not in self._models:
+            server_name = self._placing.server_for(spec)
+            assert server_name is not None, "checked by _refusal"
+            yield spec, server_name
+
+    def _claim_initial(self, name: str, record: MemberRecord) -> bool:
         """Tell whether this worker is to bring initial weights, and note it."""
-        current = self._context.members.get(model.initialiser)
-        taken = current is not None and current.state is MemberState.HERE and current is not record
-        if model.pushes.awaited or model.pushes.initialised or taken or not record.holds_initial:
+        holder = self._holder(name)
+        if holder is None:
             return False
-        model.initialiser = record.member.name
+        current = self._context.members.get(holder.initialiser)
+        taken = current is not None and current.state is MemberState.HERE and current is not record
+        if not holder.wants_weights or taken or not record.holds_initial:
+            return False
+        holder.initialiser = record.member.name
         return True
 
-    def _welcome(self, record: MemberRecord, model: ModelState | None, initialise: bool, reason: str) -> Welcome:
-        server = self._context.members.get(model.pushes.server) if model else None
+    def _holder(self, name: str) -> ModelState | ShardedModel | None:
+        return self._wholes.get(name) or self._models.get(name)
+
+    def _welcome(self, record: MemberRecord, models: list[ModelState], initialise: bool, reason: str) -> Welcome:
+        """Admit a member; a worker of a model that is cut is told the servers of all parts, in order."""
+        first = self._context.members.get(models[0].pushes.server) if models else None
         return Welcome(
             to=record.member.name,
             incarnation=record.member.incarnation,
             epoch=self._context.config.epoch,
-            tau_max=model.pushes.tau_max if model else 0,
-            server=server.member.name if server else "",
-            server_address=server.member.address if server else "",
+            tau_max=models[0].pushes.tau_max if models else 0,
+            server=",".join(model.pushes.server for model in models),
+            server_address=first.member.address if first else "",
             initialise=initialise,
             monitor_address=self._monitor_for(record),
             reason=reason,
-            clock=model.pushes.clocks.beginning(record.member.name) if model else 0,
+            clock=models[0].pushes.clocks.beginning(record.member.name) if models else 0,
         )
 
     def _monitor_for(self, record: MemberRecord) -> str:
@@ -292,45 +341,47 @@ class Membership:
                 yield from some.gets.aggregator_gone(record.member.name, reason)
         if record.model in self._reductions:
             yield from self._reductions[record.model].worker_gone(record, reason)
-        model = self._models.get(record.model)
-        if record.member.role is not Role.WORKER or model is None:
+        holder = self._holder(record.model)
+        if record.member.role is not Role.WORKER or holder is None:
             return
-        yield from model.pushes.worker_gone(record.member.name, reason)
-        yield from model.gets.worker_gone(record.member.name, reason)
-        if model.initialiser == record.member.name and not model.pushes.initialised:
-            model.initialiser = ""
-            yield from self._seek_initial(model, reason)
+        yield from holder.worker_gone(record.member.name, reason)
+        if holder.initialiser == record.member.name and holder.wants_weights:
+            holder.initialiser = ""
+            yield from self._seek_initial(record.model, reason)
 
-    def _seek_initial(self, model: ModelState, reason: str) -> Iterator[Instruction]:
+    def _seek_initial(self, name: str, reason: str) -> Iterator[Instruction]:
         """Ask another worker for initial weights, if they are needed and one has them."""
-        name = model.pushes.spec.name
         for other in self._context.here(Role.WORKER):
-            if other.model == name and self._claim_initial(model, other):
+            if other.model == name and self._claim_initial(name, other):
                 yield Initialise(to=other.member.name, model=name, reason=reason)
                 return
 
     def _forget(self, record: MemberRecord) -> None:
-        model = self._models.get(record.model)
-        if model is not None:
-            model.pushes.settled.forget_worker(record.member.name)
+        holder = self._holder(record.model)
+        if holder is not None:
+            holder.forget_worker(record.member.name)
         self._leave_clocks(record.member.name)
 
-    def _leave_clocks(self, worker: str, stays: ModelState | None = None) -> None:
-        """Wait for a worker no longer in any model but the one that it stays with."""
+    def _leave_clocks(self, worker: str, stays: Sequence[ModelState] = ()) -> None:
+        """Wait for a worker no longer in any model but the one (or its parts) that it stays with."""
         for model in self._models.values():
-            if model is not stays:
+            if not any(model is one for one in stays):
                 model.pushes.clocks.leave(worker)
 
     def reconcile(self, holds: ServerHolds, now_ns: int) -> Iterator[Instruction]:
         """Take over what a server that (re)joined says of one model."""
         model = self._models.get(holds.spec.name)
         if model is None:
-            model = self._models[holds.spec.name] = ModelState.of(self._context, holds.spec, holds.server)
+            model = self._make_model(holds.spec, holds.server)
             yield from self._announce_model(holds.spec)
         self._miss(holds, model, now_ns)
         yield from model.pushes.reconcile(holds)
-        yield from model.gets.repeat()
-        yield from self._seek_initial(model, f"{holds.server} came without weights")
+        name = name_of_whole(holds.spec)
+        if holds.spec.shard is not None:
+            yield from self._wholes[name].part_back(holds, holds.spec.shard)
+        else:
+            yield from model.gets.repeat()
+        yield from self._seek_initial(name, f"{holds.server} came without weights")
 
     def _miss(self, holds: ServerHolds, model: ModelState, now_ns: int) -> None:
         """Wait for workers that a server knows and this scheduler does not: they may be on their way back to it."""
@@ -347,23 +398,3 @@ class Membership:
             link = up_link(rate.host) if rate.up else down_link(rate.host)
             if link in self._context.network.links:
                 self._context.network.set_rate(link, rate.bps)
-
-
-def _difference(given: ModelSpec, known: ModelSpec) -> tuple[RefuseReason, str] | None:
-    """Say how a worker's idea of a model differs from what is registered, or None; unset options agree."""
-    layout = given.layout.difference(known.layout)
-    if layout:
-        return RefuseReason.LAYOUT_DIFFERS, f"model {known.name!r}: given against registered: {layout}"
-    asked = replace(
-        given,
-        tau_max=known.tau_max if given.tau_max is None else given.tau_max,
-        server=given.server or known.server,
-        workers=given.workers or known.workers,
-    )
-    for name in ("rule", "mode", "tau_max", "slack", "server", "workers", "frozen_digest"):
-        mine, theirs = getattr(asked, name), getattr(known, name)
-        if mine != theirs and not (name in ("server", "workers") and not theirs):
-            detail = f"model {known.name!r}: {name}={mine} given, {theirs} registered"
-            advice = "load the same weights or seed" if name == "frozen_digest" else "give the same, or leave it out"
-            return RefuseReason.OPTIONS_DIFFER, f"{detail}; {advice}"
-    return None

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from mlfabric.protocol import DropReason
+from mlfabric.protocol import DropReason, Instruction
 from mlfabric.scheduler.context import Context
 from mlfabric.scheduler.gets import Gets
 from mlfabric.scheduler.pushes import Pushes
@@ -25,6 +26,20 @@ class ModelState:
     delays: Counter[int] = field(default_factory=Counter)
     dropped: Counter[DropReason] = field(default_factory=Counter)
     initialiser: str = ""
+
+    @property
+    def wants_weights(self) -> bool:
+        """Whether initial weights are needed."""
+        return not (self.pushes.awaited or self.pushes.initialised)
+
+    def worker_gone(self, worker: str, reason: str) -> Iterator[Instruction]:
+        """Let go of everything of a worker's that is not with the server."""
+        yield from self.pushes.worker_gone(worker, reason)
+        yield from self.gets.worker_gone(worker, reason)
+
+    def forget_worker(self, worker: str) -> None:
+        """Forget the outcomes of a worker that will not ask any more."""
+        self.pushes.settled.forget_worker(worker)
 
     @classmethod
     def of(cls, context: Context, spec: ModelSpec, server: str) -> ModelState:

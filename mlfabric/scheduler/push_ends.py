@@ -9,6 +9,7 @@ from mlfabric.protocol import (
     Commit,
     CommitsReported,
     Committed,
+    Drop,
     Dropped,
     DropReason,
     Instruction,
@@ -128,9 +129,10 @@ class PushEnds(PushTable):
         if planned is not None and (by_worker or planned.sum is not None):
             yield from self._void(planned, f"{update} was discarded: {event.detail}", TornBy.NOT_FINITE)
         outcome = Dropped(cause=event.cause or DropReason.NOT_FINITE, detail=event.detail)
-        yield from self._settle(update, outcome)
+        lost = None if self.whole is None else self.whole.lost(update)
+        yield from self._settle(update, lost or outcome)
         yield from self._break_up()
-        return outcome
+        return outcome if lost is None else None
 
     def _sum_ended(self, event: TransferEnded, name: SumId) -> Iterator[Instruction]:
         found, by_server = self.sums.of(name), event.member == self.server
@@ -254,7 +256,54 @@ class PushEnds(PushTable):
             if planned.voided:
                 yield from self._void(planned, reason, TornBy.SERVER_BACK)
             elif update not in held:
+                planned.received = False
                 yield from self._instruct(planned, (), reason)
+            elif self.whole is not None:  # of a part, only what is complete is held
+                planned.received = True
+
+    # A part of a model
+
+    def let_drop(self, update: UpdateId, refusal: Dropped) -> Iterator[Instruction]:
+        """Bring about that this part of a push which is dropped is dropped as well; called again until it is.
+
+        What is complete at the server is dropped there; what is not is voided first, so that nothing that is on its way
+        can bring it back.
+        """
+        planned = self.planned.get(update)
+        if planned is None:
+            self.waiting.pop(update, None)
+            self._forget(update)
+            self._enter_outcome(update, refusal)
+            if self._context.is_live(update.worker, update.incarnation):
+                yield Drop(
+                    to=update.worker, model=self.spec.name, update=update, cause=refusal.cause, reason=refusal.detail
+                )
+        elif planned.received:
+            yield Drop(to=self.server, model=self.spec.name, update=update, cause=refusal.cause, reason=refusal.detail)
+        elif not planned.voided:
+            yield from self._void(planned, refusal.detail, TornBy.REFUSED)
+
+    def let_be_lost(self, update: UpdateId, outcome: Committed) -> Iterator[Instruction]:
+        """Bring about that this part of a push counts as committed, and goes no further; called again until it does.
+
+        Its worker was told; what is complete at the server is dropped there, what is not is voided first.
+        """
+        planned, reason = self.planned.get(update), "it was committed, and lost since"
+        if planned is None:
+            self.waiting.pop(update, None)
+            self._forget(update)
+            self._enter_outcome(update, outcome)
+        elif planned.received:
+            cause = DropReason.ROLLED_BACK
+            yield Drop(to=self.server, model=self.spec.name, update=update, cause=cause, reason=reason)
+        elif not planned.voided:
+            yield from self._void(planned, reason, TornBy.SERVER_BACK)
+
+    def expect_again(self, update: UpdateId, reason: str) -> Iterator[Instruction]:
+        """Tell the server the bound that holds now for an update that is there by itself."""
+        planned = self.planned.get(update)
+        if planned is not None and planned.asked and planned.sum is None:
+            yield self._expect(planned, (), reason)
 
     def _adopt(self, update: UpdateId) -> Iterator[Instruction]:
         """Count an update that the server holds from before this scheduler's time; it commits it by itself."""

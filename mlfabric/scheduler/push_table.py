@@ -17,6 +17,7 @@ from mlfabric.network import Path, Profile
 from mlfabric.protocol import (
     CancelSum,
     Committed,
+    Dropped,
     Expect,
     Expected,
     Instruction,
@@ -33,6 +34,7 @@ from mlfabric.scheduler.context import SEQ_BITS, Context
 from mlfabric.scheduler.drifting import DriftWatch
 from mlfabric.scheduler.following import Follower
 from mlfabric.scheduler.modes import Clocks, policy_of
+from mlfabric.scheduler.parts import Whole
 from mlfabric.scheduler.planning import Timetable, paced_rate
 from mlfabric.scheduler.records import Lateness, PlannedUpdate, SettledUpdates, TornBy, WaitingUpdate
 from mlfabric.scheduler.sums import PlannedSum, SumTable
@@ -63,6 +65,8 @@ class PushTable:
     ``awaited`` means that the server joined and has not yet said what it holds of the model: until then nothing is
     known of its version, so nothing is planned or refused.
     ``has_formed`` means that as many workers have joined as the first iteration was to wait for.
+    ``whole`` is the model that this one is a part of; ``refused`` are the updates of a part that were dropped since
+    that has looked.
     ``policy`` decides what depends on the mode; ``clocks`` are those of the workers that are waited for.
     """
 
@@ -84,6 +88,8 @@ class PushTable:
         self.settled = SettledUpdates()
         self.commit_ns: dict[UpdateId, int] = {}
         self.follower: Follower | None = None
+        self.whole: Whole | None = None
+        self.refused: list[tuple[UpdateId, Dropped]] = []
         self._context = context
         self._running = Timetable[TransferId]()
         self._lateness = Lateness()
@@ -249,9 +255,14 @@ class PushTable:
             self.iteration = None
         self._release(update)
         self._forget(update)
-        self.settled.add(update, outcome)
+        self._enter_outcome(update, outcome)
         if self.waiting.pop(update, None) is not None:
             yield Resolve(to=update.worker, update=update, outcome=outcome, reason="the server had it")
+
+    def _enter_outcome(self, update: UpdateId, outcome: Outcome) -> None:
+        self.settled.add(update, outcome)
+        if self.whole is not None and isinstance(outcome, Dropped):
+            self.refused.append((update, outcome))
 
     def _forget(self, update: UpdateId) -> None:
         """Forget what befell an update on its way: it goes no further."""

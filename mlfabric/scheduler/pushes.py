@@ -69,6 +69,8 @@ class Pushes(Arranging):
             return
         if event.kind is UpdateKind.GRADIENT and update not in self.settled:
             self.clocks.ask(update)
+        if self.whole is not None and self.whole.lost(update) is not None:
+            return  # the whole answers it
         if (outcome := self.settled.get(update)) is not None:
             yield Resolve(to=update.worker, update=update, outcome=outcome, reason="it was settled before")
         elif planned is not None and not planned.voided:
@@ -99,7 +101,7 @@ class Pushes(Arranging):
         if (malformed := self._malformed(event)) is not None:
             return malformed
         newest = ModelVersion(self.version.epoch, self.version.number + len(self.planned))
-        if self.awaited:
+        if self.awaited or not self._is_settled:
             return None
         if event.kind is UpdateKind.GRADIENT and event.computed_from > newest:
             detail = f"computed from {tuple(event.computed_from)}; the newest possible version is {tuple(newest)}"
@@ -110,9 +112,14 @@ class Pushes(Arranging):
 
     # Plans
 
+    @property
+    def _is_settled(self) -> bool:
+        """Whether all parts of the model that this is a part of stand alike."""
+        return self.whole is None or self.whole.is_settled
+
     def due_ns(self, now_ns: int) -> int | None:
         """Return when the next plan is to be made, None if nothing calls for one."""
-        if self.awaited or not self._context.is_here(self.server):
+        if self.awaited or not self._context.is_here(self.server) or not self._is_settled:
             return None
         if next(self._outdated(), None) is not None:
             return now_ns
@@ -145,6 +152,10 @@ class Pushes(Arranging):
 
     def _ready(self) -> list[WaitingUpdate]:
         """Return what can be planned now: gradients only once there are weights that they can be applied to."""
+        if self.whole is not None:
+            return [
+                w for u, w in self.waiting.items() if u not in self.planned and self.whole.may_plan(u, w.request.kind)
+            ]
         found = [
             w
             for u, w in self.waiting.items()
@@ -190,9 +201,9 @@ class Pushes(Arranging):
         for update, refusal in list(self._outdated()):
             yield self._turn_away(update, refusal)
         batch = self._ready()
-        for waiting in [w for w in batch if w.request.kind is UpdateKind.INITIAL]:
+        for waiting in [w for w in batch if self._goes_at_once(w)]:
             batch.remove(waiting)
-            yield from self._plan_initial(waiting, now_ns)
+            yield from self._plan_at_once(waiting, now_ns)
         is_drift = self._drift.is_due(now_ns)
         if is_drift:
             yield from self._tear_ahead(now_ns)
@@ -279,7 +290,8 @@ class Pushes(Arranging):
 
     def _helpers(self, batch: list[WaitingUpdate]) -> dict[str, tuple[Member, Aggregator]]:
         """Return by host who may sum; nobody while an update is in the batch whose last sum was given up."""
-        if not is_planner_loaded() or any(w.request.update in self.apart for w in batch):
+        apart = self.whole is not None and not self.policy.has_barrier  # commits by itself: a sum has one coefficient
+        if apart or not is_planner_loaded() or any(w.request.update in self.apart for w in batch):
             return {}
         return self._context.aggregators(self.sums.load())
 
@@ -329,11 +341,17 @@ class Pushes(Arranging):
         end_ns = planned.end_ns(now_ns)
         return self._candidate(planned.request, now_ns, Profile(end_ns, end_ns, ()))
 
-    def _plan_initial(self, waiting: WaitingUpdate, now_ns: int) -> Iterator[Instruction]:
+    def _goes_at_once(self, waiting: WaitingUpdate) -> bool:
+        """Tell whether an update is sent without a place in the order."""
+        is_owed = self.whole is not None and self.whole.is_owed(waiting.request.update)
+        return is_owed or waiting.request.kind is UpdateKind.INITIAL
+
+    def _plan_at_once(self, waiting: WaitingUpdate, now_ns: int) -> Iterator[Instruction]:
         path = self._context.path(waiting.request.update.worker, self.server)
         profile = self._context.network.transfer(path, waiting.request.size_bytes, now_ns)
         if profile is not None:
             planned, _ = self._take(waiting.request, profile, self._next_seq())
-            yield from self._instruct(planned, (), "initial weights")
+            is_initial = waiting.request.kind is UpdateKind.INITIAL
+            yield from self._instruct(planned, (), "initial weights" if is_initial else "other parts are committed")
         else:
             waiting.blocked_until_ns = now_ns + BLOCKED_NS

@@ -6,6 +6,7 @@ All of it is soft: after a restart the members announce it again (design, sectio
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -15,6 +16,7 @@ from mlfabric.protocol import (
     Following,
     GetId,
     GetRequested,
+    ModelVersion,
     Outcome,
     PushRequested,
     SumId,
@@ -225,6 +227,7 @@ class PlannedGet:
     Args:
         source: the server, or the aggregator that hands the model on.
         by: the own get of that aggregator; None if the server serves it.
+        version: of a part of a model: the one that all parts are served at; None for any that is asked for.
     """
 
     request: GetRequested
@@ -232,6 +235,7 @@ class PlannedGet:
     ticket: bytes
     profile: Profile
     by: GetId | None = None
+    version: ModelVersion | None = None
 
 
 class SettledUpdates:
@@ -243,6 +247,12 @@ class SettledUpdates:
 
     def __contains__(self, update: UpdateId) -> bool:
         return self.get(update) is not None
+
+    def items(self) -> Iterator[tuple[UpdateId, Outcome]]:
+        """Return everything that is known."""
+        for (worker, incarnation), known in self._by_worker.items():
+            for counter, outcome in known.items():
+                yield UpdateId(worker, incarnation, counter), outcome
 
     def get(self, update: UpdateId) -> Outcome | None:
         """Return the outcome, or None if it is not known (any more)."""

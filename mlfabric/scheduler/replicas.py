@@ -205,7 +205,7 @@ class Replication(ReplicaPlans):
                 yield self._host_model()
             elif known is not current or current.state is MemberState.LEFT:
                 yield from self._end_replication("the replica has left, or began anew")
-        if self.replica is not None:
+        if self.replica is not None or self._pushes.spec.shard is not None:
             return
         for record in self._context.here(Role.REPLICA):
             if record.follows is not None and record.follows.server == self._pushes.server:

@@ -52,6 +52,7 @@ _SPOKEN_BY = {
             "initial_received",
             "transfer_ended",
             "held_back",
+            "prepared",
             "memory_reported",
             "member_left",
         }
@@ -112,6 +113,7 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
         self._epoch = state.context.config.epoch
         self._timer: asyncio.TimerHandle | None = None
         self._settling = False
+        self._torn: dict[str, str] = {}
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._log = logging.getLogger("mlfabric.scheduler")
 
@@ -134,6 +136,7 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
     def _settle(self) -> None:
         """Tick if the state machine is due, and set the timer for when it will be."""
         self._settling = False
+        self._log_what_is_torn()
         due_ns = self._state.next_wakeup_ns(time.monotonic_ns())
         if self._timer is not None:
             self._timer.cancel()
@@ -149,6 +152,12 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
     def _wake_up(self) -> None:
         self._timer = None
         self._take_in(Tick())
+
+    def _log_what_is_torn(self) -> None:
+        for name, whole in self._state.wholes.items():
+            if whole.torn and whole.torn != self._torn.get(name):
+                self._log.error("%s", whole.torn)
+            self._torn[name] = whole.torn
 
     def _post(self, instructions: Iterable[Instruction]) -> None:
         """Put instructions into outboxes; receivers are told first, so that they are ready when a sender comes."""

@@ -25,6 +25,7 @@ from mlfabric.protocol import (
     MemberSilent,
     MemoryReported,
     NotKept,
+    Prepared,
     PushRequested,
     ReduceId,
     ReduceRequested,
@@ -41,8 +42,10 @@ from mlfabric.protocol import (
 from mlfabric.scheduler.context import Context, NumberMaker, SchedulerConfig, TicketMaker
 from mlfabric.scheduler.membership import Membership
 from mlfabric.scheduler.model import ModelState
+from mlfabric.scheduler.parts import name_of_whole
 from mlfabric.scheduler.records import MemberRecord, MemberState, PlanCount
 from mlfabric.scheduler.rounds import Rounds
+from mlfabric.scheduler.sharded import ShardedModel
 
 __all__ = ["SchedulerState"]
 
@@ -59,7 +62,8 @@ class SchedulerState:
         self.models: dict[str, ModelState] = {}
         self.measured: dict[tuple[str, bool], int] = {}
         self.reductions: dict[str, Rounds] = {}
-        self._membership = Membership(self.context, self.models, self.reductions)
+        self.wholes: dict[str, ShardedModel] = {}
+        self._membership = Membership(self.context, self.models, self.reductions, self.wholes)
 
     @property
     def count(self) -> PlanCount:
@@ -69,6 +73,12 @@ class SchedulerState:
     def handle(self, event: MemberEvent, now_ns: int) -> list[Instruction]:
         """Take in one event and return the instructions that follow, in order."""
         out = list(self._react(event, now_ns))
+        for whole in self.wholes.values():
+            whole.look_at(event)
+            for instruction in whole.advance(now_ns):
+                if isinstance(instruction, Drop) and instruction.to == instruction.update.worker:
+                    self._note_drop(self.models[instruction.model], instruction)
+                out.append(instruction)
         if not isinstance(event, _WITHOUT_REPLICA):
             for model in self.models.values():
                 out.extend(model.replication.advance(now_ns))
@@ -82,6 +92,7 @@ class SchedulerState:
             times.append(model.gets.due_ns(now_ns))
             times.append(model.replication.next_wakeup_ns())
         times.extend(rounds.due_ns(now_ns) for rounds in self.reductions.values())
+        times.extend(whole.due_ns() for whole in self.wholes.values())
         return min((t for t in times if t is not None), default=None)
 
     def validate(self) -> None:
@@ -95,6 +106,8 @@ class SchedulerState:
             assert all(tau <= bound for tau in model.delays), f"{name}: delay above {bound}: {model.delays}"
         for rounds in self.reductions.values():
             rounds.validate()
+        for whole in self.wholes.values():
+            whole.validate()
 
     def _react(self, event: MemberEvent, now_ns: int) -> Iterator[Instruction]:
         if not self._has_a_say(event):
@@ -134,6 +147,10 @@ class SchedulerState:
             case ServerHolds():
                 yield from self._membership.reconcile(event, now_ns)
                 self.models[event.spec.name].replication.primary_back(event, now_ns)
+            case Prepared() if event.model in self.models:
+                found = self._whole_of(event.model)
+                if found is not None and self.models[event.model].pushes.server == event.server:
+                    yield from found[0].prepared(event, found[1], now_ns)
             case ReplicaReported() if event.model in self.models:
                 yield from self.models[event.model].replication.reported(event)
             case HeldBack() if event.model in self.models:
@@ -155,7 +172,7 @@ class SchedulerState:
     def _has_a_say(self, event: MemberEvent) -> bool:
         """Tell whether an event comes from whom it can come from: only who holds a model says what it is at."""
         match event:
-            case CommitsReported() | InitialReceived() | HeldBack():
+            case CommitsReported() | InitialReceived() | HeldBack() | Prepared():
                 model = self.models.get(event.model)
             case ServerHolds():
                 model = self.models.get(event.spec.name)
@@ -167,14 +184,22 @@ class SchedulerState:
         model = self.models.get(event.model)
         if model is None or not self._asks(event.update):
             return
+        if (found := self._whole_of(event.model)) is not None:
+            if event.update.counter % found[0].count != found[1] or not found[0].has_all_parts:
+                return
+            found[0].note(event.update, event.kind)
         for instruction in model.pushes.request(event, now_ns):
             self._note_drop(model, instruction)
             yield instruction
 
     def _get(self, event: GetRequested, now_ns: int) -> Iterator[Instruction]:
         model = self.models.get(event.model)
-        if model is not None and self._asks(event.get):
+        if model is None or not self._asks(event.get):
+            return
+        if (found := self._whole_of(event.model)) is None:
             yield from model.gets.request(event, now_ns)
+        elif event.get.counter % found[0].count == found[1] and found[0].has_all_parts:
+            yield from found[0].request_get(event, found[1], now_ns)
 
     def _reduce(self, event: ReduceRequested, now_ns: int) -> Iterator[Instruction]:
         rounds = self.reductions.get(event.model)
@@ -183,10 +208,16 @@ class SchedulerState:
 
     def _worker_holds(self, event: WorkerHolds) -> Iterator[Instruction]:
         record = self.context.members.get(event.worker)
-        model = self.models.get(record.model) if record is not None else None
-        if model is not None:
-            held = {push.update for push in event.pushes}
+        held = {push.update for push in event.pushes}
+        for model in self._membership.models_of(record.model) if record is not None else ():
             yield from model.pushes.worker_holds(event.worker, held, event.clock)
+        if record is not None and (whole := self.wholes.get(record.model)) is not None and whole.has_all_parts:
+            whole.worker_holds(event.worker, held)
+
+    def _whole_of(self, model: str) -> tuple[ShardedModel, int] | None:
+        """Return the model that this one is a part of, and which; None if it is whole."""
+        spec = self.models[model].pushes.spec
+        return None if spec.shard is None else (self.wholes[name_of_whole(spec)], spec.shard)
 
     def _asks(self, request: UpdateId | GetId | ReduceId) -> bool:
         """Tell whether who asks is here; a request of an earlier incarnation came too late."""
@@ -215,9 +246,11 @@ class SchedulerState:
 
     def _commits(self, event: CommitsReported) -> Iterator[Instruction]:
         model = self.models[event.model]
+        if (found := self._whole_of(event.model)) is not None:
+            found[0].committed(event, found[1])
         for commit in (yield from model.pushes.committed(event)):
             model.delays[commit.tau] += 1
-            if record := self._worker(commit.update):
+            if record := self._tallied(model, commit.update):
                 record.tally.committed += 1
                 record.tally.dropped_in_a_row = 0
         yield from model.replication.committed(event.commits)
@@ -227,8 +260,14 @@ class SchedulerState:
         if event.member == model.replication.name:
             model.replication.ended(event)
             return
+        found = self._whole_of(event.model)
         if isinstance(event.transfer, GetId):
-            yield from model.gets.ended(event, event.transfer)
+            if found is None:
+                yield from model.gets.ended(event, event.transfer)
+            else:
+                yield from found[0].get_ended(event, event.transfer, found[1])
+            return
+        if found is not None and isinstance(event.transfer, UpdateId) and found[0].keeps(event, event.transfer):
             return
         if event.end is TransferEnd.RECEIVED:
             model.pushes.arrived(event.transfer, now_ns)
@@ -242,10 +281,13 @@ class SchedulerState:
 
     def _tally_drop(self, model: ModelState, update: UpdateId, cause: DropReason) -> None:
         model.dropped[cause] += 1
-        if record := self._worker(update):
+        if record := self._tallied(model, update):
             record.tally.dropped[cause] += 1
             record.tally.dropped_in_a_row += 1
 
-    def _worker(self, update: UpdateId) -> MemberRecord | None:
+    def _tallied(self, model: ModelState, update: UpdateId) -> MemberRecord | None:
+        """Return the worker whose tally an outcome goes into: of the parts of a push one counts."""
+        if model.pushes.spec.shard:
+            return None
         record = self.context.members.get(update.worker)
         return record if record is not None and record.member.incarnation == update.incarnation else None

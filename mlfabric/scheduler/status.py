@@ -9,9 +9,11 @@ from mlfabric.network import down_link, up_link
 from mlfabric.protocol import ModelVersion
 from mlfabric.scheduler.metering import Meter
 from mlfabric.scheduler.model import ModelState
+from mlfabric.scheduler.parts import name_of_whole, part_of
 from mlfabric.scheduler.records import MemberRecord, MemberState
 from mlfabric.scheduler.replicas import Phase
 from mlfabric.scheduler.rounds import Rounds
+from mlfabric.scheduler.sharded import ShardedModel
 from mlfabric.scheduler.state import SchedulerState
 from mlfabric.specs import Role
 from mlfabric.v1 import fabric_pb2
@@ -29,7 +31,7 @@ def describe(state: SchedulerState, meter: Meter, now_ns: int) -> fabric_pb2.Get
     return fabric_pb2.GetStatusResponse(
         epoch=state.context.config.epoch,
         members=[_member(state, m) for m in members],
-        models=[_model(name, model) for name, model in sorted(state.models.items())]
+        models=[_model(state, name, model) for name, model in sorted(state.models.items())]
         + [_reduced(name, rounds) for name, rounds in sorted(state.reductions.items())],
         workers=[_worker(state, m) for m in workers],
         links=_links(state, now_ns),
@@ -64,11 +66,13 @@ def _activity(state: SchedulerState, record: MemberRecord) -> str:
             held = [
                 f"{n} at version {m.pushes.version.number}" for n, m in state.models.items() if m.pushes.server == name
             ]
-            return "holds " + ", ".join(held) if held else "holds no model yet"
+            return "; ".join(("holds " + ", ".join(held), *_in_the_way(state, name))) if held else "holds no model yet"
         case Role.WORKER:
             model = state.models.get(record.model)
             if record.model in state.reductions:
                 return _reducing(state.reductions[record.model], name)
+            if record.model in state.wholes:
+                return _of_parts(state.wholes[record.model], name)
             if model is None:
                 return ""
             sending = sum(u.worker == name for u in model.pushes.planned)
@@ -87,6 +91,23 @@ def _activity(state: SchedulerState, record: MemberRecord) -> str:
             return ", ".join(_following(state, name)) or "waits for models"
         case Role.AGGREGATOR:
             return ", ".join(_helping(state, name)) or "waits for updates to sum"
+
+
+def _in_the_way(state: SchedulerState, server: str) -> Iterator[str]:
+    """Say what the parts of models that a server holds wait for, or how they are torn."""
+    for _, whole in sorted(state.wholes.items()):
+        if whole.waits_for and any(part.pushes.server == server for part in whole.parts.values()):
+            yield whole.waits_for
+
+
+def _of_parts(whole: ShardedModel, worker: str) -> str:
+    """Say what a worker of a model that is cut is doing."""
+    pushes, gets = whole.held_by(worker)
+    waiting = whole.tables[0].policy.waiting_words
+    sending = [p for p in pushes if any(part_of(p, i, whole.count) in t.planned for i, t in enumerate(whole.tables))]
+    getting = "getting the model" + "".join(f": held back, {why}" for why in whole.held_back(worker))
+    parts = [(len(sending), "sending"), (len(pushes) - len(sending), waiting), (gets, getting)]
+    return ", ".join(text for count, text in parts if count) or "computing"
 
 
 def _following(state: SchedulerState, replica: str) -> Iterator[str]:
@@ -133,8 +154,9 @@ def _helping(state: SchedulerState, aggregator: str) -> Iterator[str]:
             yield f"hands {name} on to {handed}"
 
 
-def _model(name: str, model: ModelState) -> fabric_pb2.ModelStatus:
+def _model(state: SchedulerState, name: str, model: ModelState) -> fabric_pb2.ModelStatus:
     pushes = model.pushes
+    waits_for = "" if pushes.spec.shard is None else state.wholes[name_of_whole(pushes.spec)].waits_for
     return fabric_pb2.ModelStatus(
         name=name,
         server=pushes.server,
@@ -148,6 +170,7 @@ def _model(name: str, model: ModelState) -> fabric_pb2.ModelStatus:
         committed=model.delays.total(),
         dropped=sum(model.dropped.values()),
         mode=pushes.spec.mode.value,
+        waits_for=waits_for,
     )
 
 
@@ -163,7 +186,8 @@ def _median(delays: Counter[int]) -> float:
 
 def _worker(state: SchedulerState, record: MemberRecord) -> fabric_pb2.WorkerStatus:
     tally, name = record.tally, record.member.name
-    model = state.models.get(record.model)
+    whole = state.wholes.get(record.model)
+    model = state.models.get(record.model) if whole is None else whole.parts[min(whole.parts)]
     return fabric_pb2.WorkerStatus(
         name=name,
         model=record.model,

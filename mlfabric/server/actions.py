@@ -6,10 +6,10 @@ Pure values. Connections are known here by the number that the shell gave them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 
 from mlfabric.protocol import (
     CancelServe,
+    Conclude,
     Drop,
     Expect,
     Followed,
@@ -18,6 +18,7 @@ from mlfabric.protocol import (
     MemberEvent,
     ModelVersion,
     Outcome,
+    Prepare,
     Replicate,
     Serve,
     ServerHolds,
@@ -26,6 +27,18 @@ from mlfabric.protocol import (
     UpdateId,
     Void,
 )
+from mlfabric.server.step_actions import (
+    ApplyStep,
+    CommitStep,
+    DiscardStep,
+    PrepareRefused,
+    PrepareStep,
+    StepDiscarded,
+    StepDone,
+    StepKind,
+    StepPrepared,
+    StepRefused,
+)
 from mlfabric.specs import ModelSpec
 
 __all__ = [
@@ -33,7 +46,9 @@ __all__ = [
     "Action",
     "Answer",
     "ApplyStep",
+    "CommitStep",
     "CreateStore",
+    "DiscardStep",
     "EpochBegan",
     "Forget",
     "GetBroken",
@@ -45,6 +60,9 @@ __all__ = [
     "Installed",
     "Offered",
     "PayloadReceived",
+    "PinModel",
+    "PrepareRefused",
+    "PrepareStep",
     "RefuseOffer",
     "RefuseWant",
     "Report",
@@ -52,10 +70,15 @@ __all__ = [
     "SeedTaken",
     "ServeModel",
     "ServerEvent",
+    "Settled",
+    "StepDiscarded",
     "StepDone",
     "StepKind",
+    "StepPrepared",
     "StepRefused",
+    "Stopping",
     "TransferBroken",
+    "UnpinModel",
     "Wanted",
 ]
 
@@ -65,6 +88,11 @@ class EpochBegan:
     """A scheduler of this epoch admitted us: whatever an older one planned and nobody started is void."""
 
     epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopping:
+    """This server is about to end: it prepares no unit of work any more; see :class:`Settled`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,32 +159,6 @@ class GetBroken:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepDone:
-    """The store applied these transfers together; ``step_norm`` is the l2 norm of the whole change."""
-
-    model: str
-    transfers: tuple[TransferId, ...]
-    step_norm: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepRefused:
-    """The store found the step not finite; weights and state are as they were.
-
-    Args:
-        transfers: that were to be applied together.
-        culprits: those of them that are to blame.
-        spoilt: those that are not, and whose buffers hold them no more.
-    """
-
-    model: str
-    transfers: tuple[TransferId, ...]
-    detail: str
-    culprits: tuple[TransferId, ...]
-    spoilt: tuple[TransferId, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Installed:
     """The store took the initial weights."""
 
@@ -199,6 +201,12 @@ ServerEvent = (
     | Void
     | Serve
     | CancelServe
+    | Prepare
+    | Conclude
+    | StepPrepared
+    | PrepareRefused
+    | StepDiscarded
+    | Stopping
     | EpochBegan
     | Offered
     | PayloadReceived
@@ -276,32 +284,6 @@ class HandOn:
     reason: str
 
 
-class StepKind(Enum):
-    """How transfers become a step."""
-
-    ONE = "the step of one update"
-    SUM = "the steps of a sum's members, at once"
-    MEAN = "one step of the mean of all members"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApplyStep:
-    """Apply the buffers of these transfers together.
-
-    Args:
-        transfers: one; of a mean any number, to be added up in this order.
-        lrs: the learning rate of each member, in the order of commits.
-        version: the (last) one that is made.
-    """
-
-    model: str
-    transfers: tuple[TransferId, ...]
-    kind: StepKind
-    lrs: tuple[float, ...]
-    version: ModelVersion
-    reason: str
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstallInitial:
     """Take the update's buffer as the initial weights."""
@@ -312,8 +294,27 @@ class InstallInitial:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PinModel:
+    """Pin the current version for a get, which will be served it whatever is committed meanwhile."""
+
+    get: GetId
+    model: str
+    version: ModelVersion
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnpinModel:
+    """Unpin what was pinned for a get that will not be served."""
+
+    get: GetId
+    model: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServeModel:
-    """Pin the current version and send it; ``rate_bps`` 0 means unpaced."""
+    """Send what was pinned for this get, else pin the current version and send it; ``rate_bps`` 0 means unpaced."""
 
     get: GetId
     model: str
@@ -329,6 +330,13 @@ class RefuseWant:
 
     get: GetId
     connection: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """Nothing is prepared any more on a server that is stopping: its parts are where the others are."""
+
     reason: str
 
 
@@ -350,8 +358,14 @@ Action = (
     | Forget
     | HandOn
     | ApplyStep
+    | PrepareStep
+    | CommitStep
+    | DiscardStep
     | InstallInitial
+    | PinModel
+    | UnpinModel
     | ServeModel
     | RefuseWant
     | Report
+    | Settled
 )

@@ -11,7 +11,7 @@
     applied         what the server needs to tell applied updates; plain lists, dicts, numbers and strings
     layout          [[name, [dimension, ...], dtype, kind], ...]
     rule            {field: value} of the rule it was trained with
-    spec            {name, mode, tau_max, slack, server, frozen_digest} of the model
+    spec            {name, mode, tau_max, slack, server, frozen_digest, shards, shard} of the model
 
 Atomic: written aside in the same directory, fsynced, renamed, the directory fsynced. So the name holds an old or a
 new checkpoint, whole, whenever and however the writer ends. Loading checks the container's checksums, which
@@ -242,6 +242,8 @@ def _content(spec: ModelSpec, snapshot: Snapshot, extra: CheckpointExtra) -> dic
             "slack": spec.slack,
             "server": spec.server,
             "frozen_digest": spec.frozen_digest,
+            "shards": spec.shards,
+            "shard": spec.shard,
         },
     }
     _check_plain("checkpoint", plain)
@@ -335,6 +337,8 @@ def _spec_of(path: Path, content: dict[str, Any]) -> ModelSpec:
             slack=spec.get("slack", 0),
             server=spec["server"],
             frozen_digest=spec["frozen_digest"],
+            shards=spec.get("shards", 1),
+            shard=spec.get("shard"),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(f"checkpoint {path} describes its model in a way that cannot be read: {error!r}") from error

@@ -117,12 +117,13 @@ class Connections(Lines[_Line]):
         self._answer(action.connection, dict(action.outcomes), server_epoch)
 
     def serve_model(self, action: act.ServeModel) -> None:
-        """Pin the current version now and send it."""
+        """Send what is pinned for the get, or pin the current version now and send it."""
         line = self._lines.get(action.connection)
         if line is None:
+            self._stores.unpin(action.get)
             self._take_in(act.GetBroken(get=action.get, connection=action.connection, detail="the connection is gone"))
         else:
-            held = self._stores.acquire(action.model)
+            held = self._stores.acquire(action.model, action.get)
             assert held.version == action.version.number, f"{action} but the store is at {held.version}"
             # From here on the task that sends reports the end; the worker may begin anew before it does.
             line.get = None

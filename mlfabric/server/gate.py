@@ -7,14 +7,28 @@ applied to the version that the members before it make.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from mlfabric.protocol import Commit, Dropped, DropReason, Expect, Expected, ModelVersion, SumId, UpdateKind
+from mlfabric.protocol import (
+    Commit,
+    Dropped,
+    DropReason,
+    Expect,
+    Expected,
+    ModelVersion,
+    SumId,
+    UpdateId,
+    UpdateKind,
+)
 from mlfabric.rules import RuleKind, RuleSpec
+from mlfabric.server.actions import ApplyStep, StepKind
+from mlfabric.server.applied import AppliedSet
 from mlfabric.server.incoming import Place
+from mlfabric.server.transfers import IncomingTransfer
 from mlfabric.specs import Mode, ModelSpec
 
-__all__ = ["Gate", "commits_of", "flaw_of"]
+__all__ = ["Gate", "commits_of", "flaw_of", "refusals_of", "step_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +72,35 @@ class Gate:
     def delay(self, member: Expected, place: int) -> int:
         """Return the delay of an update that is applied ``place`` updates from now."""
         return self.version.number + (0 if self.synchronous else place) - member.computed_from.number
+
+
+def refusals_of(transfer: IncomingTransfer, gate: Gate, applied: AppliedSet) -> Iterator[tuple[UpdateId, Dropped]]:
+    """Yield the members of a transfer that must not be applied to the present version, and why.
+
+    Args:
+        transfer: of gradients.
+        gate: before the version that it would be applied to.
+        applied: what was settled before.
+    """
+    for place, member in enumerate(transfer.members):
+        if applied.knows(member.update):
+            yield member.update, Dropped(cause=DropReason.DUPLICATE, detail=f"{member.update} was settled before")
+        elif (refusal := gate.refusal(member, place, transfer.tau_max)) is not None:
+            yield member.update, refusal
+
+
+def step_of(group: Place, gate: Gate, spec: ModelSpec) -> ApplyStep:
+    """Return the step that a group makes; arguments as of :func:`commits_of`."""
+    one = StepKind.SUM if group[0].is_sum else StepKind.ONE
+    commits = commits_of(group, gate, spec.rule)
+    return ApplyStep(
+        model=spec.name,
+        transfers=tuple(t.transfer for t in group),
+        kind=StepKind.MEAN if gate.synchronous else one,
+        lrs=tuple(commit.lr for commit in commits),
+        version=commits[-1].version,
+        reason=f"its turn: seq {group[0].seq}",
+    )
 
 
 def commits_of(group: Place, gate: Gate, rule: RuleSpec, step_norm: float = 0.0) -> tuple[Commit, ...]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from mlfabric.divergence import Limit, RuleState, Units, as_norm, step_bound, units_above
 from mlfabric.protocol import Commit, Expected, Followed, HeldBack, UpdateId
 from mlfabric.rules import RuleKind
+from mlfabric.server.incoming import Place
 from mlfabric.specs import Mode, ModelSpec, TensorKind
 
 __all__ = ["LeadGate"]
@@ -32,14 +33,14 @@ class _Step:
 
 
 class LeadGate:
-    """The lead of one model's primary; ``held_back`` is what was reported last to wait for the replica.
+    """The lead of one model's primary; ``reported`` is what was reported last to wait for the replica.
 
     Args:
         spec: of the model.
     """
 
     def __init__(self, spec: ModelSpec) -> None:
-        self.held_back: HeldBack | None = None
+        self.reported: HeldBack | None = None
         self._spec = spec
         self._state: RuleState | None = None
         self._followed: Followed | None = None
@@ -78,7 +79,7 @@ class LeadGate:
 
     def follow(self, order: Followed) -> None:
         """Note where the replica is; what must wait all the same is reported anew, maybe to a new scheduler."""
-        self.held_back = None
+        self.reported = None
         self._followed, self._held = order, frozenset(order.held)
         self._limit = Limit.of(order.norm, order.updates)
         self._steps = [step for step in self._steps if step.version > order.version.number]
@@ -86,6 +87,26 @@ class LeadGate:
     def lift(self) -> None:
         """Note that there is no replica any more."""
         self._followed, self._state, self._steps, self._held = None, None, [], frozenset()
+
+    def held_back(self, server: str, place: Place, commits: Sequence[Commit]) -> HeldBack | None:
+        """Say that these, whose turn it is, must wait for the replica, or return None.
+
+        Args:
+            server: who says so.
+            place: what is to be committed together.
+            commits: that this would make.
+        """
+        before, lrs = commits[0].version.number - 1, [commit.lr for commit in commits]
+        group = before, [m for t in place for m in t.members], lrs
+        if not (detail := self.refusal(*group)):
+            return None
+        return HeldBack(
+            server=server,
+            model=self._spec.name,
+            transfers=tuple(t.transfer for t in place),
+            alone=self.is_too_large(*group),
+            detail=detail,
+        )
 
     def refusal(self, version: int, members: Sequence[Expected], lrs: Sequence[float]) -> str:
         """Say why these must not be committed together now, "" if they may.

@@ -4,7 +4,7 @@ One is granted when no running transfer is in conflict with it and no earlier of
 not overlap (``after``), the earlier place in the sequence goes first. What is late to offer therefore never keeps the
 others waiting, and a sum that is early, and comes as fast as it is made, does not either; only the commit order waits.
 The head of the sequence, which in synchronous training is a whole iteration, may exceed the budget for receive buffers,
-so that the sequence can always go on.
+so that the sequence can always go on; of a part of a model, the oldest push.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ def grants(incoming: Incoming, model: str, budget_bytes: int) -> Iterator[Grant]
     running = [t for t in transfers.values() if t.state is TransferState.RECEIVING]
     held_bytes = sum(t.size_bytes for t in transfers.values() if t.holds_buffer)
     waiting: list[IncomingTransfer] = []
-    for index, transfer in ((index, t) for index, place in enumerate(incoming.places()) for t in place):
+    urgent = {t.transfer for t in incoming.urgent()}
+    for transfer in (t for place in incoming.places() for t in place):
         if transfer.state is not TransferState.OFFERED:
             continue
-        fits = index == 0 or held_bytes + transfer.size_bytes <= budget_bytes
+        fits = transfer.transfer in urgent or held_bytes + transfer.size_bytes <= budget_bytes
         if not fits or any(waits_for(transfer.transfer, o.transfer, transfers) for o in (*running, *waiting)):
             waiting.append(transfer)
             continue

@@ -7,7 +7,7 @@ whole, and settles none of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 from mlfabric.protocol import (
     Committed,
@@ -15,9 +15,9 @@ from mlfabric.protocol import (
     Dropped,
     DropReason,
     Expect,
-    HeldBack,
     ModelVersion,
     Outcome,
+    Serve,
     ServerHolds,
     SumId,
     TransferEnd,
@@ -29,18 +29,16 @@ from mlfabric.server.actions import (
     Abandon,
     Action,
     Answer,
-    ApplyStep,
     Forget,
     InstallInitial,
     Offered,
     RefuseOffer,
     Report,
     StepDone,
-    StepKind,
     StepRefused,
 )
 from mlfabric.server.applied import AppliedSet
-from mlfabric.server.gate import Gate, commits_of, flaw_of
+from mlfabric.server.gate import Gate, commits_of, flaw_of, refusals_of, step_of
 from mlfabric.server.gate_lead import LeadGate
 from mlfabric.server.granting import grants
 from mlfabric.server.incoming import Incoming, Place
@@ -56,14 +54,19 @@ class HostedModel:
     """The state of one model; every door returns the actions that follow."""
 
     def __init__(
-        self, server: str, spec: ModelSpec, receive_budget_bytes: int, start: ServerHolds | None = None
+        self,
+        server: str,
+        spec: ModelSpec,
+        receive_budget_bytes: int,
+        start: ServerHolds | None = None,
+        weight_copies: int = 0,
     ) -> None:
         self.spec = spec
         self.version = start.version if start else ModelVersion(1, 0)
         self.initialised = start.initialised if start else False
         self.applied = AppliedSet(start.applied if start else ())
-        self.incoming = Incoming(spec.mode)
-        self.gets = Servings(server, spec)
+        self.incoming = Incoming(spec.mode, spec.shards)
+        self.gets = Servings(server, spec, weight_copies)
         self.lead = LeadGate(spec)
         self._server = server
         self._reports = Reports(server, spec.name)
@@ -121,7 +124,9 @@ class HostedModel:
             yield Forget(transfer=offered.transfer, reason="offered anew")
         transfer.state = TransferState.OFFERED
         if offered.digest != self.spec.layout.digest or offered.length != transfer.size_bytes:
-            detail = _layout_detail(self.spec, offered, transfer)
+            given = f"{offered.length} bytes with digest {offered.digest:#x} offered"
+            allowed = f"{transfer.size_bytes} bytes, digest {self.spec.layout.digest:#x}"
+            detail = f"{given}; allowed for {self.spec.name}: {allowed}"
             yield from self._turn_away(transfer, Dropped(cause=DropReason.WRONG_LAYOUT, detail=detail))
 
     def received(self, name: TransferId, connection: int) -> Iterator[Action]:
@@ -189,10 +194,17 @@ class HostedModel:
     def begin_epoch(self, epoch: int) -> Iterator[Action]:
         """Void what an older scheduler planned and the new one cannot go on with; the rest goes on in its order."""
         self._epoch = epoch
-        kept = self.incoming.keepable()
+        kept = self._keepable()
         for transfer in [t for t in self.incoming.transfers.values() if t.transfer not in kept]:
             yield from self._break_off(transfer, "the scheduler began anew")
         yield from self.gets.cancel_waiting("the scheduler began anew")
+
+    def _keepable(self) -> set[TransferId]:
+        return self.incoming.keepable()
+
+    def serve(self, plan: Serve, now_ns: int) -> Iterator[Action]:
+        """Take a get in."""
+        yield from self.gets.serve(plan, now_ns)
 
     # What the store did
 
@@ -204,7 +216,7 @@ class HostedModel:
             self.applied.add(commit.update, commit.version, commit.tau)
         self.version = commits[-1].version
         self.lead.committed([m for t in group for m in t.members], commits)
-        self.lead.held_back = None
+        self.lead.reported = None
         outcomes: dict[UpdateId, Outcome] = {c.update: Committed(version=c.version, tau=c.tau) for c in commits}
         for transfer in group:
             yield from self._settle(transfer, outcomes, f"its turn: seq {transfer.seq}")
@@ -220,10 +232,9 @@ class HostedModel:
                 yield from self._give_back(transfer, refused.detail)
 
     def _applied_group(self, transfers: tuple[TransferId, ...]) -> Place:
-        group = self.incoming.applying()
-        found = tuple(t.transfer for t in group)
-        assert found == transfers, f"{self.spec.name}: {transfers} were applied; {found} were to be"
-        return group
+        group = {t.transfer: t for t in self.incoming.applying()}
+        assert group.keys() == set(transfers), f"{self.spec.name}: {transfers} were applied; {list(group)} were to be"
+        return [group[transfer] for transfer in transfers]
 
     def install_refused(self, update: UpdateId, detail: str) -> Iterator[Action]:
         """Note that the store refused the initial weights; nothing was changed."""
@@ -240,13 +251,14 @@ class HostedModel:
 
     # What follows from the state
 
-    def advance(self) -> Iterator[Action]:
+    def advance(self, now_ns: int) -> Iterator[Action]:
         """Commit, grant and serve whatever may now be committed, granted and served."""
         if not self.incoming.applying():
             yield from self._advance_sequence()
         yield from grants(self.incoming, self.spec.name, self._budget_bytes)
-        if self.initialised and not self.incoming.applying():
-            yield from self.gets.advance(self.version, self.incoming.transfer_of)
+        if self.initialised:
+            pinnable = None if self.incoming.applying() else self.version
+            yield from self.gets.advance(pinnable, self.incoming.transfer_of, now_ns)
 
     def _advance_sequence(self) -> Iterator[Action]:
         for place in self.incoming.places():
@@ -257,13 +269,8 @@ class HostedModel:
             standing = [t for t in place if t.transfer in self.incoming.transfers]
             if not standing:
                 continue
-            if self.incoming.is_whole(standing) and self.gets.leaves_buffer_for_commit(self.version):
-                held_back = self._hold_back(standing)
-                if held_back is None:
-                    yield self._apply(standing)
-                elif held_back != self.lead.held_back:
-                    self.lead.held_back = held_back
-                    yield Report(event=held_back, reason=held_back.detail)
+            if self.incoming.is_whole(standing) and not (yield from self._waits_for_replica(standing)):
+                yield self._apply(standing)
             return
 
     def drop(self, order: Drop) -> Iterator[Action]:
@@ -272,21 +279,15 @@ class HostedModel:
         if transfer is not None and transfer.state is TransferState.RECEIVED:
             yield from self._turn_away(transfer, Dropped(cause=order.cause, detail=order.reason))
 
-    def _hold_back(self, place: Place) -> HeldBack | None:
-        """Say that these must wait for the replica, or return None."""
+    def _waits_for_replica(self, place: Place) -> Generator[Action, None, bool]:
+        """Tell whether these must wait until the replica holds more; say so when that begins."""
         if place[0].kind is UpdateKind.INITIAL:
-            return None
-        commits = commits_of(place, self._present_gate(), self.spec.rule)
-        group = self.version.number, [m for t in place for m in t.members], [commit.lr for commit in commits]
-        if not (detail := self.lead.refusal(*group)):
-            return None
-        return HeldBack(
-            server=self._server,
-            model=self.spec.name,
-            transfers=tuple(t.transfer for t in place),
-            alone=self.lead.is_too_large(*group),
-            detail=detail,
-        )
+            return False
+        held_back = self.lead.held_back(self._server, place, commits_of(place, self._present_gate(), self.spec.rule))
+        if held_back is not None and held_back != self.lead.reported:
+            self.lead.reported = held_back
+            yield Report(event=held_back, reason=held_back.detail)
+        return held_back is not None
 
     def _apply(self, place: Place) -> Action:
         for transfer in place:
@@ -294,30 +295,14 @@ class HostedModel:
         head = place[0]
         if isinstance(head.transfer, UpdateId) and head.kind is UpdateKind.INITIAL:
             return InstallInitial(model=self.spec.name, update=head.transfer, reason="initial weights are here")
-        one = StepKind.SUM if head.is_sum else StepKind.ONE
-        commits = commits_of(place, self._present_gate(), self.spec.rule)
-        return ApplyStep(
-            model=self.spec.name,
-            transfers=tuple(t.transfer for t in place),
-            kind=StepKind.MEAN if self._synchronous else one,
-            lrs=tuple(commit.lr for commit in commits),
-            version=commits[-1].version,
-            reason=f"its turn: seq {head.seq}",
-        )
+        return step_of(place, self._present_gate(), self.spec)
 
     def _gate(self, transfer: IncomingTransfer) -> Dropped | None:
         """Say why a transfer must not be applied to the present version, or None."""
         if transfer.kind is UpdateKind.INITIAL:
             taken = Dropped(cause=DropReason.DUPLICATE, detail="the model has weights already")
             return taken if self.initialised else None
-        gate = self._present_gate()
-        for place, member in enumerate(transfer.members):
-            if self.applied.knows(member.update):
-                return Dropped(cause=DropReason.DUPLICATE, detail=f"{member.update} was settled before")
-            refusal = gate.refusal(member, place, transfer.tau_max)
-            if refusal is not None:
-                return refusal
-        return None
+        return next((refusal for _, refusal in refusals_of(transfer, self._present_gate(), self.applied)), None)
 
     def _present_gate(self) -> Gate:
         return Gate(
@@ -369,10 +354,14 @@ class HostedModel:
         if transfer.holds_buffer:
             yield Forget(transfer=transfer.transfer, reason=reason)
 
+    @property
+    def lacks_copy(self) -> bool:
+        """A get that is due waits because all copies of the weights are being sent."""
+        return self.gets.lacks_copy
+
     def holds(self) -> ServerHolds:
         """Announce what is here, for a scheduler that may know nothing."""
-        here = (t for t in self.incoming.transfers.values() if t.is_complete or (t.holds_buffer and not t.is_sum))
-        kept = sorted(here, key=lambda t: t.seq)
+        kept = sorted(self._here(), key=lambda t: t.seq)
         return ServerHolds(
             server=self._server,
             spec=self.spec,
@@ -384,16 +373,14 @@ class HostedModel:
             replica=self.lead.replica,
         )
 
+    def _here(self) -> Place:
+        """Return what is announced: it is here, or comes whoever is the scheduler."""
+        transfers = self.incoming.transfers.values()
+        return [t for t in transfers if t.is_complete or (t.holds_buffer and not t.is_sum)]
+
     def validate(self) -> None:
         """Check what must hold after every event; a violation is a broken invariant."""
         self.incoming.validate()
         self.gets.validate(self.version)
         for update in self.incoming.transfer_of:
             assert self.applied.outcome(update) is None, f"{update} is here though it was settled"
-
-
-def _layout_detail(spec: ModelSpec, offered: Offered, transfer: IncomingTransfer) -> str:
-    return (
-        f"{offered.length} bytes with digest {offered.digest:#x} offered; "
-        f"allowed for {spec.name}: {transfer.size_bytes} bytes, digest {spec.layout.digest:#x}"
-    )

@@ -25,12 +25,14 @@ class Incoming:
 
     Args:
         mode: of the model.
+        shards: into how many parts the whole model is cut, of which this may be one.
     """
 
-    def __init__(self, mode: Mode) -> None:
+    def __init__(self, mode: Mode, shards: int = 1) -> None:
         self.transfers: dict[TransferId, IncomingTransfer] = {}
         self.transfer_of: dict[UpdateId, TransferId] = {}
         self._has_iterations = mode is Mode.SYNCHRONOUS
+        self._shards = shards
 
     def add(self, transfer: IncomingTransfer) -> None:
         """Take a transfer in; none of its members may be in another one."""
@@ -66,6 +68,24 @@ class Incoming:
         initial = [[t] for t in ordered if _is_initial(t)]
         iterations = groupby(ordered[len(initial) :], key=lambda t: t.seq)
         return [*initial, *(_in_order(iteration) for _, iteration in iterations)]
+
+    def urgent(self) -> Place:
+        """Return what must be able to come, so that commits can go on: the head of the sequence.
+
+        Parts of a model commit together what is complete at all of them, in whatever order. There it is the oldest
+        push, which is the same one at every part; and all of an iteration, some of which may have come under an earlier
+        scheduler.
+        """
+        places = self.places()
+        if self._shards > 1 and self._has_iterations:
+            return list(self.transfers.values())
+        if self._shards == 1 or not places or _is_initial(places[0][0]):
+            return places[0] if places else []
+        return [min(self.transfers.values(), key=lambda t: min(self._push(m.update) for m in t.members))]
+
+    def _push(self, update: UpdateId) -> tuple[int, str, int]:
+        """Return what all parts of a push have in common, the oldest first."""
+        return update.counter // self._shards, update.worker, update.incarnation
 
     def is_whole(self, place: Place) -> bool:
         """Tell whether all is here that makes this place's version.

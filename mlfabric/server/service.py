@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,6 +35,7 @@ from mlfabric.server.checkpoint import CheckpointDir, CheckpointExtra
 from mlfabric.server.commit_log import CommitLog
 from mlfabric.server.connections import Connections
 from mlfabric.server.handing_on import HandOns
+from mlfabric.server.milestones import Milestones
 from mlfabric.server.resume import extra_of, resume
 from mlfabric.server.seeding import SeedSender
 from mlfabric.server.state import ServerConfig, ServerState
@@ -48,6 +49,8 @@ __all__ = ["ServerOptions", "ServerService"]
 
 log = logging.getLogger("mlfabric.server")
 MEMORY_REPORT_S = 1.0
+SETTLE_S = 5.0
+DEFAULT_WEIGHT_COPIES = 16
 UpdateCallback = Callable[[str, Commit], None]
 RequestCallback = Callable[[str, GetId, ModelVersion], None]
 
@@ -61,6 +64,7 @@ class ServerOptions:
         name, host: see ``Member``.
         tcp: its data channel.
         receive_budget_bytes: memory for transfers on their way; 0 means 1 GiB.
+        weight_copies: see ``ServerConfig``.
         checkpoint_dir: where checkpoints and commit logs go; None writes none.
         checkpoint_every_s: seconds between checkpoints, > 0; one is written at the end in any case.
         keep: checkpoints kept of each model.
@@ -72,6 +76,7 @@ class ServerOptions:
     host: str = "localhost"
     tcp: TcpOptions = field(default_factory=TcpOptions)
     receive_budget_bytes: int = 0
+    weight_copies: int = DEFAULT_WEIGHT_COPIES
     checkpoint_dir: Path | None = None
     checkpoint_every_s: float = 60.0
     keep: int = 3
@@ -82,6 +87,8 @@ class ServerOptions:
             raise UsageError("resume needs checkpoint_dir, the directory of the checkpoints")
         if self.checkpoint_every_s <= 0:
             raise UsageError(f"checkpoint_every_s={self.checkpoint_every_s}; allowed: > 0")
+        if self.weight_copies < 0:
+            raise UsageError(f"weight_copies={self.weight_copies}; allowed: 0 (gets of newer versions wait) or more")
 
 
 class ServerService:
@@ -94,7 +101,7 @@ class ServerService:
         checkpoints = CheckpointDir(directory, options.keep) if directory else None
         held = resume(checkpoints, options.name) if checkpoints and options.resume else []
         budget = options.receive_budget_bytes or 1 << 30
-        config = ServerConfig(name=options.name, receive_budget_bytes=budget)
+        config = ServerConfig(name=options.name, receive_budget_bytes=budget, weight_copies=options.weight_copies)
         self._state = ServerState(config, [h for h, _ in held])
         self._driver = Driver[act.ServerEvent, act.Action](self._state, self._do)
         saving = Saving(directory=checkpoints, extra=self._extra) if checkpoints else None
@@ -115,6 +122,9 @@ class ServerService:
         self._update_callbacks: list[UpdateCallback] = []
         self._request_callbacks: list[RequestCallback] = []
         self._session: SchedulerSession | None = None
+        self._settled = asyncio.Event()
+        self._milestones: dict[str, Milestones] = {}
+        self._saving: set[asyncio.Task[None]] = set()
         self.address = ""
 
     def register_update_callback(self, callback: UpdateCallback) -> None:
@@ -154,9 +164,14 @@ class ServerService:
         try:
             async with side_by_side(*jobs) as wait:
                 await wait(stop)
+                await self._settle()
                 await self._session.leave("stopped")
+                await asyncio.gather(*self._saving)
                 await self._save()
         finally:
+            for task in self._saving:
+                task.cancel()
+            await asyncio.gather(*self._saving, return_exceptions=True)
             await self._seeds.close()
             await self._hand_ons.close()
             await self._channel.close()
@@ -164,6 +179,14 @@ class ServerService:
             await self._reporter.close()
             self._log.close()
             self._driver.close()
+
+    async def _settle(self) -> None:
+        """Wait for the end of what is prepared, so that the parts of a model stay at one version; not for ever."""
+        self._driver.take_in(act.Stopping())
+        try:
+            await asyncio.wait_for(self._settled.wait(), SETTLE_S)
+        except TimeoutError:
+            log.warning("a unit of work was prepared and never concluded; other parts may have committed it")
 
     async def _register(self, stub: fabric_pb2_grpc.FabricServiceAsyncStub) -> fabric_pb2.Admission:
         assert self._session is not None
@@ -220,6 +243,25 @@ class ServerService:
             case act.CreateStore():
                 self._stores.add(action.spec)
                 log.info("model %s: %s", action.spec.name, action.reason)
+            case act.Settled():
+                self._settled.set()
+            case _:
+                self._do_for_part(action)
+
+    def _do_for_part(
+        self, action: act.PrepareStep | act.CommitStep | act.DiscardStep | act.PinModel | act.UnpinModel
+    ) -> None:
+        match action:
+            case act.PrepareStep():
+                self._stores.prepare(action)
+            case act.CommitStep():
+                self._stores.commit(action)
+            case act.DiscardStep():
+                self._stores.discard(action)
+            case act.PinModel():
+                self._stores.pin(action)
+            case act.UnpinModel():
+                self._stores.unpin(action.get)
 
     def _server_epoch(self) -> int:
         return max((m.version.epoch for m in self._state.models.values()), default=1)
@@ -236,6 +278,7 @@ class ServerService:
 
     def _committed(self, event: CommitsReported) -> None:
         self._log.append(event.model, event.commits)
+        self._passed(event.model, event.commits[-1].version.number)
         for commit in event.commits:
             self._metrics.commit(event.model, commit)
             for callback in self._update_callbacks:
@@ -249,17 +292,32 @@ class ServerService:
     # Now and again
 
     async def _checkpoint_now_and_again(self) -> None:
+        """Save models now and again; a part of one at its milestones, or once it has come to rest."""
+        before: dict[str, ModelVersion] = {}
         while True:
             await asyncio.sleep(self.options.checkpoint_every_s)
-            await self._save()
+            models = self._state.models
+            await self._save([n for n, m in models.items() if m.spec.shard is None or before.get(n) == m.version])
+            before = {name: model.version for name, model in models.items()}
 
     def _extra(self, model: str) -> CheckpointExtra:
         hosted = self._state.models[model]
         return extra_of(hosted.version, hosted.applied.snapshot())
 
-    async def _save(self) -> None:
+    def _passed(self, model: str, version: int) -> None:
+        """Save a part of a model if it has come to a milestone."""
+        if self._state.models[model].spec.shard is None:
+            return
+        now_s = time.monotonic()
+        begun = Milestones(self.options.checkpoint_every_s, version - 1, now_s)
+        if self._milestones.setdefault(model, begun).is_due(version, now_s):
+            task = asyncio.create_task(self._save([model]))
+            self._saving.add(task)
+            task.add_done_callback(self._saving.discard)
+
+    async def _save(self, models: Sequence[str] | None = None) -> None:
         try:
-            for saved in await self._stores.save():
+            for saved in await self._stores.save(models):
                 self._metrics.checkpoint(saved.model, saved.seconds)
                 log.info("checkpoint of %s: %s", saved.model, saved.path)
         except FabricError as error:
@@ -267,7 +325,7 @@ class ServerService:
 
     async def _report_memory(self) -> None:
         while True:
-            kinds = self._stores.memory_bytes()
+            kinds = {**self._stores.memory_bytes(), "lacking": self._state.lacking_bytes()}
             self._metrics.memory(kinds)
             self._report(MemoryReported(name=self.options.name, kinds=tuple(sorted(kinds.items()))))
             await asyncio.sleep(MEMORY_REPORT_S)

@@ -1,8 +1,15 @@
 """Who is served a model, and which versions that pins. Pure.
 
-A get pins the current version until it has been sent. Weight buffers are few (2, and one more for each image of
-optimizer state, so that the server never holds more than twice model and optimizer state): a get starts only if the
-next commit still has a buffer, a commit only if the current version is unpinned or another buffer is free.
+A get pins the current version until it has been sent. There are weight buffers for twice model and optimizer state
+(2, and one more for each image of state), and so many copies besides for versions that are sent while newer ones are
+made. A get starts only if the next commit still has a buffer; so no commit ever waits for a get, and no get waits for a
+slower one until all copies are in use.
+
+What the plan starts after another waits for that, but not much longer than the plan says: a worker that is slower than
+anybody knew keeps nobody waiting.
+
+A get of a part of a model asks for one version exactly. It is pinned when the order's turn comes, before the worker
+does, so that commits may go on.
 """
 
 from __future__ import annotations
@@ -12,7 +19,7 @@ from collections.abc import Container, Iterator
 
 from mlfabric.precedence import conflict, take_out
 from mlfabric.protocol import GetId, ModelVersion, Serve, TransferEnd, TransferEnded, UpdateId
-from mlfabric.server.actions import Action, RefuseWant, Report, ServeModel, Wanted
+from mlfabric.server.actions import Action, PinModel, RefuseWant, Report, ServeModel, UnpinModel, Wanted
 from mlfabric.server.transfers import UNCLAIMED_NS, GetState, OutgoingModel
 from mlfabric.specs import ModelSpec
 
@@ -20,20 +27,33 @@ __all__ = ["Servings", "weight_buffers"]
 
 
 def weight_buffers(spec: ModelSpec) -> int:
-    """Return how many copies of the weights a server may hold of this model."""
+    """Return how many copies of the weights make twice model and optimizer state, beside one state."""
     return 2 + spec.rule.state_images
 
 
 class Servings:
-    """The gets of one model."""
+    """The gets of one model.
 
-    def __init__(self, server: str, spec: ModelSpec) -> None:
+    Args:
+        server: who serves them.
+        spec: of the model.
+        weight_copies: how many copies of the weights there may be beyond :func:`weight_buffers`, >= 0.
+    """
+
+    def __init__(self, server: str, spec: ModelSpec, weight_copies: int = 0) -> None:
         self.gets: dict[GetId, OutgoingModel] = {}
         self._pinned_by: dict[GetId, ModelVersion] = {}
         self._server = server
         self._model = spec.name
-        self._buffers = weight_buffers(spec)
+        self._buffers = weight_buffers(spec) + weight_copies
         self._orders = 0
+        self._lacks_copy = False
+        self._now_ns = 0
+
+    @property
+    def lacks_copy(self) -> bool:
+        """A get that is due waits because all copies of the weights are being sent."""
+        return self._lacks_copy
 
     def serve(self, plan: Serve, now_ns: int) -> Iterator[Action]:
         """Take a get; told again before it runs, it changes its plan, and a new ticket makes the old one void."""
@@ -47,6 +67,8 @@ class Servings:
             if known.connection is not None and known.plan.ticket != plan.ticket:
                 yield RefuseWant(get=plan.get, connection=known.connection, reason="it was planned anew")
                 known.state, known.connection = GetState.PLANNED, None
+            if self.pinned_for(plan.get) not in (None, plan.version):
+                yield self._unpin(plan.get, "it was planned anew")
             known.plan, known.after, known.since_ns = plan, frozenset(plan.after), now_ns
 
     def want(self, wanted: Wanted) -> Iterator[Action]:
@@ -64,30 +86,48 @@ class Servings:
         known = self.gets.get(get)
         if known is None or known.connection != connection:
             return
-        take_out(get, self.gets)
-        self._pinned_by.pop(get, None)
+        yield from self._forget(known, detail or end.value)
         yield self._report(get, end, detail)
+
+    def _forget(self, get: OutgoingModel, reason: str) -> Iterator[Action]:
+        """Take a get out; what was pinned for it beforehand, and is not being sent, is unpinned."""
+        take_out(get.get, self.gets)
+        if get.state is GetState.SERVING:
+            del self._pinned_by[get.get]
+        elif get.get in self._pinned_by:
+            yield self._unpin(get.get, reason)
+
+    def _unpin(self, get: GetId, reason: str) -> UnpinModel:
+        del self._pinned_by[get]
+        return UnpinModel(get=get, model=self._model, reason=reason)
 
     def _report(self, get: GetId, end: TransferEnd, detail: str) -> Report:
         return Report(event=TransferEnded(member=self._server, model=self._model, transfer=get, end=end, detail=detail))
 
     def next_wakeup_ns(self) -> int | None:
         """Return when ``expire`` is due, or None."""
-        unclaimed = [g.since_ns for g in self.gets.values() if g.state is GetState.PLANNED]
-        return min(unclaimed) + UNCLAIMED_NS if unclaimed else None
+        unclaimed = [g.since_ns + UNCLAIMED_NS for g in self.gets.values() if g.state is GetState.PLANNED]
+        return min([*unclaimed, *self._late_ns()], default=None)
+
+    def _late_ns(self) -> Iterator[int]:
+        """Yield when gets that are being sent stop to keep others waiting, if others wait."""
+        if any(get.state is GetState.WANTED for get in self.gets.values()):
+            for get in self.gets.values():
+                if get.state is GetState.SERVING and get.late_ns is not None and not get.is_late(self._now_ns):
+                    yield get.late_ns
 
     def expire(self, now_ns: int) -> Iterator[Action]:
         """Forget gets that nobody came for."""
         for get in [g for g in self.gets.values() if g.state is GetState.PLANNED]:
             if get.since_ns + UNCLAIMED_NS <= now_ns:
-                take_out(get.get, self.gets)
+                yield from self._forget(get, "it was never wanted")
                 yield self._report(get.get, TransferEnd.BROKEN, "it was never wanted")
 
     def cancel(self, get: GetId, reason: str) -> Iterator[Action]:
         """Forget a get that is not being served."""
         known = self.gets.get(get)
         if known is not None and known.state is not GetState.SERVING:
-            take_out(get, self.gets)
+            yield from self._forget(known, reason)
             if known.connection is not None:
                 yield RefuseWant(get=get, connection=known.connection, reason=reason)
 
@@ -96,38 +136,70 @@ class Servings:
         for get in list(self.gets):
             yield from self.cancel(get, reason)
 
-    def advance(self, version: ModelVersion, unsettled: Container[UpdateId]) -> Iterator[Action]:
-        """Serve what is due: its updates are settled, the version is new enough, nothing in conflict runs."""
-        running = [g for g in self.gets.values() if g.state is GetState.SERVING]
+    def pin(self, get: GetId, version: ModelVersion) -> Iterator[Action]:
+        """Pin the current version for a get that asks for exactly this one; see ``may_pin``."""
+        self._pinned_by[get] = version
+        yield PinModel(get=get, model=self._model, version=version, reason=f"its turn: version {version.number}")
+
+    def pinned_for(self, get: GetId) -> ModelVersion | None:
+        """Return the version that is pinned for a get, or None."""
+        return self._pinned_by.get(get)
+
+    def give_up(self, get: GetId, detail: str) -> Iterator[Action]:
+        """Say that a get cannot be served what it asks for."""
+        known = self.gets[get]
+        yield from self.cancel(get, detail)
+        yield self._report(known.get, TransferEnd.BROKEN, detail)
+
+    def advance(self, version: ModelVersion | None, unsettled: Container[UpdateId], now_ns: int) -> Iterator[Action]:
+        """Serve what is due: its updates are settled, the version is new enough, nothing in conflict runs.
+
+        Args:
+            version: the current one; None while it cannot be pinned: then only what is pinned is served.
+            unsettled: updates without an outcome.
+            now_ns: it is now.
+        """
+        self._now_ns = now_ns
+        running = [g for g in self.gets.values() if g.state is GetState.SERVING and not g.is_late(now_ns)]
         waiting: list[OutgoingModel] = []
+        self._lacks_copy = False
         for get in sorted(self.gets.values(), key=lambda g: g.order):
-            settled = not any(update in unsettled for update in get.plan.after_updates)
-            due = settled and version >= get.plan.min_version
-            if get.state is not GetState.WANTED or not due:
+            due = self._due_version(get, version, unsettled)
+            if get.state is not GetState.WANTED or due is None:
                 continue
             blocked = any(conflict(get.get, other.get, self.gets) for other in (*running, *waiting))
-            if blocked or not self._may_pin(version):
+            lacks_copy = get.get not in self._pinned_by and not self.may_pin(due)
+            self._lacks_copy |= lacks_copy
+            if blocked or lacks_copy:
                 waiting.append(get)
                 continue
-            assert get.connection is not None
-            get.state = GetState.SERVING
             running.append(get)
-            self._pinned_by[get.get] = version
-            yield ServeModel(
-                get=get.get,
-                model=self._model,
-                connection=get.connection,
-                version=version,
-                rate_bps=get.plan.rate_bps,
-                reason=f"version {version.number} is due",
-            )
+            yield self._start(get, due, now_ns)
 
-    def leaves_buffer_for_commit(self, version: ModelVersion) -> bool:
-        """Tell whether the step from ``version`` has a buffer to go to."""
-        pinned = set(self._pinned_by.values())
-        return version not in pinned or len(pinned) < self._buffers
+    def _due_version(
+        self, get: OutgoingModel, version: ModelVersion | None, unsettled: Container[UpdateId]
+    ) -> ModelVersion | None:
+        """Return which version a get is to be served now, None if it is not due."""
+        if get.plan.version is not None or version is None:
+            return self._pinned_by.get(get.get)
+        settled = not any(update in unsettled for update in get.plan.after_updates)
+        return version if settled and version >= get.plan.min_version else None
 
-    def _may_pin(self, version: ModelVersion) -> bool:
+    def _start(self, get: OutgoingModel, version: ModelVersion, now_ns: int) -> ServeModel:
+        assert get.connection is not None
+        get.state, get.since_ns = GetState.SERVING, now_ns
+        self._pinned_by[get.get] = version
+        return ServeModel(
+            get=get.get,
+            model=self._model,
+            connection=get.connection,
+            version=version,
+            rate_bps=get.plan.rate_bps,
+            reason=f"version {version.number} is due",
+        )
+
+    def may_pin(self, version: ModelVersion) -> bool:
+        """Tell whether the current version can be pinned, leaving a buffer for the next commit."""
         pinned = set(self._pinned_by.values())
         return version in pinned or len(pinned) + 1 < self._buffers
 
@@ -137,4 +209,5 @@ class Servings:
         assert len(pinned) < self._buffers, f"{self._model}: too many pinned versions {pinned}"
         assert all(v <= version for v in pinned), f"{self._model}: a future version is pinned"
         serving = {g.get for g in self.gets.values() if g.state is GetState.SERVING}
-        assert serving == set(self._pinned_by), f"{self._model}: pins {self._pinned_by} for gets {serving}"
+        exact = {g.get for g in self.gets.values() if g.plan.version is not None}
+        assert serving <= self._pinned_by.keys() <= serving | exact, f"{self._model}: pins {self._pinned_by}, {serving}"

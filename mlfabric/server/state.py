@@ -11,12 +11,14 @@ from dataclasses import dataclass
 
 from mlfabric.protocol import (
     CancelServe,
+    Conclude,
     Drop,
     Expect,
     Followed,
     GetId,
     HostModel,
     Outcome,
+    Prepare,
     Replicate,
     Serve,
     ServerHolds,
@@ -29,7 +31,9 @@ from mlfabric.protocol import (
 )
 from mlfabric.server import actions as act
 from mlfabric.server.hosted import HostedModel
+from mlfabric.server.shard import ShardModel
 from mlfabric.server.transfers import TransferState
+from mlfabric.specs import ModelSpec
 
 __all__ = ["EARLY_WAIT_NS", "ServerConfig", "ServerState"]
 
@@ -44,10 +48,13 @@ class ServerConfig:
         name: the member's name.
         receive_budget_bytes: memory for transfers on their way or waiting for their turn; the head of a sequence may
             exceed it.
+        weight_copies: how many copies of a model's weights there may be beyond twice model and optimizer state, >= 0:
+            one for each further version that is sent while newer ones are made. Without one left, gets wait.
     """
 
     name: str
     receive_budget_bytes: int
+    weight_copies: int = 0
 
 
 @dataclass(slots=True)
@@ -67,14 +74,18 @@ class ServerState:
     def __init__(self, config: ServerConfig, held: Iterable[ServerHolds] = ()) -> None:
         self.config = config
         self.epoch = 0
-        self.models = {h.spec.name: HostedModel(config.name, h.spec, config.receive_budget_bytes, h) for h in held}
+        self.models = {h.spec.name: self._model(h.spec, h) for h in held}
+        self._is_stopping = False
         self._early: dict[tuple[type, TransferId | GetId], _Early] = {}
 
     def handle(self, event: act.ServerEvent | Tick, now_ns: int) -> list[act.Action]:
         """Take in one event and return what to do, in order."""
         out = list(self._react(event, now_ns))
         for model in self.models.values():
-            out.extend(model.advance())
+            out.extend(model.advance(now_ns))
+        if self._is_stopping and all(shard.is_settled for shard in self._shards()):
+            self._is_stopping = False
+            out.append(act.Settled(reason="nothing is prepared any more"))
         return out
 
     def next_wakeup_ns(self) -> int | None:
@@ -86,6 +97,10 @@ class ServerState:
     def holds(self) -> list[ServerHolds]:
         """Announce every model, for a scheduler that may know nothing."""
         return [model.holds() for model in self.models.values()]
+
+    def lacking_bytes(self) -> int:
+        """Return what copies of weights would take for which gets wait now; see ``ServerConfig.weight_copies``."""
+        return sum(model.spec.layout.size_bytes for model in self.models.values() if model.lacks_copy)
 
     def validate(self) -> None:
         """Check the invariants of every model."""
@@ -116,10 +131,14 @@ class ServerState:
             case act.SeedTaken():
                 self.models[event.model].lead.seeded(event.history_norm, event.weights_norm, event.steps)
             case act.EpochBegan():
-                if event.epoch > self.epoch:
-                    self.epoch = event.epoch
-                    for model in self.models.values():
-                        yield from model.begin_epoch(event.epoch)
+                yield from self._begin_epoch(event.epoch)
+            case Prepare() | Conclude() | act.StepPrepared() | act.PrepareRefused() | act.StepDiscarded():
+                if isinstance(model := self.models.get(event.model), ShardModel):
+                    yield from self._order(model, event)
+            case act.Stopping():
+                self._is_stopping = True
+                for shard in self._shards():
+                    shard.stop()
             case act.Offered():
                 yield from self._offer(event, now_ns)
             case act.Wanted():
@@ -132,6 +151,35 @@ class ServerState:
                 return
             case _:
                 yield from self._progress(event)
+
+    def _begin_epoch(self, epoch: int) -> Iterator[act.Action]:
+        """React to every admission; also under the same epoch, what was said before may have been lost."""
+        for shard in self._shards():
+            yield from shard.admitted()
+        if epoch > self.epoch:
+            self.epoch = epoch
+            for model in self.models.values():
+                yield from model.begin_epoch(epoch)
+
+    def _shards(self) -> list[ShardModel]:
+        return [model for model in self.models.values() if isinstance(model, ShardModel)]
+
+    def _order(
+        self,
+        model: ShardModel,
+        event: Prepare | Conclude | act.StepPrepared | act.PrepareRefused | act.StepDiscarded,
+    ) -> Iterator[act.Action]:
+        match event:
+            case Prepare():
+                yield from model.prepare(event)
+            case Conclude():
+                model.conclude(event)
+            case act.StepPrepared():
+                yield from model.prepared()
+            case act.PrepareRefused():
+                yield from model.prepare_refused(event)
+            case act.StepDiscarded():
+                model.discarded()
 
     def _progress(self, event: act.ServerEvent) -> Iterator[act.Action]:
         match event:
@@ -163,7 +211,12 @@ class ServerState:
     def _host(self, order: HostModel) -> Iterator[act.Action]:
         if order.spec.name not in self.models:
             yield act.CreateStore(spec=order.spec, reason=order.reason)
-            self.models[order.spec.name] = HostedModel(self.config.name, order.spec, self.config.receive_budget_bytes)
+            self.models[order.spec.name] = self._model(order.spec)
+
+    def _model(self, spec: ModelSpec, start: ServerHolds | None = None) -> HostedModel:
+        kind = HostedModel if spec.shard is None else ShardModel
+        config = self.config
+        return kind(config.name, spec, config.receive_budget_bytes, start, config.weight_copies)
 
     def _expect(self, order: Expect, now_ns: int) -> Iterator[act.Action]:
         model = self.models.get(order.model)
@@ -188,7 +241,7 @@ class ServerState:
         model = self.models.get(order.model)
         if model is None:
             return
-        yield from model.gets.serve(order, now_ns)
+        yield from model.serve(order, now_ns)
         early = self._early.pop((GetId, order.get), None)
         if early is not None and isinstance(early.event, act.Wanted):
             yield from self._want(early.event, early.until_ns - EARLY_WAIT_NS)

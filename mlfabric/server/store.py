@@ -1,14 +1,15 @@
 """One model's weights and optimizer state on a server: versions, steps, and nothing about who sends them.
 
 Memory. Weights and each image of state (``n = rule.state_images``: none, one of momentum, two of ADAM) take
-``P = layout.size_bytes``. The promise is twice (weights + state): ``K = 2 + n`` weight buffers (K P + n P), see
-:mod:`mlfabric.server.versions`. In images of state only the PARAMETER tensors mean something.
+``P = layout.size_bytes``. The promise is twice (weights + state): ``K = 2 + n`` weight buffers (K P + n P); and P for
+every further version that is being read while newer ones are made, see :mod:`mlfabric.server.versions`. In images of
+state only the PARAMETER tensors mean something.
 
 Steps come in two passes. The first works in the update's own image, in
 chunks, and sums the norms; weights and state are only read, so a step that is not finite is given up with nothing
 changed. The second writes weights and state. Only the second, when in place, keeps readers out, and it cannot fail.
 ``apply...`` makes both. ``prepare...`` makes the first: its step waits to be committed or discarded, so that several
-shards can commit once all of them are prepared; meanwhile readers and checkpoints go on, other steps are refused.
+shards commit once all are prepared; meanwhile readers and checkpoints go on, other steps are refused.
 
 Threads. ``_changing`` is held by whoever needs weights and state to stand still or to change together: a pass, a
 checkpoint.
@@ -86,7 +87,7 @@ class ModelStore:
         self.spec = spec
         self._layout = spec.layout
         self._passes = Passes(spec.layout)
-        self._versions = Versions(spec, limit=weight_buffers(spec))
+        self._versions = Versions(spec, kept=weight_buffers(spec))
         self._state: tuple[Image, ...] = ()
         self._steps = 0
         self._prepared: PreparedStep | None = None
@@ -196,16 +197,15 @@ class ModelStore:
     # Reading
 
     def can_acquire(self) -> bool:
-        """Tell whether the current version can be pinned now, leaving a buffer for the next commit."""
+        """Tell whether the current version can be pinned now."""
         return self._versions.can_acquire()
 
     def acquire(self) -> Held | None:
         """Pin the current version.
 
         Returns:
-            The pinned version, to be given to :meth:`release`; or None while :meth:`can_acquire` is false: there are no
-            weights, a commit is being made in place, or too many older versions are pinned. The end of a
-            step or a release changes that.
+            The pinned version, to be given to :meth:`release`; or None: there are no weights, or a commit is being made
+            in place, whose end changes that.
         """
         return self._versions.acquire()
 
@@ -383,7 +383,18 @@ class ModelStore:
     # Accounts
 
     def memory_bytes(self) -> dict[str, int]:
-        """Return what is allocated, in bytes: ``model``, ``history``, their ``total``, and the ``budget`` for it."""
+        """Return what is allocated, in bytes: ``model``, ``history`` (optimizer state), their ``total``.
+
+        And ``copies``, what of it is beyond twice model and state; and the ``budget``, with one copy for every further
+        version that is being read now.
+        """
         size, images = self._layout.size_bytes, self.spec.rule.state_images
-        model, history = self._versions.allocated() * size, len(self._state) * size
-        return {"model": model, "history": history, "total": model + history, "budget": 2 * (1 + images) * size}
+        buffers, further = self._versions.allocated()
+        model, history = buffers * size, len(self._state) * size
+        return {
+            "model": model,
+            "copies": further * size,
+            "history": history,
+            "total": model + history,
+            "budget": (self._versions.needed() + images) * size,
+        }

@@ -10,18 +10,19 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mlfabric.errors import LayoutError
-from mlfabric.protocol import TransferId
+from mlfabric.protocol import GetId, TransferId
 from mlfabric.server import actions as act
 from mlfabric.server.adding import add_up, is_finite
 from mlfabric.server.checkpoint import CheckpointDir, CheckpointExtra
 from mlfabric.server.rules import NotFinite, StepResult
-from mlfabric.server.store import Held, ModelStore
+from mlfabric.server.store import Held, ModelStore, PreparedStep
 from mlfabric.specs import ModelSpec
 
 __all__ = ["SavedCheckpoint", "Saving", "Stores"]
@@ -66,6 +67,8 @@ class Stores:
         self._turns: dict[str, asyncio.Lock] = {}
         self._buffers: dict[TransferId, memoryview] = {}
         self._spare: dict[int, memoryview] = {}
+        self._pins: dict[GetId, tuple[str, Held]] = {}
+        self._prepared: dict[str, tuple[PreparedStep, memoryview]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def add(self, spec: ModelSpec, store: ModelStore | None = None) -> None:
@@ -77,9 +80,11 @@ class Stores:
 
     def reserve(self, transfer: TransferId, size_bytes: int) -> memoryview:
         """Return the buffer that a transfer's bytes go to."""
-        buffer = self._spare.pop(size_bytes, None) or np.empty(size_bytes, dtype=np.uint8).data
-        self._buffers[transfer] = buffer
+        buffer = self._buffers[transfer] = self._new_buffer(size_bytes)
         return buffer
+
+    def _new_buffer(self, size_bytes: int) -> memoryview:
+        return self._spare.pop(size_bytes, None) or np.empty(size_bytes, dtype=np.uint8).data
 
     def buffer(self, transfer: TransferId) -> memoryview:
         """Return the buffer of a transfer that is here."""
@@ -105,14 +110,18 @@ class Stores:
     def apply(self, action: act.ApplyStep) -> None:
         """Apply a group of transfers; the state machine hears of it when it is done."""
         buffers = [self._buffers[transfer] for transfer in action.transfers]
-        if sum(b.nbytes for b in buffers) <= INLINE_BYTES and not self._turns[action.model].locked():
-            self._take_in(self._step(action, buffers))
-        else:
-            self._spawn(self._step_in_thread(action, buffers))
+        self._carry_out(action.model, sum(b.nbytes for b in buffers), partial(self._step, action, buffers))
 
-    async def _step_in_thread(self, action: act.ApplyStep, buffers: list[memoryview]) -> None:
-        async with self._turns[action.model]:
-            self._take_in(await asyncio.to_thread(self._step, action, buffers))
+    def _carry_out(self, model: str, size_bytes: int, work: Callable[[], act.ServerEvent]) -> None:
+        """Do something to a model that takes in so many bytes, here or in a thread, and tell what came of it."""
+        if size_bytes <= INLINE_BYTES and not self._turns[model].locked():
+            self._take_in(work())
+        else:
+            self._spawn(self._in_thread(model, work))
+
+    async def _in_thread(self, model: str, work: Callable[[], act.ServerEvent]) -> None:
+        async with self._turns[model]:
+            self._take_in(await asyncio.to_thread(work))
 
     def _step(self, action: act.ApplyStep, buffers: list[memoryview]) -> act.StepDone | act.StepRefused:
         result = self._result(action, buffers)
@@ -142,15 +151,91 @@ class Stores:
         return act.StepRefused(
             model=action.model,
             transfers=action.transfers,
-            detail=f"the step would make {found.tensor} NaN or Inf; version {found.version} was kept",
+            detail=_not_finite(found),
             culprits=tuple(blamed) or (first,),
             spoilt=(first,) if blamed else (),
         )
 
+    # Steps that several parts of a model make together
+
+    def prepare(self, action: act.PrepareStep) -> None:
+        """Make the first pass of a step in a copy; the state machine hears of it when it is done."""
+        buffers = [self._buffers[transfer] for transfer in action.transfers]
+        scratch = self._new_buffer(buffers[0].nbytes)
+        work = partial(self._first_pass, action, buffers, scratch)
+        self._carry_out(action.model, sum(b.nbytes for b in buffers), work)
+
+    def _first_pass(
+        self, action: act.PrepareStep, buffers: list[memoryview], scratch: memoryview
+    ) -> act.StepPrepared | act.PrepareRefused:
+        scratch[:] = buffers[0]
+        result = self._preparation(action, [scratch, *buffers[1:]])
+        if isinstance(result, NotFinite):
+            self._spare[scratch.nbytes] = scratch
+            return self._prepare_refusal(action, buffers, result)
+        assert result.result.version == action.version.number, f"{action} would make {result.result.version}"
+        self._prepared[action.model] = (result, scratch)
+        return act.StepPrepared(model=action.model, unit=action.unit)
+
+    def _preparation(self, action: act.PrepareStep, buffers: list[memoryview]) -> PreparedStep | NotFinite:
+        store, count = self._stores[action.model], len(action.lrs)
+        match action.kind:
+            case act.StepKind.ONE:
+                return store.prepare_step(buffers[0], action.lrs[0])
+            case act.StepKind.SUM:
+                return store.prepare_sum(buffers[0], action.lrs, count)
+            case act.StepKind.MEAN:
+                return store.prepare_mean(add_up(store.spec.layout, buffers), action.lrs[0], count)
+
+    def _prepare_refusal(
+        self, action: act.PrepareStep, buffers: list[memoryview], found: NotFinite
+    ) -> act.PrepareRefused:
+        """Say who is to blame for a step that is not finite: the first, if each alone is finite."""
+        layout = self._stores[action.model].spec.layout
+        blamed = [t for t, image in zip(action.transfers, buffers, strict=True) if not is_finite(layout, image)]
+        return act.PrepareRefused(
+            model=action.model,
+            unit=action.unit,
+            detail=_not_finite(found),
+            culprits=tuple(blamed) or action.transfers[:1],
+        )
+
+    def commit(self, action: act.CommitStep) -> None:
+        """Take the step that is prepared; the state machine hears of it when it is done."""
+        self._carry_out(action.model, self._prepared[action.model][1].nbytes, partial(self._second_pass, action))
+
+    def _second_pass(self, action: act.CommitStep) -> act.StepDone:
+        step, scratch = self._prepared.pop(action.model)
+        result = self._stores[action.model].commit(step)
+        self._spare[scratch.nbytes] = scratch
+        return act.StepDone(model=action.model, transfers=action.transfers, step_norm=result.step_norm)
+
+    def discard(self, action: act.DiscardStep) -> None:
+        """Throw the step away that is prepared; the state machine hears of it when it is done."""
+        self._carry_out(action.model, 0, partial(self._thrown_away, action))
+
+    def _thrown_away(self, action: act.DiscardStep) -> act.StepDiscarded:
+        step, scratch = self._prepared.pop(action.model)
+        self._stores[action.model].discard(step)
+        self._spare[scratch.nbytes] = scratch
+        return act.StepDiscarded(model=action.model, unit=action.unit)
+
     # Reading
 
-    def acquire(self, model: str) -> Held:
-        """Pin the current version; the state machine has seen to it that this is possible."""
+    def pin(self, action: act.PinModel) -> None:
+        """Pin the current version for a get that will come for it."""
+        self._pins[action.get] = (action.model, self.acquire(action.model))
+
+    def unpin(self, get: GetId) -> None:
+        """Unpin what was pinned for a get, if anything was."""
+        pinned = self._pins.pop(get, None)
+        if pinned is not None:
+            self.release(*pinned)
+
+    def acquire(self, model: str, get: GetId | None = None) -> Held:
+        """Take what was pinned for a get, else pin the current version; the state machine knows that it is possible."""
+        if get is not None and get in self._pins:
+            return self._pins.pop(get)[1]
         held = self._stores[model].acquire()
         assert held is not None, f"{model}: the state machine planned a get that the store cannot serve"
         return held
@@ -168,13 +253,17 @@ class Stores:
         return self._turns[model]
 
     def memory_bytes(self) -> dict[str, int]:
-        """Return bytes held, by kind: models, optimizer state, transfers, and the promised most of the first two."""
-        kinds = {"model": 0, "history": 0, "budget": 0}
+        """Return bytes held, by kind: models, optimizer state, transfers, and the promised most of the first two.
+
+        ``copies`` are those of ``model`` that are beyond twice model and state: older versions that are being sent.
+        """
+        kinds = {"model": 0, "copies": 0, "history": 0, "budget": 0}
         for store in self._stores.values():
             held = store.memory_bytes()
             for kind in kinds:
                 kinds[kind] += held[kind]
-        kinds["updates"] = sum(b.nbytes for b in (*self._buffers.values(), *self._spare.values()))
+        scratch = [scratch for _, scratch in list(self._prepared.values())]
+        kinds["updates"] = sum(b.nbytes for b in (*self._buffers.values(), *self._spare.values(), *scratch))
         return kinds
 
     # Checkpoints
@@ -187,7 +276,7 @@ class Stores:
         """
         if self._saving is None:
             return []
-        names = [n for n in (models or self._stores) if self._stores[n].is_initialised]
+        names = [n for n in (self._stores if models is None else models) if self._stores[n].is_initialised]
         return [await self._save(self._saving, name) for name in names]
 
     async def _save(self, saving: Saving, name: str) -> SavedCheckpoint:
@@ -206,3 +295,7 @@ class Stores:
         task = asyncio.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _not_finite(found: NotFinite) -> str:
+    return f"the step would make {found.tensor} NaN or Inf; version {found.version} was kept"

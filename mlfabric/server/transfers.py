@@ -15,6 +15,7 @@ from mlfabric.protocol import Expect, Expected, GetId, Serve, SumId, TransferId,
 __all__ = ["UNCLAIMED_NS", "GetState", "IncomingTransfer", "OutgoingModel", "TransferState"]
 
 UNCLAIMED_NS = 10_000_000_000  # a worker comes for a transfer as soon as it hears of it
+LATE_NS = 10_000_000  # a start takes that long on a busy machine, however little there is to send
 
 
 class TransferState(Enum):
@@ -104,7 +105,11 @@ class GetState(Enum):
 
 @dataclass(slots=True, kw_only=True)
 class OutgoingModel:
-    """A get that this server was told to serve."""
+    """A get that this server was told to serve.
+
+    Args:
+        since_ns: when it was planned (last); or, while it is being sent, when that began.
+    """
 
     plan: Serve
     order: int
@@ -117,3 +122,12 @@ class OutgoingModel:
     def get(self) -> GetId:
         """Its identity."""
         return self.plan.get
+
+    @property
+    def late_ns(self) -> int | None:
+        """When it takes so much longer than the plan says that it keeps nobody waiting any more; None for never."""
+        return self.since_ns + self.plan.span_ns * 5 // 4 + LATE_NS if self.plan.span_ns else None
+
+    def is_late(self, now_ns: int) -> bool:
+        """Tell whether it keeps nobody waiting any more."""
+        return self.late_ns is not None and now_ns >= self.late_ns

@@ -88,6 +88,7 @@ class SimulationConfig:
         seed: everything random follows from it.
         workers: at the beginning; each on a host of its own.
         servers: each with a model of its own; workers are dealt out to them in turn.
+        shards: 1, or into how many parts the one model is cut that all workers train; there are that many servers.
         aggregators: at the beginning, each on a host of its own unless they are beside workers.
         beside_workers: aggregators share the hosts of workers.
         most_updates: that an aggregator takes into one sum; 0 for any number.
@@ -112,6 +113,7 @@ class SimulationConfig:
     seed: int
     workers: int = 3
     servers: int = 1
+    shards: int = 1
     aggregators: int = 0
     beside_workers: bool = False
     most_updates: int = 0
@@ -163,6 +165,23 @@ class SimulationConfig:
         )
         kept = {name: getattr(faults, name) * rng.choice((0, 1, 1, 3)) for name in FaultRates.__slots__}
         return replace(config, faults=FaultRates(**kept))
+
+    @classmethod
+    def drawn_with_shards(
+        cls, seed: int, faults: FaultRates = STORMY, mode: Mode = Mode.ASYNCHRONOUS
+    ) -> SimulationConfig:
+        """Draw a fabric whose one model is cut into parts, sometimes with aggregators."""
+        config, rng = cls.drawn_with_sums(seed, faults, mode), random.Random(f"shards {seed}")
+        share, shards = rng.choice((0.1, 0.3, 1.0)), rng.choice((2, 3))
+        milder = {name: share * getattr(config.faults, name) for name in FaultRates.__slots__}
+        return replace(
+            config,
+            faults=FaultRates(**milder),
+            workers=rng.choice((1, 2, 4)),
+            servers=shards,
+            shards=shards,
+            aggregators=rng.choice((0, 2)),
+        )
 
     @classmethod
     def drawn_with_sums(

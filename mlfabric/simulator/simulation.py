@@ -15,6 +15,9 @@ from mlfabric.simulator.calls import Book
 from mlfabric.simulator.config import SimulationConfig, Summary
 from mlfabric.simulator.flows import Flows
 from mlfabric.simulator.followers import Followers
+from mlfabric.simulator.part_server import PartServer
+from mlfabric.simulator.part_witness import PartWitness
+from mlfabric.simulator.part_worker import PartWorker
 from mlfabric.simulator.replica import SimulatedReplica
 from mlfabric.simulator.scheduler import SimulatedScheduler
 from mlfabric.simulator.server import SimulatedServer
@@ -39,7 +42,7 @@ class Simulation:
         self.config = config
         self.world = World(config)
         self.flows = Flows(self.world)
-        self.witness = Witness()
+        self.witness = Witness() if config.shards == 1 else PartWitness(config.shards)
         self.scheduler = SimulatedScheduler(self.world, self.witness)
         self.book = Book()
         self.servers = {name: self._server(name) for name in (f"server-{i}" for i in range(config.servers))}
@@ -48,7 +51,8 @@ class Simulation:
         self.workers = [self._worker(f"worker-{i}", i, 1) for i in range(config.workers)]
 
     def _server(self, name: str) -> SimulatedServer:
-        server = SimulatedServer(self.world, self.flows, self.scheduler, self.witness, self.book, name)
+        kind = SimulatedServer if self.config.shards == 1 else PartServer
+        server = kind(self.world, self.flows, self.scheduler, self.witness, self.book, name)
         self.book.add(name, server)
         return server
 
@@ -62,13 +66,14 @@ class Simulation:
         server = f"server-{number % config.servers}"
         layout = Layout((TensorSpec(name="w", shape=(config.model_bytes // 4,), dtype="float32"),))
         spec = ModelSpec(
-            name=f"model of {server}",
+            name=f"model of {server}" if config.shards == 1 else "model",
             layout=layout,
             rule=config.rule,
             mode=config.mode,
             slack=config.slack,
             tau_max=config.tau_max,
-            server=server,
+            server=server if config.shards == 1 else "",
+            shards=config.shards,
         )
         host = f"host of {name}"
         self.flows.add_host(host)
@@ -81,7 +86,7 @@ class Simulation:
             book=self.book,
             witness=self.witness,
         )
-        return SimulatedWorker(self.world, place)
+        return (SimulatedWorker if config.shards == 1 else PartWorker)(self.world, place)
 
     # Running
 
@@ -211,7 +216,7 @@ class Simulation:
         """Check that nothing is stuck and nothing is left over."""
         for worker in self.workers:
             if worker.is_alive:
-                stuck = [*worker.state.pushes, *worker.state.gets]
+                stuck = [*worker.state.pushing.pushes, *worker.state.getting.gets]
                 assert not stuck, f"{worker.place.name} waits for ever for {stuck}"
         state = self.scheduler.state
         state.context.network.prune(self.world.now_ns)

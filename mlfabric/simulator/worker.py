@@ -119,7 +119,7 @@ class SimulatedWorker:
             self._take_in(instruction)  # type: ignore[arg-type]
 
     def _bring_initial(self) -> None:
-        if not any(push.request.kind is UpdateKind.INITIAL for push in self.state.pushes.values()):
+        if not any(push.request.kind is UpdateKind.INITIAL for push in self.state.pushing.parts.values()):
             self._push(NOWHERE, UpdateKind.INITIAL, Oddity.NONE)
 
     # Training
@@ -152,7 +152,8 @@ class SimulatedWorker:
 
     def _leave_if_done(self) -> None:
         """Say good-bye when there is nothing more to do and others may wait for this worker."""
-        is_busy = self._computing or self.state.pushes or self.state.gets or self._world.is_stormy or self._left > 0
+        has_open = self.state.pushing.pushes or self.state.getting.gets
+        is_busy = self._computing or has_open or self._world.is_stormy or self._left > 0
         if self.is_alive and not is_busy and self.place.spec.mode is not Mode.ASYNCHRONOUS:
             self.session.leave(self.place.incarnation)
 

@@ -683,6 +683,7 @@ class ModelStatus(_message.Message):
     COMMITTED_FIELD_NUMBER: _builtins.int
     DROPPED_FIELD_NUMBER: _builtins.int
     MODE_FIELD_NUMBER: _builtins.int
+    WAITS_FOR_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     server: _builtins.str
     initialised: _builtins.bool
@@ -694,6 +695,8 @@ class ModelStatus(_message.Message):
     committed: _builtins.int
     dropped: _builtins.int
     mode: _builtins.str
+    waits_for: _builtins.str
+    """Of a model in parts: what it waits for, in words; empty if nothing is in the way."""
     @_builtins.property
     def version(self) -> _types_pb2.ModelVersion: ...
     def __init__(
@@ -711,10 +714,11 @@ class ModelStatus(_message.Message):
         committed: _builtins.int = ...,
         dropped: _builtins.int = ...,
         mode: _builtins.str = ...,
+        waits_for: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "delay_max", b"delay_max", "delay_p50", b"delay_p50", "dropped", b"dropped", "in_flight", b"in_flight", "initialised", b"initialised", "mode", b"mode", "name", b"name", "server", b"server", "tau_max", b"tau_max", "version", b"version", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "delay_max", b"delay_max", "delay_p50", b"delay_p50", "dropped", b"dropped", "in_flight", b"in_flight", "initialised", b"initialised", "mode", b"mode", "name", b"name", "server", b"server", "tau_max", b"tau_max", "version", b"version", "waiting", b"waiting", "waits_for", b"waits_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -60,6 +60,7 @@ class _DropCauseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DropCause.V
     DROP_CAUSE_WRONG_LAYOUT: _DropCause.ValueType  # 10
     DROP_CAUSE_CHANGED: _DropCause.ValueType  # 11
     DROP_CAUSE_NOT_REPLICATED: _DropCause.ValueType  # 12
+    DROP_CAUSE_WORKER_GONE: _DropCause.ValueType  # 20
 
 class DropCause(_DropCause, metaclass=_DropCauseEnumTypeWrapper): ...
 
@@ -76,6 +77,7 @@ DROP_CAUSE_FUTURE_VERSION: DropCause.ValueType  # 9
 DROP_CAUSE_WRONG_LAYOUT: DropCause.ValueType  # 10
 DROP_CAUSE_CHANGED: DropCause.ValueType  # 11
 DROP_CAUSE_NOT_REPLICATED: DropCause.ValueType  # 12
+DROP_CAUSE_WORKER_GONE: DropCause.ValueType  # 20
 Global___DropCause: _TypeAlias = DropCause  # noqa: Y015
 
 class _ReduceOp:
@@ -237,6 +239,7 @@ class Event(_message.Message):
     REPLICA_REPORTED_FIELD_NUMBER: _builtins.int
     NOT_KEPT_FIELD_NUMBER: _builtins.int
     HELD_BACK_FIELD_NUMBER: _builtins.int
+    PREPARED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def push_requested(self) -> Global___PushRequested: ...
     @_builtins.property
@@ -267,6 +270,8 @@ class Event(_message.Message):
     def not_kept(self) -> Global___NotKept: ...
     @_builtins.property
     def held_back(self) -> Global___HeldBack: ...
+    @_builtins.property
+    def prepared(self) -> Global___Prepared: ...
     def __init__(
         self,
         *,
@@ -285,12 +290,13 @@ class Event(_message.Message):
         replica_reported: Global___ReplicaReported | None = ...,
         not_kept: Global___NotKept | None = ...,
         held_back: Global___HeldBack | None = ...,
+        prepared: Global___Prepared | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["commits_reported", b"commits_reported", "event", b"event", "get_requested", b"get_requested", "held_back", b"held_back", "initial_received", b"initial_received", "member_left", b"member_left", "memory_reported", b"memory_reported", "not_kept", b"not_kept", "push_requested", b"push_requested", "reduce_requested", b"reduce_requested", "replica_reported", b"replica_reported", "round_arrived", b"round_arrived", "round_broken", b"round_broken", "server_holds", b"server_holds", "transfer_ended", b"transfer_ended", "worker_holds", b"worker_holds"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["commits_reported", b"commits_reported", "event", b"event", "get_requested", b"get_requested", "held_back", b"held_back", "initial_received", b"initial_received", "member_left", b"member_left", "memory_reported", b"memory_reported", "not_kept", b"not_kept", "prepared", b"prepared", "push_requested", b"push_requested", "reduce_requested", b"reduce_requested", "replica_reported", b"replica_reported", "round_arrived", b"round_arrived", "round_broken", b"round_broken", "server_holds", b"server_holds", "transfer_ended", b"transfer_ended", "worker_holds", b"worker_holds"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commits_reported", b"commits_reported", "event", b"event", "get_requested", b"get_requested", "held_back", b"held_back", "initial_received", b"initial_received", "member_left", b"member_left", "memory_reported", b"memory_reported", "not_kept", b"not_kept", "push_requested", b"push_requested", "reduce_requested", b"reduce_requested", "replica_reported", b"replica_reported", "round_arrived", b"round_arrived", "round_broken", b"round_broken", "server_holds", b"server_holds", "transfer_ended", b"transfer_ended", "worker_holds", b"worker_holds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commits_reported", b"commits_reported", "event", b"event", "get_requested", b"get_requested", "held_back", b"held_back", "initial_received", b"initial_received", "member_left", b"member_left", "memory_reported", b"memory_reported", "not_kept", b"not_kept", "prepared", b"prepared", "push_requested", b"push_requested", "reduce_requested", b"reduce_requested", "replica_reported", b"replica_reported", "round_arrived", b"round_arrived", "round_broken", b"round_broken", "server_holds", b"server_holds", "transfer_ended", b"transfer_ended", "worker_holds", b"worker_holds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["push_requested", "get_requested", "worker_holds", "server_holds", "commits_reported", "initial_received", "transfer_ended", "member_left", "memory_reported", "reduce_requested", "round_arrived", "round_broken", "replica_reported", "not_kept", "held_back"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["push_requested", "get_requested", "worker_holds", "server_holds", "commits_reported", "initial_received", "transfer_ended", "member_left", "memory_reported", "reduce_requested", "round_arrived", "round_broken", "replica_reported", "not_kept", "held_back", "prepared"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -916,6 +922,49 @@ class NotKept(_message.Message):
 Global___NotKept: _TypeAlias = NotKept  # noqa: Y015
 
 @_typing.final
+class Prepared(_message.Message):
+    """The first pass of a step of a part of a model is made, or refused."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SERVER_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    UNIT_FIELD_NUMBER: _builtins.int
+    ACCEPTED_FIELD_NUMBER: _builtins.int
+    CULPRITS_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
+    DETAIL_FIELD_NUMBER: _builtins.int
+    server: _builtins.str
+    model: _builtins.str
+    unit: _builtins.int
+    accepted: _builtins.bool
+    cause: Global___DropCause.ValueType
+    """Set when there are culprits."""
+    detail: _builtins.str
+    @_builtins.property
+    def culprits(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.RequestId]:
+        """Whose updates refuse it; none if no update is to blame."""
+
+    def __init__(
+        self,
+        *,
+        server: _builtins.str = ...,
+        model: _builtins.str = ...,
+        unit: _builtins.int = ...,
+        accepted: _builtins.bool = ...,
+        culprits: _abc.Iterable[_types_pb2.RequestId] | None = ...,
+        cause: Global___DropCause.ValueType = ...,
+        detail: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "cause", b"cause", "culprits", b"culprits", "detail", b"detail", "model", b"model", "server", b"server", "unit", b"unit"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Prepared: _TypeAlias = Prepared  # noqa: Y015
+
+@_typing.final
 class MemberLeft(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -968,6 +1017,8 @@ class Instruction(_message.Message):
     SEED_FIELD_NUMBER: _builtins.int
     FOLLOWED_FIELD_NUMBER: _builtins.int
     UNFOLLOWED_FIELD_NUMBER: _builtins.int
+    PREPARE_FIELD_NUMBER: _builtins.int
+    CONCLUDE_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
     @_builtins.property
     def host_model(self) -> Global___HostModel: ...
@@ -1023,6 +1074,10 @@ class Instruction(_message.Message):
     def followed(self) -> Global___Followed: ...
     @_builtins.property
     def unfollowed(self) -> Global___Unfollowed: ...
+    @_builtins.property
+    def prepare(self) -> Global___Prepare: ...
+    @_builtins.property
+    def conclude(self) -> Global___Conclude: ...
     def __init__(
         self,
         *,
@@ -1054,12 +1109,14 @@ class Instruction(_message.Message):
         seed: Global___Seed | None = ...,
         followed: Global___Followed | None = ...,
         unfollowed: Global___Unfollowed | None = ...,
+        prepare: Global___Prepare | None = ...,
+        conclude: Global___Conclude | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel_hand_on", b"cancel_hand_on", "cancel_reduce", b"cancel_reduce", "cancel_serve", b"cancel_serve", "cancel_sum", b"cancel_sum", "drop", b"drop", "expect", b"expect", "fetch", b"fetch", "fold", b"fold", "followed", b"followed", "hand_on", b"hand_on", "host_model", b"host_model", "initialise", b"initialise", "instruction", b"instruction", "keep", b"keep", "logged", b"logged", "monitor_at", b"monitor_at", "reduce", b"reduce", "reduce_failed", b"reduce_failed", "reduce_settled", b"reduce_settled", "release", b"release", "replicate", b"replicate", "resolve", b"resolve", "seed", b"seed", "send", b"send", "serve", b"serve", "sum", b"sum", "unfollowed", b"unfollowed", "void", b"void"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel_hand_on", b"cancel_hand_on", "cancel_reduce", b"cancel_reduce", "cancel_serve", b"cancel_serve", "cancel_sum", b"cancel_sum", "conclude", b"conclude", "drop", b"drop", "expect", b"expect", "fetch", b"fetch", "fold", b"fold", "followed", b"followed", "hand_on", b"hand_on", "host_model", b"host_model", "initialise", b"initialise", "instruction", b"instruction", "keep", b"keep", "logged", b"logged", "monitor_at", b"monitor_at", "prepare", b"prepare", "reduce", b"reduce", "reduce_failed", b"reduce_failed", "reduce_settled", b"reduce_settled", "release", b"release", "replicate", b"replicate", "resolve", b"resolve", "seed", b"seed", "send", b"send", "serve", b"serve", "sum", b"sum", "unfollowed", b"unfollowed", "void", b"void"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel_hand_on", b"cancel_hand_on", "cancel_reduce", b"cancel_reduce", "cancel_serve", b"cancel_serve", "cancel_sum", b"cancel_sum", "drop", b"drop", "expect", b"expect", "fetch", b"fetch", "fold", b"fold", "followed", b"followed", "hand_on", b"hand_on", "host_model", b"host_model", "initialise", b"initialise", "instruction", b"instruction", "keep", b"keep", "logged", b"logged", "monitor_at", b"monitor_at", "reason", b"reason", "reduce", b"reduce", "reduce_failed", b"reduce_failed", "reduce_settled", b"reduce_settled", "release", b"release", "replicate", b"replicate", "resolve", b"resolve", "seed", b"seed", "send", b"send", "serve", b"serve", "sum", b"sum", "unfollowed", b"unfollowed", "void", b"void"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel_hand_on", b"cancel_hand_on", "cancel_reduce", b"cancel_reduce", "cancel_serve", b"cancel_serve", "cancel_sum", b"cancel_sum", "conclude", b"conclude", "drop", b"drop", "expect", b"expect", "fetch", b"fetch", "fold", b"fold", "followed", b"followed", "hand_on", b"hand_on", "host_model", b"host_model", "initialise", b"initialise", "instruction", b"instruction", "keep", b"keep", "logged", b"logged", "monitor_at", b"monitor_at", "prepare", b"prepare", "reason", b"reason", "reduce", b"reduce", "reduce_failed", b"reduce_failed", "reduce_settled", b"reduce_settled", "release", b"release", "replicate", b"replicate", "resolve", b"resolve", "seed", b"seed", "send", b"send", "serve", b"serve", "sum", b"sum", "unfollowed", b"unfollowed", "void", b"void"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_instruction: _TypeAlias = _typing.Literal["host_model", "initialise", "send", "expect", "drop", "resolve", "void", "fetch", "serve", "cancel_serve", "monitor_at", "sum", "cancel_sum", "hand_on", "cancel_hand_on", "reduce", "cancel_reduce", "reduce_settled", "reduce_failed", "keep", "fold", "release", "replicate", "logged", "seed", "followed", "unfollowed"]  # noqa: Y015
+    _WhichOneofReturnType_instruction: _TypeAlias = _typing.Literal["host_model", "initialise", "send", "expect", "drop", "resolve", "void", "fetch", "serve", "cancel_serve", "monitor_at", "sum", "cancel_sum", "hand_on", "cancel_hand_on", "reduce", "cancel_reduce", "reduce_settled", "reduce_failed", "keep", "fold", "release", "replicate", "logged", "seed", "followed", "unfollowed", "prepare", "conclude"]  # noqa: Y015
     _WhichOneofArgType_instruction: _TypeAlias = _typing.Literal["instruction", b"instruction"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_instruction) -> _WhichOneofReturnType_instruction | None: ...
 
@@ -1466,9 +1523,13 @@ class Serve(_message.Message):
     AFTER_UPDATES_FIELD_NUMBER: _builtins.int
     AFTER_FIELD_NUMBER: _builtins.int
     RATE_BPS_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    SPAN_NS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     ticket: _builtins.bytes
     rate_bps: _builtins.int
+    span_ns: _builtins.int
+    """How long it takes by plan; 0 if nobody knows."""
     @_builtins.property
     def get(self) -> _types_pb2.RequestId: ...
     @_builtins.property
@@ -1477,6 +1538,10 @@ class Serve(_message.Message):
     def after_updates(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.RequestId]: ...
     @_builtins.property
     def after(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.RequestId]: ...
+    @_builtins.property
+    def version(self) -> _types_pb2.ModelVersion:
+        """A part of a model: exactly this one."""
+
     def __init__(
         self,
         *,
@@ -1487,10 +1552,12 @@ class Serve(_message.Message):
         after_updates: _abc.Iterable[_types_pb2.RequestId] | None = ...,
         after: _abc.Iterable[_types_pb2.RequestId] | None = ...,
         rate_bps: _builtins.int = ...,
+        version: _types_pb2.ModelVersion | None = ...,
+        span_ns: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["get", b"get", "min_version", b"min_version"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["get", b"get", "min_version", b"min_version", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "after_updates", b"after_updates", "get", b"get", "min_version", b"min_version", "model", b"model", "rate_bps", b"rate_bps", "ticket", b"ticket"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "after_updates", b"after_updates", "get", b"get", "min_version", b"min_version", "model", b"model", "rate_bps", b"rate_bps", "span_ns", b"span_ns", "ticket", b"ticket", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1877,6 +1944,70 @@ class Unfollowed(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Unfollowed: _TypeAlias = Unfollowed  # noqa: Y015
+
+@_typing.final
+class Prepare(_message.Message):
+    """Make the first pass of a step of a part of a model."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    UNIT_FIELD_NUMBER: _builtins.int
+    TRANSFERS_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    unit: _builtins.int
+    """The same at all parts of the model; greater for later ones."""
+    @_builtins.property
+    def transfers(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.TransferId]:
+        """In the order in which they are applied."""
+
+    @_builtins.property
+    def version(self) -> _types_pb2.ModelVersion:
+        """That the step will make."""
+
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        unit: _builtins.int = ...,
+        transfers: _abc.Iterable[_types_pb2.TransferId] | None = ...,
+        version: _types_pb2.ModelVersion | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "transfers", b"transfers", "unit", b"unit", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Prepare: _TypeAlias = Prepare  # noqa: Y015
+
+@_typing.final
+class Conclude(_message.Message):
+    """Commit what was prepared, or throw it away."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    UNIT_FIELD_NUMBER: _builtins.int
+    COMMIT_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    unit: _builtins.int
+    commit: _builtins.bool
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        unit: _builtins.int = ...,
+        commit: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "model", b"model", "unit", b"unit"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Conclude: _TypeAlias = Conclude  # noqa: Y015
 
 @_typing.final
 class Peer(_message.Message):

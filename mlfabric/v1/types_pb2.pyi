@@ -337,6 +337,8 @@ class ModelSpec(_message.Message):
     SERVER_FIELD_NUMBER: _builtins.int
     FROZEN_DIGEST_FIELD_NUMBER: _builtins.int
     SLACK_FIELD_NUMBER: _builtins.int
+    SHARDS_FIELD_NUMBER: _builtins.int
+    SHARD_FIELD_NUMBER: _builtins.int
     WORKERS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     mode: Global___Mode.ValueType
@@ -350,6 +352,10 @@ class ModelSpec(_message.Message):
     """Digest of the values of frozen parameters, which do not travel; empty if there are none."""
     slack: _builtins.int
     """Stale-synchronous: how many iterations a worker may be ahead of the slowest."""
+    shards: _builtins.int
+    """Into how many parts it is cut, each on a server of its own; 0 is as good as 1."""
+    shard: _builtins.int
+    """Which of them this is; absent for the whole model."""
     workers: _builtins.int
     """Synchronous, stale-synchronous: the first iteration waits until so many workers have joined; 0 for nobody."""
     @_builtins.property
@@ -368,18 +374,24 @@ class ModelSpec(_message.Message):
         server: _builtins.str = ...,
         frozen_digest: _builtins.str = ...,
         slack: _builtins.int = ...,
+        shards: _builtins.int = ...,
+        shard: _builtins.int | None = ...,
         workers: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_div_max", b"_div_max", "_tau_max", b"_tau_max", "div_max", b"div_max", "rule", b"rule", "tau_max", b"tau_max"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_div_max", b"_div_max", "_shard", b"_shard", "_tau_max", b"_tau_max", "div_max", b"div_max", "rule", b"rule", "shard", b"shard", "tau_max", b"tau_max"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_div_max", b"_div_max", "_tau_max", b"_tau_max", "div_max", b"div_max", "frozen_digest", b"frozen_digest", "layout", b"layout", "mode", b"mode", "name", b"name", "rule", b"rule", "server", b"server", "slack", b"slack", "tau_max", b"tau_max", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_div_max", b"_div_max", "_shard", b"_shard", "_tau_max", b"_tau_max", "div_max", b"div_max", "frozen_digest", b"frozen_digest", "layout", b"layout", "mode", b"mode", "name", b"name", "rule", b"rule", "server", b"server", "shard", b"shard", "shards", b"shards", "slack", b"slack", "tau_max", b"tau_max", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__div_max: _TypeAlias = _typing.Literal["div_max"]  # noqa: Y015
     _WhichOneofArgType__div_max: _TypeAlias = _typing.Literal["_div_max", b"_div_max"]  # noqa: Y015
+    _WhichOneofReturnType__shard: _TypeAlias = _typing.Literal["shard"]  # noqa: Y015
+    _WhichOneofArgType__shard: _TypeAlias = _typing.Literal["_shard", b"_shard"]  # noqa: Y015
     _WhichOneofReturnType__tau_max: _TypeAlias = _typing.Literal["tau_max"]  # noqa: Y015
     _WhichOneofArgType__tau_max: _TypeAlias = _typing.Literal["_tau_max", b"_tau_max"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__div_max) -> _WhichOneofReturnType__div_max | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__shard) -> _WhichOneofReturnType__shard | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__tau_max) -> _WhichOneofReturnType__tau_max | None: ...
 

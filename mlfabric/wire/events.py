@@ -26,7 +26,7 @@ from mlfabric.protocol import (
     WorkerHolds,
 )
 from mlfabric.v1 import session_pb2 as session
-from mlfabric.wire import reduces, replicas
+from mlfabric.wire import reduces, replicas, shards
 from mlfabric.wire.commits import fill_commits, from_commits
 from mlfabric.wire.specs import fill_spec, from_spec
 from mlfabric.wire.values import (
@@ -303,6 +303,7 @@ _FILL: Mapping[type, Callable[[session.Event, Any], None]] = {
     MemoryReported: lambda message, event: _fill_memory(message.memory_reported, event),
     **replicas.FILL_EVENT,
     **reduces.FILL_EVENT,
+    **shards.FILL_EVENT,
 }
 _READ: Mapping[str, Callable[[Any, str], MemberEvent]] = {
     "push_requested": from_push,
@@ -315,4 +316,5 @@ _READ: Mapping[str, Callable[[Any, str], MemberEvent]] = {
     "memory_reported": _from_memory,
     **replicas.READ_EVENT,
     **reduces.READ_EVENT,
+    **shards.READ_EVENT,
 }

@@ -25,7 +25,7 @@ from mlfabric.protocol import (
     Void,
 )
 from mlfabric.v1 import session_pb2 as session
-from mlfabric.wire import reduces, relays, replicas
+from mlfabric.wire import reduces, relays, replicas, shards
 from mlfabric.wire.specs import fill_spec, from_spec
 from mlfabric.wire.values import (
     KIND_OF,
@@ -230,6 +230,9 @@ def _fill_serve(message: session.Serve, value: Serve) -> None:
     for get in value.after:
         fill_request(message.after.add(), get)
     message.rate_bps = value.rate_bps
+    message.span_ns = value.span_ns
+    if value.version is not None:
+        fill_version(message.version, value.version)
 
 
 def _from_serve(message: session.Serve, to: str, reason: str) -> Serve:
@@ -245,6 +248,8 @@ def _from_serve(message: session.Serve, to: str, reason: str) -> Serve:
         after=tuple(from_get_id(get) for get in message.after),
         rate_bps=message.rate_bps,
         reason=reason,
+        version=from_version(message.version) if message.HasField("version") else None,
+        span_ns=message.span_ns,
     )
 
 
@@ -281,6 +286,7 @@ _FILL: Mapping[type, Callable[[session.Instruction, Any], None]] = {
     **relays.FILL,
     **replicas.FILL,
     **reduces.FILL,
+    **shards.FILL,
 }
 _READ: Mapping[str, Callable[[Any, str, str], Instruction]] = {
     "host_model": _from_host_model,
@@ -297,4 +303,5 @@ _READ: Mapping[str, Callable[[Any, str, str], Instruction]] = {
     **relays.READ,
     **replicas.READ,
     **reduces.READ,
+    **shards.READ,
 }

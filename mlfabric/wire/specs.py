@@ -85,6 +85,9 @@ def fill_spec(message: types.ModelSpec, spec: ModelSpec) -> None:
     message.server = spec.server
     message.frozen_digest = spec.frozen_digest
     message.workers = spec.workers
+    message.shards = spec.shards
+    if spec.shard is not None:
+        message.shard = spec.shard
 
 
 def from_spec(message: types.ModelSpec) -> ModelSpec:
@@ -106,6 +109,8 @@ def from_spec(message: types.ModelSpec) -> ModelSpec:
         server=message.server,
         frozen_digest=message.frozen_digest,
         workers=message.workers,
+        shards=message.shards or 1,
+        shard=message.shard if message.HasField("shard") else None,
     )
 
 

@@ -81,6 +81,7 @@ REASON_TO = {
     DropReason.WRONG_LAYOUT: session.DROP_CAUSE_WRONG_LAYOUT,
     DropReason.CHANGED: session.DROP_CAUSE_CHANGED,
     DropReason.NOT_REPLICATED: session.DROP_CAUSE_NOT_REPLICATED,
+    DropReason.WORKER_GONE: session.DROP_CAUSE_WORKER_GONE,
 }
 END_TO = {
     TransferEnd.RECEIVED: session.TRANSFER_END_RECEIVED,

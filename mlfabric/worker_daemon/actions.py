@@ -44,6 +44,7 @@ __all__ = [
     "DropWindow",
     "EndReplicate",
     "EpochBegan",
+    "FailPush",
     "FailReduce",
     "FetchBroken",
     "FinishReduce",
@@ -210,7 +211,7 @@ class StartFetch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settle:
-    """Resolve the handle of a push and let go of its tensors."""
+    """Resolve the handle of a push and let go of its tensors; ``update`` is its first part."""
 
     update: UpdateId
     outcome: Outcome
@@ -218,8 +219,16 @@ class Settle:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FailPush:
+    """Fail the handle of a push: its parts ended in different ways, which must not be."""
+
+    update: UpdateId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Deliver:
-    """Resolve the handle of a get."""
+    """Resolve the handle of a get; ``get`` is its first part."""
 
     get: GetId
     version: ModelVersion
@@ -320,4 +329,4 @@ class FailReduce:
 
 ReduceAction = StartAttempt | StopAttempt | FinishReduce | FailReduce
 KeepAction = KeepCopy | FoldCopy | DropCopies | FreezeWindow | StartReplicate | EndReplicate | DropWindow
-Action = Request | StartSend | StartFetch | Settle | Deliver | KeepAction | ReduceAction
+Action = Request | StartSend | StartFetch | Settle | FailPush | Deliver | KeepAction | ReduceAction

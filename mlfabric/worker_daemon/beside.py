@@ -199,6 +199,10 @@ class _Attachment:
             self._get(call.call + 1, ModelVersion(0, 0), update)
 
     def _settled(self, call: int, done: asyncio.Future[Outcome]) -> None:
+        error = done.exception()
+        if error is not None:
+            self._answers.put_nowait(error)
+            return
         settled = daemon_pb2.CallSettled(call=call, outcome=wire.to_outcome(done.result()))
         self._answers.put_nowait(daemon_pb2.AttachResponse(settled=settled))
 

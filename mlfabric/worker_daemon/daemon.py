@@ -14,11 +14,12 @@ from dataclasses import dataclass, field, replace
 from mlfabric import wire
 from mlfabric.channels import Direction, TcpChannel, TcpOptions, TransferRecord
 from mlfabric.driving import Driver
-from mlfabric.errors import FabricClosedError
+from mlfabric.errors import FabricClosedError, FabricError
 from mlfabric.protocol import (
     Committed,
     Dropped,
     DropReason,
+    Fetch,
     GetId,
     GetRequested,
     Initialise,
@@ -47,6 +48,7 @@ from mlfabric.worker_daemon.folding import Kept
 from mlfabric.worker_daemon.observing import Observer, Settled, nobody
 from mlfabric.worker_daemon.reductions import Reductions
 from mlfabric.worker_daemon.sending import Parcel, Transfers
+from mlfabric.worker_daemon.shards import Shards
 from mlfabric.worker_daemon.state import DaemonState
 
 __all__ = ["DaemonOptions", "WorkerDaemon"]
@@ -74,14 +76,19 @@ class DaemonOptions:
 
 @dataclass(slots=True)
 class _OpenPush:
+    """A push; ``parts`` are what travels of it, shard by shard."""
+
     parcel: Parcel
+    parts: tuple[Parcel, ...]
     handle: asyncio.Future[Outcome]
     since_s: float
 
 
 @dataclass(slots=True)
 class _OpenGet:
-    buffer: memoryview
+    """A get; ``parts`` are the ranges of its buffer that the shards go into."""
+
+    parts: tuple[memoryview, ...]
     handle: asyncio.Future[ModelVersion]
     since_s: float
 
@@ -102,8 +109,9 @@ class WorkerDaemon:
         self.welcome: asyncio.Future[Welcome] = asyncio.get_running_loop().create_future()
         self._initial = initial
         self._server = spec.server
+        self._shards = Shards(spec)
         self._metrics = metrics
-        self._state = DaemonState(options.name)
+        self._state = DaemonState(options.name, spec.shards)
         self._driver = Driver[act.DaemonEvent, act.Action](self._state, self._do)
         self._channel = TcpChannel(options.tcp)
         self._reporter = TransferReporter(options.name, options.host, options.tcp.up_bps, options.tcp.down_bps)
@@ -189,36 +197,44 @@ class WorkerDaemon:
         self, parcel: Parcel, norm: float, computed_from: ModelVersion, kind: UpdateKind
     ) -> tuple[UpdateId, asyncio.Future[Outcome]]:
         update = UpdateId(self.options.name, self._incarnation, self._updates)
-        self._updates += 1
+        self._updates += self.spec.shards
         handle: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         if self._over is not None:
             handle.set_result(Lost(detail=str(self._over)))
             return update, handle
-        self._pushes[update] = _OpenPush(parcel, handle, time.monotonic())
-        request = PushRequested(
-            update=update,
-            model=self.spec.name,
-            size_bytes=parcel.size_bytes,
-            computed_from=computed_from,
-            norm=norm,
-            kind=kind,
-        )
-        self._take_in(act.PushCalled(request=request))
+        parts = self._shards.parcels(parcel)
+        self._pushes[update] = _OpenPush(parcel, parts, handle, time.monotonic())
+        for i, (part, name) in enumerate(zip(parts, self._shards.names, strict=True)):
+            request = PushRequested(
+                update=update._replace(counter=update.counter + i),
+                model=name,
+                size_bytes=part.size_bytes,
+                computed_from=computed_from,
+                norm=norm,
+                kind=kind,
+            )
+            self._take_in(act.PushCalled(request=request))
         return update, handle
 
     def get(
         self, buffer: memoryview, min_version: ModelVersion, after_update: UpdateId | None
     ) -> asyncio.Future[ModelVersion]:
-        """Fetch the model into ``buffer``; the future gives its version."""
+        """Fetch the model into ``buffer``; the future gives its version. ``after_update`` comes from :meth:`push`."""
         get = GetId(self.options.name, self._incarnation, self._get_count)
-        self._get_count += 1
+        self._get_count += self.spec.shards
         handle: asyncio.Future[ModelVersion] = asyncio.get_running_loop().create_future()
         if self._over is not None:
             handle.set_exception(self._over)
             return handle
-        self._gets[get] = _OpenGet(buffer, handle, time.monotonic())
-        request = GetRequested(get=get, model=self.spec.name, min_version=min_version, after_update=after_update)
-        self._take_in(act.GetCalled(request=request))
+        self._gets[get] = _OpenGet(self._shards.buffers(buffer), handle, time.monotonic())
+        for i, name in enumerate(self._shards.names):
+            request = GetRequested(
+                get=get._replace(counter=get.counter + i),
+                model=name,
+                min_version=min_version,
+                after_update=after_update and after_update._replace(counter=after_update.counter + i),
+            )
+            self._take_in(act.GetCalled(request=request))
         return handle
 
     def reduce(self, buffers: ReduceBuffers, op: ReduceOp, together: int) -> asyncio.Future[int]:
@@ -291,11 +307,13 @@ class WorkerDaemon:
             case act.Request():
                 self._session.send(action.event)
             case act.StartSend():
-                self._transfers.send(action.plan, self._pushes[action.plan.update].parcel)
+                self._transfers.send(action.plan, self._part(action.plan.update))
             case act.StartFetch():
-                self._transfers.fetch(action.plan, self._gets[action.plan.get].buffer, self.spec.layout.digest)
+                self._fetch(action.plan)
             case act.Settle():
                 self._settle(action)
+            case act.FailPush():
+                self._pushes.pop(action.update).handle.set_exception(FabricError(action.reason))
             case act.Deliver():
                 get = self._gets.pop(action.get)
                 self._metrics.got(time.monotonic() - get.since_s)
@@ -306,11 +324,19 @@ class WorkerDaemon:
             case _:
                 self._keep(action)
 
+    def _part(self, update: UpdateId) -> Parcel:
+        whole, i = self._shards.whole(update)
+        return self._pushes[whole].parts[i]
+
+    def _fetch(self, plan: Fetch) -> None:
+        whole, i = self._shards.whole(plan.get)
+        self._transfers.fetch(plan, self._gets[whole].parts[i], self._shards.digests[i])
+
     def _keep(self, action: act.KeepAction) -> None:
         """Do what concerns the model's replica."""
         match action:
             case act.KeepCopy():
-                self._kept.copy(action.update, self._pushes[action.update].parcel.pieces)
+                self._kept.copy(action.update, self._part(action.update).pieces)
             case act.FoldCopy():
                 self._kept.fold(action)
             case act.DropCopies():

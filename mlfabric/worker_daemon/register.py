@@ -40,6 +40,7 @@ def register_as_worker(
     tau_max: int | None = None,
     slack: int = 0,
     workers: int | None = None,
+    servers: int = 1,
     init: str | Path | int = "first",
     model_name: str = "model",
     name: str = "",
@@ -60,6 +61,9 @@ def register_as_worker(
         slack: stale-synchronous only: how many iterations a worker may be ahead of the slowest, >= 0.
         workers: not if asynchronous: the first iteration (AllReduce) waits until so many workers have joined, >= 1.
             ``MLFABRIC_WORKERS`` (which ``mlfabric run`` sets) unless given, else 1: whoever comes first begins alone.
+        servers: over how many servers the model is spread, >= 1; every worker gives the same. It is cut by bytes, each
+            part is on another server, and all parts make the same steps: a get returns one version of the whole. The
+            worker waits until so many servers have joined.
         init: initial weights: ``"first"`` takes those of the first worker that joins; an integer is a seed from which
             every worker makes the same; anything else is the path of a state dict.
         model_name: the model's name in the fabric.
@@ -73,6 +77,7 @@ def register_as_worker(
 
     Raises:
         LayoutError: the model has nothing to train, or tensors that cannot travel.
+        ConfigError: the model is too small for so many servers, or the mode has none.
         UsageError: an argument or an environment variable cannot be used.
         RefusedError: the scheduler refuses: the name is taken, or layout or options are not the registered ones.
     """
@@ -91,6 +96,7 @@ def register_as_worker(
         slack=slack,
         frozen_digest=tensors.frozen_digest,
         workers=together if mode in (Mode.SYNCHRONOUS, Mode.STALE_SYNCHRONOUS) else 0,
+        shards=servers,
     )
     return Worker(settings.name, _daemon(settings, spec, tensors.values(), observer), model, tensors, mode, together)
 
@@ -128,6 +134,7 @@ def wrap(
     tau_max: int | None = None,
     slack: int = 0,
     workers: int | None = None,
+    servers: int = 1,
     init: str | Path | int = "first",
     settings: WorkerSettings | None = None,
 ) -> FabricOptimizer:
@@ -137,7 +144,7 @@ def wrap(
         optimizer: a ``torch.optim.SGD``, ``Adam``, or ``AdamW`` without weight decay, over ``model``'s parameters; its
             rule becomes the job's.
         model: what is trained; the fabric's present weights are installed in it.
-        momentum_at, mode, tau_max, slack, workers, init, settings: as for :func:`register_as_worker`.
+        momentum_at, mode, tau_max, slack, workers, servers, init, settings: as for :func:`register_as_worker`.
 
     Raises:
         UsageError: no rule does what the optimizer does, or it does not hold all of the model's trainable parameters.
@@ -156,6 +163,7 @@ def wrap(
         tau_max=tau_max,
         slack=slack,
         workers=workers,
+        servers=servers,
         init=init,
         settings=settings,
     )

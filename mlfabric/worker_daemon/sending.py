@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -50,6 +50,21 @@ class Parcel:
     def size_bytes(self) -> int:
         """Size of the image."""
         return sum(piece.nbytes for piece in self.pieces)
+
+    def within(self, start: int, end: int, digest: int) -> Parcel:
+        """Return the parcel of a range of bytes: views, nothing is copied.
+
+        Args:
+            start, end: first byte, and the byte after the last.
+            digest: of the layout of what lies there.
+        """
+        pieces, at = [], 0
+        for piece in self.pieces:
+            part = piece.cast("B")[max(0, start - at) : max(0, end - at)]
+            at += piece.nbytes
+            if part.nbytes:
+                pieces.append(part)
+        return replace(self, pieces=pieces, digest=digest)
 
 
 class Transfers:

@@ -77,6 +77,12 @@ def test_a_worker_that_is_shut_out_is_warned_of():
     assert "warning: worker-1 is shut out: its last 10 updates were dropped" in shown(full_status())
 
 
+def test_what_a_model_on_several_servers_waits_for_is_said_once():
+    parts = [fabric_pb2.ModelStatus(name=f"net.shard{i}", waits_for="waiting for server-1") for i in range(2)]
+
+    assert shown(fabric_pb2.GetStatusResponse(models=parts)).count("waiting for server-1") == 1
+
+
 def test_parts_with_nothing_in_them_are_left_out():
     text = shown(fabric_pb2.GetStatusResponse(epoch=1))
 

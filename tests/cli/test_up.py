@@ -154,6 +154,14 @@ def test_a_server_that_died_resumes_its_checkpoints(tmp_path):
     assert server.again == ("--resume",)
 
 
+def test_several_servers_have_directories_and_machines_of_their_own(tmp_path):
+    options = FabricOptions(servers=2, checkpoint_dir=tmp_path, server_host="a,b")
+    found = [" ".join(s.arguments) for s in services(options, 1)[1:3]]
+
+    assert f"--host a --checkpoint-dir {tmp_path}/server-0" in found[0]
+    assert f"--host b --checkpoint-dir {tmp_path}/server-1" in found[1]
+
+
 def test_metrics_ports_follow_each_other():
     found = [s.arguments[-1] for s in services(FabricOptions(servers=2, metrics_port=9400), 1)]
 
@@ -165,6 +173,8 @@ def test_a_fabric_without_servers_or_address_is_refused():
         FabricOptions(servers=0)
     with pytest.raises(UsageError, match="aggregators=-1; allowed: 0 or more"):
         FabricOptions(aggregators=-1)
+    with pytest.raises(UsageError, match="--server-host: 2 values; allowed: one for all, or one for each of 3"):
+        FabricOptions(servers=3, server_host="a,b")
     with pytest.raises(UsageError, match="--aggregator-up: 2 values; allowed: one for all, or one for each of 3"):
         FabricOptions(aggregators=3, aggregator_up=("1G", "2G"))
     with pytest.raises(UsageError, match="give --advertise"):

@@ -130,7 +130,8 @@ class Trainer(threading.Thread):
         """Push one update."""
         noise = torch.randn(self.weights.numel(), dtype=torch.float64, generator=self._generator)
         self.weights.grad = 0.1 * (self.weights.detach() - 1) + 0.1 * noise
-        return self.worker.push()
+        handle: mlfabric.PushHandle = self.worker.push()
+        return handle
 
     def step(self) -> Any:
         """Push one update and get the model that follows; return the update's outcome."""

@@ -111,7 +111,8 @@ def test_what_was_computed_on_a_version_that_a_crash_has_lost_is_rolled_back(tmp
         kept = tmp_path / "kept"
         second = running.server(checkpoint_dir=tmp_path / "first", resume=True)
         assert worker.get() == ModelVersion(2, 1)
-        shutil.copytree(tmp_path / "first", kept)  # what a crash would leave from here on
+        # What a crash would leave from here on.
+        shutil.copytree(tmp_path / "first", kept, ignore=shutil.ignore_patterns("*.tmp"))
         assert step(worker, 1) == Committed(version=ModelVersion(2, 2), tau=0)
         assert worker.get() == ModelVersion(2, 2)
         second.stop()

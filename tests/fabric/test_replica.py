@@ -83,7 +83,7 @@ def arrivals(follower: mlfabric.ReplicaServer) -> list[Any]:
             found.append(event.transfer)
         report(event)
 
-    service._report = note
+    service._report = note  # type: ignore[method-assign]
     return found
 
 

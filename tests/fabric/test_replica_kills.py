@@ -160,8 +160,7 @@ def test_a_worker_killed_with_what_it_folded_costs_a_seed_and_no_bound(tmp_path:
         watch, versions = Watch(server), remember(server)
         dying.tell("3")
         dying.hear("done")
-        window = replication(fabric)._windows["victim"]
-        assert len(window.members) == 3
+        wait_until(lambda: len(replication(fabric)._windows["victim"].members) == 3, "all three are folded")
         seeded = version_of(follower)
         dying.kill()
         steps(trainer, 2)

@@ -19,6 +19,7 @@ from mlfabric.protocol import (
     ModelVersion,
     PushRequested,
     Send,
+    Serve,
     ServerHolds,
     Tick,
     TransferEnd,
@@ -50,9 +51,9 @@ def seq(number: int, epoch: int = 1) -> int:
 
 
 def bare(instructions: list[Instruction]) -> list[Instruction]:
-    """Leave the reasons out; each must have one."""
+    """Leave the reasons out, each must have one, and how long models are planned to take."""
     assert all(i.reason for i in instructions), instructions
-    return [replace(i, reason="") for i in instructions]
+    return [replace(i, reason="", span_ns=0) if isinstance(i, Serve) else replace(i, reason="") for i in instructions]
 
 
 def member(name: str, role: Role, incarnation: int = 1, **fields) -> Member:

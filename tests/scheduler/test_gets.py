@@ -11,6 +11,7 @@ from mlfabric.protocol import (
     LinksReported,
     MemberSilent,
     Serve,
+    Tick,
     TransferEnd,
     WorkerHolds,
 )
@@ -43,6 +44,12 @@ def served(request, made, after=(), rate_bps=0):
 def test_a_lone_get_is_planned_at_once(stage):
     request = get("a")
     assert stage.ask(request) == served(request, 1)
+
+
+def test_a_server_is_told_how_long_a_get_is_planned_to_take(stage):
+    stage.tell(get("a"))
+    told = stage.state.handle(Tick(), stage.now_ns)
+    assert [i.span_ns for i in told if isinstance(i, Serve)] == [8 * MS]
 
 
 def test_gets_that_come_while_the_server_sends_are_planned_together_when_it_is_about_to_run_dry(stage):

@@ -11,7 +11,7 @@ import pytest
 from mlfabric.network import Network, down_link
 from mlfabric.protocol import Replicate
 from mlfabric.rules import MomentumAt, RuleKind, RuleSpec
-from mlfabric.scheduler import pushes
+from mlfabric.scheduler import planning, pushes
 from mlfabric.scheduler.planning import Batch, FabricState, Plan
 from mlfabric.scheduler.planning.problem import PlannerConfig
 from tests.scheduler.planning.twin import twin_network, twin_plan
@@ -46,7 +46,7 @@ class Planned:
 def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Planned]]:
     """The plans of updates that are made, with the network as it was then."""
     found: list[Planned] = []
-    planner = pushes.plan
+    planner = planning.plan
 
     def plan(batch: Batch, network: Network, state: FabricState, config: PlannerConfig) -> Any:
         before = network.copy()
@@ -84,7 +84,9 @@ def test_what_a_plan_sends_of_the_lead_is_reserved_as_planned(made: list[Planned
         stage.tell(push("a", counter, computed_from=1))
     stage.tell(push("b", 0, computed_from=1))
     found = stage.tick()
-    assert [pending.update for pending in made[-1].state.replica.pending] == [A]
+    replica = made[-1].state.replica
+    assert replica is not None
+    assert [pending.update for pending in replica.pending] == [A]
     assert [order.to for order in only(Replicate, found)] == ["a"]
     arrive_ns = made[-1].plan.replica_steps[0].arrive_ns
     assert stage.state.context.network.busy_until(down_link("h-r"), arrive_ns - 1) == arrive_ns

@@ -48,11 +48,15 @@ class Stage:
         budget_updates: int = 4,
         initialised: bool = True,
         mode: Mode = Mode.ASYNCHRONOUS,
+        weight_copies: int = 0,
+        shards: int = 1,
         **rule_fields,
     ) -> None:
-        self.spec = replace(SPEC, rule=RuleSpec(**rule_fields), mode=mode)
+        shard = 0 if shards > 1 else None
+        self.spec = replace(SPEC, rule=RuleSpec(**rule_fields), mode=mode, shards=shards, shard=shard)
         start = ServerHolds(server="s", spec=self.spec, version=ModelVersion(1, version), initialised=initialised)
-        self.state = ServerState(ServerConfig(name="s", receive_budget_bytes=budget_updates * SIZE), [start])
+        config = ServerConfig(name="s", receive_budget_bytes=budget_updates * SIZE, weight_copies=weight_copies)
+        self.state = ServerState(config, [start])
         self.now_ns = 0
 
     @property
@@ -129,7 +133,7 @@ def offer(name: TransferId, connection: int = 1, ticket: bytes = b"", **fields) 
     return act.Offered(connection=connection, transfer=name, ticket=ticket or str(name).encode(), **shown)
 
 
-def serve(name: GetId, ticket: bytes = b"", **fields) -> Serve:
+def serve(name: GetId, ticket: bytes = b"", version: ModelVersion | None = None, **fields) -> Serve:
     return Serve(
         to="s",
         get=name,
@@ -140,6 +144,7 @@ def serve(name: GetId, ticket: bytes = b"", **fields) -> Serve:
         after=fields.pop("after", ()),
         rate_bps=fields.pop("rate_bps", 0),
         reason="",
+        version=version,
     )
 
 

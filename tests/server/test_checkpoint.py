@@ -160,6 +160,8 @@ def test_plain_pytorch_reads_it(tmp_path: Path) -> None:
         "slack": 0,
         "server": "ps",
         "frozen_digest": "",
+        "shards": 1,
+        "shard": None,
     }
     assert set(content["history"]) == {"weight", "scale", "half", "double", "nothing"}
     linear = torch.nn.Linear(5, 3)

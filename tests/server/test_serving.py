@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from mlfabric.protocol import CancelServe, TransferEnd
 from mlfabric.server import actions as act
+from mlfabric.server.transfers import UNCLAIMED_NS
 from mlfabric.specs import RuleKind
 from tests.server.models import spec_of, step, store_of
 from tests.server.stage import (
+    SIZE,
     Stage,
     abandon,
     apply,
@@ -77,6 +81,18 @@ def test_a_get_waits_for_the_one_that_the_plan_puts_before_it(stage):
     assert stage.tell(act.GetServed(get=G, connection=1))[-1] == serving(H, 0, 2)
 
 
+def test_who_takes_much_longer_than_planned_keeps_nobody_waiting_any_more(stage):
+    stage.tell(replace(serve(G), span_ns=400_000_000))
+    stage.tell(serve(H, after=(G,)))
+    assert stage.tell(want(G, 1)) == [serving(G, 0, 1)]
+    assert stage.state.next_wakeup_ns() == UNCLAIMED_NS
+    assert stage.tell(want(H, 2)) == []
+    assert stage.state.next_wakeup_ns() == 510_000_000
+    assert stage.tick(0.509) == []
+    assert stage.tick(0.001) == [serving(H, 0, 2)]
+    assert stage.state.next_wakeup_ns() is None
+
+
 def test_two_gets_share_a_version(stage):
     for name, connection in ((G, 1), (H, 2)):
         stage.tell(serve(name))
@@ -113,25 +129,42 @@ def test_momentum_leaves_room_for_two_pinned_versions():
     assert stage.tell(want(H, 8)) == [serving(H, 1, 8)]
 
 
+@pytest.mark.parametrize("copies", [0, 3])
 @pytest.mark.parametrize(
     ("rule", "versions"),
     [({}, 1), ({"momentum": 0.9}, 2), ({"kind": RuleKind.ADAM}, 3)],
     ids=["plain", "momentum", "adam"],
 )
-def test_as_many_versions_are_pinned_as_the_store_can_hold(rule, versions):
-    stage, store, pinned = Stage(**rule), store_of(spec_of(**rule)), 0
-    for counter in range(5):
+def test_versions_are_pinned_until_all_copies_that_the_store_may_make_are_in_use(rule, versions, copies):
+    stage, store, pinned = Stage(weight_copies=copies, **rule), store_of(spec_of(**rule)), 0
+    for counter in range(10):
         name = get("g", counter)
         stage.tell(serve(name))
-        served = [type(a) for a in stage.tell(want(name, 10 + counter))] == [act.ServeModel]
-        assert served == (store.acquire() is not None)
-        pinned += served
-        if not served:
+        assert not stage.state.lacking_bytes()
+        if [type(a) for a in stage.tell(want(name, 10 + counter))] != [act.ServeModel]:
             break
+        pinned += 1
+        store.acquire()
         stage.bring(update("a", counter), counter, computed_from=counter)
         stage.step(update("a", counter))
         step(store, counter)
-    assert pinned == versions
+        memory = store.memory_bytes()
+        assert memory["copies"] <= copies * store.spec.layout.size_bytes
+    assert pinned == versions + copies
+    assert memory["copies"] == copies * store.spec.layout.size_bytes
+    assert stage.state.lacking_bytes() == SIZE
+    stage.tell(act.GetServed(get=get("g"), connection=10))
+    assert not stage.state.lacking_bytes()
+
+
+def test_a_get_of_a_newer_version_goes_on_beside_a_slow_one_if_there_is_a_copy():
+    stage = Stage(weight_copies=1)
+    stage.tell(serve(G))
+    stage.tell(want(G, 9))
+    stage.bring(A, 1)
+    stage.step(A)
+    stage.tell(serve(H))
+    assert stage.tell(want(H, 8)) == [serving(H, 1, 8)]
 
 
 def test_a_get_whose_connection_breaks_is_unpinned_and_reported(stage):

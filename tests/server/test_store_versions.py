@@ -23,7 +23,8 @@ from tests.server.models import bytes_of, draw, image_of, layout_of, spec_of, st
 def test_buffers_are_allocated_when_first_needed() -> None:
     size = layout_of().size_bytes
     store = store_of(spec_of(momentum=0.9))
-    assert store.memory_bytes() == {"model": size, "history": size, "total": 2 * size, "budget": 4 * size}
+    kinds = {"model": size, "copies": 0, "history": size, "total": 2 * size, "budget": 4 * size}
+    assert store.memory_bytes() == kinds
     step(store, 1)
     assert store.memory_bytes()["model"] == size
     held = store.acquire()
@@ -31,32 +32,35 @@ def test_buffers_are_allocated_when_first_needed() -> None:
     step(store, 2)
     assert store.memory_bytes()["model"] == 2 * size
     plain = store_of(spec_of())
-    assert plain.memory_bytes() == {"model": size, "history": 0, "total": size, "budget": 2 * size}
+    assert plain.memory_bytes() == {"model": size, "copies": 0, "history": 0, "total": size, "budget": 2 * size}
 
 
-@pytest.mark.parametrize(("momentum", "versions"), [(0.0, 1), (0.9, 2)])
-def test_as_many_versions_can_be_pinned_as_leave_a_buffer_for_the_next_commit(momentum: float, versions: int) -> None:
-    store = store_of(spec_of(momentum=momentum))
-    held = []
-    for seed in range(versions):
-        assert store.can_acquire()
+@pytest.mark.parametrize(("momentum", "kept"), [(0.0, 2), (0.9, 3)])
+def test_a_buffer_more_is_there_for_every_further_version_that_is_read_and_given_back_after(
+    momentum: float, kept: int
+) -> None:
+    store, size, held = store_of(spec_of(momentum=momentum)), layout_of().size_bytes, []
+    for seed in range(5):
         held.append(store.acquire())
         step(store, seed)
-    assert not store.can_acquire()
-    assert store.acquire() is None
-    assert isinstance(step(store, 8), StepResult)
-    first = held[0]
-    assert first is not None
-    store.release(first)
-    assert store.can_acquire()
+        memory = store.memory_bytes()
+        further = max(0, len(held) + 1 - kept)
+        assert memory["copies"] == further * size
+        assert memory["model"] == min(len(held) + 1, kept) * size + memory["copies"]
+        assert memory["budget"] == (2 + (momentum > 0) * 2 + further) * size
+    for reader in held:
+        assert reader is not None
+        store.release(reader)
+    assert store.memory_bytes()["copies"] == 0
+    assert store.memory_bytes()["model"] == kept * size
 
 
-def test_a_pinned_version_can_always_be_shared() -> None:
+def test_a_version_can_be_shared() -> None:
     store = store_of(spec_of())
     held = [store.acquire() for _ in range(5)]
     assert all(h is not None and h.version == 0 for h in held)
     step(store, 1)
-    assert store.acquire() is None
+    assert store.memory_bytes()["copies"] == 0
 
 
 def test_a_held_image_is_read_only() -> None:

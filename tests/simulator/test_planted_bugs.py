@@ -28,7 +28,7 @@ from mlfabric.simulator.worker import SimulatedWorker
 from mlfabric.specs import Mode
 from mlfabric.stepping import Coefficients
 from mlfabric.worker_daemon import actions as act
-from mlfabric.worker_daemon.state import DaemonState
+from mlfabric.worker_daemon.getting import Getting
 
 SEEDS = range(150)
 
@@ -95,8 +95,7 @@ def test_commits_in_the_order_of_arrival_are_caught(monkeypatch):
 
 
 def test_pins_that_are_ignored_are_caught(monkeypatch):
-    monkeypatch.setattr(Servings, "leaves_buffer_for_commit", lambda self, version: True)
-    monkeypatch.setattr(Servings, "_may_pin", lambda self, version: True)
+    monkeypatch.setattr(Servings, "may_pin", lambda self, version: True)
     monkeypatch.setattr(Servings, "validate", lambda self, version: None)
     caught("copies are pinned")
 
@@ -105,16 +104,17 @@ def test_a_worker_that_pushes_again_under_a_new_counter_is_caught(monkeypatch):
     take_in = SimulatedWorker._take_in
 
     def under_a_new_counter(self, event):
-        is_broken = isinstance(event, act.SendBroken) and event.update in self.state.pushes
-        if is_broken and self.state.pushes[event.update].request.kind is UpdateKind.GRADIENT:
-            request = self.state.pushes.pop(event.update).request
+        is_broken = isinstance(event, act.SendBroken) and event.update in self.state.pushing.parts
+        if is_broken and self.state.pushing.parts[event.update].request.kind is UpdateKind.GRADIENT:
+            request = self.state.pushing.parts.pop(event.update).request
+            del self.state.pushing.pushes[event.update]
             update = UpdateId(event.update.worker, event.update.incarnation, self._updates)
             self._updates += 1
             self.place.witness.truths[update] = self.place.witness.truths[event.update]
             self.place.witness.told[event.update] = None
-            for get in self.state.gets.values():
-                if get.request.after_update == event.update:
-                    get.request = replace(get.request, after_update=None)
+            for part in (part for get in self.state.getting.gets.values() for part in get.parts.values()):
+                if part.request.after_update == event.update:
+                    part.request = replace(part.request, after_update=None)
             event = act.PushCalled(request=replace(request, update=update))
         take_in(self, event)
 
@@ -158,23 +158,24 @@ def test_transfers_that_nobody_comes_for_are_caught(monkeypatch):
 
 def test_a_model_without_the_update_that_it_was_to_follow_is_caught(monkeypatch):
     def at_once(self, get):
-        if get.arrived is not None:
-            del self.gets[get.request.get]
-            yield act.Deliver(get=get.request.get, version=get.arrived, reason="it is here")
+        (version,) = get.versions()
+        if version is not None:
+            del self.gets[get.first.get]
+            yield act.Deliver(get=get.first.get, version=version, reason="it is here")
 
-    monkeypatch.setattr(DaemonState, "_deliver", at_once)
+    monkeypatch.setattr(Getting, "_deliver", at_once)
     caught("without")
 
 
 def test_two_steps_at_once_are_caught(monkeypatch):
-    def both(self):
+    def both(self, now_ns):
         yield from self._advance_sequence()
         yield from grants(self.incoming, self.spec.name, self._budget_bytes)
         if self.initialised and not self.incoming.applying():
-            yield from self.gets.advance(self.version, self.incoming.transfer_of)
+            yield from self.gets.advance(self.version, self.incoming.transfer_of, now_ns)
 
     monkeypatch.setattr(HostedModel, "advance", both)
-    caught("is applied")
+    caught("has no buffer")
 
 
 # Sums and modes

@@ -22,9 +22,10 @@ def within(updates: int, rule: RuleSpec = MOMENTUM, **often: float) -> Callable[
 
     def draw(seed: int) -> SimulationConfig:
         config = SimulationConfig.drawn_with_replicas(3000 + seed, mode=Mode.ASYNCHRONOUS)
-        bound = {"div_max": math.inf, "div_max_updates": updates, "rule": rule, "aggregators": 0}
         faults = replace(config.faults, **often)
-        return replace(config, **bound, workers=4, faults=faults)
+        return replace(
+            config, div_max=math.inf, div_max_updates=updates, rule=rule, aggregators=0, workers=4, faults=faults
+        )
 
     return draw
 

@@ -13,6 +13,7 @@ from mlfabric.protocol import (
     Commit,
     CommitsReported,
     Committed,
+    Conclude,
     Drop,
     Dropped,
     DropReason,
@@ -42,6 +43,8 @@ from mlfabric.protocol import (
     NotKept,
     Outcome,
     Peer,
+    Prepare,
+    Prepared,
     PushRequested,
     Reduce,
     ReduceFailed,
@@ -164,7 +167,16 @@ def a_spec(draw: st.DrawFn) -> ModelSpec:
     )
 
 
-specs = a_spec()
+@st.composite
+def a_part(draw: st.DrawFn) -> ModelSpec:
+    """A part of a model, or the whole that is cut."""
+    tensor = TensorSpec(name=draw(name), shape=(draw(st.integers(20, 99)),), dtype="float64")
+    shards = draw(st.integers(1, 5))
+    spec = ModelSpec(name=draw(name), layout=Layout((tensor,)), shards=shards)
+    return spec.of_shard(draw(st.integers(0, shards - 1))) if shards > 1 and draw(st.booleans()) else spec
+
+
+specs = a_spec() | a_part()
 members = st.builds(
     Member,
     name=name,
@@ -260,6 +272,16 @@ events: st.SearchStrategy[MemberEvent] = st.one_of(
         HeldBack, server=st.just(ME), model=text, transfers=several(transfer_ids), alone=st.booleans(), detail=text
     ),
     st.builds(NotKept, member=st.just(ME), model=text, term=u64, detail=text),
+    st.builds(
+        Prepared,
+        server=st.just(ME),
+        model=text,
+        unit=u64,
+        accepted=st.booleans(),
+        culprits=several(update_ids),
+        cause=st.none() | st.sampled_from(DropReason),
+        detail=text,
+    ),
 )
 me = st.just(ME)
 expects = st.builds(
@@ -325,6 +347,8 @@ serves = st.builds(
     after=several(get_ids),
     rate_bps=u64,
     reason=text,
+    version=st.none() | versions,
+    span_ns=u64,
 )
 sends = st.builds(
     Send, to=me, update=update_ids, receiver=text, address=text, seq=u64, ticket=ticket, rate_bps=u64, reason=text
@@ -387,6 +411,8 @@ instructions: st.SearchStrategy[Instruction] = st.one_of(
     st.builds(Release, to=me, model=text, term=u64, updates=several(update_ids), reason=text),
     st.builds(Logged, to=me, model=text, commits=several(commits), reason=text),
     st.builds(Unfollowed, to=me, model=text, reason=text),
+    st.builds(Prepare, to=me, model=text, unit=u64, transfers=some(transfer_ids), version=versions, reason=text),
+    st.builds(Conclude, to=me, model=text, unit=u64, commit=st.booleans(), reason=text),
     st.builds(CancelSum, to=me, model=text, sum=sum_ids, reason=text),
     st.builds(CancelHandOn, to=me, model=text, get=get_ids, reason=text),
     st.builds(MonitorAt, to=me, address=text, reason=text),

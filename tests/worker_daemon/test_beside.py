@@ -77,10 +77,23 @@ def test_training_through_it_is_training_as_in_a_thread(tmp_path: Path) -> None:
     assert segments() <= before
 
 
-def train(running: Fabric, model: object, rule: mlfabric.RuleSpec, address: str) -> None:
+def test_a_model_on_several_servers_is_trained_through_it_as_on_one(tmp_path: Path) -> None:
+    rule = mlfabric.RuleSpec(lr=0.1, momentum=0.9)
+    results = []
+    for servers in (1, 2):
+        with fabric() as running, daemon(running, tmp_path) as (_, address):
+            if servers > 1:
+                running.server(name="another")
+            model = small_model()
+            train(running, model, rule, address, servers)
+            results.append([p.detach().clone() for p in model.parameters()])
+    assert all(bool((a == b).all()) for a, b in zip(*results, strict=True))
+
+
+def train(running: Fabric, model: object, rule: mlfabric.RuleSpec, address: str, servers: int = 1) -> None:
     """Take ten steps with one worker."""
     settings = replace(running.settings("w0"), daemon=address)
-    with mlfabric.register_as_worker(model, rule=rule, settings=settings) as worker:  # type: ignore[arg-type]
+    with mlfabric.register_as_worker(model, rule=rule, servers=servers, settings=settings) as worker:  # type: ignore[arg-type]
         assert worker.tau_max == 2
         worker.get()
         for step in range(10):

@@ -243,7 +243,7 @@ def test_requests_say_below_which_counter_all_outcomes_are_known(stage):
     assert stage.push(4) == [asks(push(4, resolved_below=2))]
     for counter in (2, 3, 4):
         stage.tell(answered(counter, DONE))
-    assert stage.state.resolved_below() == 5
+    assert stage.state.pushing.resolved_below() == 5
 
 
 def test_pushing_under_a_counter_twice_is_a_broken_invariant(stage):

@@ -1,0 +1,67 @@
+"""What makes several servers, each with a part of a model, commit the same steps in the same order (paper, 10.2). Pure.
+
+A **unit** is what commits together: one push, or one iteration of a synchronous job. Every server that holds a part of
+the model prepares it, and only then all of them conclude it, in one way::
+
+    scheduler                       server of each part
+      Prepare(unit) ────────────────▶  first pass
+            ◀──────────────────────  Prepared(unit)
+      Conclude(unit, commit) ───────▶  commits or throws away
+            ◀──────────────────────  CommitsReported
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mlfabric.protocol.identities import DropReason, ModelVersion, TransferId, UpdateId
+
+__all__ = ["Conclude", "Prepare", "Prepared"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepare:
+    """Make the first pass of one step of a part: these transfers, which are all here, in this order; then say so.
+
+    Args:
+        unit: number of the unit, the same at all parts of the model; greater for later ones.
+        transfers: a lone update, a sum, or all transfers of an iteration.
+        version: that the step will make.
+    """
+
+    to: str
+    model: str
+    unit: int
+    transfers: tuple[TransferId, ...]
+    version: ModelVersion
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conclude:
+    """Commit the unit that was prepared, or throw the step away and keep what it was made of."""
+
+    to: str
+    model: str
+    unit: int
+    commit: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """The first pass is made; or it was refused, and changed nothing.
+
+    Args:
+        culprits: whose updates refuse it (not finite, delay above the bound); empty if no update is to blame.
+        cause: why the culprits' updates cannot be applied; None if accepted, or if no update is to blame.
+        detail: a refusal in words.
+    """
+
+    server: str
+    model: str
+    unit: int
+    accepted: bool
+    culprits: tuple[UpdateId, ...] = ()
+    cause: DropReason | None = None
+    detail: str = ""

@@ -1,0 +1,59 @@
+"""What the parts of a model that is cut are called, and what the plans of one part ask of the whole. Pure.
+
+Part i of push p is the update with counter ``p * n + i`` of the model ``<name>.shard<i>``; of gets likewise.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from mlfabric.protocol import Committed, GetId, UpdateId, UpdateKind
+from mlfabric.specs import ModelSpec
+
+__all__ = ["Whole", "name_of_whole", "part_of", "part_of_get", "whole_get_of", "whole_of"]
+
+
+class Whole(Protocol):
+    """A model that is cut, as the plans of one of its parts see it."""
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether every part is where it was placed and stands as the others do: something can be planned."""
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether every part has initial weights."""
+
+    def may_plan(self, part: UpdateId, kind: UpdateKind) -> bool:
+        """Tell whether a part of a push that waits may be planned now."""
+
+    def is_owed(self, part: UpdateId) -> bool:
+        """Tell whether other parts of this push are committed: nothing may come in the way of this one."""
+
+    def lost(self, part: UpdateId) -> Committed | None:
+        """Return how the push of this part was committed if it was lost since; else None."""
+
+
+def name_of_whole(spec: ModelSpec) -> str:
+    """Return the name of the model that a part belongs to; of a whole model its own."""
+    return spec.name if spec.shard is None else spec.name.removesuffix(f".shard{spec.shard}")
+
+
+def whole_of(part: UpdateId, shards: int) -> UpdateId:
+    """Return the push that a part belongs to, as an id counted in pushes."""
+    return part._replace(counter=part.counter // shards)
+
+
+def part_of(push: UpdateId, shard: int, shards: int) -> UpdateId:
+    """Return the id of one part of a push."""
+    return push._replace(counter=push.counter * shards + shard)
+
+
+def whole_get_of(part: GetId, shards: int) -> GetId:
+    """Return the get that a part belongs to, as an id counted in whole gets."""
+    return part._replace(counter=part.counter // shards)
+
+
+def part_of_get(get: GetId, shard: int, shards: int) -> GetId:
+    """Return the id of one part of a get."""
+    return get._replace(counter=get.counter * shards + shard)

@@ -1,0 +1,120 @@
+"""The simulated shell of a server that holds parts of models: steps are prepared, then committed or thrown away."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from mlfabric.protocol import TransferId, UpdateId, UpdateKind
+from mlfabric.server import actions as act
+from mlfabric.simulator.calls import Book
+from mlfabric.simulator.exact import Image
+from mlfabric.simulator.flows import Flows
+from mlfabric.simulator.lines import End
+from mlfabric.simulator.parts import PartStore, step_of
+from mlfabric.simulator.payloads import Feed, Payload, Way
+from mlfabric.simulator.server import STEP_NS, SimulatedServer
+from mlfabric.simulator.session import Listener
+from mlfabric.simulator.witness import Witness
+from mlfabric.simulator.world import World
+
+__all__ = ["PartServer"]
+
+
+class PartServer(SimulatedServer):
+    """One server."""
+
+    stores: dict[str, PartStore]  # type: ignore[assignment]
+
+    def __init__(
+        self, world: World, flows: Flows, scheduler: Listener, witness: Witness, book: Book, name: str
+    ) -> None:
+        super().__init__(world, flows, scheduler, witness, book, name)
+        self._sending: dict[int, act.ServeModel] = {}
+
+    def _do(self, action: act.Action) -> None:
+        match action:
+            case act.PrepareStep():
+                self._prepare(action)
+            case act.CommitStep():
+                delay_ns = self._world.pause_ns(STEP_NS)
+                self._world.later(delay_ns, f"{action.transfers} committed", lambda: self._commit(action))
+            case act.DiscardStep():
+                delay_ns = self._world.pause_ns(STEP_NS)
+                self._world.later(delay_ns, f"unit {action.unit} thrown away", lambda: self._discard(action))
+            case act.PinModel():
+                self.stores[action.model].pin(action.get, action.version.number)
+            case act.UnpinModel():
+                self.stores[action.model].unpin(action.get)
+            case act.CreateStore():
+                self._witness.rules[action.spec.name] = action.spec.rule
+                self.stores[action.spec.name] = PartStore(action.spec.rule)
+            case _:
+                super()._do(action)
+
+    def _prepare(self, action: act.PrepareStep) -> None:
+        incoming = self.state.models[action.model].incoming
+        group = [incoming.transfers[transfer] for transfer in action.transfers]
+        assert all(t.kind is UpdateKind.GRADIENT for t in group), f"initial weights are no unit: {action}"
+        members = tuple(m.update for t in group for m in t.members)
+        self._witness.begins(step_of(action), members, ())
+        images = [self.buffers.image(transfer) for transfer in action.transfers]
+        finite = [image for image in images if image is not None]
+        culprits = self._culprits(action, images)
+        delay_ns = self._world.pause_ns(STEP_NS)
+        if culprits:
+            refused = act.PrepareRefused(
+                model=action.model, unit=action.unit, detail="the step is not finite", culprits=culprits
+            )
+            self._world.later(delay_ns, f"{action.transfers} refused", lambda: self._take_in(refused))
+        else:
+            self.stores[action.model].prepare(action, members, finite)
+            prepared = act.StepPrepared(model=action.model, unit=action.unit)
+            self._world.later(delay_ns, f"{action.transfers} prepared", lambda: self._take_in(prepared))
+
+    def _culprits(self, action: act.PrepareStep, images: list[Image | None]) -> tuple[TransferId, ...]:
+        incoming = self.state.models[action.model].incoming
+        return tuple(
+            transfer
+            for transfer, image in zip(action.transfers, images, strict=True)
+            if image is None or any(self._witness.is_huge(m.update) for m in incoming.transfers[transfer].members)
+        )
+
+    def _commit(self, action: act.CommitStep) -> None:
+        prepared = self.stores[action.model].commit(action)
+        self._witness.commits(prepared.members, step_of(prepared.order))
+        expected = self._witness.weights(action.model, action.version.number)
+        members: tuple[UpdateId, ...] = prepared.members
+        assert self.stores[action.model].value == expected, f"{members} led to other weights than their steps do"
+        self._take_in(act.StepDone(model=action.model, transfers=action.transfers, step_norm=1.0))
+
+    def _discard(self, action: act.DiscardStep) -> None:
+        self.stores[action.model].discard()
+        self._take_in(act.StepDiscarded(model=action.model, unit=action.unit))
+
+    # Serving
+
+    def _serve(self, action: act.ServeModel) -> None:
+        line, store = self._lines.get(action.connection), self.stores[action.model]
+        if line is None:
+            store.unpin(action.get)
+            self._take_in(act.GetBroken(get=action.get, connection=action.connection, detail="the connection is gone"))
+            return
+        version, value = store.pinned(action.get)
+        assert version == action.version.number, f"{action}, but version {version} is pinned"
+        caller, size_bytes = line.caller, self.state.models[action.model].spec.layout.size_bytes
+        line.connection.send(End.NEAR, "MODEL", partial(caller.comes, action.version))
+        way = Way(source=self.host, destination=caller.host, towards=End.NEAR, pace_bps=action.rate_bps)
+        payload = Payload.whole((value,), size_bytes, caller.chunks)
+        self._sending[action.connection] = action
+        Feed(line.connection, way, payload, caller.payload, lambda: self._sent(action))
+
+    def _sent(self, action: act.ServeModel) -> None:
+        del self._sending[action.connection]
+        self.stores[action.model].unpin(action.get)
+        self._lines[action.connection].get = None
+        self._take_in(act.GetServed(get=action.get, connection=action.connection))
+
+    def _broke(self, number: int) -> None:
+        if (action := self._sending.pop(number, None)) is not None:
+            self.stores[action.model].unpin(action.get)
+        super()._broke(number)

@@ -1,0 +1,91 @@
+"""What really happened to a model that is cut: the witness of its parts, and of what all parts have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mlfabric.protocol import Committed, GetId, ModelVersion, Outcome, TransferId, UpdateId, UpdateKind
+from mlfabric.scheduler.state import SchedulerState
+from mlfabric.server.actions import ApplyStep, StepKind
+from mlfabric.simulator.witness import Oddity, Truth, Witness
+
+__all__ = ["PartWitness"]
+
+
+class PartWitness(Witness):
+    """Everything that really happened.
+
+    Args:
+        shards: how many parts the model has.
+    """
+
+    def __init__(self, shards: int) -> None:
+        super().__init__()
+        self.shards = shards
+        self._made: dict[int, frozenset[UpdateId]] = {}
+
+    def push_of(self, part: UpdateId) -> UpdateId:
+        """Return the push that a part belongs to."""
+        return part._replace(counter=part.counter // self.shards)
+
+    def parts_of(self, push: UpdateId) -> list[UpdateId]:
+        """Return the parts of a push."""
+        return [push._replace(counter=push.counter * self.shards + shard) for shard in range(self.shards)]
+
+    def begins(self, action: ApplyStep, members: Sequence[UpdateId], others: Sequence[TransferId]) -> None:
+        """Check that transfers may be applied together; parts have no order but that of the units."""
+        for update, tau in zip(members, self._delays(action, members), strict=True):
+            self._may_be_applied(update)
+            bound = self._bounds.get(action.model, 0)
+            assert 0 <= tau <= bound, f"{update} is applied with delay {tau}; the bound in force is {bound}"
+        workers = [update.worker for update in members]
+        assert len(set(workers)) == len(workers), f"a unit has two updates of one worker: {members}"
+
+    def commits(self, members: Sequence[UpdateId], action: ApplyStep) -> None:
+        """Note a step; the same pushes must make this version at all parts."""
+        pushes = frozenset(map(self.push_of, members))
+        made = self._made.setdefault(action.version.number, pushes)
+        assert made == pushes, f"version {action.version} is made of {pushes} at {action.model}; elsewhere of {made}"
+        for push in pushes:
+            odd = [part for part in self.parts_of(push) if self.truths[part].oddity is not Oddity.NONE]
+            assert not odd, f"{push} is committed at {action.model}; there is something wrong with {odd}"
+        self._steps.difference_update(self.truths[update].step for update in members)
+        if action.kind is StepKind.MEAN:
+            self.sums[len(members)] += 1
+        super().commits(members, action)
+
+    def learns_parts(self, push: UpdateId, outcome: Outcome) -> None:
+        """Check what the handle of a push resolves to: it holds for every part."""
+        for part in self.parts_of(push):
+            if self.truths[part].kind is UpdateKind.INITIAL:
+                self.told[part] = outcome  # one part may have its weights from another worker
+            else:
+                self.learns(part, outcome)
+
+    def delivers_parts(
+        self, get: GetId, model: str, version: ModelVersion, values: Sequence[int], after: UpdateId | None
+    ) -> None:
+        """Check that a get brought one version of every part, with its own push in it."""
+        for shard, value in enumerate(values):
+            part = None if after is None else self.parts_of(after)[shard]
+            self.delivers(get, f"{model}.shard{shard}", version, value, part)
+
+    def rested(self, state: SchedulerState) -> None:
+        """Check that nobody waits for others while nothing is under way; parts wait until all are asked for."""
+        for whole in state.wholes.values():
+            if whole.unit is not None or not (whole.is_settled and whole.has_weights) or whole.is_synchronous:
+                continue
+            ready = [push for push, known in whole.open.items() if known.turn and known.doomed is None]
+            assert not ready, f"{ready} are complete at all parts, and nothing is done with them"
+
+    def truth_of(self, push: UpdateId) -> Truth:
+        """Return what the first part of a push is."""
+        return self.truths[self.parts_of(push)[0]]
+
+    def committed(self) -> dict[int, set[str]]:
+        """Return by version which workers' pushes made it."""
+        found: dict[int, set[str]] = {}
+        for update, outcome in self.applied.items():
+            assert isinstance(outcome, Committed), "only commits are applied"
+            found.setdefault(outcome.version.number, set()).add(update.worker)
+        return found

@@ -1,0 +1,46 @@
+"""How a worker's updates and models are cut for the servers that hold them: names, byte ranges, views.
+
+A model on one server is one part. Part i of the push (or get) p of n parts has the counter p * n + i.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from mlfabric.protocol import GetId, UpdateId
+from mlfabric.specs import ModelSpec
+from mlfabric.worker_daemon.sending import Parcel
+
+__all__ = ["Shards"]
+
+NameT = TypeVar("NameT", UpdateId, GetId)
+
+
+class Shards:
+    """The parts of one model.
+
+    Args:
+        spec: of the whole model.
+    """
+
+    def __init__(self, spec: ModelSpec) -> None:
+        parts = [spec.of_shard(i) for i in range(spec.shards)] if spec.shards > 1 else [spec]
+        self.names = tuple(part.name for part in parts)
+        self.digests = tuple(part.layout.digest for part in parts)
+        self._ranges = spec.layout.ranges(spec.shards) if spec.shards > 1 else ((0, spec.layout.size_bytes),)
+
+    def whole(self, name: NameT) -> tuple[NameT, int]:
+        """Return the name of the whole that a push or get is part of, its first part's; and which part it is."""
+        part = name.counter % len(self.names)
+        return name._replace(counter=name.counter - part), part
+
+    def parcels(self, parcel: Parcel) -> tuple[Parcel, ...]:
+        """Cut an update; nothing is copied."""
+        if len(self.names) == 1:
+            return (parcel,)
+        cuts = zip(self._ranges, self.digests, strict=True)
+        return tuple(parcel.within(start, end, digest) for (start, end), digest in cuts)
+
+    def buffers(self, image: memoryview) -> tuple[memoryview, ...]:
+        """Cut the memory that a model is received in."""
+        return tuple(image[start:end] for start, end in self._ranges)

@@ -1,0 +1,156 @@
+"""A model on three servers, every member a process: what is killed, what is told to end, and what the logs say then."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from mlfabric.launch.ports import free_port
+from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc
+from tests.fabric.harness import wait_until
+
+pytestmark = pytest.mark.processes
+
+SERVERS = 3
+TRAIN = """
+    import torch
+    import mlfabric
+
+    weights = {name: torch.zeros(size, requires_grad=True) for name, size in (("a", 60_000), ("b", 7))}
+    with mlfabric.register_as_worker(weights, rule=mlfabric.RuleSpec(lr=1.0), tau_max=8, servers=3) as worker:
+        while True:
+            version = worker.get().number
+            assert all(bool((tensor == version).all()) for tensor in weights.values()), f"version {version} is torn"
+            for tensor in weights.values():
+                tensor.grad = torch.full_like(tensor, -1.0)
+            worker.push()
+            print(version, flush=True)
+"""
+
+
+class Processes:
+    """Scheduler, servers and workers."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.port = free_port("127.0.0.1")
+        self.address = f"127.0.0.1:{self.port}"
+        self.script = folder / "train.py"
+        self.script.write_text(textwrap.dedent(TRAIN))
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+        self._stack = ExitStack()
+
+    def scheduler(self) -> None:
+        self._start("scheduler", "-m", "mlfabric", "scheduler", "--port", str(self.port), "--silence", "1")
+
+    def server(self, i: int, *arguments: str) -> None:
+        name = f"server-{i}"
+        place = ("--scheduler", self.address, "--name", name, "--checkpoint-dir", str(self.folder / name))
+        self._start(name, "-m", "mlfabric", "server", *place, *arguments)
+
+    def worker(self, name: str) -> None:
+        environment = {"MLFABRIC_SCHEDULER": self.address, "MLFABRIC_NAME": name}
+        self._start(name, str(self.script), environment=environment)
+
+    def _start(self, name: str, *arguments: str, environment: dict[str, str] | None = None) -> None:
+        log = self._stack.enter_context((self.folder / f"{name}.log").open("ab"))
+        process = subprocess.Popen(
+            [sys.executable, *arguments],
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.getcwd(), **(environment or {})},
+            stdout=log,
+            stderr=log,
+        )
+        self._stack.callback(self._reap, process)
+        self.running[name] = process
+
+    @staticmethod
+    def _reap(process: subprocess.Popen[bytes]) -> None:
+        process.kill()
+        process.wait()
+
+    def kill(self, name: str) -> None:
+        self._reap(self.running[name])
+
+    def end(self, name: str, code: int) -> None:
+        """Tell a process to end, and wait until it has."""
+        self.running[name].send_signal(signal.SIGTERM)
+        assert self.running[name].wait(30) == code, self.log(name)
+
+    def log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text()
+
+    def version(self) -> int:
+        """Return the newest version that a worker that trains has printed."""
+        return max((int(line) for line in self.log("steady").splitlines() if line.isdecimal()), default=0)
+
+    def go_on(self) -> None:
+        """Wait until the worker that stays has seen some more versions."""
+        wanted = self.version() + 5
+        wait_until(lambda: self.version() >= wanted or self.running["steady"].poll() is not None, "training goes on")
+        assert self.running["steady"].poll() is None, self.log("steady")
+
+    def status(self) -> Any:
+        """Return the status, None while nobody answers."""
+        with grpc.insecure_channel(self.address) as channel:
+            try:
+                return fabric_pb2_grpc.FabricServiceStub(channel).GetStatus(fabric_pb2.GetStatusRequest(), timeout=5)
+            except grpc.RpcError:
+                return None
+
+    def commits(self) -> list[list[tuple[str, int, int]]]:
+        """Return each shard's commit log as pushes: worker, incarnation, place among the worker's pushes."""
+        found = []
+        for path in sorted(self.folder.rglob("*.commits.jsonl"), key=lambda path: path.name):
+            rows = [json.loads(line) for line in path.read_text().splitlines()]
+            found.append([(u[0], u[1], u[2] // SERVERS) for row in rows for u in row["updates"]])
+        return found
+
+    def close(self) -> None:
+        self._stack.close()
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[Processes]:
+    processes = Processes(tmp_path)
+    processes.scheduler()
+    for i in range(SERVERS):
+        processes.server(i)
+    try:
+        yield processes
+    finally:
+        processes.close()
+
+
+def test_whoever_dies_or_ends_no_get_is_torn_and_all_servers_commit_the_same(processes: Processes) -> None:
+    processes.worker("steady")
+    processes.worker("victim")
+    processes.go_on()
+    wait_until(lambda: "\n2" in processes.log("victim"), "both train")
+    processes.kill("victim")
+    processes.go_on()
+    processes.kill("scheduler")
+    processes.scheduler()
+    processes.go_on()
+    processes.worker("victim")
+    processes.end("server-1", 0)
+    processes.server(1, "--resume")
+    processes.go_on()
+    for name in ("steady", "victim"):
+        processes.end(name, 128 + signal.SIGTERM)
+    for i in range(SERVERS):
+        processes.end(f"server-{i}", 0)
+    first, *others = processes.commits()
+    assert len(first) > 20
+    assert len(set(first)) == len(first)
+    assert others == [first, first]

@@ -1,0 +1,185 @@
+"""A scheduler on a stage with a model that is cut into two parts, on the servers ``s0`` and ``s1``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mlfabric.protocol import (
+    AppliedIds,
+    Commit,
+    CommitsReported,
+    Conclude,
+    DropReason,
+    GetId,
+    GetRequested,
+    InitialReceived,
+    Instruction,
+    ModelVersion,
+    Prepare,
+    Prepared,
+    PushRequested,
+    ServerHolds,
+    TransferEnd,
+    TransferEnded,
+    UpdateId,
+)
+from mlfabric.scheduler.sharded import ShardedModel
+from mlfabric.specs import Mode, ModelSpec
+from tests.scheduler.stage import LAYOUT, Stage, push
+
+Told = list[Instruction]
+CUT = ModelSpec(name="net", layout=LAYOUT, tau_max=4, shards=2)
+PARTS = [replace(CUT.of_shard(shard), server="") for shard in range(2)]
+
+
+def spec_of(mode: Mode) -> ModelSpec:
+    return replace(CUT, mode=mode, tau_max=None)
+
+
+class ShardStage(Stage):
+    """One scheduler, two servers, and the clock."""
+
+    @property
+    def whole(self) -> ShardedModel:
+        return self.state.wholes["net"]
+
+    def begin(self, *workers: str, version: int = 0, spec: ModelSpec = CUT) -> ShardStage:
+        """Let two servers and workers join; the model has weights."""
+        for server in ("s0", "s1"):
+            self.server(server)
+        for name in workers:
+            self.worker(name, spec=spec)
+        for shard in range(2):
+            at = ModelVersion(1, version)
+            self.tell(InitialReceived(server=f"s{shard}", model=f"net.shard{shard}", version=at))
+        return self
+
+    def asks(self, worker: str, number: int = 0, computed_from: int = 0, parts: tuple[int, ...] = (0, 1)) -> Told:
+        """Let a worker ask to push, part by part."""
+        out: Told = []
+        for shard in parts:
+            out += self.ask(part_push(worker, number, shard, computed_from))
+        return out
+
+    def arrives(self, worker: str, number: int = 0, parts: tuple[int, ...] = (0, 1)) -> Told:
+        """Let parts of a push be with their servers."""
+        out: Told = []
+        for shard in parts:
+            out += self.ask(ended(shard, part(worker, number, shard), TransferEnd.RECEIVED))
+        return out
+
+    def pushes_all(self, worker: str, number: int = 0, computed_from: int = 0) -> Told:
+        return self.asks(worker, number, computed_from) + self.arrives(worker, number)
+
+    def prepares(self, number: int = 1, parts: tuple[int, ...] = (0, 1)) -> Told:
+        """Let servers prepare the unit of this number."""
+        out: Told = []
+        for shard in parts:
+            out += self.ask(prepared(shard, number))
+        return out
+
+    def commits(self, *pushes: tuple[str, int], version: int = 1, parts: tuple[int, ...] = (0, 1)) -> Told:
+        """Let servers report that pushes made a version."""
+        out: Told = []
+        for shard in parts:
+            made = tuple(
+                Commit(update=part(w, n, shard), version=ModelVersion(1, version), tau=0, lr=0.1, step_norm=1.0)
+                for w, n in pushes
+            )
+            out += self.ask(CommitsReported(server=f"s{shard}", model=f"net.shard{shard}", commits=made))
+        return out
+
+    def whole_way(self, worker: str, number: int = 0, version: int = 1, unit: int = 1) -> Told:
+        """Push, and commit at both parts."""
+        self.pushes_all(worker, number, version - 1)
+        self.prepares(unit)
+        return self.commits((worker, number), version=version)
+
+    def gets(self, worker: str, number: int = 0, parts: tuple[int, ...] = (0, 1), after: int | None = None) -> Told:
+        out: Told = []
+        for shard in parts:
+            out += self.ask(part_get(worker, number, shard, after))
+        return out
+
+
+def unit(number: int = 1, epoch: int = 1) -> int:
+    return (epoch << 22) + number
+
+
+def part(worker: str, number: int, shard: int, incarnation: int = 1) -> UpdateId:
+    return UpdateId(worker, incarnation, 2 * number + shard)
+
+
+def part_push(worker: str, number: int, shard: int, computed_from: int = 0, **fields) -> PushRequested:
+    plain = push(worker, 2 * number + shard, computed_from, size_bytes=PARTS[shard].layout.size_bytes, **fields)
+    return replace(plain, model=f"net.shard{shard}")
+
+
+def part_get(worker: str, number: int, shard: int, after: int | None = None) -> GetRequested:
+    return GetRequested(
+        get=GetId(worker, 1, 2 * number + shard),
+        model=f"net.shard{shard}",
+        min_version=ModelVersion(0, 0),
+        after_update=None if after is None else part(worker, after, shard),
+    )
+
+
+def ended(
+    shard: int, name: UpdateId | GetId, end: TransferEnd, cause: DropReason | None = None, by: str = ""
+) -> TransferEnded:
+    return TransferEnded(
+        member=by or f"s{shard}", model=f"net.shard{shard}", transfer=name, end=end, cause=cause, detail="told so"
+    )
+
+
+def prepared(shard: int, number: int = 1, epoch: int = 1) -> Prepared:
+    return Prepared(server=f"s{shard}", model=f"net.shard{shard}", unit=unit(number, epoch), accepted=True)
+
+
+def refused(shard: int, *culprits: UpdateId, cause: DropReason | None = None, number: int = 1) -> Prepared:
+    return Prepared(
+        server=f"s{shard}",
+        model=f"net.shard{shard}",
+        unit=unit(number),
+        accepted=False,
+        culprits=culprits,
+        cause=cause,
+        detail="no",
+    )
+
+
+def prepare(shard: int, *pushes: tuple[str, int], version: int = 1, number: int = 1, epoch: int = 1) -> Prepare:
+    return Prepare(
+        to=f"s{shard}",
+        model=f"net.shard{shard}",
+        unit=unit(number, epoch),
+        transfers=tuple(part(w, n, shard) for w, n in pushes),
+        version=ModelVersion(1, version),
+        reason="",
+    )
+
+
+def conclude(shard: int, commit: bool = True, number: int = 1, epoch: int = 1) -> Conclude:
+    return Conclude(to=f"s{shard}", model=f"net.shard{shard}", unit=unit(number, epoch), commit=commit, reason="")
+
+
+def part_holds(shard: int, version: int, *made: tuple[str, int, int], received: tuple[UpdateId, ...] = ()):
+    """Return what a server says of its part; ``made`` are worker, push and version."""
+    workers = sorted({worker for worker, _, _ in made})
+    applied = tuple(
+        AppliedIds(
+            worker=worker,
+            incarnation=1,
+            low=0,
+            recent=tuple((2 * n + shard, ModelVersion(1, v), 0) for w, n, v in made if w == worker),
+        )
+        for worker in workers
+    )
+    return ServerHolds(
+        server=f"s{shard}",
+        spec=PARTS[shard],
+        version=ModelVersion(1, version),
+        initialised=True,
+        applied=applied,
+        received=received,
+    )

@@ -1,0 +1,166 @@
+"""Models that are cut, in virtual time: whatever breaks, all parts make the same steps, and no get is torn."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from mlfabric.protocol import Prepared
+from mlfabric.scheduler.planning import Shape
+from mlfabric.scheduler.shard_gets import ShardGets
+from mlfabric.scheduler.shard_table import ShardTable
+from mlfabric.scheduler.shard_units import ShardUnits, Stage
+from mlfabric.server.shard import ShardModel
+from mlfabric.simulator import CALM, FaultRates, Simulation, SimulationConfig
+from mlfabric.simulator.part_witness import PartWitness
+from mlfabric.specs import Mode
+
+EVENTS = 1500
+MODES = [Mode.ASYNCHRONOUS, Mode.SYNCHRONOUS, Mode.STALE_SYNCHRONOUS]
+SEEDS = range(40)
+
+
+def hectic(seed: int, mode: Mode = Mode.ASYNCHRONOUS) -> SimulationConfig:
+    """Return a fabric whose scheduler and servers are away again and again in the middle of commits."""
+    faults = FaultRates(
+        scheduler_hz=5.0,
+        server_stream_hz=4.0,
+        worker_stream_hz=1.0,
+        crash_hz=1.0,
+        connection_hz=1.0,
+        outcome_lost=0.1,
+        late=0.05,
+        repeated=0.05,
+        odd=0.05,
+    )
+    return SimulationConfig(
+        seed=seed,
+        workers=3,
+        servers=3,
+        shards=3,
+        mode=mode,
+        in_flight=1 if mode is Mode.SYNCHRONOUS else 2,
+        model_bytes=12_000,
+        compute_ns=2_000_000,
+        latency_ns=1_000_000,
+        notice_ns=1_000_000,
+        silence_ns=2_000_000_000,
+        faults=faults,
+    )
+
+
+def witness_of(simulation: Simulation) -> PartWitness:
+    assert isinstance(simulation.witness, PartWitness)
+    return simulation.witness
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("seed", range(8))
+def test_all_parts_make_the_same_steps_whatever_breaks(seed, mode):
+    summary = Simulation(SimulationConfig.drawn_with_shards(seed, mode=mode)).run(EVENTS)
+    assert summary.events >= EVENTS
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("seed", range(4))
+def test_all_parts_make_the_same_steps_where_the_scheduler_and_servers_are_away_in_mid_commit(seed, mode):
+    Simulation(hectic(seed, mode)).run(EVENTS)
+
+
+def test_storms_leave_units_half_committed_and_they_are_rolled_forward(monkeypatch):
+    opened = Counter[bool]()
+    begin = ShardUnits._open_unit
+
+    def counted(self, pushes, version, stages):
+        opened[Stage.COMMITTED in stages] += 1
+        begin(self, pushes, version, stages)
+
+    monkeypatch.setattr(ShardUnits, "_open_unit", counted)
+    for seed in range(12):
+        Simulation(hectic(seed)).run(EVENTS)
+    assert opened[True] >= 2
+    assert opened[False] >= 20
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_in_calm_weather_every_push_is_committed_at_every_part(mode):
+    config = SimulationConfig(seed=3, workers=2, servers=3, shards=3, mode=mode, in_flight=1)
+    simulation = Simulation(config)
+    summary = simulation.run(EVENTS)
+    assert not summary.dropped
+    assert summary.unheard == 0
+    by_part = Counter(update.counter % 3 for update in witness_of(simulation).applied)
+    assert by_part[0] == by_part[1] == by_part[2] > 10
+
+
+def test_parts_are_summed_on_their_way_in_synchronous_training():
+    groups = Counter[tuple[Shape, int]]()
+    for seed in range(3):
+        config = SimulationConfig.drawn_with_shards(seed, CALM, Mode.SYNCHRONOUS)
+        simulation = Simulation(replace(config, workers=6, aggregators=2, server_share=0.2, most_updates=0))
+        simulation.run(EVENTS)
+        groups += simulation.scheduler.state.count.groups
+    assert any(members > 1 for _, members in groups)
+
+
+# Bugs planted on purpose
+
+
+def caught(expected: str, draw=hectic, mode: Mode = Mode.ASYNCHRONOUS) -> None:
+    """Play storms until one fails with ``expected`` in what it says."""
+    said = []
+    for seed in SEEDS:
+        try:
+            Simulation(draw(seed, mode)).run(EVENTS)
+        except AssertionError as error:
+            said.append(str(error)[:200])
+            if expected in said[-1]:
+                return
+    pytest.fail(f"none of {len(SEEDS)} seeds noticed; they said {said}")
+
+
+def test_a_scheduler_that_does_not_roll_forward_is_caught(monkeypatch):
+    monkeypatch.setattr(ShardUnits, "_compare_parts", lambda self: None)
+    caught("and no open unit")
+
+
+def test_a_drop_that_stays_at_one_part_is_caught(monkeypatch):
+    monkeypatch.setattr(ShardTable, "_take_refusals", lambda self: None)
+    caught("waits for ever")
+
+
+def test_a_unit_that_is_decided_by_its_first_part_is_caught(monkeypatch):
+    prepared = ShardUnits.prepared
+
+    def hasty(self, event: Prepared, shard: int, now_ns: int):
+        unit = self.unit
+        if unit is not None and unit.number == event.unit and event.accepted:
+            for other, stage in enumerate(unit.stages):
+                if stage is Stage.PREPARING:
+                    unit.stages[other] = Stage.PREPARED
+            return
+        yield from prepared(self, event, shard, now_ns)
+
+    monkeypatch.setattr(ShardUnits, "prepared", hasty)
+    caught("there is something wrong with")
+
+
+def test_a_get_that_is_served_while_a_unit_is_open_is_caught(monkeypatch):
+    serve_gets = ShardGets._serve_gets
+
+    def at_any_time(self):
+        unit, self.unit = self.unit, None
+        yield from serve_gets(self)
+        self.unit = unit
+
+    def pin_what_is_there(self, get):
+        known = self.gets.gets.get(get)
+        if known is not None and known.plan.version is not None and self.gets.pinned_for(get) is None:
+            yield from self.gets.pin(get, known.plan.version)
+        return True
+
+    monkeypatch.setattr(ShardGets, "_serve_gets", at_any_time)
+    monkeypatch.setattr(ShardModel, "_pin", pin_what_is_there)
+    caught("is pinned at version")
