@@ -65,12 +65,10 @@ class Pushes(Arranging):
         update = event.update
         self.settled.forget_below(update, event.resolved_below)
         planned = self.planned.get(update)
-        if self.settled.is_over(update):
-            return
+        if self.settled.is_over(update) or (self.whole is not None and self.whole.lost(update) is not None):
+            return  # its worker knows the outcome, or the whole answers it
         if event.kind is UpdateKind.GRADIENT and update not in self.settled:
             self.clocks.ask(update)
-        if self.whole is not None and self.whole.lost(update) is not None:
-            return  # the whole answers it
         if (outcome := self.settled.get(update)) is not None:
             yield Resolve(to=update.worker, update=update, outcome=outcome, reason="it was settled before")
         elif planned is not None and not planned.voided:

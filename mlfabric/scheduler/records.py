@@ -275,8 +275,8 @@ class SettledUpdates:
             for old in [c for c in known if c < counter]:
                 del known[old]
 
-    def forget_worker(self, worker: str) -> None:
-        """Forget a worker that will not ask any more."""
+    def forget_worker(self, worker: str, keeps: int | None = None) -> None:
+        """Forget a worker that will not ask any more, but not its incarnation ``keeps``."""
         for table in (self._by_worker, self._low):
-            for key in [k for k in table if k[0] == worker]:
+            for key in [k for k in table if k[0] == worker and k[1] != keeps]:
                 del table[key]

@@ -1,8 +1,8 @@
 """The gets of a model that is cut: all parts of one are served at one version, or none is. Pure.
 
 A get waits until its worker has asked for every part of it, its update (if any) is settled at all of them or was lost,
-and the mode does not hold it back; then all parts are served in one go, between two units, at the version that all have made. A
-worker whose get broke asks for every part again.
+and the mode does not hold it back; then all parts are served in one go, between two units, at the version that all have
+made. A worker whose get broke asks for every part again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from mlfabric.protocol import GetId, GetRequested, Instruction, TransferEnded
 from mlfabric.scheduler.context import Context
 from mlfabric.scheduler.modes import Standing
 from mlfabric.scheduler.parts import part_of, part_of_get, whole_get_of, whole_of
-from mlfabric.scheduler.shard_units import ShardUnits
+from mlfabric.scheduler.shard_levels import ShardLevels
 
 __all__ = ["OpenGet", "ShardGets"]
 
@@ -33,7 +33,7 @@ class OpenGet:
     is_served: bool = False
 
 
-class ShardGets(ShardUnits):
+class ShardGets(ShardLevels):
     """The parts of a model, the open unit, and the gets."""
 
     def __init__(self, context: Context, name: str, count: int) -> None:
@@ -108,16 +108,17 @@ class ShardGets(ShardUnits):
     def _is_due(self, known: OpenGet) -> bool:
         requests = known.asked.values()
         after = {whole_of(r.after_update, self.count) for r in requests if r.after_update is not None}
-        if any(push in self.open and push not in self._lost for push in after) or any(r.min_version > self.version for r in requests):
+        if any(push in self.open and push not in self._lost for push in after):
+            return False
+        if any(r.min_version > self.version for r in requests):
             return False
         return not self._holds_back(known)
 
     def _holds_back(self, known: OpenGet) -> str:
-        reasons = (
-            self.parts[shard].pushes.policy.holds_back(request, self._standing(shard))
-            for shard, request in known.asked.items()
-        )
-        return next((reason for reason in reasons if reason), "")
+        """Say why the mode holds a get back: by the first part, as the clocks of all parts never move at once."""
+        if (request := known.asked.get(0)) is None:
+            return ""
+        return self.tables[0].policy.holds_back(request, self._standing(0))
 
     def _standing(self, shard: int) -> Standing:
         """Return what the mode decides by; an iteration is what has been fixed for all parts."""

@@ -67,7 +67,7 @@ class ShardTable:
         self._now_ns = 0
         self._orphans: dict[str, int] = {}
         self._initial: set[UpdateId] = set()
-        self._leaving: set[str] = set()
+        self._leaving: dict[str, int | None] = {}
         self._lost: set[UpdateId] = set()
         self._has_doomed = False
         self._changed: set[UpdateId] | None = None
@@ -192,6 +192,8 @@ class ShardTable:
         self.roster.discard(push)
         self._has_doomed = True
         self._note_change(push)
+        for _, pushes, part in self._parts_of(push):
+            pushes.clocks.settle(part)
 
     def _take_refusals(self) -> None:
         """Doom what was dropped at a part since the last time."""
@@ -266,9 +268,10 @@ class ShardTable:
         """Forget what a worker that is gone will not ask for, once all its pushes have an outcome at all parts."""
         if any(push.worker == worker for push in self.open):
             return
-        self._leaving.discard(worker)
+        left, record = self._leaving.pop(worker), self._context.members.get(worker)
+        present = None if record is None or record.member.incarnation == left else record.member.incarnation
         for pushes in self.tables:
-            pushes.settled.forget_worker(worker)
+            pushes.settled.forget_worker(worker, keeps=present)
 
     def _is_gone(self, push: UpdateId) -> bool:
         """Tell whether the worker of a push will not send it any more; one that is not known has time to come back."""

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from mlfabric.protocol import (
-    Committed,
     CommitsReported,
+    Committed,
     Conclude,
     Dropped,
     DropReason,
@@ -31,7 +31,6 @@ from mlfabric.protocol import (
     UpdateKind,
 )
 from mlfabric.scheduler.context import SEQ_BITS, Context
-from mlfabric.scheduler.modes.asynchronous import least_workers
 from mlfabric.scheduler.parts import part_of, whole_of
 from mlfabric.scheduler.shard_table import ShardTable
 
@@ -155,6 +154,8 @@ class ShardUnits(ShardTable):
         unit.is_lost |= was in ended and not is_made and self._transfers(shard, unit.pushes) is None
         if not unit.is_decided or not ended & set(unit.stages):
             yield from self._give_up(f"{holds.server} came back")
+            if was in (Stage.PREPARING, Stage.PREPARED):  # it knows nothing of it, unless it says twice what it holds
+                yield self._conclude(shard, unit, False, f"{holds.server} came back")
             for push in unit.pushes if unit.is_lost else ():
                 if push in self.open:
                     self._lose(push, self._as_made(push, unit))
@@ -222,6 +223,8 @@ class ShardUnits(ShardTable):
         pushes = self.parts[shard].pushes
         retries = self._retry_ns is not None and now_ns < self._retry_ns
         if retries or pushes.awaited or not self._context.is_here(pushes.server):
+            return
+        if pushes.version.number != unit.version.number - 1:
             return
         transfers = self._transfers(shard, unit.pushes)
         if transfers is None:
@@ -317,65 +320,6 @@ class ShardUnits(ShardTable):
             detail = f"computed from version {computed_from.number}; {self.name} is at version {number}"
             self._doom(push, Dropped(cause=DropReason.DEADLINE_PAST, detail=detail))
         return computed_from.number == number and self._is_asked(push)
-
-    # Parts that are not alike
-
-    def _compare_parts(self) -> None:
-        """Find out whether parts stand alike, can be brought to, or are torn."""
-        self.torn = ""
-        if not self.is_known:
-            return
-        if self.unit is not None:
-            self.torn = self._lacking(self.unit)
-            return
-        numbers = [pushes.version.number for pushes in self.tables]
-        newest = max(numbers)
-        made = next((self._made.get(i, {}).get(newest) for i in range(self.count) if numbers[i] == newest), None)
-        if min(numbers) == newest:
-            self.torn = self._words() if newest and not self.has_weights else ""
-            self._level_epochs()
-            self._find_lost()
-        elif newest - min(numbers) > 1 or not made or not self.has_weights:
-            self.torn = self._words()
-        else:
-            stages = [Stage.COMMITTED if number == newest else Stage.NEW for number in numbers]
-            self._open_unit(tuple(sorted(made)), ModelVersion(self.version.epoch, newest), stages)
-            for pushes in self.tables:
-                if self.spec.tau_max is None:
-                    pushes.most_workers = max(pushes.most_workers, least_workers(max(made.values())))
-
-    def _find_lost(self) -> None:
-        """Find what was committed at a part, and is open at another although all stand alike: it was rolled back."""
-        for push in [] if self.torn else [p for p in self.open if p not in self._initial and p not in self._lost]:
-            outcome = self._committed(push)
-            if outcome is not None and not self._is_over(push):
-                self._lose(push, outcome)
-
-    def _lacking(self, unit: Unit) -> str:
-        """Say which part of a unit that is committed elsewhere will never come; "" if all may come."""
-        for shard, stage in enumerate(unit.stages):
-            pushes = self.parts[shard].pushes
-            if not unit.is_decided or stage is not Stage.NEW:
-                continue
-            if pushes.version.number < unit.version.number - 1:
-                return self._words()
-            for part in (part_of(push, shard, self.count) for push in unit.pushes):
-                planned = pushes.planned.get(part)
-                is_there, push = planned is not None and planned.received, whole_of(part, self.count)
-                if not is_there and (part in pushes.settled or pushes.settled.is_over(part) or self._is_gone(push)):
-                    return self._words()
-        return ""
-
-    def _words(self) -> str:
-        rows = ", ".join(
-            f"part {i} at {pushes.server} "
-            + (f"at version {pushes.version.number}" if pushes.initialised else "without weights")
-            for i, pushes in enumerate(self.tables)
-        )
-        return (
-            f"{self.name} is torn: {rows}, and what is between them is lost; "
-            "stop all servers, and start them from checkpoints of one version"
-        )
 
     def validate_units(self) -> None:
         """Check what must hold after every event; a violation is a broken invariant."""

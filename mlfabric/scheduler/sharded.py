@@ -110,7 +110,8 @@ class ShardedModel(ShardGets):
 
     def forget_worker(self, worker: str) -> None:
         """Forget the outcomes of a worker that will not ask any more, once all its pushes have one at all parts."""
-        self._leaving.add(worker)
+        record = self._context.members.get(worker)
+        self._leaving[worker] = None if record is None else record.member.incarnation
         self._forget_outcomes(worker)
 
     def advance(self, now_ns: int) -> Iterator[Instruction]:

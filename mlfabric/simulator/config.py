@@ -30,6 +30,7 @@ class FaultRates:
         outcome_lost: share of answers to an update whose connection breaks just before they arrive.
         odd: share of updates that ought to be refused: NaN, wrong size or layout, a version of the future, changed.
         replica_stream_hz: how often a replica's stream breaks.
+        rollback_hz: how often all servers of a model that is cut die, and go on from checkpoints of one older version.
         replica_hz: how often a replica's process dies; most come back, with nothing, or another one takes their place.
         away: share of attempts to join again that are made only after a second or so.
     """
@@ -48,6 +49,7 @@ class FaultRates:
     odd: float = 0.0
     replica_stream_hz: float = 0.0
     replica_hz: float = 0.0
+    rollback_hz: float = 0.0
     away: float = 0.0
 
 

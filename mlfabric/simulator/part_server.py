@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 
-from mlfabric.protocol import TransferId, UpdateId, UpdateKind
+from mlfabric.protocol import ModelVersion, TransferId, UpdateId, UpdateKind
 from mlfabric.server import actions as act
+from mlfabric.server.state import ServerConfig, ServerState
 from mlfabric.simulator.calls import Book
 from mlfabric.simulator.exact import Image
 from mlfabric.simulator.flows import Flows
 from mlfabric.simulator.lines import End
-from mlfabric.simulator.parts import PartStore, step_of
+from mlfabric.simulator.parts import Checkpoint, PartStore, step_of
 from mlfabric.simulator.payloads import Feed, Payload, Way
 from mlfabric.simulator.server import STEP_NS, SimulatedServer
 from mlfabric.simulator.session import Listener
@@ -18,6 +21,8 @@ from mlfabric.simulator.witness import Witness
 from mlfabric.simulator.world import World
 
 __all__ = ["PartServer"]
+
+CHECKPOINT_EVERY = 4
 
 
 class PartServer(SimulatedServer):
@@ -30,6 +35,26 @@ class PartServer(SimulatedServer):
     ) -> None:
         super().__init__(world, flows, scheduler, witness, book, name)
         self._sending: dict[int, act.ServeModel] = {}
+        self.checkpoints: dict[ModelVersion, list[Checkpoint]] = {}
+
+    def resume(self, incarnation: int, address: str, checkpoints: Iterable[Checkpoint]) -> None:
+        """Begin, as a later process, with checkpoints, under a new server epoch."""
+        self.incarnation, self.address = incarnation, address
+        held = []
+        for checkpoint in checkpoints:
+            holds, spec = checkpoint.holds, checkpoint.holds.spec
+            epoch, number = holds.version
+            held.append(replace(holds, version=ModelVersion(epoch + 1, number), received=(), epoch_base=number))
+            self.stores[spec.name] = PartStore(spec.rule)
+            self.stores[spec.name].resume(checkpoint)
+        budget = self._world.config.receive_updates * self._world.config.model_bytes
+        self.state = ServerState(ServerConfig(name=self.name, receive_budget_bytes=budget), held)
+
+    def _save(self) -> None:
+        """Write a checkpoint of the part that is here, as it is now."""
+        kept = [Checkpoint(holds=h, weights=self.stores[h.spec.name].weights) for h in self.state.holds()]
+        assert len({c.holds.version for c in kept}) == 1, "a server has one part"
+        self.checkpoints[kept[0].holds.version] = kept
 
     def _do(self, action: act.Action) -> None:
         match action:
@@ -80,14 +105,20 @@ class PartServer(SimulatedServer):
         )
 
     def _commit(self, action: act.CommitStep) -> None:
+        if not self.is_alive:
+            return
         prepared = self.stores[action.model].commit(action)
         self._witness.commits(prepared.members, step_of(prepared.order))
         expected = self._witness.weights(action.model, action.version.number)
         members: tuple[UpdateId, ...] = prepared.members
         assert self.stores[action.model].value == expected, f"{members} led to other weights than their steps do"
         self._take_in(act.StepDone(model=action.model, transfers=action.transfers, step_norm=1.0))
+        if self._world.config.faults.rollback_hz and action.version.number % CHECKPOINT_EVERY == 0:
+            self._save()
 
     def _discard(self, action: act.DiscardStep) -> None:
+        if not self.is_alive:
+            return
         self.stores[action.model].discard()
         self._take_in(act.StepDiscarded(model=action.model, unit=action.unit))
 

@@ -8,12 +8,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mlfabric.protocol import GetId, UpdateId
+from mlfabric.protocol import GetId, ServerHolds, UpdateId
 from mlfabric.server.actions import ApplyStep, CommitStep, PrepareStep, StepKind
 from mlfabric.simulator.exact import PRIME, Image, Weights, mean_of, single_step, sum_step
 from mlfabric.specs import RuleSpec
 
-__all__ = ["PartStore", "Preparation", "result_of", "step_of"]
+__all__ = ["Checkpoint", "PartStore", "Preparation", "result_of", "step_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """What a server writes of a part after a step."""
+
+    holds: ServerHolds
+    weights: Weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +79,16 @@ class PartStore:
     def pins(self) -> int:
         """How many gets hold a version."""
         return len(self._pins)
+
+    @property
+    def weights(self) -> Weights:
+        """The weights and their history."""
+        assert self._weights is not None, "the part has no weights"
+        return self._weights
+
+    def resume(self, checkpoint: Checkpoint) -> None:
+        """Go on from a checkpoint."""
+        self._weights, self.version = checkpoint.weights, checkpoint.holds.version.number
 
     def initialise(self, value: int) -> None:
         """Take the first weights."""

@@ -66,6 +66,8 @@ class SimulatedServer:
         self, world: World, flows: Flows, scheduler: Listener, witness: Witness, book: Book, name: str
     ) -> None:
         self.name = name
+        self.incarnation = 1
+        self.address = name
         self.host = f"host of {name}"
         budget = world.config.receive_updates * world.config.model_bytes
         self.state = ServerState(ServerConfig(name=name, receive_budget_bytes=budget))
@@ -90,6 +92,15 @@ class SimulatedServer:
         """Tell whether its process runs."""
         return self.session.is_alive
 
+    def die(self) -> None:
+        """End the process: every connection breaks."""
+        self.session.die()
+        for line in self._lines.values():
+            line.connection.close(End.FAR)
+        self._lines.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+
     # The session
 
     def _joining(self) -> MemberJoined:
@@ -97,9 +108,9 @@ class SimulatedServer:
         member = Member(
             name=self.name,
             role=Role.SERVER,
-            incarnation=1,
+            incarnation=self.incarnation,
             host=self.host,
-            address=self.name,
+            address=self.address,
             up_bps=bps,
             down_bps=bps,
         )
@@ -190,7 +201,7 @@ class SimulatedServer:
 
     def _take_in(self, event: act.ServerEvent | Tick) -> None:
         self._queue.append(event)
-        if self._is_draining:
+        if self._is_draining or not self.is_alive:
             return
         self._is_draining = True
         while self._queue:

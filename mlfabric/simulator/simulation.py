@@ -7,9 +7,10 @@ machines' own checks and the witness's hold, or the run ends with its seed and t
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from mlfabric.network import down_link, up_link
-from mlfabric.protocol import LinkRate, LinksReported
+from mlfabric.protocol import GetId, LinkRate, LinksReported, ModelVersion, TransferId, UpdateId
 from mlfabric.simulator.aggregator import SimulatedAggregator
 from mlfabric.simulator.calls import Book
 from mlfabric.simulator.config import SimulationConfig, Summary
@@ -131,6 +132,7 @@ class Simulation:
         self._now_and_again(faults.crash_hz, self._crash)
         self._now_and_again(faults.aggregator_hz * self.config.aggregators, self._crash_aggregator)
         self._now_and_again(faults.scheduler_hz, self._restart_scheduler)
+        self._now_and_again(faults.rollback_hz, self._roll_back)
         self._now_and_again(faults.link_hz, self._change_link)
         self._now_and_again(faults.replica_stream_hz * self.config.replicas, self._break_replica_stream)
         self._now_and_again(faults.replica_hz * self.config.replicas, self.followers.crash)
@@ -196,6 +198,38 @@ class Simulation:
         self.world.fault("scheduler died")
         self.scheduler.restart()
 
+    def _roll_back(self) -> None:
+        """Let all servers of a model that is cut die, one after the other; then they go on from older checkpoints."""
+        servers = [server for server in self.servers.values() if isinstance(server, PartServer)]
+        if not servers or not all(server.is_alive for server in servers):
+            return
+        common = set.intersection(*(set(server.checkpoints) for server in servers))
+        newest = min((s.version for server in servers for s in server.stores.values()), default=0)
+        older = sorted(version for version in common if version.number < newest - 1)
+        if not older:
+            return
+        version = self.world.rng.choice(older)
+        self.world.fault("servers died", version)
+        for server in servers:
+            self.world.later(
+                self.world.pause_ns(RESTART_NS), f"{server.name} dies", partial(self._die, server, version)
+            )
+
+    def _die(self, server: PartServer, version: ModelVersion) -> None:
+        server.die()
+        servers = [server for server in self.servers.values() if isinstance(server, PartServer)]
+        if any(server.is_alive for server in servers):
+            return
+        assert isinstance(self.witness, PartWitness), "models that are cut have a witness of their own"
+        self.witness.rolls_back(version.number)
+        for former in servers:
+            new = PartServer(self.world, self.flows, self.scheduler, self.witness, self.book, former.name)
+            incarnation = former.incarnation + 1
+            new.resume(incarnation, f"{former.name} of incarnation {incarnation}", former.checkpoints[version])
+            self.book.add(new.address, new)
+            self.servers[new.name] = new
+            self.world.later(self.world.pause_ns(RESTART_NS), f"{new.name} starts again", new.session.join)
+
     def _change_link(self) -> None:
         hosts = [*(w.place.host for w in self.workers), *(s.host for s in self.servers.values())]
         place = self.world.rng.choice([*hosts, *(a.host for a in self.aggregators)])
@@ -222,7 +256,7 @@ class Simulation:
         state.context.network.prune(self.world.now_ns)
         for name, model in state.models.items():
             tables = (model.pushes.waiting, model.pushes.planned, model.gets.waiting, model.gets.planned)
-            left = [request for table in tables for request in table]
+            left = [request for table in tables for request in table if not self._is_lost(name, request)]
             assert not left, f"the scheduler still counts on {left} of {name}"
             held = [u for u in self.witness.truths if state.context.network.reservation((name, "push", u)) is not None]
             assert not held, f"links are still reserved for {held}"
@@ -240,9 +274,17 @@ class Simulation:
         self.followers.check_quiet(state, self.servers)
         self.witness.remembered(state)
 
+    def _is_lost(self, model: str, request: TransferId | GetId) -> bool:
+        """Tell whether an update was committed and lost; what is with a server then stays until its worker pushes."""
+        whole = self.scheduler.state.models[model].pushes.whole
+        return whole is not None and isinstance(request, UpdateId) and whole.lost(request) is not None
+
     def _check_quiet_server(self, server: SimulatedServer) -> None:
+        buffers = len(server.buffers)
         for name, model in server.state.models.items():
-            left = [*model.incoming.transfers, *model.gets.gets]
+            kept = [t for t in model.incoming.transfers if self._is_lost(name, t)]
+            left = [*(t for t in model.incoming.transfers if t not in kept), *model.gets.gets]
+            buffers -= len(kept)
             assert not left, f"{server.name} still waits for {left} of {name}"
             store = server.stores[name]
             assert not store.pins, f"{server.name} has {store.pins} pins on {name} that nobody needs"
@@ -250,7 +292,7 @@ class Simulation:
                 expected = self.witness.weights(name, model.version.number)
                 assert store.value == expected, f"{name} is not the sum of what was committed"
                 assert store.version == model.version.number, f"{name}: store {store.version}, state {model.version}"
-        assert not len(server.buffers), f"{server.name} keeps {len(server.buffers)} buffers that nobody needs"
+        assert not buffers, f"{server.name} keeps {buffers} buffers that nobody needs"
 
     def _summary(self, taken: int) -> Summary:
         lost = [u for u, t in self.witness.truths.items() if u not in self.witness.told]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mlfabric.protocol import (
     CancelServe,
+    Conclude,
     Drop,
     DropReason,
     Expect,
@@ -55,6 +56,14 @@ def test_a_unit_that_is_not_decided_is_given_up_when_a_server_comes_back_and_beg
     stage.prepares(parts=(0,))
     told = back(stage, 1, 0, received=(part("a", 0, 1),))
     assert told[0] == conclude(0, commit=False)
+    assert told[-2:] == [prepare(0, ("a", 0), number=2), prepare(1, ("a", 0), number=2)]
+
+
+def test_a_server_that_says_twice_what_it_holds_is_told_that_the_unit_between_is_given_up():
+    stage = ShardStage().begin("a")
+    stage.pushes_all("a")
+    told = stage.ask(part_holds(1, 0, received=(part("a", 0, 1),)))
+    assert kinds(told, Conclude) == [conclude(0, commit=False), conclude(1, commit=False)]
     assert told[-2:] == [prepare(0, ("a", 0), number=2), prepare(1, ("a", 0), number=2)]
 
 

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from mlfabric.protocol import Prepared
+from mlfabric.protocol import Dropped, DropReason, Prepared
 from mlfabric.scheduler.planning import Shape
 from mlfabric.scheduler.shard_gets import ShardGets
+from mlfabric.scheduler.shard_levels import ShardLevels
 from mlfabric.scheduler.shard_table import ShardTable
 from mlfabric.scheduler.shard_units import ShardUnits, Stage
 from mlfabric.server.shard import ShardModel
@@ -51,6 +52,12 @@ def hectic(seed: int, mode: Mode = Mode.ASYNCHRONOUS) -> SimulationConfig:
     )
 
 
+def rolled_back(seed: int, mode: Mode = Mode.ASYNCHRONOUS) -> SimulationConfig:
+    """Return a fabric whose servers all die again and again, and go on from checkpoints of one older version."""
+    config = hectic(seed, mode)
+    return replace(config, faults=replace(config.faults, rollback_hz=4.0, scheduler_hz=0.0, server_stream_hz=1.0))
+
+
 def witness_of(simulation: Simulation) -> PartWitness:
     assert isinstance(simulation.witness, PartWitness)
     return simulation.witness
@@ -67,6 +74,14 @@ def test_all_parts_make_the_same_steps_whatever_breaks(seed, mode):
 @pytest.mark.parametrize("seed", range(4))
 def test_all_parts_make_the_same_steps_where_the_scheduler_and_servers_are_away_in_mid_commit(seed, mode):
     Simulation(hectic(seed, mode)).run(EVENTS)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_everybody_goes_on_where_all_servers_went_back_to_checkpoints_of_one_older_version(mode):
+    faults = Counter[str]()
+    for seed in range(6):
+        faults += Simulation(rolled_back(seed, mode)).run(EVENTS).faults
+    assert faults["servers died"] >= 2
 
 
 def test_storms_leave_units_half_committed_and_they_are_rolled_forward(monkeypatch):
@@ -122,13 +137,28 @@ def caught(expected: str, draw=hectic, mode: Mode = Mode.ASYNCHRONOUS) -> None:
 
 
 def test_a_scheduler_that_does_not_roll_forward_is_caught(monkeypatch):
-    monkeypatch.setattr(ShardUnits, "_compare_parts", lambda self: None)
+    monkeypatch.setattr(ShardLevels, "_compare_parts", lambda self: None)
     caught("and no open unit")
 
 
 def test_a_drop_that_stays_at_one_part_is_caught(monkeypatch):
     monkeypatch.setattr(ShardTable, "_take_refusals", lambda self: None)
     caught("waits for ever")
+
+
+def test_a_push_that_was_lost_and_is_not_answered_is_caught(monkeypatch):
+    monkeypatch.setattr(ShardTable, "_lose", lambda self, push, outcome: None)
+    caught("waits for ever", rolled_back)
+
+
+def test_a_lost_part_that_is_dropped_before_its_worker_knows_better_is_caught(monkeypatch):
+    def at_once(self, push, known, outcome):
+        known.doomed, known.lost = Dropped(cause=DropReason.ROLLED_BACK, detail="it was lost"), None
+        self._lost.discard(push)
+        yield from self._let_drop(push, known)
+
+    monkeypatch.setattr(ShardTable, "_let_be_lost", at_once)
+    caught("it was lost", rolled_back)
 
 
 def test_a_unit_that_is_decided_by_its_first_part_is_caught(monkeypatch):

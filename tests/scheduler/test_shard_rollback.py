@@ -1,0 +1,273 @@
+"""A model that is cut whose servers all go on from checkpoints of one older version: lost pushes are answered alike."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from mlfabric.protocol import (
+    Commit,
+    CommitsReported,
+    Committed,
+    Drop,
+    DropReason,
+    Expect,
+    MemberSilent,
+    ModelVersion,
+    Prepare,
+    Resolve,
+    Send,
+    Serve,
+    TransferEnd,
+    Void,
+    WorkerHolds,
+)
+from mlfabric.specs import Mode
+from tests.scheduler.shard_stage import (
+    CUT,
+    PARTS,
+    ShardStage,
+    conclude,
+    ended,
+    part,
+    part_holds,
+    part_push,
+    prepare,
+    prepared,
+    refused,
+    spec_of,
+)
+
+MODES = [Mode.ASYNCHRONOUS, Mode.SYNCHRONOUS, Mode.STALE_SYNCHRONOUS]
+OLD = 192
+MADE = Committed(version=ModelVersion(1, 255), tau=0)
+
+
+def kinds(instructions, *wanted):
+    return [i for i in instructions if isinstance(i, wanted)]
+
+
+def resolved(told):
+    return [(i.update, i.outcome) for i in kinds(told, Resolve)]
+
+
+def dies(stage: ShardStage, shard: int, incarnation: int = 1):
+    return stage.tell(MemberSilent(name=f"s{shard}", incarnation=incarnation))
+
+
+def resumes(stage: ShardStage, shard: int, version: int = OLD, incarnation: int = 2, epoch: int = 2):
+    """Let a new process of a server go on from a checkpoint."""
+    spec = stage.whole.parts[shard].pushes.spec
+    told = stage.server(f"s{shard}", incarnation=incarnation, held=(spec,))
+    holds = replace(part_holds(shard, version), spec=spec, version=ModelVersion(epoch, version), epoch_base=version)
+    return told + stage.ask(holds)
+
+
+def rolls_back(stage: ShardStage, version: int = OLD):
+    """Let both servers die, and go on from checkpoints of one version."""
+    for shard in range(2):
+        dies(stage, shard)
+    return [told for shard in range(2) for told in resumes(stage, shard, version)]
+
+
+def half_committed(mode: Mode | None = None) -> ShardStage:
+    """Return a stage at which only the first server's commit of ``a``'s push to version 255 is known."""
+    stage = ShardStage().begin("a", version=254, spec=CUT if mode is None else spec_of(mode))
+    stage.pushes_all("a", computed_from=254)
+    stage.prepares()
+    stage.commits(("a", 0), version=255, parts=(0,))
+    return stage
+
+
+def served_at(told) -> list[ModelVersion | None]:
+    return [i.version for i in kinds(told, Serve)]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_push_that_one_server_committed_before_all_are_rolled_back_is_answered_as_committed(mode):
+    stage = half_committed(mode)
+    told = rolls_back(stage)
+    assert resolved(told) == [(part("a", 0, 1), MADE)]
+    assert served_at(stage.gets("a", after=0)) == [ModelVersion(2, OLD)] * 2
+
+
+def test_a_get_that_waits_for_the_push_is_served_when_it_is_lost():
+    stage = half_committed()
+    assert not kinds(stage.gets("a", after=0), Serve)
+    assert served_at(rolls_back(stage)) == [ModelVersion(2, OLD)] * 2
+
+
+def test_nothing_is_taken_for_lost_while_parts_are_torn():
+    stage = half_committed()
+    dies(stage, 1)
+    assert not resolved(resumes(stage, 1))
+    assert "torn" in stage.whole.torn
+    dies(stage, 0)
+    assert resolved(resumes(stage, 0)) == [(part("a", 0, 1), MADE)]
+
+
+def test_a_lost_push_is_over_once_the_server_has_let_go_of_what_it_expected():
+    stage = half_committed()
+    told = rolls_back(stage)
+    assert [(i.to, i.transfer) for i in kinds(told, Void)] == [("s1", part("a", 0, 1))]
+    stage.ask(ended(1, part("a", 0, 1), TransferEnd.VOIDED))
+    assert not stage.whole.open
+    assert stage.whole.tables[1].settled.get(part("a", 0, 1)) == MADE
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_lost_part_that_was_sent_again_is_dropped_only_when_its_worker_knows_that_it_was_committed(mode):
+    stage = half_committed(mode)
+    dies(stage, 1)
+    resumes(stage, 1)
+    assert not kinds(stage.arrives("a", parts=(1,)), Drop)
+    dies(stage, 0)
+    told = resumes(stage, 0)
+    assert resolved(told) == [(part("a", 0, 1), MADE)]
+    assert not kinds(told, Drop)
+    assert len(kinds(stage.gets("a", after=0), Serve)) == 2
+    told = []
+    for shard in range(2):
+        told += stage.ask(replace(part_push("a", 1, shard, OLD), resolved_below=2))
+    assert [(i.to, i.update, i.cause) for i in kinds(told, Drop)] == [("s1", part("a", 0, 1), DropReason.ROLLED_BACK)]
+    stage.ask(ended(1, part("a", 0, 1), TransferEnd.DISCARDED, DropReason.ROLLED_BACK))
+    assert [push.counter for push in stage.whole.open] == [1]
+    assert not stage.state.models["net.shard1"].dropped
+
+
+def test_a_lost_part_of_a_worker_that_is_gone_is_dropped_at_its_server():
+    stage = half_committed()
+    dies(stage, 1)
+    resumes(stage, 1)
+    stage.arrives("a", parts=(1,))
+    dies(stage, 0)
+    resumes(stage, 0)
+    assert not kinds(stage.tell(MemberSilent(name="a", incarnation=1)), Drop)
+    told = stage.worker("a", incarnation=2, spec=CUT)
+    assert [(i.to, i.update, i.cause) for i in kinds(told, Drop)] == [("s1", part("a", 0, 1), DropReason.ROLLED_BACK)]
+    stage.ask(ended(1, part("a", 0, 1), TransferEnd.DISCARDED, DropReason.ROLLED_BACK))
+    assert not stage.whole.open
+
+
+def test_a_worker_that_asks_again_is_told_again_and_never_told_to_send():
+    stage = half_committed()
+    rolls_back(stage)
+    told = stage.ask(part_push("a", 0, 1, 254))
+    assert resolved(told) == [(part("a", 0, 1), MADE)]
+    assert not kinds(told + stage.tick(), Send, Expect)
+
+
+def test_what_servers_were_told_to_commit_counts_as_committed_though_none_of_them_said_so():
+    stage = ShardStage().begin("a", version=254)
+    stage.pushes_all("a", computed_from=253)
+    assert stage.prepares() == [conclude(0), conclude(1)]
+    told = rolls_back(stage)
+    made = Committed(version=ModelVersion(1, 255), tau=1)
+    assert resolved(told) == [(part("a", 0, shard), made) for shard in range(2)]
+    assert len(kinds(stage.gets("a", after=0), Serve)) == 2
+
+
+def test_what_servers_were_told_to_commit_and_still_hold_is_committed_after_all():
+    stage = ShardStage().begin("a", version=254)
+    stage.pushes_all("a", computed_from=254)
+    stage.prepares()
+    told = []
+    for shard in range(2):
+        dies(stage, shard)
+        stage.server(f"s{shard}", held=(PARTS[shard],))
+        told += stage.ask(part_holds(shard, 254, received=(part("a", 0, shard),)))
+    assert not resolved(told)
+    assert told[-2:] == [prepare(s, ("a", 0), version=255, number=2) for s in range(2)]
+
+
+def test_a_push_that_no_server_was_to_commit_is_sent_anew_to_all_and_refused_alike():
+    stage = ShardStage().begin("a", version=254)
+    stage.pushes_all("a", computed_from=254)
+    stage.prepares(parts=(0,))
+    told = rolls_back(stage)
+    assert not resolved(told)
+    assert {i.update for i in kinds(told, Send)} == {part("a", 0, 0), part("a", 0, 1)}
+    stage.arrives("a")
+    told = stage.ask(refused(0, part("a", 0, 0), cause=DropReason.ROLLED_BACK, number=2))
+    assert {(i.to, i.cause) for i in kinds(told, Drop)} == {(f"s{s}", DropReason.ROLLED_BACK) for s in range(2)}
+
+
+def test_a_worker_that_was_away_meanwhile_is_told_when_it_comes_back():
+    stage = ShardStage().begin("a", "b", version=253)
+    stage.whole_way("a", version=254)
+    stage.tell(MemberSilent(name="a", incarnation=1))
+    rolls_back(stage)
+    stage.worker("a", spec=CUT)
+    told = stage.ask(WorkerHolds(worker="a", pushes=(part_push("a", 0, 1, 253),), gets=()))
+    assert resolved(told) == [(part("a", 0, 1), Committed(version=ModelVersion(1, 254), tau=0))]
+    assert not stage.whole.open
+
+
+def test_a_new_scheduler_answers_for_what_only_one_server_told_it_of():
+    stage = ShardStage(epoch=2)
+    for shard in range(2):
+        stage.server(f"s{shard}", held=(PARTS[shard],))
+    stage.tell(part_holds(0, 255, ("a", 0, 255)))
+    stage.tell(part_holds(1, OLD))
+    assert stage.whole.torn
+    stage.worker("a", spec=CUT)
+    stage.ask(WorkerHolds(worker="a", pushes=(part_push("a", 0, 1, 254),), gets=()))
+    dies(stage, 0)
+    assert resolved(resumes(stage, 0)) == [(part("a", 0, 1), MADE)]
+
+
+def test_what_a_new_process_of_a_worker_pushed_is_not_forgotten_with_what_the_former_left_behind():
+    stage = ShardStage().begin("a")
+    stage.pushes_all("a")
+    stage.tell(MemberSilent(name="a", incarnation=1))
+    stage.worker("a", incarnation=2, spec=CUT)
+    for shard in range(2):
+        stage.ask(replace(part_push("a", 0, shard), update=part("a", 0, shard, incarnation=2)))
+        stage.ask(ended(shard, part("a", 0, shard, incarnation=2), TransferEnd.RECEIVED))
+    for unit in (1, 2):
+        stage.prepares(unit)
+        for shard in range(2):
+            made = Commit(
+                update=part("a", 0, shard, incarnation=unit),
+                version=ModelVersion(1, unit),
+                tau=unit - 1,
+                lr=0.1,
+                step_norm=1.0,
+            )
+            stage.ask(CommitsReported(server=f"s{shard}", model=f"net.shard{shard}", commits=(made,)))
+    settled = stage.whole.tables[0].settled
+    assert part("a", 0, 0, incarnation=1) not in settled
+    assert part("a", 0, 0, incarnation=2) in settled
+
+
+def test_a_get_is_held_back_by_one_clock_though_those_of_the_parts_differ():
+    stage = ShardStage().begin("a", "b", spec=spec_of(Mode.STALE_SYNCHRONOUS))
+    first, second = (pushes.clocks for pushes in stage.whole.tables)
+    for clocks, ahead, behind in ((first, "a", "b"), (second, "b", "a")):
+        clocks.hear(ahead, 5)
+        clocks.hear(behind, 4)
+    assert not kinds(stage.gets("a"), Serve)
+    assert len(kinds(stage.gets("b"), Serve)) == 2
+
+
+def test_other_workers_go_on_after_a_push_was_lost():
+    stage = ShardStage().begin("a", "b", version=254)
+    stage.pushes_all("a", computed_from=254)
+    stage.prepares()
+    stage.commits(("a", 0), version=255, parts=(0,))
+    rolls_back(stage)
+    told = stage.pushes_all("b", computed_from=OLD)
+    assert [i.version.number for i in kinds(told, Prepare)] == [OLD + 1] * 2
+
+
+def test_a_part_that_went_back_behind_what_its_server_had_said_to_be_committed_is_torn():
+    stage = half_committed()
+    dies(stage, 0)
+    resumes(stage, 0, 253)
+    stage.commits(("a", 0), version=255, parts=(1,))
+    assert "torn" in stage.whole.torn
+    dies(stage, 0, 2)
+    resumes(stage, 0, 254, incarnation=3)
+    assert "torn" in stage.whole.torn
+    assert not stage.ask(prepared(0))
