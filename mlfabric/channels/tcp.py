@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 IOV_MAX = 1024
 STEPS_AT_ONCE = 8
 BATCH_BYTES = 1024 * 1024
+PIECE_BATCH_BYTES = 512 * 1024
 ACCEPT_RETRY_S = 0.1
 MIN_BUFFER_BYTES = 32 * 1024
 
@@ -151,7 +152,7 @@ class TcpStream:
             if at == len(view):
                 view, at = full(), 0
             ended = n == 0
-            self._wake_at(max(1, min(BATCH_BYTES, len(view) - at)))
+            self._wake_at(max(1, min(PIECE_BATCH_BYTES, len(view) - at)))
             return ended or not len(view)
 
         if not _now(step):
