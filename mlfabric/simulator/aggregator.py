@@ -5,7 +5,6 @@ Does what ``aggregator/service.py`` and ``aggregator/connections.py`` do; what i
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,18 +22,18 @@ from mlfabric.protocol import (
     MonitorAt,
     Sum,
     SumId,
-    Tick,
     TransferId,
     Welcome,
 )
 from mlfabric.simulator.calls import Book, Caller
+from mlfabric.simulator.driving import SimulatedDriver
 from mlfabric.simulator.errands import Errands
 from mlfabric.simulator.exact import Image
 from mlfabric.simulator.flows import Flows
 from mlfabric.simulator.lines import Connection, End
 from mlfabric.simulator.payloads import CHUNKS, Adding, Feed, Payload, Way
 from mlfabric.simulator.session import Listener, Session, SessionCallbacks
-from mlfabric.simulator.world import Timer, World
+from mlfabric.simulator.world import World
 from mlfabric.specs import Member, ModelSpec, Role
 
 __all__ = ["SimulatedAggregator"]
@@ -77,9 +76,9 @@ class SimulatedAggregator:
         self._errands = Errands(world, host, book, self.take_in)
         self._lines: dict[int, _Line] = {}
         self._numbers = 0
-        self._queue: deque[act.AggregatorEvent | Tick] = deque()
-        self._is_draining = False
-        self._timer: Timer | None = None
+        self._driver = SimulatedDriver[act.AggregatorEvent, act.Action](
+            world, name, self.state, self._do, self._check_memory, lambda: self.session.is_alive
+        )
         flows.add_host(host)
         book.add(self.address, self)
 
@@ -95,6 +94,7 @@ class SimulatedAggregator:
             line.connection.close(End.FAR)
         self._lines.clear()
         self._errands.break_off()
+        self._driver.close()
 
     # The session
 
@@ -207,22 +207,9 @@ class SimulatedAggregator:
 
     # Events in, actions out
 
-    def take_in(self, event: act.AggregatorEvent | Tick) -> None:
+    def take_in(self, event: act.AggregatorEvent) -> None:
         """Hand an event to the state machine and do what follows."""
-        self._queue.append(event)
-        if self._is_draining or not self.is_alive:
-            return
-        self._is_draining = True
-        while self._queue:
-            taken = self._queue.popleft()
-            actions = self.state.handle(taken, self._world.now_ns)
-            self._world.note(f"{self.name} <-", taken, "->", *actions)
-            self.state.validate()
-            for action in actions:
-                self._do(action)
-        self._is_draining = False
-        self._check_memory()
-        self._set_timer()
+        self._driver.take_in(event)
 
     def _check_memory(self) -> None:
         sums, handings = self.state.sums.sums, self.state.handings.handings
@@ -230,19 +217,6 @@ class SimulatedAggregator:
         counted |= {get for get, handing in handings.items() if handing.fetching}
         held = {*self.sums, *self.models}
         assert held == counted, f"{self.name} keeps {held}; it counts {counted}"
-
-    def _set_timer(self) -> None:
-        due_ns = self.state.next_wakeup_ns()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if due_ns is not None:
-            delay_ns = max(0, due_ns - self._world.now_ns)
-            self._timer = self._world.later(delay_ns, f"{self.name} tick", self._wake_up)
-
-    def _wake_up(self) -> None:
-        self._timer = None
-        self.take_in(Tick())
 
     def _do(self, action: act.Action) -> None:
         match action:

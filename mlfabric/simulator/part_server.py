@@ -49,6 +49,7 @@ class PartServer(SimulatedServer):
             self.stores[spec.name].resume(checkpoint)
         budget = self._world.config.receive_updates * self._world.config.model_bytes
         self.state = ServerState(ServerConfig(name=self.name, receive_budget_bytes=budget), held)
+        self._driver = self._drive()
 
     def _save(self) -> None:
         """Write a checkpoint of the part that is here, as it is now."""

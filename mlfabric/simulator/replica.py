@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -15,7 +14,6 @@ from mlfabric.protocol import (
     MonitorAt,
     Seed,
     SumId,
-    Tick,
     TransferId,
     UpdateKind,
     Welcome,
@@ -34,6 +32,7 @@ from mlfabric.server.replica_actions import (
 from mlfabric.server.replica_state import ReplicaState
 from mlfabric.simulator.calls import Caller
 from mlfabric.simulator.double import ReceiveBuffers
+from mlfabric.simulator.driving import SimulatedDriver
 from mlfabric.simulator.exact import (
     PRIME,
     Image,
@@ -50,7 +49,7 @@ from mlfabric.simulator.lines import Connection, End
 from mlfabric.simulator.payloads import CHUNKS
 from mlfabric.simulator.session import Listener, Session, SessionCallbacks
 from mlfabric.simulator.witness import Witness
-from mlfabric.simulator.world import Timer, World
+from mlfabric.simulator.world import World
 from mlfabric.specs import Member, Role
 
 __all__ = ["SimulatedReplica"]
@@ -98,9 +97,9 @@ class SimulatedReplica:
         self._witness = witness
         self._lines: dict[int, _Line] = {}
         self._numbers = 0
-        self._queue: deque[ReplicaEvent | Tick] = deque()
-        self._is_draining = False
-        self._timer: Timer | None = None
+        self._driver = SimulatedDriver[ReplicaEvent, ReplicaAction](
+            world, name, self.state, self._do, self._look, lambda: self.session.is_alive
+        )
         flows.add_host(self.host)
 
     @property
@@ -114,6 +113,7 @@ class SimulatedReplica:
         for line in self._lines.values():
             line.connection.close(End.FAR)
         self._lines.clear()
+        self._driver.close()
 
     # The session
 
@@ -202,26 +202,11 @@ class SimulatedReplica:
 
     # Events in, actions out
 
-    def _take_in(self, event: ReplicaEvent | Tick) -> None:
-        self._queue.append(event)
-        if self._is_draining or not self.is_alive:
-            return
-        self._is_draining = True
-        while self._queue:
-            taken = self._queue.popleft()
-            actions = self.state.handle(taken, self._world.now_ns)
-            self._world.note(f"{self.name} <-", taken, "->", *actions)
-            for action in actions:
-                self._do(action)
-            self.state.validate()
-            self._look()
-        self._is_draining = False
-        self._set_timer()
+    def _take_in(self, event: ReplicaEvent) -> None:
+        self._driver.take_in(event)
 
     def _look(self) -> None:
         """Check the buffers, and show the witness what is in them."""
-        if self._queue:
-            return
         transfers = {n: t for model in self.state.models.values() for n, t in model.transfers.items()}
         counted = {name for name, transfer in transfers.items() if transfer.holds_buffer}
         assert counted == self.buffers.names(), f"{self.name} keeps {self.buffers.names()}; it counts {counted}"
@@ -229,19 +214,6 @@ class SimulatedReplica:
             held = (t for t in model.transfers.values() if t.is_held and t.order.kind is not UpdateKind.STATE)
             holdings = tuple(frozenset(transfer.members) for transfer in held)
             self._witness.leads.holds(name, self, self.stores[name][0] if name in self.stores else 0, holdings)
-
-    def _set_timer(self) -> None:
-        due_ns = self.state.next_wakeup_ns()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if due_ns is not None:
-            delay_ns = max(0, due_ns - self._world.now_ns)
-            self._timer = self._world.later(delay_ns, f"{self.name} tick", self._wake_up)
-
-    def _wake_up(self) -> None:
-        self._timer = None
-        self._take_in(Tick())
 
     def _do(self, action: ReplicaAction) -> None:
         match action:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,7 +16,6 @@ from mlfabric.protocol import (
     MemberJoined,
     MonitorAt,
     Seed,
-    Tick,
     TransferId,
     Unfollowed,
     UpdateId,
@@ -30,6 +28,7 @@ from mlfabric.server.state import ServerConfig, ServerState
 from mlfabric.server.transfers import IncomingTransfer
 from mlfabric.simulator.calls import Book, Caller
 from mlfabric.simulator.double import Held, ReceiveBuffers, StoreDouble
+from mlfabric.simulator.driving import SimulatedDriver
 from mlfabric.simulator.exact import Image
 from mlfabric.simulator.flows import Flows
 from mlfabric.simulator.lines import Connection, End
@@ -37,7 +36,7 @@ from mlfabric.simulator.payloads import Feed, Payload, Way
 from mlfabric.simulator.seeding import Copy, SimulatedSeeder, Turns
 from mlfabric.simulator.session import Listener, Session, SessionCallbacks
 from mlfabric.simulator.witness import Witness
-from mlfabric.simulator.world import Timer, World
+from mlfabric.simulator.world import World
 from mlfabric.specs import Member, Role
 
 __all__ = ["SimulatedServer"]
@@ -80,11 +79,9 @@ class SimulatedServer:
         self._witness = witness
         self._lines: dict[int, _Line] = {}
         self._numbers = 0
-        self._queue: deque[act.ServerEvent | Tick] = deque()
-        self._is_draining = False
-        self._timer: Timer | None = None
         self._turns = Turns()
         self.seeder = SimulatedSeeder(world, self.host, book, self._turns, self._copied)
+        self._driver = self._drive()
         flows.add_host(self.host, world.config.server_bps)
 
     @property
@@ -98,8 +95,7 @@ class SimulatedServer:
         for line in self._lines.values():
             line.connection.close(End.FAR)
         self._lines.clear()
-        if self._timer is not None:
-            self._timer.cancel()
+        self._driver.close()
 
     # The session
 
@@ -199,41 +195,18 @@ class SimulatedServer:
 
     # Events in, actions out
 
-    def _take_in(self, event: act.ServerEvent | Tick) -> None:
-        self._queue.append(event)
-        if self._is_draining or not self.is_alive:
-            return
-        self._is_draining = True
-        while self._queue:
-            taken = self._queue.popleft()
-            actions = self.state.handle(taken, self._world.now_ns)
-            self._world.note(f"{self.name} <-", taken, "->", *actions)
-            for action in actions:
-                self._do(action)
-            self.state.validate()
-            self._check_buffers()
-        self._is_draining = False
-        self._set_timer()
+    def _drive(self) -> SimulatedDriver[act.ServerEvent, act.Action]:
+        return SimulatedDriver(
+            self._world, self.name, self.state, self._do, self._check_buffers, lambda: self.session.is_alive
+        )
+
+    def _take_in(self, event: act.ServerEvent) -> None:
+        self._driver.take_in(event)
 
     def _check_buffers(self) -> None:
-        if self._queue:
-            return
         incoming = [model.incoming.transfers.values() for model in self.state.models.values()]
         held = {t.transfer for transfers in incoming for t in transfers if t.holds_buffer}
         assert len(held) == len(self.buffers), f"{len(self.buffers)} buffers are kept for {held}"
-
-    def _set_timer(self) -> None:
-        due_ns = self.state.next_wakeup_ns()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if due_ns is not None:
-            delay_ns = max(0, due_ns - self._world.now_ns)
-            self._timer = self._world.later(delay_ns, f"{self.name} tick", self._wake_up)
-
-    def _wake_up(self) -> None:
-        self._timer = None
-        self._take_in(Tick())
 
     def _do(self, action: act.Action) -> None:
         match action:

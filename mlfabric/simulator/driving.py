@@ -1,0 +1,93 @@
+"""The loop around a simulated member's state machine, as ``mlfabric/driving.py`` is around a real one's. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Generic, Protocol, TypeVar
+
+from mlfabric.protocol import Tick
+from mlfabric.simulator.world import Timer, World
+
+__all__ = ["SimulatedDriver"]
+
+EventT = TypeVar("EventT", contravariant=True)
+ActionT = TypeVar("ActionT", covariant=True)
+InT = TypeVar("InT")
+OutT = TypeVar("OutT")
+
+
+class _StateMachine(Protocol[EventT, ActionT]):
+    def handle(self, event: EventT, now_ns: int, /) -> Sequence[ActionT]: ...
+
+    def next_wakeup_ns(self) -> int | None: ...
+
+    def validate(self) -> None: ...
+
+
+class SimulatedDriver(Generic[InT, OutT]):
+    """Hands events to a state machine one after the other, has it checked after each, and sends it a Tick when due.
+
+    Args:
+        world: whose clock counts.
+        name: of the member.
+        state: its state machine.
+        do: carries out an action.
+        rested: called when nothing is left to be done.
+        is_alive: tells whether the process runs; one that does not takes nothing in.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        state: _StateMachine[InT | Tick, OutT],
+        do: Callable[[OutT], None],
+        rested: Callable[[], None],
+        is_alive: Callable[[], bool],
+    ) -> None:
+        self._world = world
+        self._name = name
+        self._state = state
+        self._do = do
+        self._rested = rested
+        self._is_alive = is_alive
+        self._queue: deque[InT | Tick] = deque()
+        self._is_draining = False
+        self._timer: Timer | None = None
+
+    def take_in(self, event: InT | Tick) -> None:
+        """Take in an event, now or after those that came before."""
+        if not self._is_alive():
+            return
+        self._queue.append(event)
+        if self._is_draining:
+            return
+        self._is_draining = True
+        while self._queue:
+            taken = self._queue.popleft()
+            actions = self._state.handle(taken, self._world.now_ns)
+            self._world.note(f"{self._name} <-", taken, "->", *actions)
+            for action in actions:
+                self._do(action)
+            self._state.validate()
+        self._is_draining = False
+        self._rested()
+        self._set_timer()
+
+    def close(self) -> None:
+        """Send no Tick any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _set_timer(self) -> None:
+        self.close()
+        due_ns = self._state.next_wakeup_ns()
+        if due_ns is not None:
+            delay_ns = max(0, due_ns - self._world.now_ns)
+            self._timer = self._world.later(delay_ns, f"{self._name} tick", self._wake_up)
+
+    def _wake_up(self) -> None:
+        self._timer = None
+        self.take_in(Tick())
