@@ -1,10 +1,7 @@
 """Cutting a model's image into chunks, and the arithmetic on one chunk: is it finite, scale it, add it. Knows no I/O.
 
-A chunk is about a hundredth of the image, so that waiting for the first one costs little however many members a sum
-goes through; but at least 64 KiB, below which the work per chunk shows. Images of 48 MiB and more have chunks of a
-twenty-fourth, at most 4 MiB: there a fast link brings more than a core can add in smaller pieces. A part is what one
-operation takes: a piece of a chunk of one dtype and kind, at most 512 KiB, which stays in a core's cache between the
-look through it and the adding.
+A part is what one operation takes: a piece of a chunk of one dtype and kind, at most 512 KiB, which stays in a core's
+cache between the look through it and the adding.
 
 Arithmetic is in the tensor's dtype, also for float16 and bfloat16: a sum then takes no more memory than its inputs. A
 product is rounded before it is added (no fused multiply-add), so the sum does not depend on where chunks are cut.
@@ -21,16 +18,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from mlfabric.chunking import chunk_bytes
 from mlfabric.images import runs_of
-from mlfabric.specs import ALIGNMENT_BYTES, Layout, TensorKind
+from mlfabric.specs import Layout, TensorKind
 
-__all__ = ["Chunk", "Part", "Vector", "add_part", "chunk_bytes", "chunks_of", "first_not_finite"]
+__all__ = ["Chunk", "Part", "Vector", "add_part", "chunks_of", "not_finite_in"]
 
-CHUNKS_PER_IMAGE = 96
-CHUNKS_PER_LARGE_IMAGE = 24
-LARGE_IMAGE_BYTES = 48 * 1024 * 1024
-MIN_CHUNK_BYTES = 64 * 1024
-MAX_CHUNK_BYTES = 4 * 1024 * 1024
 MAX_PART_BYTES = 512 * 1024
 TORCH_ELEMENTS = 32_752
 _NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
@@ -79,13 +72,6 @@ class Chunk:
         return self.end - self.start
 
 
-def chunk_bytes(image_bytes: int) -> int:
-    """Return how long the chunks of an image are, a multiple of ``ALIGNMENT_BYTES``; the last one may be shorter."""
-    count = CHUNKS_PER_IMAGE if image_bytes < LARGE_IMAGE_BYTES else CHUNKS_PER_LARGE_IMAGE
-    aligned = image_bytes // count // ALIGNMENT_BYTES * ALIGNMENT_BYTES
-    return min(MAX_CHUNK_BYTES, max(MIN_CHUNK_BYTES, aligned))
-
-
 def chunks_of(layout: Layout) -> tuple[Chunk, ...]:
     """Cut an image of ``layout`` into chunks."""
     step = chunk_bytes(layout.size_bytes)
@@ -103,20 +89,19 @@ def chunks_of(layout: Layout) -> tuple[Chunk, ...]:
     return tuple(Chunk(s, e, tuple(p)) for s, e, p in zip(starts, ends, parts, strict=True))
 
 
-def first_not_finite(layout: Layout, chunk: Chunk, data: memoryview) -> str:
-    """Name the first tensor with NaN or Inf in this chunk; "" if there is none.
+def not_finite_in(layout: Layout, part: Part, elements: Vector, data: memoryview, base: int) -> str:
+    """Name the first tensor with NaN or Inf in a part; "" if there is none.
 
     Bytes between tensors may hold anything; if that is no finite number, they are made zero.
 
     Args:
         layout: the model's.
-        chunk: which bytes of the image ``data`` holds.
-        data: the chunk's bytes.
+        part: which bytes of the image to look through.
+        elements: the part in ``data``.
+        data: bytes of the image, from byte ``base`` on.
+        base: bytes.
     """
-    for part in chunk.parts:
-        if not _is_finite(part.of(data, chunk.start)) and (name := _look_closely(layout, part, data, chunk.start)):
-            return name
-    return ""
+    return "" if _is_finite(elements) else _look_closely(layout, part, data, base)
 
 
 def _is_finite(elements: Vector) -> bool:

@@ -1,12 +1,13 @@
 """Sums that are made while their inputs arrive, and can be sent on while they are made (design, section 5).
 
-Every input is received chunk by chunk into one small buffer, looked through for NaN and Inf, and added to the sum. What
-all inputs have been added to is ready, and ``send_stream(frame, ready_chunks(accumulator))`` forwards it at once. A sum
+Every input is received chunk by chunk into one small buffer, looked through for NaN and Inf, and added to the sum, part
+by part (512 KiB at most). What all inputs have been added to is ready, and
+``send_stream(frame, ready_chunks(accumulator))`` forwards it at once. A sum
 with an input that breaks, is given up, or is not finite is torn as a whole: nothing of it may be used.
 
 A sum has one image, or two where a group of updates has to act as that many steps of a rule with momentum; the payload
 is the first image, whole, and then the second. Memory: the payload, one chunk for each input that is arriving, and one
-chunk of scratch space for whoever adds.
+chunk of scratch space for whoever adds. The chunks' buffers are kept for the next sums of this process.
 
 A chunk is added in the very callback of the event loop in which its last byte comes in, while the core's cache has it.
 Threads beside the loop would cost more than they bring: a chunk then moves from core to core, and so does the word that
@@ -29,12 +30,15 @@ from mlfabric.channels import Connection, TransferRecord
 from mlfabric.channels.views import contiguous, total_bytes
 from mlfabric.errors import FabricError, LayoutError, TransferError, UsageError
 from mlfabric.specs import Layout, TensorKind
-from mlfabric.streaming.chunks import add_part, chunks_of, first_not_finite
+from mlfabric.streaming.chunks import Part, Vector, add_part, chunks_of, not_finite_in
 from mlfabric.streaming.progress import Progress
+from mlfabric.streaming.spares import Spares
 
 __all__ = ["Accumulator", "Input", "InputKind", "NotFiniteError"]
 
 STARVED_SHARE = 0.05
+KEPT_BYTES = 64 * 1024 * 1024
+_spares = Spares(KEPT_BYTES)
 
 
 class NotFiniteError(FabricError):
@@ -127,6 +131,7 @@ class Accumulator:
         self._images = [self._payload[i * size : (i + 1) * size] for i in range(images)]
         self._added = [tuple(Progress(size) for _ in range(images)) for _ in inputs]
         self._begun = [[False] * len(self._chunks) for _ in range(images)]
+        self._targets: dict[tuple[int, int], list[Vector]] = {}
         self._started: set[int] = set()
         self._waited_ns = [0] * len(inputs)
         self._product = memoryview(b"")
@@ -173,7 +178,7 @@ class Accumulator:
         Raises:
             UsageError: no such input, or it has been begun before; nothing was changed.
             LayoutError: the length is not the input's; nothing was received or changed.
-            NotFiniteError: nothing of the chunk with NaN or Inf was added; the sum is torn.
+            NotFiniteError: nothing of the part with NaN or Inf was added; the sum is torn.
             TransferError: the connection broke; the sum is torn.
             Exception: what the sum failed with meanwhile.
         """
@@ -225,7 +230,7 @@ class Accumulator:
     def _taking(self, index: int) -> Iterator[memoryview]:
         """Keep the buffer of an input that arrives; what goes wrong with one tears the sum."""
         self._started.add(index)
-        buffer = memoryview(bytearray(self._chunks[0].size_bytes))
+        buffer = _spares.take(self._chunks[0].size_bytes)
         self._arriving_bytes += len(buffer)
         try:
             yield buffer
@@ -237,6 +242,7 @@ class Accumulator:
             raise
         finally:
             self._arriving_bytes -= len(buffer)
+            _spares.give(buffer)
 
     def _places_of(self, index: int) -> Iterator[tuple[range, int]]:
         """Go through an input's chunks: the images that each is added to, and its number in the image."""
@@ -247,13 +253,17 @@ class Accumulator:
     def _take_chunk(self, index: int, images: range, number: int, data: memoryview) -> Awaitable[None] | None:
         """Add a chunk that is here; return what to wait for before the next one, if it is not yet its turn."""
         self._progress.check()
-        if self._check_finite and (name := first_not_finite(self.layout, self._chunks[number], data)):
-            raise NotFiniteError(index, name)
-        for image in images:
-            if not self._is_turn(index, image, number):
-                return self._add_in_turn(index, range(image, images.stop), number, data)
-            self._add_chunk(index, image, number, data)
-        return None
+        if all(self._is_turn(index, image, number) for image in images):
+            self._add_chunk(index, images, number, data, look=self._check_finite)
+            return None
+        if self._check_finite:
+            for part in self._chunks[number].parts:
+                self._look_through(index, number, part, part.of(data, self._chunks[number].start), data)
+        return self._add_in_turn(index, images, number, data)
+
+    def _look_through(self, index: int, number: int, part: Part, elements: Vector, data: memoryview) -> None:
+        if tensor := not_finite_in(self.layout, part, elements, data, self._chunks[number].start):
+            raise NotFiniteError(index, tensor)
 
     def _is_turn(self, index: int, image: int, number: int) -> bool:
         """Tell whether, if the order counts, the input before has been added to a chunk."""
@@ -267,16 +277,33 @@ class Accumulator:
                 started_ns = time.monotonic_ns()
                 await self._added[index - 1][image].reached(self._chunks[number].end)
                 self._waited_ns[index] += time.monotonic_ns() - started_ns
-            self._add_chunk(index, image, number, data)
+            self._add_chunk(index, range(image, image + 1), number, data, look=False)
 
-    def _add_chunk(self, index: int, image: int, number: int, data: memoryview) -> None:
-        chunk, source, fresh = self._chunks[number], self.inputs[index], not self._begun[image][number]
-        self._begun[image][number] = True
+    def _add_chunk(self, index: int, images: range, number: int, data: memoryview, *, look: bool) -> None:
+        """Add a chunk to images, part by part, each looked through before if that is wanted."""
+        chunk, source = self._chunks[number], self.inputs[index]
+        begun = [self._begun[image][number] for image in images]
         with np.errstate(over="ignore"):  # the sum of finite numbers may be Inf: whoever applies it refuses it
-            for part in chunk.parts:
-                coefficient = source.coefficient(part.kind, image)
-                target, product = part.of(self._images[image]), self._scratch(coefficient)
-                add_part(target, part.of(data, chunk.start), coefficient, product, fresh=fresh)
+            for at, part in enumerate(chunk.parts):
+                elements = part.of(data, chunk.start)
+                if look:
+                    self._look_through(index, number, part, elements, data)
+                for image, has_begun in zip(images, begun, strict=True):
+                    coefficient = source.coefficient(part.kind, image)
+                    target = self._targets_of(image, number)[at]
+                    add_part(target, elements, coefficient, self._scratch(coefficient), fresh=not has_begun)
+        for image in images:
+            self._note_added(index, image, number)
+
+    def _targets_of(self, image: int, number: int) -> list[Vector]:
+        """Return the parts of the sum that a chunk goes to; every input needs them again."""
+        if (image, number) not in self._targets:
+            self._targets[image, number] = [part.of(self._images[image]) for part in self._chunks[number].parts]
+        return self._targets[image, number]
+
+    def _note_added(self, index: int, image: int, number: int) -> None:
+        chunk = self._chunks[number]
+        self._begun[image][number] = True
         self._added[index][image].advance(chunk.end)
         if chunk.start + image * self.layout.size_bytes == self._progress.ready_bytes:
             self._progress.advance(self._ready_bytes())

@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mlfabric.channels import Connection, Frame, FrameKind
+from mlfabric.chunking import chunk_bytes
 from mlfabric.errors import LayoutError, TransferError, UsageError
 from mlfabric.specs import Layout, TensorKind, TensorSpec
 from mlfabric.streaming import Accumulator, Input, InputKind, NotFiniteError, ready_chunks, summing
-from mlfabric.streaming.chunks import chunk_bytes
 from tests.streaming.conftest import Connect
 
 TICKET = bytes(16)
@@ -254,7 +254,7 @@ async def test_an_input_that_breaks_tears_the_sum_for_everybody(connect: Connect
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-async def test_nothing_of_a_chunk_that_is_not_finite_is_added_and_the_tensor_is_named(connect: Connect, bad: float):
+async def test_nothing_of_a_part_that_is_not_finite_is_added_and_the_tensor_is_named(connect: Connect, bad: float):
     accumulator = Accumulator(MIXED, [Input()] * 2)
     first, second = image(MIXED, 0), image(MIXED, 1)
     tensors(MIXED, second)["b"].flags.writeable = True
@@ -273,6 +273,21 @@ async def test_nothing_of_a_chunk_that_is_not_finite_is_added_and_the_tensor_is_
     assert accumulator.payload[chunk:] == before[chunk:]
     with pytest.raises(NotFiniteError):
         await accumulator.progress.reached(1)
+
+
+async def test_from_the_first_part_that_is_not_finite_on_nothing_of_a_chunk_is_added():
+    layout = Layout((vector(100, name="a"), vector(100, "float32", name="b"), vector(100, name="c")))
+    accumulator = Accumulator(layout, [Input()] * 2)
+    first, second = image(layout, 0), image(layout, 1)
+    tensors(layout, second)["b"].flags.writeable = True
+    tensors(layout, second)["b"][0] = np.nan
+    await accumulator.add(0, [first])
+    before = bytes(accumulator.payload)
+    with pytest.raises(NotFiniteError, match="input 1 of a sum: b has NaN or Inf"):
+        await accumulator.add(1, [second])
+    assert accumulator.payload[layout.offsets[1] :] == before[layout.offsets[1] :]
+    with pytest.raises(NotFiniteError):
+        accumulator.progress.check()
 
 
 async def test_finite_elements_whose_sum_overflows_are_taken():
