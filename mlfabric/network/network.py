@@ -257,15 +257,17 @@ class Network:
                 del self._reserved[key]
 
     def busy_until(self, link: LinkId, now_ns: int, free_share: float = 0.5) -> int:
-        """Return the first instant from ``now_ns`` on at which at least ``free_share`` of the capacity is free.
+        """Return from when on, not before ``now_ns``, at least ``free_share`` of the capacity stays free.
 
         A link without capacity is not busy.
         """
         free, capacity = self._line(self._free, link), self._line(self._capacity, link)
-        at_ns = max(now_ns, self._floor_ns)
-        while max(0, free.at(at_ns)) < free_share * capacity.at(at_ns):
+        at_ns = until_ns = max(now_ns, self._floor_ns)
+        while at_ns < HORIZON_NS:
+            is_busy = max(0, free.at(at_ns)) < free_share * capacity.at(at_ns)
             at_ns = min(line.next_change(at_ns) for line in (free, capacity))
-        return at_ns
+            until_ns = at_ns if is_busy else until_ns
+        return until_ns
 
     def draft(self) -> Draft:
         """Return a cheap overlay to try reservations on; it is valid until this network changes."""

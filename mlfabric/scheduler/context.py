@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
-from mlfabric.network import Network, Path
+from mlfabric.network import Network, Path, down_link
 from mlfabric.protocol import GetId, SumId
 from mlfabric.scheduler.planning import Aggregator, DropRule
 from mlfabric.scheduler.records import MemberRecord, MemberState, PlanCount
+from mlfabric.scheduler.steps import StepTimes
 from mlfabric.specs import Member, Role
 
 __all__ = ["SEQ_BITS", "Context", "NumberMaker", "SchedulerConfig", "TicketMaker"]
 
 SEQ_BITS = 22
+MOST_OTHER_AGGREGATORS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +86,7 @@ class Context:
     numbers: NumberMaker
     members: dict[str, MemberRecord] = field(default_factory=dict)
     count: PlanCount = field(default_factory=PlanCount)
+    steps: StepTimes = field(default_factory=StepTimes)
     _of_role: dict[Role, dict[str, MemberRecord]] = field(init=False, default_factory=lambda: {r: {} for r in Role})
 
     def admit(self, record: MemberRecord) -> None:
@@ -115,18 +118,34 @@ class Context:
         """Return where a member that joined at least once accepts data connections."""
         return self.members[name].member.address
 
-    def aggregators(self, busy: Mapping[str, int]) -> dict[str, tuple[Member, Aggregator]]:
+    def aggregators(self, busy: Mapping[str, int], near: Set[str]) -> dict[str, tuple[Member, Aggregator]]:
         """Return by host an aggregator there and what the planner is told of it, the least busy first.
+
+        Planning takes longer the more there are: those on hosts of the batch are always among them, of others a few.
 
         Args:
             busy: how much each aggregator is doing, by name; 0 if it is not in it.
+            near: the hosts of the batch.
         """
         records = sorted(self.here(Role.AGGREGATOR), key=lambda m: busy.get(m.member.name, 0))
         found: dict[str, tuple[Member, Aggregator]] = {}
+        others = 0
         for record in records:
             host = record.member.host
-            found.setdefault(host, (record.member, Aggregator(host=host, most_updates=record.most_updates)))
+            if host in found or (host not in near and others == MOST_OTHER_AGGREGATORS):
+                continue
+            others += host not in near
+            found[host] = record.member, Aggregator(host=host, most_updates=record.most_updates)
         return found
+
+    @property
+    def has_aggregators(self) -> bool:
+        """Whether any aggregator is here."""
+        return any(True for _ in self.here(Role.AGGREGATOR))
+
+    def ingress_bps(self, member: str, now_ns: int) -> int:
+        """Return what the link of a member's host carries towards it."""
+        return self.network.rate_bps(down_link(self.host(member)), now_ns)
 
     def path(self, source: str, destination: str) -> Path:
         """Return the links between the hosts of two members."""

@@ -1,12 +1,10 @@
 """The gets of one model: asked for, planned, served. Pure.
 
-A get that follows an update of its worker's is planned together with it, ready when that is predicted to be committed:
-push and get are one round trip. The server serves a get when its update is settled, whatever was predicted. Others
-gather into a batch as updates do: it closes when the server's egress is about to run dry, or after the batch window; so
-a lone get never waits.
-
-Gets that are ready together may be answered out of one hand-on, by one version; one whose hand-on failed is served by
-the server itself when its worker asks again.
+Push and get are one round trip: a get that follows an update of its worker's is ready when that is predicted to be
+committed, and is planned little before. Gets gather until the server's egress is about to run dry; so a lone get never
+waits, and when many wait they are answered out of one hand-on, by one version. The server begins when all their updates
+are settled, whatever was predicted. A get whose hand-on failed is served by the server itself when its worker asks
+again.
 """
 
 from __future__ import annotations
@@ -14,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from mlfabric.network import up_link
 from mlfabric.protocol import GetId, GetRequested, Instruction
 from mlfabric.scheduler.get_table import GetTable
 from mlfabric.scheduler.planning import (
@@ -31,6 +30,8 @@ __all__ = ["Gets"]
 
 BLOCKED_NS = 100_000_000
 EGRESS_LEAD_NS = 2_000_000
+GATHER_SHARE = 0.125
+"""How long an answer may wait for updates of other gets to be committed, of the time that the model takes to send."""
 
 
 class Gets(GetTable):
@@ -62,17 +63,25 @@ class Gets(GetTable):
         return min((t for t in times if t is not None), default=None)
 
     def _batch_due_ns(self, now_ns: int) -> int | None:
-        """Return when what is ready is to be planned: at once what follows a planned update, or was let down."""
-        ready = self._ready() if self.waiting else []
+        """Return when what is ready is to be planned: little before the server can send it; at once if let down."""
+        ready = self._ready(now_ns) if self.waiting else []
         if not ready:
             return None
         dry_ns = self._dry_ns(ready[0].request.get, now_ns)
         return min(max(self._closes_ns(w, dry_ns), w.blocked_until_ns) for w in ready)
 
     def _closes_ns(self, waiting: WaitingGet, dry_ns: int) -> int:
-        if self._follows(waiting.request) or waiting.request.get in self.apart:
+        if waiting.request.get in self.apart:
             return waiting.since_ns
-        return min(dry_ns - EGRESS_LEAD_NS, waiting.since_ns + self._context.config.batch_window_ns)
+        return max(dry_ns, self._there_ns(waiting.request)) - EGRESS_LEAD_NS
+
+    def _there_ns(self, request: GetRequested) -> int:
+        """Return when the update that a get follows is planned to be committed; 0 if that is over."""
+        update = request.after_update
+        if update is None or not self._follows(request):
+            return 0
+        replicated_ns = follower.there_ns(update) if (follower := self._pushes.follower) else 0
+        return max(replicated_ns, self._pushes.commit_ns.get(update, 0))
 
     def _dry_ns(self, get: GetId, now_ns: int) -> int:
         """Return when the server has nothing more to send."""
@@ -108,7 +117,7 @@ class Gets(GetTable):
 
     def plan(self, now_ns: int) -> Iterator[Instruction]:
         """Plan every get whose update (if any) is planned or settled; what has not started, too, if links changed."""
-        ready, again = [waiting.request for waiting in self._ready()], self._take_back_ahead(now_ns)
+        ready, again = self._batch(now_ns), self._take_back_ahead(now_ns)
         helpers = {} if again else self._helpers(ready)
         state = FabricState(
             now_ns=now_ns,
@@ -116,37 +125,53 @@ class Gets(GetTable):
             slowest_clock=self._pushes.clocks.slowest,
             distributors=tuple(distributor for _, distributor in helpers.values()),
         )
-        candidates = tuple(self._candidate(request, now_ns) for request in (*ready, *again))
-        pushes, drop_rule = self._pushes, self._context.config.drop_rule
-        config = pushes.policy.planner_config(pushes.most_workers, drop_rule)
-        found = plan(Batch(gets=candidates), self._context.network, state, config)
+        there_ns = max(now_ns, max(map(self._there_ns, ready), default=0))
+        candidates = (
+            *(self._candidate(request, there_ns) for request in ready),
+            *(self._candidate(request, now_ns) for request in again),
+        )
+        found = plan(Batch(gets=candidates), self._context.network, state, self._pushes.planner_config())
         for deferred in found.deferred:
             if isinstance(deferred.what, GetId) and (waiting := self.waiting.get(deferred.what)) is not None:
                 waiting.blocked_until_ns = now_ns + BLOCKED_NS
         yield from self._carry_out(found, {host: member for host, (member, _) in helpers.items()})
 
+    def _batch(self, now_ns: int) -> list[GetRequested]:
+        """Return what is answered together: what is ready when the server can send again, or little later."""
+        ready = [w.request for w in self._ready(now_ns) if w.blocked_until_ns <= now_ns]
+        apart = [request for request in ready if request.get in self.apart]
+        if apart or not ready:
+            return apart
+        dry_ns = self._dry_ns(ready[0].get, now_ns)
+        start_ns = max(now_ns, dry_ns, min(map(self._there_ns, ready)))
+        latest_ns = start_ns + self._gather_ns(now_ns)
+        return [request for request in ready if self._there_ns(request) <= latest_ns]
+
+    def _gather_ns(self, now_ns: int) -> int:
+        """Return how long an answer may wait for the updates of others."""
+        rate_bps = self._context.network.rate_bps(up_link(self._context.host(self._pushes.server)), now_ns)
+        return int(GATHER_SHARE * self._pushes.spec.layout.size_bytes * 8 * 10**9) // max(1, rate_bps)
+
     def _helpers(self, ready: Sequence[GetRequested]) -> dict[str, tuple[Member, Aggregator]]:
         """Return by host who may hand the model on; nobody while one is in the batch that was let down."""
         if not is_planner_loaded() or len(ready) < 2 or any(w.get in self.apart for w in ready):
             return {}
-        return self._context.aggregators(Counter(h.aggregator.name for h in self.hand_ons.planned.values()))
+        hosts = {self._context.host(request.get.worker) for request in ready}
+        return self._context.aggregators(Counter(h.aggregator.name for h in self.hand_ons.planned.values()), hosts)
 
-    def _ready(self) -> list[WaitingGet]:
+    def _ready(self, now_ns: int) -> list[WaitingGet]:
+        """Return what can be planned: not what follows an update that is late, for nobody is to wait for that."""
         pushes = self._pushes
-        standing = pushes.standing()
+        standing, late_ns = pushes.standing(), now_ns - self._gather_ns(now_ns)
         return [
             waiting
             for waiting in self.waiting.values()
             if (waiting.request.after_update is None or waiting.request.after_update not in pushes.waiting)
+            and not (self._follows(waiting.request) and self._there_ns(waiting.request) < late_ns)
             and not pushes.policy.holds_back(waiting.request, standing)
         ]
 
-    def _candidate(self, request: GetRequested, now_ns: int) -> GetCandidate:
-        ready_ns = now_ns
-        if request.after_update is not None and self._follows(request):
-            # Never at once, however late its update is: who is ready now must not share a hand-on with it.
-            there_ns = follower.there_ns(request.after_update) if (follower := self._pushes.follower) else 0
-            ready_ns = max(now_ns + 1, there_ns, self._pushes.commit_ns.get(request.after_update, now_ns))
+    def _candidate(self, request: GetRequested, ready_ns: int) -> GetCandidate:
         return GetCandidate(
             get=request.get,
             destination=self._context.host(request.get.worker),

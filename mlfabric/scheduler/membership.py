@@ -194,10 +194,11 @@ class Membership:
                 yield from self._admit_server(record.member.name, event.held, record.since_ns)
 
     def _admit_aggregator(self, aggregator: Member) -> Iterator[Instruction]:
-        """Tell an aggregator what all models look like, and what it missed while it was silent."""
+        """Tell an aggregator what all models look like, and what it missed; nobody may have heard what it handed on."""
         for name, model in sorted(self._models.items()):
             yield HostModel(to=aggregator.name, spec=model.pushes.spec, reason=f"updates of {name} may be summed here")
             yield from model.pushes.aggregator_back(aggregator)
+            yield from model.gets.aggregator_gone(aggregator.name, "it came back")
 
     def _announce_model(self, spec: ModelSpec) -> Iterator[Instruction]:
         """Tell all aggregators what a new model looks like."""

@@ -45,11 +45,15 @@ class Meter:
     Args:
         metrics: where figures go.
         software_version: shown on the status.
+
+    Attributes:
+        reduced_bytes: size of the tensor of each AllReduce job's last round.
     """
 
     def __init__(self, metrics: SchedulerMetrics, software_version: str) -> None:
         self.metrics = metrics
         self.software_version = software_version
+        self.reduced_bytes: dict[str, int] = {}
         self._plan_s = 0.0
         self._known = PlanCount()
         self._rounds: dict[RoundId, _Round] = {}
@@ -82,6 +86,7 @@ class Meter:
             size_bytes = max((part.end for part in instruction.parts), default=0)
             model = state.context.members[instruction.to].model
             self._rounds.setdefault(instruction.round, _Round(model, size_bytes, now_ns))
+            self.reduced_bytes[model] = size_bytes
             return
         ended = self._rounds.pop(instruction.round, None)
         if ended is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Generator, Iterator, Set
 
 from mlfabric.protocol import (
@@ -158,7 +159,7 @@ class PushEnds(PushTable):
                     # It had it, so it may have been told since that it has fewer parts to wait for.
                     reason = "the server let go of it"
                     yield Void(to=self.server, model=self.spec.name, transfer=name, reason=reason)
-                self._let_go(found.members, torn_by_drift=found.torn_by is TornBy.DRIFT)
+                self._let_go(found.members, found.torn_by)
                 self._broken_up.discard(name)
 
     def _sum_received(self, found: PlannedSum) -> None:
@@ -188,6 +189,8 @@ class PushEnds(PushTable):
             if update.worker == worker and not (planned.voided or planned.received):
                 yield from self._void(planned, reason, TornBy.WORKER_GONE)
         self.apart = {u for u in self.apart if u.worker != worker}
+        self.late = Counter({u: n for u, n in self.late.items() if u.worker != worker})
+        self._pace.made_it(worker)
         if self.iteration is not None:
             self.iteration.owed = {u for u in self.iteration.owed if u.worker != worker}
         yield from self._recount_parts(reason)

@@ -10,6 +10,7 @@ In synchronous mode all transfers of one iteration share a ``seq`` and make one 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
@@ -18,6 +19,7 @@ from mlfabric.protocol import (
     CancelSum,
     Committed,
     Dropped,
+    DropReason,
     Expect,
     Expected,
     Instruction,
@@ -34,6 +36,7 @@ from mlfabric.scheduler.context import SEQ_BITS, Context
 from mlfabric.scheduler.drifting import DriftWatch
 from mlfabric.scheduler.following import Follower
 from mlfabric.scheduler.modes import Clocks, policy_of
+from mlfabric.scheduler.pace import Pace
 from mlfabric.scheduler.parts import Whole
 from mlfabric.scheduler.planning import Timetable, paced_rate
 from mlfabric.scheduler.records import Lateness, PlannedUpdate, SettledUpdates, TornBy, WaitingUpdate
@@ -57,11 +60,16 @@ class Iteration:
     owed: set[UpdateId] = field(default_factory=set)
 
 
+FORGIVEN = 2
+"""So often a sum of an update may be late; then the update goes by itself."""
+
+
 class PushTable:
     """Every update of one model that has no outcome yet, and the outcomes that workers may still ask for.
 
     ``planned`` is in the order of ``seq``: who is given a later one moves to its end; the members of a sum share one.
-    ``apart`` are the updates whose sum was given up: they go by themselves.
+    ``apart`` are the updates whose sum was given up: they go by themselves. ``late`` counts how often sums of an update
+    were late.
     ``awaited`` means that the server joined and has not yet said what it holds of the model: until then nothing is
     known of its version, so nothing is planned or refused.
     ``has_formed`` means that as many workers have joined as the first iteration was to wait for.
@@ -84,6 +92,7 @@ class PushTable:
         self.planned: dict[UpdateId, PlannedUpdate] = {}
         self.sums = SumTable()
         self.apart: set[UpdateId] = set()
+        self.late: Counter[UpdateId] = Counter()
         self.iteration: Iteration | None = None
         self.settled = SettledUpdates()
         self.commit_ns: dict[UpdateId, int] = {}
@@ -94,6 +103,7 @@ class PushTable:
         self._running = Timetable[TransferId]()
         self._lateness = Lateness()
         self._drift = DriftWatch[TransferId]()
+        self._pace = Pace()
         self._seq = context.config.epoch << SEQ_BITS
         self._broken_up: set[SumId] = set()
 
@@ -234,7 +244,7 @@ class PushTable:
                 yield from self._tear(found, "one of its updates was settled by itself", TornBy.REFUSED)
         self._broken_up.clear()
 
-    def _let_go(self, updates: Iterable[UpdateId], torn_by_drift: bool = False) -> None:
+    def _let_go(self, updates: Iterable[UpdateId], torn_by: TornBy | None = None) -> None:
         """Note that the server let go of what was voided: it may be planned anew when its worker asks again."""
         for update in [u for u in updates if u in self.planned]:
             planned = self.planned[update]
@@ -243,10 +253,16 @@ class PushTable:
                 self.waiting.pop(update, None)
                 self._forget(update)
             elif self._context.is_live(update.worker, update.incarnation):
-                if planned.sum is not None and not torn_by_drift:
-                    self.apart.add(update)
+                if planned.sum is not None and torn_by not in (TornBy.DRIFT, TornBy.HELD_UP):
+                    self._set_apart(update, torn_by)
                 if self.iteration is not None and planned.seq == self.iteration.seq:
                     self.iteration.owed.add(update)
+
+    def _set_apart(self, update: UpdateId, torn_by: TornBy | None) -> None:
+        """Let an update whose sum was given up go by itself; lateness, which may be nobody's fault, only in the end."""
+        self.late[update] += torn_by is TornBy.OVERDUE
+        if torn_by is not TornBy.OVERDUE or self.late[update] > FORGIVEN:
+            self.apart.add(update)
 
     def _settle(self, update: UpdateId, outcome: Outcome) -> Iterator[Instruction]:
         """Note an outcome that the server reports, and answer its worker if that has asked again meanwhile."""
@@ -260,6 +276,10 @@ class PushTable:
             yield Resolve(to=update.worker, update=update, outcome=outcome, reason="the server had it")
 
     def _enter_outcome(self, update: UpdateId, outcome: Outcome) -> None:
+        if isinstance(outcome, Committed):
+            self._pace.made_it(update.worker)
+        elif isinstance(outcome, Dropped) and outcome.cause is DropReason.DEADLINE_PAST:
+            self._pace.missed(update.worker)
         self.settled.add(update, outcome)
         if self.whole is not None and isinstance(outcome, Dropped):
             self.refused.append((update, outcome))
@@ -268,6 +288,7 @@ class PushTable:
         """Forget what befell an update on its way: it goes no further."""
         self.clocks.settle(update)
         self.apart.discard(update)
+        self.late.pop(update, None)
         if self.iteration is not None:
             self.iteration.owed.discard(update)
 

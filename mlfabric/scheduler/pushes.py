@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 
+from mlfabric.chunking import chunk_bytes
 from mlfabric.divergence import RuleState, as_norm, step_bound
 from mlfabric.network import Profile
 from mlfabric.protocol import (
@@ -27,26 +28,27 @@ from mlfabric.protocol import (
     UpdateKind,
 )
 from mlfabric.rules import RuleKind
-from mlfabric.scheduler.arranging import BLOCKED_NS, Arranging
+from mlfabric.scheduler.arranging import BLOCKED_NS
 from mlfabric.scheduler.modes import Standing
+from mlfabric.scheduler.patience import INGRESS_LEAD_NS, group_cost_ns, keep_open_until_ns
 from mlfabric.scheduler.planning import (
     Aggregator,
     Batch,
     Candidate,
     FabricState,
+    PlannerConfig,
     is_planner_loaded,
     plan,
 )
 from mlfabric.scheduler.records import LONGEST_STEP, PlannedUpdate, TornBy, WaitingUpdate
+from mlfabric.scheduler.sequencing import Sequencing
 from mlfabric.scheduler.sums import PlannedSum
-from mlfabric.specs import Member, Mode, TensorKind
+from mlfabric.specs import Member, Mode, Role, TensorKind
 
 __all__ = ["Pushes"]
 
-INGRESS_LEAD_NS = 2_000_000
 
-
-class Pushes(Arranging):
+class Pushes(Sequencing):
     """The requests for updates of one model, and their plans."""
 
     @cached_property
@@ -124,6 +126,11 @@ class Pushes(Arranging):
         times = (self._batch_due_ns(now_ns), self._overdue_ns(), self._drift_due_ns(now_ns))
         return min((t for t in times if t is not None), default=None)
 
+    def planner_config(self) -> PlannerConfig:
+        """Return how updates and gets are to be planned."""
+        config = self.policy.planner_config(self.most_workers, self._context.config.drop_rule)
+        return replace(config, chunk_bytes=chunk_bytes(self.spec.layout.size_bytes))
+
     def standing(self) -> Standing:
         """Return what the mode decides by."""
         gradient = UpdateKind.GRADIENT
@@ -145,8 +152,28 @@ class Pushes(Arranging):
             return since_ns
         path = self._context.path(first.worker, self.server)
         dry_ns = self._context.network.busy_until(path[-1], now_ns) if path else now_ns
-        due_ns = min(dry_ns - INGRESS_LEAD_NS, since_ns + self._context.config.batch_window_ns)
+        if first in self.apart:
+            due_ns = since_ns
+        elif self._can_sum:
+            due_ns = self._closes_ns(max(since_ns, dry_ns - INGRESS_LEAD_NS), len(ready), now_ns)
+        else:
+            due_ns = min(dry_ns - INGRESS_LEAD_NS, since_ns + self._context.config.batch_window_ns)
         return max(due_ns, self.waiting[first].blocked_until_ns)
+
+    def _closes_ns(self, due_ns: int, count: int, now_ns: int) -> int:
+        """Return when to close a batch that may be summed and has ``count`` updates."""
+        if due_ns > now_ns:
+            return due_ns
+        return keep_open_until_ns(self._expected_ns(), count, self._least_ns(now_ns), now_ns) or due_ns
+
+    def _expected_ns(self) -> Iterator[int]:
+        """Give when each worker that computes will push, if its step takes as long as usual."""
+        busy = {update.worker for update in (*self.waiting, *self.planned)}
+        for record in self._context.here(Role.WORKER):
+            if record.model != self.spec.name or record.member.name in busy:
+                continue
+            if (expected_ns := self._context.steps.of(record.member.name).expected_ns) is not None:
+                yield expected_ns
 
     def _ready(self) -> list[WaitingUpdate]:
         """Return what can be planned now: gradients only once there are weights that they can be applied to."""
@@ -159,7 +186,9 @@ class Pushes(Arranging):
             for u, w in self.waiting.items()
             if u not in self.planned and (self.initialised or w.request.kind is UpdateKind.INITIAL)
         ]
-        return self.policy.batch(found, self.standing()) if found else found
+        batch = self.policy.batch(found, self.standing()) if found else found
+        apart = [w for w in batch if w.request.update in self.apart]
+        return apart if apart and not self.policy.has_barrier else batch
 
     def _outdated(self) -> Iterator[tuple[UpdateId, Dropped]]:
         """Give the updates that wait and cannot take part any more, and why."""
@@ -168,14 +197,6 @@ class Pushes(Arranging):
                 refusal = self.policy.outdated(waiting.request, self.version)
                 if refusal is not None:
                     yield update, refusal
-
-    def _in_sequence(self) -> list[PlannedUpdate]:
-        """Return the updates that will each make a version, by ``seq``."""
-        return list(self._sequence())
-
-    def _sequence(self) -> Iterator[PlannedUpdate]:
-        gradient = UpdateKind.GRADIENT
-        return (p for p in self.planned.values() if (p.received or not p.voided) and p.request.kind is gradient)
 
     def _overdue_ns(self) -> int | None:
         """Return when the first that is out becomes overdue, if others wait behind it or in it."""
@@ -202,11 +223,19 @@ class Pushes(Arranging):
         for waiting in [w for w in batch if self._goes_at_once(w)]:
             batch.remove(waiting)
             yield from self._plan_at_once(waiting, now_ns)
+        self._pace.look(self.version.number, now_ns)
+        for waiting, hopeless in [(w, why) for w in batch if (why := self._hopeless(w.request, now_ns)) is not None]:
+            batch.remove(waiting)
+            yield self._turn_away(waiting.request.update, hopeless)
         is_drift = self._drift.is_due(now_ns)
         if is_drift:
             yield from self._tear_ahead(now_ns)
-        frozen, movable = self._split(now_ns)
+        frozen, movable, behind, too_late = self._split(now_ns, len(batch))
+        for transfer in too_late:
+            yield from self._void(transfer[0], "everything new would have to wait for it", TornBy.HELD_UP)
         ahead = self._take_back_ahead(movable, now_ns) if is_drift else set()
+        if ahead:
+            batch = []  # these were told to go by themselves; what is new may be summed, so it is planned after them
         updates = [
             self._candidate(p.request, now_ns) if p.request.update in ahead else self._in_flight(p, now_ns)
             for p in movable
@@ -214,9 +243,8 @@ class Pushes(Arranging):
         updates += [self._candidate(w.request, now_ns) for w in batch]
         if not updates:
             return
-        helpers = {} if ahead else self._helpers(batch)
+        helpers = self._helpers(batch)
         follower = self.follower if is_planner_loaded() else None
-        config = self.policy.planner_config(self.most_workers, self._context.config.drop_rule)
         found = plan(
             Batch(updates=tuple(updates)),
             self._context.network,
@@ -228,18 +256,31 @@ class Pushes(Arranging):
                 replica=follower.for_planner() if follower is not None else None,
             ),
             replace(
-                config,
+                self.planner_config(),
                 div_max=follower.bound() if follower is not None else None,
                 gamma=0.0 if self._steps_once else self.spec.rule.server_momentum,
+                group_ns=group_cost_ns(self._least_ns(now_ns), self.most_workers - len(batch)) if helpers else 0,
             ),
         )
         yield from self._leave(found)
         adders = {host: member for host, (member, _) in helpers.items()}
+        there_ns = self._frozen_until_ns(frozen, now_ns)
         yield from self._arrange(found, adders, max((p.seq for p in frozen), default=-1), now_ns)
+        self._put_off_commits([commit.update for commit in found.commits], there_ns)
+        for transfer in behind:
+            yield from self._put_behind(transfer, now_ns)
         if follower is not None:
             yield from follower.carry_out(found, now_ns)
         for planned in movable:
             planned.note_overdue(now_ns)
+
+    def _put_off_commits(self, updates: list[UpdateId], there_ns: int) -> None:
+        """Note that updates are committed after what keeps its place; in an iteration, all with the last of them."""
+        if self.policy.has_barrier:
+            last_ns = max(self.commit_ns.values(), default=there_ns)
+            self.commit_ns = dict.fromkeys(self.commit_ns, max(last_ns, there_ns))
+        else:
+            self.commit_ns.update((update, max(there_ns, self.commit_ns[update])) for update in updates)
 
     # Drift
 
@@ -288,28 +329,10 @@ class Pushes(Arranging):
 
     def _helpers(self, batch: list[WaitingUpdate]) -> dict[str, tuple[Member, Aggregator]]:
         """Return by host who may sum; nobody while an update is in the batch whose last sum was given up."""
-        apart = self.whole is not None and not self.policy.has_barrier  # commits by itself: a sum has one coefficient
-        if apart or not is_planner_loaded() or any(w.request.update in self.apart for w in batch):
+        if not self._can_sum or any(w.request.update in self.apart for w in batch):
             return {}
-        return self._context.aggregators(self.sums.load())
-
-    def _split(self, now_ns: int) -> tuple[list[PlannedUpdate], list[PlannedUpdate]]:
-        """Split what is planned into the head that keeps its place and the rest, which may be overtaken.
-
-        Sums keep their place, since their coefficients are those of their versions; what was planned before them does,
-        too, unless it is overdue. So does everything within an iteration, which has no order.
-        """
-        planned = self._in_sequence()
-        if self.spec.mode is Mode.SYNCHRONOUS:
-            return planned, []
-        count = 0
-        while count < len(planned) and planned[count].end_ns(now_ns) <= now_ns:
-            count += 1
-        sums = [place for place, p in enumerate(planned) if p.sum is not None]
-        head = max(count, sums[-1] + 1 if sums else 0)
-        overdue = [place for place in range(count, head) if planned[place].is_overdue(now_ns)]
-        frozen = [p for place, p in enumerate(planned[:head]) if place not in overdue]
-        return frozen, [planned[place] for place in overdue] + planned[head:]
+        hosts = {self._context.host(w.request.update.worker) for w in batch}
+        return self._context.aggregators(self.sums.load(), hosts)
 
     def _candidate(self, request: PushRequested, now_ns: int, in_flight: Profile | None = None) -> Candidate:
         return Candidate(

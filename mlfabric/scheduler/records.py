@@ -63,6 +63,7 @@ class TornBy(Enum):
     BROKEN = "its transfer to the server broke"
     REFUSED = "the server refused it"
     OVERDUE = "it is overdue"
+    HELD_UP = "it would hold up others"
     NOT_FINITE = "one of its updates is not finite"
     SERVER_BACK = "the server came back without it"
     DRIFT = "a link's rate has left the plan's"

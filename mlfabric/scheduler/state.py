@@ -72,6 +72,7 @@ class SchedulerState:
 
     def handle(self, event: MemberEvent, now_ns: int) -> list[Instruction]:
         """Take in one event and return the instructions that follow, in order."""
+        self._note_steps(event, now_ns)
         out = list(self._react(event, now_ns))
         for whole in self.wholes.values():
             whole.look_at(event)
@@ -168,6 +169,12 @@ class SchedulerState:
             case MemoryReported():
                 if event.name in self.context.members:
                     self.context.members[event.name].memory_bytes = dict(event.kinds)
+
+    def _note_steps(self, event: MemberEvent, now_ns: int) -> None:
+        """Let workers' steps be timed: by the whole model, or by the first part of one that is cut."""
+        model = self.models.get(getattr(event, "model", ""))
+        if model is None or not model.pushes.spec.shard:
+            self.context.steps.note(event, now_ns)
 
     def _has_a_say(self, event: MemberEvent) -> bool:
         """Tell whether an event comes from whom it can come from: only who holds a model says what it is at."""

@@ -32,7 +32,7 @@ def describe(state: SchedulerState, meter: Meter, now_ns: int) -> fabric_pb2.Get
         epoch=state.context.config.epoch,
         members=[_member(state, m) for m in members],
         models=[_model(state, name, model) for name, model in sorted(state.models.items())]
-        + [_reduced(name, rounds) for name, rounds in sorted(state.reductions.items())],
+        + [_reduced(name, rounds, meter) for name, rounds in sorted(state.reductions.items())],
         workers=[_worker(state, m) for m in workers],
         links=_links(state, now_ns),
         planner=fabric_pb2.PlannerStatus(
@@ -132,7 +132,7 @@ def _reducing(rounds: Rounds, worker: str) -> str:
     return "computing"
 
 
-def _reduced(name: str, rounds: Rounds) -> fabric_pb2.ModelStatus:
+def _reduced(name: str, rounds: Rounds, meter: Meter) -> fabric_pb2.ModelStatus:
     """Describe an AllReduce job; its versions are the rounds that are done."""
     return fabric_pb2.ModelStatus(
         name=name,
@@ -142,6 +142,7 @@ def _reduced(name: str, rounds: Rounds) -> fabric_pb2.ModelStatus:
         in_flight=rounds.running,
         committed=rounds.done,
         mode=rounds.spec.mode.value,
+        size_bytes=meter.reduced_bytes.get(name, 0),
     )
 
 
@@ -171,6 +172,7 @@ def _model(state: SchedulerState, name: str, model: ModelState) -> fabric_pb2.Mo
         dropped=sum(model.dropped.values()),
         mode=pushes.spec.mode.value,
         waits_for=waits_for,
+        size_bytes=pushes.spec.layout.size_bytes,
     )
 
 
@@ -186,6 +188,7 @@ def _median(delays: Counter[int]) -> float:
 
 def _worker(state: SchedulerState, record: MemberRecord) -> fabric_pb2.WorkerStatus:
     tally, name = record.tally, record.member.name
+    steps = state.context.steps.of(name)
     whole = state.wholes.get(record.model)
     model = state.models.get(record.model) if whole is None else whole.parts[min(whole.parts)]
     return fabric_pb2.WorkerStatus(
@@ -199,6 +202,8 @@ def _worker(state: SchedulerState, record: MemberRecord) -> fabric_pb2.WorkerSta
         dropped_by_cause={
             cause.value: count for cause, count in sorted(tally.dropped.items(), key=lambda c: c[0].value)
         },
+        steps=steps.count,
+        compute_s=steps.last_s,
     )
 
 

@@ -113,7 +113,7 @@ class PartWitness(Witness):
             part = None if after is None else self.parts_of(after)[shard]
             self.delivers(get, f"{model}.shard{shard}", version, value, part)
 
-    def rested(self, state: SchedulerState) -> None:
+    def rested(self, state: SchedulerState, now_ns: int) -> None:
         """Check that nobody waits for others while nothing is under way; parts wait until all are asked for."""
         for whole in state.wholes.values():
             if whole.unit is not None or not (whole.is_settled and whole.has_weights) or whole.is_synchronous:

@@ -154,7 +154,7 @@ class SimulatedScheduler:
             self._post(self._handle(Tick()))
         else:
             raise AssertionError(f"the scheduler is due again and again at {due_ns}: it would never rest")
-        self._witness.rested(self.state)
+        self._witness.rested(self.state, self._world.now_ns)
 
     def _wake_up(self) -> None:
         self._timer = None

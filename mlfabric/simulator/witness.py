@@ -63,6 +63,10 @@ class Truth:
     vector: complex = 0j
 
 
+LONGEST_WAIT_NS = 10**9
+"""More than an update takes over any link here, and so much longer than a batch is kept open."""
+
+
 class Witness:
     """Everything that really happened."""
 
@@ -99,13 +103,16 @@ class Witness:
         elif isinstance(event, TransferEnded) and isinstance(event.transfer, UpdateId):
             self._remembered(state, [event.transfer])
 
-    def rested(self, state: SchedulerState) -> None:
-        """Check that nobody waits for others while nothing is under way."""
+    def rested(self, state: SchedulerState, now_ns: int) -> None:
+        """Check that nobody waits for others while nothing is under way, unless for what is expected in a moment."""
         for model in state.models.values():
             pushes = model.pushes
             idle = pushes.initialised and not pushes.awaited and not pushes.planned and not pushes.policy.has_barrier
             if idle and state.context.is_here(pushes.server):
-                assert not pushes.waiting, f"{list(pushes.waiting)} wait though nothing is under way to {pushes.server}"
+                due_ns = pushes.due_ns(now_ns) if pushes.waiting else now_ns
+                late_ns = LONGEST_WAIT_NS if due_ns is None else due_ns - now_ns
+                why = f"{list(pushes.waiting)} wait though nothing is under way to {pushes.server}"
+                assert late_ns < LONGEST_WAIT_NS, why
 
     def remembered(self, state: SchedulerState) -> None:
         """Check every outcome that the scheduler remembers."""

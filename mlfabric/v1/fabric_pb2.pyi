@@ -634,6 +634,8 @@ class WorkerStatus(_message.Message):
     DROPPED_SHARE_FIELD_NUMBER: _builtins.int
     WARNING_FIELD_NUMBER: _builtins.int
     DROPPED_BY_CAUSE_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    COMPUTE_S_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     model: _builtins.str
     committed: _builtins.int
@@ -644,8 +646,14 @@ class WorkerStatus(_message.Message):
     """Of this worker's settled updates."""
     warning: _builtins.str
     """Not empty when it is shut out."""
+    steps: _builtins.int
+    """Computations seen from one model to the next push."""
     @_builtins.property
     def dropped_by_cause(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
+    @_builtins.property
+    def compute_s(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """How long the last of them took, oldest first."""
+
     def __init__(
         self,
         *,
@@ -658,10 +666,12 @@ class WorkerStatus(_message.Message):
         dropped_share: _builtins.float = ...,
         warning: _builtins.str = ...,
         dropped_by_cause: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        steps: _builtins.int = ...,
+        compute_s: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "dropped", b"dropped", "dropped_by_cause", b"dropped_by_cause", "dropped_share", b"dropped_share", "in_flight", b"in_flight", "lost", b"lost", "model", b"model", "name", b"name", "warning", b"warning"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "compute_s", b"compute_s", "dropped", b"dropped", "dropped_by_cause", b"dropped_by_cause", "dropped_share", b"dropped_share", "in_flight", b"in_flight", "lost", b"lost", "model", b"model", "name", b"name", "steps", b"steps", "warning", b"warning"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -684,6 +694,7 @@ class ModelStatus(_message.Message):
     DROPPED_FIELD_NUMBER: _builtins.int
     MODE_FIELD_NUMBER: _builtins.int
     WAITS_FOR_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     server: _builtins.str
     initialised: _builtins.bool
@@ -697,6 +708,8 @@ class ModelStatus(_message.Message):
     mode: _builtins.str
     waits_for: _builtins.str
     """Of a model in parts: what it waits for, in words; empty if nothing is in the way."""
+    size_bytes: _builtins.int
+    """Of the model; of AllReduce the size of the last round's tensor."""
     @_builtins.property
     def version(self) -> _types_pb2.ModelVersion: ...
     def __init__(
@@ -715,10 +728,11 @@ class ModelStatus(_message.Message):
         dropped: _builtins.int = ...,
         mode: _builtins.str = ...,
         waits_for: _builtins.str = ...,
+        size_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "delay_max", b"delay_max", "delay_p50", b"delay_p50", "dropped", b"dropped", "in_flight", b"in_flight", "initialised", b"initialised", "mode", b"mode", "name", b"name", "server", b"server", "tau_max", b"tau_max", "version", b"version", "waiting", b"waiting", "waits_for", b"waits_for"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "delay_max", b"delay_max", "delay_p50", b"delay_p50", "dropped", b"dropped", "in_flight", b"in_flight", "initialised", b"initialised", "mode", b"mode", "name", b"name", "server", b"server", "size_bytes", b"size_bytes", "tau_max", b"tau_max", "version", b"version", "waiting", b"waiting", "waits_for", b"waits_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

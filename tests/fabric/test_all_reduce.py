@@ -18,7 +18,7 @@ from mlfabric import Mode, ReduceOp
 from mlfabric.channels import Frame, FrameKind, TcpOptions
 from mlfabric.config import WorkerSettings
 from mlfabric.scheduler.modes import all_reduce
-from mlfabric.scheduler.modes.all_reduce import RING_FROM_BYTES, TREES_FROM_BYTES
+from mlfabric.scheduler.modes.all_reduce import RING_FROM_NS, TREES_FROM_NS
 from mlfabric.scheduler.planning.all_reduce import warm
 from mlfabric.worker_daemon import round_lines
 from mlfabric.worker_daemon.attempts import BRIEF_BYTES
@@ -81,6 +81,12 @@ def fabric() -> Iterator[Fabric]:
         yield running
 
 
+def lasting(fabric: Fabric, ns: int) -> int:
+    """Return how many bytes take so long over a link whose rate nobody stated."""
+    default_bps: int = fabric.scheduler.state.context.config.default_bps
+    return ns * default_bps // (8 * 10**9)
+
+
 def tensors(count: int, numel: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return [torch.randn(numel, generator=generator, dtype=torch.float64).to(dtype) for _ in range(count)]
@@ -97,7 +103,7 @@ def assert_summed(given: list[torch.Tensor], made: list[torch.Tensor]) -> None:
 
 def test_a_hundred_rounds_of_five_workers_with_another_tree_each_time_are_torchs_sum(fabric) -> None:
     team = Team(fabric, 5)
-    sizes = [1, 7, 1000, TREES_FROM_BYTES // 4 + 3, RING_FROM_BYTES // 4 + 5]
+    sizes = [1, 7, 1000, *(lasting(fabric, ns) // 4 + 5 for ns in (TREES_FROM_NS, RING_FROM_NS))]
     reasons = set()
     for n in range(100):
         given = tensors(5, sizes[n % len(sizes)], seed=n)

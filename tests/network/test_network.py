@@ -191,6 +191,13 @@ def test_a_link_is_busy_until_the_share_asked_for_is_free(star: Network) -> None
     assert star.busy_until(link, 3) == 3
 
 
+def test_a_link_is_busy_until_the_last_of_what_is_reserved_however_long_it_is_free_before(star: Network) -> None:
+    link, path = down_link("s"), star.path("a", "s")
+    for start_ns, end_ns in ((0, 10), (30, 40)):
+        star.reserve(start_ns, path, Profile(start_ns, end_ns, (Piece(start_ns, end_ns, GBPS),)))
+    assert [star.busy_until(link, at_ns) for at_ns in (0, 15, 41)] == [40, 40, 41]
+
+
 def test_a_copy_and_a_draft_leave_the_network_as_it_was(star: Network) -> None:
     path = star.path("a", "s")
     profile = star.transfer(path, MB, 0)

@@ -6,16 +6,20 @@ import pytest
 
 from mlfabric.protocol import (
     CancelServe,
+    DropReason,
+    Expect,
     Fetch,
+    GetId,
     LinkRate,
     LinksReported,
     MemberSilent,
+    Send,
     Serve,
     Tick,
     TransferEnd,
     WorkerHolds,
 )
-from tests.scheduler.stage import GIGABIT, MS, Stage, ended, get, push, ticket, update
+from tests.scheduler.stage import GIGABIT, MS, Stage, committed, ended, get, push, ticket, update
 
 
 @pytest.fixture
@@ -64,32 +68,50 @@ def test_gets_that_come_while_the_server_sends_are_planned_together_when_it_is_a
     assert stage.tick() == [*served(second, 2, after=(first.get,)), *served(third, 3, after=(second.get,))]
 
 
-def test_a_get_waits_no_longer_than_the_batch_window():
+def test_gets_gather_until_the_server_can_send_again_however_short_the_batch_window_is():
     stage = Stage(batch_window_ns=3 * MS).trained("a", "b", "c")
     stage.ask(get("a"))
     stage.ask(get("b"))
     stage.wait(1)
     stage.ask(get("c"))
-    assert stage.state.next_wakeup_ns(stage.now_ns) == stage.now_ns + 2 * MS
-    stage.wait(2)
+    assert stage.state.next_wakeup_ns(stage.now_ns) == stage.now_ns + 5 * MS
+    stage.wait(5)
     told = stage.tick()
     assert [i.get for i in told if isinstance(i, Serve)] == [get("b").get, get("c").get]
 
 
-def test_asking_again_does_not_make_a_get_wait_anew():
-    stage = Stage(batch_window_ns=3 * MS).trained("a", "b")
+def test_asking_again_does_not_make_a_get_wait_anew(stage):
     stage.ask(get("a"))
     stage.ask(get("b"))
+    due_ns = stage.state.next_wakeup_ns(stage.now_ns)
     stage.wait(2)
     stage.ask(get("b"))
-    assert stage.state.next_wakeup_ns(stage.now_ns) == stage.now_ns + MS
+    assert stage.state.next_wakeup_ns(stage.now_ns) == due_ns
 
 
-def test_a_get_after_a_planned_update_is_planned_at_once_however_busy_the_server_is(stage):
-    stage.ask(get("a"))
+def until_planned(stage: Stage) -> float:
+    """Go to when something is due next; return how many ms that took."""
+    began_ns = stage.now_ns
+    due_ns = stage.state.next_wakeup_ns(began_ns)
+    assert due_ns is not None
+    stage.now_ns = due_ns
+    return (stage.now_ns - began_ns) / MS
+
+
+def gets_served(told) -> list[GetId]:
+    return [i.get for i in told if isinstance(i, Serve)]
+
+
+def test_a_get_after_a_planned_update_waits_until_the_server_can_send_again(stage):
     stage.ask(push("b"))
+    stage.wait(7)
+    stage.ask(get("a"))
     request = get("b", after=update("b"))
-    assert [type(i) for i in stage.ask(request)] == [Serve, Fetch]
+    assert stage.ask(request) == []
+    stage.wait(1)
+    assert stage.ask(committed(update("b"), 1)) == []
+    assert until_planned(stage) == 5
+    assert gets_served(stage.tick()) == [request.get]
 
 
 def slow_behind_a_gigabit() -> Stage:
@@ -150,11 +172,47 @@ def test_a_get_over_a_link_without_capacity_keeps_nobody_waiting(stage):
     assert stage.ask(get("b")) == served(get("b"), 1)
 
 
-def test_a_get_after_an_update_is_planned_with_it_in_one_round_trip(stage):
+def test_a_get_after_an_update_is_planned_little_before_that_is_committed(stage):
     request = get("a", after=update("a"))
     stage.tell(push("a"))
     stage.tell(request)
-    assert stage.tick()[2:] == served(request, 2)
+    assert [type(i) for i in stage.tick()] == [Send, Expect]
+    assert until_planned(stage) == 6
+    assert stage.tick() == served(request, 2)
+
+
+def test_gets_whose_updates_are_committed_within_an_eighth_of_a_send_are_planned_together():
+    stage = Stage()
+    stage.server(down_bps=10 * GIGABIT)
+    for name in "abc":
+        stage.worker(name, up_bps=10 * GIGABIT)  # an update takes 0.8 ms, a model 8 ms
+    stage.trained(server=False)
+    for name in "abc":
+        stage.tell(push(name))
+        stage.tell(get(name, after=update(name)))
+    told = stage.tick()
+    there_ms = [stage.pushes.commit_ns[update(name)] / MS for name in "abc"]
+    assert [ms - there_ms[0] for ms in there_ms] == pytest.approx([0, 0.8, 1.6])
+    assert gets_served(told) == [get("a").get, get("b").get]
+
+
+def test_nobody_waits_for_a_get_whose_update_is_late(stage):
+    stage.ask(push("b"))
+    late = get("b", after=update("b"))
+    stage.ask(late)
+    stage.wait(8 + 1.1)  # it should be there, and an eighth of a send is over
+    assert gets_served(stage.ask(get("a"))) == [get("a").get]
+    assert late.get in stage.state.models["net"].gets.waiting
+    stage.wait(20)
+    assert gets_served(stage.ask(committed(update("b"), 1))) == [late.get]
+
+
+def test_a_get_whose_update_is_dropped_is_answered_all_the_same(stage):
+    stage.ask(push("b"))
+    stage.ask(get("b", after=update("b")))
+    stage.wait(20)
+    told = stage.ask(ended(update("b"), TransferEnd.DISCARDED, cause=DropReason.NOT_FINITE))
+    assert gets_served(told) == [get("b").get]
 
 
 def test_a_get_waits_while_its_update_has_no_plan(stage):

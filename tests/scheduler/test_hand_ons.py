@@ -20,7 +20,7 @@ from mlfabric.protocol import (
     TransferEnd,
 )
 from mlfabric.scheduler.context import SEQ_BITS
-from tests.scheduler.stage import GIGABIT, SPEC, Stage, ended, get, holds, push, ticket, update
+from tests.scheduler.stage import GIGABIT, SPEC, Stage, committed, ended, get, holds, push, ticket, update
 
 pytestmark = pytest.mark.usefixtures("compiled_planner")
 
@@ -116,6 +116,9 @@ def test_the_served_version_has_the_updates_of_all():
     for name in names:
         stage.tell(push(name.worker))
         stage.tell(get(name.worker, after=name))
+    stage.tick()
+    for place, name in enumerate(names, start=1):
+        stage.tell(committed(name, place))
     (serve,) = of(Serve, stage.tick())
     assert serve.get == own()
     assert set(serve.after_updates) == set(names)

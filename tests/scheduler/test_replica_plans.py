@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mlfabric.network import Network, down_link
-from mlfabric.protocol import Replicate
+from mlfabric.protocol import Replicate, Serve
 from mlfabric.rules import MomentumAt, RuleKind, RuleSpec
 from mlfabric.scheduler import planning, pushes
 from mlfabric.scheduler.planning import Batch, FabricState, Plan
@@ -111,7 +111,9 @@ def test_a_get_is_planned_for_when_the_replica_has_what_it_follows(made: list[Pl
     stage = seeded(Stage().trained("a", spec=WIDE), updates=0)
     stage.ask(push("a"))
     there_ns = stage.now_ns + 2 * UPDATE_NS
-    stage.ask(get("a", after=A))
+    assert not only(Serve, stage.ask(get("a", after=A)))
+    stage.now_ns = there_ns - 2 * MS
+    assert only(Serve, stage.tick())
     (planned,) = stage.state.models["net"].gets.planned.values()
     assert planned.profile.start_ns >= there_ns
 

@@ -145,6 +145,11 @@ def test_units_are_in_the_order_in_which_pushes_became_complete():
     stage.pushes_all("a")
     for name in ("b", "c"):
         stage.asks(name)
+    for _ in range(2):  # each server has room for its part of c's at another time
+        due_ns = stage.state.next_wakeup_ns(stage.now_ns)
+        assert due_ns is not None
+        stage.now_ns = due_ns
+        stage.tick()
     stage.arrives("b", parts=(0,))
     stage.arrives("c")
     stage.arrives("b", parts=(1,))

@@ -247,4 +247,4 @@ def test_the_busiest_aggregator_is_the_last_choice():
     stage.state.context.members["g"].most_updates = 3
     stage.state.context.members["k"].most_updates = 3
     (first,) = {s.to for s in of(Sum, ask_all(stage, "a", "b"))}
-    assert list(stage.state.context.aggregators(stage.pushes.sums.load()))[-1] == f"h-{first}"
+    assert list(stage.state.context.aggregators(stage.pushes.sums.load(), set()))[-1] == f"h-{first}"

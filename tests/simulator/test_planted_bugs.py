@@ -15,6 +15,7 @@ from mlfabric.scheduler.push_ends import PushEnds
 from mlfabric.scheduler.push_table import PushTable
 from mlfabric.scheduler.pushes import Pushes
 from mlfabric.scheduler.records import SettledUpdates
+from mlfabric.scheduler.sequencing import Sequencing
 from mlfabric.scheduler.summing import Summing
 from mlfabric.server.applied import AppliedSet
 from mlfabric.server.granting import grants
@@ -22,7 +23,7 @@ from mlfabric.server.hosted import HostedModel
 from mlfabric.server.incoming import Incoming
 from mlfabric.server.serving import Servings
 from mlfabric.simulator import FaultRates, Simulation, SimulationConfig
-from mlfabric.simulator.config import MOMENTUM
+from mlfabric.simulator.config import MOMENTUM, PLAIN
 from mlfabric.simulator.payloads import Adding
 from mlfabric.simulator.worker import SimulatedWorker
 from mlfabric.specs import Mode
@@ -208,3 +209,33 @@ def test_an_iteration_that_forgets_what_it_is_owed_is_caught(monkeypatch):
 
     monkeypatch.setattr(Pushes, "standing", forgetful)
     caught("two updates of one worker", with_sums(Mode.SYNCHRONOUS, 200))
+
+
+# Making way
+
+
+def slow_links(seed: int) -> SimulationConfig:
+    """Return a fabric whose links change so often that sums are late, with coefficients that let them be put behind."""
+    drawn = SimulationConfig.drawn_with_sums(seed)
+    faults = FaultRates(link_hz=12.0, connection_hz=0.5)
+    return replace(drawn, faults=faults, rule=PLAIN, workers=8, in_flight=1, tau_max=20, server_share=0.5)
+
+
+def test_a_sum_that_is_put_behind_without_its_place_is_caught(monkeypatch):
+    put_behind = Sequencing._put_behind
+
+    def forgetful(self, transfer, now_ns):
+        root = transfer[0].sum
+        seq = None if root is None else self.sums.whole(root).seq
+        yield from put_behind(self, transfer, now_ns)
+        if root is not None:
+            self.sums.whole(root).seq = seq
+
+    monkeypatch.setattr(Sequencing, "_put_behind", forgetful)
+    caught("is not as its sum", slow_links)
+
+
+def test_updates_that_are_left_out_for_good_once_their_sum_was_late_are_caught(monkeypatch):
+    ready = Pushes._ready
+    monkeypatch.setattr(Pushes, "_ready", lambda self: [w for w in ready(self) if not self.late[w.request.update]])
+    caught("wait though nothing is under way", slow_links)

@@ -16,6 +16,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from mlfabric.chunking import chunk_bytes
 from mlfabric.network import Network, down_link, up_link
 from mlfabric.protocol import RoundId, UpdateId
 from mlfabric.scheduler.planning import (
@@ -32,11 +33,11 @@ from mlfabric.scheduler.planning import (
 from mlfabric.scheduler.planning.plan import Kind, Transfer
 from mlfabric.specs import ALIGNMENT_BYTES
 
-__all__ = ["CHUNK_BYTES", "Shaped", "Trees", "planner_config", "shape_round"]
+__all__ = ["RING_FROM_NS", "TREES_FROM_NS", "Shaped", "Trees", "planner_config", "shape_round"]
 
-CHUNK_BYTES = 262_016
-TREES_FROM_BYTES = 256 * 1024
-RING_FROM_BYTES = 1024 * 1024
+TREES_FROM_NS = 200_000
+RING_FROM_NS = 800_000
+"""How long a tensor takes over a fast host's link from which on hops, with their messages, are worth while."""
 _SLOW_SHARE = 2 / 3
 
 
@@ -72,14 +73,19 @@ class Shaped:
     reason: str
 
 
-def planner_config(size_bytes: int) -> PlannerConfig:
-    """Return what the planner may choose from for a tensor of this size; small ones are not worth many hops."""
+def planner_config(size_bytes: int, wire_ns: int) -> PlannerConfig:
+    """Return what the planner may choose from for a tensor; one that is quickly sent is not worth many hops.
+
+    Args:
+        wire_ns: how long it takes over a fast host's link.
+    """
     shapes = {Shape.DIRECT}
-    if size_bytes >= TREES_FROM_BYTES:
+    if wire_ns >= TREES_FROM_NS:
         shapes.add(Shape.TREE)
-    if size_bytes >= RING_FROM_BYTES:
+    if wire_ns >= RING_FROM_NS:
         shapes.add(Shape.RING)
-    return PlannerConfig(consistency=Consistency.ALL_REDUCE, shapes=frozenset(shapes), chunk_bytes=CHUNK_BYTES)
+    chunk = chunk_bytes(size_bytes)
+    return PlannerConfig(consistency=Consistency.ALL_REDUCE, shapes=frozenset(shapes), chunk_bytes=chunk)
 
 
 def shape_round(
@@ -124,17 +130,20 @@ def _plan(network: Network, leaders: Mapping[str, str], size_bytes: int, now_ns:
         )
         for place, (host, worker) in enumerate(leaders.items())
     )
-    return plan(Batch(updates=updates), network, FabricState(now_ns=now_ns), planner_config(size_bytes))
+    wire_ns = size_bytes * 8 * 10**9 // max(1, *(_rate_bps(network, host, now_ns) for host in leaders))
+    return plan(Batch(updates=updates), network, FabricState(now_ns=now_ns), planner_config(size_bytes, wire_ns))
 
 
 def _star(network: Network, leaders: Mapping[str, str], now_ns: int) -> str:
     """Return the worker at the first host without a slow link."""
+    rates_bps = {host: _rate_bps(network, host, now_ns) for host in leaders}
+    best = max(rates_bps.values())
+    return next(worker for host, worker in leaders.items() if rates_bps[host] >= _SLOW_SHARE * best)
 
-    def rate_bps(host: str) -> int:
-        return min(network.rate_bps(link, now_ns) for link in (up_link(host), down_link(host)))
 
-    best = max(rate_bps(host) for host in leaders)
-    return next(worker for host, worker in leaders.items() if rate_bps(host) >= _SLOW_SHARE * best)
+def _rate_bps(network: Network, host: str, now_ns: int) -> int:
+    """Return what the slower direction of a host's link carries."""
+    return min(network.rate_bps(link, now_ns) for link in (up_link(host), down_link(host)))
 
 
 _Pair = tuple[str, dict[str, str], dict[str, str]]

@@ -38,6 +38,7 @@ def _check_config(config: PlannerConfig) -> None:
         ("tau_max", config.tau_max, asynchronous or config.tau_max is None, f"None when {config.consistency.name}"),
         ("gamma", config.gamma, 0 <= config.gamma < 1, "0 to below 1"),
         ("chunk_bytes", config.chunk_bytes, config.chunk_bytes > 0, "more than 0"),
+        ("group_ns", config.group_ns, config.group_ns >= 0, "0 or more"),
         ("replicate_from", config.replicate_from, 0 <= config.replicate_from <= 1, "0 to 1"),
         ("slack", config.slack, config.slack >= 0, "0 or more"),
         ("search", config.search, config.search >= 0, "0 or more"),

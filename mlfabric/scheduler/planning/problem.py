@@ -148,6 +148,8 @@ class PlannerConfig:
         replicate_from: share of ``div_max`` that the lead may reach before anything is sent to the replica, 0 to 1.
         slack: how many iterations a worker may be ahead of the slowest (stale-synchronous).
         search: how many other plans a small batch is compared with, >= 0; 0 keeps to the paper's choice.
+        group_ns: what each group of a plan costs beside its updates' commit times (MEAN_COMMIT), >= 0: others wait for
+            the server's link while it comes in.
     """
 
     consistency: Consistency = Consistency.ASYNCHRONOUS
@@ -161,3 +163,4 @@ class PlannerConfig:
     replicate_from: float = 0.5
     slack: int = 0
     search: int = 2000
+    group_ns: int = 0

@@ -247,6 +247,11 @@ def _best(
     """Return the shape with the least objective, of equals the simplest; a small batch may be ordered anew for it."""
     server, now_ns, objective = state.servers[0], state.now_ns, objective_of(config)
     carried, toward = 2 if config.gamma > 0 else 1, Toward.PRIMARY
+    group_ns = config.group_ns if objective is Objective.MEAN_COMMIT else 0
+
+    def cost_ns(found: Forwarding) -> int:
+        return found.cost(objective, now_ns) + group_ns * len(found.groups)
+
     aggregators = state.aggregators if len(lot.updates) > 1 else ()
     stored = aggregators if Shape.STORED in config.shapes else ()
     forwarding = forward_stored(
@@ -291,8 +296,9 @@ def _best(
             carried=carried,
             chunk_bytes=config.chunk_bytes,
             toward=toward,
+            group_ns=group_ns,
         )
-        if tree is not None and tree.cost(objective, now_ns) < best[2].cost(objective, now_ns):
+        if tree is not None and cost_ns(tree) < cost_ns(best[2]):
             best = ordering, lot, tree
     return best
 

@@ -44,7 +44,7 @@ class Shaper:
         back[:, :count] = routes[:, :count].T
         everyone: Ints = np.ones(count, np.int64)
         zeros: Ints = np.zeros(count, np.int64)
-        scalars = np.array([now_ns, max(1, *bits), chunk_bits, 1, 0], np.int64)
+        scalars = np.array([now_ns, max(1, *bits), chunk_bits, 1, 0, 0], np.int64)
         self._gather = survey_field(world.lines, world.routes, routes, zeros, everyone, scalars, False)
         self._hand = survey_field(world.lines, world.routes, back, zeros, everyone, scalars, True)
         hosts = np.arange(count)

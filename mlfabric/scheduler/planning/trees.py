@@ -48,6 +48,7 @@ def forward_trees(
     carried: int,
     chunk_bytes: int,
     toward: Toward,
+    group_ns: int = 0,
 ) -> Forwarding | None:
     """Find the best forest of cut-through trees for a lot.
 
@@ -57,6 +58,7 @@ def forward_trees(
         lines: what is free before the lot's own transfers; not changed.
         carried: how many tensors a sum of several updates is.
         chunk_bytes: what is received of every input before it is sent on.
+        group_ns: what each group costs beside the commit times of its updates.
 
     Returns:
         The best forest found, or None: fewer than two updates may be summed, or more than MOST_UPDATES, nobody may
@@ -70,7 +72,7 @@ def forward_trees(
     if fixed.end_ns.size and fixed.end_ns.max() >= HORIZON_NS:
         return None
     unit_bits = max(1, int(lot.bits[lot.fixed :].max()))
-    scalars = np.array([now_ns, unit_bits, 8 * chunk_bytes, carried, 0], np.int64)
+    scalars = np.array([now_ns, unit_bits, 8 * chunk_bytes, carried, 0, group_ns], np.int64)
     field = survey_field(fixed.lines, world.routes, hosts.routes(world), hosts.most, hosts.may_sum, scalars, False)
     choices = _choices(field, count - lot.fixed)
     if not len(choices):
@@ -148,7 +150,7 @@ class _Found:
         self, lot: Lot, world: World, hosts: Hosts, fixed: _Fixed, forest: Forest, rows: Any, toward: Toward
     ) -> None:
         self._lot, self._world, self._hosts, self._fixed, self._forest = lot, world, hosts, fixed, forest
-        self._rows, self._toward, self._routes = rows, toward, hosts.routes(world)
+        self._rows, self._toward = rows, toward
         self._count = int(forest.counts[0])
         self._members: list[list[int]] = []
         self._inputs: list[tuple[int, ...]] = []
@@ -211,7 +213,7 @@ class _Found:
         streams, end_ns = self._forest.streams, int(self._forest.streams.end_ns[k])
         self._trace()
         route, inputs = int(streams.route[k]), self._inputs[k]
-        source, destination = (self._hosts.names[host] for host in np.argwhere(self._routes == route)[0])
+        source, destination = self._world.ends(route)
         members = tuple(self._lot.updates[m] for m in self._members[k])
         return Transfer(
             kind=Kind.UPDATE if len(members) == 1 else Kind.SUM,
@@ -229,8 +231,7 @@ class _Found:
         )
 
     def _source(self, k: int) -> str:
-        host: str = self._hosts.names[np.argwhere(self._routes == int(self._forest.streams.route[k]))[0][0]]
-        return host
+        return self._world.ends(int(self._forest.streams.route[k]))[0]
 
     def _trace(self) -> None:
         """Find out once which streams feed which, and who is in them."""

@@ -9,13 +9,15 @@ from hypothesis import strategies as st
 from mlfabric.network import Network, up_link
 from mlfabric.protocol import RoundId
 from mlfabric.scheduler.modes import all_reduce
-from mlfabric.scheduler.modes.all_reduce import RING_FROM_BYTES, TREES_FROM_BYTES, Shaped, Trees, shape_round
+from mlfabric.scheduler.modes.all_reduce import RING_FROM_NS, TREES_FROM_NS, Shaped, Trees, shape_round
 from mlfabric.scheduler.planning import Shape
 from mlfabric.scheduler.planning.all_reduce import warm
 from mlfabric.specs import ALIGNMENT_BYTES
 
 MEGABIT = 1_000_000
-sizes = st.sampled_from((0, 2, 17, 100_000, TREES_FROM_BYTES, RING_FROM_BYTES, RING_FROM_BYTES + 6))
+TREES_FROM_BYTES, RING_FROM_BYTES = (200 * MEGABIT * ns // (8 * 10**9) for ns in (TREES_FROM_NS, RING_FROM_NS))
+"""Over the fast links here."""
+sizes = st.sampled_from((0, 2, 17, TREES_FROM_BYTES, RING_FROM_BYTES, RING_FROM_BYTES + 6, 1_000_006))
 rates = st.lists(st.sampled_from((50 * MEGABIT, 200 * MEGABIT)), min_size=1, max_size=6)
 
 
@@ -103,6 +105,16 @@ def test_the_root_is_drawn_among_all_hosts_that_are_alike() -> None:
     for size_bytes in (16, TREES_FROM_BYTES):
         roots = {shaped([200 * MEGABIT] * 4, size_bytes, counter)[0].trees[0].root for counter in range(1, 60)}
         assert roots == {"w0.0", "w1.0", "w2.0", "w3.0"}
+
+
+@pytest.mark.parametrize("fast_bps", [2 * MEGABIT, 200 * MEGABIT, 20_000 * MEGABIT])
+def test_how_long_a_tensor_takes_over_a_fast_link_decides_how_many_hops_it_is_worth(fast_bps) -> None:
+    def shape(ns: int) -> Shape:
+        return shaped([fast_bps] * 5, fast_bps * ns // (8 * 10**9) // ALIGNMENT_BYTES * ALIGNMENT_BYTES)[0].shape
+
+    assert shape(TREES_FROM_NS * 9 // 10) is Shape.DIRECT
+    assert shape(RING_FROM_NS * 9 // 10) is not Shape.RING
+    assert shape(RING_FROM_NS * 100) is Shape.RING
 
 
 def test_without_a_planner_all_send_to_one_host_without_a_slow_link(monkeypatch) -> None:

@@ -150,10 +150,11 @@ def test_who_joins_in_the_middle_of_an_iteration_is_given_the_model_that_it_make
     assert [i.to for i in told if isinstance(i, Fetch)] == ["d"]
 
 
-def test_who_takes_part_in_an_iteration_is_told_at_once_where_to_get_what_follows(stage):
+def test_who_takes_part_in_an_iteration_is_told_where_to_get_what_follows_little_before_it_is_over(stage):
     under_way(stage, "a", "b", "c")
-    told = stage.ask(get("b", after=update("b")))
-    assert [i.to for i in told if isinstance(i, Fetch)] == ["b"]
+    assert stage.ask(get("b", after=update("b"))) == []
+    stage.wait(24 - 2)  # three updates of 8 ms each, one after the other
+    assert [i.to for i in stage.tick() if isinstance(i, Fetch)] == ["b"]
 
 
 def test_an_iteration_goes_on_without_a_worker_that_dies_in_it(stage):

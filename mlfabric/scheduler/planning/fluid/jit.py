@@ -21,6 +21,7 @@ from numba import types
 __all__ = ["compiled", "inner", "is_cold", "lean", "set_warm"]
 
 _ROOT = __name__.partition(".")[0]
+_PLANNER = __name__.rpartition(".")[0].rpartition(".")[0]
 _IMPORT = re.compile(rf"^\s*(?:from|import) ({_ROOT}[.\w]*)(?: import (\([\w\s,]*|[\w ,]*))?", re.MULTILINE)
 
 _kernels: list[Any] = []
@@ -88,8 +89,8 @@ def set_warm() -> None:
 
 
 def _mark() -> Path | None:
-    """The file that stands for this version of all functions of the package that were declared so far."""
-    kernels = [kernel for kernel in _kernels if kernel.py_func.__module__.startswith(f"{_ROOT}.")]
+    """The file that stands for this version of all functions of the planner that were declared so far."""
+    kernels = [kernel for kernel in _kernels if kernel.py_func.__module__.startswith(f"{_PLANNER}.")]
     folder = next((kernel.stats.cache_path for kernel in kernels if kernel.stats.cache_path), None)
     parts = [numba.__version__, sys.version, *sorted({_digest(kernel.py_func.__module__) for kernel in kernels})]
     return Path(folder) / f"kernels-{sha256(repr(parts).encode()).hexdigest()[:16]}.warm" if folder else None

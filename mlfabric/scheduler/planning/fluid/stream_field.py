@@ -101,19 +101,23 @@ def survey_field(lines, routes, route, most, may_sum, scalars, mirrored):
 
 @compiled
 def limits_of(field, shares):
-    """How slow a host may be to pass sums on: ``shares`` (in eighths of the best), each only if it lets others in."""
+    """How slow a host may be to pass sums on: ``shares`` (in eighths of the best), each only if it lets others in.
+
+    The best is first the best host, then, if that is slower, the destination: where its link is the narrow one, hosts
+    as slow as that do no harm by being in the way, but faster ones keep streams short.
+    """
     best = FAR_NS
     for rank in field.rank_ns:
         best = min(best, rank)
-    best = max(best, field.into_ns[len(field.rank_ns)])
-    limits = np.zeros(len(shares), np.int64)
-    count, before = 0, -1
-    for share in shares:
-        limit = min(FAR_NS - 1, best // 8 * share)
-        within = 0
-        for rank in field.rank_ns:
-            within += rank <= limit
-        if within != before and within > 0:
-            limits[count], before = limit, within
-            count += 1
+    limits = np.zeros(2 * len(shares), np.int64)
+    count, before, last = 0, -1, -1
+    for base in (best, max(best, field.into_ns[len(field.rank_ns)])):
+        for share in shares:
+            limit = min(FAR_NS - 1, base // 8 * share)
+            within = 0
+            for rank in field.rank_ns:
+                within += rank <= limit
+            if limit > last and within > before and within > 0:
+                limits[count], before, last = limit, within, limit
+                count += 1
     return limits[:count]

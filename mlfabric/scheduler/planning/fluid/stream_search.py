@@ -272,7 +272,7 @@ def try_rest(hunt, routes, lines, pieces, rates, limit_ns, dry_ns, reached_ns, c
         _, arrive_ns, lines = run_group(hunt, routes, lines, pieces, rates)
         if arrive_ns < HORIZON_NS:
             commit_ns = max(reached_ns, arrive_ns)
-            cost = added(cost, commit_ns - hunt.field.scalars[0], size, mean)
+            cost = added(cost, commit_ns - hunt.field.scalars[0], size, mean) + hunt.field.scalars[5]
             if cost < hunt.progress[0]:
                 keep(hunt, cost)
     step_back(hunt, counts, pieces, length)
@@ -289,7 +289,7 @@ def try_case(hunt, routes, base, fixed, direct, size, limit_ns, dry_ns, commit_n
     while hunt.now.counts[3] < count:
         first = hunt.now.counts[3]
         left = count - first
-        bound = added(cost, max(commit_ns, dry_ns + least_ns) - now_ns, left, mean)
+        bound = added(cost, max(commit_ns, dry_ns + least_ns) - now_ns, left, mean) + hunt.field.scalars[5]
         if bound >= hunt.progress[0]:
             return
         most = together(hunt.members, first)
@@ -310,7 +310,7 @@ def try_case(hunt, routes, base, fixed, direct, size, limit_ns, dry_ns, commit_n
         if wanted > 1:
             retire(hunt)
         dry_ns, commit_ns = max(dry_ns, end_ns), max(commit_ns, arrive_ns)
-        cost = added(cost, commit_ns - now_ns, wanted, mean)
+        cost = added(cost, commit_ns - now_ns, wanted, mean) + hunt.field.scalars[5]
     if cost < hunt.progress[0]:
         keep(hunt, cost)
 

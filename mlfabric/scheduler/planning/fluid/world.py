@@ -63,8 +63,12 @@ class World:
 
     def path(self, route: int) -> Path:
         """Return the links of a route."""
+        return self._network.path(*self.ends(route))
+
+    def ends(self, route: int) -> tuple[str, str]:
+        """Return the source and the destination of a route."""
         i, j = divmod(route, len(self._destinations))
-        return self._network.path(self._sources[i], self._destinations[j])
+        return self._sources[i], self._destinations[j]
 
 
 def _star(
