@@ -1,0 +1,246 @@
+"""Which mode, bounds and aggregators to train with on a cluster: a small grid of them in the twin, and a choice.
+
+Everything is compared with plain ring all-reduce: *gain* is how many times as fast training gets on. In a step each
+worker's gradient is used once, so asynchronous training makes a step with as many updates as there are workers.
+
+*What delay costs.* Updates that were computed from old versions carry less. How much, no simulation of a network
+can know. The rule here follows the rate of Koloskova, Stich and Jaggi (2022), O(sigma^2 / eps^2 + sqrt(tau_max tau_avg)
+/ eps) updates to an error: against synchronous training, in which N updates share a version, sqrt(tau_max tau_avg)
+stands where N does. So an update is worth 1 / (1 + q (sqrt(tau_max tau_avg) / N - 1)) of a fresh one, and never more
+than one; q is the share of the steps that are needed for the second term. It is the model's and the batch's: 0.1 unless
+said, which is a guess and no measurement. Near the end of training, where noise decides, it is smaller; early, or with
+a high learning rate, larger. The delays are those that the twin saw, not the bound.
+
+*A bound too small* drops updates: updates/s x (time from reading the model to commit) <= tau_max + 1.
+
+*When plain all-reduce is best.* The twin's aim is to be right within 15 %, so what gains less is not worth a fabric.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlfabric.errors import ConfigError
+from mlfabric.specs import Mode
+from mlfabric.twin.cluster import Cluster
+
+__all__ = [
+    "WORTH_IT",
+    "Advice",
+    "Option",
+    "Prediction",
+    "Row",
+    "Verdict",
+    "advise",
+    "replica_bound",
+    "value_of_an_update",
+]
+
+WORTH_IT = 1.15
+USUAL_STALENESS = 0.1
+BOUNDS_PER_WORKER = (1.0, 1.5, 2.0, 3.0, 4.0, 8.0)
+FIRST_BOUND = 2.0
+ADVICE_ITERATIONS = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What the twin says of one way of training.
+
+    Args:
+        step_s: mean time in which as many updates are applied as there are workers, > 0.
+        delays: of the updates that were applied, >= 0.
+        dropped_share: of all updates, 0 to 1.
+    """
+
+    step_s: float
+    delays: NDArray[np.int64]
+    dropped_share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """A way of training.
+
+    Args:
+        mode: of the fabric; None is plain ring all-reduce, without a fabric.
+        tau_max: delay bound of asynchronous training, else None.
+        aggregators: on how many of the workers' hosts.
+    """
+
+    mode: Mode | None
+    tau_max: int | None = None
+    aggregators: int = 0
+
+    def on(self, cluster: Cluster) -> Cluster:
+        """Return a cluster that trains like this."""
+        names = tuple(worker.name for worker in cluster.workers[: self.aggregators])
+        mode = self.mode or Mode.ALL_REDUCE
+        iterations = min(cluster.iterations, ADVICE_ITERATIONS)
+        return replace(cluster, mode=mode, tau_max=self.tau_max, aggregators=names, iterations=iterations)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """What is to be expected of an option.
+
+    Args:
+        found: as the twin says.
+        value: of an update against a fresh one, for its delay.
+        gain: how many times as fast as plain ring all-reduce training gets on, delay counted.
+    """
+
+    option: Option
+    found: Prediction
+    value: float
+    gain: float
+
+
+class Verdict(Enum):
+    """What to train with."""
+
+    FABRIC = "mlfabric"
+    PLAIN = "plain all-reduce"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """What to do, and why.
+
+    Args:
+        verdict: whether a fabric is worth it.
+        rows: everything that was tried, plain ring all-reduce first.
+        best: the option of the fabric that gains most.
+        replica_updates: the least bound on a replica's lead that holds nothing up; None where the best has no server.
+        staleness: the q that delays were valued with.
+    """
+
+    verdict: Verdict
+    rows: tuple[Row, ...]
+    best: Row
+    replica_updates: int | None
+    staleness: float
+
+    @property
+    def delay_bound(self) -> int | None:
+        """The best delay bound of asynchronous training, also where another mode gains more."""
+        asynchronous = [row for row in self.rows if row.option.mode is Mode.ASYNCHRONOUS]
+        return max(asynchronous, key=_rank).option.tau_max if asynchronous else None
+
+
+Predict = Callable[[Cluster, Option], Prediction]
+
+
+def advise(
+    cluster: Cluster,
+    predict: Predict,
+    *,
+    staleness: float = USUAL_STALENESS,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Advice:
+    """Try a small grid of options and say which to take; the same cluster gives the same advice.
+
+    Args:
+        cluster: whose hosts, links, computations and model count; its mode, bound and aggregators do not.
+        predict: what to ask of the twin, with the cluster as the option would have it.
+        staleness: q, the share of steps that grow with delay, 0 to 1.
+        on_progress: told how many options are done, and of how many.
+
+    Raises:
+        ConfigError: the share is not one, or there is a single worker.
+    """
+    if not 0 <= staleness <= 1:
+        raise ConfigError(f"staleness = {staleness}; allowed: 0 (delay costs nothing) to 1")
+    workers = len(cluster.workers)
+    if workers < 2:
+        raise ConfigError(f"{workers} worker; allowed: 2 or more, for one has nobody to share with")
+    trial = _Trial(cluster, predict, staleness, on_progress)
+    trial.run(Option(mode=None))
+    first = [Option(mode=Mode.ALL_REDUCE), *_shapes(workers)]
+    trial.run_all(first)
+    best = max((row for row in trial.rows if row.option.mode is Mode.ASYNCHRONOUS), key=_rank)
+    trial.run_all(_bounds(workers, best.option.aggregators))
+    chosen = max((row for row in trial.rows if row.option.mode is not None), key=_rank)
+    return Advice(
+        verdict=Verdict.FABRIC if chosen.gain >= WORTH_IT else Verdict.PLAIN,
+        rows=tuple(trial.rows),
+        best=chosen,
+        replica_updates=None if chosen.option.mode is Mode.ALL_REDUCE else replica_bound(cluster, chosen.found),
+        staleness=staleness,
+    )
+
+
+def value_of_an_update(delays: NDArray[np.int64], workers: int, staleness: float) -> float:
+    """Return what an update is worth against a fresh one, 0 to 1, by the delays of all (Koloskova et al., 2022).
+
+    Args:
+        delays: of the updates that were applied; none is worth 1.
+        workers: how many share a version in synchronous training, >= 1.
+        staleness: q, 0 to 1.
+    """
+    if not len(delays):
+        return 1.0
+    effective = math.sqrt(float(np.max(delays)) * float(np.mean(delays)))
+    return 1 / (1 + staleness * max(0.0, effective / workers - 1))
+
+
+def replica_bound(cluster: Cluster, found: Prediction) -> int:
+    """Return by how many updates a replica has to be allowed to be behind so that nothing waits for it.
+
+    Twice what is committed while an update waits for its batch and passes over the slowest host's link, by Little's
+    law, and no less than the workers send at once.
+    """
+    slowest_bps = min(min(host.up_bps, host.down_bps) for host in cluster.hosts)
+    on_its_way_s = cluster.batch_window_s + 8 * cluster.model_bytes / slowest_bps
+    return max(len(cluster.workers), math.ceil(2 * len(cluster.workers) / found.step_s * on_its_way_s))
+
+
+def _shapes(workers: int) -> Iterator[Option]:
+    """Yield how many aggregators may be had, for the modes that take them."""
+    for aggregators in sorted({0, -(-workers // 4), workers}):
+        yield Option(mode=Mode.SYNCHRONOUS, aggregators=aggregators)
+        yield Option(mode=Mode.ASYNCHRONOUS, tau_max=round(FIRST_BOUND * workers), aggregators=aggregators)
+
+
+def _bounds(workers: int, aggregators: int) -> list[Option]:
+    """Return the delay bounds that are still to be tried."""
+    rest = sorted({round(share * workers) for share in BOUNDS_PER_WORKER} - {round(FIRST_BOUND * workers)})
+    return [Option(mode=Mode.ASYNCHRONOUS, tau_max=tau_max, aggregators=aggregators) for tau_max in rest]
+
+
+def _rank(row: Row) -> tuple[float, int]:
+    """Order rows by gain to a hundredth; of equals fewer aggregators are better."""
+    return round(row.gain, 2), -row.option.aggregators
+
+
+class _Trial:
+    """What has been tried."""
+
+    def __init__(
+        self, cluster: Cluster, predict: Predict, staleness: float, on_progress: Callable[[int, int], None] | None
+    ) -> None:
+        self.rows: list[Row] = []
+        self._cluster, self._predict, self._staleness, self._on_progress = cluster, predict, staleness, on_progress
+        workers = len(cluster.workers)
+        self._total = 2 + len(list(_shapes(workers))) + len(_bounds(workers, 0))
+
+    def run_all(self, options: Sequence[Option]) -> None:
+        """Try options."""
+        for option in options:
+            self.run(option)
+
+    def run(self, option: Option) -> None:
+        """Try an option; the first is what the others are compared with."""
+        found = self._predict(option.on(self._cluster), option)
+        delays = found.delays if option.mode is Mode.ASYNCHRONOUS else found.delays[:0]
+        value = value_of_an_update(delays, len(self._cluster.workers), self._staleness)
+        plain_s = self.rows[0].found.step_s if self.rows else found.step_s
+        self.rows.append(Row(option=option, found=found, value=value, gain=value * plain_s / found.step_s))
+        if self._on_progress is not None:
+            self._on_progress(len(self.rows), self._total)

@@ -1,0 +1,214 @@
+"""How long an iteration takes in the ways of training that mlfabric is compared with, as formulas.
+
+    ring           E[max compute] + 2 (N - 1) / N  x  size / slowest direction of any link
+    tree           E[max compute] + the way up and the way down a static binary tree, whole tensors at each stop
+    server         E[max compute] + N sizes through the server's link each way, or the slowest worker's own link
+    asynchronous   each worker for itself: compute, up, down; the server's link is the limit
+
+The ring is the bandwidth-optimal one (Patarasuk and Yuan, 2009: each host sends and receives 2 (N - 1) / N of the
+tensor), its steps are in lockstep, so the slowest link sets the pace of all; that is what gloo and DDP do. Stragglers
+come in as the mean of the largest of N computations, which is exact. Latency is charged for each step. What protocols,
+processors and switches cost is not in here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from mlfabric.errors import UsageError
+from mlfabric.twin.settings import ComputeSetting, NetworkSetting
+
+__all__ = [
+    "LinkRates",
+    "asynchronous_server_updates_per_s",
+    "mean_largest",
+    "mean_largest_of_samples",
+    "mean_over_weather",
+    "ring_all_reduce_s",
+    "ring_share",
+    "slowest_shares",
+    "synchronous_server_s",
+    "tree_all_reduce_s",
+]
+
+BITS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkRates:
+    """What a host's link carries each way.
+
+    Args:
+        up_bps, down_bps: rates in bit/s, > 0.
+
+    Raises:
+        UsageError: a rate is not above 0.
+    """
+
+    up_bps: float
+    down_bps: float
+
+    def __post_init__(self) -> None:
+        if not (self.up_bps > 0 and self.down_bps > 0):
+            raise UsageError(f"link of {self.up_bps:g} up, {self.down_bps:g} down; allowed: rates above 0 bit/s")
+
+    @property
+    def slowest_bps(self) -> float:
+        """The rate of its slower direction."""
+        return min(self.up_bps, self.down_bps)
+
+
+def ring_share(hosts: int) -> float:
+    """Return how many times the tensor passes over each link in a ring: 2 (N - 1) / N.
+
+    Raises:
+        UsageError: there is no host.
+    """
+    if hosts < 1:
+        raise UsageError(f"{hosts} hosts; allowed: 1 or more")
+    return 2 * (hosts - 1) / hosts
+
+
+def ring_all_reduce_s(size_bytes: int, links: Sequence[LinkRates], latency_s: float = 0.0) -> float:
+    """Return how long a ring all-reduce of a tensor takes (Patarasuk and Yuan, 2009).
+
+    Args:
+        size_bytes: of the tensor, >= 0.
+        links: of each host, at least one.
+        latency_s: of each of the 2 (N - 1) steps.
+    """
+    share = ring_share(len(links))
+    return share * size_bytes * BITS / min(link.slowest_bps for link in links) + 2 * (len(links) - 1) * latency_s
+
+
+def tree_all_reduce_s(size_bytes: int, links: Sequence[LinkRates], latency_s: float = 0.0) -> float:
+    """Return how long an all-reduce over a static binary tree takes, whole tensors at each stop.
+
+    Host i has the children 2 i + 1 and 2 i + 2. A parent takes its children's sums in, in the order in which they are
+    ready, sends the sum up, and sends the result to one child after the other.
+
+    Args:
+        size_bytes: of the tensor, >= 0.
+        links: of each host, the root's first, at least one.
+        latency_s: of each transfer.
+    """
+    ring_share(len(links))
+    bits = size_bytes * BITS
+    ready_s = [0.0] * len(links)
+    for parent in reversed(range(len(links))):
+        for child in sorted(_children(parent, len(links)), key=ready_s.__getitem__):
+            rate_bps = min(links[child].up_bps, links[parent].down_bps)
+            ready_s[parent] = max(ready_s[parent], ready_s[child]) + latency_s + bits / rate_bps
+    has_s = [ready_s[0]] * len(links)
+    for parent in range(len(links)):
+        free_s = has_s[parent]
+        for child in _children(parent, len(links)):
+            free_s += latency_s + bits / min(links[parent].up_bps, links[child].down_bps)
+            has_s[child] = free_s
+    return max(has_s)
+
+
+def _children(parent: int, hosts: int) -> range:
+    return range(2 * parent + 1, min(2 * parent + 3, hosts))
+
+
+def synchronous_server_s(
+    size_bytes: int, links: Sequence[LinkRates], server: LinkRates, latency_s: float = 0.0
+) -> float:
+    """Return how long a plain synchronous parameter server takes to collect all updates and to give all models out.
+
+    Args:
+        size_bytes: of model and update, >= 0.
+        links: of each worker, at least one.
+        server: the server's link, which all share evenly.
+        latency_s: of each way.
+    """
+    ring_share(len(links))
+    bits = size_bytes * BITS
+    collect_s = max(len(links) * bits / server.down_bps, *(bits / link.up_bps for link in links))
+    give_s = max(len(links) * bits / server.up_bps, *(bits / link.down_bps for link in links))
+    return collect_s + give_s + 2 * latency_s
+
+
+def asynchronous_server_updates_per_s(
+    size_bytes: int, links: Sequence[LinkRates], server: LinkRates, compute_s: Sequence[float]
+) -> float:
+    """Return how many updates a plain asynchronous parameter server takes in per second, without any bound.
+
+    Args:
+        size_bytes: of model and update, > 0.
+        links: of each worker, at least one.
+        server: the server's link.
+        compute_s: mean time of each worker's computation, > 0.
+
+    Raises:
+        UsageError: there are not as many computing times as links.
+    """
+    if len(links) != len(compute_s):
+        raise UsageError(f"{len(links)} links, {len(compute_s)} computing times; allowed: one of each for each worker")
+    bits = size_bytes * BITS
+    alone = sum(
+        1 / (own_s + bits / link.up_bps + bits / link.down_bps) for link, own_s in zip(links, compute_s, strict=True)
+    )
+    return min(alone, server.slowest_bps / bits)
+
+
+def mean_largest(setting: ComputeSetting, base_s: float, workers: int) -> float:
+    """Return the mean of the longest of all workers' computations, where some are slow by chance.
+
+    Args:
+        setting: how often and how slow.
+        base_s: time of a computation that is not slow, >= 0.
+        workers: how many compute, >= 1.
+    """
+    somebody = 1 - (1 - setting.chance) ** workers
+    return base_s * (1 + (setting.factor - 1) * somebody)
+
+
+def mean_largest_of_samples(samples_s: Iterable[float], workers: int) -> float:
+    """Return the mean of the longest of so many computations, each drawn from measured ones (order statistics).
+
+    Args:
+        samples_s: measured times, at least one.
+        workers: how many draw, >= 1.
+
+    Raises:
+        UsageError: there is no sample.
+    """
+    ordered = sorted(samples_s)
+    if not ordered:
+        raise UsageError("no computing times; give at least one")
+    count = len(ordered)
+    return sum(
+        time_s * (((rank + 1) / count) ** workers - (rank / count) ** workers) for rank, time_s in enumerate(ordered)
+    )
+
+
+def slowest_shares(setting: NetworkSetting, links: int) -> list[tuple[float, float]]:
+    """Return how slow the slowest of so many link directions is: pairs of share of the full rate and chance.
+
+    Args:
+        setting: what each direction is drawn from, independently.
+        links: how many directions there are, >= 1; of N hosts 2 N.
+    """
+    out, faster = [], 1.0
+    for share, chance in sorted(zip(setting.shares, setting.chances, strict=True)):
+        rest = max(0.0, faster - chance)
+        if (slowest := faster**links - rest**links) > 0:
+            out.append((share, slowest))
+        faster = rest
+    return out
+
+
+def mean_over_weather(compute_s: float, wire_s: float, shares: Iterable[tuple[float, float]]) -> float:
+    """Return the mean time of an iteration whose transfers go at the pace of the slowest link.
+
+    Iterations are counted over time, so periods with a fast network weigh more: a harmonic mean.
+
+    Args:
+        compute_s: mean of the longest computation.
+        wire_s: of its transfers at the full rate.
+        shares: pairs of the slowest link's share and how much of the time it has that.
+    """
+    return 1 / sum(chance / (compute_s + wire_s / share) for share, chance in shares)

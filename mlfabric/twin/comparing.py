@@ -1,0 +1,111 @@
+"""All ways of training on one cluster side by side: simulated, and as formulas where there are any."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from mlfabric.specs import Mode
+from mlfabric.twin.closed_forms import (
+    LinkRates,
+    mean_over_weather,
+    ring_all_reduce_s,
+    slowest_shares,
+    synchronous_server_s,
+)
+from mlfabric.twin.cluster import Cluster, Host
+from mlfabric.twin.draws import ComputeTimes
+from mlfabric.twin.outcome import Outcome
+from mlfabric.twin.rounds import TREE_CHUNKS
+from mlfabric.twin.run import Baseline, simulate
+from mlfabric.twin.run_world import Progress
+
+__all__ = ["Compared", "compare", "formula_s"]
+
+WAYS: tuple[Mode | Baseline, ...] = (
+    Mode.ASYNCHRONOUS,
+    Mode.STALE_SYNCHRONOUS,
+    Mode.SYNCHRONOUS,
+    Mode.ALL_REDUCE,
+    Baseline.RING,
+    Baseline.TREE,
+)
+_DRAWN_STEPS = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """One way of training.
+
+    Args:
+        outcome: as simulated.
+        formula_s: mean time of an iteration as a formula has it; None where there is none.
+        gain: how many times as fast as the simulated ring it goes through as many steps of all workers.
+    """
+
+    outcome: Outcome
+    formula_s: float | None
+    gain: float
+
+
+def compare(cluster: Cluster, started: Callable[[Mode | Baseline], Progress | None]) -> tuple[Compared, ...]:
+    """Run all ways of training.
+
+    Args:
+        started: told of each way as it begins; returns who is told of its progress.
+    """
+    found = {way: simulate(cluster, way, progress=started(way)) for way in WAYS}
+    ring = found[Baseline.RING].updates_per_s
+    return tuple(
+        Compared(outcome=outcome, formula_s=formula_s(cluster, way), gain=outcome.updates_per_s / ring)
+        for way, outcome in found.items()
+    )
+
+
+def formula_s(cluster: Cluster, way: Mode | Baseline) -> float | None:
+    """Return the mean time of an iteration by formula: of a ring, of a tree, and of a synchronous server without sums.
+
+    Where rates are known over time, the first ones count.
+    """
+    links, server = [_link(cluster, host) for host in cluster.workers], _link(cluster, cluster.server)
+    size_bytes, latency_s, directions = cluster.model_bytes, cluster.latency_s, 2 * len(links)
+    if way is Baseline.RING:
+        wire_s = ring_all_reduce_s(size_bytes, links, latency_s)
+    elif way is Baseline.TREE:
+        wire_s = _tree_s(cluster, min(link.slowest_bps for link in links))
+    elif way is Mode.SYNCHRONOUS and not cluster.aggregators:
+        wire_s = synchronous_server_s(size_bytes, links, server, latency_s)
+        directions += 2 * cluster.is_server_in_weather
+    else:
+        return None
+    return mean_over_weather(_longest_s(cluster), wire_s, slowest_shares(cluster.weather, directions))
+
+
+def _tree_s(cluster: Cluster, slowest_bps: float) -> float:
+    """Return how long a binary tree takes chunk by chunk, up and down at once.
+
+    A worker takes in two sums on their way up and one on its way down. The first chunk needs two chunk times for each
+    level and way, since two children share their parent's link.
+    """
+    workers = len(cluster.workers)
+    if workers == 1:
+        return 0.0
+    levels, inputs = (workers + 1).bit_length() - 1, min(3, workers)
+    levels -= (workers + 1) == 1 << levels
+    chunks = inputs * TREE_CHUNKS + 4 * levels
+    return chunks * (8 * cluster.model_bytes / slowest_bps / TREE_CHUNKS) + 2 * levels * cluster.latency_s
+
+
+def _link(cluster: Cluster, host: Host) -> LinkRates:
+    lines = {way.value: line.bps[0] for (name, way), line in cluster.lines.items() if name == host.name}
+    return LinkRates(up_bps=lines.get("up", host.up_bps), down_bps=lines.get("down", host.down_bps))
+
+
+def _longest_s(cluster: Cluster) -> float:
+    """Return the mean of the longest computation of a step, over the steps that the cluster draws first."""
+    times, workers = ComputeTimes(cluster), range(len(cluster.workers))
+    steps = range(min(cluster.iterations, _DRAWN_STEPS))
+    drawn = np.array([[times.of(worker, step) for step in steps] for worker in workers])
+    return float(drawn.max(axis=0).mean() / 1e9)

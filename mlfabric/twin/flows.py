@@ -1,0 +1,154 @@
+"""Transfers in virtual time, from Python: entered many at a time, run until one arrives that somebody waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlfabric.twin import flow_kernel as kernel
+from mlfabric.twin.flow_field import EDGES_LEFT, EVENTS, LOGGED, NOBODY, Column, grown, make_field
+from mlfabric.twin.flow_links import set_rates
+
+__all__ = ["Edge", "Flows", "NewFlow"]
+
+_NO_EDGES = np.zeros((0, 3), np.int64)
+
+
+class NewFlow(NamedTuple):
+    """A transfer to be entered; times in ns, rates in bits per ns, links by number, -1 for none.
+
+    ``chunk``: bits of it that must have come before they are passed on. ``patience``: how long after its begin it
+    ceases to keep others waiting. ``told``: whether ``run`` stops when it has arrived. ``holds``: how many releases it
+    waits for.
+    """
+
+    up: int
+    down: int
+    bits: float
+    ready_ns: float
+    pace: float = np.inf
+    chunk: float = 0.0
+    latency_ns: float = 0.0
+    patience_ns: float = np.inf
+    told: bool = True
+    holds: int = 0
+
+    def row(self) -> tuple[float, ...]:
+        """Return the row of the kernel's table."""
+        return (
+            self.up, self.down, self.bits, self.pace, self.chunk, self.ready_ns, self.latency_ns, self.patience_ns,
+            self.told, self.holds,
+        )  # fmt: skip
+
+
+Edge = tuple[int, int, int]
+"""(early, late, kind), see ``flow_field``; transfers by place among the new ones, or ``~number`` of an older one."""
+
+
+class Flows:
+    """Every transfer under way; ``now_ns`` is the instant that was reached.
+
+    Args:
+        rates: of all links in bits per ns, up links first.
+    """
+
+    def __init__(self, rates: NDArray[np.float64]) -> None:
+        self._field = make_field(len(rates), 256, 1024)
+        self._field.rates[:] = self._field.levels[:] = rates
+        self._free = list(range(255, -1, -1))
+        self._next_ns = 0.0
+        self.now_ns = 0.0
+
+    @property
+    def carried_bits(self) -> NDArray[np.float64]:
+        """What each link has carried of transfers that are through."""
+        return self._field.carried
+
+    def set_rates(self, rates: NDArray[np.float64]) -> None:
+        """Give all links other rates from now on."""
+        set_rates(self._field, rates)
+        self._next_ns = 0.0
+
+    def enter(self, flows: Sequence[NewFlow], edges: Sequence[Edge] = ()) -> list[int]:
+        """Enter transfers and who waits for whom; return their numbers, which are theirs until they are freed."""
+        table = np.array([flow.row() for flow in flows], np.float64).reshape(-1, len(Column))
+        return self.enter_table(table, np.array(edges, np.int64) if edges else _NO_EDGES)
+
+    def enter_table(self, table: NDArray[np.float64], edges: NDArray[np.int64]) -> list[int]:
+        """Enter transfers as ``enter`` does, given as columns."""
+        self._make_room(len(table), len(edges))
+        numbers = [self._free.pop() for _ in range(len(table))]
+        ids = np.array(numbers, np.int64)
+        if len(edges):
+            edges = edges.copy()
+            ends = edges[:, :2]
+            ends[...] = np.where(ends >= 0, ids[np.maximum(ends, 0)], ~ends)
+        kernel.enter(self._field, ids, table, edges)
+        self._next_ns = 0.0
+        return numbers
+
+    def release(self, number: int, at_ns: float) -> None:
+        """Hold a transfer no longer for one of its releases, and let it not begin before an instant."""
+        kernel.release(self._field, number, at_ns)
+        self._next_ns = 0.0
+
+    def run(self, until_ns: float, heed_ns: float = 0.0) -> int | None:
+        """Go on until an instant, or until a transfer arrived that is to be told of; return its number, or None.
+
+        Args:
+            heed_ns: how much later is soon enough for those that are to be told of soon; these are not returned.
+        """
+        if self._next_ns > until_ns:
+            self.now_ns = self._field.now[0] = max(self.now_ns, until_ns)
+            return None
+        found = int(kernel.run(self._field, until_ns, heed_ns))
+        self.now_ns, self._next_ns = self._field.now.tolist()
+        return None if found == NOBODY else found
+
+    def cancel(self, numbers: Sequence[int]) -> None:
+        """Break transfers off that have not arrived, with all that carry them on, and give up their numbers."""
+        for number in numbers:
+            kernel.cancel(self._field, number)
+        self._next_ns = 0.0
+        self._free.extend(numbers)
+
+    def span_ns(self, number: int) -> tuple[float, float]:
+        """Return when a transfer that is not freed began and arrived; -1 for not yet."""
+        flow = self._field.flows[number]
+        return float(flow["began"]), float(flow["ended"])
+
+    def spans_ns(self, numbers: Sequence[int]) -> tuple[list[float], list[float]]:
+        """Return when transfers began, and when they arrived."""
+        flows = self._field.flows[numbers]
+        return flows["began"].tolist(), flows["ended"].tolist()
+
+    def crosses(self, numbers: Sequence[int], links: NDArray[np.bool_]) -> bool:
+        """Return whether any of these transfers goes over a link that is marked."""
+        flows = self._field.flows[list(numbers)]
+        marked = np.append(links, False)
+        return bool(marked[flows["up"]].any() or marked[flows["down"]].any())
+
+    def arrived(self) -> list[int]:
+        """Return the transfers that arrived since the last call, in order."""
+        count = int(self._field.scalars[LOGGED])
+        if not count:
+            return []
+        self._field.scalars[LOGGED] = 0
+        found: list[int] = self._field.log[:count].tolist()
+        return found
+
+    def free(self, numbers: Sequence[int]) -> None:
+        """Give up the numbers of transfers that arrived."""
+        self._free.extend(numbers)
+
+    def _make_room(self, flows: int, edges: int) -> None:
+        have, scalars = len(self._field.flows), self._field.scalars
+        lacks_flows = len(self._free) < flows or scalars[EVENTS] + 4 * (have - len(self._free) + flows) > 5 * have
+        if not lacks_flows and scalars[EDGES_LEFT] >= edges:
+            return
+        wanted = 2 * have + flows if lacks_flows else have
+        self._field = grown(self._field, wanted, len(self._field.edges) * 2 + edges)
+        self._free[:0] = range(wanted - 1, have - 1, -1)

@@ -1,0 +1,131 @@
+"""What a plan sends to the server: transfers, and the groups of updates that reach it as one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from mlfabric.scheduler.planning import Plan, Transfer
+from mlfabric.scheduler.records import OVERDUE_SLACK_NS
+from mlfabric.twin.planned import Legs, Order
+
+__all__ = ["Gathering", "Group", "Name", "Prepared", "Update", "prepare"]
+
+
+class Update(NamedTuple):
+    """A worker's update of a step; ``computed_from`` is the version of the model that it was computed with."""
+
+    worker: int
+    step: int
+    computed_from: int
+
+
+Name = tuple[int, int]
+"""Of an update: its worker, and its step (0 in a plan that is made for any step)."""
+
+
+class Gathering(NamedTuple):
+    """A group of a plan: its members, the places of its transfers, the root first, none if it is on its way already;
+    the workers whose hosts send them; when it is there, and how much later it becomes overdue."""
+
+    members: tuple[Name, ...]
+    places: tuple[int, ...]
+    sends: dict[int, int]
+    arrive_ns: int
+    patience_ns: float
+
+
+class Prepared(NamedTuple):
+    """A plan as transfers."""
+
+    transfers: list[Transfer]
+    legs: Legs
+    groups: list[Gathering]
+    dropped: list[Name]
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """Updates that reach the server as one.
+
+    Args:
+        root: number of the transfer that ends there.
+        flows: all transfers of it that have not arrived, with the keys of their reservations.
+        sends: by number of a transfer, the worker whose host sends it.
+        due_ns: when it is planned to be there.
+        patience_ns: how much later than planned it becomes overdue.
+    """
+
+    members: tuple[Update, ...]
+    root: int
+    flows: dict[int, int]
+    sends: dict[int, int]
+    due_ns: float
+    patience_ns: float
+    received: bool = False
+
+    @property
+    def is_lone(self) -> bool:
+        """Whether it is one update, which goes by itself."""
+        return len(self.members) == 1
+
+    def expected_ns(self, now_ns: float) -> float:
+        """Return when it is to be there as far as anybody knows."""
+        if self.received:
+            return now_ns
+        return now_ns + self._again_ns if self.is_overdue(now_ns) else self.due_ns
+
+    def is_overdue(self, now_ns: float) -> bool:
+        """Tell whether a lone update should have been there for a while."""
+        return self.is_lone and not self.received and now_ns >= self.due_ns + self.patience_ns
+
+    def put_off(self, now_ns: float) -> None:
+        """Expect one that is overdue later, and have more patience with it."""
+        self.due_ns = now_ns + self._again_ns
+        self.patience_ns *= 2
+
+    @property
+    def _again_ns(self) -> float:
+        return max(self.patience_ns, OVERDUE_SLACK_NS)
+
+
+def prepare(found: Plan, order: Order, workers: Mapping[str, int]) -> Prepared:
+    """Make transfers of a plan; what is on its way already is none of them, and is no input of any.
+
+    Args:
+        workers: numbers by name.
+    """
+    planned = list(found.transfers)
+    place_of = {n: place for place, n in enumerate(n for n, transfer in enumerate(planned) if transfer.planned)}
+    transfers = [
+        replace(planned[n], inputs=tuple(place_of[i] for i in planned[n].inputs)) if planned[n].inputs else planned[n]
+        for n in place_of
+    ]
+    roots = {place_of[last] for group in found.groups for last in group.last if last in place_of}
+    legs = order.legs(transfers, roots)
+    groups = []
+    for group in found.groups:
+        members = tuple((workers[member.worker], member.counter) for member in group.members)
+        groups.append(_gathering(transfers, members, place_of.get(group.last[0]), workers))
+    dropped = [(workers[left.update.worker], left.update.counter) for left in found.drops]
+    return Prepared(transfers, legs, groups, dropped)
+
+
+def _gathering(
+    transfers: Sequence[Transfer], members: tuple[Name, ...], root: int | None, workers: Mapping[str, int]
+) -> Gathering:
+    if root is None:
+        return Gathering(members, (), {}, 0, 0.0)
+    places = [root]
+    for place in places:  # grows while it is walked
+        places += transfers[place].inputs
+    span_ns = transfers[root].profile.end_ns - min(transfers[place].profile.start_ns for place in places)
+    patience_ns = _hops(transfers, root) * max(span_ns / 2, OVERDUE_SLACK_NS)
+    sends = {place: workers[transfers[place].source] for place in places}
+    return Gathering(members, tuple(places), sends, transfers[root].arrive_ns, patience_ns)
+
+
+def _hops(transfers: Sequence[Transfer], root: int) -> int:
+    """Return how many transfers follow one another on the longest way."""
+    return 1 + max((_hops(transfers, place) for place in transfers[root].inputs), default=0)

@@ -1,0 +1,241 @@
+"""The planner as the twin asks it, and what it plans as transfers in virtual time.
+
+The planner knows the rates that its monitor has told it of; transfers run over those that the links really have. What
+binds of a plan is its order, not its times, as in the fabric: a receiver grants what is offered in the plan's order, a
+server begins to send in that order, and nobody is paced but where the plan splits a link.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlfabric.network import LinkId, Network, Profile, down_link, up_link
+from mlfabric.protocol import GetId, UpdateId
+from mlfabric.scheduler.modes import all_reduce, policy_of
+from mlfabric.scheduler.modes.policy import NO_BOUND
+from mlfabric.scheduler.planning import (
+    Aggregator,
+    Batch,
+    Candidate,
+    DropRule,
+    FabricState,
+    GetCandidate,
+    Plan,
+    PlannerConfig,
+    Timetable,
+    Transfer,
+    paced_rate,
+    plan,
+)
+from mlfabric.scheduler.planning.plan import Kind
+from mlfabric.specs import Layout, Mode, ModelSpec, TensorSpec
+from mlfabric.twin.cluster import Cluster
+from mlfabric.twin.flow_field import CUT, INPUT, NEXT, Column
+from mlfabric.twin.flows import Edge, NewFlow
+
+__all__ = ["Legs", "Order", "Planner"]
+
+GET_PATIENCE = 1.25
+
+
+class Legs(NamedTuple):
+    """Transfers of a plan, as ``Flows.enter_table`` takes them; they may begin at 0 and wait for no release."""
+
+    table: NDArray[np.float64]
+    edges: NDArray[np.int64]
+
+
+class Planner:
+    """The planner, and what it knows of the network.
+
+    Args:
+        cluster: whose mode, bounds and aggregators it plans for.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self.network = Network.star(10**10, latency_ns=round(1e9 * cluster.latency_s))
+        for host in cluster.hosts:
+            self.network.add_host(host.name, round(host.up_bps), round(host.down_bps))
+        names = [host.name for host in cluster.hosts]
+        self.links = (*map(up_link, names), *map(down_link, names))
+        self.up = {name: number for number, name in enumerate(names)}
+        self.down = {name: len(names) + number for number, name in enumerate(names)}
+        self.helpers = tuple(Aggregator(host=name, most_updates=cluster.most_updates) for name in cluster.aggregators)
+        self.config = _config_of(cluster)
+        self.tau_max = cluster.delay_bound if cluster.mode is Mode.ASYNCHRONOUS else NO_BOUND
+        self._known = np.array([self.network.rate_bps(link, 0) for link in self.links], np.int64)
+
+    @property
+    def known_rates(self) -> NDArray[np.int64]:
+        """The rates of all links that the planner knows, in bit/s."""
+        return self._known
+
+    def learn(self, rates: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """Take in what a monitor has measured, in bits per ns; return which links have other rates now."""
+        measured = np.rint(rates * 1e9).astype(np.int64)
+        changed: NDArray[np.bool_] = measured != self._known
+        for number in np.flatnonzero(changed):
+            self.network.set_rate(self.links[number], int(measured[number]))
+        self._known = measured
+        return changed
+
+    def rate_bps(self, link: LinkId) -> int:
+        """Return the rate of a link that the planner knows."""
+        return self.network.rate_bps(link, self.network.floor_ns)
+
+    def plan_updates(
+        self, updates: Sequence[Candidate], now_ns: int, v_init: int = 0, *, helps: bool = True, group_ns: int = 0
+    ) -> Plan:
+        """Plan updates as the scheduler does; nobody sums them unless aggregators help.
+
+        Args:
+            group_ns: what each group costs.
+        """
+        servers = () if self._cluster.mode is Mode.ALL_REDUCE else (self._cluster.server.name,)
+        aggregators = self.helpers if servers and helps else ()
+        state = FabricState(now_ns=now_ns, v_init=v_init, servers=servers, aggregators=aggregators)
+        config = replace(self.config, group_ns=group_ns) if aggregators and group_ns else self.config
+        return plan(Batch(updates=tuple(updates)), self.network, state, config)
+
+    def plan_gets(self, gets: Sequence[GetCandidate], now_ns: int) -> Plan:
+        """Plan gets as the scheduler does."""
+        state = FabricState(
+            now_ns=now_ns,
+            servers=(self._cluster.server.name,),
+            distributors=self.helpers if len(gets) > 1 else (),
+        )
+        return plan(Batch(gets=tuple(gets)), self.network, state, self.config)
+
+    def candidate(
+        self, worker: int, step: int, now_ns: int, computed_from: int, *, end_ns: int | None = None
+    ) -> Candidate:
+        """Return a worker's update as the planner is told of it.
+
+        Args:
+            end_ns: when it will be there, if it is on its way already.
+        """
+        name = self._cluster.workers[worker].name
+        return Candidate(
+            update=UpdateId(name, 1, step),
+            source=name,
+            size_bytes=self._cluster.model_bytes,
+            ready_ns=now_ns,
+            computed_from=computed_from,
+            norm=1.0,
+            clock=step,
+            in_flight=None if end_ns is None else Profile(end_ns, end_ns, ()),
+        )
+
+    def get(self, worker: int, step: int, ready_ns: int) -> GetCandidate:
+        """Return a worker's get as the planner is told of it."""
+        name = self._cluster.workers[worker].name
+        return GetCandidate(
+            get=GetId(name, 1, step), destination=name, size_bytes=self._cluster.model_bytes, ready_ns=ready_ns
+        )
+
+
+def _config_of(cluster: Cluster) -> PlannerConfig:
+    mode = cluster.mode
+    if mode is Mode.ALL_REDUCE:
+        fastest_bps = max(min(host.up_bps, host.down_bps) for host in cluster.workers)
+        found = all_reduce.planner_config(cluster.model_bytes, int(8e9 * cluster.model_bytes / fastest_bps))
+        return replace(found, chunk_bytes=cluster.chunk_bytes or found.chunk_bytes)
+    spec = ModelSpec(
+        name="model",
+        layout=Layout(tensors=(TensorSpec(name="weights", shape=(1,), dtype="float32"),)),
+        mode=mode,
+        tau_max=cluster.delay_bound if mode is Mode.ASYNCHRONOUS else None,
+        slack=cluster.slack if mode is Mode.STALE_SYNCHRONOUS else 0,
+    )
+    found = policy_of(spec).planner_config(len(cluster.workers), DropRule.FEASIBLE)
+    return replace(found, chunk_bytes=cluster.chunk)
+
+
+class Order:
+    """Who waits for whom where transfers are granted: at their receiver, or at the server that sends a model.
+
+    Args:
+        planner: whose network it goes by.
+    """
+
+    def __init__(self, planner: Planner, cluster: Cluster) -> None:
+        self._planner = planner
+        self._chunk_bits = 8.0 * cluster.chunk
+        self._server_up = planner.up[cluster.server.name]
+        self._table = Timetable[int]()
+        self._count = 0
+        self._number: dict[int, int] = {}
+        self._key: dict[int, int] = {}
+
+    def legs(self, transfers: Sequence[Transfer], told: Container[int]) -> Legs:
+        """Make transfers of what is planned; their places are those of the plan.
+
+        Args:
+            told: the places of those whose arrival somebody waits for.
+        """
+        flows = [self._flow(transfer, place in told) for place, transfer in enumerate(transfers)]
+        edges: list[Edge] = []
+        for place, transfer in enumerate(transfers):
+            kind = CUT if transfer.cut_through else INPUT
+            edges += [(before, place, kind) for before in transfer.inputs]
+        for place in sorted(range(len(transfers)), key=lambda i: transfers[i].profile.start_ns):
+            edges += self._after(place, transfers[place], flows[place])
+        self._count += len(transfers)
+        table = np.array([flow.row() for flow in flows], np.float64).reshape(-1, len(Column))
+        return Legs(table, np.array(edges, np.int64).reshape(-1, 3))
+
+    def entered(self, numbers: Sequence[int]) -> None:
+        """Note under which numbers the latest legs were entered."""
+        for place, number in enumerate(numbers):
+            self._number[self._count - len(numbers) + place] = number
+            self._key[number] = self._count - len(numbers) + place
+
+    def forget(self, number: int) -> None:
+        """Forget a transfer that has arrived."""
+        key = self._key.pop(number, None)
+        if key is not None:
+            self._table.remove(key)
+            del self._number[key]
+
+    def _after(self, place: int, transfer: Transfer, flow: NewFlow) -> Iterator[Edge]:
+        """Give the edges to what the plan ends before a transfer where that is granted, and enter it there."""
+        link = self._granted_on(transfer, flow)
+        if link is None:
+            return
+        for before in self._table.before((link,), transfer.profile.start_ns):
+            yield before - self._count if before >= self._count else ~self._number[before], place, NEXT
+        self._table.add(self._count + place, (link,), transfer.profile)
+
+    def _granted_on(self, transfer: Transfer, flow: NewFlow) -> LinkId | None:
+        """Return the link whose order binds a transfer, None if none does; one that takes little of it is let pass."""
+        if transfer.kind is not Kind.MODEL:
+            return self._planner.links[flow.down] if flow.down >= 0 else None
+        is_served = flow.up == self._server_up and flow.patience_ns < np.inf
+        return self._planner.links[flow.up] if is_served else None
+
+    def _flow(self, transfer: Transfer, told: bool) -> NewFlow:
+        planner, profile, path = self._planner, transfer.profile, transfer.path
+        is_served = transfer.kind is Kind.MODEL and bool(path) and self._takes_half(path[0], profile)
+        pace = paced_rate(profile, path, planner.network)
+        return NewFlow(
+            up=planner.up[transfer.source] if path else -1,
+            down=planner.down[transfer.destination] if path else -1,
+            bits=8.0 * transfer.size_bytes,
+            ready_ns=0.0,
+            pace=pace / 1e9 if pace else np.inf,
+            chunk=self._chunk_bits,
+            latency_ns=transfer.arrive_ns - profile.end_ns,
+            patience_ns=GET_PATIENCE * (profile.end_ns - profile.start_ns) if is_served else np.inf,
+            told=told,
+        )
+
+    def _takes_half(self, link: LinkId, profile: Profile) -> bool:
+        planned_bits = sum(bps * (end_ns - start_ns) for start_ns, end_ns, bps in profile.pieces)
+        rate_bps = self._planner.network.rate_bps(link, profile.start_ns)
+        return 2 * planned_bits >= rate_bps * (profile.end_ns - profile.start_ns)

@@ -1,0 +1,354 @@
+"""Updates on their way in virtual time: gathered, planned, sent, committed, sent again; as ``scheduler/pushes`` does.
+
+Differences to the live scheduler: where nobody sums, everything on its way may be overtaken; and a member of a sum that
+goes beyond its delay bound at the server is dropped by itself. Synchronous updates are planned when nothing else is
+under way, so their plan depends on the known rates alone: it is made once for each set of these.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlfabric.scheduler.patience import group_cost_ns
+from mlfabric.scheduler.planning import Plan, Transfer
+from mlfabric.scheduler.push_table import FORGIVEN
+from mlfabric.specs import Mode
+from mlfabric.twin.flow_field import Column
+from mlfabric.twin.groups import Gathering, Group, Name, Prepared, Update, prepare
+from mlfabric.twin.run_world import RunWorld
+from mlfabric.twin.sequencing import Sequencing
+
+__all__ = ["Hearers", "Pushing"]
+
+MOST_PLANS = 64
+
+
+_NOTHING: Mapping[Update, Group] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Hearers:
+    """Who is told.
+
+    Args:
+        settled: told of an update that has an outcome.
+        planned: told of one whose get may be planned.
+        alarm, again: have ``overdue`` of a group, and ``ask`` of an update, called at an instant.
+    """
+
+    settled: Callable[[Update], None]
+    planned: Callable[[Update], None]
+    alarm: Callable[[float, Group], None]
+    again: Callable[[float, Update], None]
+
+
+class Pushing:
+    """All updates that have no outcome.
+
+    ``commit_ns`` says of those that were planned when they are to be committed.
+    """
+
+    def __init__(self, world: RunWorld, hearers: Hearers) -> None:
+        self.version = 0
+        self.waiting: dict[Update, float] = {}
+        self.commit_ns: dict[Update, float] = {}
+        self._groups: list[Group] = []
+        self._world, self._planner, self._hearers = world, world.planner, hearers
+        self._mode = world.cluster.mode
+        self._together = self._mode is Mode.SYNCHRONOUS
+        self._sequencing = Sequencing(world, world.planner.tau_max)
+        self._apart: set[Update] = set()
+        self._late = Counter[Update]()
+        self._is_kept_open = False
+        self._order = world.order()
+        self._group_of: dict[int, Group] = {}
+        self._keys = 0
+        self._plans: dict[tuple[bytes, tuple[Name, ...], bool], Prepared] = {}
+        self._workers = {host.name: number for number, host in enumerate(world.cluster.workers)}
+        self._due_ns = math.inf
+        self._stale = True
+
+    # When
+
+    def due_ns(self) -> float:
+        """Return when the next plan is to be made, infinity if nothing calls for one."""
+        if self._stale:
+            self._due_ns, self._stale = self._find_due_ns(), False
+        return self._due_ns
+
+    def _find_due_ns(self) -> float:
+        now_ns = self._world.now_ns
+        if not self.waiting or (self._together and not self._groups and len(self.waiting) < len(self._workers)):
+            return math.inf
+        if self._together:
+            return now_ns
+        since_ns = next(iter(self.waiting.values()))
+        if not self._apart.isdisjoint(self.waiting):
+            return since_ns
+        due_ns, self._is_kept_open = self._sequencing.closes_ns(since_ns, len(self.waiting))
+        return due_ns
+
+    def ask(self, update: Update) -> None:
+        """Take a request."""
+        self._stale |= self._together or self._is_kept_open or not self.waiting or update in self._apart
+        self.waiting[update] = self._world.now_ns
+
+    def ask_first(self, update: Update) -> None:
+        """Take the first request for an update."""
+        if not self._together:
+            self._sequencing.expected.pushed(update, int(self._world.now_ns))
+        self.ask(update)
+
+    def served(self, worker: int) -> None:
+        """Note that a worker has the model, so that its next update may be expected."""
+        if not self._together:
+            self._sequencing.expected.served(worker, int(self._world.now_ns))
+            self._stale |= self._is_kept_open
+
+    # Plans
+
+    def plan(self) -> None:
+        """Plan everything that waits, and what is under way and may be overtaken; not if others are worth waiting for.
+
+        What was in a sum that was given up goes by itself.
+        """
+        self._stale = True
+        apart = [update for update in self.waiting if update in self._apart]
+        if self._together:
+            updates = {(update.worker, 0): update for update in self.waiting}
+            self._enter(self._known_plan(tuple(sorted(updates)), not apart), updates, self._world.now_ns)
+        elif self.due_ns() <= self._world.now_ns:
+            self._stale = True
+            self._planner.network.prune(int(self._world.now_ns))
+            self._sequencing.pace.look(self.version, int(self._world.now_ns))
+            batch = apart or list(self.waiting)
+            hopeless = [update for update in batch if self._sequencing.is_hopeless(update, self.version)]
+            for update in hopeless:
+                self._leave(update)
+            self._plan_batch([update for update in batch if update in self.waiting], not apart)
+
+    def _plan_batch(self, batch: Sequence[Update], helps: bool) -> None:
+        frozen, movable, behind, too_late = self._sequencing.split(self._groups, self.version, len(batch))
+        self._groups = [*frozen, *movable, *behind]
+        for group in too_late:
+            self._tear(group)
+        updates = {(update.worker, update.step): update for update in batch}
+        updates |= {(group.members[0].worker, group.members[0].step): group.members[0] for group in movable}
+        if updates:
+            prepared = self._prepare(self._planned(batch, movable, sum(len(g.members) for g in frozen), helps))
+            self._groups = frozen
+            for name in prepared.dropped:
+                self._leave(updates[name], movable)
+            self._enter(prepared, updates, 0.0, {group.members[0]: group for group in movable})
+            for group in (*movable, *behind):
+                self._put_off_overdue(group)
+            self._groups += behind
+        self._commit()
+
+    def _put_off_overdue(self, group: Group) -> None:
+        if group.is_overdue(self._world.now_ns):
+            group.put_off(self._world.now_ns)
+            self._hearers.alarm(group.due_ns + group.patience_ns, group)
+
+    def _prepare(self, found: Plan) -> Prepared:
+        return prepare(found, self._order, self._workers)
+
+    def _known_plan(self, names: tuple[Name, ...], helps: bool) -> Prepared:
+        key = self._planner.known_rates.tobytes(), names, helps
+        if key not in self._plans:
+            if len(self._plans) >= MOST_PLANS:
+                self._plans.clear()
+            self._order = self._world.order()
+            candidates = [self._planner.candidate(worker, 0, 0, 0) for worker, _ in names]
+            self._plans[key] = self._prepare(self._planner.plan_updates(candidates, 0, helps=helps))
+        return self._plans[key]
+
+    def _planned(self, batch: Sequence[Update], movable: Sequence[Group], ahead: int, helps: bool) -> Plan:
+        now_ns = int(self._world.now_ns)
+        candidates = [self._planner.candidate(u.worker, u.step, now_ns, u.computed_from) for u in batch]
+        for group in movable:
+            worker, step, computed_from = group.members[0]
+            end_ns = max(now_ns, int(group.expected_ns(self._world.now_ns)))
+            candidates.append(self._planner.candidate(worker, step, now_ns, computed_from, end_ns=end_ns))
+        group_ns = group_cost_ns(self._sequencing.least_ns(), len(self._workers) - len(batch))
+        return self._planner.plan_updates(candidates, now_ns, self.version + ahead, helps=helps, group_ns=group_ns)
+
+    def _enter(
+        self,
+        prepared: Prepared,
+        updates: Mapping[Name, Update],
+        base_ns: float,
+        movable: Mapping[Update, Group] = _NOTHING,
+    ) -> None:
+        """Set on their way what was planned, and put what is on its way where the plan has it."""
+        world = self._world
+        table = prepared.legs.table.copy()
+        table[:, Column.READY] = world.now_ns + world.plans(len(updates)) + world.control_ns + 2 * world.latency_ns
+        if self._together:
+            there_ns = base_ns + max((gathering.arrive_ns for gathering in prepared.groups), default=0)
+        else:
+            there_ns = max((group.due_ns for group in self._groups if not group.received), default=0.0)
+        numbers = world.flows.enter_table(table, prepared.legs.edges)
+        if not self._together:
+            self._order.entered(numbers)
+        for gathering in prepared.groups:
+            members = tuple(updates[name] for name in gathering.members)
+            if gathering.places:
+                there_ns = max(there_ns, base_ns + gathering.arrive_ns)
+                due_ns = there_ns if self._together else base_ns + gathering.arrive_ns
+                self._begin(gathering, members, prepared.transfers, numbers, due_ns, there_ns)
+            else:
+                self._groups.append(movable[members[0]])
+                there_ns = max(there_ns, movable[members[0]].expected_ns(world.now_ns))
+                self.commit_ns[members[0]] = there_ns
+
+    def _begin(
+        self,
+        gathering: Gathering,
+        members: tuple[Update, ...],
+        transfers: Sequence[Transfer],
+        numbers: Sequence[int],
+        due_ns: float,
+        commit_ns: float,
+    ) -> None:
+        group = Group(
+            members=members,
+            root=numbers[gathering.places[0]],
+            flows={numbers[place]: self._reserve(transfers[place]) for place in gathering.places},
+            sends={numbers[place]: worker for place, worker in gathering.sends.items()},
+            due_ns=due_ns,
+            patience_ns=gathering.patience_ns,
+        )
+        self._groups.append(group)
+        self._group_of.update(dict.fromkeys(group.flows, group))
+        for update in members:
+            del self.waiting[update]
+            self.commit_ns[update] = commit_ns
+            self._hearers.planned(update)
+        self._hearers.alarm(due_ns + group.patience_ns, group)
+
+    def _reserve(self, transfer: Transfer) -> int:
+        self._keys += 1
+        if not self._together:
+            self._planner.network.reserve(("push", self._keys), transfer.path, transfer.profile)
+        return self._keys
+
+    # Ends
+
+    def arrived(self, number: int, began_ns: float, ended_ns: float) -> bool:
+        """Note that a transfer has arrived; return whether it was one of these."""
+        group = self._group_of.pop(number, None)
+        if group is None:
+            return False
+        self._let_go(number, group.flows.pop(number))
+        worker = group.sends.get(number)
+        if worker is not None:
+            self._world.record.span(worker, "send", began_ns, ended_ns)
+        if number == group.root:
+            group.received, self._stale = True, True
+            self._commit()
+        return True
+
+    def _let_go(self, number: int, key: int) -> None:
+        if not self._together:
+            self._planner.network.release(("push", key))
+            self._order.forget(number)
+
+    def _commit(self) -> None:
+        """Apply what is there and whose turn it is."""
+        if self._together:
+            here = [update for group in self._groups if group.received for update in group.members]
+            if len(here) == len(self._workers):
+                self._groups.clear()
+                self.version += 1
+                for update in here:
+                    self._apply(update, 0)
+            return
+        while self._groups and self._groups[0].received:
+            for update in self._groups.pop(0).members:
+                delay = self.version - update.computed_from
+                if self._mode is Mode.ASYNCHRONOUS and delay > self._world.cluster.delay_bound:
+                    self._drop(update)
+                else:
+                    self.version += 1
+                    self._apply(update, delay)
+
+    def _apply(self, update: Update, delay: int) -> None:
+        self._world.record.commit(self._world.now_ns, delay)
+        self._sequencing.settled(update, self.version)
+        self._forget(update)
+        self._hearers.settled(update)
+
+    def _drop(self, update: Update) -> None:
+        self._world.record.dropped[update.worker] += 1
+        self._sequencing.settled(update, None)
+        self._forget(update)
+        self._hearers.settled(update)
+
+    def _forget(self, update: Update) -> None:
+        self.waiting.pop(update, None)
+        self.commit_ns.pop(update, None)
+        self._apart.discard(update)
+        self._late.pop(update, None)
+
+    # What leaves the plan
+
+    def overdue(self, group: Group) -> None:
+        """Give up a sum that should have been there for a while, and let others pass a lone update that should."""
+        is_due = self._world.now_ns >= group.due_ns + group.patience_ns
+        if group.received or not is_due or group not in self._groups:
+            return
+        self._stale = True
+        if not self._together and self._groups[0] is not group:
+            self._hearers.alarm(self._world.now_ns + group.patience_ns, group)
+        elif not group.is_lone:
+            self._late.update(group.members)
+            self._apart.update(update for update in group.members if self._late[update] > FORGIVEN)
+            self._groups.remove(group)
+            self._tear(group)
+            self._commit()
+        else:
+            self._groups.remove(group)
+            self._groups.append(group)
+            group.put_off(self._world.now_ns)
+            self._hearers.alarm(group.due_ns + group.patience_ns, group)
+            self._commit()
+
+    def links_changed(self, changed: NDArray[np.bool_]) -> None:
+        """Plan anew what has not started and goes over links that have other rates now."""
+        self._stale = True
+        for group in list(self._groups):
+            numbers = list(group.flows)
+            if group.received or max(self._world.flows.spans_ns(numbers)[0]) >= 0:
+                continue
+            if self._world.flows.crosses(numbers, changed):
+                self._groups.remove(group)
+                self._tear(group)
+        self._commit()
+
+    def _leave(self, update: Update, movable: Sequence[Group] = ()) -> None:
+        """Drop an update that a plan has no place for, on its way or not."""
+        for group in movable:
+            if group.members[0] == update:
+                self._break_off(group)
+        self._drop(update)
+        self._hearers.planned(update)
+
+    def _tear(self, group: Group) -> None:
+        """Break all transfers of a group off, which has no place any more; its workers ask again."""
+        self._break_off(group)
+        for update in group.members:
+            self._hearers.again(self._world.now_ns + 2 * self._world.control_ns, update)
+
+    def _break_off(self, group: Group) -> None:
+        self._world.flows.cancel(list(group.flows))
+        for number, key in group.flows.items():
+            self._let_go(number, key)
+            del self._group_of[number]

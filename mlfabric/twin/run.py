@@ -1,0 +1,70 @@
+"""The twin: what a cluster would do, in virtual time, with the planner that the live scheduler uses.
+
+*What it models.* Each update is asked for, gathered into batches, ordered, dropped or kept within the delay bound,
+summed over aggregators or sent alone, committed in order; each get is gathered, served by the server or handed on: by
+``scheduler.planning.plan`` and its kernels, with the live scheduler's rules of when a batch closes, what is given up
+when it is overdue, and what is planned anew when links have changed. The planner knows each link's rate as late as the
+monitor would tell it, and every message to or from the scheduler takes its time. Transfers go over the rates that links
+really have at the time, share them fairly (max-min), and are held by a plan's order, not by its times.
+
+*What it does not model.* Faults, replicas and models that are cut over several servers. Processors: what adding,
+copying and Python cost shows up only as far as ``control_s`` says. TCP's start and its losses. Networks other than a
+star whose core is never congested. A stream that is passed on and runs dry keeps its share of a link meanwhile. The
+monitor is late, and never wrong. A worker's compute time does not depend on what its link does.
+
+All of it follows from the cluster, its seed included: the same cluster gives the same outcome, bit by bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from enum import Enum
+
+from mlfabric.errors import UsageError
+from mlfabric.specs import Mode
+from mlfabric.twin.cluster import Cluster
+from mlfabric.twin.outcome import Outcome
+from mlfabric.twin.rounds import run_fabric_rounds, run_ring, run_tree
+from mlfabric.twin.run_world import Progress, RunWorld
+from mlfabric.twin.training import run_training
+
+__all__ = ["Baseline", "simulate"]
+
+
+class Baseline(Enum):
+    """What a fabric is compared with."""
+
+    RING = "ring"
+    TREE = "tree"
+
+
+_RUN = {
+    Mode.ALL_REDUCE: run_fabric_rounds,
+    Baseline.RING: run_ring,
+    Baseline.TREE: run_tree,
+}
+
+
+def simulate(
+    cluster: Cluster,
+    way: Mode | Baseline | None = None,
+    *,
+    progress: Progress | None = None,
+    spans_s: float = 0.0,
+) -> Outcome:
+    """Run a cluster's job in virtual time.
+
+    Args:
+        way: how it trains; None for the cluster's own mode.
+        progress: told of steps done, and of how many there are.
+        spans_s: until when what workers do is kept, for a picture.
+
+    Raises:
+        UsageError: ``spans_s`` is below 0.
+    """
+    if spans_s < 0:
+        raise UsageError(f"spans_s={spans_s}; allowed: 0 or more")
+    chosen = cluster.mode if way is None else way
+    if isinstance(chosen, Mode) and chosen is not cluster.mode:
+        cluster = replace(cluster, mode=chosen)
+    return _RUN.get(chosen, run_training)(RunWorld(cluster, spans_s), progress)

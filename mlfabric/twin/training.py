@@ -1,0 +1,185 @@
+"""Training with a server in virtual time: workers compute, push and get; what is due when; all modes but AllReduce."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from heapq import heappop, heappush
+from itertools import count
+from typing import Any
+
+from mlfabric.specs import Mode
+from mlfabric.twin.groups import Update
+from mlfabric.twin.outcome import Outcome
+from mlfabric.twin.pushing import Hearers, Pushing
+from mlfabric.twin.run_world import Progress, RunWorld
+from mlfabric.twin.serving import Serving
+
+__all__ = ["run_training"]
+
+
+class _Worker:
+    """Which step a worker is at, since when it computes or waits, and which model it has, that of which step's get."""
+
+    __slots__ = ("computed_ns", "got", "is_idle", "step", "version")
+
+    def __init__(self) -> None:
+        self.step, self.got, self.version = 0, -1, 0
+        self.computed_ns, self.is_idle = 0.0, False
+
+
+class _Training:
+    """One run."""
+
+    def __init__(self, world: RunWorld, progress: Progress | None) -> None:
+        self._world, self._cluster, self._progress = world, world.cluster, progress
+        self._workers = [_Worker() for _ in world.cluster.workers]
+        self._in_flight = 1 if self._cluster.mode is Mode.SYNCHRONOUS else self._cluster.in_flight
+        self._slack = self._cluster.slack if self._cluster.mode is Mode.STALE_SYNCHRONOUS else math.inf
+        self._pushing = Pushing(
+            world,
+            Hearers(
+                settled=self._settled,
+                planned=self._ready,
+                alarm=lambda at_ns, group: self._at(at_ns, self._pushing.overdue, group),
+                again=lambda at_ns, update: self._at(at_ns, self._pushing.ask, update),
+            ),
+        )
+        self._serving = Serving(world, self._pushing, self._answered)
+        self._agenda: list[tuple[float, int, Callable[[Any], None], Any]] = []
+        self._numbers = count()
+        self._held: dict[Update, None] = {}
+        self._clocks = [0] * len(self._workers)
+        self._slowest = self._open = self._heeded = 0
+        self._left = self._total = len(self._workers) * self._cluster.iterations
+
+    def run(self) -> None:
+        """Go on until every worker has made all its steps, and all updates are settled."""
+        world = self._world
+        for number in range(len(self._workers)):
+            self._begin(number, 0.0)
+        while self._left or self._open:
+            push_ns, get_ns = max(self._pushing.due_ns(), world.free_ns), max(self._serving.due_ns(), world.free_ns)
+            agenda_ns = self._agenda[0][0] if self._agenda else math.inf
+            until_ns = min(agenda_ns, world.next_news_ns, push_ns, get_ns)
+            if until_ns > world.now_ns:
+                world.run(until_ns)
+                if self._arrived() or until_ns > world.now_ns:
+                    continue
+            if agenda_ns <= world.now_ns:
+                _, _, call, what = heappop(self._agenda)
+                call(what)
+            elif world.next_news_ns <= world.now_ns:
+                self._learn()
+            elif push_ns <= world.now_ns:
+                self._pushing.plan()
+            else:
+                self._serving.plan()
+
+    def _at(self, at_ns: float, call: Callable[[Any], None], what: object) -> None:
+        heappush(self._agenda, (at_ns, next(self._numbers), call, what))
+
+    def _learn(self) -> None:
+        changed = self._world.learn()
+        if changed.any():
+            self._pushing.links_changed(changed)
+            self._serving.links_changed(changed)
+
+    def _arrived(self) -> bool:
+        """Tell whoever is concerned of all that has arrived; return whether anything has."""
+        numbers = self._world.flows.arrived()
+        if not numbers:
+            return False
+        for number, began_ns, ended_ns in zip(numbers, *self._world.flows.spans_ns(numbers), strict=True):
+            if not self._pushing.arrived(number, began_ns, ended_ns):
+                self._serving.arrived(number, began_ns, ended_ns)
+        self._world.flows.free(numbers)
+        return True
+
+    # Workers
+
+    def _begin(self, number: int, at_ns: float) -> None:
+        """Let a worker compute its next step with the newest model that it has."""
+        worker, world = self._workers[number], self._world
+        worker.is_idle = False
+        worker.computed_ns = at_ns + world.times.of(number, worker.step)
+        world.record.span(number, "compute", at_ns, worker.computed_ns)
+        update = Update(number, worker.step, worker.version)
+        self._at(worker.computed_ns + world.control_ns, self._push, update)
+
+    def _push(self, update: Update) -> None:
+        """Take in an update at the scheduler; its worker has gone on meanwhile, unless it waits for a model."""
+        worker = self._workers[update.worker]
+        self._world.record.pushed[update.worker] += 1
+        self._open += 1
+        self._pushing.ask_first(update)
+        worker.is_idle = True
+        self._go_on(update.worker, worker.computed_ns)
+
+    def _go_on(self, number: int, at_ns: float) -> None:
+        """Begin the next step if the last one is computed and few enough models are on their way."""
+        worker = self._workers[number]
+        if not worker.is_idle or worker.got < worker.step - self._in_flight + 1:
+            return
+        self._world.record.span(number, "wait", worker.computed_ns, at_ns)
+        self._world.record.ended_ns[number, worker.step] = at_ns
+        worker.step += 1
+        self._left -= 1
+        if self._progress is not None:
+            self._progress(self._total - self._left, self._total)
+        if worker.step < self._cluster.iterations:
+            self._begin(number, at_ns)
+        else:
+            worker.is_idle = False
+            self._leave(number)
+
+    def _answered(self, get: Update, version: int, at_ns: float) -> None:
+        worker = self._workers[get.worker]
+        worker.got, worker.version = max(worker.got, get.step), max(worker.version, version)
+        if worker.step + 1 < self._cluster.iterations:
+            self._pushing.served(get.worker)
+        self._go_on(get.worker, at_ns)
+
+    def _heed(self, step: int) -> None:
+        """Let answers of an iteration be told of as late as the first worker has computed the next step."""
+        if self._heeded != step:
+            self._heeded, last = step, self._cluster.iterations - 1
+            times_ns = (self._world.times.of(number, min(step, last)) for number in range(len(self._workers)))
+            self._world.heed_ns = min(times_ns)
+
+    # Who is ahead
+
+    def _ready(self, get: Update) -> None:
+        """Have a get answered, unless its worker is too far ahead of the slowest."""
+        if get.step + 1 - self._slowest > self._slack:
+            self._held[get] = None
+        else:
+            self._serving.ask(get)
+
+    def _settled(self, update: Update) -> None:
+        self._open -= 1
+        if self._cluster.mode is Mode.SYNCHRONOUS:
+            self._heed(self._pushing.version)
+        self._serving.settled(update)
+        if self._slack < math.inf:
+            self._clocks[update.worker] += 1
+            self._see_slowest()
+
+    def _leave(self, number: int) -> None:
+        if self._slack < math.inf:
+            self._clocks[number] = self._cluster.iterations + 1
+            self._see_slowest()
+
+    def _see_slowest(self) -> None:
+        slowest = min(self._clocks)
+        if slowest > self._slowest:
+            self._slowest = slowest
+            held, self._held = self._held, {}
+            for get in held:
+                self._ready(get)
+
+
+def run_training(world: RunWorld, progress: Progress | None = None) -> Outcome:
+    """Run asynchronous, stale-synchronous or synchronous training."""
+    _Training(world, progress).run()
+    return world.outcome(world.cluster.mode.value)

@@ -1,0 +1,129 @@
+"""Advice: what is chosen among predictions that are given, what delays cost, what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlfabric.errors import ConfigError
+from mlfabric.specs import Mode
+from mlfabric.twin.advise import Advice, Option, Prediction, Verdict, advise, replica_bound, value_of_an_update
+from mlfabric.twin.cluster import Cluster, Host
+
+WORKERS = 10
+
+
+def cluster(workers: int = WORKERS, **options: Any) -> Cluster:
+    hosts = tuple(Host(name=f"w{n}", up_bps=1e8, down_bps=1e8) for n in range(workers))
+    return Cluster(workers=hosts, server=Host(name="s", up_bps=1e8, down_bps=1e8), model_bytes=10**6, **options)
+
+
+def prediction(step_s: float, tau: int = 0) -> Prediction:
+    return Prediction(step_s=step_s, delays=np.full(8, tau), dropped_share=0.0)
+
+
+def advised(times_s: Callable[[Option], float], tau: Callable[[Option], int] = lambda _: 0, **options: Any) -> Advice:
+    return advise(cluster(), lambda _, option: prediction(times_s(option), tau(option)), **options)
+
+
+def by_mode(**times_s: float) -> Callable[[Option], float]:
+    return lambda option: times_s["ring" if option.mode is None else option.mode.name.lower()]
+
+
+def test_the_mode_that_gains_most_is_advised():
+    found = advised(by_mode(ring=1.0, all_reduce=0.9, synchronous=0.7, asynchronous=0.5))
+    assert found.verdict is Verdict.FABRIC
+    assert found.best.option.mode is Mode.ASYNCHRONOUS
+    assert found.best.gain == pytest.approx(2.0)
+
+
+def test_where_nothing_gains_enough_plain_all_reduce_is_advised():
+    found = advised(by_mode(ring=1.0, all_reduce=1.0, synchronous=0.9, asynchronous=0.95))
+    assert found.verdict is Verdict.PLAIN
+    assert found.best.option.mode is Mode.SYNCHRONOUS
+
+
+def test_of_equals_fewer_aggregators_are_advised():
+    found = advised(by_mode(ring=1.0, all_reduce=1.0, synchronous=0.5, asynchronous=0.9))
+    assert found.best.option == Option(mode=Mode.SYNCHRONOUS, aggregators=0)
+
+
+def test_bounds_are_tried_with_the_best_number_of_aggregators():
+    found = advised(lambda o: 1.0 if o.mode is None else 0.8 - 0.1 * (o.aggregators == WORKERS))
+    bounds = {row.option.tau_max for row in found.rows if row.option.aggregators == WORKERS and row.option.tau_max}
+    assert bounds == {10, 15, 20, 30, 40, 80}
+
+
+def test_a_larger_bound_is_advised_only_as_long_as_it_gains_more_than_delay_costs():
+    """Each larger bound is a hundredth faster, and its updates are as late as it allows."""
+
+    def times_s(option: Option) -> float:
+        return 1.0 if option.tau_max is None else 0.5 - option.tau_max / 10_000
+
+    late = advised(times_s, lambda option: option.tau_max or 0)
+    assert late.delay_bound == 10
+    assert advised(times_s, lambda option: option.tau_max or 0, staleness=0.0).delay_bound == 80
+
+
+def test_the_twin_is_asked_about_the_cluster_as_the_option_has_it():
+    asked: list[tuple[Cluster, Option]] = []
+
+    def predict(given: Cluster, option: Option) -> Prediction:
+        asked.append((given, option))
+        return prediction(1.0)
+
+    advise(cluster(mode=Mode.STALE_SYNCHRONOUS), predict)
+    for shaped, option in asked:
+        assert shaped.mode is (option.mode or Mode.ALL_REDUCE)
+        assert (shaped.tau_max, len(shaped.aggregators)) == (option.tau_max, option.aggregators)
+
+
+def test_progress_ends_at_all_that_is_to_be_done():
+    told: list[tuple[int, int]] = []
+    found = advised(
+        by_mode(ring=1.0, all_reduce=1.0, synchronous=1.0, asynchronous=1.0),
+        on_progress=lambda done, total: told.append((done, total)),
+    )
+    assert told == [(n + 1, len(found.rows)) for n in range(len(found.rows))]
+
+
+@given(st.lists(st.integers(0, 500), min_size=1), st.integers(1, 100), st.floats(0, 1))
+def test_an_update_is_never_worth_more_than_a_fresh_one_nor_less_for_less_delay(
+    delays: list[int], workers: int, staleness: float
+):
+    value = value_of_an_update(np.array(delays), workers, staleness)
+    assert 0 < value <= 1
+    assert value_of_an_update(np.array(delays) * 2, workers, staleness) <= value
+
+
+def test_delays_as_long_as_in_synchronous_training_cost_nothing():
+    assert value_of_an_update(np.full(5, WORKERS), WORKERS, 1.0) == 1.0
+    assert value_of_an_update(np.full(5, 2 * WORKERS), WORKERS, 0.1) == pytest.approx(1 / 1.1)
+
+
+def test_a_replica_may_be_behind_by_what_is_on_its_way():
+    """100 updates/s, of which each is on its way for a batch window of 0.1 s and 0.08 s on the wire; twice that."""
+    assert replica_bound(cluster(), prediction(0.1)) == 36
+    assert replica_bound(cluster(), prediction(10.0)) == WORKERS
+
+
+def test_all_reduce_needs_no_replica():
+    found = advised(by_mode(ring=1.0, all_reduce=0.5, synchronous=0.9, asynchronous=0.9))
+    assert found.best.option.mode is Mode.ALL_REDUCE
+    assert found.replica_updates is None
+
+
+@pytest.mark.parametrize("staleness", [-0.1, 1.1, float("nan")])
+def test_a_share_that_is_none_is_refused(staleness: float):
+    with pytest.raises(ConfigError, match="staleness"):
+        advised(by_mode(), staleness=staleness)
+
+
+def test_a_single_worker_is_refused():
+    with pytest.raises(ConfigError, match="2 or more"):
+        advise(cluster(workers=1), lambda *_: prediction(1.0))

@@ -1,0 +1,75 @@
+"""Advice on whole clusters, with the twin itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from mlfabric.cli.app import app
+from mlfabric.scheduler.planning import warm_up
+from mlfabric.specs import Mode
+from mlfabric.twin.advise import Verdict, advise
+from mlfabric.twin.advising import predict
+from mlfabric.twin.cluster import Cluster, Compute, Host
+from mlfabric.twin.settings import COMPUTE, NETWORK
+
+UNEVEN = """
+[fabric]
+workers = 4
+rate = "100M"
+model = "1000000"
+
+[links]
+network = "N3"
+
+[compute]
+stragglers = "C2"
+
+[run]
+iterations = 40
+"""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def compiled() -> None:
+    warm_up(print)
+
+
+def cluster(model_bytes: int, compute: Compute, network: str) -> Cluster:
+    hosts = tuple(Host(name=f"w{n}", up_bps=1e8, down_bps=1e8) for n in range(4))
+    server = Host(name="server", up_bps=1e8, down_bps=1e8)
+    return Cluster(
+        workers=hosts,
+        server=server,
+        model_bytes=model_bytes,
+        compute=compute,
+        weather=NETWORK[network],
+        iterations=40,
+    )
+
+
+def test_a_cluster_with_stragglers_and_uneven_links_is_told_to_train_asynchronously():
+    found = advise(cluster(10**6, Compute(stragglers=COMPUTE["C2"]), "N3"), predict)
+    assert found.verdict is Verdict.FABRIC
+    assert found.best.option.mode is Mode.ASYNCHRONOUS
+    assert found.rows[0].option.mode is None
+    assert found.rows[0].gain == 1.0
+
+
+def test_an_even_cluster_that_mostly_computes_is_told_to_use_plain_all_reduce():
+    assert advise(cluster(10**5, Compute(mean_s=1.0), "N0"), predict).verdict is Verdict.PLAIN
+
+
+def test_the_command_shows_its_table_and_what_the_cost_of_delay_rests_on(tmp_path: Path):
+    (tmp_path / "uneven.toml").write_text(UNEVEN)
+    out = tmp_path / "advice.json"
+    result = CliRunner().invoke(app, ["advise", str(tmp_path / "uneven.toml"), "--json", str(out)])
+    assert result.exit_code == 0, result.output
+    assert "gain over ring" in result.output
+    assert "not a measurement" in result.output
+    written = json.loads(out.read_text())
+    assert written["rows"][0]["mode"] == "ring all-reduce, plain"
+    assert written["best"]["gain"] >= max(row["gain"] for row in written["rows"][1:]) - 0.01

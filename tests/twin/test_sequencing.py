@@ -1,0 +1,90 @@
+"""Who waits for whom in the twin, seen in whole runs: by the rules that the live scheduler goes by."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from mlfabric.scheduler.planning import warm_up
+from mlfabric.specs import Mode
+from mlfabric.twin.cluster import Cluster, Compute, Host
+from mlfabric.twin.groups import Group, Update
+from mlfabric.twin.run import simulate
+from mlfabric.twin.run_world import RunWorld
+from mlfabric.twin.sequencing import Expected, Sequencing
+from tests.twin.clusters import cluster_of
+
+pytestmark = pytest.mark.timeout(900)  # the first test compiles the planner where no machine code is kept yet
+
+MS = 1_000_000
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled():
+    warm_up(lambda line: None)
+
+
+def helped(cluster: Cluster) -> Cluster:
+    return replace(cluster, aggregators=tuple(host.name for host in cluster.workers))
+
+
+def sequencing_of(tau_max: int = 10) -> Sequencing:
+    """Of four workers with aggregators; an update takes 8 ms to come in, 80 ms from w3."""
+    cluster = helped(cluster_of(4))
+    slow = Host(name="w3", up_bps=1e8, down_bps=1e8)
+    return Sequencing(RunWorld(replace(cluster, workers=(*cluster.workers[:3], slow))), tau_max)
+
+
+def group(*members: Update, due_ms: float) -> Group:
+    return Group(members=members, root=0, flows={}, sends={}, due_ns=due_ms * MS, patience_ns=50.0 * MS)
+
+
+def test_a_lone_worker_never_waits_for_a_batch():
+    cluster = helped(cluster_of(1, control_s=0.0, latency_s=0.0))
+    assert simulate(cluster).mean_iteration_s == pytest.approx(0.02 + 2 * 0.008, abs=0.0002)
+
+
+def test_who_comes_soon_is_waited_for_and_who_does_not_push_any_more_is_not():
+    expected = Expected(["a", "b"])
+    for step in range(3):
+        expected.pushed(Update(0, step, step), (2 * step + 1) * 100 * MS)
+        expected.settled(Update(0, step, step), step + 1)
+        expected.served(0, (2 * step + 2) * 100 * MS)
+    assert expected.within(600 * MS, 150 * MS) == [700 * MS]
+    assert expected.within(600 * MS, 100 * MS) == []
+    assert expected.within(700 * MS, 150 * MS) == []
+    expected.pushed(Update(0, 3, 3), 650 * MS)
+    assert expected.within(600 * MS, 150 * MS) == []
+
+
+def test_a_late_transfer_is_put_behind_within_its_deadline_and_else_given_up():
+    late, soon = group(Update(3, 0, 5), due_ms=80), group(Update(0, 0, 5), due_ms=4)
+    for tau_max, place in ((3, "too_late"), (4, "behind")):
+        found = sequencing_of(tau_max).split([late, soon], 5, 3)
+        assert getattr(found, place) == [late]
+        assert found.frozen == [soon]
+
+
+def test_a_transfer_that_is_nearly_there_is_waited_for_half_a_send():
+    nearly, far = group(Update(3, 0, 0), due_ms=11.9), group(Update(3, 0, 0), due_ms=12.1)
+    assert sequencing_of().split([nearly], 20, 1).frozen == [nearly]
+    assert sequencing_of().split([far], 20, 1).too_late == [far]
+
+
+def test_nothing_makes_way_while_nothing_new_comes():
+    late = group(Update(3, 0, 0), due_ms=80)
+    assert sequencing_of().split([late], 20, 0).frozen == [late]
+
+
+def test_who_cannot_be_in_time_is_turned_away_at_once_until_it_is_waited_for():
+    cluster = helped(cluster_of(8, rate_bps=1e8, compute=Compute(mean_s=0.1), iterations=150, tau_max=8))
+    slow = Host(name="w7", up_bps=2e6, down_bps=1e8)
+    cluster = replace(cluster, workers=(*cluster.workers[:7], slow))
+    found = simulate(cluster, Mode.ASYNCHRONOUS)
+    assert found.dropped[7] > 0.8 * found.pushed[7]
+    assert found.dropped[7] < found.pushed[7]
+    assert found.dropped[:7].sum() == 0
+    steps_s = np.diff(found.ended_s, axis=1).mean(axis=1)
+    assert steps_s[7] < 2 * steps_s[:7].mean()
