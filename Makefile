@@ -39,5 +39,5 @@ demo: setup ## train a real model through the fabric; results in demo-report/
 bench: setup ## run benchmarks (ARGS='control --json out.json'; without: list them)
 	@.venv/bin/mlfabric bench $(if $(ARGS),$(ARGS),--help)
 
-clean: ## remove everything that git ignores: .venv, caches, reports
+clean: ## remove what git ignores: .venv, caches, reports; but paper-results/ stays
 	@scripts/clean

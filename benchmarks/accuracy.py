@@ -7,24 +7,20 @@ number of updates. The difference within each pair is what counts.
 
 from __future__ import annotations
 
-import math
 import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.intervals import MOST_VALUES, interval_95
 from mlfabric.demo.scenario import Scenario
 from mlfabric.demo.session import Counted, launched, prepare, run_scenario
 from mlfabric.demo.verdict import Verdict
 from mlfabric.errors import UsageError
 from mlfabric.launch.processes import Nursery
 
-__all__ = ["interval_95", "run"]
-
-# Two-sided 95 % quantiles of Student's t for 1, 2, ... degrees of freedom.
-T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+__all__ = ["run"]
 
 
 def run(seeds: int = 5, updates: int = 1000, first_seed: int = 0) -> dict[str, Any]:
@@ -43,8 +39,8 @@ def run(seeds: int = 5, updates: int = 1000, first_seed: int = 0) -> dict[str, A
         UsageError: a number is out of range.
         FabricError: a process failed.
     """
-    if not 2 <= seeds <= len(T_95) + 1:
-        raise UsageError(f"seeds={seeds}; allowed: 2 to {len(T_95) + 1}")
+    if not 2 <= seeds <= MOST_VALUES:
+        raise UsageError(f"seeds={seeds}; allowed: 2 to {MOST_VALUES}")
     pairs = {f"seed {seed}": _pair(seed, updates) for seed in range(first_seed, first_seed + seeds)}
     differences = [pair["difference"] for pair in pairs.values()]
     low, high = interval_95(differences)
@@ -54,13 +50,6 @@ def run(seeds: int = 5, updates: int = 1000, first_seed: int = 0) -> dict[str, A
         "ci95_high": high,
         "pairs": pairs,
     }
-
-
-def interval_95(values: Sequence[float]) -> tuple[float, float]:
-    """Return the 95 % confidence interval of the mean of 2 to 10 values, by Student's t."""
-    half = T_95[len(values) - 2] * statistics.stdev(values) / math.sqrt(len(values))
-    mean = statistics.fmean(values)
-    return mean - half, mean + half
 
 
 def _pair(seed: int, updates: int) -> dict[str, float]:

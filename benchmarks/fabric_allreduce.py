@@ -1,8 +1,8 @@
 """AllReduce of 25 MB among 4 machines, ours against gloo's: on equal links, and with one link at a quarter of the rate.
 
-The machines are network namespaces shaped with tbf (``namespaces.py``). Each runs one process that does both in turn:
-a gloo all_reduce, then ours, in the same processes and over the same links. The scheduler has a process of its own and
-knows the links' rates from what the workers state when they join (``up_bps``, ``down_bps``).
+The machines are hosts of a testbed (``testbed/hosts.py``). Each runs one process that does both in turn: a gloo
+all_reduce, then ours, in the same processes and over the same links. The scheduler has a host of its own and knows the
+links' rates from what the workers state when they join (``up_bps``, ``down_bps``).
 
 Run as ``python -m benchmarks.fabric_allreduce``; as root.
 """
@@ -21,7 +21,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.namespaces import INTERFACE, Machine, machines
+from benchmarks.testbed.hosts import Host, Testbed, testbed
+from mlfabric.twin.settings import Direction
 
 __all__ = ["run"]
 
@@ -30,6 +31,7 @@ LINK_BPS = 200_000_000
 WORKERS = 4
 ROUNDS = 7
 TIMEOUT_S = 300.0
+SCHEDULER = "scheduler"
 SCHEDULER_PORT = 50061
 STORE_PORT = 29500
 
@@ -76,43 +78,53 @@ def run(rounds: int = ROUNDS) -> dict[str, float]:
 
 def _case(rates_bps: Sequence[int], rounds: int) -> tuple[float, float]:
     """Return the median times of gloo and of ours; a round is over when its last worker has the sum."""
-    with machines(rates_bps) as made, _scheduler(made[0].bridge) as scheduler:
+    with _machines(rates_bps) as bed, _scheduler(bed.host(SCHEDULER)) as scheduler:
+        workers = [host for host in bed.hosts if host.name != SCHEDULER]
         tasks = [
             Task(
                 rank=rank,
-                workers=len(made),
-                address=machine.address,
-                store=made[0].address,
+                workers=len(workers),
+                address=host.address,
+                store=workers[0].address,
                 scheduler=scheduler,
-                bps=machine.bps,
+                bps=rates_bps[rank],
                 size_bytes=SIZE_BYTES,
                 rounds=rounds + 1,
             )
-            for rank, machine in enumerate(made)
+            for rank, host in enumerate(workers)
         ]
-        times = _worked(made, tasks)
+        times = _worked(workers, tasks)
     slowest = {kind: [max(times_s) for times_s in zip(*(t[kind] for t in times), strict=True)] for kind in times[0]}
     return statistics.median(slowest["gloo"][1:]), statistics.median(slowest["ours"][1:])
 
 
 @contextmanager
-def _scheduler(address: str) -> Iterator[str]:
-    command = [sys.executable, "-m", "mlfabric", "scheduler", "--bind", address, "--port", str(SCHEDULER_PORT)]
-    process = subprocess.Popen([*command, "--log-level", "warning"])
+def _machines(rates_bps: Sequence[int]) -> Iterator[Testbed]:
+    """Make a host for each rate, and one for the scheduler."""
+    names = [f"machine-{rank}" for rank in range(len(rates_bps))]
+    with testbed([*names, SCHEDULER], link_bps=max(rates_bps)) as bed:
+        bed.set_rates({(n, way): bps for n, bps in zip(names, rates_bps, strict=True) for way in Direction})
+        yield bed
+
+
+@contextmanager
+def _scheduler(host: Host) -> Iterator[str]:
+    command = [sys.executable, "-m", "mlfabric", "scheduler", "--bind", host.address, "--port", str(SCHEDULER_PORT)]
+    process = subprocess.Popen([*host.command, *command, "--log-level", "warning"])
     try:
-        yield f"{address}:{SCHEDULER_PORT}"
+        yield f"{host.address}:{SCHEDULER_PORT}"
     finally:
         process.terminate()
         process.wait()
 
 
-def _worked(made: Sequence[Machine], tasks: Sequence[Task]) -> list[dict[str, list[float]]]:
-    """Run every task on its machine; return what each found."""
+def _worked(hosts: Sequence[Host], tasks: Sequence[Task]) -> list[dict[str, list[float]]]:
+    """Run every task on its host; return what each found."""
     with ExitStack() as stack:
         processes = []
-        for machine, task in zip(made, tasks, strict=True):
-            command = [*machine.command, sys.executable, "-m", "benchmarks.fabric_allreduce", json.dumps(asdict(task))]
-            environment = os.environ | {"GLOO_SOCKET_IFNAME": INTERFACE, "OMP_NUM_THREADS": "1"}
+        for host, task in zip(hosts, tasks, strict=True):
+            command = [*host.command, sys.executable, "-m", "benchmarks.fabric_allreduce", json.dumps(asdict(task))]
+            environment = os.environ | {"GLOO_SOCKET_IFNAME": host.interface, "OMP_NUM_THREADS": "1"}
             process = subprocess.Popen(
                 command, stdout=subprocess.PIPE, text=True, env=environment, cwd=Path(__file__).parent.parent
             )

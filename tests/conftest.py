@@ -1,4 +1,4 @@
-"""What all tests share: how hypothesis draws and what it prints, and a port nobody uses. Nothing heavy.
+"""What all tests share: how hypothesis draws and what it prints, a port nobody uses, emulated hosts. Nothing heavy.
 
 Profiles: ``dev`` draws new examples in every run; ``ci`` draws the same ones each time. Both print how to
 replay a failure. ``CI`` in the environment chooses ``ci``; ``--hypothesis-profile`` overrides.
@@ -10,9 +10,14 @@ import logging
 import os
 import socket
 from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from benchmarks.testbed.hosts import Testbed
 
 settings.register_profile("dev", deadline=None, print_blob=True)
 settings.register_profile("ci", deadline=None, print_blob=True, derandomize=True, database=None)
@@ -36,3 +41,17 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
     return port
+
+
+@pytest.fixture
+def four_hosts() -> Iterator[Testbed]:
+    """Emulate hosts h0 to h3 with links of 100 Mbit/s; skips without the rights to (mark tests with it ``root``)."""
+    from benchmarks.testbed.hosts import testbed
+    from mlfabric.errors import UnavailableError
+
+    with ExitStack() as stack:
+        try:
+            bed = stack.enter_context(testbed([f"h{i}" for i in range(4)], link_bps=100_000_000))
+        except UnavailableError as error:
+            pytest.skip(str(error))
+        yield bed

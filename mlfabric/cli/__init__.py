@@ -11,6 +11,11 @@ asking       status, doctor, version
 tables       how a status is shown
 checks       what doctor looks at
 making       bench, demo
+advising     advise
+recording    record
+simulating   simulate; clusters reads its file
+paper        bench paper
+testbed      testbed; ending: how it and bench paper end when told to
 """
 
 from __future__ import annotations

@@ -6,7 +6,20 @@ import sys
 
 import typer
 
-from mlfabric.cli import asking, embedded, holding, making, members, planning, services
+from mlfabric.cli import (
+    advising,
+    asking,
+    embedded,
+    holding,
+    making,
+    members,
+    paper,
+    planning,
+    recording,
+    services,
+    simulating,
+    testbed,
+)
 from mlfabric.errors import FabricError, UsageError
 
 __all__ = ["app", "run"]
@@ -24,7 +37,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for part in (embedded, asking, planning, making, services, holding, members):
+ASKED = (asking, planning, simulating, advising, recording)
+for part in (embedded, *ASKED, making, paper, services, holding, members, testbed):
     part.add_to(app)
 
 

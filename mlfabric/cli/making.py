@@ -5,57 +5,82 @@ from __future__ import annotations
 import ast
 import json
 import sys
-from collections.abc import Iterator, Mapping
-from enum import Enum
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 import mlfabric
 from mlfabric.cli import options as opt
 from mlfabric.errors import UsageError
 
-__all__ = ["add_to"]
+__all__ = ["add_to", "benchmark", "benchmarks"]
 
 
-class Benchmark(Enum):
-    """What can be measured."""
+MEASURED = {
+    "control": "Calls and decisions per second of the scheduler.",
+    "data": "Bytes per second of the data channels.",
+    "accuracy": "Accuracy through a fabric against one process.",
+    "divergence": "How far a replica's model may be behind, and is.",
+    "fabric": "A whole fabric: modes, all-reduce, replica.",
+    "optimality": "How far plans are from the best ones.",
+    "lda": "Topic models by Gibbs sampling.",
+    "planner": "How long a plan takes.",
+    "summing": "Sums of updates on their way.",
+    "links": "Emulated links: rates reached, cost of changes.",
+}
+"""What is measured with no options but settings, by the names of modules."""
 
-    CONTROL = "control"
-    DATA = "data"
-    ACCURACY = "accuracy"
-    DIVERGENCE = "divergence"
-    FABRIC = "fabric"
-    OPTIMALITY = "optimality"
-    LDA = "lda"
-    PLANNER = "planner"
-    SUMMING = "summing"
+
+class _Benchmarks(TyperGroup):
+    """Says which benchmarks there are when asked for another one."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] not in self.commands:
+            ctx.fail(f"benchmark {args[0]!r}; allowed: {', '.join(self.commands)}")
+        return super().resolve_command(ctx, args)
 
 
-def bench(
-    name: Annotated[Benchmark, typer.Argument(help="What is measured.", show_default=False)],
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file too.")] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="An option of the benchmark; may be given several times."),
-    ] = None,
-) -> None:
-    """Measure on this machine and print the figures.
+benchmarks = typer.Typer(
+    cls=_Benchmarks,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Measure on this machine and print the figures.\n\nNeeds a checkout of the project.",
+    epilog=opt.examples(
+        "mlfabric bench data",
+        "mlfabric bench control --json control.json",
+        "mlfabric bench data --set rounds=3",
+        "mlfabric bench paper --quick",
+    ),
+)
+"""The command ``mlfabric bench``, for benchmarks with options of their own to be added to."""
 
-    Needs a checkout of the project.
-    """
-    from mlfabric.cli import tables
 
-    chosen = dict(_option(text) for text in settings or ())
-    found: dict[str, Any] = _benchmark(name.value).run(**chosen)
-    tables.console().print(tables.table(f"Benchmark {name.value}", ("figure", "value>"), _rows(found)))
-    if json_file is not None:
-        try:
-            json_file.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise UsageError(f"--json {json_file}: {error.strerror}; give a file that can be written") from error
+def _measuring(name: str) -> Callable[..., None]:
+    """Return the command that measures something."""
+
+    def bench(
+        json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file too.")] = None,
+        settings: Annotated[
+            list[str] | None,
+            typer.Option("--set", metavar="KEY=VALUE", help="An option of the benchmark; may be given several times."),
+        ] = None,
+    ) -> None:
+        from mlfabric.cli import tables
+
+        chosen = dict(_option(text) for text in settings or ())
+        found: dict[str, Any] = benchmark(name).run(**chosen)
+        tables.console().print(tables.table(f"Benchmark {name}", ("figure", "value>"), _rows(found)))
+        if json_file is not None:
+            try:
+                json_file.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+            except OSError as error:
+                raise UsageError(f"--json {json_file}: {error.strerror}; give a file that can be written") from error
+
+    return bench
 
 
 def _option(text: str) -> tuple[str, object]:
@@ -68,16 +93,17 @@ def _option(text: str) -> tuple[str, object]:
         return key, value
 
 
-def _benchmark(name: str) -> Any:
-    """Import a benchmark from the checkout that this package is in.
+def benchmark(name: str) -> Any:
+    """Import a module of benchmarks/, by its name in there, from the checkout that this package is in.
 
     Raises:
         UsageError: the package is not in a checkout, or the checkout has no such benchmark.
     """
     checkout = Path(mlfabric.__file__).resolve().parent.parent
-    if not (checkout / "benchmarks" / f"{name}.py").is_file():
+    file = checkout / "benchmarks" / f"{name.replace('.', '/')}.py"
+    if not file.is_file():
         raise UsageError(
-            f"there is no {checkout / 'benchmarks' / name}.py; benchmarks are in a checkout of the project: "
+            f"there is no {file}; benchmarks are in a checkout of the project: "
             "clone it, 'make setup', and run its .venv/bin/mlfabric"
         )
     if str(checkout) not in sys.path:
@@ -116,9 +142,8 @@ def demo(
 
 def add_to(app: typer.Typer) -> None:
     """Add these commands."""
-    app.command(
-        epilog=opt.examples(
-            "mlfabric bench data", "mlfabric bench control --json control.json", "mlfabric bench data --set rounds=3"
-        )
-    )(bench)
+    for name, what in MEASURED.items():
+        examples = opt.examples(f"mlfabric bench {name}", f"mlfabric bench {name} --json {name}.json")
+        benchmarks.command(name, help=what, epilog=examples)(_measuring(name))
+    app.add_typer(benchmarks, name="bench")
     app.command(epilog=opt.examples("mlfabric demo", "mlfabric demo --report demo-report --seed 1"))(demo)

@@ -6,8 +6,8 @@ from typer.testing import CliRunner
 from mlfabric import __version__
 from mlfabric.cli.app import app
 
-ASKING = ("status", "doctor", "plan", "version")
-COMMANDS = ("scheduler", "server", "worker", "aggregator", "monitor", "up", "run", "bench", "demo", *ASKING)
+ASKING = ("status", "doctor", "plan", "simulate", "advise", "record", "version")
+COMMANDS = ("scheduler", "server", "worker", "aggregator", "monitor", "up", "run", "bench", "demo", "testbed", *ASKING)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

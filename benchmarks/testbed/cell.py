@@ -1,0 +1,175 @@
+"""One run of the paper's table: a testbed of its own, one system on it, its logs, and the models judged afterwards."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from typing import Any
+
+from benchmarks.testbed.cpu import CpuMeter, saturated_share, used_share
+from benchmarks.testbed.hosts import Host, Testbed, testbed
+from benchmarks.testbed.judging import curve_of
+from benchmarks.testbed.logs import RunLogs
+from benchmarks.testbed.processes import Child, ChildError, Launcher
+from benchmarks.testbed.provenance import git_revision
+from benchmarks.testbed.runs import Consistency, Place, RunPlan, worker_name
+from benchmarks.testbed.spec import CellResult, CellSpec, Machine
+from benchmarks.testbed.weather import Weather
+from benchmarks.testbed.workload import Workload, WorkloadSpec
+from mlfabric.errors import FabricError
+from mlfabric.twin.settings import COMPUTE, NETWORK
+
+__all__ = ["plan_of", "result_of", "run_cell", "spared_in"]
+
+GRACE_S = 120.0
+"""How much longer than it is to train a run may take, start and end included, before it is given up."""
+LOOK_S = 0.25
+QUEUE_S = 0.05
+ALWAYS_SPARED = frozenset({"scheduler"})
+"""Hosts that keep their full rate: models are 500 times smaller here than in the paper, control messages are not."""
+
+
+def run_cell(spec: CellSpec) -> CellResult:
+    """Run one system in one cell and judge what it trained.
+
+    Raises:
+        UnavailableError: network namespaces cannot be made here; or the run applied no gradient.
+        FabricError: a process of the run failed, or did not end.
+    """
+    began = time.monotonic()
+    workload = workload_of(spec).build()
+    plan = plan_of(spec, spec.link_bps(workload.n_parameters))
+    logs, meter = _train(spec, plan)
+    windows = meter.between(logs.began_ns, logs.ended_ns)
+    machine = Machine(
+        cpu_used_share=used_share(windows),
+        cpu_saturated_share=saturated_share(windows),
+        overrun_share=logs.overrun_share(),
+        wall_s=time.monotonic() - began,
+        git_revision=git_revision(),
+        finished_utc=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+    return result_of(spec, logs, workload, machine)
+
+
+def workload_of(spec: CellSpec) -> WorkloadSpec:
+    """Return what is trained."""
+    return WorkloadSpec(model=spec.model, batch_size=spec.batch_size, seed=spec.seed)
+
+
+def plan_of(spec: CellSpec, link_bps: int) -> RunPlan:
+    """Return what every process of the run is told."""
+    return RunPlan(
+        workload=workload_of(spec),
+        link_bps=link_bps,
+        compute=COMPUTE[spec.compute],
+        seed=spec.seed,
+        dilation=spec.dilation,
+        consistency=spec.entry.consistency,
+        learning_rate=spec.learning_rate,
+        momentum=spec.momentum,
+        duration_s=spec.duration_s,
+        delay_bound=spec.delay_bound,
+    )
+
+
+def result_of(spec: CellSpec, logs: RunLogs, workload: Workload, machine: Machine) -> CellResult:
+    """Put together what a run's logs say; snapshots are evaluated here."""
+    commits = logs.commits()
+    elapsed_s = (logs.ended_ns - logs.began_ns) / 1e9 / spec.dilation
+    synchronous = spec.entry.consistency is Consistency.SYNCHRONOUS
+    return CellResult(
+        spec=spec,
+        seconds_per_iteration=elapsed_s * spec.workers / len(commits.workers),
+        gradients_per_second=len(commits.workers) / elapsed_s,
+        compute_s=logs.compute_s(spec),
+        dropped_by_worker=tuple(log.dropped for log in logs.workers),
+        curve=curve_of(
+            logs.snapshots,
+            workload.accuracy,
+            began_ns=logs.began_ns,
+            dilation=spec.dilation,
+            gradients_per_update=spec.workers if synchronous else 1,
+        ),
+        commits=commits,
+        machine=machine,
+    )
+
+
+def _train(spec: CellSpec, plan: RunPlan) -> tuple[RunLogs, CpuMeter]:
+    """Run the system on a testbed; return the logs, and what measured the CPU meanwhile."""
+    module = spec.entry.load()
+    services: Mapping[str, Any] = getattr(module, "SERVICES", {})
+    getattr(module, "prepare", _nothing_to_prepare)()
+    ranks = {worker_name(rank): rank for rank in range(spec.workers)}
+    with ExitStack() as stack:
+        made = stack.enter_context(
+            testbed([*services, *ranks], link_bps=plan.link_bps, queue_s=QUEUE_S * spec.dilation)
+        )
+        launcher = stack.enter_context(Launcher(preloaded=[module.__name__]))
+        stack.enter_context(
+            Weather(
+                made,
+                NETWORK[spec.network],
+                seed=spec.seed,
+                link_bps=plan.link_bps,
+                dilation=spec.dilation,
+                spared=spared_in(spec, services.keys()),
+            )
+        )
+        meter = stack.enter_context(CpuMeter())
+        children = {
+            host.name: launcher.start(
+                host,
+                services.get(host.name, module.worker),
+                place_of(host, made, ranks.get(host.name), spec.workers),
+                plan,
+                name=host.name,
+            )
+            for host in made.hosts
+        }
+        found = _collect(children, spec.duration_s + GRACE_S)
+    return RunLogs.of(found), meter
+
+
+def _nothing_to_prepare() -> None:
+    """Stand in for what most systems do not have."""
+
+
+def spared_in(spec: CellSpec, services: Collection[str]) -> frozenset[str]:
+    """Return the hosts, of those that are no workers', that the weather leaves their full rate."""
+    return ALWAYS_SPARED.intersection(services) if spec.server_weather else frozenset(services)
+
+
+def place_of(host: Host, made: Testbed, rank: int | None, workers: int) -> Place:
+    """Return where a process is, and where the others are."""
+    return Place(
+        name=host.name,
+        rank=rank,
+        workers=workers,
+        addresses={other.name: other.address for other in made.hosts},
+        interface=host.interface,
+    )
+
+
+def _collect(children: Mapping[str, Child], timeout_s: float) -> dict[str, object]:
+    """Wait for all; the first that fails ends the wait.
+
+    Raises:
+        FabricError: one failed, or did not end in time.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    found: dict[str, object] = {}
+    while len(found) < len(children):
+        for name, child in children.items():
+            if name not in found:
+                try:
+                    found[name] = child.join(LOOK_S)
+                except TimeoutError as error:
+                    if time.monotonic() > deadline_s:
+                        raise FabricError(f"the run was given up after {timeout_s:g} s: {error}") from error
+                except ChildError as error:
+                    raise FabricError(str(error)) from error
+    return found

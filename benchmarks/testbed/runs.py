@@ -1,0 +1,269 @@
+"""What a run is told and what it leaves behind: the values that the harness and every system share.
+
+A system is a module of ``benchmarks/testbed/systems``. It has ``worker(place, plan) -> WorkerLog``, which runs on every
+worker's host, and, where it needs more than workers, ``SERVICES``: a function ``(place, plan) -> ServerLog`` for each
+host that is no worker, by the host's name. All of them are started at once, in any order, and end by themselves. What
+takes long and is needed once on a computer, such as compiling, it may do in ``prepare()``, which is called before.
+
+All times are of CLOCK_MONOTONIC, which network namespaces of one computer have in common.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+
+from benchmarks.testbed.workload import WorkloadSpec
+from mlfabric.errors import UsageError
+from mlfabric.twin.settings import ComputeSetting
+
+__all__ = [
+    "BASE_COMPUTE_S",
+    "NS_PER_S",
+    "Consistency",
+    "Place",
+    "RunPlan",
+    "ServerLog",
+    "Service",
+    "Snapshot",
+    "SnapshotKeeper",
+    "StepRecorder",
+    "Worker",
+    "WorkerLog",
+    "worker_name",
+]
+
+NS_PER_S = 1_000_000_000
+BASE_COMPUTE_S = 0.1
+SNAPSHOT_EVERY_NS = NS_PER_S
+
+
+class Consistency(Enum):
+    """When a worker's gradient takes effect."""
+
+    SYNCHRONOUS = "synchronous"
+    ASYNCHRONOUS = "asynchronous"
+
+
+def worker_name(rank: int) -> str:
+    """Return the name of the host of a worker."""
+    return f"w{rank}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a process of a run is, and where the others are.
+
+    Args:
+        name: of its host.
+        rank: of the worker, counted from 0; None on a host that is no worker.
+        workers: how many there are, on the hosts w0, w1, ...
+        addresses: IP address of every host, by its name.
+        interface: the network interface that has this host's own address.
+        port: on which the processes of the run find each other, on w0 or on the server.
+    """
+
+    name: str
+    rank: int | None
+    workers: int
+    addresses: Mapping[str, str]
+    interface: str
+    port: int = 29500
+
+    @property
+    def own_rank(self) -> int:
+        """Rank of the worker that runs here.
+
+        Raises:
+            UsageError: no worker runs here.
+        """
+        if self.rank is None:
+            raise UsageError(f"host {self.name} has no worker's rank; start services there, workers on w0, w1, ...")
+        return self.rank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPlan:
+    """What every process of a run is told.
+
+    Args:
+        workload: what is trained.
+        compute: how often a step is slow.
+        seed: of the stragglers; the workload has its own.
+        dilation: by how much every time constant is stretched, >= 1.
+        consistency: of systems that know more than one.
+        learning_rate: of a synchronous step, which is along the mean of all workers' gradients, > 0.
+        momentum: 0 to below 1.
+        duration_s: how long to train, counted from when all processes are ready, > 0.
+        max_steps: end earlier, once a worker has done so many; None for no such end.
+        base_compute_s: time of an undilated step that is not slow, >= 0.
+        delay_bound: of an asynchronous run, in updates, where the system has one; None for none.
+        link_bps: full rate of every link in bit/s, as its users know it, > 0.
+    """
+
+    workload: WorkloadSpec
+    compute: ComputeSetting
+    seed: int
+    dilation: float = 1.0
+    consistency: Consistency = Consistency.SYNCHRONOUS
+    learning_rate: float
+    momentum: float
+    duration_s: float
+    max_steps: int | None = None
+    base_compute_s: float = BASE_COMPUTE_S
+    delay_bound: int | None = None
+    link_bps: int = 10**10
+
+    def __post_init__(self) -> None:
+        for given, good, allowed in (
+            (f"dilation={self.dilation}", self.dilation >= 1, "1 or more"),
+            (f"learning_rate={self.learning_rate}", self.learning_rate > 0, "more than 0"),
+            (f"momentum={self.momentum}", 0 <= self.momentum < 1, "0 to below 1"),
+            (f"duration_s={self.duration_s}", self.duration_s > 0, "more than 0"),
+            (f"max_steps={self.max_steps}", self.max_steps is None or self.max_steps > 0, "None or more than 0"),
+            (f"link_bps={self.link_bps}", self.link_bps > 0, "more than 0"),
+            (f"base_compute_s={self.base_compute_s}", self.base_compute_s >= 0, "0 or more"),
+        ):
+            if not good:
+                raise UsageError(f"plan of a run: {given}; allowed: {allowed}")
+
+    def step_size(self, workers: int) -> float:
+        """Return what one update is multiplied with: all workers' mean in synchronous runs, else one worker's gradient.
+
+        ``workers`` asynchronous updates move the model as far as one synchronous step of the same gradients.
+        """
+        return self.learning_rate / (workers if self.consistency is Consistency.ASYNCHRONOUS else 1)
+
+    def is_over(self, began_ns: int, now_ns: int, steps: int) -> bool:
+        """Tell whether a worker that has done ``steps`` is to begin no further one."""
+        enough = self.max_steps is not None and steps >= self.max_steps
+        return enough or now_ns - began_ns >= self.duration_s * NS_PER_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Snapshot:
+    """The model at one moment, to be evaluated after the run.
+
+    Args:
+        time_ns: when.
+        updates: how many steps the model has taken: of all workers together in synchronous runs, else of single ones.
+        weights: float32, flat.
+    """
+
+    time_ns: int
+    updates: int
+    weights: np.ndarray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class WorkerLog:
+    """What one worker did; the arrays have an element for each of its steps.
+
+    Args:
+        rank: whose log it is.
+        began_ns: when all processes were ready.
+        started_ns, computed_ns, ended_ns: int64; a step starts with its gradient and ends when the worker has the model
+            for the next one.
+        losses: float32; of the step's batch.
+        overruns: how many steps computed longer than they were to, which means that the CPU decided.
+        snapshots: of rank 0 of systems without a server.
+        applied_ns, delays: int64 and int32; when the model took an update of this worker, and with which delay; an
+            element for each that it took, in systems in which no server's log says so.
+        dropped: how many updates of this worker were turned away.
+    """
+
+    rank: int
+    began_ns: int
+    started_ns: np.ndarray
+    computed_ns: np.ndarray
+    ended_ns: np.ndarray
+    losses: np.ndarray
+    overruns: int
+    snapshots: tuple[Snapshot, ...] = ()
+    applied_ns: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    delays: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int32))
+    dropped: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ServerLog:
+    """What a server did; the arrays have an element for each gradient that it took.
+
+    Args:
+        began_ns: when all workers were there.
+        applied_ns: int64; when the model had taken the gradient.
+        workers: int32; whose gradient it was.
+        delays: int32; how many updates the model had taken since the worker read it. All 0 in synchronous runs.
+        snapshots: of the model.
+    """
+
+    began_ns: int
+    applied_ns: np.ndarray
+    workers: np.ndarray
+    delays: np.ndarray
+    snapshots: tuple[Snapshot, ...]
+
+
+Worker = Callable[[Place, RunPlan], WorkerLog]
+Service = Callable[[Place, RunPlan], ServerLog]
+
+
+@dataclass(slots=True, kw_only=True)
+class StepRecorder:
+    """Keeps what a worker's log will say, at little cost per step."""
+
+    started_ns: list[int] = field(default_factory=list)
+    computed_ns: list[int] = field(default_factory=list)
+    ended_ns: list[int] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+
+    def start(self) -> None:
+        """Say that a step starts."""
+        self.started_ns.append(time.monotonic_ns())
+
+    def computed(self, loss: float) -> None:
+        """Say that the step has its gradient."""
+        self.computed_ns.append(time.monotonic_ns())
+        self.losses.append(loss)
+
+    def end(self) -> int:
+        """Say that the worker has the model for its next step; return the time in ns."""
+        self.ended_ns.append(time.monotonic_ns())
+        return self.ended_ns[-1]
+
+    def log(self, *, rank: int, began_ns: int, overruns: int, snapshots: tuple[Snapshot, ...] = ()) -> WorkerLog:
+        """Return the log of all steps that ended."""
+        steps = len(self.ended_ns)
+        return WorkerLog(
+            rank=rank,
+            began_ns=began_ns,
+            started_ns=np.array(self.started_ns[:steps], dtype=np.int64),
+            computed_ns=np.array(self.computed_ns[:steps], dtype=np.int64),
+            ended_ns=np.array(self.ended_ns, dtype=np.int64),
+            losses=np.array(self.losses[:steps], dtype=np.float32),
+            overruns=overruns,
+            snapshots=snapshots,
+        )
+
+
+class SnapshotKeeper:
+    """Copies the model when it is offered, at most once a second."""
+
+    def __init__(self, every_ns: int = SNAPSHOT_EVERY_NS) -> None:
+        self._every_ns = every_ns
+        self._taken: list[Snapshot] = []
+
+    def offer(self, now_ns: int, updates: int, weights: np.ndarray) -> None:
+        """Take a snapshot if one is due."""
+        if not self._taken or now_ns - self._taken[-1].time_ns >= self._every_ns:
+            self._taken.append(Snapshot(time_ns=now_ns, updates=updates, weights=weights.copy()))
+
+    def finish(self, now_ns: int, updates: int, weights: np.ndarray) -> tuple[Snapshot, ...]:
+        """Take the last one, due or not, and return all in the order of their times."""
+        if not self._taken or self._taken[-1].updates < updates:
+            self._taken.append(Snapshot(time_ns=now_ns, updates=updates, weights=weights.copy()))
+        return tuple(self._taken)

@@ -1,0 +1,123 @@
+"""Synchronous training by an all-reduce over gloo: what the ring and the tree have in common.
+
+Every worker keeps the model and steps it itself, along the mean of all gradients, as PyTorch's DistributedDataParallel
+does: each worker divides its gradient by the number of workers before the sum. DDP puts a model of this size into one
+bucket, so one all-reduce a step is what it would do too.
+
+The summed vector has one element more than the model: workers that find the run over add 1 to it, so that all of them
+end after the same step without another message.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import partial
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
+
+from benchmarks.testbed.runs import Place, RunPlan, SnapshotKeeper, StepRecorder, WorkerLog, worker_name
+from benchmarks.testbed.systems.sgd import Momentum
+from benchmarks.testbed.workload import PaddedCompute
+
+__all__ = ["AllReduce", "group", "train"]
+
+TIMEOUT_S = 120.0
+
+
+class AllReduce(Protocol):
+    """Sums a float32 vector over all workers."""
+
+    def expect(self) -> None:
+        """Get ready to take what comes from others that are earlier; called before the gradient is computed."""
+
+    def reduce(self, vector: torch.Tensor) -> None:
+        """Replace the vector by the sum of all workers' vectors; called once after each ``expect``."""
+
+
+def train(place: Place, plan: RunPlan, make_all_reduce: Callable[[int], AllReduce]) -> WorkerLog:
+    """Train until the plan is over.
+
+    Args:
+        place: of this worker.
+        plan: the same at all workers.
+        make_all_reduce: makes this system's all-reduce for vectors of so many elements; called in the group.
+
+    Returns:
+        This worker's log; rank 0's has the snapshots.
+
+    Raises:
+        RuntimeError: the other workers cannot be reached.
+    """
+    rank = place.own_rank
+    workload = plan.workload.build()
+    padded = PaddedCompute(
+        plan.compute, seed=plan.seed, worker=rank, base_s=plan.base_compute_s, dilation=plan.dilation
+    )
+    model = Momentum(workload.initial(), step_size=plan.step_size(place.workers), momentum=plan.momentum)
+    summed = torch.zeros(workload.n_parameters + 1)
+    gradient = summed[:-1]
+    recorder, keeper = StepRecorder(), SnapshotKeeper()
+    with group(place):
+        all_reduce = make_all_reduce(len(summed))
+        began_ns = _agree_on_start()
+        keeper.offer(began_ns, 0, model.weights)
+        steps, over = 0, False
+        while not over:
+            recorder.start()
+            all_reduce.expect()
+            compute = partial(workload.gradient, model.weights, rank, steps, gradient.numpy())
+            recorder.computed(padded.run(steps, compute)[1])
+            gradient /= place.workers
+            steps += 1
+            summed[-1] = plan.is_over(began_ns, time.monotonic_ns(), steps)
+            all_reduce.reduce(summed)
+            over = bool(summed[-1] > 0)
+            model.step(gradient)
+            now_ns = recorder.end()
+            if rank == 0:
+                keeper.offer(now_ns, steps, model.weights)
+    snapshots = keeper.finish(now_ns, steps, model.weights) if rank == 0 else ()
+    return recorder.log(rank=rank, began_ns=began_ns, overruns=padded.overruns, snapshots=snapshots)
+
+
+@contextmanager
+def group(place: Place) -> Iterator[None]:
+    """Be in a gloo group of all workers, which meet at a store on w0.
+
+    Raises:
+        RuntimeError: the others cannot be reached.
+    """
+    os.environ["GLOO_SOCKET_IFNAME"] = place.interface
+    timeout = timedelta(seconds=TIMEOUT_S)
+    store = _store(place, timeout)
+    dist.init_process_group("gloo", store=store, rank=place.own_rank, world_size=place.workers, timeout=timeout)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def _store(place: Place, timeout: timedelta) -> TCPStore:
+    """Return the store, which w0 keeps on its own address only; left to itself it would listen on all."""
+    address = place.addresses[worker_name(0)]
+    if place.own_rank:
+        return TCPStore(address, place.port, place.workers, is_master=False, timeout=timeout)
+    listener = socket.create_server((address, place.port), backlog=place.workers)
+    return TCPStore(
+        address, place.port, place.workers, is_master=True, timeout=timeout, master_listen_fd=listener.detach()
+    )
+
+
+def _agree_on_start() -> int:
+    """Wait for all workers and return the time in ns when the last of them was ready."""
+    now_ns = torch.tensor([time.monotonic_ns()])
+    dist.all_reduce(now_ns, op=dist.ReduceOp.MAX)
+    return int(now_ns)

@@ -1,0 +1,316 @@
+"""mlfabric itself, each member a process of its own, as on a cluster.
+
+The scheduler and the monitor run on the scheduler's host, the server on its own, and an aggregator beside every worker.
+Links are known to the fabric by their full rate and by what its own monitor measures; nobody tells it the weather.
+Asynchronous workers keep the momentum, so that a sum is one tensor. Synchronous ones use AllReduce and need no server,
+which is there all the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
+
+import grpc
+import numpy as np
+import torch
+
+import mlfabric
+from benchmarks.testbed.runs import (
+    Consistency,
+    Place,
+    RunPlan,
+    ServerLog,
+    Service,
+    SnapshotKeeper,
+    StepRecorder,
+    WorkerLog,
+    worker_name,
+)
+from benchmarks.testbed.workload import PaddedCompute, Workload
+from mlfabric.aggregator.service import AggregatorOptions, AggregatorService
+from mlfabric.channels import TcpOptions
+from mlfabric.config import WorkerSettings
+from mlfabric.monitor.service import MonitorConfig, MonitorService
+from mlfabric.protocol import Committed
+from mlfabric.scheduler.planning import warm_up
+from mlfabric.scheduler.runner import SchedulerOptions, SchedulerRunner
+from mlfabric.server.service import ServerOptions, ServerService
+from mlfabric.telemetry import AggregatorMetrics, ServerMetrics
+from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc
+
+__all__ = ["SCHEDULER", "SERVER", "SERVICES", "prepare", "scheduler", "server", "worker"]
+
+SCHEDULER = "scheduler"
+SERVER = "server"
+BATCH_WINDOW_S = 0.1
+REPORT_EVERY_S = 0.2
+LOOK_S = 0.5
+JOIN_S = 60.0
+SILENCE_S = 60.0
+PR_SET_PDEATHSIG = 1
+
+
+def prepare() -> None:
+    """Compile the planner if that has not been done here yet; in a run the others would wait for it in vain."""
+    warm_up(lambda line: print(line, file=sys.stderr, flush=True))
+
+
+# Workers
+
+
+def worker(place: Place, plan: RunPlan) -> WorkerLog:
+    """Train with a worker of the fabric until the run's time is over.
+
+    Raises:
+        TimeoutError: the others have not joined in time.
+    """
+    return _by_pushing(place, plan) if plan.consistency is Consistency.ASYNCHRONOUS else _by_all_reduce(place, plan)
+
+
+def _by_pushing(place: Place, plan: RunPlan) -> WorkerLog:
+    """Push every gradient and go on with the model that follows it."""
+    workload = plan.workload.build()
+    weights = torch.nn.Parameter(torch.from_numpy(workload.initial()))
+    rule = mlfabric.RuleSpec(
+        lr=plan.step_size(place.workers), momentum=plan.momentum, momentum_at=mlfabric.MomentumAt.WORKERS
+    )
+    with (
+        _aggregator_beside(place),
+        mlfabric.register_as_worker(
+            {"weights": weights}, rule=rule, tau_max=plan.delay_bound, settings=_settings(place)
+        ) as member,
+    ):
+        return _push_all(place, plan, workload, member, weights)
+
+
+def _push_all(
+    place: Place, plan: RunPlan, workload: Workload, member: mlfabric.Worker, weights: torch.nn.Parameter
+) -> WorkerLog:
+    keeper, recorder, compute = SnapshotKeeper(), StepRecorder(), _compute(place, plan)
+    values, rank = weights.detach().numpy(), place.own_rank
+    applied_ns: list[int] = []
+    delays: list[int] = []
+    step = 0
+    member.get()
+    _wait_for_all(place, [_aggregator_name(name) for name in _workers(place)])
+    began_ns = now_ns = time.monotonic_ns()
+    while not plan.is_over(began_ns, now_ns, step):
+        recorder.start()
+        gradient, loss = compute.run(step, partial(workload.gradient, values, rank, step))
+        recorder.computed(loss)
+        weights.grad = torch.from_numpy(gradient)
+        pushed = member.push()
+        version = member.get()
+        now_ns = recorder.end()
+        if isinstance(outcome := pushed.result(), Committed):
+            applied_ns.append(now_ns)
+            delays.append(outcome.tau)
+        if rank == 0:
+            keeper.offer(now_ns, version.number, values)
+        step += 1
+    return replace(
+        recorder.log(rank=rank, began_ns=began_ns, overruns=compute.overruns),
+        snapshots=keeper.finish(now_ns, member.version.number, values) if rank == 0 else (),
+        applied_ns=np.array(applied_ns, dtype=np.int64),
+        delays=np.array(delays, dtype=np.int32),
+        dropped=step - len(applied_ns),
+    )
+
+
+def _by_all_reduce(place: Place, plan: RunPlan) -> WorkerLog:
+    """Sum the gradients of all workers, reduction and distribution overlapped, and step everywhere alike."""
+    workload, keeper, recorder, compute = plan.workload.build(), SnapshotKeeper(), StepRecorder(), _compute(place, plan)
+    values, rank = workload.initial(), place.own_rank
+    velocity = np.zeros_like(values)
+    total = torch.zeros(workload.n_parameters + 1)
+    with mlfabric.register_as_worker(
+        {"weights": torch.nn.Parameter(torch.from_numpy(values.copy()))},
+        mode=mlfabric.Mode.ALL_REDUCE,
+        settings=_settings(place),
+    ) as member:
+        member.all_reduce(total)
+        began_ns = now_ns = time.monotonic_ns()
+        step, is_over = 0, False
+        while not is_over:
+            recorder.start()
+            gradient, loss = compute.run(step, partial(workload.gradient, values, rank, step))
+            recorder.computed(loss)
+            total[:-1] = torch.from_numpy(gradient)
+            total[-1] = float(rank == 0 and plan.is_over(began_ns, now_ns, step + 1))
+            member.all_reduce(total)
+            velocity *= plan.momentum
+            velocity += total[:-1].numpy() / place.workers
+            values -= plan.learning_rate * velocity
+            now_ns = recorder.end()
+            step, is_over = step + 1, bool(total[-1])
+            if rank == 0:
+                keeper.offer(now_ns, step, values)
+    log = recorder.log(rank=rank, began_ns=began_ns, overruns=compute.overruns)
+    return replace(log, snapshots=keeper.finish(now_ns, step, values) if rank == 0 else ())
+
+
+def _compute(place: Place, plan: RunPlan) -> PaddedCompute:
+    return PaddedCompute(
+        plan.compute, seed=plan.seed, worker=place.own_rank, base_s=plan.base_compute_s, dilation=plan.dilation
+    )
+
+
+def _settings(place: Place) -> WorkerSettings:
+    return WorkerSettings(
+        scheduler=_scheduler_address(place), name=place.name, host=place.name, tcp=_tcp(place), workers=place.workers
+    )
+
+
+def _tcp(place: Place) -> TcpOptions:
+    own = place.addresses[place.name]
+    return TcpOptions(bind=own, advertised_host=own)
+
+
+def _scheduler_address(place: Place) -> str:
+    return f"{place.addresses[SCHEDULER]}:{place.port}"
+
+
+@contextmanager
+def _aggregator_beside(place: Place) -> Iterator[None]:
+    """Run an aggregator in a process of its own, which ends with this one; to be entered before any thread begins."""
+    worker_pid, pid = os.getpid(), os.fork()
+    if pid == 0:
+        try:
+            _be_aggregator(place, worker_pid)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(1)  # whatever happens, this process never gets back into the worker's code
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGTERM)
+        os.waitpid(pid, 0)
+
+
+def _be_aggregator(place: Place, worker_pid: int) -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    if os.getppid() != worker_pid:
+        return  # it has died already, and nothing would end this process
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    options = AggregatorOptions(
+        scheduler=_scheduler_address(place), name=_aggregator_name(place.name), host=place.name, tcp=_tcp(place)
+    )
+    asyncio.run(_aggregate(options))
+
+
+async def _aggregate(options: AggregatorOptions) -> None:
+    await AggregatorService(options, AggregatorMetrics()).run(asyncio.Event())
+
+
+def _aggregator_name(worker: str) -> str:
+    return f"aggregator-{worker}"
+
+
+def _wait_for_all(place: Place, others: Sequence[str]) -> None:
+    """Wait until every worker, and who else is named, has joined."""
+    members = {*others, *_workers(place)}
+    until_s = time.monotonic() + JOIN_S
+    with grpc.insecure_channel(_scheduler_address(place)) as channel:
+        stub = fabric_pb2_grpc.FabricServiceStub(channel)
+        while missing := members - {m.name for m in stub.GetStatus(fabric_pb2.GetStatusRequest()).members}:
+            if time.monotonic() > until_s:
+                raise TimeoutError(f"{', '.join(sorted(missing))} did not join within {JOIN_S:g} s")
+            time.sleep(LOOK_S)
+
+
+# Services
+
+
+def scheduler(place: Place, plan: RunPlan) -> ServerLog:
+    """Run the scheduler and the monitor until all workers and the server have left."""
+    prepare()
+    address = place.addresses[place.name]
+    runner = SchedulerRunner(
+        SchedulerOptions(
+            bind=address,
+            port=place.port,
+            batch_window_s=BATCH_WINDOW_S * plan.dilation,
+            answer_s=SILENCE_S,
+            silence_s=SILENCE_S,
+            default_bps=plan.link_bps,
+        )
+    )
+    monitor = MonitorConfig(
+        scheduler=_scheduler_address(place),
+        host=place.name,
+        bind=address,
+        report_interval_s=REPORT_EVERY_S * plan.dilation,
+        half_life_s=MonitorConfig(scheduler="").half_life_s * plan.dilation,
+    )
+    asyncio.run(_decide(place, runner, monitor))
+    return _nothing_applied()
+
+
+async def _decide(place: Place, runner: SchedulerRunner, config: MonitorConfig) -> None:
+    stop = asyncio.Event()
+    async with AsyncExitStack() as stack:
+        serving = asyncio.create_task(runner.run(stop, lambda _: None))
+        stack.push_async_callback(_ended, stop, serving)
+        monitor = MonitorService(config)
+        stack.push_async_callback(monitor.close)
+        await monitor.start()
+        over = asyncio.create_task(_until_all_left(place, [*_workers(place), SERVER], stop))
+        await monitor.run_until(stop)
+        await over
+
+
+async def _ended(stop: asyncio.Event, task: asyncio.Task[None]) -> None:
+    stop.set()
+    await task
+
+
+def server(place: Place, plan: RunPlan) -> ServerLog:
+    """Run the server until all workers have left."""
+    options = ServerOptions(scheduler=_scheduler_address(place), name=SERVER, host=SERVER, tcp=_tcp(place))
+
+    async def run() -> None:
+        stop = asyncio.Event()
+        over = asyncio.create_task(_until_all_left(place, _workers(place), stop))
+        await ServerService(options, ServerMetrics()).run(stop)
+        await over
+
+    asyncio.run(run())
+    return _nothing_applied()
+
+
+async def _until_all_left(place: Place, names: Collection[str], stop: asyncio.Event) -> None:
+    """Set ``stop`` when all members of these names have been there and none is any more."""
+    async with grpc.aio.insecure_channel(_scheduler_address(place)) as channel:
+        stub = fabric_pb2_grpc.FabricServiceStub(channel)
+        left: set[str] = set()
+        while not left.issuperset(names):
+            await asyncio.sleep(LOOK_S)
+            members = (await stub.GetStatus(fabric_pb2.GetStatusRequest(), wait_for_ready=True)).members
+            left = {m.name for m in members if m.state != "here"}
+    stop.set()
+
+
+def _workers(place: Place) -> list[str]:
+    return [worker_name(rank) for rank in range(place.workers)]
+
+
+def _nothing_applied() -> ServerLog:
+    """Return the log of a service; workers are told what became of their updates, and say so in their own."""
+    none = np.empty(0, dtype=np.int32)
+    return ServerLog(began_ns=0, applied_ns=none.astype(np.int64), workers=none, delays=none, snapshots=())
+
+
+SERVICES: MappingProxyType[str, Service] = MappingProxyType({SCHEDULER: scheduler, SERVER: server})

@@ -1,0 +1,276 @@
+"""The baselines do what they claim: real processes over the loopback address, against the same steps in one process."""
+
+from __future__ import annotations
+
+import multiprocessing
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.testbed import digits
+from benchmarks.testbed.runs import (
+    NS_PER_S,
+    Consistency,
+    Place,
+    RunPlan,
+    ServerLog,
+    SnapshotKeeper,
+    StepRecorder,
+    WorkerLog,
+    worker_name,
+)
+from benchmarks.testbed.systems import parameter_server, ring, tree
+from benchmarks.testbed.systems.sgd import Momentum
+from benchmarks.testbed.workload import WorkloadSpec
+from mlfabric.errors import TransferError, UsageError
+from mlfabric.twin.settings import COMPUTE
+
+STEPS = 4
+WORKERS = 5
+TIMEOUT_S = 60.0
+PLAN = RunPlan(
+    workload=WorkloadSpec(model="mlp-50k", batch_size=8, seed=2),
+    compute=COMPUTE["C0"],
+    seed=2,
+    learning_rate=0.1,
+    momentum=0.9,
+    duration_s=TIMEOUT_S,
+    max_steps=STEPS,
+    base_compute_s=0.0,
+)
+
+Log = WorkerLog | ServerLog
+Part = Callable[[Place, RunPlan], Log]
+
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(
+        not digits.digits_file().exists(), reason="the digits have not been fetched; scripts/fetch_digits needs npm"
+    ),
+]
+
+
+def place(rank: int | None, port: int, workers: int = WORKERS) -> Place:
+    names = [*map(worker_name, range(workers)), parameter_server.SERVER]
+    return Place(
+        name=parameter_server.SERVER if rank is None else worker_name(rank),
+        rank=rank,
+        workers=workers,
+        addresses=dict.fromkeys(names, "127.0.0.1"),
+        interface="lo",
+        port=port,
+    )
+
+
+def _run_part(part: Part, at: Place, plan: RunPlan, ours: Connection) -> None:
+    ours.send(part(at, plan))
+
+
+def run(parts: Sequence[tuple[Part, Place]], plan: RunPlan) -> list[Any]:
+    """Run each part in a process of its own and return their logs."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["pytest", ring.__name__, tree.__name__, parameter_server.__name__])
+    started = []
+    try:
+        for part, at in parts:
+            theirs, ours = context.Pipe(duplex=False)
+            process = context.Process(target=_run_part, args=(part, at, plan, ours))
+            process.start()
+            ours.close()
+            started.append((process, theirs))
+        logs = []
+        for _, theirs in started:
+            assert theirs.poll(TIMEOUT_S), "a part did not end"
+            logs.append(theirs.recv())
+        return logs
+    finally:
+        for process, theirs in started:
+            process.kill()
+            process.join()
+            theirs.close()
+
+
+def in_one_process(plan: RunPlan, workers: int = WORKERS) -> list[np.ndarray]:
+    """Return the models before each of the synchronous steps and after the last, computed the dumb way."""
+    workload = plan.workload.build()
+    weights = workload.initial().astype(np.float64)
+    velocity = np.zeros_like(weights)
+    models = [workload.initial()]
+    for step in range(STEPS):
+        gradients = [workload.gradient(models[-1], worker, step)[0] for worker in range(workers)]
+        velocity = plan.momentum * velocity + np.mean(gradients, axis=0)
+        weights -= plan.learning_rate * velocity
+        models.append(weights.astype(np.float32))
+    return models
+
+
+def losses_of(plan: RunPlan, models: Sequence[np.ndarray], rank: int) -> list[float]:
+    workload = plan.workload.build()
+    return [workload.gradient(model, rank, step)[1] for step, model in enumerate(models[:STEPS])]
+
+
+@pytest.mark.parametrize("system", [ring, tree], ids=["ring", "tree"])
+def test_an_all_reduce_trains_as_one_process_would_with_all_batches(system: Any, free_port: int):
+    logs = run([(system.worker, place(rank, free_port)) for rank in range(WORKERS)], PLAN)
+
+    models = in_one_process(PLAN)
+    first, last = logs[0].snapshots[0], logs[0].snapshots[-1]
+    assert (first.updates, last.updates) == (0, STEPS)
+    np.testing.assert_array_equal(first.weights, models[0])
+    np.testing.assert_allclose(last.weights, models[-1], atol=1e-6)
+    for rank, log in enumerate(logs):
+        assert log.rank == rank
+        assert log.began_ns == logs[0].began_ns
+        assert log.losses == pytest.approx(losses_of(PLAN, models, rank), abs=1e-5)
+        assert (log.snapshots == ()) == (rank > 0)
+        _in_order(log)
+
+
+def _in_order(log: WorkerLog) -> None:
+    """Check that a log's times are those of steps one after the other."""
+    assert len(log.started_ns) == len(log.computed_ns) == len(log.ended_ns) == len(log.losses)
+    times_ns = np.stack([log.started_ns, log.computed_ns, log.ended_ns], axis=1).ravel()
+    assert (np.diff(np.concatenate([[log.began_ns], times_ns])) >= 0).all()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_tree_of_few_workers_sums_too(workers: int, free_port: int):
+    logs = run([(tree.worker, place(rank, free_port, workers)) for rank in range(workers)], PLAN)
+    np.testing.assert_allclose(logs[0].snapshots[-1].weights, in_one_process(PLAN, workers)[-1], atol=1e-6)
+
+
+def test_workers_end_after_the_same_step_when_the_time_is_over(free_port: int):
+    plan = replace(PLAN, duration_s=0.05, max_steps=None, compute=COMPUTE["C2"], base_compute_s=0.004)
+    logs = run([(ring.worker, place(rank, free_port)) for rank in range(WORKERS)], plan)
+    assert len({len(log.ended_ns) for log in logs}) == 1
+    assert all(log.ended_ns[-1] - log.began_ns >= plan.duration_s * NS_PER_S for log in logs)
+    assert any(log.started_ns[-1] - log.began_ns < plan.duration_s * NS_PER_S for log in logs)
+
+
+def served(plan: RunPlan, port: int) -> tuple[ServerLog, list[WorkerLog]]:
+    parts: list[tuple[Part, Place]] = [(parameter_server.worker, place(rank, port)) for rank in range(WORKERS)]
+    server, *workers = run([(parameter_server.SERVICES[parameter_server.SERVER], place(None, port)), *parts], plan)
+    return server, workers
+
+
+def test_a_synchronous_server_trains_as_one_process_would_with_all_batches(free_port: int):
+    server, workers = served(PLAN, free_port)
+    models = in_one_process(PLAN)
+    assert server.snapshots[-1].updates == STEPS
+    np.testing.assert_allclose(server.snapshots[-1].weights, models[-1], atol=1e-6)
+    assert server.workers.tolist() != []
+    assert np.bincount(server.workers).tolist() == [STEPS] * WORKERS
+    assert not server.delays.any()
+    for rank, log in enumerate(workers):
+        assert (log.rank, log.began_ns) == (rank, server.began_ns)
+        assert log.losses == pytest.approx(losses_of(PLAN, models, rank), abs=1e-5)
+        _in_order(log)
+
+
+def test_an_asynchronous_server_takes_every_gradient_on_the_model_that_it_had_answered_with(free_port: int):
+    plan = replace(PLAN, consistency=Consistency.ASYNCHRONOUS, base_compute_s=0.002, compute=COMPUTE["C2"])
+    server, workers = served(plan, free_port)
+    assert np.bincount(server.workers).tolist() == [STEPS] * WORKERS
+    assert server.snapshots[-1].updates == STEPS * WORKERS
+    for log in workers:
+        _in_order(log)
+
+    model, losses = replayed(plan, server)
+    np.testing.assert_allclose(server.snapshots[-1].weights, model, atol=1e-6)
+    for log in workers:
+        assert log.losses == pytest.approx(losses[log.rank], abs=1e-5)
+
+
+def replayed(plan: RunPlan, server: ServerLog) -> tuple[np.ndarray, list[list[float]]]:
+    """Take the steps that a server's log tells of: each gradient as late as it says; return model and losses."""
+    workload = plan.workload.build()
+    models = [workload.initial()]
+    velocity = np.zeros_like(models[0])
+    losses: list[list[float]] = [[] for _ in range(WORKERS)]
+    for version, (worker, delay) in enumerate(zip(server.workers, server.delays, strict=True)):
+        gradient, loss = workload.gradient(models[version - delay], int(worker), len(losses[worker]))
+        losses[worker].append(loss)
+        velocity = plan.momentum * velocity + gradient
+        models.append(models[-1] - np.float32(plan.learning_rate / WORKERS) * velocity)
+    return models[-1], losses
+
+
+def test_a_worker_that_the_server_leaves_says_so(free_port: int):
+    with socket.create_server(("127.0.0.1", free_port)) as listener:
+        context = multiprocessing.get_context("forkserver")
+        theirs, ours = context.Pipe(duplex=False)
+        process = context.Process(target=_error_of_worker, args=(place(0, free_port), ours))
+        process.start()
+        sock, _ = listener.accept()
+        sock.close()
+        assert theirs.poll(TIMEOUT_S)
+        assert "closed its connection" in theirs.recv()
+        process.join()
+
+
+def _error_of_worker(at: Place, ours: Connection) -> None:
+    try:
+        parameter_server.worker(at, PLAN)
+    except TransferError as error:
+        ours.send(str(error))
+
+
+def test_momentum_steps_as_torchs_own_optimizer():
+    random = np.random.default_rng(0)
+    weights = random.normal(size=50).astype(np.float32)
+    parameter = torch.nn.Parameter(torch.from_numpy(weights.copy()))
+    theirs = torch.optim.SGD([parameter], lr=0.2, momentum=0.9)
+    ours = Momentum(weights, step_size=0.2, momentum=0.9)
+    for _ in range(5):
+        parameter.grad = torch.from_numpy(random.normal(size=50).astype(np.float32))
+        theirs.step()
+        ours.step(parameter.grad)
+    torch.testing.assert_close(torch.from_numpy(weights), parameter.data)
+
+
+def test_a_service_host_has_no_workers_rank():
+    with pytest.raises(UsageError, match="server"):
+        _ = place(None, 1).own_rank
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"dilation": 0.5}, {"learning_rate": 0.0}, {"momentum": 1.0}, {"duration_s": 0.0}, {"max_steps": 0}]
+)
+def test_a_plan_that_cannot_be_is_refused_with_what_is_allowed(wrong: dict[str, Any]):
+    with pytest.raises(UsageError, match="allowed"):
+        replace(PLAN, **wrong)
+
+
+def test_an_asynchronous_update_steps_one_worker_th_as_far():
+    assert replace(PLAN, consistency=Consistency.ASYNCHRONOUS).step_size(30) == pytest.approx(PLAN.step_size(30) / 30)
+
+
+def test_snapshots_are_copies_no_closer_than_asked_and_end_with_the_last_model():
+    keeper, weights = SnapshotKeeper(every_ns=10), np.zeros(2, dtype=np.float32)
+    for now_ns in range(25):
+        weights[:] = now_ns
+        keeper.offer(now_ns, now_ns, weights)
+    taken = keeper.finish(24, 24, weights)
+    assert [(taken.time_ns, taken.updates, float(taken.weights[0])) for taken in taken] == [
+        (0, 0, 0.0),
+        (10, 10, 10.0),
+        (20, 20, 20.0),
+        (24, 24, 24.0),
+    ]
+
+
+def test_a_log_has_only_steps_that_ended():
+    recorder = StepRecorder()
+    for _ in range(2):
+        recorder.start()
+        recorder.computed(0.5)
+        recorder.end()
+    recorder.start()
+    log = recorder.log(rank=1, began_ns=0, overruns=0)
+    assert (len(log.started_ns), len(log.computed_ns), len(log.ended_ns), len(log.losses)) == (2, 2, 2, 2)

