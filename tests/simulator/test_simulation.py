@@ -177,7 +177,7 @@ def test_storms_know_every_kind_of_fault():
 def test_a_failure_tells_the_seed_and_the_end_of_the_story(monkeypatch):
     simulation = Simulation(SimulationConfig.drawn(3))
 
-    def fail(state):
+    def fail(state, now_ns):
         if simulation.world.now_ns > 1_100_000_000:
             raise AssertionError("something that must hold does not")
 

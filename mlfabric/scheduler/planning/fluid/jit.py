@@ -21,7 +21,7 @@ from numba import types
 __all__ = ["compiled", "inner", "is_cold", "lean", "set_warm"]
 
 _ROOT = __name__.partition(".")[0]
-_PLANNER = __name__.rpartition(".")[0].rpartition(".")[0]
+_PLANNER = ".".join(__name__.split(".")[:-2]) or _ROOT
 _IMPORT = re.compile(rf"^\s*(?:from|import) ({_ROOT}[.\w]*)(?: import (\([\w\s,]*|[\w ,]*))?", re.MULTILINE)
 
 _kernels: list[Any] = []
