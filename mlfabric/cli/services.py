@@ -31,7 +31,10 @@ def scheduler(
     port: Annotated[int, typer.Option(envvar="MLFABRIC_PORT", help="Port to listen on; 0 for any free one.")] = 50061,
     metrics_port: opt.MetricsPort = None,
     batch_window: Annotated[
-        float, typer.Option(envvar="MLFABRIC_BATCH_WINDOW", help="Seconds that updates wait for others at most.")
+        float,
+        typer.Option(
+            envvar="MLFABRIC_BATCH_WINDOW", help="Seconds that updates wait for others at most, without aggregators."
+        ),
     ] = 0.1,
     answer: Annotated[
         float, typer.Option(envvar="MLFABRIC_ANSWER", help="Seconds until a process that hangs counts as silent.")

@@ -26,7 +26,7 @@ class SchedulerConfig:
     Args:
         epoch: of this scheduler; greater than that of any before it.
         ticket_secret: random bytes from which tickets are made; at least 16.
-        batch_window_ns: the longest that an update waits for others while the ingress is busy; 0 plans at once.
+        batch_window_ns: the longest that an update waits for others while the ingress is busy, where nobody sums.
         silence_ns: a member whose stream broke may come back within this time before it counts as left.
         round_patience_ns: so long a round of AllReduce waits for a worker whose stream broke, before the others do it
             without.

@@ -1,10 +1,10 @@
 """The updates of one model: asked for, planned, settled. Pure.
 
-A batch closes when the server's ingress is about to run dry, or after the batch window; so a lone worker never waits.
-Every plan orders all that is not committed: new updates and those on their way. What the server has, or will have by
-now, keeps its place; the rest may be overtaken within its deadline, by being given a later ``seq``. A transfer that
-stays out much longer than planned is taken to need its time once more, so that others can go before it. When links
-turn out faster or slower than planned with, what has not started is planned once more.
+A batch closes when the server's ingress is about to run dry; where nobody sums, after the batch window at the latest;
+where somebody does, it is kept open while that pays (``patience.py``). So a lone worker never waits. Who of those on
+their way may be overtaken is in ``sequencing.py``. A transfer that stays out much longer than planned is taken to need
+its time once more, so that others can go before it. When links turn out faster or slower than planned with, what has
+not started is planned once more.
 """
 
 from __future__ import annotations

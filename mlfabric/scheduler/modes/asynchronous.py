@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from mlfabric.protocol import Dropped, GetRequested, ModelVersion, PushRequested
 from mlfabric.scheduler.modes.policy import Standing
-from mlfabric.scheduler.planning import Consistency, DropRule, Objective, PlannerConfig
+from mlfabric.scheduler.planning import Consistency, DropRule, PlannerConfig
 from mlfabric.scheduler.records import WaitingUpdate
 from mlfabric.specs import ModelSpec
 
@@ -38,10 +38,7 @@ class Asynchronous:
     def planner_config(self, most_workers: int, drop_rule: DropRule) -> PlannerConfig:
         """Return how the planner is to plan."""
         return PlannerConfig(
-            consistency=Consistency.ASYNCHRONOUS,
-            objective=Objective.MEAN_COMMIT,
-            tau_max=self.delay_bound(most_workers),
-            drop_rule=drop_rule,
+            consistency=Consistency.ASYNCHRONOUS, tau_max=self.delay_bound(most_workers), drop_rule=drop_rule
         )
 
     def outdated(self, request: PushRequested, version: ModelVersion) -> Dropped | None:
