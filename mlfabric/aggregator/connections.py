@@ -18,7 +18,8 @@ from mlfabric.channels import Frame, FrameKind, TransferRecord
 from mlfabric.errors import FabricError, TransferError
 from mlfabric.lines import Line, Lines, Recorded, reason_of
 from mlfabric.protocol import DropReason, GetId, TransferId
-from mlfabric.streaming import NotFiniteError, Relay, ready_chunks
+from mlfabric.streaming import NotFiniteError, Relay
+from mlfabric.telemetry.forwarding import note_forwarding
 from mlfabric.v1 import data_pb2
 
 __all__ = ["Connections"]
@@ -85,6 +86,7 @@ class Connections(Lines[_Line]):
         if seal.kind is not FrameKind.PAYLOAD or seal.length:
             raise TransferError(f"a {seal.kind.name} frame of {seal.length} bytes came; wanted a seal")
         self._recorded(record, line.peer_host)
+        note_forwarding(line.peer_host, self._host, record.bytes, record.started_ns, record.ended_ns)
         self._take_in(act.InputSealed(transfer=grant.transfer, connection=line.number))
 
     def _not_finite(self, line: _Line, grant: act.Grant, error: NotFiniteError) -> None:
@@ -173,7 +175,7 @@ class Connections(Lines[_Line]):
         length = relay.progress.size_bytes
         frame = Frame(kind=FrameKind.MODEL, ticket=line.ticket, length=length, digest=action.digest, meta=meta)
         if not relay.progress.is_complete:
-            return await line.connection.send_stream(frame, ready_chunks(relay), action.rate_bps)
+            return await line.connection.send_stream(frame, relay, action.rate_bps)
         record = await line.connection.send(frame, (relay.payload,), action.rate_bps)
         assert record is not None, "a model has bytes"
         return record

@@ -21,7 +21,7 @@ from mlfabric.channels import Channel, Connection, Frame, FrameKind
 from mlfabric.errors import FabricError, TransferError
 from mlfabric.lines import Recorded, reason_of
 from mlfabric.protocol import GetId, Sum, SumId
-from mlfabric.streaming import Accumulator, ready_chunks
+from mlfabric.streaming import Accumulator
 from mlfabric.v1 import data_pb2
 
 __all__ = ["Outgoing"]
@@ -156,7 +156,7 @@ class Outgoing:
         if accumulator.progress.is_complete:
             record = await connection.send(frame, (accumulator.payload,), plan.rate_bps)
         else:
-            record = await connection.send_stream(frame, ready_chunks(accumulator), plan.rate_bps)
+            record = await connection.send_stream(frame, accumulator, plan.rate_bps)
         assert record is not None, "a sum has bytes"
         self._recorded(record, plan.receiver)
         await may_seal.wait()

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import Protocol
 
+from mlfabric.channels.progress import Filling
 from mlfabric.errors import TransferError, UsageError
 
 __all__ = [
@@ -154,7 +155,9 @@ class Connection(Protocol):
             TransferError: the connection broke; it is closed.
         """
 
-    async def send_stream(self, frame: Frame, chunks: AsyncIterator[memoryview], rate_bps: int = 0) -> TransferRecord:
+    async def send_stream(
+        self, frame: Frame, chunks: AsyncIterator[memoryview] | Filling, rate_bps: int = 0
+    ) -> TransferRecord:
         """Send a frame whose payload becomes ready piece by piece, without copying it.
 
         The receiver is told that the payload is paced, since nobody knows beforehand how often it will have to wait for
@@ -163,7 +166,8 @@ class Connection(Protocol):
         Args:
             frame: what to send; its ``length`` is the payload's size, > 0.
             chunks: contiguous buffers that follow each other on the wire; one is not to be changed before the next is
-                asked for, the last one not until this returns. An async generator is closed at the end.
+                asked for, the last one not until this returns. An async generator is closed at the end. Or one buffer
+                that is being filled: short pieces cost less that way.
             rate_bps: hold the payload to this rate; 0 sends at full speed.
 
         Returns:

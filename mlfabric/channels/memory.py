@@ -11,8 +11,8 @@ import errno
 from collections.abc import Callable, Sequence
 
 from mlfabric.channels.base import Connection, Handler
+from mlfabric.channels.bytestream import Limits
 from mlfabric.channels.roster import Roster
-from mlfabric.channels.stream import Limits
 from mlfabric.errors import ConfigError, UnavailableError, UsageError
 
 __all__ = ["MemoryChannel", "MemoryNetwork"]
@@ -47,14 +47,24 @@ class _Pipe:
         self._changed.clear()
         await self._changed.wait()
 
-    async def put(self, view: memoryview) -> int:
-        while len(self._bytes) >= PIPE_BYTES and not self._ended:
+    @property
+    def room_bytes(self) -> int:
+        return PIPE_BYTES - len(self._bytes)
+
+    async def has_room(self) -> None:
+        while not self.room_bytes and not self._ended:
             await self._change()
+
+    def put_now(self, view: memoryview) -> None:
         if self._ended:
             raise BrokenPipeError(errno.EPIPE, "the other end is closed")
-        part = view[: PIPE_BYTES - len(self._bytes)]
-        self._bytes += part
+        self._bytes += view
         self._changed.set()
+
+    async def put(self, view: memoryview) -> int:
+        await self.has_room()
+        part = view[: self.room_bytes]
+        self.put_now(part)
         return len(part)
 
     async def take_into(self, view: memoryview) -> int:
@@ -95,6 +105,20 @@ class MemoryStream:
             if passed < len(piece):
                 self.stop(abrupt=True)
                 raise ConnectionResetError(errno.ECONNRESET, "told to break here")
+
+    def write_now(self, piece: memoryview) -> int:
+        """Write as much as there is room for."""
+        part = piece[: self._outgoing.room_bytes]
+        passed = self._fuse.burn(len(part))
+        self._outgoing.put_now(part[:passed])
+        if passed < len(part):
+            self.stop(abrupt=True)
+            raise ConnectionResetError(errno.ECONNRESET, "told to break here")
+        return passed
+
+    async def writable(self) -> None:
+        """Wait until there is room."""
+        await self._outgoing.has_room()
 
     async def drain(self) -> None:
         """Do nothing: what was written is with the peer."""

@@ -27,6 +27,11 @@ class Pacer:
         self._stop = stop
         self.chunk_bytes = min((chunk_bytes(bucket.rate_bps) for bucket in buckets), default=UNLIMITED_BYTES)
 
+    @property
+    def is_free(self) -> bool:
+        """Whether nothing limits the transfer."""
+        return not self._buckets
+
     def __enter__(self) -> Pacer:
         now_ns = time.monotonic_ns()
         for bucket in self._buckets:

@@ -7,7 +7,8 @@ import logging
 from collections.abc import Callable
 
 from mlfabric.channels.base import ConnectionClosedError, Handler
-from mlfabric.channels.stream import ByteStream, Limits, StreamConnection
+from mlfabric.channels.bytestream import ByteStream, Limits
+from mlfabric.channels.stream import StreamConnection
 from mlfabric.errors import FabricClosedError, FabricError
 
 __all__ = ["Roster"]

@@ -10,63 +10,23 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import replace
 
 from mlfabric.channels.base import ConnectionClosedError, Direction, Frame, TransferRecord
+from mlfabric.channels.bytestream import ByteStream, Limits
 from mlfabric.channels.frames import HEADER_BYTES, Header, check_magic, decode_header, encode_header
 from mlfabric.channels.limiter import TokenBucket
 from mlfabric.channels.pacer import Pacer
+from mlfabric.channels.progress import Filling, ready_chunks
+from mlfabric.channels.pumping import Pump
 from mlfabric.channels.views import chunked, contiguous, total_bytes
 from mlfabric.errors import TransferError, UsageError
 
-__all__ = ["ByteStream", "Limits", "StreamConnection"]
+__all__ = ["StreamConnection"]
 
 SCRATCH_BYTES = 1024 * 1024
 STARVED_SHARE = 0.05
 EMPTY = memoryview(b"")
-
-
-class ByteStream(Protocol):
-    """What a transport gives: ordered bytes in both directions. Failures are ``OSError``."""
-
-    @property
-    def peer(self) -> str:
-        """Address of the other end."""
-
-    async def write(self, pieces: Sequence[memoryview]) -> None:
-        """Write all pieces."""
-
-    async def drain(self) -> None:
-        """Wait until what was written has left this machine, as far as the transport can tell."""
-
-    async def read_into(self, view: memoryview, at_least: int) -> int:
-        """Read ``at_least`` bytes or more into ``view`` and return how many; fewer mean that no more will come."""
-
-    async def read_through(self, view: memoryview, full: Callable[[], memoryview]) -> bool:
-        """Fill ``view``, and then whatever ``full`` returns, until that is empty; tell whether all were filled."""
-
-    def delivery_rate_bps(self) -> int:
-        """Return the transport's own estimate of its sending rate in bit/s; 0 if it has none."""
-
-    def stop(self, *, abrupt: bool) -> None:
-        """Wake whoever waits in ``write`` or ``read_into``.
-
-        Args:
-            abrupt: also forget what was not sent yet, and end what the peer is sending, though it waits for room.
-        """
-
-    def close(self) -> None:
-        """Give everything back; nobody waits in the stream any more."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What an endpoint allows its connections; the buckets are shared by all of them."""
-
-    max_payload_bytes: int
-    up: tuple[TokenBucket, ...] = ()
-    down: tuple[TokenBucket, ...] = ()
 
 
 class StreamConnection:
@@ -125,7 +85,9 @@ class StreamConnection:
             await self._drain()
         return self._record(Direction.OUT, total_bytes(views), started_ns, paced=paced)
 
-    async def send_stream(self, frame: Frame, chunks: AsyncIterator[memoryview], rate_bps: int = 0) -> TransferRecord:
+    async def send_stream(
+        self, frame: Frame, chunks: AsyncIterator[memoryview] | Filling, rate_bps: int = 0
+    ) -> TransferRecord:
         """Send a frame whose payload becomes ready piece by piece (see ``Connection.send_stream``)."""
         if not frame.length:
             raise UsageError(f"a {frame.kind.name} frame without payload was given to send_stream; use send")
@@ -134,7 +96,11 @@ class StreamConnection:
             try:
                 await self._send_head(frame, pacer, paced=True)
                 with self._interrupted_by_stop():
-                    return await self._send_chunks(frame.length, chunks, pacer, paced=rate_bps > 0)
+                    if isinstance(chunks, AsyncIterator):
+                        return await self._send_chunks(frame.length, chunks, pacer, paced=rate_bps > 0)
+                    if pacer.is_free:
+                        return await self._send_filling(frame.length, chunks)
+                    return await self._send_chunks(frame.length, ready_chunks(chunks), pacer, paced=rate_bps > 0)
             finally:
                 if isinstance(chunks, AsyncGenerator):
                     await chunks.aclose()
@@ -157,6 +123,16 @@ class StreamConnection:
             await self._drain()
         starved = waited_ns > STARVED_SHARE * (time.monotonic_ns() - started_ns)
         return self._record(Direction.OUT, sent, started_ns, paced=paced or starved)
+
+    async def _send_filling(self, length: int, filling: Filling) -> TransferRecord:
+        if len(filling.payload) != length:
+            raise UsageError(f"the frame announces {length} payload bytes; the buffer has {len(filling.payload)}")
+        started_ns, pump = time.monotonic_ns(), Pump(self._stream, filling)
+        with self._breaking():
+            await pump.run()
+        await self._drain()
+        starved = pump.starved_ns > STARVED_SHARE * (time.monotonic_ns() - started_ns)
+        return self._record(Direction.OUT, length, started_ns, paced=starved)
 
     async def _send_views(self, views: Sequence[memoryview], pacer: Pacer) -> None:
         for group in chunked(views, pacer.chunk_bytes):

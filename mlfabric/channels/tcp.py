@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from mlfabric.addresses import MAX_PORT, split_address
 from mlfabric.channels import sockets
 from mlfabric.channels.base import Connection, Handler
+from mlfabric.channels.bytestream import Limits
 from mlfabric.channels.limiter import TokenBucket, chunk_bytes
 from mlfabric.channels.roster import Roster
-from mlfabric.channels.stream import Limits
 from mlfabric.channels.views import drop_front
 from mlfabric.errors import ConfigError, UnavailableError, UsageError
 
@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 
 IOV_MAX = 1024
 STEPS_AT_ONCE = 8
+LEAST_BATCHED_BYTES = 4 * 1024
+SHORT_BATCH_BYTES = 256 * 1024
 BATCH_BYTES = 1024 * 1024
 PIECE_BATCH_BYTES = 4 * 1024 * 1024
 ACCEPT_RETRY_S = 0.1
@@ -119,6 +121,17 @@ class TcpStream:
         if not _now(step):
             await self._when_ready(self._loop.add_writer, self._loop.remove_writer, step)
 
+    def write_now(self, piece: memoryview) -> int:
+        """Write as much as the kernel has room for."""
+        try:
+            return self._sock.send(piece)
+        except BlockingIOError:
+            return 0
+
+    async def writable(self) -> None:
+        """Wait until the kernel has room."""
+        await self._when_ready(self._loop.add_writer, self._loop.remove_writer, lambda: True)
+
     async def drain(self) -> None:
         """Wait until the kernel has handed everything to the network; it may hold megabytes otherwise."""
         sockets.want_all_sent(self._sock, wanted=True)
@@ -133,8 +146,9 @@ class TcpStream:
             nonlocal at
             n = self._sock.recv_into(view[at:])
             at += n
-            if at_least > BATCH_BYTES:
-                self._wake_at(max(1, min(BATCH_BYTES, at_least - at)))
+            if at_least >= LEAST_BATCHED_BYTES:
+                most_bytes = BATCH_BYTES if at_least > BATCH_BYTES else SHORT_BATCH_BYTES
+                self._wake_at(max(1, min(most_bytes, at_least - at)))
             return n == 0 or at >= at_least
 
         if not _now(step):
@@ -160,7 +174,10 @@ class TcpStream:
         return not ended
 
     def _wake_at(self, n_bytes: int) -> None:
-        """Have the socket count as readable from ``n_bytes`` on: a transfer in fewer, longer reads costs less."""
+        """Have the socket count as readable from ``n_bytes`` on: a transfer in fewer, longer reads costs less.
+
+        The kernel takes half the receive buffer for a mark beyond that, and the peer's end or reset passes any mark.
+        """
         if n_bytes != self._wake_bytes:
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, n_bytes)
             self._wake_bytes = n_bytes

@@ -3,17 +3,13 @@
 Shell code that the aggregator and the worker daemon share; it knows channels and layouts, and no service.
 """
 
-from mlfabric.streaming.progress import Filling, Progress, ready_chunks
 from mlfabric.streaming.relaying import Relay
 from mlfabric.streaming.summing import Accumulator, Input, InputKind, NotFiniteError
 
 __all__ = [
     "Accumulator",
-    "Filling",
     "Input",
     "InputKind",
     "NotFiniteError",
-    "Progress",
     "Relay",
-    "ready_chunks",
 ]

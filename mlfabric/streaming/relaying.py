@@ -6,32 +6,31 @@ The buffer is the receiver's own, so handing a model on takes no memory beside i
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+from itertools import pairwise
 
 from mlfabric.channels import Connection, TransferRecord
+from mlfabric.channels.progress import Progress
 from mlfabric.channels.views import contiguous
+from mlfabric.chunking import chunk_bytes
 from mlfabric.errors import LayoutError, TransferError, UsageError
-from mlfabric.streaming.progress import Progress
 
 __all__ = ["Relay"]
 
-PART_BYTES = 1024 * 1024
-
 
 class Relay:
-    """One payload on its way through; ``send_stream(frame, ready_chunks(relay))`` hands it on, any number of times.
+    """One payload on its way through; ``send_stream(frame, relay)`` hands it on, any number of times.
 
     Args:
         buffer: contiguous and writable, as long as the payload.
-        part_bytes: what has to arrive before it is handed on, > 0.
+        part_bytes: what has to arrive before it is handed on, > 0; None for a chunk, as plans count on it.
     """
 
-    def __init__(self, buffer: memoryview, part_bytes: int = PART_BYTES) -> None:
+    def __init__(self, buffer: memoryview, part_bytes: int | None = None) -> None:
         if buffer.readonly or not buffer.nbytes:
             given = f"{'read-only' if buffer.readonly else 'writable'} buffer of {buffer.nbytes} bytes"
             raise UsageError(f"a relay was given a {given}; give a writable one as long as the payload")
         (self._payload,) = contiguous([buffer])
-        self._part_bytes = part_bytes
+        self._part_bytes = part_bytes or chunk_bytes(len(self._payload))
         self._progress = Progress(len(self._payload))
         self._started = False
 
@@ -78,12 +77,12 @@ class Relay:
             raise
 
     async def _fill(self, connection: Connection) -> TransferRecord:
-        started_ns: int | None = None
-        for start in range(0, len(self._payload), self._part_bytes):
-            part = self._payload[start : start + self._part_bytes]
-            record = await connection.receive_into(part, len(part))
-            started_ns = record.started_ns if started_ns is None else started_ns
+        ends = [*range(self._part_bytes, len(self._payload), self._part_bytes), len(self._payload)]
+        parts = [self._payload[start:end] for start, end in pairwise((0, *ends))]
+        ready = iter(ends)
+
+        def took() -> None:
             self._progress.check()
-            self._progress.advance(start + len(part))
-        assert started_ns is not None, "the buffer is not empty"
-        return replace(record, started_ns=started_ns, bytes=len(self._payload))
+            self._progress.advance(next(ready))
+
+        return await connection.receive_through(parts, took)

@@ -1,13 +1,13 @@
 """Sums that are made while their inputs arrive, and can be sent on while they are made (design, section 5).
 
-Every input is received chunk by chunk into one small buffer, looked through for NaN and Inf, and added to the sum, part
-by part (512 KiB at most). What all inputs have been added to is ready, and
-``send_stream(frame, ready_chunks(accumulator))`` forwards it at once. A sum
-with an input that breaks, is given up, or is not finite is torn as a whole: nothing of it may be used.
+Every input is received chunk by chunk into one small buffer, looked through for NaN and Inf, and added to the sum. What
+all inputs have been added to is ready, and ``send_stream(frame, accumulator)`` forwards it at once. A sum with an input
+that breaks, is given up, or is not finite is torn as a whole: nothing of it may be used.
 
 A sum has one image, or two where a group of updates has to act as that many steps of a rule with momentum; the payload
-is the first image, whole, and then the second. Memory: the payload, one chunk for each input that is arriving, and one
-chunk of scratch space for whoever adds. The chunks' buffers are kept for the next sums of this process.
+is the first image, whole, and then the second. Memory: the payload, one chunk for each input that is arriving, and in
+half precision one chunk of scratch space for whoever adds. The chunks' buffers are kept for the next sums of this
+process.
 
 A chunk is added in the very callback of the event loop in which its last byte comes in, while the core's cache has it.
 Threads beside the loop would cost more than they bring: a chunk then moves from core to core, and so does the word that
@@ -27,11 +27,11 @@ from enum import Enum
 import numpy as np
 
 from mlfabric.channels import Connection, TransferRecord
+from mlfabric.channels.progress import Progress
 from mlfabric.channels.views import contiguous, total_bytes
 from mlfabric.errors import FabricError, LayoutError, TransferError, UsageError
 from mlfabric.specs import Layout, TensorKind
-from mlfabric.streaming.chunks import Part, Vector, add_part, chunks_of, not_finite_in
-from mlfabric.streaming.progress import Progress
+from mlfabric.streaming.chunks import Part, Vector, add_part, chunks_of, is_finite, not_finite_in
 from mlfabric.streaming.spares import Spares
 
 __all__ = ["Accumulator", "Input", "InputKind", "NotFiniteError"]
@@ -178,7 +178,7 @@ class Accumulator:
         Raises:
             UsageError: no such input, or it has been begun before; nothing was changed.
             LayoutError: the length is not the input's; nothing was received or changed.
-            NotFiniteError: nothing of the part with NaN or Inf was added; the sum is torn.
+            NotFiniteError: the sum is torn; nothing that follows the part with NaN or Inf was added.
             TransferError: the connection broke; the sum is torn.
             Exception: what the sum failed with meanwhile.
         """
@@ -253,17 +253,19 @@ class Accumulator:
     def _take_chunk(self, index: int, images: range, number: int, data: memoryview) -> Awaitable[None] | None:
         """Add a chunk that is here; return what to wait for before the next one, if it is not yet its turn."""
         self._progress.check()
+        chunk = self._chunks[number]
+        chunk.clear_gaps(data)
         if all(self._is_turn(index, image, number) for image in images):
             self._add_chunk(index, images, number, data, look=self._check_finite)
             return None
         if self._check_finite:
-            for part in self._chunks[number].parts:
-                self._look_through(index, number, part, part.of(data, self._chunks[number].start), data)
+            for part in chunk.parts:
+                if not is_finite(part.of(data, chunk.start)):
+                    raise self._not_finite(index, number, part, data)
         return self._add_in_turn(index, images, number, data)
 
-    def _look_through(self, index: int, number: int, part: Part, elements: Vector, data: memoryview) -> None:
-        if tensor := not_finite_in(self.layout, part, elements, data, self._chunks[number].start):
-            raise NotFiniteError(index, tensor)
+    def _not_finite(self, index: int, number: int, part: Part, data: memoryview) -> NotFiniteError:
+        return NotFiniteError(index, not_finite_in(self.layout, part, data, self._chunks[number].start))
 
     def _is_turn(self, index: int, image: int, number: int) -> bool:
         """Tell whether, if the order counts, the input before has been added to a chunk."""
@@ -280,18 +282,18 @@ class Accumulator:
             self._add_chunk(index, range(image, image + 1), number, data, look=False)
 
     def _add_chunk(self, index: int, images: range, number: int, data: memoryview, *, look: bool) -> None:
-        """Add a chunk to images, part by part, each looked through before if that is wanted."""
+        """Add a chunk to images, part by part, each looked through for the first image if that is wanted."""
         chunk, source = self._chunks[number], self.inputs[index]
         begun = [self._begun[image][number] for image in images]
-        with np.errstate(over="ignore"):  # the sum of finite numbers may be Inf: whoever applies it refuses it
-            for at, part in enumerate(chunk.parts):
-                elements = part.of(data, chunk.start)
-                if look:
-                    self._look_through(index, number, part, elements, data)
-                for image, has_begun in zip(images, begun, strict=True):
-                    coefficient = source.coefficient(part.kind, image)
-                    target = self._targets_of(image, number)[at]
-                    add_part(target, elements, coefficient, self._scratch(coefficient), fresh=not has_begun)
+        for at, part in enumerate(chunk.parts):
+            elements = part.of(data, chunk.start)
+            for image, has_begun in zip(images, begun, strict=True):
+                target = self._targets_of(image, number)[at]
+                coefficient = source.coefficient(part.kind, image)
+                scratch = self._scratch(coefficient, elements)
+                looks = look and image == images.start
+                if not add_part(target, elements, coefficient, scratch, fresh=not has_begun, look=looks):
+                    raise self._not_finite(index, number, part, data)
         for image in images:
             self._note_added(index, image, number)
 
@@ -308,9 +310,9 @@ class Accumulator:
         if chunk.start + image * self.layout.size_bytes == self._progress.ready_bytes:
             self._progress.advance(self._ready_bytes())
 
-    def _scratch(self, coefficient: float) -> memoryview:
-        """Return space for a product, which only numbers other than 0 and 1 need."""
-        if coefficient not in (0, 1) and not self._product:
+    def _scratch(self, coefficient: float, elements: Vector) -> memoryview:
+        """Return space for a product, which only half precision and numbers other than 0 and 1 need."""
+        if coefficient not in (0, 1) and not self._product and not isinstance(elements, np.ndarray):
             self._product = memoryview(bytearray(self._chunks[0].size_bytes))
         return self._product
 

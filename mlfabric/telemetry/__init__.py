@@ -8,6 +8,7 @@ they are in bytes per second. Children of labelled metrics are cached: observing
 from __future__ import annotations
 
 from mlfabric.telemetry.aggregator import AggregatorMetrics
+from mlfabric.telemetry.forwarding import FORWARDING_LOG, Forwarding
 from mlfabric.telemetry.monitor import MonitorMetrics
 from mlfabric.telemetry.observed import Transferred
 from mlfabric.telemetry.page import MetricsPage
@@ -16,7 +17,9 @@ from mlfabric.telemetry.server import ServerMetrics
 from mlfabric.telemetry.worker import WorkerMetrics
 
 __all__ = [
+    "FORWARDING_LOG",
     "AggregatorMetrics",
+    "Forwarding",
     "MetricsPage",
     "MonitorMetrics",
     "SchedulerMetrics",

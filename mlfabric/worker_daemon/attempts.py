@@ -21,10 +21,12 @@ from dataclasses import dataclass
 from google.protobuf.message import DecodeError
 
 from mlfabric.channels import Connection, Frame, FrameKind, TransferRecord
+from mlfabric.channels.progress import Filling
 from mlfabric.errors import FabricError, TransferError
 from mlfabric.protocol import Peer, Reduce, ReducePart
 from mlfabric.specs import ALIGNMENT_BYTES, DTYPE_BYTES, Layout, TensorSpec
-from mlfabric.streaming import Accumulator, Filling, Input, InputKind, Relay, ready_chunks
+from mlfabric.streaming import Accumulator, Input, InputKind, Relay
+from mlfabric.telemetry.forwarding import note_forwarding
 from mlfabric.v1 import data_pb2
 from mlfabric.worker_daemon.round_lines import RoundLines
 
@@ -146,7 +148,9 @@ class Attempt:
                 await connection.send(Frame(kind=FrameKind.GRANT, ticket=peer.ticket))
                 frame = await connection.receive()
             self._check(connection, frame, FrameKind.PAYLOAD, part, length)
-            self._recorded(await summed.receive(connection, index, length), offer.host)
+            record = await summed.receive(connection, index, length)
+            self._recorded(record, offer.host)
+            note_forwarding(offer.host, self._host, record.bytes, record.started_ns, record.ended_ns)
             if answer is not None:
                 await self._send_result(part, peer, connection, answer)
 
@@ -169,7 +173,7 @@ class Attempt:
             if summed is None:
                 record = await connection.send(frame, own)
             else:
-                record = await connection.send_stream(frame, ready_chunks(summed))
+                record = await connection.send_stream(frame, summed)
             if record is not None:
                 self._recorded(record, parent.worker)
             if answer is not None:
@@ -202,7 +206,7 @@ class Attempt:
             digest=self._layout(part).digest,
             meta=data_pb2.ModelMeta(host=self._host).SerializeToString(),
         )
-        self._recorded(await connection.send_stream(frame, ready_chunks(result)), taker.worker)
+        self._recorded(await connection.send_stream(frame, result), taker.worker)
 
     def _check(
         self, connection: Connection, frame: Frame, kind: FrameKind, part: ReducePart | None, length: int

@@ -8,7 +8,9 @@ import pytest
 
 from mlfabric.channels import Connection, ConnectionClosedError, Frame, FrameKind, MemoryChannel, MemoryNetwork
 from mlfabric.channels.frames import HEADER_BYTES
+from mlfabric.channels.memory import PIPE_BYTES, MemoryStream, _Fuse, _Pipe
 from mlfabric.errors import ConfigError, TransferError
+from tests.channels.test_progress import Buffer
 
 PAYLOAD = Frame(kind=FrameKind.PAYLOAD, ticket=bytes(16), length=1000)
 DATA = memoryview(bytes(1000))
@@ -40,6 +42,55 @@ async def test_a_connection_breaks_at_the_byte_it_was_told_to(after_bytes: int, 
     assert isinstance(error, ConnectionClosedError) == (after_bytes == 0)
     await client.close()
     await server.close()
+
+
+@pytest.mark.parametrize(
+    ("after_bytes", "arrives"), [(HEADER_BYTES, 0), (HEADER_BYTES + 1, 1), (HEADER_BYTES + 999, 999)]
+)
+async def test_it_breaks_there_too_where_a_buffer_is_sent_while_it_is_filled(after_bytes: int, arrives: int) -> None:
+    network = MemoryNetwork()
+    server, client = MemoryChannel(network), MemoryChannel(network)
+    buffer, taken, done = Buffer(DATA), 0, asyncio.Event()
+    buffer.progress.advance(500)
+
+    async def take(connection: Connection) -> None:
+        nonlocal taken
+        await connection.receive()
+        while not done.is_set():
+            try:
+                await connection.discard(1)
+            except TransferError:
+                done.set()
+            else:
+                taken += 1
+                buffer.progress.advance(1000 if taken == 500 else buffer.progress.ready_bytes)
+
+    network.break_next_connection(after_bytes)
+    connection = await client.connect(await server.listen(take))
+    with pytest.raises(TransferError, match="told to break"):
+        await connection.send_stream(PAYLOAD, buffer)
+    await done.wait()
+    assert taken == arrives
+    await client.close()
+    await server.close()
+
+
+async def test_as_much_is_written_at_once_as_there_is_room_for_and_more_when_the_peer_has_read() -> None:
+    there, back = _Pipe(), _Pipe()
+    near, far = (MemoryStream("m:1", *pipes, _Fuse(None)) for pipes in ((there, back), (back, there)))
+    much = memoryview(bytes(range(256)) * (PIPE_BYTES // 128))
+    assert near.write_now(much) == PIPE_BYTES
+    assert near.write_now(much) == 0
+    waiting = asyncio.create_task(near.writable())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    got = bytearray(PIPE_BYTES)
+    assert await far.read_into(memoryview(got)[:1000], 1000) == 1000
+    await waiting
+    assert near.write_now(much[PIPE_BYTES:]) == 1000
+    far.stop(abrupt=False)
+    with pytest.raises(BrokenPipeError):
+        near.write_now(much)
 
 
 async def test_only_the_next_connection_breaks() -> None:

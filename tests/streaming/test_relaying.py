@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from mlfabric.channels import Frame, FrameKind
+from mlfabric.chunking import chunk_bytes
 from mlfabric.errors import LayoutError, TransferError, UsageError
-from mlfabric.streaming import Relay, ready_chunks
+from mlfabric.streaming import Relay
 from tests.streaming.conftest import Connect
 
 TICKET = bytes(16)
@@ -46,13 +47,41 @@ async def test_three_others_get_what_comes_in_while_it_still_comes(connect: Conn
     async with asyncio.TaskGroup() as group:
         group.create_task(near.send_stream(model(), source()))
         for k, (out, _) in enumerate(targets):
-            group.create_task(out.send_stream(model(), ready_chunks(relay)))
+            group.create_task(out.send_stream(model(), relay))
             group.create_task(receive_at(k))
         await far.receive()
         record = await relay.receive(far, SIZE)
     assert [bytes(g) for g in got] == [data] * 3
     assert bytes(relay.payload) == data
     assert (record.bytes, relay.progress.is_complete) == (SIZE, True)
+
+
+async def test_the_first_chunk_of_a_small_model_goes_on_before_the_second_comes_in(connect: Connect):
+    small = 200_000
+    chunk, data = chunk_bytes(small), np.random.default_rng(1).bytes(small)
+    assert chunk < small // 40
+    near, far = await connect()
+    out, end = await connect()
+    relay, got, is_on = Relay(memoryview(bytearray(small))), bytearray(small), asyncio.Event()
+
+    async def source():
+        yield memoryview(data)[:chunk]
+        await is_on.wait()
+        yield memoryview(data)[chunk:]
+
+    async def receive() -> None:
+        await end.receive()
+        await end.receive_into(memoryview(got), chunk)
+        is_on.set()
+        await end.receive_into(memoryview(got)[chunk:], small - chunk)
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(near.send_stream(model(small), source()))
+        group.create_task(out.send_stream(model(small), relay))
+        group.create_task(receive())
+        await far.receive()
+        await relay.receive(far, small)
+    assert got == data
 
 
 async def test_when_the_source_breaks_every_transfer_that_hangs_on_it_is_torn(connect: Connect):
@@ -70,7 +99,7 @@ async def test_when_the_source_breaks_every_transfer_that_hangs_on_it_is_torn(co
 
     async def hand_on() -> None:
         with pytest.raises(TransferError):
-            await out.send_stream(model(), ready_chunks(relay))
+            await out.send_stream(model(), relay)
 
     async with asyncio.TaskGroup() as group:
         group.create_task(send())

@@ -15,7 +15,7 @@ from mlfabric.channels import Connection, Frame, FrameKind
 from mlfabric.chunking import chunk_bytes
 from mlfabric.errors import LayoutError, TransferError, UsageError
 from mlfabric.specs import Layout, TensorKind, TensorSpec
-from mlfabric.streaming import Accumulator, Input, InputKind, NotFiniteError, ready_chunks, summing
+from mlfabric.streaming import Accumulator, Input, InputKind, NotFiniteError, summing
 from tests.streaming.conftest import Connect
 
 TICKET = bytes(16)
@@ -172,6 +172,7 @@ async def test_half_precision_is_summed_in_its_own_dtype(dtype: str):
     await asyncio.gather(*(accumulator.add(k, [piece]) for k, piece in enumerate(pieces)))
     got = torch.frombuffer(accumulator.payload, dtype=kind, count=100_001)
     assert torch.equal(got, (given_[0] + given_[1] * -0.5 + given_[2])[:100_001])
+    assert accumulator.memory_bytes() == layout.size_bytes + chunk_bytes(layout.size_bytes), "room for products"
 
 
 async def test_a_sum_leaves_before_its_last_input_has_begun_its_last_chunk(connect: Connect):
@@ -200,7 +201,7 @@ async def test_a_sum_leaves_before_its_last_input_has_begun_its_last_chunk(conne
             )
             group.create_task(sending)
             group.create_task(take(accumulator, index, far))
-        group.create_task(out.send_stream(payload(FLAT.size_bytes), ready_chunks(accumulator)))
+        group.create_task(out.send_stream(payload(FLAT.size_bytes), accumulator))
         group.create_task(receive_sum())
     check_equal(accumulator, expected(FLAT, 1, [(Input(), [i]) for i in inputs]))
     assert accumulator.payload == got
@@ -212,7 +213,7 @@ async def test_a_sum_goes_through_two_levels(connect: Connect):
     upper = Accumulator(MIXED, [SUM, Input(first=2.0, second=3.0), Input()], images=2, ordered=True)
     near, far = await connect()
     async with asyncio.TaskGroup() as group:
-        group.create_task(near.send_stream(payload(2 * MIXED.size_bytes), ready_chunks(lower)))
+        group.create_task(near.send_stream(payload(2 * MIXED.size_bytes), lower))
         group.create_task(take(upper, 0, far))
         for accumulator, index, leaf in ((lower, 0, 0), (lower, 1, 1), (upper, 1, 2), (upper, 2, 3)):
             group.create_task(accumulator.add(index, [leaves[leaf]]))
@@ -229,7 +230,7 @@ async def test_an_input_that_breaks_tears_the_sum_for_everybody(connect: Connect
 
     async def hand_on() -> None:
         with pytest.raises(TransferError):
-            await out.send_stream(payload(FLAT.size_bytes), ready_chunks(accumulator))
+            await out.send_stream(payload(FLAT.size_bytes), accumulator)
 
     async def breaks():
         yield image(FLAT, 1)[: CHUNK_BYTES + 10]
@@ -254,7 +255,7 @@ async def test_an_input_that_breaks_tears_the_sum_for_everybody(connect: Connect
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-async def test_nothing_of_a_part_that_is_not_finite_is_added_and_the_tensor_is_named(connect: Connect, bad: float):
+async def test_nothing_behind_a_part_that_is_not_finite_is_added_and_the_tensor_is_named(connect: Connect, bad: float):
     accumulator = Accumulator(MIXED, [Input()] * 2)
     first, second = image(MIXED, 0), image(MIXED, 1)
     tensors(MIXED, second)["b"].flags.writeable = True
@@ -268,14 +269,13 @@ async def test_nothing_of_a_part_that_is_not_finite_is_added_and_the_tensor_is_n
             await take(accumulator, 1, far)
         await far.discard(far.unread_bytes)
     assert (error.value.input_index, error.value.tensor) == (1, "b")
-    start = next(at for at, t in zip(MIXED.offsets, MIXED.tensors, strict=True) if t.name == "b")
-    chunk = (start + tensors(MIXED, second)["b"].nbytes - 1) // CHUNK_BYTES * CHUNK_BYTES
-    assert accumulator.payload[chunk:] == before[chunk:]
+    behind = next(at for at, t in zip(MIXED.offsets, MIXED.tensors, strict=True) if t.name == "var")
+    assert accumulator.payload[behind:] == before[behind:]
     with pytest.raises(NotFiniteError):
         await accumulator.progress.reached(1)
 
 
-async def test_from_the_first_part_that_is_not_finite_on_nothing_of_a_chunk_is_added():
+async def test_behind_the_first_part_that_is_not_finite_nothing_of_a_chunk_is_added():
     layout = Layout((vector(100, name="a"), vector(100, "float32", name="b"), vector(100, name="c")))
     accumulator = Accumulator(layout, [Input()] * 2)
     first, second = image(layout, 0), image(layout, 1)
@@ -285,17 +285,48 @@ async def test_from_the_first_part_that_is_not_finite_on_nothing_of_a_chunk_is_a
     before = bytes(accumulator.payload)
     with pytest.raises(NotFiniteError, match="input 1 of a sum: b has NaN or Inf"):
         await accumulator.add(1, [second])
-    assert accumulator.payload[layout.offsets[1] :] == before[layout.offsets[1] :]
+    assert accumulator.payload[layout.offsets[2] :] == before[layout.offsets[2] :]
     with pytest.raises(NotFiniteError):
         accumulator.progress.check()
 
 
-async def test_finite_elements_whose_sum_overflows_are_taken():
-    layout = Layout((vector(10, "float32"),))
-    huge = np.full(12, 3e38, dtype=np.float32)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+async def test_finite_elements_whose_sum_overflows_are_taken(dtype: str):
+    layout, kind = Layout((vector(10, dtype),)), getattr(torch, dtype)
+    huge = torch.full((layout.size_bytes // kind.itemsize,), 3e38, dtype=kind)
     accumulator = Accumulator(layout, [Input(first=0.5)])
-    await accumulator.add(0, [memoryview(huge.data)[: layout.size_bytes // 4]])
-    assert np.array_equal(tensors(layout, accumulator.payload)["w"], huge[:10] * np.float32(0.5))
+    await accumulator.add(0, [memoryview(huge.view(torch.uint8).numpy().data)])
+    assert torch.equal(torch.frombuffer(accumulator.payload, dtype=kind, count=10), huge[:10] * 0.5)
+
+
+@pytest.mark.parametrize("inputs", [[Input(first=0.0), Input()], [Input(), Input(first=0.0)]])
+async def test_an_input_that_counts_nothing_is_looked_through_too(inputs: list[Input]):
+    index = next(at for at, one in enumerate(inputs) if not one.first)
+    data = image(FLAT, 0)
+    tensors(FLAT, data)["w"].flags.writeable = True
+    tensors(FLAT, data)["w"][7] = np.nan
+    accumulator = Accumulator(FLAT, inputs)
+    for at in range(index):
+        await accumulator.add(at, [image(FLAT, 1)])
+    with pytest.raises(NotFiniteError, match=f"input {index} of a sum: w has NaN or Inf"):
+        await accumulator.add(index, [data])
+
+
+async def test_an_input_that_waits_for_its_turn_is_refused_at_once_if_it_is_not_finite():
+    data = image(FLAT, 0)
+    tensors(FLAT, data)["w"].flags.writeable = True
+    tensors(FLAT, data)["w"][-1] = np.inf
+    accumulator = Accumulator(Layout((vector(100),)), [Input(), Input()], ordered=True)
+    with pytest.raises(NotFiniteError, match="input 1 of a sum: w has NaN or Inf"):
+        await accumulator.add(1, [memoryview(bytes(data))[-accumulator.layout.size_bytes :]])
+
+
+async def test_what_is_not_looked_for_is_added_like_any_other_number():
+    data = np.full(150_000, np.inf)
+    accumulator = Accumulator(FLAT, [Input(), Input(first=0.0), Input(first=-1.0)], check_finite=False)
+    for index in range(3):
+        await accumulator.add(index, [memoryview(data.data).cast("B")])
+    assert np.isnan(tensors(FLAT, accumulator.payload)["w"]).all()
 
 
 async def test_giving_an_input_up_tears_the_sum_and_frees_those_who_wait_for_their_turn(connect: Connect):
@@ -360,8 +391,8 @@ async def test_a_given_buffer_is_used_whatever_was_in_it_and_memory_is_one_chunk
             seen.append(accumulator.memory_bytes())
 
     await asyncio.gather(accumulator.add(0, [data]), accumulator.add(1, [data]), watch())
-    assert max(seen) == FLAT.size_bytes + 3 * CHUNK_BYTES
-    assert accumulator.memory_bytes() == FLAT.size_bytes + CHUNK_BYTES
+    assert max(seen) == FLAT.size_bytes + 2 * CHUNK_BYTES
+    assert accumulator.memory_bytes() == FLAT.size_bytes
     assert np.array_equal(np.frombuffer(buffer[: FLAT.size_bytes]), np.frombuffer(data) * 1.5)
 
 

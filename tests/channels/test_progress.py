@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mlfabric.channels.progress import Progress, ready_chunks
 from mlfabric.errors import TransferError
-from mlfabric.streaming import Progress, ready_chunks
 
 
 @dataclass

@@ -6,7 +6,8 @@ Used inside one event loop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 __all__ = ["Filling", "Progress", "ready_chunks"]
@@ -26,6 +27,7 @@ class Progress:
         self._ready_bytes = 0
         self._error: Exception | None = None
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
+        self._listeners: list[Callable[[], None]] = []
 
     @property
     def ready_bytes(self) -> int:
@@ -78,7 +80,18 @@ class Progress:
         self.check()
         return self._ready_bytes
 
+    @contextmanager
+    def listening(self, changed: Callable[[], None]) -> Iterator[None]:
+        """Call ``changed``, which must not raise, whenever more is ready or it has failed."""
+        self._listeners.append(changed)
+        try:
+            yield
+        finally:
+            self._listeners.remove(changed)
+
     def _wake(self) -> None:
+        for changed in self._listeners:
+            changed()
         due = [w for w in self._waiting if w[0] <= self._ready_bytes or self._error is not None]
         for waiter in due:
             self._waiting.remove(waiter)

@@ -1,0 +1,59 @@
+"""What a transport gives the frames: ordered bytes in both directions, and limits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from mlfabric.channels.limiter import TokenBucket
+
+__all__ = ["ByteStream", "Limits"]
+
+
+class ByteStream(Protocol):
+    """What a transport gives: ordered bytes in both directions. Failures are ``OSError``."""
+
+    @property
+    def peer(self) -> str:
+        """Address of the other end."""
+
+    async def write(self, pieces: Sequence[memoryview]) -> None:
+        """Write all pieces."""
+
+    def write_now(self, piece: memoryview) -> int:
+        """Write as much as there is room for and return how many bytes that were, perhaps none."""
+
+    async def writable(self) -> None:
+        """Wait until there is room."""
+
+    async def drain(self) -> None:
+        """Wait until what was written has left this machine, as far as the transport can tell."""
+
+    async def read_into(self, view: memoryview, at_least: int) -> int:
+        """Read ``at_least`` bytes or more into ``view`` and return how many; fewer mean that no more will come."""
+
+    async def read_through(self, view: memoryview, full: Callable[[], memoryview]) -> bool:
+        """Fill ``view``, and then whatever ``full`` returns, until that is empty; tell whether all were filled."""
+
+    def delivery_rate_bps(self) -> int:
+        """Return the transport's own estimate of its sending rate in bit/s; 0 if it has none."""
+
+    def stop(self, *, abrupt: bool) -> None:
+        """Wake whoever waits in ``write`` or ``read_into``.
+
+        Args:
+            abrupt: also forget what was not sent yet, and end what the peer is sending, though it waits for room.
+        """
+
+    def close(self) -> None:
+        """Give everything back; nobody waits in the stream any more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What an endpoint allows its connections; the buckets are shared by all of them."""
+
+    max_payload_bytes: int
+    up: tuple[TokenBucket, ...] = ()
+    down: tuple[TokenBucket, ...] = ()

@@ -1,0 +1,87 @@
+"""Sending a buffer while it is being filled. Used inside one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Protocol
+
+from mlfabric.channels.progress import Filling
+
+__all__ = ["Pump", "Sink"]
+
+MOST_BYTES = 1024 * 1024
+
+
+class Sink(Protocol):
+    """Where bytes go; failures are ``OSError``."""
+
+    def write_now(self, piece: memoryview) -> int:
+        """Write as much as there is room for and return how many bytes that were, perhaps none."""
+
+    async def writable(self) -> None:
+        """Wait until there is room."""
+
+
+class Pump:
+    """Sends what becomes ready in the very callback that says so: no task is woken for it, unless there is no room.
+
+    Pieces may be short, so that what is passed on is not held up; a task that is woken for each would cost more than
+    all else that is done with it.
+
+    Args:
+        filling: may fail; then so does the pump, with the same error, even after the last byte.
+    """
+
+    def __init__(self, sink: Sink, filling: Filling) -> None:
+        self._sink = sink
+        self._payload = filling.payload
+        self._progress = filling.progress
+        self._at = 0
+        self._starved_since_ns = time.monotonic_ns()
+        self._stopped = asyncio.get_running_loop().create_future()
+        self.starved_ns = 0
+
+    async def run(self) -> None:
+        """Send all of it.
+
+        Raises:
+            OSError: the sink failed.
+            Exception: what the filling failed with.
+        """
+        with self._progress.listening(self._go_on):
+            self._go_on()
+            await self._stopped
+            while self._at < len(self._payload):
+                await self._sink.writable()
+                self._stopped = asyncio.get_running_loop().create_future()
+                self._go_on()
+                await self._stopped
+        self._progress.check()
+
+    def _go_on(self) -> None:
+        """Send what is ready; stop at the end, when there is no room, and at an error."""
+        if self._stopped.done():
+            return
+        now_ns = time.monotonic_ns()
+        if self._starved_since_ns:
+            self.starved_ns += now_ns - self._starved_since_ns
+        try:
+            is_over = self._send_ready()
+        except Exception as error:
+            self._stopped.set_exception(error)
+            return
+        self._starved_since_ns = 0 if is_over else now_ns
+        if is_over:
+            self._stopped.set_result(None)
+
+    def _send_ready(self) -> bool:
+        """Tell whether there is nothing to be done before somebody waits for room, or at all."""
+        self._progress.check()
+        ready = self._progress.ready_bytes
+        while self._at < ready:
+            n = self._sink.write_now(self._payload[self._at : min(ready, self._at + MOST_BYTES)])
+            if n == 0:
+                return True
+            self._at += n
+        return self._at == len(self._payload)
