@@ -25,7 +25,7 @@ from mlfabric.twin.cluster import Cluster
 __all__ = ["add_to"]
 
 _COLUMNS = (
-    *("mode", "tau_max>", "aggregators>", "step s>", "updates dropped>"),
+    *("mode", "tau_max>", "slack>", "aggregators>", "steps>", "step s>", "updates dropped>"),
     *("delay mean>", "delay max>", "worth of an update>", "gain over ring>"),
 )
 
@@ -41,8 +41,8 @@ def give_advice(
 ) -> None:
     """Say how to train on a cluster.
 
-    Which mode, delay bound, number of aggregators and replica bound gain most over plain ring all-reduce; or that plain
-    all-reduce is best. Tries them in the twin and shows what it found.
+    Which mode, delay bound or slack, number of aggregators and replica bound gain most over plain ring all-reduce; or
+    that plain all-reduce is best. Tries them in the twin, the best few for longer, and shows what it found.
     """
     from mlfabric.scheduler.planning.fluid.ready import is_compiled, load
     from mlfabric.twin.advising import predict
@@ -83,11 +83,13 @@ def _name(option: Option) -> str:
 
 def _cells(row: Row) -> tuple[str, ...]:
     option, found = row.option, row.found
-    is_late = option.mode is Mode.ASYNCHRONOUS and len(found.delays) > 0
+    is_late = option.mode in (Mode.ASYNCHRONOUS, Mode.STALE_SYNCHRONOUS) and len(found.delays) > 0
     return (
         _name(option),
         "-" if option.tau_max is None else str(option.tau_max),
-        str(option.aggregators) if option.mode in (Mode.SYNCHRONOUS, Mode.ASYNCHRONOUS) else "-",
+        "-" if option.slack is None else str(option.slack),
+        "-" if option.mode in (None, Mode.ALL_REDUCE) else str(option.aggregators),
+        str(row.iterations),
         f"{found.step_s:.3f}",
         f"{found.dropped_share:.1%}" if is_late else "-",
         f"{found.delays.mean():.1f}" if is_late else "-",
@@ -121,6 +123,8 @@ def _setting(option: Option) -> str:
     parts = [f"mode {_name(option)}"]
     if option.tau_max is not None:
         parts.append(f"tau_max={option.tau_max}")
+    if option.slack is not None:
+        parts.append(f"slack={option.slack}")
     if option.mode is not Mode.ALL_REDUCE:
         parts.append(f"--aggregators {option.aggregators}")
     return ", ".join(parts)
@@ -141,7 +145,9 @@ def _row(row: Row) -> dict[str, Any]:
     return {
         "mode": _name(row.option),
         "tau_max": row.option.tau_max,
+        "slack": row.option.slack,
         "aggregators": row.option.aggregators,
+        "iterations": row.iterations,
         "step_s": row.found.step_s,
         "dropped_share": row.found.dropped_share,
         "delay_mean": float(delays.mean()) if len(delays) else None,
@@ -156,6 +162,6 @@ def add_to(app: typer.Typer) -> None:
     app.command(
         "advise",
         epilog=opt.examples(
-            "mlfabric advise examples/clusters/uneven.toml", "mlfabric advise night.trace --json a.json"
+            "mlfabric advise examples/clusters/office.toml", "mlfabric advise night.trace --json a.json"
         ),
     )(give_advice)

@@ -29,6 +29,7 @@ MEASURED = {
     "optimality": "How far plans are from the best ones.",
     "lda": "Topic models by Gibbs sampling.",
     "planner": "How long a plan takes.",
+    "twin": "How long the twin takes for a thousand workers.",
     "summing": "Sums of updates on their way.",
     "links": "Emulated links: rates reached, cost of changes.",
 }

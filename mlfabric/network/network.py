@@ -225,14 +225,15 @@ class Network:
         typed = (type(key), key)
         if typed in self._reserved:
             raise UsageError(f"{key} holds a reservation already; release it first")
-        pieces = self._ahead(profile)
-        for link in path:
-            line = self._line(self._free, link)
+        pieces, lines = self._ahead(profile), [self._line(self._free, link) for link in path]
+        for link, line in zip(path, lines, strict=True):
             line.trim(self._floor_ns)
             for start_ns, end_ns, bps in pieces:
                 if line.least(start_ns, end_ns) < bps:
                     raise UsageError(f"{key}: {bps} bit/s do not fit on link {link}; plan it again over what is free")
-        self._add(path, pieces, -1)
+        for line in lines:
+            for start_ns, end_ns, bps in pieces:
+                line.add(start_ns, end_ns, -bps)
         self._reserved[typed] = Reservation(path, profile)
         self._count += 1
         heapq.heappush(self._ends, (profile.end_ns, self._count, typed))
@@ -241,7 +242,12 @@ class Network:
         """Give back what a key has reserved; nothing happens if it holds nothing."""
         held = self._reserved.pop((type(key), key), None)
         if held is not None:
-            self._add(held.path, self._ahead(held.profile), 1)
+            pieces = self._ahead(held.profile)
+            for link in held.path:
+                line = self._free[link]
+                line.trim(self._floor_ns)
+                for start_ns, end_ns, bps in pieces:
+                    line.add(start_ns, end_ns, bps)
 
     def reservation(self, key: Hashable) -> Reservation | None:
         """Return what a key holds, or None; reservations that were over when pruned are gone."""
@@ -329,13 +335,6 @@ class Network:
             self._overbooked.add(link)
         else:
             self._overbooked.discard(link)
-
-    def _add(self, path: Path, pieces: list[tuple[int, int, int]], sign: int) -> None:
-        for link in path:
-            line = self._free[link]
-            line.trim(self._floor_ns)
-            for start_ns, end_ns, bps in pieces:
-                line.add(start_ns, end_ns, sign * bps)
 
     def _ahead(self, profile: Profile) -> list[tuple[int, int, int]]:
         """The pieces that are not over; what began before the floor begins at 0, as the trimmed timelines do."""

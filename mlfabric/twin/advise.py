@@ -13,6 +13,10 @@ a high learning rate, larger. The delays are those that the twin saw, not the bo
 
 *A bound too small* drops updates: updates/s x (time from reading the model to commit) <= tau_max + 1.
 
+*Short runs first.* Every option is run for a quarter of the steps, all with the same stragglers and the same weather,
+and the best few for all of them, next to a ring for as many: the longer the run, the more weather it has seen. That is
+successive halving (Jamieson and Talwalkar, 2016) in two rounds.
+
 *When plain all-reduce is best.* The twin's aim is to be right within 15 %, so what gains less is not worth a fabric.
 """
 
@@ -46,7 +50,10 @@ WORTH_IT = 1.15
 USUAL_STALENESS = 0.1
 BOUNDS_PER_WORKER = (1.0, 1.5, 2.0, 3.0, 4.0, 8.0)
 FIRST_BOUND = 2.0
-ADVICE_ITERATIONS = 100
+SLACKS = (1, 3, 8)
+ADVICE_ITERATIONS, SHORT_SHARE = 100, 4
+FINALISTS = 3
+_LATE = (Mode.ASYNCHRONOUS, Mode.STALE_SYNCHRONOUS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,19 +78,21 @@ class Option:
     Args:
         mode: of the fabric; None is plain ring all-reduce, without a fabric.
         tau_max: delay bound of asynchronous training, else None.
+        slack: how many iterations a worker may be ahead of the slowest in stale-synchronous training, else None.
         aggregators: on how many of the workers' hosts.
     """
 
     mode: Mode | None
     tau_max: int | None = None
+    slack: int | None = None
     aggregators: int = 0
 
-    def on(self, cluster: Cluster) -> Cluster:
-        """Return a cluster that trains like this."""
+    def on(self, cluster: Cluster, iterations: int) -> Cluster:
+        """Return a cluster that trains like this for so many steps of each worker."""
         names = tuple(worker.name for worker in cluster.workers[: self.aggregators])
         mode = self.mode or Mode.ALL_REDUCE
-        iterations = min(cluster.iterations, ADVICE_ITERATIONS)
-        return replace(cluster, mode=mode, tau_max=self.tau_max, aggregators=names, iterations=iterations)
+        slack = cluster.slack if self.slack is None else self.slack
+        return replace(cluster, mode=mode, tau_max=self.tau_max, slack=slack, aggregators=names, iterations=iterations)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,12 +103,14 @@ class Row:
         found: as the twin says.
         value: of an update against a fresh one, for its delay.
         gain: how many times as fast as plain ring all-reduce training gets on, delay counted.
+        iterations: of each worker, for which it was run.
     """
 
     option: Option
     found: Prediction
     value: float
     gain: float
+    iterations: int
 
 
 class Verdict(Enum):
@@ -129,9 +140,11 @@ class Advice:
 
     @property
     def delay_bound(self) -> int | None:
-        """The best delay bound of asynchronous training, also where another mode gains more."""
+        """The best delay bound of asynchronous training, also where another mode gains more; long runs go first."""
         asynchronous = [row for row in self.rows if row.option.mode is Mode.ASYNCHRONOUS]
-        return max(asynchronous, key=_rank).option.tau_max if asynchronous else None
+        longest = max((row.iterations for row in asynchronous), default=0)
+        tried = [row for row in asynchronous if row.iterations == longest]
+        return max(tried, key=_rank).option.tau_max if tried else None
 
 
 Predict = Callable[[Cluster, Option], Prediction]
@@ -161,12 +174,16 @@ def advise(
     if workers < 2:
         raise ConfigError(f"{workers} worker; allowed: 2 or more, for one has nobody to share with")
     trial = _Trial(cluster, predict, staleness, on_progress)
-    trial.run(Option(mode=None))
-    first = [Option(mode=Mode.ALL_REDUCE), *_shapes(workers)]
-    trial.run_all(first)
+    iterations = min(cluster.iterations, ADVICE_ITERATIONS)
+    trial.begin(-(-iterations // SHORT_SHARE))
+    trial.run_all([Option(mode=Mode.ALL_REDUCE), *_shapes(workers)])
     best = max((row for row in trial.rows if row.option.mode is Mode.ASYNCHRONOUS), key=_rank)
     trial.run_all(_bounds(workers, best.option.aggregators))
-    chosen = max((row for row in trial.rows if row.option.mode is not None), key=_rank)
+    finalists = _different(sorted(trial.rows[1:], key=_rank, reverse=True))[:FINALISTS]
+    trial.begin(iterations)
+    trial.run_all([row.option for row in finalists])
+    trial.end()
+    chosen = max((row for row in trial.rows[1:] if row.iterations == iterations), key=_rank)
     return Advice(
         verdict=Verdict.FABRIC if chosen.gain >= WORTH_IT else Verdict.PLAIN,
         rows=tuple(trial.rows),
@@ -209,9 +226,18 @@ def _shapes(workers: int) -> Iterator[Option]:
 
 
 def _bounds(workers: int, aggregators: int) -> list[Option]:
-    """Return the delay bounds that are still to be tried."""
+    """Return the delay bounds that are still to be tried, and the slacks."""
     rest = sorted({round(share * workers) for share in BOUNDS_PER_WORKER} - {round(FIRST_BOUND * workers)})
-    return [Option(mode=Mode.ASYNCHRONOUS, tau_max=tau_max, aggregators=aggregators) for tau_max in rest]
+    bounds = [Option(mode=Mode.ASYNCHRONOUS, tau_max=tau_max, aggregators=aggregators) for tau_max in rest]
+    return bounds + [Option(mode=Mode.STALE_SYNCHRONOUS, slack=slack, aggregators=aggregators) for slack in SLACKS]
+
+
+def _different(rows: Sequence[Row]) -> list[Row]:
+    """Leave out rows that went like an earlier one: bounds that nobody came near."""
+    found: dict[tuple[object, ...], Row] = {}
+    for row in rows:
+        found.setdefault((row.option.mode, row.option.aggregators, row.found.step_s, row.found.delays.sum()), row)
+    return list(found.values())
 
 
 def _rank(row: Row) -> tuple[float, int]:
@@ -220,27 +246,47 @@ def _rank(row: Row) -> tuple[float, int]:
 
 
 class _Trial:
-    """What has been tried."""
+    """What has been tried; ``rows`` has the longest run of each option, plain ring all-reduce first."""
 
     def __init__(
         self, cluster: Cluster, predict: Predict, staleness: float, on_progress: Callable[[int, int], None] | None
     ) -> None:
         self.rows: list[Row] = []
         self._cluster, self._predict, self._staleness, self._on_progress = cluster, predict, staleness, on_progress
+        self._iterations = self._done = 0
         workers = len(cluster.workers)
-        self._total = 2 + len(list(_shapes(workers))) + len(_bounds(workers, 0))
+        self._total = 3 + len(list(_shapes(workers))) + len(_bounds(workers, 0)) + FINALISTS
+
+    def begin(self, iterations: int) -> None:
+        """Go on with runs of another length, the first of which is a plain ring's."""
+        self._iterations = iterations
+        self._run(Option(mode=None))
+
+    def end(self) -> None:
+        """Say that all has been tried, where there were fewer different options than might be."""
+        if self._done < self._total:
+            self._tell(self._total)
 
     def run_all(self, options: Sequence[Option]) -> None:
         """Try options."""
         for option in options:
-            self.run(option)
+            self._run(option)
 
-    def run(self, option: Option) -> None:
-        """Try an option; the first is what the others are compared with."""
-        found = self._predict(option.on(self._cluster), option)
-        delays = found.delays if option.mode is Mode.ASYNCHRONOUS else found.delays[:0]
+    def _run(self, option: Option) -> None:
+        found = self._predict(option.on(self._cluster, self._iterations), option)
+        delays = found.delays if option.mode in _LATE else found.delays[:0]
         value = value_of_an_update(delays, len(self._cluster.workers), self._staleness)
-        plain_s = self.rows[0].found.step_s if self.rows else found.step_s
-        self.rows.append(Row(option=option, found=found, value=value, gain=value * plain_s / found.step_s))
+        plain_s = found.step_s if option.mode is None else self.rows[0].found.step_s
+        gain = value * plain_s / found.step_s
+        row = Row(option=option, found=found, value=value, gain=gain, iterations=self._iterations)
+        places = [place for place, known in enumerate(self.rows) if known.option == option]
+        if places:
+            self.rows[places[0]] = row
+        else:
+            self.rows.append(row)
+        self._tell(self._done + 1)
+
+    def _tell(self, done: int) -> None:
+        self._done = done
         if self._on_progress is not None:
-            self._on_progress(len(self.rows), self._total)
+            self._on_progress(done, self._total)

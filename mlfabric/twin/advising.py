@@ -13,12 +13,13 @@ __all__ = ["predict"]
 def predict(cluster: Cluster, option: Option) -> Prediction:
     """Return what the twin says of an option, on a cluster that is as the option would have it.
 
-    Asynchronous training makes a step with as many updates as there are workers, whoever sent them.
+    Asynchronous and stale-synchronous training make a step with as many updates as there are workers, whoever sent
+    them.
     """
     found = simulate(cluster, Baseline.RING if option.mode is None else option.mode)
-    is_asynchronous = option.mode is Mode.ASYNCHRONOUS
+    is_late = option.mode in (Mode.ASYNCHRONOUS, Mode.STALE_SYNCHRONOUS)
     return Prediction(
-        step_s=len(cluster.workers) / found.updates_per_s if is_asynchronous else found.mean_iteration_s,
+        step_s=len(cluster.workers) / found.updates_per_s if is_late else found.mean_iteration_s,
         delays=found.delays,
         dropped_share=found.drop_share,
     )

@@ -31,8 +31,8 @@ _FLOW = np.dtype(
         "due",
     )]
     + [(name, np.int64) for name in (
-        "up", "down", "state", "waits", "ahead", "coming", "serial", "told", "chunked", "edges", "befores", "place",
-        "up_next", "up_last", "down_next", "down_last",
+        "up", "down", "state", "waits", "ahead", "coming", "serial", "told", "chunked", "edges", "befores",
+        "place", "up_next", "up_last", "down_next", "down_last",
     )]
 )  # fmt: skip
 _EDGE = np.dtype([(name, np.int64) for name in ("early", "late", "kind", "state", "following", "before")])

@@ -35,6 +35,7 @@ from mlfabric.twin.flow_field import (
     OFFER,
     OFFERED,
     OVER,
+    QUEUED,
     SENDING,
     SOON,
     drop,
@@ -42,7 +43,7 @@ from mlfabric.twin.flow_field import (
     settle_place,
     take_first_drain,
 )
-from mlfabric.twin.flow_links import enter_links, leave_links
+from mlfabric.twin.flow_links import enter_links, leave_links, share_out
 
 __all__ = ["cancel", "enter", "release", "run"]
 
@@ -52,12 +53,15 @@ def _start(field, f):
     """Let a transfer send."""
     flow, now = field.flows[f], field.now[0]
     flow.state, flow.began, flow.since, flow.bps, flow.left = SENDING, now, now, 0.0, flow.bits
-    flow.due, flow.place = now, field.scalars[DRAINS]
+    flow.due = np.inf if flow.up >= 0 or flow.down >= 0 else now
+    flow.place = field.scalars[DRAINS]
     field.drains[flow.place] = f
     field.scalars[DRAINS] += 1
     settle_place(field, flow.place)
     enter_links(field, f)
-    if flow.edges >= 0 and flow.bps > 0.0:
+    if flow.edges >= 0:
+        share_out(field)
+    if flow.bps > 0.0:
         put(field, now + min(flow.chunk, flow.bits) / flow.bps + flow.latency, f, CHUNK)
     if flow.patience < np.inf:
         put(field, now + flow.patience, f, LATE)
@@ -134,6 +138,8 @@ def _come_first_chunks(field, f):
 def _come_whole(field, f):
     """Tell those that pass a transfer on that it is complete."""
     now, at = field.now[0], field.flows[f].edges
+    if at >= 0:
+        share_out(field)
     while at >= 0:
         edge = field.edges[at]
         if edge.kind == INPUT:
@@ -251,6 +257,9 @@ def run(field, until, heed):
         event_at = field.events[0].at if field.scalars[EVENTS] > 0 else np.inf
         drain_at = field.flows[field.drains[0]].due if field.scalars[DRAINS] > 0 else np.inf
         at = min(event_at, drain_at)
+        if at > field.now[0] and field.scalars[QUEUED] > 0:
+            share_out(field)
+            continue
         field.now[1] = at
         if at > until or at == np.inf:
             break

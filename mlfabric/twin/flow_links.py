@@ -4,7 +4,8 @@
 Links are shared as TCP would in the long run: nobody goes faster than its pace, and what some cannot use of a link, be
 it for their pace or for their other link, the others have in equal parts (max-min fairness). Each link has a *level*:
 what a transfer may have of it at most. It follows from the levels of the other links of its transfers, so a change goes
-on from link to link until nothing changes any more.
+on from link to link until nothing changes any more. What changes at one instant is shared out once, before time goes on
+or a rate is looked at: many transfers that share a link begin and end together.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 from mlfabric.scheduler.planning.fluid.jit import compiled, inner
 from mlfabric.twin.flow_field import NOBODY, QUEUE_HEAD, QUEUED, settle_place
 
-__all__ = ["enter_links", "leave_links", "set_rates"]
+__all__ = ["enter_links", "leave_links", "set_rates", "share_out"]
 
 MOST_LOOKS = 400  # at links for one change; far more than it takes, but for rounding that goes on for ever
 
@@ -86,7 +87,7 @@ def _look_at(field, link):
 
 
 @compiled
-def _share_out(field):
+def share_out(field):
     """Share out what the links carry that are to be looked at, and all that depend on them."""
     looks = MOST_LOOKS + 4 * field.scalars[QUEUED]
     while field.scalars[QUEUED] > 0:
@@ -106,7 +107,7 @@ def _share_out(field):
 
 @compiled
 def enter_links(field, f):
-    """Put a transfer on its links."""
+    """Put a transfer on its links; it has no rate before these are shared out."""
     flow, flows = field.flows[f], field.flows
     flow.up_next, flow.up_last, flow.down_next, flow.down_last = NOBODY, NOBODY, NOBODY, NOBODY
     if flow.up >= 0:
@@ -123,12 +124,11 @@ def enter_links(field, f):
         field.head[flow.down] = f
     _look_at(field, flow.up)
     _look_at(field, flow.down)
-    _share_out(field)
 
 
 @compiled
 def leave_links(field, f):
-    """Take a transfer that has sent everything off its links."""
+    """Take a transfer that has sent everything off its links; the others have its part when these are shared out."""
     flow, flows = field.flows[f], field.flows
     if flow.up >= 0:
         field.users[flow.up] -= 1
@@ -150,7 +150,6 @@ def leave_links(field, f):
             flows[flow.down_next].down_last = flow.down_last
     _look_at(field, flow.up)
     _look_at(field, flow.down)
-    _share_out(field)
 
 
 @compiled
@@ -160,4 +159,4 @@ def set_rates(field, rates):
         if field.rates[link] != rates[link]:
             field.rates[link] = rates[link]
             _look_at(field, link)
-    _share_out(field)
+    share_out(field)

@@ -117,19 +117,22 @@ class Flows:
 
     def span_ns(self, number: int) -> tuple[float, float]:
         """Return when a transfer that is not freed began and arrived; -1 for not yet."""
-        flow = self._field.flows[number]
-        return float(flow["began"]), float(flow["ended"])
+        flows = self._field.flows
+        return flows["began"].item(number), flows["ended"].item(number)
 
     def spans_ns(self, numbers: Sequence[int]) -> tuple[list[float], list[float]]:
         """Return when transfers began, and when they arrived."""
-        flows = self._field.flows[numbers]
-        return flows["began"].tolist(), flows["ended"].tolist()
+        flows = self._field.flows
+        if len(numbers) == 1:
+            began_ns, ended_ns = self.span_ns(numbers[0])
+            return [began_ns], [ended_ns]
+        return flows["began"][numbers].tolist(), flows["ended"][numbers].tolist()
 
     def crosses(self, numbers: Sequence[int], links: NDArray[np.bool_]) -> bool:
         """Return whether any of these transfers goes over a link that is marked."""
-        flows = self._field.flows[list(numbers)]
+        flows, chosen = self._field.flows, list(numbers)
         marked = np.append(links, False)
-        return bool(marked[flows["up"]].any() or marked[flows["down"]].any())
+        return bool(marked[flows["up"][chosen]].any() or marked[flows["down"][chosen]].any())
 
     def arrived(self) -> list[int]:
         """Return the transfers that arrived since the last call, in order."""

@@ -96,20 +96,27 @@ def prepare(found: Plan, order: Order, workers: Mapping[str, int]) -> Prepared:
     Args:
         workers: numbers by name.
     """
-    planned = list(found.transfers)
-    place_of = {n: place for place, n in enumerate(n for n, transfer in enumerate(planned) if transfer.planned)}
-    transfers = [
-        replace(planned[n], inputs=tuple(place_of[i] for i in planned[n].inputs)) if planned[n].inputs else planned[n]
-        for n in place_of
-    ]
-    roots = {place_of[last] for group in found.groups for last in group.last if last in place_of}
+    everything, gathered = list(found.transfers), list(found.groups)
+    place_of = {n: place for place, n in enumerate(n for n, transfer in enumerate(everything) if transfer.planned)}
+    transfers = everything if len(place_of) == len(everything) else _renumbered(everything, place_of)
+    roots = {place_of[last] for group in gathered for last in group.last if last in place_of}
     legs = order.legs(transfers, roots)
     groups = []
-    for group in found.groups:
+    for group in gathered:
         members = tuple((workers[member.worker], member.counter) for member in group.members)
         groups.append(_gathering(transfers, members, place_of.get(group.last[0]), workers))
     dropped = [(workers[left.update.worker], left.update.counter) for left in found.drops]
     return Prepared(transfers, legs, groups, dropped)
+
+
+def _renumbered(transfers: Sequence[Transfer], place_of: Mapping[int, int]) -> list[Transfer]:
+    """Return what is to be sent, each with its inputs by their places among these."""
+    return [
+        replace(transfers[n], inputs=tuple(place_of[i] for i in transfers[n].inputs))
+        if transfers[n].inputs
+        else transfers[n]
+        for n in place_of
+    ]
 
 
 def _gathering(

@@ -7,7 +7,8 @@ server begins to send in that order, and nobody is paced but where the plan spli
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+import math
+from collections.abc import Collection, Container, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -23,15 +24,16 @@ from mlfabric.scheduler.planning import (
     Batch,
     Candidate,
     DropRule,
+    Effort,
     FabricState,
     GetCandidate,
     Plan,
     PlannerConfig,
     Timetable,
     Transfer,
-    paced_rate,
     plan,
 )
+from mlfabric.scheduler.planning.conflicts import FULL_SHARE_PERCENT
 from mlfabric.scheduler.planning.plan import Kind
 from mlfabric.specs import Layout, Mode, ModelSpec, TensorSpec
 from mlfabric.twin.cluster import Cluster
@@ -41,6 +43,9 @@ from mlfabric.twin.flows import Edge, NewFlow
 __all__ = ["Legs", "Order", "Planner"]
 
 GET_PATIENCE = 1.25
+LEAN_ABOVE, OTHER_HELPERS = 200, 32
+"""With more workers an asynchronous plan is the best of fewer candidates, and who helps is chosen before: the time that
+the planner takes for all of them is the twin's, too. Synchronous plans are few; they are made as always."""
 
 
 class Legs(NamedTuple):
@@ -66,10 +71,16 @@ class Planner:
         self.links = (*map(up_link, names), *map(down_link, names))
         self.up = {name: number for number, name in enumerate(names)}
         self.down = {name: len(names) + number for number, name in enumerate(names)}
+        self._link_number = {link: number for number, link in enumerate(self.links)}
         self.helpers = tuple(Aggregator(host=name, most_updates=cluster.most_updates) for name in cluster.aggregators)
+        self._place = {helper.host: place for place, helper in enumerate(self.helpers)}
+        self._places = np.array([self.up[helper.host] for helper in self.helpers], np.int64)
+        self._busy = np.zeros(len(names), np.int64)
+        self._ends: dict[tuple[str, int], tuple[int, int]] = {}
         self.config = _config_of(cluster)
         self.tau_max = cluster.delay_bound if cluster.mode is Mode.ASYNCHRONOUS else NO_BOUND
-        self._known = np.array([self.network.rate_bps(link, 0) for link in self.links], np.int64)
+        self._rates_bps = [self.network.rate_bps(link, 0) for link in self.links]
+        self._known = np.array(self._rates_bps, np.int64)
 
     @property
     def known_rates(self) -> NDArray[np.int64]:
@@ -83,11 +94,25 @@ class Planner:
         for number in np.flatnonzero(changed):
             self.network.set_rate(self.links[number], int(measured[number]))
         self._known = measured
+        self._rates_bps = measured.tolist()
         return changed
 
     def rate_bps(self, link: LinkId) -> int:
         """Return the rate of a link that the planner knows."""
-        return self.network.rate_bps(link, self.network.floor_ns)
+        return self._rates_bps[self._link_number[link]]
+
+    def pace(self, profile: Profile, up: int, down: int) -> float:
+        """Return how fast a transfer may go in bits per ns, for which the plan may leave something to others.
+
+        As ``paced_rate`` does, for links whose capacity is planned never to change.
+        """
+        span_ns = profile.end_ns - profile.start_ns
+        if up < 0 or span_ns <= 0 or not profile.pieces:
+            return math.inf
+        planned = sum([bps * (end_ns - start_ns) for start_ns, end_ns, bps in profile.pieces])
+        if 100 * planned >= FULL_SHARE_PERCENT * span_ns * min(self._rates_bps[up], self._rates_bps[down]):
+            return math.inf
+        return max(1, planned // span_ns) / 1e9
 
     def plan_updates(
         self, updates: Sequence[Candidate], now_ns: int, v_init: int = 0, *, helps: bool = True, group_ns: int = 0
@@ -98,7 +123,7 @@ class Planner:
             group_ns: what each group costs.
         """
         servers = () if self._cluster.mode is Mode.ALL_REDUCE else (self._cluster.server.name,)
-        aggregators = self.helpers if servers and helps else ()
+        aggregators = self.helpers_of({update.source for update in updates}) if servers and helps else ()
         state = FabricState(now_ns=now_ns, v_init=v_init, servers=servers, aggregators=aggregators)
         config = replace(self.config, group_ns=group_ns) if aggregators and group_ns else self.config
         return plan(Batch(updates=tuple(updates)), self.network, state, config)
@@ -108,9 +133,35 @@ class Planner:
         state = FabricState(
             now_ns=now_ns,
             servers=(self._cluster.server.name,),
-            distributors=self.helpers if len(gets) > 1 else (),
+            distributors=self.helpers_of({get.destination for get in gets}) if len(gets) > 1 else (),
         )
         return plan(Batch(gets=tuple(gets)), self.network, state, self.config)
+
+    def reserve(self, key: tuple[str, int], transfer: Transfer) -> None:
+        """Take what a transfer is planned to use out of what is free on its links."""
+        self.network.reserve(key, transfer.path, transfer.profile)
+        ends = self.up[transfer.source], self.up[transfer.destination]
+        self._ends[key] = ends
+        for host in ends:
+            self._busy[host] += 1
+
+    def release(self, key: tuple[str, int]) -> None:
+        """Give back what a transfer was to use."""
+        self.network.release(key)
+        for host in self._ends.pop(key):
+            self._busy[host] -= 1
+
+    def helpers_of(self, hosts: Collection[str]) -> tuple[Aggregator, ...]:
+        """Return who may help a batch: where there are very many, those on its own hosts, and some that are good at it.
+
+        Good is who has the fastest links, each transfer that is under way there counted as an equal part of them.
+        """
+        if self.config.effort is Effort.FULL or len(self.helpers) <= LEAN_ABOVE:
+            return self.helpers
+        rates = np.minimum(self._known[self._places], self._known[self._places + len(self.up)])
+        best = np.argsort(-rates / (1 + self._busy[self._places]), kind="stable")[:OTHER_HELPERS].tolist()
+        own = (self._place[host] for host in hosts if host in self._place)
+        return tuple(self.helpers[place] for place in sorted({*best, *own}))
 
     def candidate(
         self, worker: int, step: int, now_ns: int, computed_from: int, *, end_ns: int | None = None
@@ -154,6 +205,8 @@ def _config_of(cluster: Cluster) -> PlannerConfig:
         slack=cluster.slack if mode is Mode.STALE_SYNCHRONOUS else 0,
     )
     found = policy_of(spec).planner_config(len(cluster.workers), DropRule.FEASIBLE)
+    if len(cluster.workers) > LEAN_ABOVE and mode is not Mode.SYNCHRONOUS:
+        found = replace(found, effort=Effort.LEAN, search=0)
     return replace(found, chunk_bytes=cluster.chunk)
 
 
@@ -222,13 +275,13 @@ class Order:
     def _flow(self, transfer: Transfer, told: bool) -> NewFlow:
         planner, profile, path = self._planner, transfer.profile, transfer.path
         is_served = transfer.kind is Kind.MODEL and bool(path) and self._takes_half(path[0], profile)
-        pace = paced_rate(profile, path, planner.network)
+        up, down = (planner.up[transfer.source], planner.down[transfer.destination]) if path else (-1, -1)
         return NewFlow(
-            up=planner.up[transfer.source] if path else -1,
-            down=planner.down[transfer.destination] if path else -1,
+            up=up,
+            down=down,
             bits=8.0 * transfer.size_bytes,
             ready_ns=0.0,
-            pace=pace / 1e9 if pace else np.inf,
+            pace=planner.pace(profile, up, down),
             chunk=self._chunk_bits,
             latency_ns=transfer.arrive_ns - profile.end_ns,
             patience_ns=GET_PATIENCE * (profile.end_ns - profile.start_ns) if is_served else np.inf,

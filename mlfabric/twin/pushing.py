@@ -237,7 +237,7 @@ class Pushing:
     def _reserve(self, transfer: Transfer) -> int:
         self._keys += 1
         if not self._together:
-            self._planner.network.reserve(("push", self._keys), transfer.path, transfer.profile)
+            self._planner.reserve(("push", self._keys), transfer)
         return self._keys
 
     # Ends
@@ -258,7 +258,7 @@ class Pushing:
 
     def _let_go(self, number: int, key: int) -> None:
         if not self._together:
-            self._planner.network.release(("push", key))
+            self._planner.release(("push", key))
             self._order.forget(number)
 
     def _commit(self) -> None:

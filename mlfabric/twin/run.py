@@ -17,6 +17,9 @@ All of it follows from the cluster, its seed included: the same cluster gives th
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from enum import Enum
 
@@ -29,6 +32,9 @@ from mlfabric.twin.run_world import Progress, RunWorld
 from mlfabric.twin.training import run_training
 
 __all__ = ["Baseline", "simulate"]
+
+
+_OBJECTS_PER_COLLECTION = 200_000
 
 
 class Baseline(Enum):
@@ -67,4 +73,16 @@ def simulate(
     chosen = cluster.mode if way is None else way
     if isinstance(chosen, Mode) and chosen is not cluster.mode:
         cluster = replace(cluster, mode=chosen)
-    return _RUN.get(chosen, run_training)(RunWorld(cluster, spans_s), progress)
+    with _few_collections():
+        return _RUN.get(chosen, run_training)(RunWorld(cluster, spans_s), progress)
+
+
+@contextmanager
+def _few_collections() -> Iterator[None]:
+    """Let Python look for cyclic garbage seldom: a run makes many objects that live long, and hardly any cycles."""
+    usual = gc.get_threshold()
+    gc.set_threshold(_OBJECTS_PER_COLLECTION, *usual[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*usual)

@@ -108,8 +108,9 @@ class Serving:
 
     def _see_first(self, late_ns: float) -> None:
         """Find what is ready first; nobody waits for an update that is late, not even who is to have it."""
-        there_ns = (self._there_ns(get) for get in self._ready)
-        self._first_ns = min((ns for ns in there_ns if ns == 0 or ns >= late_ns), default=math.inf)
+        commit_ns = self._pushing.commit_ns
+        there_ns = [commit_ns.get(get, 0.0) for get in self._ready]
+        self._first_ns = min([ns for ns in there_ns if ns == 0 or ns >= late_ns], default=math.inf)
 
     def _dry_ns(self) -> int:
         if self._together:
@@ -187,7 +188,7 @@ class Serving:
     def _reserve(self, transfer: Transfer) -> int:
         self._keys += 1
         if not self._together:
-            self._planner.network.reserve(("get", self._keys), transfer.path, transfer.profile)
+            self._planner.reserve(("get", self._keys), transfer)
         return self._keys
 
     # Ends
@@ -219,7 +220,7 @@ class Serving:
 
     def _let_go(self, number: int, key: int) -> None:
         if not self._together:
-            self._planner.network.release(("get", key))
+            self._planner.release(("get", key))
             self._order.forget(number)
 
     def _version_at(self, at_ns: float) -> int:

@@ -32,7 +32,7 @@ def advised(times_s: Callable[[Option], float], tau: Callable[[Option], int] = l
 
 
 def by_mode(**times_s: float) -> Callable[[Option], float]:
-    return lambda option: times_s["ring" if option.mode is None else option.mode.name.lower()]
+    return lambda option: times_s.get("ring" if option.mode is None else option.mode.name.lower(), 1.0)
 
 
 def test_the_mode_that_gains_most_is_advised():
@@ -83,13 +83,68 @@ def test_the_twin_is_asked_about_the_cluster_as_the_option_has_it():
         assert (shaped.tau_max, len(shaped.aggregators)) == (option.tau_max, option.aggregators)
 
 
+def test_a_slack_is_advised_where_stale_synchronous_training_gains_most():
+    found = advised(lambda option: {1: 0.6, 3: 0.5, 8: 0.55}.get(option.slack or 0, 1.0))
+    assert found.best.option == Option(mode=Mode.STALE_SYNCHRONOUS, slack=3)
+    assert found.replica_updates is not None
+
+
+def test_late_updates_are_worth_less_in_stale_synchronous_training_too():
+    found = advised(lambda option: 1.0, lambda option: 10 * WORKERS if option.slack == 8 else 0)
+    worth = {row.option.slack: row.value for row in found.rows if row.option.slack is not None}
+    assert worth[1] == worth[3] == 1.0
+    assert worth[8] < 0.6
+
+
+def test_only_the_best_are_run_for_all_steps_and_the_longest_run_of_an_option_counts():
+    lengths: list[tuple[Option, int]] = []
+
+    def predict(given: Cluster, option: Option) -> Prediction:
+        """The tightest bound looks best in a short run; a long one tells."""
+        lengths.append((option, given.iterations))
+        is_misleading = option.tau_max == WORKERS and given.iterations < 100
+        return prediction(0.3 if is_misleading else 0.5 if option.mode is Mode.SYNCHRONOUS else 1.0)
+
+    found = advise(cluster(iterations=1000), predict)
+    assert [option for option, steps in lengths if steps == 25] == [row.option for row in found.rows]
+    long = [option for option, steps in lengths if steps == 100]
+    assert long[0] == Option(mode=None)
+    assert Option(mode=Mode.ASYNCHRONOUS, tau_max=WORKERS) in long
+    assert len(long) == 4
+    assert found.best.option == Option(mode=Mode.SYNCHRONOUS, aggregators=0)
+    assert {row.option: row.iterations for row in found.rows} == dict(lengths)
+
+
+def test_what_is_advised_was_run_for_all_steps_even_where_short_runs_promise_more():
+    def predict(given: Cluster, option: Option) -> Prediction:
+        share = (option.tau_max or 50) / 1000 + option.aggregators / 1000
+        return prediction(1.0 if option.mode is None else (0.5 if given.iterations < 100 else 0.7) + share)
+
+    found = advise(cluster(iterations=100), predict)
+    assert found.best.iterations == 100
+    assert (found.delay_bound, 100) in {(row.option.tau_max, row.iterations) for row in found.rows}
+
+
+def test_of_options_that_went_alike_one_is_run_for_all_steps():
+    """Nobody comes near any bound of asynchronous training."""
+    long: list[Option] = []
+
+    def predict(given: Cluster, option: Option) -> Prediction:
+        long.extend([option] if given.iterations == 100 else [])
+        return prediction(0.5 if option.mode is Mode.ASYNCHRONOUS and not option.aggregators else 1.0, tau=4)
+
+    advise(cluster(iterations=100), predict)
+    assert sum(option.mode is Mode.ASYNCHRONOUS and not option.aggregators for option in long) == 1
+
+
 def test_progress_ends_at_all_that_is_to_be_done():
     told: list[tuple[int, int]] = []
     found = advised(
         by_mode(ring=1.0, all_reduce=1.0, synchronous=1.0, asynchronous=1.0),
         on_progress=lambda done, total: told.append((done, total)),
     )
-    assert told == [(n + 1, len(found.rows)) for n in range(len(found.rows))]
+    runs = len(found.rows) + 4  # a ring and three more for all steps
+    assert told == [(n + 1, runs) for n in range(len(told) - 1)] + [(runs, runs)]
 
 
 @given(st.lists(st.integers(0, 500), min_size=1), st.integers(1, 100), st.floats(0, 1))

@@ -61,7 +61,8 @@ class Sequenced:
 
     def _group(self, number: int) -> Group:
         first, end = self.spans[number]
-        members = tuple(slot.update for slot in self.ordering.slots[first:end])
+        placed = self.ordering.placed
+        members = tuple(placed.updates[first:end] if placed else (s.update for s in self.ordering.slots[first:end]))
         last = tuple(self.last[number])
         direct = len(members) == 1 and not any(self.transfers[i].inputs for i in last)
         return Group(members=members, shape=Shape.DIRECT if direct else self.shape, last=last)

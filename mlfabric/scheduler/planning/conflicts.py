@@ -75,8 +75,8 @@ def paced_rate(profile: Profile, path: Path, network: Network) -> int:
     span_ns = profile.end_ns - profile.start_ns
     if not path or not profile.pieces or span_ns <= 0:
         return 0
-    planned = sum(bps * (end_ns - start_ns) for start_ns, end_ns, bps in profile.pieces)
-    possible = sum(bps * (end_ns - start_ns) for start_ns, end_ns, bps in _capacity(path, profile, network))
+    planned = sum([bps * (end_ns - start_ns) for start_ns, end_ns, bps in profile.pieces])
+    possible = sum([bps * (end_ns - start_ns) for start_ns, end_ns, bps in _capacity(path, profile, network)])
     if 100 * planned >= FULL_SHARE_PERCENT * possible:
         return 0
     return max(1, planned // span_ns)
@@ -85,6 +85,8 @@ def paced_rate(profile: Profile, path: Path, network: Network) -> int:
 def _capacity(path: Path, profile: Profile, network: Network) -> list[tuple[int, int, int]]:
     """What the narrowest link could carry from the profile's start to its end, piece by piece."""
     lines = [network.capacity_line(link) for link in path]
+    if max([len(line.values) for line in lines]) == 1:
+        return [(profile.start_ns, profile.end_ns, min([line.values[0] for line in lines]))]
     pieces, at_ns = [], profile.start_ns
     while at_ns < profile.end_ns:
         until_ns = min(profile.end_ns, *[line.next_change(at_ns) for line in lines])

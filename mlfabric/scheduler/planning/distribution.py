@@ -29,7 +29,7 @@ from mlfabric.scheduler.planning.gets import order_gets
 from mlfabric.scheduler.planning.handing import hand_on
 from mlfabric.scheduler.planning.parts import PartsReserver, Thing, check_parts, whole
 from mlfabric.scheduler.planning.plan import Deferred, GetServed, Kind, Toward, Transfer
-from mlfabric.scheduler.planning.problem import Aggregator, Objective, Shape
+from mlfabric.scheduler.planning.problem import Aggregator, Effort, Objective, Shape
 from mlfabric.scheduler.planning.spreading import spread
 from mlfabric.scheduler.planning.values import GetCandidate, GetSlot
 
@@ -69,6 +69,7 @@ class _Task(NamedTuple):
     chunk_bytes: int
     over: tuple[World, Lines] | None
     first: int
+    effort: Effort
 
 
 def distribute(
@@ -81,6 +82,7 @@ def distribute(
     objective: Objective = Objective.MEAN_COMMIT,
     chunk_bytes: int = 64_000,
     shapes: Collection[Shape] = frozenset(Shape),
+    effort: Effort = Effort.FULL,
     over: tuple[World, Lines] | None = None,
     index: int = 0,
 ) -> Distribution:
@@ -93,6 +95,7 @@ def distribute(
         now_ns: nothing is planned before.
         chunk_bytes: what a distributor keeps back of a model that still arrives, > 0.
         shapes: DIRECT is always among them.
+        effort: how many ways to hand it on are tried.
         over: what is free, in a world with all paths from the servers and distributors to distributors and gets; None
             for what is free in the network.
         index: number of the first transfer in the plan.
@@ -100,7 +103,7 @@ def distribute(
     Raises:
         UsageError: an unknown host, a size out of range, or parts that do not match the servers.
     """
-    task = _Task(network, servers, max(now_ns, network.floor_ns), objective, chunk_bytes, over, index)
+    task = _Task(network, servers, max(now_ns, network.floor_ns), objective, chunk_bytes, over, index, effort)
     if len(servers) > 1:
         return _in_parts(task, gets)
     slots = _order(task, gets)
@@ -193,7 +196,7 @@ def _handed_on(
         chunk_bytes=task.chunk_bytes,
     )
     lines = task.over[1] if task.over else world.lines
-    way = _best_way(fan, lines, fan.cost_ns([answer.arrive_ns for answer in alone.answers]), shapes)
+    way = _best_way(fan, lines, fan.cost_ns([answer.arrive_ns for answer in alone.answers]), shapes, task.effort)
     return _with_late(task, fan, way, late) if way else None
 
 
@@ -211,14 +214,14 @@ def _nearest(task: _Task, distributors: Sequence[Aggregator], size_bytes: int, r
     return [away[place] for _, place in places[:MOST_DISTRIBUTORS]]
 
 
-def _best_way(fan: Fan, lines: Lines, direct_ns: int, shapes: Collection[Shape]) -> Way | None:
+def _best_way(fan: Fan, lines: Lines, direct_ns: int, shapes: Collection[Shape], effort: Effort) -> Way | None:
     """Return the cheapest way that costs less than direct."""
-    tree = spread(fan, lines) if Shape.TREE in shapes else None
+    tree = spread(fan, lines, effort) if Shape.TREE in shapes else None
     if tree is not None and tree.cost_ns >= direct_ns:
         tree = None
     # The cheaper the tree, the sooner cases are given up; one that costs as much still wins.
     limit_ns = direct_ns if tree is None else tree.cost_ns + 1
-    stored = hand_on(fan, lines, limit_ns) if Shape.STORED in shapes else None
+    stored = hand_on(fan, lines, limit_ns, effort) if Shape.STORED in shapes else None
     return stored or tree
 
 

@@ -11,8 +11,8 @@ With the gets h_1, h_2, ... of a fan in the order in which the server alone woul
 4. The case is void if a distributor answers nothing, or if anything cannot be sent before the horizon.
 
 m runs through 1, 2, 3, 4, 6, 8, 12, 16, 24, ... and the number of distributors; n through the multiples of a 32th of
-the gets, rounded up, and all that are left. The cheapest case is taken if it costs less than direct; ties: the largest
-n, then the smallest m.
+the gets (with lean effort of an eighth), rounded up, and all that are left. The cheapest case is taken if it costs less
+than direct; ties: the largest n, then the smallest m.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from mlfabric.scheduler.planning.fans import Fan, Way
 from mlfabric.scheduler.planning.fluid import handing_kernel
 from mlfabric.scheduler.planning.fluid.lines import Ints, Lines
 from mlfabric.scheduler.planning.fluid.wide import LOW_BITS, LOW_MASK
-from mlfabric.scheduler.planning.problem import Shape
+from mlfabric.scheduler.planning.problem import Effort, Shape
 
 __all__ = ["hand_on"]
 
-MOST_STEPS = 32
+MOST_STEPS = {Effort.FULL: 32, Effort.LEAN: 8}
 
 
-def hand_on(fan: Fan, lines: Lines, limit_ns: int) -> Way | None:
+def hand_on(fan: Fan, lines: Lines, limit_ns: int, effort: Effort = Effort.FULL) -> Way | None:
     """Return the cheapest way; None if none costs less than ``limit_ns``."""
-    routes, handing, step = fan.world.routes, fan.handing, -(-len(fan.gets) // MOST_STEPS)
+    routes, handing, step = fan.world.routes, fan.handing, -(-len(fan.gets) // MOST_STEPS[effort])
     limit = limit_ns >> LOW_BITS, limit_ns & LOW_MASK
     directly, used = handing_kernel.best_case(lines, routes, handing, _sets(len(fan.distributors)), step, limit)
     if not used:

@@ -104,6 +104,7 @@ def _handed_out(
         objective=objective_of(config),
         chunk_bytes=config.chunk_bytes,
         shapes=config.shapes,
+        effort=config.effort,
         over=over,
         index=len(pushed.transfers),
     )

@@ -13,6 +13,7 @@ __all__ = [
     "Batch",
     "Consistency",
     "DivergenceBound",
+    "Effort",
     "FabricState",
     "Objective",
     "Pending",
@@ -45,6 +46,13 @@ class Shape(Enum):
     STORED = "through an aggregator that stores all of them, then forwards their sum (paper, algorithm 3)"
     TREE = "through aggregators that forward a sum while its inputs still arrive"
     RING = "in equal parts around a ring of all workers"
+
+
+class Effort(Enum):
+    """How many candidates a plan is the best of."""
+
+    FULL = "as many as a live fabric has time for"
+    LEAN = "some of them: half the time, where very many plans are made and each counts little"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +158,7 @@ class PlannerConfig:
         search: how many other plans a small batch is compared with, >= 0; 0 keeps to the paper's choice.
         group_ns: what each group of a plan costs beside its updates' commit times (MEAN_COMMIT), >= 0: others wait for
             the server's link while it comes in.
+        effort: how many trees, and how many ways to hand a model on, are tried.
     """
 
     consistency: Consistency = Consistency.ASYNCHRONOUS
@@ -164,3 +173,4 @@ class PlannerConfig:
     slack: int = 0
     search: int = 2000
     group_ns: int = 0
+    effort: Effort = Effort.FULL

@@ -297,6 +297,7 @@ def _best(
             chunk_bytes=config.chunk_bytes,
             toward=toward,
             group_ns=group_ns,
+            effort=config.effort,
         )
         if tree is not None and cost_ns(tree) < cost_ns(best[2]):
             best = ordering, lot, tree

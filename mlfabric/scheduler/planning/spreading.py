@@ -15,7 +15,7 @@ It matters in which order they are taken. These are tried, the cheapest is the a
 * hosts of distributors first, after the model was sent to 1, 2, 4, ... distributors who have no get themselves; those
   who then hand it on to nobody are left out again.
 
-For more than 64 gets only the first two are tried.
+For more than 64 gets, and with lean effort, only the first two are tried.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from mlfabric.scheduler.planning.fluid import spread_kernel
 from mlfabric.scheduler.planning.fluid.lines import Ints, Lines
 from mlfabric.scheduler.planning.fluid.parts_kernel import Parts
 from mlfabric.scheduler.planning.parts import PartsReserver
-from mlfabric.scheduler.planning.problem import Shape
+from mlfabric.scheduler.planning.problem import Effort, Shape
 
 __all__ = ["spread"]
 
 MANY_GETS = 64
 
 
-def spread(fan: Fan, lines: Lines) -> Way | None:
+def spread(fan: Fan, lines: Lines, effort: Effort = Effort.FULL) -> Way | None:
     """Return the cheapest way found; None if there is none."""
     best: tuple[int, tuple[Ints, Ints, Lines]] | None = None
-    for items in _orders(fan, _solo_ns(fan, lines)):
+    for items in _orders(fan, lines, effort):
         answered, rows, pieces, after = _served(fan, lines, items)
         cost_ns = fan.cost_ns(answered.tolist())
         if int(answered.max()) < HORIZON_NS and (best is None or cost_ns < best[0]):
@@ -68,15 +68,16 @@ def _solo_ns(fan: Fan, lines: Lines) -> list[int]:
     return [end_ns - ready_ns for end_ns in PartsReserver(fan.world, parts).solo_ends(lines)]
 
 
-def _orders(fan: Fan, solo_ns: Sequence[int]) -> Iterator[list[int]]:
+def _orders(fan: Fan, lines: Lines, effort: Effort) -> Iterator[list[int]]:
     own = fan.handing.own.tolist()
     items = list(dict.fromkeys(~j if j >= 0 else g for g, j in enumerate(own)))
     by_order, helpers_first = items, sorted(items, key=lambda item: item >= 0)
     yield by_order
     if helpers_first != by_order:
         yield helpers_first
-    if len(own) > MANY_GETS:
+    if len(own) > MANY_GETS or effort is Effort.LEAN:
         return
+    solo_ns = _solo_ns(fan, lines)
     span_ns = {~j if j >= 0 else g: solo_ns[g] for g, j in enumerate(own)}
     many_ns = 2 * sorted(solo_ns)[len(solo_ns) // 2]
     slow = [item for item in items if span_ns[item] > many_ns]

@@ -26,13 +26,13 @@ from mlfabric.scheduler.planning.fluid.world import World
 from mlfabric.scheduler.planning.forwarding import Forwarding, Lot
 from mlfabric.scheduler.planning.lazy import Lazy
 from mlfabric.scheduler.planning.plan import Kind, Toward, Transfer
-from mlfabric.scheduler.planning.problem import Aggregator, Objective, Shape
+from mlfabric.scheduler.planning.problem import Aggregator, Effort, Objective, Shape
 from mlfabric.scheduler.planning.streams import Hosts, inputs_of, profile_at
 
 __all__ = ["MOST_UPDATES", "forward_trees", "warm"]
 
 MOST_UPDATES = 300
-_MOST_STREAMS = (1000, 28)  # and per update; what keeps a call within milliseconds
+_MOST_STREAMS = {Effort.FULL: (1000, 28), Effort.LEAN: (100, 3)}  # and per update; so a call takes milliseconds
 _SHARES = np.array([9, 12, 32, 4096], np.int64)
 
 
@@ -49,6 +49,7 @@ def forward_trees(
     chunk_bytes: int,
     toward: Toward,
     group_ns: int = 0,
+    effort: Effort = Effort.FULL,
 ) -> Forwarding | None:
     """Find the best forest of cut-through trees for a lot.
 
@@ -59,6 +60,7 @@ def forward_trees(
         carried: how many tensors a sum of several updates is.
         chunk_bytes: what is received of every input before it is sent on.
         group_ns: what each group costs beside the commit times of its updates.
+        effort: how many streams may be planned in the search.
 
     Returns:
         The best forest found, or None: fewer than two updates may be summed, or more than MOST_UPDATES, nobody may
@@ -78,13 +80,13 @@ def forward_trees(
     if not len(choices):
         return None
     members = _members(lot, hosts, destination)
-    mean = objective is Objective.MEAN_COMMIT
+    mean, (most, each) = objective is Objective.MEAN_COMMIT, _MOST_STREAMS[effort]
     commits = np.maximum.accumulate(np.maximum(fixed.arrive_ns, now_ns)) - now_ns
     before = 0 if not commits.size else int(commits.sum() if mean else commits[-1])
     forest, progress = find_forest(
         field, members, world.routes, fixed.lines, lot.fixed,
         int(fixed.end_ns.max(initial=now_ns)), int(fixed.arrive_ns.max(initial=now_ns)), before, mean,
-        *_cases(count - lot.fixed), choices, _MOST_STREAMS[0] + _MOST_STREAMS[1] * count,
+        *_cases(count - lot.fixed), choices, most + each * count,
     )  # fmt: skip
     if progress[0] >= FAR_NS * count:
         return None

@@ -1,0 +1,103 @@
+"""Large clusters, which are planned with less effort: how little a run changes by it; and what a run leaves behind."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks import twin as benchmark
+from mlfabric.network import Piece, Profile
+from mlfabric.scheduler.planning import Effort, paced_rate, warm_up
+from mlfabric.specs import Mode
+from mlfabric.twin import planned
+from mlfabric.twin.cluster import Cluster
+from mlfabric.twin.planned import Planner
+from mlfabric.twin.run import simulate
+from tests.twin.clusters import cluster_of
+
+pytestmark = pytest.mark.timeout(900)  # the first test compiles the planner where no machine code is kept yet
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled():
+    warm_up(lambda line: None)
+
+
+def helped(workers: int, **options: Any) -> Cluster:
+    names = tuple(f"w{n}" for n in range(workers))
+    return cluster_of(workers, stragglers="C1", network="N1", aggregators=names, **options)
+
+
+@pytest.mark.parametrize("mode", [Mode.ASYNCHRONOUS, Mode.STALE_SYNCHRONOUS])
+def test_less_effort_changes_an_iteration_by_less_than_a_tenth(mode, monkeypatch):
+    clusters = [helped(40, mode=mode, iterations=30, seed=seed) for seed in (1, 2, 3)]
+    full = [simulate(cluster).mean_iteration_s for cluster in clusters]
+    monkeypatch.setattr(planned, "LEAN_ABOVE", 8)
+    monkeypatch.setattr(planned, "OTHER_HELPERS", 6)
+    lean = [simulate(cluster).mean_iteration_s for cluster in clusters]
+    assert np.mean(lean) == pytest.approx(np.mean(full), rel=0.1)
+
+
+@pytest.mark.parametrize(("workers", "mode"), [(30, Mode.ASYNCHRONOUS), (201, Mode.SYNCHRONOUS)])
+def test_small_clusters_and_synchronous_ones_are_planned_with_full_effort_by_all(workers, mode):
+    planner = Planner(helped(workers, mode=mode))
+    assert planner.config.effort is Effort.FULL
+    assert planner.config.search > 0
+    assert planner.helpers_of({"w3"}) == planner.helpers
+
+
+def test_of_very_many_those_help_that_have_updates_and_those_with_fast_idle_links(monkeypatch):
+    monkeypatch.setattr(planned, "LEAN_ABOVE", 8)
+    monkeypatch.setattr(planned, "OTHER_HELPERS", 2)
+    planner = Planner(helped(12))
+    rates = np.full(26, 1.0)
+    rates[[0, 1, 2]] = 0.5
+    planner.learn(rates)
+    transfer = planner.plan_updates([planner.candidate(3, 0, 0, 0)], 0).transfers[0]
+    planner.reserve(("push", 1), transfer)
+    assert [helper.host for helper in planner.helpers_of({"w1", "w9", "server"})] == ["w1", "w4", "w5", "w9"]
+    planner.release(("push", 1))
+    assert [helper.host for helper in planner.helpers_of(())] == ["w3", "w4"]
+
+
+@given(st.integers(0, 100), st.lists(st.tuples(st.integers(0, 30), st.integers(1, 10**9)), max_size=4), st.booleans())
+def test_who_is_paced_and_how_much_is_what_the_scheduler_says(start_ns, shape, is_slow):
+    """Pieces follow one another; each is so long and so fast."""
+    pieces: list[Piece] = []
+    for length_ns, bps in shape:
+        begin_ns = pieces[-1].end_ns if pieces else start_ns
+        pieces.append(Piece(begin_ns, begin_ns + length_ns, bps))
+    planner = Planner(cluster_of(2))
+    if is_slow:
+        planner.learn(np.full(6, 0.4))
+    profile = Profile(start_ns, pieces[-1].end_ns if pieces else start_ns, tuple(pieces))
+    usual = paced_rate(profile, planner.network.path("w0", "w1"), planner.network)
+    assert planner.pace(profile, 0, 4) == (usual / 1e9 if usual else np.inf)
+    assert planner.pace(profile, -1, -1) == np.inf
+
+
+def test_a_run_leaves_garbage_collection_as_it_was():
+    before = gc.get_threshold()
+    simulate(cluster_of(2, iterations=2))
+    assert gc.get_threshold() == before
+    with pytest.raises(RuntimeError, match="enough"):
+        simulate(cluster_of(2, iterations=2, mode=Mode.SYNCHRONOUS), progress=stop)
+    assert gc.get_threshold() == before
+
+
+def stop(done: int, total: int) -> None:
+    raise RuntimeError("enough")
+
+
+def test_the_benchmark_says_what_an_update_takes():
+    found = benchmark.run(iterations=2, wide_iterations=1, workers=4)
+    assert list(found) == ["synchronous", "asynchronous", "wide_synchronous", "wide_asynchronous"]
+    assert [row["updates"] for row in found.values()] == [8, 8, 4, 4]
+    for row in found.values():
+        assert row["full_run_s"] == pytest.approx(row["us_per_update"] * 4 * 1000 / 1e6)
+        assert row["iteration_s"] > 0.1
