@@ -10,11 +10,11 @@ again.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from mlfabric.network import up_link
 from mlfabric.protocol import GetId, GetRequested, Instruction
 from mlfabric.scheduler.get_table import GetTable
+from mlfabric.scheduler.patience import keep_open_until_ns
 from mlfabric.scheduler.planning import (
     Aggregator,
     Batch,
@@ -24,6 +24,7 @@ from mlfabric.scheduler.planning import (
     plan,
 )
 from mlfabric.scheduler.records import PlannedGet, WaitingGet
+from mlfabric.scheduler.succession import look_again_ns
 from mlfabric.specs import Member
 
 __all__ = ["Gets"]
@@ -67,26 +68,34 @@ class Gets(GetTable):
         ready = self._ready(now_ns) if self.waiting else []
         if not ready:
             return None
-        dry_ns = self._dry_ns(ready[0].request.get, now_ns)
-        return min(max(self._closes_ns(w, dry_ns), w.blocked_until_ns) for w in ready)
+        dry_ns = self._booked_ns(ready[0].request.get, now_ns)
+        there = self._there(now_ns)
+        due_ns = min(max(self._closes_ns(w, dry_ns, there), w.blocked_until_ns) for w in ready)
+        if due_ns <= now_ns and not any(w.request.get in self.apart for w in ready):
+            due_ns = self._keep_open_until_ns([there[w.request.get] for w in ready], now_ns) or due_ns
+        return look_again_ns(due_ns, now_ns)
 
-    def _closes_ns(self, waiting: WaitingGet, dry_ns: int) -> int:
+    def _keep_open_until_ns(self, there: Sequence[int], now_ns: int) -> int | None:
+        """Return until when answers wait for updates of others that are committed soon; None if that does not pay."""
+        coming = [there_ns - EGRESS_LEAD_NS - self._succession.lead_ns for there_ns in there]
+        count = sum(ns <= now_ns for ns in coming)
+        return keep_open_until_ns(coming, count, self._least_ns(now_ns), now_ns)
+
+    def _closes_ns(self, waiting: WaitingGet, dry_ns: int, there: Mapping[GetId, int]) -> int:
         if waiting.request.get in self.apart:
             return waiting.since_ns
-        return max(dry_ns, self._there_ns(waiting.request)) - EGRESS_LEAD_NS
+        return max(dry_ns, there[waiting.request.get]) - EGRESS_LEAD_NS - self._succession.lead_ns
 
-    def _there_ns(self, request: GetRequested) -> int:
-        """Return when the update that a get follows is planned to be committed; 0 if that is over."""
-        update = request.after_update
-        if update is None or not self._follows(request):
-            return 0
-        replicated_ns = follower.there_ns(update) if (follower := self._pushes.follower) else 0
-        return max(replicated_ns, self._pushes.commit_ns.get(update, 0))
-
-    def _dry_ns(self, get: GetId, now_ns: int) -> int:
-        """Return when the server has nothing more to send."""
-        path = self._context.path(self._pushes.server, get.worker)
-        return self._context.network.busy_until(path[0], now_ns) if path else now_ns
+    def _there(self, now_ns: int) -> dict[GetId, int]:
+        """Return by get that waits when the update that it follows is to be committed; 0 if that is over."""
+        expected, follower = self._pushes.expected_ns(now_ns), self._pushes.follower
+        found = {}
+        for get, waiting in self.waiting.items():
+            update, there_ns = waiting.request.after_update, 0
+            if update is not None and self._follows(waiting.request):
+                there_ns = max(expected.get(update, 0), follower.there_ns(update) if follower else 0)
+            found[get] = there_ns
+        return found
 
     def _follows(self, request: GetRequested) -> bool:
         return request.after_update in self._pushes.planned
@@ -125,7 +134,8 @@ class Gets(GetTable):
             slowest_clock=self._pushes.clocks.slowest,
             distributors=tuple(distributor for _, distributor in helpers.values()),
         )
-        there_ns = max(now_ns, max(map(self._there_ns, ready), default=0))
+        there = self._there(now_ns)
+        there_ns = max(now_ns, max((there[request.get] for request in ready), default=0))
         candidates = (
             *(self._candidate(request, there_ns) for request in ready),
             *(self._candidate(request, now_ns) for request in again),
@@ -142,15 +152,15 @@ class Gets(GetTable):
         apart = [request for request in ready if request.get in self.apart]
         if apart or not ready:
             return apart
-        dry_ns = self._dry_ns(ready[0].get, now_ns)
-        start_ns = max(now_ns, dry_ns, min(map(self._there_ns, ready)))
+        dry_ns = self._booked_ns(ready[0].get, now_ns)
+        there = self._there(now_ns)
+        start_ns = max(now_ns, dry_ns, min(there[request.get] for request in ready))
         latest_ns = start_ns + self._gather_ns(now_ns)
-        return [request for request in ready if self._there_ns(request) <= latest_ns]
+        return [request for request in ready if there[request.get] <= latest_ns]
 
     def _gather_ns(self, now_ns: int) -> int:
         """Return how long an answer may wait for the updates of others."""
-        rate_bps = self._context.network.rate_bps(up_link(self._context.host(self._pushes.server)), now_ns)
-        return int(GATHER_SHARE * self._pushes.spec.layout.size_bytes * 8 * 10**9) // max(1, rate_bps)
+        return int(GATHER_SHARE * self._least_ns(now_ns))
 
     def _helpers(self, ready: Sequence[GetRequested]) -> dict[str, tuple[Member, Aggregator]]:
         """Return by host who may hand the model on; nobody while one is in the batch that was let down."""
@@ -162,12 +172,12 @@ class Gets(GetTable):
     def _ready(self, now_ns: int) -> list[WaitingGet]:
         """Return what can be planned: not what follows an update that is late, for nobody is to wait for that."""
         pushes = self._pushes
-        standing, late_ns = pushes.standing(), now_ns - self._gather_ns(now_ns)
+        standing, late_ns, there = pushes.standing(), now_ns - self._gather_ns(now_ns), self._there(now_ns)
         return [
             waiting
             for waiting in self.waiting.values()
             if (waiting.request.after_update is None or waiting.request.after_update not in pushes.waiting)
-            and not (self._follows(waiting.request) and self._there_ns(waiting.request) < late_ns)
+            and not 0 < there[waiting.request.get] < late_ns
             and not pushes.policy.holds_back(waiting.request, standing)
         ]
 

@@ -40,6 +40,7 @@ from mlfabric.scheduler.pace import Pace
 from mlfabric.scheduler.parts import Whole
 from mlfabric.scheduler.planning import Timetable, paced_rate
 from mlfabric.scheduler.records import Lateness, PlannedUpdate, SettledUpdates, TornBy, WaitingUpdate
+from mlfabric.scheduler.succession import Coming, Succession
 from mlfabric.scheduler.sums import PlannedSum, SumTable
 from mlfabric.specs import Mode, ModelSpec
 
@@ -102,6 +103,7 @@ class PushTable:
         self._context = context
         self._running = Timetable[TransferId]()
         self._lateness = Lateness()
+        self._succession = Succession()
         self._drift = DriftWatch[TransferId]()
         self._pace = Pace()
         self._seq = context.config.epoch << SEQ_BITS
@@ -203,6 +205,23 @@ class PushTable:
             lrs=() if found is None else found.lrs,
             parts=self.iteration.parts if self.iteration is not None and in_parts else 1,
         )
+
+    # What is to come
+
+    def least_ns(self, now_ns: int) -> int:
+        """Return how long an update takes to come in if the server's link has nothing else to do."""
+        rate_bps = self._context.ingress_bps(self.server, now_ns)
+        return self.spec.layout.size_bytes * 8 * 10**9 // max(1, rate_bps)
+
+    def _coming(self, planned: PlannedUpdate, now_ns: int) -> Coming:
+        """Return what the server's link has to do for an update, or for the sum that it is in."""
+        found = None if planned.sum is None else self.sums.whole(planned.sum)
+        profile = planned.profile if found is None else found.root.profile
+        needs_ns = self.least_ns(now_ns) * (1 if found is None else found.images)
+        if profile is None:
+            return Coming(0, needs_ns)
+        span_ns = profile.end_ns - profile.start_ns
+        return Coming(planned.late_end_ns or profile.end_ns, needs_ns, shares=span_ns > 2 * needs_ns)
 
     # Letting go
 

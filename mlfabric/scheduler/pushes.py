@@ -42,6 +42,7 @@ from mlfabric.scheduler.planning import (
 )
 from mlfabric.scheduler.records import LONGEST_STEP, PlannedUpdate, TornBy, WaitingUpdate
 from mlfabric.scheduler.sequencing import Sequencing
+from mlfabric.scheduler.succession import look_again_ns
 from mlfabric.scheduler.sums import PlannedSum
 from mlfabric.specs import Member, Mode, Role, TensorKind
 
@@ -151,20 +152,27 @@ class Pushes(Sequencing):
         if self.policy.has_barrier:
             return since_ns
         path = self._context.path(first.worker, self.server)
-        dry_ns = self._context.network.busy_until(path[-1], now_ns) if path else now_ns
+        booked_ns = self._context.network.busy_until(path[-1], now_ns) if path else now_ns
+        dry_ns = max(booked_ns, self._dry_ns(now_ns))
         if first in self.apart:
             due_ns = since_ns
         elif self._can_sum:
-            due_ns = self._closes_ns(max(since_ns, dry_ns - INGRESS_LEAD_NS), len(ready), now_ns)
+            lead_ns = INGRESS_LEAD_NS + self._lead_ns(len(ready), now_ns)
+            due_ns = self._closes_ns(max(since_ns, dry_ns - lead_ns), len(ready), now_ns)
         else:
             due_ns = min(dry_ns - INGRESS_LEAD_NS, since_ns + self._context.config.batch_window_ns)
-        return max(due_ns, self.waiting[first].blocked_until_ns)
+        return look_again_ns(max(due_ns, self.waiting[first].blocked_until_ns), now_ns)
+
+    def _lead_ns(self, count: int, now_ns: int) -> int:
+        """Return how long it takes a sum of so many updates, each at a host of its own, to begin to come in."""
+        size_bytes = self.spec.layout.size_bytes
+        return self._succession.lead_ns + count * self.least_ns(now_ns) * chunk_bytes(size_bytes) // size_bytes
 
     def _closes_ns(self, due_ns: int, count: int, now_ns: int) -> int:
         """Return when to close a batch that may be summed and has ``count`` updates."""
         if due_ns > now_ns:
             return due_ns
-        return keep_open_until_ns(self._expected_ns(), count, self._least_ns(now_ns), now_ns) or due_ns
+        return keep_open_until_ns(self._expected_ns(), count, self.least_ns(now_ns), now_ns) or due_ns
 
     def _expected_ns(self) -> Iterator[int]:
         """Give when each worker that computes will push, if its step takes as long as usual."""
@@ -259,7 +267,7 @@ class Pushes(Sequencing):
                 self.planner_config(),
                 div_max=follower.bound() if follower is not None else None,
                 gamma=0.0 if self._steps_once else self.spec.rule.server_momentum,
-                group_ns=group_cost_ns(self._least_ns(now_ns), self.most_workers - len(batch)) if helpers else 0,
+                group_ns=group_cost_ns(self.least_ns(now_ns), self.most_workers - len(batch)) if helpers else 0,
             ),
         )
         yield from self._leave(found)

@@ -59,8 +59,10 @@ class Replication(ReplicaPlans):
         fresh = tuple(c for c in commits if c.version.number > self._logged)
         if self.phase is Phase.NONE or not fresh or not self._pushes.initialised:
             return
-        if fresh[0].version.number != self._logged + 1:
-            self._hole = f"the log has no version {self._logged + 1}"
+        numbers = (number for number, _ in groupby(c.version.number for c in fresh))
+        lacking = next((wanted for wanted, number in enumerate(numbers, self._logged + 1) if wanted != number), None)
+        if lacking is not None:
+            self._hole = f"the log has no version {lacking}"
             return
         self._logged, self._last_step = fresh[-1].version.number, fresh[-1].step_norm
         yield Logged(to=self.name, model=self._model, commits=fresh, reason="the primary committed it")

@@ -8,11 +8,11 @@ not depend on the versions that it makes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import NamedTuple
 
-from mlfabric.protocol import Dropped, DropReason, Instruction, PushRequested, UpdateKind
+from mlfabric.protocol import Dropped, DropReason, Instruction, PushRequested, UpdateId, UpdateKind
 from mlfabric.rules import RuleKind, Schedule
 from mlfabric.scheduler.arranging import Arranging
 from mlfabric.scheduler.patience import Late, Way, committed_meanwhile, patience_ns, ways
@@ -72,10 +72,24 @@ class Sequencing(Arranging):
         frozen = [p for place, p in enumerate(planned[:head]) if place not in overdue]
         return Split(frozen, [planned[place] for place in overdue] + planned[head:], behind, too_late)
 
-    def _least_ns(self, now_ns: int) -> int:
-        """Return how long an update takes to come in if the server's link has nothing else to do."""
-        rate_bps = self._context.ingress_bps(self.server, now_ns)
-        return self.spec.layout.size_bytes * 8 * 10**9 // max(1, rate_bps)
+    def expected_ns(self, now_ns: int) -> Mapping[UpdateId, int]:
+        """Return when what is planned is to be committed; 0 for what the server has and waits for nobody."""
+        if self.policy.has_barrier:
+            return self.commit_ns
+        found, there_ns = dict(self.commit_ns), 0
+        transfers = [list(group) for _, group in groupby(self._sequence(), key=lambda p: p.transfer)]
+        coming = [self._coming(transfer[0], now_ns) for transfer in transfers if not transfer[0].received]
+        ends_ns = iter(self._succession.ends_ns(coming, now_ns))
+        for transfer in transfers:
+            there_ns = there_ns if transfer[0].received else max(there_ns, next(ends_ns))
+            found.update((planned.request.update, there_ns) for planned in transfer)
+        return found
+
+    def _dry_ns(self, now_ns: int) -> int:
+        """Return when all that is on its way to the server is there."""
+        firsts = (next(group) for _, group in groupby(self._sequence(), key=lambda p: p.transfer))
+        coming = [self._coming(first, now_ns) for first in firsts if not first.received]
+        return self._succession.dry_ns(coming, now_ns)
 
     def _head(self, planned: list[PlannedUpdate], now_ns: int) -> int:
         """Return how many are before the first that is out by itself, with no sum behind it."""
@@ -98,7 +112,7 @@ class Sequencing(Arranging):
 
         To make way, a transfer must be late, and all that is in it fresh enough.
         """
-        soon_ns = now_ns + self._least_ns(now_ns)
+        soon_ns = now_ns + self.least_ns(now_ns)
         transfers = [list(group) for _, group in groupby(planned, key=lambda p: p.transfer)]
         late = [transfer for transfer in transfers if self._makes_way(transfer[0], now_ns, soon_ns)] if coming else []
         place = self.version.number + len(planned) + coming - sum(map(len, late))
@@ -106,7 +120,7 @@ class Sequencing(Arranging):
         return [t for t, way in found if way is Way.BEHIND], [t for t, way in found if way is Way.TOO_LATE]
 
     def _late(self, transfer: list[PlannedUpdate], now_ns: int) -> Late:
-        least_ns = self._least_ns(now_ns)
+        least_ns = self.least_ns(now_ns)
         waits_ns = patience_ns(self._pace, (planned.request.update.worker for planned in transfer), least_ns)
         computed_from = [planned.request.computed_from.number for planned in transfer]
         return Late(computed_from, self._due_ns(transfer[0], now_ns), now_ns + least_ns + waits_ns)
@@ -125,7 +139,7 @@ class Sequencing(Arranging):
         if rate_bps <= 0:
             return None
         takes_ns = request.size_bytes * 8 * 10**9 // rate_bps
-        others = committed_meanwhile(self._pace, takes_ns, self._least_ns(now_ns))
+        others = committed_meanwhile(self._pace, takes_ns, self.least_ns(now_ns))
         left = self.tau_max - (self.version.number - request.computed_from.number)
         if others <= left:
             return None

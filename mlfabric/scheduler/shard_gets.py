@@ -56,9 +56,9 @@ class ShardGets(ShardLevels):
         for shard in range(self.count):
             yield from self.parts[shard].gets.cancel(part_of_get(get, shard, self.count), reason)
 
-    def get_ended(self, event: TransferEnded, part: GetId, shard: int) -> Iterator[Instruction]:
+    def get_ended(self, event: TransferEnded, part: GetId, shard: int, now_ns: int) -> Iterator[Instruction]:
         """Note that a part was served, or broke; then its worker asks for all parts again."""
-        yield from self.parts[shard].gets.ended(event, part)
+        yield from self.parts[shard].gets.ended(event, part, now_ns)
         self._forget_if_over(whole_get_of(part, self.count))
 
     def _forget_if_over(self, get: GetId) -> None:

@@ -270,9 +270,9 @@ class SchedulerState:
         found = self._whole_of(event.model)
         if isinstance(event.transfer, GetId):
             if found is None:
-                yield from model.gets.ended(event, event.transfer)
+                yield from model.gets.ended(event, event.transfer, now_ns)
             else:
-                yield from found[0].get_ended(event, event.transfer, found[1])
+                yield from found[0].get_ended(event, event.transfer, found[1], now_ns)
             return
         if found is not None and isinstance(event.transfer, UpdateId) and found[0].keeps(event, event.transfer):
             return

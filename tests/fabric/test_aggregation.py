@@ -166,7 +166,9 @@ def test_updates_that_are_summed_on_their_way_act_as_if_each_had_been_sent(
     job.check()
     sums, updates = fabric.metric("mlfabric_sums_total") - sums, fabric.metric("mlfabric_sum_updates_sum") - updates
     assert updates >= 2 * sums > 0
-    assert fabric.metric("mlfabric_broken_connections_total") == 0
+    # On a busy machine sums may be overdue; a sum that is given up closes its connections, some before both ends know.
+    given_up = fabric.metric("mlfabric_sums_torn_total", "scheduler")
+    assert fabric.metric("mlfabric_broken_connections_total") <= (WORKERS + len(AGGREGATORS)) * given_up
 
 
 def test_gets_that_wait_for_the_first_weights_are_handed_on_as_one_version(

@@ -181,19 +181,34 @@ def test_a_get_after_an_update_is_planned_little_before_that_is_committed(stage)
     assert stage.tick() == served(request, 2)
 
 
-def test_gets_whose_updates_are_committed_within_an_eighth_of_a_send_are_planned_together():
+def fast_and_slow(slow_ms: float) -> Stage:
+    """Let a worker push in 0.8 ms and one in ``slow_ms``, and both want the model then, which takes 8 ms."""
     stage = Stage()
     stage.server(down_bps=10 * GIGABIT)
-    for name in "abc":
-        stage.worker(name, up_bps=10 * GIGABIT)  # an update takes 0.8 ms, a model 8 ms
+    stage.worker("a", up_bps=10 * GIGABIT)
+    stage.worker("b", up_bps=round(8 * GIGABIT / slow_ms))
     stage.trained(server=False)
-    for name in "abc":
+    for name in "ab":
         stage.tell(push(name))
         stage.tell(get(name, after=update(name)))
+    return stage
+
+
+@pytest.mark.parametrize(("slow_ms", "waits"), [(5, True), (7, False)])
+def test_an_answer_waits_for_the_updates_of_others_where_they_gain_more_than_it_loses(slow_ms: float, waits: bool):
+    stage = fast_and_slow(slow_ms)
     told = stage.tick()
-    there_ms = [stage.pushes.commit_ns[update(name)] / MS for name in "abc"]
-    assert [ms - there_ms[0] for ms in there_ms] == pytest.approx([0, 0.8, 1.6])
-    assert gets_served(told) == [get("a").get, get("b").get]
+    assert stage.pushes.commit_ns[update("b")] / MS == pytest.approx(1000 + 0.8 + slow_ms)
+    assert gets_served(told) == ([] if waits else [get("a").get])
+
+
+def test_answers_that_waited_for_one_another_are_planned_together():
+    stage = fast_and_slow(5)
+    stage.tick()
+    stage.wait(0.8)
+    stage.ask(committed(update("a"), 1))
+    assert until_planned(stage) == 5
+    assert gets_served(stage.tick()) == [get("a").get, get("b").get]
 
 
 def test_nobody_waits_for_a_get_whose_update_is_late(stage):

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from mlfabric.network import Network, down_link
-from mlfabric.protocol import Replicate, Serve
+from mlfabric.protocol import Replicate, Serve, TransferEnd
 from mlfabric.rules import MomentumAt, RuleKind, RuleSpec
 from mlfabric.scheduler import planning, pushes
 from mlfabric.scheduler.planning import Batch, FabricState, Plan
 from mlfabric.scheduler.planning.problem import PlannerConfig
 from tests.scheduler.planning.twin import twin_network, twin_plan
-from tests.scheduler.stage import GIGABIT, LAYOUT, MS, SPEC, Stage, committed, get, push, update
+from tests.scheduler.stage import GIGABIT, LAYOUT, MS, SPEC, Stage, committed, ended, get, push, update
 from tests.scheduler.test_replicas import commit, only, seeded
 
 pytestmark = pytest.mark.usefixtures("compiled_planner")
@@ -99,7 +99,9 @@ def test_without_any_lead_each_update_is_reserved_once_on_its_way_to_the_replica
     stage.tick()
     assert made[-1].state.replica is None
     assert busy_ns(stage, down_link("h-r")) == 2 * UPDATE_NS
-    stage.wait(14)
+    stage.wait(8)
+    stage.tell(ended(A, TransferEnd.RECEIVED))
+    stage.wait(6)
     stage.ask(push("a", 1))
     later = made[-1]
     assert {candidate.update for candidate in later.batch.updates} == {B, update("a", 1)}

@@ -214,6 +214,15 @@ def test_a_gap_in_the_log_is_a_hole():
     assert only(Seed, stage.tell(committed(update("a"), 3)))
 
 
+def test_a_gap_within_one_report_is_a_hole():
+    stage = seeded(Stage().trained("a", "b"), updates=100)
+    for worker in "ab":
+        stage.tell(push(worker))
+    stage.tick()
+    commits = (*committed(update("a"), 1).commits, *committed(update("b"), 3).commits)
+    assert only(Seed, stage.tell(CommitsReported(server="s", model="net", commits=commits)))
+
+
 def test_what_somebody_does_not_have_is_a_hole_of_the_present_term_only():
     stage = seeded(Stage().trained("a"), updates=100)
     told = NotKept(member="a", model="net", term=TERM, detail="gone")
