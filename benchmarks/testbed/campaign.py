@@ -1,8 +1,8 @@
 """All runs of a table, one after the other: tuned before, kept when finished, skipped when they are there already.
 
-A run in which all cores were saturated does not count. Its cell is then begun anew, all systems of it, with the next
-greater dilation, up to a limit; ratios are of runs of one dilation only. Such runs are not skipped when the command is
-called again, as it may have been other work that kept the cores busy.
+A run in which all cores were saturated does not count. Its cell is then begun anew, all systems of it that train the
+same model, with the next greater dilation, up to a limit; ratios are of runs of one dilation only. Such runs are not
+skipped when the command is called again, as it may have been other work that kept the cores busy.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ __all__ = ["Campaign", "Choice"]
 LEAST_DURATION_S = 60.0
 RING_ITERATIONS = 36
 """A run lasts as long as the ring takes for so many, if that is longer: a third more than it needs to its target."""
+LDA_ITERATIONS = 80
+"""The same where topics are found: what comes later is little."""
 PROBE_S = 20.0
 PROBE_CELL = Cell(compute="C2", network="N2")
 PROBE_SEED = 1000
@@ -69,12 +71,13 @@ class Choice:
     wire_s: float = 0.08
     server_weather: bool = False
 
-    def duration_of(self, cell: Cell) -> float:
-        """Return how long a run in a cell trains, undilated."""
+    def duration_of(self, cell: Cell, system: System) -> float:
+        """Return how long a run of a system in a cell trains, undilated."""
         if self.duration_s is not None:
             return self.duration_s
         ring_s = reference.RING_S.get(cell.name, reference.RING_BASE_S)
-        return max(LEAST_DURATION_S / self.dilation, RING_ITERATIONS * ring_s)
+        iterations = LDA_ITERATIONS if system.model else RING_ITERATIONS
+        return max(LEAST_DURATION_S / self.dilation, iterations * ring_s)
 
     def runs_in(self, cell: Cell) -> list[tuple[int, System]]:
         """Return seeds and systems of all runs in a cell, in the order in which they are made."""
@@ -119,14 +122,19 @@ class Campaign:
             FabricError: the first run failed, or several in a row; the last one's fault.
         """
         for cell in self.choice.cells:
-            dilation, done = self.choice.dilation, self._done
-            while not self._counts(cell, dilation):
-                dilation, self._done = min(self.choice.most_dilation, dilation + 1), done
-                self.told(f"{cell.name}: a run does not count, all cores were saturated; again, dilated {dilation:g}x")
+            for model in dict.fromkeys(system.model for _, system in self.choice.runs_in(cell)):
+                self._run_comparable(cell, model)
 
-    def _counts(self, cell: Cell, dilation: float) -> bool:
-        """Make a cell's runs; False, and no more of them, once one does not count that would with more dilation."""
-        for spec in self._specs(cell, dilation):
+    def _run_comparable(self, cell: Cell, model: str) -> None:
+        """Make all runs of a cell that are compared with one another, at one dilation."""
+        dilation, done = self.choice.dilation, self._done
+        while not self._counts(cell, model, dilation):
+            dilation, self._done = min(self.choice.most_dilation, dilation + 1), done
+            self.told(f"{cell.name}: a run does not count, all cores were saturated; again, dilated {dilation:g}x")
+
+    def _counts(self, cell: Cell, model: str, dilation: float) -> bool:
+        """Make a cell's runs of one model; False, and no more of them, once one would count with more dilation only."""
+        for spec in self._specs(cell, model, dilation):
             result = self._found_or_made(spec)
             if result is not None:
                 self.results.append(result)
@@ -134,11 +142,13 @@ class Campaign:
                     return False
         return True
 
-    def _specs(self, cell: Cell, dilation: float) -> Iterator[CellSpec]:
+    def _specs(self, cell: Cell, model: str, dilation: float) -> Iterator[CellSpec]:
         for seed, system in self.choice.runs_in(cell):
-            tuning = self._tuned_if_possible(system)
-            if tuning is not None:
-                yield self._spec(cell, system, seed, dilation, tuning.best)
+            if system.model != model:
+                continue
+            setting = self._setting_of(system)
+            if setting is not None:
+                yield self._spec(cell, system, seed, dilation, setting)
 
     def _spec(self, cell: Cell, system: System, seed: int, dilation: float, setting: Setting) -> CellSpec:
         choice = self.choice
@@ -149,15 +159,27 @@ class Campaign:
             seed=seed,
             workers=choice.workers,
             dilation=dilation,
-            duration_s=round(choice.duration_of(cell) * dilation, 3),
+            duration_s=round(choice.duration_of(cell, system) * dilation, 3),
             learning_rate=setting.learning_rate,
             momentum=setting.momentum,
             delay_bound=self._bound(system, cell),
-            model=choice.model,
+            model=system.model or choice.model,
             batch_size=choice.batch_size,
             wire_s=choice.wire_s,
             server_weather=choice.server_weather,
+            report_every_s=system.report_every_s,
+            backup=system.backup.value,
+            lead_updates=system.lead_per_worker * choice.workers,
         )
+
+    def _setting_of(self, system: System) -> Setting | None:
+        """Return a system's learning rate and momentum; None if the run failed that its tuning needs."""
+        if not system.tuned_as:
+            return Setting(
+                learning_rate=self.choice.workers, momentum=0.0
+            )  # all workers' changes are added as they are
+        tuning = self._tuned_if_possible(system)
+        return None if tuning is None else tuning.best
 
     def _bound(self, system: System, cell: Cell) -> int | None:
         match system.bound:
@@ -286,9 +308,9 @@ class Campaign:
         """Return how long the runs take that are not done, this one included, if none is there already."""
         choice = self.choice
         per_run = [
-            choice.duration_of(cell) * choice.dilation + OVERHEAD_S
+            choice.duration_of(cell, system) * choice.dilation + OVERHEAD_S
             for cell in choice.cells
-            for _ in choice.runs_in(cell)
+            for _, system in choice.runs_in(cell)
         ]
         minutes = sum(per_run[self._done - 1 :]) / 60
         return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"

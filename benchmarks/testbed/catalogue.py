@@ -9,14 +9,17 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import Any
 
-from benchmarks.testbed.runs import Consistency
+from benchmarks.testbed.runs import REPORT_EVERY_S, BackupKind, Consistency
 from mlfabric.errors import UsageError
 from mlfabric.twin.settings import COMPUTE, NETWORK
 
 __all__ = [
     "ACCURACY_CELLS",
     "ACCURACY_SYSTEMS",
+    "BACKUP_CELL",
     "CELLS",
+    "LAG_CELLS",
+    "LDA_CELL",
     "SYSTEMS",
     "Bound",
     "Cell",
@@ -58,6 +61,15 @@ CELLS = tuple(
 ACCURACY_CELLS = ("C1-N1", "C2-N2", "C3-N3")
 """Where accuracies are compared: every setting once, with more seeds than times need."""
 
+LDA_CELL = "C1-N1"
+"""Where topics are found, as in the paper."""
+
+BACKUP_CELL = "C1-N1"
+"""Where backups of the server are compared."""
+
+LAG_CELLS = ("C1-N2", "C2-N2", "C3-N2")
+"""Where the monitor's reports come late."""
+
 
 class MomentumAt(Enum):
     """Who keeps the velocity of asynchronous training; in synchronous training both come to the same."""
@@ -83,19 +95,27 @@ class System:
         label: for people.
         module: in ``benchmarks/testbed/systems``.
         tuned_as: name of the system whose learning rate and momentum it takes: its own, or one that makes the very same
-            steps on another network path.
+            steps on another network path; "" where there is nothing to tune.
         momentum_at: who keeps its velocity.
         cells: in which it is measured; none for all.
+        report_every_s: how often the fabric's monitor reports, undilated.
+        backup: how the fabric's model outlives its server.
+        lead_per_worker: how many updates a crash of the server may cost then, over the number of workers.
+        model: what is trained instead of the table's; "" for that.
     """
 
     name: str
     label: str
     module: str
     consistency: Consistency
-    tuned_as: str
+    tuned_as: str = ""
     bound: Bound = Bound.NONE
     momentum_at: MomentumAt = MomentumAt.SERVER
     cells: tuple[str, ...] = ()
+    report_every_s: float = REPORT_EVERY_S
+    backup: BackupKind = BackupKind.NONE
+    lead_per_worker: int = 0
+    model: str = ""
 
     def load(self) -> Any:
         """Import its module."""
@@ -157,8 +177,76 @@ def _systems() -> Mapping[str, System]:
             bound=Bound.ADVISED,
             momentum_at=MomentumAt.WORKERS,
         ),
+        System(
+            name="fabric-lag",
+            label="mlfabric asynchronous, monitor reports every 2 s",
+            module="fabric",
+            consistency=asynchronous,
+            tuned_as="fabric-async",
+            bound=Bound.WORKERS,
+            momentum_at=MomentumAt.WORKERS,
+            cells=LAG_CELLS,
+            report_every_s=10 * REPORT_EVERY_S,
+        ),
+        *_with_backups(),
+        *_finding_topics(),
     )
     return MappingProxyType({system.name: system for system in rows})
+
+
+def _with_backups() -> tuple[System, ...]:
+    """Return the asynchronous fabric with each kind of backup."""
+
+    def one(name: str, label: str, module: str, backup: BackupKind, lead_per_worker: int = 0) -> System:
+        return System(
+            name=name,
+            label=label,
+            module=module,
+            consistency=Consistency.ASYNCHRONOUS,
+            tuned_as="fabric-async",
+            bound=Bound.WORKERS,
+            momentum_at=MomentumAt.WORKERS,
+            cells=(BACKUP_CELL,),
+            backup=backup,
+            lead_per_worker=lead_per_worker,
+        )
+
+    replica, chain, checkpoint = BackupKind.REPLICA, BackupKind.CHAIN, BackupKind.CHECKPOINT
+    return (
+        one("replica-strict", "mlfabric, replica without any lead", "replicated", replica),
+        one("replica-1", "mlfabric, replica 1 iteration behind at most", "replicated", replica, 1),
+        one("replica-20", "mlfabric, replica 20 iterations behind at most", "replicated", replica, 20),
+        one("chain", "mlfabric, chain replication", "replicated", chain),
+        one("checkpoint-1", "mlfabric, a checkpoint every iteration", "checkpointed", checkpoint, 1),
+        one("checkpoint-20", "mlfabric, a checkpoint every 20 iterations", "checkpointed", checkpoint, 20),
+    )
+
+
+def _finding_topics() -> tuple[System, ...]:
+    """Return the systems that find topics in news, by Gibbs sampling: nothing to tune, no momentum."""
+
+    def one(name: str, label: str, module: str, consistency: Consistency, bound: Bound = Bound.NONE) -> System:
+        return System(
+            name=name,
+            label=label,
+            module=module,
+            consistency=consistency,
+            bound=bound,
+            cells=(LDA_CELL,),
+            model="lda-12",
+        )
+
+    return (
+        one("lda-ring", "LDA, ring all-reduce", "ring", Consistency.SYNCHRONOUS),
+        one("lda-ps-async", "LDA, vanilla asynchronous server", "parameter_server", Consistency.ASYNCHRONOUS),
+        one(
+            "lda-async",
+            "LDA, mlfabric asynchronous, bound = workers",
+            "fabric",
+            Consistency.ASYNCHRONOUS,
+            Bound.WORKERS,
+        ),
+    )
 
 
 SYSTEMS = _systems()

@@ -5,16 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 from benchmarks.testbed.cpu import CpuMeter, saturated_share, used_share
+from benchmarks.testbed.forwarding import by_rate
 from benchmarks.testbed.hosts import Host, Testbed, testbed
 from benchmarks.testbed.judging import curve_of
 from benchmarks.testbed.logs import RunLogs
 from benchmarks.testbed.processes import Child, ChildError, Launcher
 from benchmarks.testbed.provenance import git_revision
-from benchmarks.testbed.runs import Consistency, Place, RunPlan, worker_name
+from benchmarks.testbed.runs import Backup, BackupKind, Consistency, Place, RunPlan, worker_name
 from benchmarks.testbed.spec import CellResult, CellSpec, Machine
 from benchmarks.testbed.weather import Weather
 from benchmarks.testbed.workload import Workload, WorkloadSpec
@@ -41,7 +43,7 @@ def run_cell(spec: CellSpec) -> CellResult:
     began = time.monotonic()
     workload = workload_of(spec).build()
     plan = plan_of(spec, spec.link_bps(workload.n_parameters))
-    logs, meter = _train(spec, plan)
+    logs, meter, weather = _train(spec, plan)
     windows = meter.between(logs.began_ns, logs.ended_ns)
     machine = Machine(
         cpu_used_share=used_share(windows),
@@ -51,12 +53,13 @@ def run_cell(spec: CellSpec) -> CellResult:
         git_revision=git_revision(),
         finished_utc=datetime.now(UTC).isoformat(timespec="seconds"),
     )
-    return result_of(spec, logs, workload, machine)
+    forwarded = by_rate(logs.workers, weather, began_ns=logs.began_ns, ended_ns=logs.ended_ns)
+    return replace(result_of(spec, logs, workload, machine), forwarded=forwarded)
 
 
 def workload_of(spec: CellSpec) -> WorkloadSpec:
     """Return what is trained."""
-    return WorkloadSpec(model=spec.model, batch_size=spec.batch_size, seed=spec.seed)
+    return WorkloadSpec(model=spec.model, batch_size=spec.batch_size, seed=spec.seed, workers=spec.workers)
 
 
 def plan_of(spec: CellSpec, link_bps: int) -> RunPlan:
@@ -72,6 +75,8 @@ def plan_of(spec: CellSpec, link_bps: int) -> RunPlan:
         momentum=spec.momentum,
         duration_s=spec.duration_s,
         delay_bound=spec.delay_bound,
+        report_every_s=spec.report_every_s,
+        backup=Backup(kind=BackupKind(spec.backup), lead_updates=spec.lead_updates),
     )
 
 
@@ -95,11 +100,12 @@ def result_of(spec: CellSpec, logs: RunLogs, workload: Workload, machine: Machin
         ),
         commits=commits,
         machine=machine,
+        backup=logs.backup(),
     )
 
 
-def _train(spec: CellSpec, plan: RunPlan) -> tuple[RunLogs, CpuMeter]:
-    """Run the system on a testbed; return the logs, and what measured the CPU meanwhile."""
+def _train(spec: CellSpec, plan: RunPlan) -> tuple[RunLogs, CpuMeter, Weather]:
+    """Run the system on a testbed; return the logs, what measured the CPU meanwhile, and what the links did."""
     module = spec.entry.load()
     services: Mapping[str, Any] = getattr(module, "SERVICES", {})
     getattr(module, "prepare", _nothing_to_prepare)()
@@ -108,8 +114,8 @@ def _train(spec: CellSpec, plan: RunPlan) -> tuple[RunLogs, CpuMeter]:
         made = stack.enter_context(
             testbed([*services, *ranks], link_bps=plan.link_bps, queue_s=QUEUE_S * spec.dilation)
         )
-        launcher = stack.enter_context(Launcher(preloaded=[module.__name__]))
-        stack.enter_context(
+        launcher = stack.enter_context(Launcher(preloaded=[module.__name__, *plan.workload.preloaded]))
+        weather = stack.enter_context(
             Weather(
                 made,
                 NETWORK[spec.network],
@@ -131,7 +137,7 @@ def _train(spec: CellSpec, plan: RunPlan) -> tuple[RunLogs, CpuMeter]:
             for host in made.hosts
         }
         found = _collect(children, spec.duration_s + GRACE_S)
-    return RunLogs.of(found), meter
+    return RunLogs.of(found), meter, weather
 
 
 def _nothing_to_prepare() -> None:

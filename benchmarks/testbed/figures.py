@@ -17,9 +17,16 @@ if TYPE_CHECKING:
 __all__ = ["ACCURACY", "RATIOS", "draw_accuracy", "draw_ratios"]
 
 ACCURACY, RATIOS = "accuracy.png", "ratios.png"
-_COLOURS = dict(
-    zip(SYSTEMS, ("#444444", "#b5a642", "#cc79a7", "#e69f00", "#56b4e9", "#0072b2", "#009e73"), strict=True)
-)
+_COLOURS = {
+    "ring": "#444444",
+    "tree": "#b5a642",
+    "ps-sync": "#cc79a7",
+    "ps-async": "#e69f00",
+    "fabric-sync": "#56b4e9",
+    "fabric-async": "#0072b2",
+    "fabric-advised": "#009e73",
+}
+"""Of the systems that are in the pictures."""
 _DPI = 120
 _BAR = 0.2
 
@@ -45,11 +52,11 @@ def draw_accuracy(measured: Measured, target: float, path: Path) -> None:
 
 
 def _draw_cell(axes: Axes, measured: Measured, cell: Cell, target: float) -> None:
-    for name, system in SYSTEMS.items():
+    for name, colour in _COLOURS.items():
         for number, run in enumerate(measured.runs(cell, name)):
-            label = system.label if number == 0 else None
+            label = SYSTEMS[name].label if number == 0 else None
             smooth = isotonic(run.curve.accuracy)
-            axes.plot(run.curve.time_s, smooth, color=_COLOURS[name], linewidth=1.2, alpha=0.8, label=label)
+            axes.plot(run.curve.time_s, smooth, color=colour, linewidth=1.2, alpha=0.8, label=label)
     axes.axhline(target, color="#d55e00", linewidth=0.8, linestyle="--")
     axes.set_title(cell.name)
     axes.set_xlabel("seconds, undilated")

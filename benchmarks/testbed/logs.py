@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.testbed.runs import NS_PER_S, Consistency, ServerLog, Snapshot, WorkerLog
+from benchmarks.testbed.runs import NS_PER_S, BackupCost, Consistency, ServerLog, Snapshot, WorkerLog
 from benchmarks.testbed.spec import CellSpec, Commits
 from mlfabric.errors import UnavailableError
 
@@ -82,6 +82,10 @@ class RunLogs:
             return float(np.concatenate(spans).mean())
         steps = min(len(span) for span in spans)
         return float(np.max([span[:steps] for span in spans], axis=0).mean())
+
+    def backup(self) -> BackupCost | None:
+        """Return what the model's backup took; None if no server had one."""
+        return next((log.backup for log in self.servers if log.backup is not None), None)
 
     def overrun_share(self) -> float:
         """Return the share of all steps whose computation took longer than it was to."""

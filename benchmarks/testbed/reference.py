@@ -22,14 +22,23 @@ __all__ = [
     "IDEAL_UNBOUNDED",
     "PAPER_ACCURACY",
     "PAPER_ASYNCHRONOUS",
+    "PAPER_BACKUP_BYTES",
+    "PAPER_CHAIN",
+    "PAPER_CHECKPOINT",
     "PAPER_DROPPED",
+    "PAPER_FORWARDED",
+    "PAPER_LAG",
+    "PAPER_LDA_SAVED",
+    "PAPER_LDA_VS_ASYNCHRONOUS",
     "PAPER_SYNCHRONOUS_RANGE",
+    "PAPER_TREE_FORWARDED",
     "PAPER_TREE_GAIN",
     "REQUIRED_ASYNCHRONOUS",
     "REQUIRED_SYNCHRONOUS",
     "RING_BASE_S",
     "RING_MARGIN",
     "RING_S",
+    "SLOW_LINK",
     "WORKERS",
 ]
 
@@ -57,6 +66,18 @@ PAPER_TREE_GAIN = 0.217
 """Share of a static tree's communication time that the paper saves in C2-N2."""
 PAPER_DROPPED = 0.30
 """Share of updates dropped at a delay bound of 30 in C1-N1."""
+SLOW_LINK = 0.25
+"""Share of its full rate at which a link counts as slow."""
+PAPER_FORWARDED, PAPER_TREE_FORWARDED = 0.03, 0.09
+"""Share of updates that were forwarded to aggregators behind slow links in N2; the static tree's beside it."""
+PAPER_LAG = 0.076
+"""How much longer an iteration takes in N2 if links are reported every 2 s instead of every 0.2 s."""
+PAPER_LDA_SAVED, PAPER_LDA_VS_ASYNCHRONOUS = 0.24, 7.0
+"""LDA in C1-N1, to the same log-likelihood: share of the ring's time saved; times as fast as plain asynchrony."""
+PAPER_BACKUP_BYTES = 5.6
+"""How many times as much a strict replica gets as one that may be 20 iterations behind."""
+PAPER_CHAIN, PAPER_CHECKPOINT = 30.0, 6.0
+"""How many times as much time chain replication (at most), and checkpoints at a replica's bound, add to a commit."""
 RING_S = _by_cell(0.51, 0.79, 1.75, 0.70, 0.98, 1.91, 0.47, 0.77, 1.72)
 """Seconds per iteration of gloo's ring: 30 hosts, 1 MB at 100 Mbit/s, measured beforehand."""
 RING_BASE_S = 0.34

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
+from benchmarks.testbed import further_report
 from benchmarks.testbed.catalogue import SYSTEMS
+from benchmarks.testbed.markdown import NONE, Values, interval, number, points, share, table, verdict
 
 __all__ = ["markdown", "verdicts"]
 
@@ -16,12 +17,9 @@ TITLES = {
     "synchronous_vs_ring": "Synchronous mode vs ring: time per iteration",
     "synchronous_vs_tree": "Synchronous mode vs static tree, C2-N2",
     "dropped": "Updates dropped",
+    **further_report.TITLES,
     "speed": "Every system in every cell",
 }
-NONE = "-"
-HEAD_LINES = 2
-
-Values = Mapping[str, Any]
 
 
 def markdown(found: Values, figures: Sequence[str]) -> str:
@@ -43,17 +41,18 @@ def verdicts(rows: Values) -> Iterator[tuple[str, str, str, str]]:
     """Yield for each row that has a requirement: its title, our figure, the paper's, and whether it is reached."""
     for name, ours, paper in (
         ("asynchronous_vs_ring", _ratios(rows["asynchronous_vs_ring"]), _ratios(rows["asynchronous_vs_ring"], "paper")),
-        ("advised_vs_ring", f"mean {_number(rows['advised_vs_ring']['mean'])}", NONE),
+        ("advised_vs_ring", f"mean {number(rows['advised_vs_ring']['mean'])}", NONE),
         ("accuracy_at_the_end", _differences(rows["accuracy_at_the_end"]), "74 % for both"),
         ("synchronous_vs_ring", _ratios(rows["synchronous_vs_ring"]), str(rows["synchronous_vs_ring"]["paper"])),
         (
             "synchronous_vs_tree",
-            _share(rows["synchronous_vs_tree"]["communication_saved_share"]),
-            _share(rows["synchronous_vs_tree"]["paper"]),
+            share(rows["synchronous_vs_tree"]["communication_saved_share"]),
+            share(rows["synchronous_vs_tree"]["paper"]),
         ),
-        ("dropped", _dropped(rows["dropped"]), f"C1-N1 {_share(rows['dropped']['paper_share_c1_n1'])}"),
+        ("dropped", _dropped(rows["dropped"]), f"C1-N1 {share(rows['dropped']['paper_share_c1_n1'])}"),
     ):
-        yield TITLES[name], ours, paper, _verdict(rows[name]["reached"])
+        yield TITLES[name], ours, paper, verdict(rows[name]["reached"])
+    yield from further_report.verdicts(rows)
 
 
 def _head(found: Values) -> str:
@@ -81,23 +80,23 @@ def _weather(server_weather: bool) -> str:
 
 
 def _overview(rows: Values) -> str:
-    return _table(("result", "ours", "paper", "reached"), verdicts(rows))
+    return table(("result", "ours", "paper", "reached"), verdicts(rows))
 
 
 def _asynchronous(row: Values) -> str:
     columns = ("cell", "ring / ours", "by gradients/s", "paper", "ideal", "ideal, known before", "required", "reached")
-    return _table(
+    return table(
         columns,
         (
             (
                 cell,
-                _interval(v["ratio"]),
-                _interval(v["rate_ratio"]),
-                _number(v["paper"]),
-                _number(v["ideal"]),
-                _number(v["ideal_known"]),
-                _number(v["required"]),
-                _verdict(v["reached"]),
+                interval(v["ratio"]),
+                interval(v["rate_ratio"]),
+                number(v["paper"]),
+                number(v["ideal"]),
+                number(v["ideal_known"]),
+                number(v["required"]),
+                verdict(v["reached"]),
             )
             for cell, v in row["cells"].items()
         ),
@@ -106,39 +105,39 @@ def _asynchronous(row: Values) -> str:
 
 def _advised(row: Values) -> str:
     columns = ("cell", "delay bound", "ring / ours", "by gradients/s", "ideal", "ideal without bound", "reached")
-    made = _table(
+    made = table(
         columns,
         (
             (
                 cell,
                 ", ".join(v["delay_bounds"]),
-                _interval(v["ratio"]),
-                _interval(v["rate_ratio"]),
-                _number(v["ideal"]),
-                _number(v["ideal_known_without_bound"]),
-                _verdict(v["reached"]),
+                interval(v["ratio"]),
+                interval(v["rate_ratio"]),
+                number(v["ideal"]),
+                number(v["ideal_known_without_bound"]),
+                verdict(v["reached"]),
             )
             for cell, v in row["cells"].items()
         ),
     )
     return (
-        f"{made}\n\nMean of the cells: {_number(row['mean'])} (required {_number(row['required_mean'])}); of N3: "
-        f"{_number(row['mean_n3'])} (required in each {_number(row['required_n3'])})."
+        f"{made}\n\nMean of the cells: {number(row['mean'])} (required {number(row['required_mean'])}); of N3: "
+        f"{number(row['mean_n3'])} (required in each {number(row['required_n3'])})."
     )
 
 
 def _accuracy(row: Values) -> str:
     columns = ("system", "accuracy", "ring's", "difference, equal time", "difference, equal gradients", "reached")
-    return _table(
+    return table(
         columns,
         (
             (
                 SYSTEMS[system].label,
-                _share(v["accuracy"]),
-                _share(v["ring_accuracy"]),
-                _points(v["difference"]),
-                _points(v["difference_at_equal_gradients"]),
-                _verdict(v["reached"]),
+                share(v["accuracy"]),
+                share(v["ring_accuracy"]),
+                points(v["difference"]),
+                points(v["difference_at_equal_gradients"]),
+                verdict(v["reached"]),
             )
             for system, v in row["systems"].items()
             if v["difference"] is not None
@@ -147,10 +146,10 @@ def _accuracy(row: Values) -> str:
 
 
 def _synchronous(row: Values) -> str:
-    return _table(
+    return table(
         ("cell", "ring / ours", "ideal", "required", "reached"),
         (
-            (cell, _interval(v["ratio"]), _number(v["ideal"]), _number(v["required"]), _verdict(v["reached"]))
+            (cell, interval(v["ratio"]), number(v["ideal"]), number(v["required"]), verdict(v["reached"]))
             for cell, v in row["cells"].items()
         ),
     )
@@ -159,24 +158,24 @@ def _synchronous(row: Values) -> str:
 def _tree(row: Values) -> str:
     if row["communication_saved_share"] is None:
         return "Not measured."
-    return _table(
+    return table(
         ("communication time saved", "paper", "tree / ours, per iteration", "reached"),
         [
             (
-                _interval(row["communication_saved_share"], as_share=True),
-                _share(row["paper"]),
-                _interval(row["ratio"]),
-                _verdict(row["reached"]),
+                interval(row["communication_saved_share"], as_share=True),
+                share(row["paper"]),
+                interval(row["ratio"]),
+                verdict(row["reached"]),
             )
         ],
     )
 
 
 def _dropped_table(row: Values) -> str:
-    return _table(
+    return table(
         ("cell", "system", "dropped", "worker with the largest share", "fewest applied of a worker"),
         (
-            (cell, SYSTEMS[name].label, _share(v["share"]), _share(v["largest_share"]), str(v["applied_of_least"]))
+            (cell, SYSTEMS[name].label, share(v["share"]), share(v["largest_share"]), str(v["applied_of_least"]))
             for cell, systems in row["cells"].items()
             for name, v in systems.items()
         ),
@@ -185,15 +184,15 @@ def _dropped_table(row: Values) -> str:
 
 def _speed(row: Values) -> str:
     columns = ("cell", "system", "s/iteration", "ring, known before", "s to target", "met it", "delay p50", "p99")
-    return _table(
+    return table(
         columns,
         (
             (
                 cell,
                 SYSTEMS[name].label,
-                _interval(v["seconds_per_iteration"]),
-                _number(row["ring_known"].get(cell)) if name == "ring" else "",
-                _interval(v["seconds_to_target"]),
+                interval(v["seconds_per_iteration"]),
+                number(row["ring_known"].get(cell)) if name == "ring" else "",
+                interval(v["seconds_to_target"]),
                 f"{v['runs_that_met_the_target']} of {v['runs']}",
                 f"{v['delay_p50']:.0f}",
                 f"{v['delay_p99']:.0f}",
@@ -211,6 +210,7 @@ _WRITERS = {
     "synchronous_vs_ring": _synchronous,
     "synchronous_vs_tree": _tree,
     "dropped": _dropped_table,
+    **further_report.WRITERS,
     "speed": _speed,
 }
 
@@ -223,68 +223,28 @@ def _runs(runs: Sequence[Values]) -> str:
             run["system"],
             str(run["seed"]),
             f"{run['dilation']:g}",
-            _number(run["seconds_per_iteration"]),
-            _share(run["cpu_used_share"]),
-            _share(run["cpu_saturated_share"]),
-            _share(run["overrun_share"]),
+            number(run["seconds_per_iteration"]),
+            share(run["cpu_used_share"]),
+            share(run["cpu_saturated_share"]),
+            share(run["overrun_share"]),
             "no" if run["saturated"] else "yes",
         )
         for run in runs
     )
-    return f"## Runs\n\n{_table(columns, rows)}"
-
-
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [columns, ["---"] * len(columns), *rows]
-    if len(lines) == HEAD_LINES:
-        return "Not measured."
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return f"## Runs\n\n{table(columns, rows)}"
 
 
 def _ratios(row: Values, key: str = "ratio") -> str:
     """Return a figure of each cell, as the paper's tables have them."""
     found = [v[key]["mean"] if isinstance(v[key], Mapping) else v[key] for v in row["cells"].values()]
-    return " ".join(_number(value) for value in found) or NONE
+    return " ".join(number(value) for value in found) or NONE
 
 
 def _differences(row: Values) -> str:
     found = ((SYSTEMS[name].name, values["difference"]) for name, values in row["systems"].items())
-    return ", ".join(f"{name} {_points(value)}" for name, value in found if value is not None) or NONE
+    return ", ".join(f"{name} {points(value)}" for name, value in found if value is not None) or NONE
 
 
 def _dropped(row: Values) -> str:
     found = ((cell, systems.get("fabric-async")) for cell, systems in row["cells"].items())
-    return ", ".join(f"{cell} {_share(v['share'])}" for cell, v in found if v is not None) or NONE
-
-
-def _interval(value: Values | None, *, as_share: bool = False) -> str:
-    if value is None:
-        return NONE
-    text = _share if as_share else _number
-    if value["ci95_low"] is None:
-        return text(value["mean"])
-    return f"{text(value['mean'])} ({text(value['ci95_low'])} to {text(value['ci95_high'])})"
-
-
-def _points(value: Values | None) -> str:
-    """Return a difference of accuracies in percentage points."""
-    if value is None:
-        return NONE
-    interval = (
-        "" if value["ci95_low"] is None else f" ({value['ci95_low'] * 100:+.2f} to {value['ci95_high'] * 100:+.2f})"
-    )
-    return f"{value['mean'] * 100:+.2f}{interval}"
-
-
-def _number(value: float | None) -> str:
-    return NONE if value is None else f"{value:.2f}"
-
-
-def _share(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return _interval(value, as_share=True)
-    return NONE if value is None else f"{value * 100:.1f} %"
-
-
-def _verdict(reached: bool | None) -> str:
-    return {True: "yes", False: "NO", None: NONE}[reached]
+    return ", ".join(f"{cell} {share(v['share'])}" for cell, v in found if v is not None) or NONE

@@ -24,7 +24,12 @@ from mlfabric.twin.settings import ComputeSetting
 __all__ = [
     "BASE_COMPUTE_S",
     "NS_PER_S",
+    "REPORT_EVERY_S",
+    "Backup",
+    "BackupCost",
+    "BackupKind",
     "Consistency",
+    "Forwarded",
     "Place",
     "RunPlan",
     "ServerLog",
@@ -39,6 +44,8 @@ __all__ = [
 
 NS_PER_S = 1_000_000_000
 BASE_COMPUTE_S = 0.1
+REPORT_EVERY_S = 0.2
+"""How often the fabric's monitor tells the scheduler what links carry, undilated: the paper's reporting lag."""
 SNAPSHOT_EVERY_NS = NS_PER_S
 
 
@@ -47,6 +54,34 @@ class Consistency(Enum):
 
     SYNCHRONOUS = "synchronous"
     ASYNCHRONOUS = "asynchronous"
+
+
+class BackupKind(Enum):
+    """How the model outlives its server."""
+
+    NONE = "none"
+    REPLICA = "replica"
+    CHAIN = "chain"
+    CHECKPOINT = "checkpoint"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backup:
+    """How the model outlives its server, and how far it may be ahead of that.
+
+    Args:
+        lead_updates: how many updates a crash may cost, >= 0; a chain allows none.
+    """
+
+    kind: BackupKind = BackupKind.NONE
+    lead_updates: int = 0
+
+    def __post_init__(self) -> None:
+        allows_lead = self.kind in (BackupKind.REPLICA, BackupKind.CHECKPOINT)
+        least = int(self.kind is BackupKind.CHECKPOINT)
+        if self.lead_updates < least or (self.lead_updates and not allows_lead):
+            allowed = f"{least} or more" if allows_lead else "0"
+            raise UsageError(f"backup by {self.kind.value}: lead_updates={self.lead_updates}; allowed: {allowed}")
 
 
 def worker_name(rank: int) -> str:
@@ -103,6 +138,8 @@ class RunPlan:
         base_compute_s: time of an undilated step that is not slow, >= 0.
         delay_bound: of an asynchronous run, in updates, where the system has one; None for none.
         link_bps: full rate of every link in bit/s, as its users know it, > 0.
+        report_every_s: how often the fabric's monitor reports what links carry, undilated, > 0.
+        backup: of the fabric's server.
     """
 
     workload: WorkloadSpec
@@ -117,6 +154,8 @@ class RunPlan:
     base_compute_s: float = BASE_COMPUTE_S
     delay_bound: int | None = None
     link_bps: int = 10**10
+    report_every_s: float = REPORT_EVERY_S
+    backup: Backup = field(default_factory=Backup)
 
     def __post_init__(self) -> None:
         for given, good, allowed in (
@@ -126,6 +165,7 @@ class RunPlan:
             (f"duration_s={self.duration_s}", self.duration_s > 0, "more than 0"),
             (f"max_steps={self.max_steps}", self.max_steps is None or self.max_steps > 0, "None or more than 0"),
             (f"link_bps={self.link_bps}", self.link_bps > 0, "more than 0"),
+            (f"report_every_s={self.report_every_s}", self.report_every_s > 0, "more than 0"),
             (f"base_compute_s={self.base_compute_s}", self.base_compute_s >= 0, "0 or more"),
         ):
             if not good:
@@ -160,6 +200,36 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Forwarded:
+    """Updates, and sums of them, that were sent to a host to be added to others there; an element for each.
+
+    Args:
+        to: name of the host.
+        began_ns: int64; when the first byte was on its way.
+        n_bytes: int64; how many there were.
+    """
+
+    to: str
+    began_ns: np.ndarray
+    n_bytes: np.ndarray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackupCost:
+    """What a server's backup took.
+
+    Args:
+        n_bytes: that went to the replica after its seed, or into checkpoints.
+        times: how many checkpoints were written.
+        disk_s: how long a model of the paper's size takes to the disk, undilated; 0 where none is used.
+    """
+
+    n_bytes: int
+    times: int = 0
+    disk_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WorkerLog:
     """What one worker did; the arrays have an element for each of its steps.
 
@@ -174,6 +244,8 @@ class WorkerLog:
         applied_ns, delays: int64 and int32; when the model took an update of this worker, and with which delay; an
             element for each that it took, in systems in which no server's log says so.
         dropped: how many updates of this worker were turned away.
+        forwarded: what was sent from here to where it was added to other updates, or came here for that; all workers of
+            a system say the one or the other. None in systems that add up nothing on the way.
     """
 
     rank: int
@@ -187,6 +259,7 @@ class WorkerLog:
     applied_ns: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     delays: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int32))
     dropped: int = 0
+    forwarded: Forwarded | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -199,6 +272,7 @@ class ServerLog:
         workers: int32; whose gradient it was.
         delays: int32; how many updates the model had taken since the worker read it. All 0 in synchronous runs.
         snapshots: of the model.
+        backup: what the model's backup took; None if there was none.
     """
 
     began_ns: int
@@ -206,6 +280,7 @@ class ServerLog:
     workers: np.ndarray
     delays: np.ndarray
     snapshots: tuple[Snapshot, ...]
+    backup: BackupCost | None = None
 
 
 Worker = Callable[[Place, RunPlan], WorkerLog]

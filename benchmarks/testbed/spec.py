@@ -15,15 +15,28 @@ import numpy as np
 
 from benchmarks.testbed.catalogue import SYSTEMS, Cell, System
 from benchmarks.testbed.judging import Curve
+from benchmarks.testbed.runs import REPORT_EVERY_S, BackupCost, BackupKind
 from mlfabric.errors import UsageError
 
-__all__ = ["FORMAT", "SATURATED_SHARE", "CellResult", "CellSpec", "Commits", "Machine", "result_from"]
+__all__ = [
+    "FORMAT",
+    "SATURATED_SHARE",
+    "CellResult",
+    "CellSpec",
+    "Commits",
+    "ForwardedByRate",
+    "Machine",
+    "result_from",
+]
 
 FORMAT = 2
 """Of a result's file and of the harness: results of another format are measured anew."""
 
 SATURATED_SHARE = 0.05
 """A run counts if all cores were saturated in no greater share of its time."""
+
+
+_BACKUPS = tuple(kind.value for kind in BackupKind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +56,9 @@ class CellSpec:
         wire_s: time that one model takes over one full-rate link, undilated; it settles the links' rate.
         server_weather: whether the rates of a server's and a replica's link change too, as the workers' do; else they
             keep the full rate, which is what the ideal assumes.
+        report_every_s: how often the fabric's monitor reports what links carry, undilated.
+        backup: how the fabric's model outlives its server: a value of ``BackupKind``.
+        lead_updates: how many updates a crash of the server may cost then.
     """
 
     system: str
@@ -59,6 +75,9 @@ class CellSpec:
     batch_size: int
     wire_s: float
     server_weather: bool = False
+    report_every_s: float = REPORT_EVERY_S
+    backup: str = BackupKind.NONE.value
+    lead_updates: int = 0
 
     def __post_init__(self) -> None:
         for given, good, allowed in (
@@ -66,6 +85,8 @@ class CellSpec:
             (f"dilation={self.dilation}", self.dilation >= 1, "1 or more"),
             (f"duration_s={self.duration_s}", self.duration_s > 0, "more than 0"),
             (f"wire_s={self.wire_s}", self.wire_s > 0, "more than 0"),
+            (f"report_every_s={self.report_every_s}", self.report_every_s > 0, "more than 0"),
+            (f"backup={self.backup!r}", self.backup in _BACKUPS, ", ".join(_BACKUPS)),
             (f"system={self.system!r}", self.system in SYSTEMS, ", ".join(SYSTEMS)),
         ):
             if not good:
@@ -114,6 +135,26 @@ class Commits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardedByRate:
+    """What was sent to be added to other updates on its way, by what the link into that place carried just then.
+
+    Args:
+        link_shares: of its full rate that the receiver's down-link had, ascending; the others have an element for each.
+        n_bytes: payload bytes.
+        messages: transfers: of an update, a sum, or a range of one.
+    """
+
+    link_shares: tuple[float, ...]
+    n_bytes: tuple[int, ...]
+    messages: tuple[int, ...]
+
+    def share_at_most(self, link_share: float) -> float:
+        """Return the share of all bytes that went over links with no more than a share of their rate; 0 of none."""
+        slow = sum(n for share, n in zip(self.link_shares, self.n_bytes, strict=True) if share <= link_share)
+        return slow / max(1, sum(self.n_bytes))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
     """What this computer did meanwhile.
 
@@ -150,6 +191,8 @@ class CellResult:
         dropped_by_worker: updates that were turned away.
         curve: accuracy on test images over time.
         commits: what the model took, in order.
+        forwarded: None of systems that add up nothing on the way.
+        backup: what the model's backup took; None if there was none.
     """
 
     spec: CellSpec
@@ -160,6 +203,8 @@ class CellResult:
     curve: Curve
     commits: Commits
     machine: Machine
+    forwarded: ForwardedByRate | None = None
+    backup: BackupCost | None = None
 
     @property
     def communication_s(self) -> float:
@@ -197,6 +242,8 @@ def result_from(values: Mapping[str, Any]) -> CellResult:
         curve=Curve(**_tuples(values["curve"])),
         commits=Commits(**_tuples(values["commits"])),
         machine=Machine(**values["machine"]),
+        forwarded=None if values["forwarded"] is None else ForwardedByRate(**_tuples(values["forwarded"])),
+        backup=None if values["backup"] is None else BackupCost(**values["backup"]),
     )
 
 

@@ -9,14 +9,16 @@ it in the report. A verdict is None as long as the runs that it needs are not th
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
 from benchmarks.testbed import reference
 from benchmarks.testbed.catalogue import ACCURACY_CELLS, CELLS, SYSTEMS, Cell
-from benchmarks.testbed.comparing import Estimate, Measured, Pair, estimate
+from benchmarks.testbed.comparing import Measured, Pair, estimate
+from benchmarks.testbed.further_rows import backups, forwarded, reporting_lag, topics
 from benchmarks.testbed.ideal import ideal_ratio, ideal_synchronous_ratio
+from benchmarks.testbed.verdicts import Verdict, all_known, at_least, by_rate, estimated, mean_of, not_below, over_seeds
 from mlfabric.twin.settings import COMPUTE, NETWORK
 
 __all__ = ["ROWS", "Row", "row_values"]
@@ -24,7 +26,6 @@ __all__ = ["ROWS", "Row", "row_values"]
 Row = Callable[[Measured, float], dict[str, Any]]
 """Given all runs and the target accuracy."""
 
-Verdict = bool | None
 IDEAL_SEED = 0
 
 
@@ -45,13 +46,13 @@ def asynchronous(measured: Measured, target: float) -> dict[str, Any]:
         ratio = measured.compared(cell, "fabric-async", _by_target(target))
         required = reference.REQUIRED_ASYNCHRONOUS.get(cell.name)
         return {
-            **_estimated("ratio", ratio),
-            **_estimated("rate_ratio", measured.compared(cell, "fabric-async", _by_rate)),
+            **estimated("ratio", ratio),
+            **estimated("rate_ratio", measured.compared(cell, "fabric-async", by_rate)),
             "paper": reference.PAPER_ASYNCHRONOUS.get(cell.name),
             "ideal": _ideal(measured, cell, "fabric-async"),
             "ideal_known": reference.IDEAL_BOUND_30.get(cell.name),
             "required": required,
-            "reached": _at_least(ratio, required),
+            "reached": at_least(ratio, required),
         }
 
     cells = _by_cell(measured, "fabric-async", one)
@@ -65,13 +66,13 @@ def advised(measured: Measured, target: float) -> dict[str, Any]:
         ratio = measured.compared(cell, "fabric-advised", _by_target(target))
         required = reference.ADVISED_MEAN_N3 if cell.network == "N3" else None
         return {
-            **_estimated("ratio", ratio),
-            **_estimated("rate_ratio", measured.compared(cell, "fabric-advised", _by_rate)),
+            **estimated("ratio", ratio),
+            **estimated("rate_ratio", measured.compared(cell, "fabric-advised", by_rate)),
             "delay_bounds": sorted({str(run.spec.delay_bound) for run in measured.runs(cell, "fabric-advised")}),
             "ideal": _ideal(measured, cell, "fabric-advised"),
             "ideal_known_without_bound": reference.IDEAL_UNBOUNDED.get(cell.name),
             "required": required,
-            "reached": _at_least(ratio, required),
+            "reached": at_least(ratio, required),
         }
 
     cells = _by_cell(measured, "fabric-advised", one)
@@ -83,7 +84,7 @@ def advised(measured: Measured, target: float) -> dict[str, Any]:
     return {
         "cells": cells,
         "mean": mean,
-        "mean_n3": _mean(cells[n]["ratio"]["mean"] for n in cells if n.endswith("N3") and cells[n]["ratio"]),
+        "mean_n3": mean_of(cells[n]["ratio"]["mean"] for n in cells if n.endswith("N3") and cells[n]["ratio"]),
         "required_mean": reference.ADVISED_MEAN,
         "required_n3": reference.ADVISED_MEAN_N3,
         "reached": (enough and all(n3)) if complete else None,
@@ -96,20 +97,20 @@ def accuracy(measured: Measured, target: float) -> dict[str, Any]:
     cells = [cell for cell in measured.cells if cell.name in ACCURACY_CELLS] or measured.cells
     for system in ("fabric-async", "fabric-advised", "fabric-sync", "ps-async"):
         pairs = [pair for cell in cells for pair in measured.pairs(cell, system)]
-        equal_time = _over_seeds(pairs, _accuracy_difference)
+        equal_time = over_seeds(pairs, _accuracy_difference)
         found[system] = {
-            **_estimated("difference", equal_time),
-            **_estimated("difference_at_equal_gradients", _over_seeds(pairs, _accuracy_difference_at_equal_gradients)),
-            "accuracy": _mean(pair.other.curve.at_end() for pair in pairs),
-            "ring_accuracy": _mean(pair.baseline.curve.at_end() for pair in pairs),
+            **estimated("difference", equal_time),
+            **estimated("difference_at_equal_gradients", over_seeds(pairs, _accuracy_difference_at_equal_gradients)),
+            "accuracy": mean_of(pair.other.curve.at_end() for pair in pairs),
+            "ring_accuracy": mean_of(pair.baseline.curve.at_end() for pair in pairs),
             "required_low": reference.ACCURACY_MARGIN,
-            "reached": _not_below(equal_time, reference.ACCURACY_MARGIN),
+            "reached": not_below(equal_time, reference.ACCURACY_MARGIN),
         }
     promised = ("fabric-async", "fabric-advised")
     return {
         "systems": found,
         "cells": [cell.name for cell in cells],
-        "reached": _all_known(found[name]["reached"] for name in promised),
+        "reached": all_known(found[name]["reached"] for name in promised),
     }
 
 
@@ -117,12 +118,12 @@ def synchronous(measured: Measured, target: float) -> dict[str, Any]:
     """Synchronous training, reduction and distribution overlapped, against the ring: time per iteration."""
 
     def one(cell: Cell) -> dict[str, Any]:
-        ratio = measured.compared(cell, "fabric-sync", _by_rate)
+        ratio = measured.compared(cell, "fabric-sync", by_rate)
         return {
-            **_estimated("ratio", ratio),
+            **estimated("ratio", ratio),
             "ideal": ideal_synchronous_ratio(COMPUTE[cell.compute], NETWORK[cell.network]),
             "required": reference.REQUIRED_SYNCHRONOUS,
-            "reached": _at_least(ratio, reference.REQUIRED_SYNCHRONOUS),
+            "reached": at_least(ratio, reference.REQUIRED_SYNCHRONOUS),
         }
 
     cells = _by_cell(measured, "fabric-sync", one)
@@ -136,11 +137,11 @@ def tree(measured: Measured, target: float) -> dict[str, Any]:
         cell, "fabric-sync", lambda pair: 1 - pair.other.communication_s / pair.baseline.communication_s, "tree"
     )
     return {
-        **_estimated("communication_saved_share", saved),
-        **_estimated("ratio", measured.compared(cell, "fabric-sync", _by_rate, "tree")),
+        **estimated("communication_saved_share", saved),
+        **estimated("ratio", measured.compared(cell, "fabric-sync", by_rate, "tree")),
         "paper": reference.PAPER_TREE_GAIN,
         "required": reference.PAPER_TREE_GAIN,
-        "reached": _at_least(saved, reference.PAPER_TREE_GAIN),
+        "reached": at_least(saved, reference.PAPER_TREE_GAIN),
     }
 
 
@@ -172,8 +173,8 @@ def speed(measured: Measured, target: float) -> dict[str, Any]:
             if runs:
                 met = [t for t in (run.curve.time_to(target) for run in runs) if t is not None]
                 cells.setdefault(cell.name, {})[system] = {
-                    **_estimated("seconds_per_iteration", estimate([run.seconds_per_iteration for run in runs])),
-                    **_estimated("seconds_to_target", estimate(met)),
+                    **estimated("seconds_per_iteration", estimate([run.seconds_per_iteration for run in runs])),
+                    **estimated("seconds_to_target", estimate(met)),
                     "runs": len(runs),
                     "runs_that_met_the_target": len(met),
                     "delay_p50": statistics.fmean(run.commits.delay_quantile(0.5) for run in runs),
@@ -190,6 +191,10 @@ ROWS: Mapping[str, Row] = MappingProxyType(
         "synchronous_vs_ring": synchronous,
         "synchronous_vs_tree": tree,
         "dropped": dropped,
+        "forwarded": forwarded,
+        "reporting_lag": reporting_lag,
+        "topics": topics,
+        "backups": backups,
         "speed": speed,
     }
 )
@@ -203,10 +208,6 @@ def _by_target(target: float) -> Callable[[Pair], float | None]:
     return ratio
 
 
-def _by_rate(pair: Pair) -> float:
-    return pair.baseline.seconds_per_iteration / pair.other.seconds_per_iteration
-
-
 def _accuracy_difference(pair: Pair) -> float:
     return pair.other.curve.at_end() - pair.baseline.curve.at_end()
 
@@ -216,37 +217,11 @@ def _accuracy_difference_at_equal_gradients(pair: Pair) -> float:
     return pair.other.curve.at_end(most) - pair.baseline.curve.at_end(most)
 
 
-def _over_seeds(pairs: Iterable[Pair], value: Callable[[Pair], float]) -> Estimate | None:
-    """Return the mean over seeds of each seed's mean over cells: cells of one seed are not independent."""
-    by_seed: dict[int, list[float]] = {}
-    for pair in pairs:
-        by_seed.setdefault(pair.other.spec.seed, []).append(value(pair))
-    return estimate([statistics.fmean(values) for values in by_seed.values()])
-
-
 def _ideal(measured: Measured, cell: Cell, system: str) -> float | None:
     """Return the ideal of the runs' delay bound, which all of a cell have in common unless advice has changed."""
     bounds = {run.spec.delay_bound for run in measured.runs(cell, system) if run.spec.workers == reference.WORKERS}
     setting = COMPUTE[cell.compute], NETWORK[cell.network]
-    return _mean(ideal_ratio(*setting, bound, IDEAL_SEED) for bound in bounds)
-
-
-def _mean(values: Iterable[float]) -> float | None:
-    found = list(values)
-    return statistics.fmean(found) if found else None
-
-
-def _estimated(name: str, value: Estimate | None) -> dict[str, Any]:
-    return {name: value.as_json() if value is not None else None}
-
-
-def _at_least(value: Estimate | None, required: float | None) -> Verdict:
-    return None if value is None or required is None else value.mean >= required
-
-
-def _not_below(value: Estimate | None, margin: float) -> Verdict:
-    """Tell whether the whole confidence interval is above a margin; None without an interval."""
-    return None if value is None or value.low is None else value.low >= margin
+    return mean_of(ideal_ratio(*setting, bound, IDEAL_SEED) for bound in bounds)
 
 
 def _by_cell(measured: Measured, system: str, one: Callable[[Cell], dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -254,15 +229,7 @@ def _by_cell(measured: Measured, system: str, one: Callable[[Cell], dict[str, An
 
 
 def _all_nine(cells: Mapping[str, Mapping[str, Any]]) -> Verdict:
-    return _all_known(cells.get(cell.name, {}).get("reached") for cell in CELLS)
-
-
-def _all_known(verdicts: Iterable[Verdict]) -> Verdict:
-    """Return False if one is not reached, None if one is not known, else True."""
-    found = list(verdicts)
-    if False in found:
-        return False
-    return None if None in found else True
+    return all_known(cells.get(cell.name, {}).get("reached") for cell in CELLS)
 
 
 def _without_verdicts(values: Any) -> Any:

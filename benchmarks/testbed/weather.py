@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from bisect import bisect_right
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Self
@@ -91,6 +92,16 @@ class Weather:
             for name in self._names
             for direction in Direction
         }
+
+    def share_at(self, name: str, direction: Direction, time_ns: int) -> float:
+        """Return the share of its full rate that a direction of a host's link had at a time of CLOCK_MONOTONIC.
+
+        A time before the first period counts as in it.
+        """
+        if name not in self._names:
+            return 1.0
+        period = max(1, bisect_right(self._periods, time_ns, key=lambda period: period.began_ns)) - 1
+        return self._setting.share(self._seed, name, direction, period)
 
     def __enter__(self) -> Self:
         self._began_ns = time.monotonic_ns()

@@ -1,4 +1,4 @@
-"""What the testbed trains: a small classifier of real digits, as one flat float32 vector, computed by one thread.
+"""What the testbed trains: most of all a small classifier of real digits, as one flat float32 vector; by one thread.
 
 The gradient is written out by hand, straight into the flat vector: tens of processes share a few cores, so a step has
 to cost well under a millisecond of CPU, and the rest of its 100 ms is slept (:class:`PaddedCompute`). The model is a
@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -21,10 +21,13 @@ from benchmarks.testbed.digits import CLASSES, PIXELS, Digits, load
 from mlfabric.errors import LayoutError, UsageError
 from mlfabric.twin.settings import ComputeSetting
 
-__all__ = ["MODELS", "PaddedCompute", "Workload", "WorkloadSpec"]
+__all__ = ["MODELS", "TOPIC_MODELS", "Classifier", "PaddedCompute", "Workload", "WorkloadSpec"]
 
 MODELS: Mapping[str, int] = MappingProxyType({"mlp-50k": 64, "mlp-250k": 314})
 """Widths of the hidden layer by name: 50,890 and 249,640 parameters, 0.2 and 1.0 MB."""
+
+TOPIC_MODELS: Mapping[str, int] = MappingProxyType({"lda-12": 12})
+"""Numbers of topics by name: 51,096 counts of words in topics, 0.2 MB; see ``benchmarks.testbed.topics``."""
 
 FULL_INK = 255
 NS_PER_S = 1_000_000_000
@@ -37,31 +40,66 @@ class WorkloadSpec:
     """What is trained.
 
     Args:
-        model: a name from ``MODELS``.
-        batch_size: images per step of a worker, > 0.
+        model: a name from ``MODELS`` or ``TOPIC_MODELS``.
+        batch_size: images per step of a worker, > 0; where topics are found, a step is over all of its documents.
         seed: of the initial model and of the batches, >= 0.
+        workers: how many share the documents, > 0; images are drawn by each from all.
     """
 
     model: str
     batch_size: int
     seed: int
+    workers: int = 1
 
     def __post_init__(self) -> None:
+        allowed_models = (*MODELS, *TOPIC_MODELS)
         for given, good, allowed in (
-            (f"model={self.model!r}", self.model in MODELS, ", ".join(MODELS)),
+            (f"model={self.model!r}", self.model in allowed_models, ", ".join(allowed_models)),
             (f"batch_size={self.batch_size}", self.batch_size > 0, "more than 0"),
             (f"seed={self.seed}", self.seed >= 0, "0 or more"),
+            (f"workers={self.workers}", self.workers > 0, "more than 0"),
         ):
             if not good:
                 raise UsageError(f"workload: {given}; allowed: {allowed}")
 
+    @property
+    def preloaded(self) -> tuple[str, ...]:
+        """Modules that a process had better import before it forks workers."""
+        return ("benchmarks.testbed.topics",) if self.model in TOPIC_MODELS else ()
+
     def build(self) -> Workload:
-        """Load the digits and make the workload.
+        """Load the data and make the workload.
 
         Raises:
             UnavailableError: the digits have not been fetched.
         """
-        return Workload(self, load())
+        if self.model in TOPIC_MODELS:
+            from benchmarks.testbed.topics import Topics
+
+            return Topics(topics=TOPIC_MODELS[self.model], seed=self.seed, workers=self.workers)
+        return Classifier(self, load())
+
+
+class Workload(Protocol):
+    """A model and its data."""
+
+    @property
+    def n_parameters(self) -> int:
+        """How many float32 numbers the model is."""
+
+    def initial(self) -> np.ndarray:
+        """Return the model before training: float32, (n_parameters,)."""
+
+    def gradient(
+        self, weights: np.ndarray, worker: int, step: int, out: np.ndarray | None = None
+    ) -> tuple[np.ndarray, float]:
+        """Compute what a step along is subtracted, and the loss; see :meth:`Classifier.gradient`."""
+
+    def turned_away(self) -> None:
+        """Hear that what ``gradient`` returned last was not applied and never will be."""
+
+    def accuracy(self, weights: np.ndarray) -> float:
+        """Return how good a model is on data that it was not trained with; more is better."""
 
 
 class _Parts(NamedTuple):
@@ -73,8 +111,8 @@ class _Parts(NamedTuple):
     output_bias: torch.Tensor
 
 
-class Workload:
-    """A model and its data; computes with one thread, also whatever else this process does with torch.
+class Classifier:
+    """A multilayer perceptron and the digits; computes with one thread, whatever else this process does with torch.
 
     Args:
         spec: what to train.
@@ -132,6 +170,9 @@ class Workload:
         torch.mm(images.t(), at_hidden, out=slopes.hidden)
         torch.sum(at_hidden, 0, out=slopes.hidden_bias)
         return gradient, loss
+
+    def turned_away(self) -> None:
+        """Do nothing: a gradient is of its batch, and another batch has another."""
 
     def accuracy(self, weights: np.ndarray) -> float:
         """Return the share of the test images that the model recognises."""

@@ -13,7 +13,7 @@ from benchmarks.testbed.digits import digits_file
 from benchmarks.testbed.hosts import Testbed, testbed
 from benchmarks.testbed.logs import RunLogs
 from benchmarks.testbed.processes import Launcher
-from benchmarks.testbed.runs import Consistency, RunPlan, WorkerLog, worker_name
+from benchmarks.testbed.runs import Consistency, Forwarded, RunPlan, WorkerLog, worker_name
 from benchmarks.testbed.systems import fabric
 from benchmarks.testbed.workload import WorkloadSpec
 from mlfabric.errors import UnavailableError
@@ -73,6 +73,12 @@ def run(bed: Testbed, launcher: Launcher, plan: RunPlan) -> RunLogs:
     return RunLogs.of(found)
 
 
+def came_to(log: WorkerLog) -> Forwarded:
+    """Return what came to a worker's host to be summed."""
+    assert log.forwarded is not None, f"worker {log.rank} does not say"
+    return log.forwarded
+
+
 def in_order(log: WorkerLog) -> None:
     """Check that a log has the times of all steps, one after the other."""
     assert len(log.started_ns) == len(log.computed_ns) == len(log.ended_ns) == len(log.losses)
@@ -90,6 +96,7 @@ def test_asynchronous_workers_log_every_step_and_what_became_of_every_update(bed
         assert len(log.applied_ns) == len(log.delays) == STEPS - log.dropped
         assert all(0 <= delay <= PLAN.delay_bound for delay in log.delays)
         assert bool(log.snapshots) == (log.rank == 0)
+        assert came_to(log).to == worker_name(log.rank)
     taken = sum(len(log.applied_ns) for log in logs.workers)
     assert len(logs.commits().workers) == taken > 0
     last = logs.workers[0].snapshots[-1]
@@ -101,8 +108,12 @@ def test_asynchronous_workers_log_every_step_and_what_became_of_every_update(bed
 def test_synchronous_workers_step_as_one_process_would_with_all_batches(bed, launcher):
     logs = run(bed, launcher, replace(PLAN, consistency=Consistency.SYNCHRONOUS))
 
+    n_bytes = PLAN.workload.build().n_parameters * 4
+    came = [came_to(log) for log in logs.workers]
+    assert sum(int(one.n_bytes.sum()) for one in came) >= STEPS * (WORKERS - 1) * n_bytes
     for log in logs.workers:
         in_order(log)
+        assert came_to(log).to == worker_name(log.rank)
         assert len(log.ended_ns) == STEPS
         assert log.dropped == 0
     last = logs.workers[0].snapshots[-1]

@@ -8,8 +8,10 @@ import pytest
 from benchmarks.paper import choose
 from benchmarks.testbed.campaign import Campaign, Choice
 from benchmarks.testbed.catalogue import CELLS, SYSTEMS, Cell
+from benchmarks.testbed.cell import plan_of
 from benchmarks.testbed.digits import digits_file
 from benchmarks.testbed.results import Results
+from benchmarks.testbed.runs import Backup, BackupKind
 from benchmarks.testbed.tuning import Effort, Setting
 from mlfabric.errors import FabricError, UsageError
 from tests.testbed.made_up import result_for
@@ -38,8 +40,9 @@ def _choice(*, cells=("C1-N1",), systems=("ring", "ps-sync"), seeds=2, most_dila
 class _Runs:
     """Stands for the testbed, which takes minutes: remembers what was run, fails or is saturated as told."""
 
-    def __init__(self, *, saturated_below=0.0, failing=(), interrupted_after=1000):
+    def __init__(self, *, saturated_below=0.0, saturated_model="", failing=(), interrupted_after=1000):
         self.specs = []
+        self.saturated_model = saturated_model
         self.saturated_below = saturated_below
         self.failing = failing
         self.interrupted_after = interrupted_after
@@ -50,7 +53,8 @@ class _Runs:
         self.specs.append(spec)
         if (spec.system, spec.seed) in self.failing:
             raise FabricError("the run broke\nat length")
-        return result_for(spec, saturated=spec.dilation < self.saturated_below)
+        concerned = self.saturated_model in ("", spec.model)
+        return result_for(spec, saturated=concerned and spec.dilation < self.saturated_below)
 
 
 def _campaign(folder, runs, choice=None):
@@ -95,6 +99,20 @@ def test_a_cell_in_which_the_cpu_decided_is_measured_again_with_a_greater_dilati
     assert [spec.dilation for spec in runs.specs] == [2.0, 3.0, 4.0, 4.0, 4.0, 4.0]
     assert {spec.duration_s for spec in runs.specs if spec.dilation == 4.0} == {40.0}
     assert sum(not result.machine.saturated for result in campaign.results) == 4
+
+
+@needs_digits
+def test_only_runs_that_are_compared_with_one_that_does_not_count_are_made_again(tmp_path: Path):
+    runs = _Runs(saturated_below=3.0, saturated_model="lda-12")
+    campaign = _campaign(tmp_path, runs, _choice(systems=("ring", "ps-sync", "lda-ring"), seeds=1))
+    campaign.run()
+
+    assert [(spec.system, spec.dilation) for spec in runs.specs] == [
+        ("ring", 2.0),
+        ("ps-sync", 2.0),
+        ("lda-ring", 2.0),
+        ("lda-ring", 3.0),
+    ]
 
 
 @needs_digits
@@ -157,6 +175,40 @@ def test_an_asynchronous_system_is_tuned_on_delays_that_were_recorded_from_it(tm
     assert again.specs == []
 
 
+def test_systems_that_find_topics_add_up_changes_and_need_no_tuning(tmp_path: Path):
+    runs = _Runs()
+    campaign = _campaign(tmp_path, runs, _choice(systems=("lda-ring", "lda-async"), seeds=1))
+    campaign.run()
+
+    assert campaign.tunings == {}
+    assert {(spec.model, spec.learning_rate, spec.momentum) for spec in runs.specs} == {("lda-12", 2, 0.0)}
+    assert [spec.delay_bound for spec in runs.specs] == [None, 2]
+
+
+@needs_digits
+def test_late_reports_and_backups_reach_the_run_as_the_catalogue_has_them(tmp_path: Path):
+    runs = _Runs()
+    systems = ("fabric-lag", "replica-20", "chain", "checkpoint-1")
+    _campaign(tmp_path, runs, _choice(cells=("C1-N1", "C1-N2"), systems=systems, seeds=1)).run()
+
+    made = {spec.system: spec for spec in runs.specs if spec.seed == 0}
+    assert {name: spec.cell.name for name, spec in made.items()} == {
+        "replica-20": "C1-N1",
+        "chain": "C1-N1",
+        "checkpoint-1": "C1-N1",
+        "fabric-lag": "C1-N2",
+    }
+    assert {name: spec.report_every_s for name, spec in made.items() if spec.report_every_s != 0.2} == {"fabric-lag": 2}
+    plans = {name: plan_of(spec, 10**7).backup for name, spec in made.items()}
+    assert plans == {
+        "fabric-lag": Backup(),
+        "replica-20": Backup(kind=BackupKind.REPLICA, lead_updates=40),
+        "chain": Backup(kind=BackupKind.CHAIN),
+        "checkpoint-1": Backup(kind=BackupKind.CHECKPOINT, lead_updates=2),
+    }
+    assert plan_of(made["fabric-lag"], 10**7).report_every_s == 2.0
+
+
 CHOSEN: dict[str, Any] = {
     "cells": "",
     "systems": "",
@@ -186,8 +238,9 @@ def test_accuracies_are_compared_with_more_seeds_in_three_cells():
 def test_a_run_lasts_as_long_as_the_ring_needs():
     choice = choose(**CHOSEN)
 
-    assert choice.duration_of(Cell(compute="C2", network="N3")) == pytest.approx(36 * 1.91)
-    assert choice.duration_of(Cell(compute="C3", network="N1")) == 30.0
+    assert choice.duration_of(Cell(compute="C2", network="N3"), SYSTEMS["ring"]) == pytest.approx(36 * 1.91)
+    assert choice.duration_of(Cell(compute="C3", network="N1"), SYSTEMS["ring"]) == 30.0
+    assert choice.duration_of(Cell(compute="C1", network="N1"), SYSTEMS["lda-ring"]) == pytest.approx(80 * 0.51)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.testbed.results import Results
-from benchmarks.testbed.spec import FORMAT
+from benchmarks.testbed.runs import BackupCost
+from benchmarks.testbed.spec import FORMAT, ForwardedByRate
 from mlfabric.errors import UsageError
 from tests.testbed.made_up import SPEC, result_for
 
@@ -32,6 +33,10 @@ def test_a_kept_run_comes_back_as_it_was(tmp_path: Path):
         {"delay_bound": 30},
         {"workers": 29},
         {"server_weather": True},
+        {"report_every_s": 2.0},
+        {"backup": "replica"},
+        {"backup": "replica", "lead_updates": 30},
+        {"model": "lda-12"},
     ],
 )
 def test_a_run_that_was_asked_for_anything_else_is_another_run(tmp_path: Path, changed):
@@ -39,6 +44,18 @@ def test_a_run_that_was_asked_for_anything_else_is_another_run(tmp_path: Path, c
     kept.keep(result_for(SPEC))
 
     assert kept.find(replace(SPEC, **changed)) is None
+
+
+def test_what_a_run_forwarded_and_what_its_backup_took_come_back_too(tmp_path: Path):
+    result = replace(
+        result_for(SPEC),
+        forwarded=ForwardedByRate(link_shares=(0.25, 1.0), n_bytes=(100, 300), messages=(1, 3)),
+        backup=BackupCost(n_bytes=500, times=2, disk_s=0.3),
+    )
+    kept = Results(tmp_path)
+    kept.keep(result)
+
+    assert kept.find(SPEC) == result
 
 
 def test_a_run_of_another_format_is_made_again(tmp_path: Path):

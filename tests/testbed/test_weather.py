@@ -57,6 +57,22 @@ def test_spared_hosts_keep_their_full_rate(four_hosts):
             assert {four_hosts.rates_bps[name, direction] for direction in Direction} == {FULL_BPS}
 
 
+def test_afterwards_it_says_which_share_a_link_had_when(four_hosts):
+    setting = NETWORK["N3"]
+    with weather_of(four_hosts, dilation=FAST, spared=["h0"]) as weather:
+        wait_until(lambda: len(weather.periods) > 3, "four periods")
+
+    down = Direction.DOWN
+    assert weather.share_at("h0", down, weather.periods[0].began_ns) == 1.0
+    assert weather.share_at("h1", down, 0) == setting.share(2, "h1", down, 0)
+    for period in weather.periods[:4]:
+        here = [setting.share(2, name, down, period.number) for name in ("h1", "h2", "h3")]
+        assert [weather.share_at(name, down, period.began_ns) for name in ("h1", "h2", "h3")] == here
+        if period.number:
+            before = setting.share(2, "h1", down, period.number - 1)
+            assert weather.share_at("h1", down, period.began_ns - 1) == before
+
+
 @pytest.mark.parametrize("bad", [{"dilation": 0.0}, {"dilation": float("nan")}, {"spared": ["h9"]}])
 def test_what_cannot_be_is_refused(four_hosts, bad):
     with pytest.raises(UsageError, match="allowed"):

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.testbed import digits
-from benchmarks.testbed.workload import PaddedCompute, Workload, WorkloadSpec
+from benchmarks.testbed.workload import Classifier, PaddedCompute, Workload, WorkloadSpec
 from mlfabric.errors import LayoutError, UnavailableError, UsageError
 from mlfabric.twin.settings import COMPUTE, ComputeSetting
 
@@ -29,8 +29,8 @@ def drawn_digits(images: int = 100) -> digits.Digits:
     )
 
 
-def make(seed: int = 0, batch_size: int = 8, model: str = "mlp-50k") -> Workload:
-    return Workload(WorkloadSpec(model=model, batch_size=batch_size, seed=seed), drawn_digits())
+def make(seed: int = 0, batch_size: int = 8, model: str = "mlp-50k") -> Classifier:
+    return Classifier(WorkloadSpec(model=model, batch_size=batch_size, seed=seed), drawn_digits())
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def real() -> Workload:
 
 def test_the_gradient_by_hand_is_autograds():
     data = drawn_digits()
-    workload = Workload(WorkloadSpec(model="mlp-50k", batch_size=8, seed=3), data)
+    workload = Classifier(WorkloadSpec(model="mlp-50k", batch_size=8, seed=3), data)
     weights = workload.initial()
     chosen = np.random.default_rng((3, 1, 2, 7)).integers(len(data.train_labels), size=8)
     flat = torch.from_numpy(weights.copy()).requires_grad_()

@@ -26,6 +26,7 @@ import numpy as np
 import torch
 
 import mlfabric
+from benchmarks.testbed.forwarding import ForwardingFile
 from benchmarks.testbed.runs import (
     Consistency,
     Place,
@@ -49,12 +50,28 @@ from mlfabric.server.service import ServerOptions, ServerService
 from mlfabric.telemetry import AggregatorMetrics, ServerMetrics
 from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc
 
-__all__ = ["SCHEDULER", "SERVER", "SERVICES", "prepare", "scheduler", "server", "worker"]
+__all__ = [
+    "MODEL",
+    "REPLICA",
+    "SCHEDULER",
+    "SERVER",
+    "SERVICES",
+    "monitor_config",
+    "nothing_applied",
+    "prepare",
+    "scheduler",
+    "scheduler_address",
+    "server",
+    "tcp_of",
+    "until_workers_left",
+    "worker",
+]
 
 SCHEDULER = "scheduler"
 SERVER = "server"
+REPLICA = "replica"
+MODEL = "model"
 BATCH_WINDOW_S = 0.1
-REPORT_EVERY_S = 0.2
 LOOK_S = 0.5
 JOIN_S = 60.0
 SILENCE_S = 60.0
@@ -85,13 +102,19 @@ def _by_pushing(place: Place, plan: RunPlan) -> WorkerLog:
     rule = mlfabric.RuleSpec(
         lr=plan.step_size(place.workers), momentum=plan.momentum, momentum_at=mlfabric.MomentumAt.WORKERS
     )
-    with (
-        _aggregator_beside(place),
-        mlfabric.register_as_worker(
-            {"weights": weights}, rule=rule, tau_max=plan.delay_bound, settings=_settings(place)
-        ) as member,
-    ):
-        return _push_all(place, plan, workload, member, weights)
+    with ForwardingFile() as came:
+        with (
+            _aggregator_beside(place, came),
+            mlfabric.register_as_worker(
+                {"weights": weights},
+                rule=rule,
+                model_name=MODEL,
+                tau_max=plan.delay_bound,
+                settings=_settings(place),
+            ) as member,
+        ):
+            log = _push_all(place, plan, workload, member, weights)
+        return replace(log, forwarded=came.read(place.name))
 
 
 def _push_all(
@@ -103,7 +126,7 @@ def _push_all(
     delays: list[int] = []
     step = 0
     member.get()
-    _wait_for_all(place, [_aggregator_name(name) for name in _workers(place)])
+    _wait_for_all(place, [*(_aggregator_name(name) for name in _workers(place)), *_replicas(place)])
     began_ns = now_ns = time.monotonic_ns()
     while not plan.is_over(began_ns, now_ns, step):
         recorder.start()
@@ -116,6 +139,8 @@ def _push_all(
         if isinstance(outcome := pushed.result(), Committed):
             applied_ns.append(now_ns)
             delays.append(outcome.tau)
+        else:
+            workload.turned_away()
         if rank == 0:
             keeper.offer(now_ns, version.number, values)
         step += 1
@@ -134,11 +159,15 @@ def _by_all_reduce(place: Place, plan: RunPlan) -> WorkerLog:
     values, rank = workload.initial(), place.own_rank
     velocity = np.zeros_like(values)
     total = torch.zeros(workload.n_parameters + 1)
-    with mlfabric.register_as_worker(
-        {"weights": torch.nn.Parameter(torch.from_numpy(values.copy()))},
-        mode=mlfabric.Mode.ALL_REDUCE,
-        settings=_settings(place),
-    ) as member:
+    with (
+        ForwardingFile() as came,
+        mlfabric.register_as_worker(
+            {"weights": torch.nn.Parameter(torch.from_numpy(values.copy()))},
+            mode=mlfabric.Mode.ALL_REDUCE,
+            settings=_settings(place),
+        ) as member,
+    ):
+        came.listen()
         member.all_reduce(total)
         began_ns = now_ns = time.monotonic_ns()
         step, is_over = 0, False
@@ -156,8 +185,10 @@ def _by_all_reduce(place: Place, plan: RunPlan) -> WorkerLog:
             step, is_over = step + 1, bool(total[-1])
             if rank == 0:
                 keeper.offer(now_ns, step, values)
+        forwarded = came.read(place.name)
     log = recorder.log(rank=rank, began_ns=began_ns, overruns=compute.overruns)
-    return replace(log, snapshots=keeper.finish(now_ns, step, values) if rank == 0 else ())
+    snapshots = keeper.finish(now_ns, step, values) if rank == 0 else ()
+    return replace(log, snapshots=snapshots, forwarded=forwarded)
 
 
 def _compute(place: Place, plan: RunPlan) -> PaddedCompute:
@@ -168,25 +199,28 @@ def _compute(place: Place, plan: RunPlan) -> PaddedCompute:
 
 def _settings(place: Place) -> WorkerSettings:
     return WorkerSettings(
-        scheduler=_scheduler_address(place), name=place.name, host=place.name, tcp=_tcp(place), workers=place.workers
+        scheduler=scheduler_address(place), name=place.name, host=place.name, tcp=tcp_of(place), workers=place.workers
     )
 
 
-def _tcp(place: Place) -> TcpOptions:
+def tcp_of(place: Place) -> TcpOptions:
+    """Return the options of a data channel on a host."""
     own = place.addresses[place.name]
     return TcpOptions(bind=own, advertised_host=own)
 
 
-def _scheduler_address(place: Place) -> str:
+def scheduler_address(place: Place) -> str:
+    """Return where members find the scheduler."""
     return f"{place.addresses[SCHEDULER]}:{place.port}"
 
 
 @contextmanager
-def _aggregator_beside(place: Place) -> Iterator[None]:
+def _aggregator_beside(place: Place, came: ForwardingFile) -> Iterator[None]:
     """Run an aggregator in a process of its own, which ends with this one; to be entered before any thread begins."""
     worker_pid, pid = os.getpid(), os.fork()
     if pid == 0:
         try:
+            came.listen()
             _be_aggregator(place, worker_pid)
         except BaseException:
             traceback.print_exc()
@@ -206,7 +240,7 @@ def _be_aggregator(place: Place, worker_pid: int) -> None:
         return  # it has died already, and nothing would end this process
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     options = AggregatorOptions(
-        scheduler=_scheduler_address(place), name=_aggregator_name(place.name), host=place.name, tcp=_tcp(place)
+        scheduler=scheduler_address(place), name=_aggregator_name(place.name), host=place.name, tcp=tcp_of(place)
     )
     asyncio.run(_aggregate(options))
 
@@ -223,7 +257,7 @@ def _wait_for_all(place: Place, others: Sequence[str]) -> None:
     """Wait until every worker, and who else is named, has joined."""
     members = {*others, *_workers(place)}
     until_s = time.monotonic() + JOIN_S
-    with grpc.insecure_channel(_scheduler_address(place)) as channel:
+    with grpc.insecure_channel(scheduler_address(place)) as channel:
         stub = fabric_pb2_grpc.FabricServiceStub(channel)
         while missing := members - {m.name for m in stub.GetStatus(fabric_pb2.GetStatusRequest()).members}:
             if time.monotonic() > until_s:
@@ -248,15 +282,19 @@ def scheduler(place: Place, plan: RunPlan) -> ServerLog:
             default_bps=plan.link_bps,
         )
     )
-    monitor = MonitorConfig(
-        scheduler=_scheduler_address(place),
+    asyncio.run(_decide(place, runner, monitor_config(place, plan)))
+    return nothing_applied()
+
+
+def monitor_config(place: Place, plan: RunPlan) -> MonitorConfig:
+    """Return how the monitor runs, its times dilated."""
+    return MonitorConfig(
+        scheduler=scheduler_address(place),
         host=place.name,
-        bind=address,
-        report_interval_s=REPORT_EVERY_S * plan.dilation,
+        bind=place.addresses[place.name],
+        report_interval_s=plan.report_every_s * plan.dilation,
         half_life_s=MonitorConfig(scheduler="").half_life_s * plan.dilation,
     )
-    asyncio.run(_decide(place, runner, monitor))
-    return _nothing_applied()
 
 
 async def _decide(place: Place, runner: SchedulerRunner, config: MonitorConfig) -> None:
@@ -267,7 +305,7 @@ async def _decide(place: Place, runner: SchedulerRunner, config: MonitorConfig) 
         monitor = MonitorService(config)
         stack.push_async_callback(monitor.close)
         await monitor.start()
-        over = asyncio.create_task(_until_all_left(place, [*_workers(place), SERVER], stop))
+        over = asyncio.create_task(_until_all_left(place, [*_workers(place), SERVER, *_replicas(place)], stop))
         await monitor.run_until(stop)
         await over
 
@@ -279,21 +317,26 @@ async def _ended(stop: asyncio.Event, task: asyncio.Task[None]) -> None:
 
 def server(place: Place, plan: RunPlan) -> ServerLog:
     """Run the server until all workers have left."""
-    options = ServerOptions(scheduler=_scheduler_address(place), name=SERVER, host=SERVER, tcp=_tcp(place))
+    options = ServerOptions(scheduler=scheduler_address(place), name=SERVER, host=SERVER, tcp=tcp_of(place))
 
     async def run() -> None:
         stop = asyncio.Event()
-        over = asyncio.create_task(_until_all_left(place, _workers(place), stop))
+        over = asyncio.create_task(until_workers_left(place, stop))
         await ServerService(options, ServerMetrics()).run(stop)
         await over
 
     asyncio.run(run())
-    return _nothing_applied()
+    return nothing_applied()
+
+
+async def until_workers_left(place: Place, stop: asyncio.Event) -> None:
+    """Set ``stop`` when all workers have been there and none is any more."""
+    await _until_all_left(place, _workers(place), stop)
 
 
 async def _until_all_left(place: Place, names: Collection[str], stop: asyncio.Event) -> None:
     """Set ``stop`` when all members of these names have been there and none is any more."""
-    async with grpc.aio.insecure_channel(_scheduler_address(place)) as channel:
+    async with grpc.aio.insecure_channel(scheduler_address(place)) as channel:
         stub = fabric_pb2_grpc.FabricServiceStub(channel)
         left: set[str] = set()
         while not left.issuperset(names):
@@ -307,7 +350,12 @@ def _workers(place: Place) -> list[str]:
     return [worker_name(rank) for rank in range(place.workers)]
 
 
-def _nothing_applied() -> ServerLog:
+def _replicas(place: Place) -> list[str]:
+    """Return the replica's name if the run has a host for one."""
+    return [REPLICA] if REPLICA in place.addresses else []
+
+
+def nothing_applied() -> ServerLog:
     """Return the log of a service; workers are told what became of their updates, and say so in their own."""
     none = np.empty(0, dtype=np.int32)
     return ServerLog(began_ns=0, applied_ns=none.astype(np.int64), workers=none, delays=none, snapshots=())

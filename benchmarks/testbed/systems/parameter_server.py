@@ -21,7 +21,7 @@ from types import MappingProxyType
 import numpy as np
 
 from benchmarks.testbed.runs import Place, RunPlan, ServerLog, Service, StepRecorder, WorkerLog
-from benchmarks.testbed.systems.serving import serve, take
+from benchmarks.testbed.systems.serving import give, serve, take
 from benchmarks.testbed.workload import PaddedCompute
 from mlfabric.errors import UnavailableError
 
@@ -49,7 +49,7 @@ def worker(place: Place, plan: RunPlan) -> WorkerLog:
     answer = np.empty(workload.n_parameters + 1, dtype=np.float32)
     answer[:-1] = workload.initial()
     with _connect(place.addresses[SERVER], place.port) as sock:
-        sock.sendall(np.int64(rank).tobytes())
+        give(sock, np.array([rank], dtype=np.int64))
         began_ns = np.empty(1, dtype=np.int64)
         take(sock, began_ns)
         step, over = 0, False
@@ -57,7 +57,7 @@ def worker(place: Place, plan: RunPlan) -> WorkerLog:
             recorder.start()
             compute = partial(workload.gradient, answer[:-1], rank, step, gradient)
             recorder.computed(padded.run(step, compute)[1])
-            sock.sendall(gradient.data.cast("B"))
+            give(sock, gradient)
             take(sock, answer)
             recorder.end()
             step, over = step + 1, bool(answer[-1])

@@ -19,9 +19,10 @@ from benchmarks.testbed.runs import Consistency, RunPlan, ServerLog, SnapshotKee
 from benchmarks.testbed.systems.sgd import Momentum
 from mlfabric.errors import TransferError
 
-__all__ = ["serve", "take"]
+__all__ = ["give", "serve", "take"]
 
 SILENCE_S = 120.0
+CLOSED = "the other end closed its connection in the middle of a run; see its own output"
 
 
 def take(sock: socket.socket, vector: np.ndarray) -> None:
@@ -32,10 +33,25 @@ def take(sock: socket.socket, vector: np.ndarray) -> None:
     """
     view = vector.data.cast("B")
     while view:
-        n = sock.recv_into(view, len(view), socket.MSG_WAITALL)
+        try:
+            n = sock.recv_into(view, len(view), socket.MSG_WAITALL)
+        except ConnectionError as error:
+            raise TransferError(CLOSED) from error
         if n == 0:
-            raise TransferError("the other end closed its connection in the middle of a run; see its own output")
+            raise TransferError(CLOSED)
         view = view[n:]
+
+
+def give(sock: socket.socket, vector: np.ndarray) -> None:
+    """Send all of a vector over a blocking socket.
+
+    Raises:
+        TransferError: the other end closed the connection first.
+    """
+    try:
+        sock.sendall(vector.data.cast("B"))
+    except ConnectionError as error:
+        raise TransferError(CLOSED) from error
 
 
 def serve(plan: RunPlan, sockets: Mapping[int, socket.socket]) -> ServerLog:

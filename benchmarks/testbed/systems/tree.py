@@ -15,16 +15,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
-from benchmarks.testbed.runs import Place, RunPlan, WorkerLog
+from benchmarks.testbed.runs import Forwarded, Place, RunPlan, WorkerLog, worker_name
 from benchmarks.testbed.systems.collective import train
 
 __all__ = ["CHUNKS", "worker"]
 
 CHUNKS = 32
+FLOAT32_BYTES = 4
 
 
 def worker(place: Place, plan: RunPlan) -> WorkerLog:
@@ -34,7 +37,22 @@ def worker(place: Place, plan: RunPlan) -> WorkerLog:
         RuntimeError: the other workers cannot be reached.
     """
     with ThreadPoolExecutor(1) as upwards:
-        return train(place, plan, lambda elements: _Tree(place, elements, upwards))
+        log = train(place, plan, lambda elements: _Tree(place, elements, upwards))
+    return log if place.own_rank == 0 else replace(log, forwarded=_forwarded(place.own_rank, log, plan))
+
+
+def _forwarded(rank: int, log: WorkerLog, plan: RunPlan) -> Forwarded:
+    """Return the sums that this worker sent up the tree: one a step, once it had its gradient."""
+    n_bytes = plan.workload.build().n_parameters * FLOAT32_BYTES
+    return Forwarded(
+        to=worker_name(_parent(rank)),
+        began_ns=log.computed_ns,
+        n_bytes=np.full(len(log.computed_ns), n_bytes, dtype=np.int64),
+    )
+
+
+def _parent(rank: int) -> int:
+    return (rank - 1) // 2
 
 
 class _Tree:
@@ -50,7 +68,7 @@ class _Tree:
 
     def __init__(self, place: Place, elements: int, upwards: ThreadPoolExecutor) -> None:
         rank = place.own_rank
-        self._parent = (rank - 1) // 2 if rank else None
+        self._parent = _parent(rank) if rank else None
         self._children = [child for child in (2 * rank + 1, 2 * rank + 2) if child < place.workers]
         self._room = [torch.empty(elements).tensor_split(CHUNKS) for _ in self._children]
         self._upwards = upwards

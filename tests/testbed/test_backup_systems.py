@@ -1,0 +1,172 @@
+"""Backups of the fabric's server as systems of the testbed, and the topics that are no gradients: real processes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.testbed.cell import place_of
+from benchmarks.testbed.digits import digits_file
+from benchmarks.testbed.hosts import testbed
+from benchmarks.testbed.logs import RunLogs
+from benchmarks.testbed.news import TEXTS
+from benchmarks.testbed.processes import Launcher
+from benchmarks.testbed.runs import Backup, BackupKind, Consistency, Place, RunPlan, worker_name
+from benchmarks.testbed.systems import checkpointed, fabric, replicated
+from benchmarks.testbed.workload import WorkloadSpec
+from mlfabric.errors import UnavailableError, UsageError
+from mlfabric.protocol import ReplicationKind
+from mlfabric.twin.settings import COMPUTE
+
+WORKERS, STEPS = 3, 4
+LINK_BPS = 100_000_000
+TIMEOUT_S = 120.0
+RANKS = {worker_name(rank): rank for rank in range(WORKERS)}
+IMAGE_BYTES = 50_890 * 4
+PLAN = RunPlan(
+    workload=WorkloadSpec(model="mlp-50k", batch_size=8, seed=2),
+    compute=COMPUTE["C0"],
+    seed=2,
+    consistency=Consistency.ASYNCHRONOUS,
+    learning_rate=0.1,
+    momentum=0.9,
+    duration_s=TIMEOUT_S,
+    max_steps=STEPS,
+    base_compute_s=0.0,
+    delay_bound=10 * WORKERS,
+    link_bps=LINK_BPS,
+)
+with_digits = pytest.mark.skipif(not digits_file().exists(), reason="no digits here: scripts/fetch_digits (needs npm)")
+
+
+def real(test: Any) -> Any:
+    """Mark a test that starts processes on hosts."""
+    for mark in (pytest.mark.processes, pytest.mark.root, pytest.mark.timeout(300)):
+        test = mark(test)
+    return test
+
+
+def run(system: Any, plan: RunPlan) -> RunLogs:
+    system.prepare()
+    try:
+        with (
+            testbed([*system.SERVICES, *RANKS], link_bps=LINK_BPS) as bed,
+            Launcher(preloaded=[system.__name__, *plan.workload.preloaded]) as launcher,
+        ):
+            children = {
+                host.name: launcher.start(
+                    host,
+                    system.SERVICES.get(host.name, system.worker),
+                    place_of(host, bed, RANKS.get(host.name), WORKERS),
+                    plan,
+                )
+                for host in bed.hosts
+            }
+            found: Mapping[str, object] = {name: child.join(TIMEOUT_S) for name, child in children.items()}
+            return RunLogs.of(found)
+    except UnavailableError as error:
+        pytest.skip(str(error))
+
+
+def _taken(logs: RunLogs) -> int:
+    return len(logs.commits().workers)
+
+
+@pytest.mark.parametrize("kind", [BackupKind.REPLICA, BackupKind.CHAIN], ids=lambda kind: kind.value)
+@real
+@with_digits
+def test_a_replica_that_may_not_be_behind_gets_all_that_was_committed(kind: BackupKind):
+    logs = run(replicated, replace(PLAN, backup=Backup(kind=kind)))
+
+    cost = logs.backup()
+    assert cost is not None
+    assert cost.times == cost.disk_s == 0
+    # What was summed on its way travels as one image, and a sum with its velocities as two.
+    assert cost.n_bytes >= IMAGE_BYTES
+    assert cost.n_bytes <= 2 * _taken(logs) * IMAGE_BYTES
+
+
+@real
+@with_digits
+def test_a_replica_that_may_be_behind_gets_less():
+    plan = replace(PLAN, max_steps=3 * STEPS)
+    strict = run(replicated, replace(plan, backup=Backup(kind=BackupKind.REPLICA)))
+    bounded = run(replicated, replace(plan, backup=Backup(kind=BackupKind.REPLICA, lead_updates=6 * WORKERS)))
+
+    of_strict, of_bounded = strict.backup(), bounded.backup()
+    assert of_strict is not None
+    assert of_bounded is not None
+    assert of_bounded.n_bytes / _taken(bounded) < of_strict.n_bytes / _taken(strict)
+
+
+@real
+@with_digits
+def test_a_checkpoint_is_written_for_every_so_many_updates():
+    logs = run(checkpointed, replace(PLAN, backup=Backup(kind=BackupKind.CHECKPOINT, lead_updates=2)))
+
+    cost = logs.backup()
+    assert cost is not None
+    assert _taken(logs) // 2 - 1 <= cost.times <= _taken(logs) // 2, "the last may have been begun too late"
+    assert cost.n_bytes >= cost.times * IMAGE_BYTES
+    assert cost.disk_s > 0
+
+
+@real
+def test_no_word_is_lost_or_counted_twice_through_the_fabric_though_changes_are_turned_away():
+    workload = WorkloadSpec(model="lda-12", batch_size=1, seed=2, workers=WORKERS)
+    plan = replace(PLAN, workload=workload, learning_rate=WORKERS, momentum=0.0, delay_bound=0, max_steps=4 * STEPS)
+    logs = run(fabric, plan)
+
+    assert sum(log.dropped for log in logs.workers) > 0, "no delay is allowed, and all push at once"
+    last = logs.workers[0].snapshots[-1]
+    counts = last.weights.reshape(TEXTS.shape[1], -1)
+    assert last.updates > 0
+    assert np.array_equal(counts, np.rint(counts))
+    assert np.array_equal(counts.sum(axis=1), TEXTS.sum(axis=0))
+    assert counts.min() >= 0
+    assert not np.array_equal(last.weights, workload.build().initial())
+
+
+def test_the_monitor_reports_as_often_as_the_plan_says_in_dilated_time():
+    place = Place(
+        name=fabric.SCHEDULER, rank=None, workers=1, addresses={fabric.SCHEDULER: "127.0.0.1"}, interface="lo"
+    )
+    assert fabric.monitor_config(place, replace(PLAN, dilation=2.0)).report_interval_s == 0.4
+    assert fabric.monitor_config(place, replace(PLAN, report_every_s=2.0, dilation=3.0)).report_interval_s == 6.0
+
+
+def test_a_replica_follows_as_the_plan_says():
+    names = [fabric.SCHEDULER, fabric.SERVER, fabric.REPLICA]
+    place = Place(
+        name=fabric.REPLICA, rank=None, workers=1, addresses=dict.fromkeys(names, "127.0.0.1"), interface="lo"
+    )
+    chain = replicated.options_of(place, replace(PLAN, backup=Backup(kind=BackupKind.CHAIN)))
+    bounded = replicated.options_of(place, replace(PLAN, backup=Backup(kind=BackupKind.REPLICA, lead_updates=7)))
+
+    assert (chain.replication, chain.div_max_updates) == (ReplicationKind.CHAIN, None)
+    assert (bounded.replication, bounded.div_max_updates) == (ReplicationKind.BOUNDED, 7)
+    assert chain.replica_of == fabric.SERVER
+
+
+def test_the_disk_takes_time_for_a_file_and_keeps_nothing_of_it(tmp_path: Path):
+    assert checkpointed.disk_time_s(tmp_path, 1000) > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "lead", "allowed"),
+    [
+        (BackupKind.NONE, 1, "allowed: 0"),
+        (BackupKind.CHAIN, 1, "allowed: 0"),
+        (BackupKind.REPLICA, -1, "allowed: 0 or more"),
+        (BackupKind.CHECKPOINT, 0, "allowed: 1 or more"),
+    ],
+)
+def test_a_lead_that_a_backup_cannot_have_is_refused(kind: BackupKind, lead: int, allowed: str):
+    with pytest.raises(UsageError, match=allowed):
+        Backup(kind=kind, lead_updates=lead)
