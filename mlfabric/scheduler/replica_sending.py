@@ -103,6 +103,7 @@ class ReplicaSending:
         self._held: set[UpdateId] = set()
         self._alone: set[UpdateId] = set()
         self._wanted: set[UpdateId] = set()
+        self._lost: set[UpdateId] = set()
         self._flush = False
         self._reported: tuple[UpdateId, ...] = ()
         self._chained: dict[SumId, tuple[UpdateId, ...]] = {}

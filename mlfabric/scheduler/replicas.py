@@ -36,7 +36,7 @@ from mlfabric.protocol import (
     UpdateKind,
     Void,
 )
-from mlfabric.scheduler.records import MemberState
+from mlfabric.scheduler.records import MemberRecord, MemberState
 from mlfabric.scheduler.replica_plans import ReplicaPlans
 from mlfabric.scheduler.replica_sending import Entry, Phase, Window
 from mlfabric.specs import Role
@@ -237,6 +237,7 @@ class Replication(ReplicaPlans):
         self._held.clear()
         self._alone.clear()
         self._wanted.clear()
+        self._lost.clear()
         self._chained.clear()
         self._unreleased.clear()
         self._flush, self._hole = False, ""
@@ -270,6 +271,7 @@ class Replication(ReplicaPlans):
         for name, record in here.items():
             if name not in self._workers:
                 self._workers[name] = record
+                self._find_again(record)
                 yield Keep(
                     to=name,
                     model=self._model,
@@ -285,11 +287,23 @@ class Replication(ReplicaPlans):
             if found.source == worker:
                 self._end(transfer)
                 self._alone.difference_update(found.members)
+                if isinstance(transfer, UpdateId):
+                    self._lost.add(transfer)
                 yield Void(to=self.name, model=self._model, transfer=transfer, reason=f"{worker} is gone")
         self._windows.pop(worker, None)
         lacking = [u for e in self._entries for u in e.members if u.worker == worker and u not in self._held]
         if lacking and self.phase is Phase.FOLLOWING:
             self._hole = f"{worker} is gone with {len(lacking)} updates that the replica lacks"
+
+    def _find_again(self, worker: MemberRecord) -> None:
+        """Find a hole if a worker is back that was sending an update by itself when it went, and will do so again.
+
+        The replica is told by then to forget what has come; its word that it has that would be taken for the next.
+        """
+        settled, own = self._pushes.settled, (worker.member.name, worker.member.incarnation)
+        again = [u for u in self._lost if u[:2] == own and u not in settled and not settled.is_over(u)]
+        if again:
+            self._hole = f"{worker.member.name} was away while it sent {len(again)} updates"
 
     def _look_at_primary(self) -> Iterator[Instruction]:
         """Repeat to a primary that came back how far it may be ahead."""

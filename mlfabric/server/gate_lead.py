@@ -25,7 +25,7 @@ ROUNDING = 1 + 1e-9
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """One version of the lead, or one that would follow."""
+    """One step of the lead, or one that would follow; ``version`` is the last that it makes, under ADAM of several."""
 
     version: int
     members: tuple[UpdateId, ...]
@@ -144,12 +144,12 @@ class LeadGate:
         return few and (norm is None or sum(s.bound for s in ahead) <= norm)
 
     def _planned(self, version: int, members: Sequence[Expected], lrs: Sequence[float]) -> list[_Step]:
-        """Bound the steps of a group that is not committed."""
-        ids, bounds = [m.update for m in members], self._bounds(members, lrs)
+        """Bound the steps of a group that is not committed: one if the replica can only make it whole."""
+        ids, bounds = tuple(m.update for m in members), self._bounds(members, lrs)
         if self._spec.mode is Mode.SYNCHRONOUS:
-            return [_Step(version + 1, tuple(ids), bounds[0])]
+            return [_Step(version + 1, ids, bounds[0])]
         if self._spec.rule.kind is RuleKind.ADAM:
-            bounds = bounds + [0] * (len(ids) - 1)
+            return [_Step(version + len(ids), ids, bounds[0])]
         return [
             _Step(version + place, (update,), bound)
             for place, (update, bound) in enumerate(zip(ids, bounds, strict=True), 1)
@@ -176,9 +176,9 @@ class LeadGate:
         lrs = [commit.lr for commit in commits]
         exact = units_above(commits[0].step_norm * ROUNDING)
         steps = self._planned(commits[0].version.number - 1, members, lrs)
-        together = self._spec.mode is Mode.SYNCHRONOUS or self._spec.rule.kind is RuleKind.ADAM or len(steps) == 1
-        self._steps += [_Step(steps[0].version, steps[0].members, exact), *steps[1:]] if together else steps
-        history = commits[0].step_norm * ROUNDING if together else as_norm(steps[-1].bound) * ROUNDING
+        is_one = len(steps) == 1
+        self._steps += [replace(steps[0], bound=exact)] if is_one else steps
+        history = commits[0].step_norm * ROUNDING if is_one else as_norm(steps[-1].bound) * ROUNDING
         self._state = replace(
             self._state,
             history_norm=history,

@@ -33,6 +33,7 @@ from mlfabric.protocol import (
     SumId,
     Tick,
     TransferEnd,
+    TransferEnded,
     Unfollowed,
     UpdateId,
     UpdateKind,
@@ -190,6 +191,31 @@ def test_an_update_whose_worker_is_gone_before_the_replica_had_it_is_dropped_by_
     found = stage.tell(MemberLeft(name="a", incarnation=1))
     assert [(d.to, d.update, d.cause) for d in only(Drop, found)] == [("s", update("a"), DropReason.NOT_REPLICATED)]
     assert not only(Drop, stage.tell(Tick()))
+
+
+def test_what_a_worker_sent_before_it_was_away_is_not_taken_for_what_it_sends_again():
+    stage = seeded(Stage().trained("a", "b"), updates=0)
+    assert [r.transfer for r in only(Replicate, stage.ask(push("a")))] == [update("a")]
+    assert [v.transfer for v in only(Void, stage.tell(MemberSilent(name="a", incarnation=1))) if v.to == "r"]
+    found = stage.worker("a") + stage.ask(push("a"))
+    assert not only(Replicate, found)
+    assert only(Seed, found)[0].term == TERM + 2
+    late = TransferEnded(member="r", model="net", transfer=update("a"), end=TransferEnd.RECEIVED)
+    found = stage.tell(late) + stage.tell(reported(0, update("a")))
+    assert not only(Release, found)
+    assert not [f for f in only(Followed, found) if f.held]
+    assert [r.transfer for r in only(Replicate, stage.tell(reported(0, term=TERM + 2)))] == [update("a")]
+
+
+@pytest.mark.parametrize("other", ["nothing", "another process", "it is over"])
+def test_a_worker_that_comes_back_with_nothing_to_send_again_leaves_no_hole(other):
+    stage = seeded(Stage().trained("a", "b"), updates=0)
+    if other != "nothing":
+        stage.ask(push("a"))
+    stage.tell(MemberSilent(name="a", incarnation=1))
+    if other == "it is over":
+        stage.tell(ended(update("a"), TransferEnd.DISCARDED, DropReason.DELAY_BOUND))
+    assert not only(Seed, stage.worker("a", incarnation=2 if other == "another process" else 1))
 
 
 @pytest.mark.parametrize("gone", [MemberLeft(name="a", incarnation=1), MemberSilent(name="a", incarnation=1)])

@@ -8,10 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlfabric.protocol import Drop, DropReason, Expected, Followed, HeldBack, ModelVersion, Unfollowed, UpdateId
+from mlfabric.protocol import (
+    Commit,
+    Drop,
+    DropReason,
+    Expected,
+    Followed,
+    HeldBack,
+    ModelVersion,
+    Unfollowed,
+    UpdateId,
+)
+from mlfabric.rules import RuleKind, RuleSpec
 from mlfabric.server import actions as act
 from mlfabric.server.gate_lead import LeadGate
-from mlfabric.specs import MomentumAt
+from mlfabric.specs import ModelSpec, MomentumAt
 from tests.server.stage import SPEC, Stage, expect, offer, update
 
 
@@ -158,6 +169,41 @@ def test_a_sum_is_held_back_as_a_whole():
     assert gate.refusal(0, members[:1], [0.1]) == ""
     assert gate.refusal(0, members, [0.1, 0.1])
     assert gate.is_too_large(0, members, [0.1, 0.1])
+
+
+def under_adam() -> LeadGate:
+    """Return a gate whose groups make one step each, which a replica cannot make in part."""
+    gate = LeadGate(ModelSpec(name="net", layout=SPEC.layout, rule=RuleSpec(lr=0.5, kind=RuleKind.ADAM)))
+    gate.seeded(0.0, 0.0, 0)
+    return gate
+
+
+@pytest.mark.parametrize("bound", [{"updates": 1}, {"norm": 0.01}, {"norm": 0.0}])
+@pytest.mark.parametrize("there", ["", "a", "b"])
+def test_what_the_replica_holds_of_a_sum_that_makes_one_step_helps_only_whole(bound, there):
+    gate, members = under_adam(), [Expected(update(name), ModelVersion(1, 0), 0, 1.0) for name in "ab"]
+    gate.follow(followed(0, *map(update, there), **bound))
+    assert gate.refusal(0, members, [0.5, 0.5])
+    assert gate.is_too_large(0, members, [0.5, 0.5])
+    gate.follow(followed(0, update("a"), update("b"), **bound))
+    assert gate.refusal(0, members, [0.5, 0.5]) == ""
+
+
+@pytest.mark.parametrize("there", ["", "a", "b"])
+def test_a_sum_that_made_one_step_is_a_lead_until_the_replica_has_all_of_it(there):
+    gate, members = under_adam(), [Expected(update(name), ModelVersion(1, 0), 0, 1.0) for name in "abc"]
+    gate.follow(followed(updates=2))
+    made = [
+        Commit(update=m.update, version=ModelVersion(1, n), tau=0, lr=0.5, step_norm=0.5)
+        for n, m in enumerate(members[:2], 1)
+    ]
+    gate.committed(members[:2], made)
+    gate.follow(followed(0, *map(update, there), updates=2))
+    assert "3 updates" in gate.refusal(2, members[2:], [0.5])
+    gate.follow(followed(0, update("a"), update("b"), updates=2))
+    assert gate.refusal(2, members[2:], [0.5]) == ""
+    gate.follow(followed(2, updates=2))
+    assert gate.refusal(2, members[2:], [0.5]) == ""
 
 
 @pytest.mark.parametrize("updates", [0, 2])
