@@ -10,8 +10,10 @@ they are; of several from whom it would come at one time, the server goes first,
 It matters in which order they are taken. These are tried, the cheapest is the answer (ties: the first):
 
 * as the server alone would answer them; or hosts of distributors first, so that there are soon many who have it;
-* either with the slow ones (more than twice the median of the time that each needs alone) in front, slowest first:
-  they take a small share of the links for long;
+* hosts of distributors by the time that each needs to have it and to hand it on, whichever is longer: who hands it on
+  slowly comes after those from whom it comes fast;
+* any of these with the slow ones (more than twice the median of the time that each needs alone) in front, slowest
+  first: they take a small share of the links for long;
 * hosts of distributors first, after the model was sent to 1, 2, 4, ... distributors who have no get themselves; those
   who then hand it on to nobody are left out again.
 
@@ -68,6 +70,17 @@ def _solo_ns(fan: Fan, lines: Lines) -> list[int]:
     return [end_ns - ready_ns for end_ns in PartsReserver(fan.world, parts).solo_ends(lines)]
 
 
+def _onward_ns(fan: Fan, lines: Lines, solo_ns: Sequence[int]) -> list[int]:
+    """By distributor how long it would need to hand the model on to the get that is easiest to reach, not its own."""
+    handing, ready_ns = fan.handing, int(fan.handing.scalars[1])
+    nearest = sorted(range(len(solo_ns)), key=solo_ns.__getitem__)
+    to = [next((g for g in nearest if handing.own[g] != j), nearest[0]) for j in range(len(fan.distributors))]
+    route = np.array([[handing.onward[j, g]] for j, g in enumerate(to)], np.int64)
+    bits = np.array([[handing.bits[g]] for g in to], np.int64)
+    parts = Parts(route, bits, np.full(len(to), ready_ns))
+    return [end_ns - ready_ns for end_ns in PartsReserver(fan.world, parts).solo_ends(lines)]
+
+
 def _orders(fan: Fan, lines: Lines, effort: Effort) -> Iterator[list[int]]:
     own = fan.handing.own.tolist()
     items = list(dict.fromkeys(~j if j >= 0 else g for g, j in enumerate(own)))
@@ -85,6 +98,12 @@ def _orders(fan: Fan, lines: Lines, effort: Effort) -> Iterator[list[int]]:
     if slow:
         yield slow + [item for item in by_order if span_ns[item] <= many_ns]
         yield slow + [item for item in helpers_first if span_ns[item] <= many_ns]
+    onward_ns = _onward_ns(fan, lines, solo_ns)
+    passing = sorted(helpers_first, key=lambda item: max(span_ns[item], onward_ns[~item]) if item < 0 else HORIZON_NS)
+    if passing not in (by_order, helpers_first):
+        yield passing
+        if slow:
+            yield slow + [item for item in passing if span_ns[item] <= many_ns]
     relays = [~j for j in range(len(fan.distributors)) if ~j not in span_ns]
     count = 1
     while relays and count < 2 * len(relays):

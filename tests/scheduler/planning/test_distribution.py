@@ -352,6 +352,18 @@ def test_a_slow_host_hands_nothing_on_and_does_not_hold_up_the_others() -> None:
     assert slow == max(a.arrive_ns for a in found.answers) == 321 * MS  # as soon as if it were alone
 
 
+@pytest.mark.parametrize("slow", [("w00",), ("w00", "w03"), ("w01", "w02", "w07")])
+def test_who_would_hand_it_on_slowly_gets_it_from_others_and_not_before_them(slow: tuple[str, ...]) -> None:
+    case = equal_star(8, 8)
+    for host in slow:
+        case.network.set_rate(up_link(host), 50 * 10**6)
+    found = case.plan(*Shape)
+    check(case, found)
+    assert not [t for t in found.transfers if t.source in slow and t.path]
+    late = [a for a in found.answers if a.arrive_ns > 1.35 * 80 * MS]
+    assert len(late) == len(slow) - 1, "the server and each fast host hand it on once in that time"
+
+
 def test_late_gets_are_answered_by_the_server_and_wait_for_nobody() -> None:
     case = equal_star(6, 6)
     late = GetCandidate(get=GetId("w05", 0, 1), destination="w05", size_bytes=2 * 10**6, ready_ns=300 * MS)
