@@ -167,6 +167,7 @@ def _by_all_reduce(place: Place, plan: RunPlan) -> WorkerLog:
             settings=_settings(place),
         ) as member,
     ):
+        _wait_for_all(place, [SERVER])  # which nobody needs here; one that came too late would never be seen to leave
         came.listen()
         member.all_reduce(total)
         began_ns = now_ns = time.monotonic_ns()
