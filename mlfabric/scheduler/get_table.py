@@ -217,12 +217,12 @@ class GetTable:
         path = self._context.path(self._pushes.server, get.worker)
         booked_ns = self._context.network.busy_until(path[0], now_ns) if path else now_ns
         expected = self._pushes.expected_ns(now_ns)
-        starts = {planned.get: planned.profile.start_ns for planned in self._out_of_hand()}
+        starts = {planned.get: planned.profile.start_ns for planned in self._unsent_hand_ons()}
         starts |= {own: planned.profile.start_ns for own, planned in self.planned.items() if planned.by is None}
         coming = [self._coming(own, expected, now_ns) for own in sorted(starts, key=starts.__getitem__)]
         return max(booked_ns, self._succession.dry_ns(coming, now_ns))
 
-    def _out_of_hand(self) -> Iterator[PlannedHandOn]:
+    def _unsent_hand_ons(self) -> Iterator[PlannedHandOn]:
         """Return the hand-ons that the server has still to send, or to go on sending."""
         return (planned for planned in self.hand_ons.planned.values() if planned.above is None and not planned.fetched)
 
