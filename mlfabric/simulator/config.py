@@ -108,6 +108,7 @@ class SimulationConfig:
         latency_ns: mean time that a message takes.
         notice_ns: mean time until an end notices that a line broke.
         receive_updates: how many updates fit into a server's budget.
+        weight_copies: see ``ServerConfig``.
         silence_ns, batch_window_ns, drop_rule: see ``SchedulerConfig``.
         faults: how often what goes wrong.
     """
@@ -136,6 +137,7 @@ class SimulationConfig:
     latency_ns: int = 300_000
     notice_ns: int = 20_000_000
     receive_updates: int = 4
+    weight_copies: int = 0
     silence_ns: int = 400_000_000
     batch_window_ns: int = 100_000_000
     drop_rule: DropRule = DropRule.FEASIBLE

@@ -1,7 +1,7 @@
 """Bytes on links in virtual time: concurrent transfers share each link evenly.
 
-A flow's rate is the least, over the links of its path, of the link's rate divided by the number of flows on it, and
-never more than its pace. That is not what TCP does to the bit, but it knows what matters here: a transfer takes as
+What a flow cannot use of its even share of a link, because another link or its pace holds it back, is shared among the
+others (max-min fairness). That is not what TCP does to the bit, but it knows what matters here: a transfer takes as
 long as its links take, others make it slower, and a plan's prediction may be wrong.
 """
 
@@ -63,7 +63,7 @@ class Flows:
         """Begin a transfer; ``done`` is called when its last byte has left."""
         self._advance()
         path = () if source == destination else (up_link(source), down_link(destination))
-        flow = Flow(what, path, size_bytes * _BIT_NS_PER_BYTE, pace_bps or _LOCAL_BPS, done)
+        flow = Flow(what, path, size_bytes * _BIT_NS_PER_BYTE, min(pace_bps or _LOCAL_BPS, _LOCAL_BPS), done)
         self._running.append(flow)
         self._share_out()
         return flow
@@ -87,13 +87,26 @@ class Flows:
             flow.left -= elapsed_ns * flow.bps
 
     def _share_out(self) -> None:
-        users = Counter(link for flow in self._running for link in flow.path)
-        for flow in self._running:
-            shares = [self._rates[link] // users[link] for link in flow.path]
-            bps = max(1, min([flow.pace_bps, _LOCAL_BPS, *shares]))
+        for flow, bps in self._shares():
             if flow.timer is None or bps != flow.bps:
                 flow.bps = bps
                 self._set_timer(flow)
+
+    def _shares(self) -> list[tuple[Flow, int]]:
+        """Return every flow's rate: those that get the least first."""
+        found: list[tuple[Flow, int]] = []
+        left, open_flows = dict(self._rates), self._running
+        while open_flows:
+            users = Counter(link for flow in open_flows for link in flow.path)
+            even = {link: left[link] // count for link, count in users.items()}
+            most = [min([flow.pace_bps, *(even[link] for link in flow.path)]) for flow in open_flows]
+            least = min(most)
+            found += [(flow, max(1, bps)) for flow, bps in zip(open_flows, most, strict=True) if bps == least]
+            for flow, bps in zip(open_flows, most, strict=True):
+                for link in flow.path if bps == least else ():
+                    left[link] -= least
+            open_flows = [flow for flow, bps in zip(open_flows, most, strict=True) if bps > least]
+        return found
 
     def _set_timer(self, flow: Flow) -> None:
         if flow.timer is not None:

@@ -69,7 +69,8 @@ class SimulatedServer:
         self.address = name
         self.host = f"host of {name}"
         budget = world.config.receive_updates * world.config.model_bytes
-        self.state = ServerState(ServerConfig(name=name, receive_budget_bytes=budget))
+        copies = world.config.weight_copies
+        self.state = ServerState(ServerConfig(name=name, receive_budget_bytes=budget, weight_copies=copies))
         self.stores: dict[str, StoreDouble] = {}
         self.buffers = ReceiveBuffers()
         callbacks = SessionCallbacks(joining=self._joining, admitted=self._admitted, instructed=self._instructed)
@@ -230,7 +231,8 @@ class SimulatedServer:
                 self._install(action)
             case act.CreateStore():
                 self._witness.rules[action.spec.name] = action.spec.rule
-                self.stores[action.spec.name] = StoreDouble(weight_buffers(action.spec), action.spec.rule)
+                limit = weight_buffers(action.spec) + self._world.config.weight_copies
+                self.stores[action.spec.name] = StoreDouble(limit, action.spec.rule)
 
     # Frames out
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlfabric.network import up_link
+from mlfabric.network import down_link, up_link
 from mlfabric.protocol import (
     Committed,
     Expect,
@@ -81,6 +81,24 @@ def test_a_transfer_that_joins_slows_the_other_from_then_on(world, flows):
 
 def test_transfers_on_different_links_do_not_meet(world, flows):
     assert moved(world, flows, ("x", "a", "s", 0), ("y", "s", "b", 0)) == {"x": 8, "y": 8}
+
+
+def test_what_one_transfer_cannot_use_of_its_share_the_others_get(world, flows):
+    flows.set_rate(down_link("b"), 100_000_000)
+    assert moved(world, flows, ("slow", "a", "b", 0), ("fast", "a", "s", 0)) == {"slow": 80, "fast": 8.889}
+
+
+def test_what_is_paced_leaves_the_rest_of_a_link_to_the_others(world, flows):
+    over = {}
+    for name, pace_bps in (("paced", 250_000_000), ("free", 0), ("other", 0)):
+        flows.start(name, "a", "s", 1_000_000, pace_bps, lambda name=name: over.update({name: world.now_ns}))
+    began = world.now_ns
+    run(world)
+    assert {name: round((ns - began) / MS, 3) for name, ns in over.items()} == {
+        "paced": 32,
+        "free": 21.333,
+        "other": 21.333,
+    }
 
 
 def test_a_link_that_slows_down_slows_what_runs(world, flows):

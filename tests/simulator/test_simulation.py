@@ -7,7 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from mlfabric.network import down_link
 from mlfabric.protocol import DropReason, UpdateKind
+from mlfabric.server.serving import Servings
 from mlfabric.simulator import CALM, STORMY, Simulation, SimulationConfig
 from mlfabric.simulator.witness import Witness
 from mlfabric.simulator.worker import SimulatedWorker
@@ -45,6 +47,22 @@ def test_nothing_is_lost_or_applied_twice_where_news_is_slower_than_bytes(seed):
 def test_nothing_is_lost_or_applied_twice_where_updates_are_summed_on_their_way(seed, mode):
     summary = Simulation(SimulationConfig.drawn_with_sums(seed, mode=mode)).run(EVENTS)
     assert summary.events >= EVENTS
+
+
+@pytest.mark.parametrize(("copies", "waits"), [(0, True), (16, False)])
+def test_a_get_waits_for_a_slower_one_only_while_the_server_may_not_copy_its_weights(copies, waits, monkeypatch):
+    simulation = Simulation(SimulationConfig(seed=1, workers=6, server_share=4.0, weight_copies=copies))
+    for worker in simulation.workers[:3]:
+        simulation.flows.set_rate(down_link(worker.place.host), 20_000_000)
+    lacking, advance = [], Servings.advance
+
+    def watched(self, *given):
+        yield from advance(self, *given)
+        lacking.append(self.lacks_copy)
+
+    monkeypatch.setattr(Servings, "advance", watched)
+    simulation.run(EVENTS)
+    assert any(lacking) == waits
 
 
 @pytest.mark.parametrize("mode", MODES)
