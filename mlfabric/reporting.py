@@ -1,7 +1,7 @@
 """Tells the monitor what finished transfers achieved. Shell-level, shared by every member that moves tensors.
 
-Records are gathered and sent now and again. While there is no monitor, or it does not answer, they are dropped and
-counted: training never waits for a measurement.
+A record is sent at once, and those that follow closely are gathered. While there is no monitor, or it does not answer,
+they are dropped and counted: training never waits for a measurement.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections import deque
+from typing import NamedTuple
 
 import grpc
 
@@ -23,6 +24,15 @@ ANSWER_WITHIN_S = 1.0
 KEEP_RECORDS = 4096
 _CHANNEL_OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_reconnect_backoff_ms", 1000)]
 log = logging.getLogger("mlfabric.reporting")
+_pause = asyncio.sleep
+
+
+class _Ends(NamedTuple):
+    """Where the bytes of a transfer came from and where they went, or to whom."""
+
+    from_host: str
+    to_host: str = ""
+    to_peer: str = ""
 
 
 class TransferReporter:
@@ -36,7 +46,7 @@ class TransferReporter:
 
     def __init__(self, name: str, host: str = "", up_bps: int = 0, down_bps: int = 0) -> None:
         self._header = monitor_pb2.RecordTransfersRequest(member=name, host=host, up_bps=up_bps, down_bps=down_bps)
-        self._records: deque[tuple[TransferRecord, str, str]] = deque()
+        self._records: deque[tuple[TransferRecord, _Ends]] = deque()
         self._address = ""
         self._connected_to = ""
         self._channel: grpc.aio.Channel | None = None
@@ -57,19 +67,32 @@ class TransferReporter:
             record: what this member measured.
             from_host, to_host: where the bytes came from and where they went.
         """
+        self._take_in(record, _Ends(from_host=from_host, to_host=to_host))
+
+    def record_sent(self, record: TransferRecord, from_host: str, to_peer: str) -> None:
+        """Take in a finished transfer to somebody whose host is perhaps not known.
+
+        Args:
+            record: what this member measured.
+            from_host: where the bytes came from.
+            to_peer: the receiver, by its name, or its host.
+        """
+        self._take_in(record, _Ends(from_host=from_host, to_peer=to_peer))
+
+    def _take_in(self, record: TransferRecord, ends: _Ends) -> None:
         if not self._address or len(self._records) >= KEEP_RECORDS:
             self.dropped += 1
             return
-        self._records.append((record, from_host, to_host))
+        self._records.append((record, ends))
         self._wake.set()
 
     async def run(self) -> None:
         """Send records until cancelled."""
         while True:
             await self._wake.wait()
-            await asyncio.sleep(REPORT_INTERVAL_S)
             self._wake.clear()
             await self._send()
+            await _pause(REPORT_INTERVAL_S)
 
     async def close(self) -> None:
         """Close the connection; what was not sent is dropped."""
@@ -93,20 +116,23 @@ class TransferReporter:
         else:
             self.sent += len(taken)
 
-    def _message(self, taken: deque[tuple[TransferRecord, str, str]]) -> monitor_pb2.RecordTransfersRequest:
+    def _message(self, taken: deque[tuple[TransferRecord, _Ends]]) -> monitor_pb2.RecordTransfersRequest:
         message = monitor_pb2.RecordTransfersRequest()
         message.CopyFrom(self._header)
         now_ns = time.monotonic_ns()
-        for record, from_host, to_host in taken:
+        for record, ends in taken:
             message.records.add(
-                from_host=from_host,
-                to_host=to_host,
+                from_host=ends.from_host,
+                to_host=ends.to_host,
+                to_peer=ends.to_peer,
                 bytes=record.bytes,
                 seconds=record.seconds,
                 paced=record.paced,
                 delivery_rate_bps=record.delivery_rate_bps,
                 ended_ago_s=(now_ns - record.ended_ns) / 1e9,
                 at_sender=record.direction is Direction.OUT,
+                busy_bytes=record.busy_bytes,
+                busy_seconds=record.busy_ns / 1e9,
             )
         return message
 

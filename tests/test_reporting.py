@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import grpc
 import pytest
 
+from mlfabric import reporting as reporting_module
 from mlfabric.channels import Direction, TransferRecord
 from mlfabric.reporting import KEEP_RECORDS, TransferReporter
 from mlfabric.v1 import monitor_pb2, monitor_pb2_grpc
@@ -86,6 +88,43 @@ async def test_records_arrive_together_and_say_who_measured_what() -> None:
     assert first.ended_ago_s == pytest.approx(second.ended_ago_s)
     assert first.ended_ago_s > 0
     assert (reporter.sent, reporter.dropped) == (2, 0)
+
+
+async def test_a_record_of_what_was_sent_names_its_receiver_and_what_the_links_carried() -> None:
+    monitor = Monitor()
+    sent = replace(moved(Direction.OUT, paced=True), busy_bytes=800, busy_ns=500_000_000)
+    async with listening(monitor) as address, reporting(TransferReporter("w0", "node-0")) as reporter:
+        reporter.set_address(address)
+        reporter.record_sent(sent, "node-0", "w1")
+        async with asyncio.timeout(WITHIN_S):
+            request = await monitor.requests.get()
+        await settled(reporter, 1)
+    (record,) = request.records
+    assert (record.from_host, record.to_host, record.to_peer, record.at_sender) == ("node-0", "", "w1", True)
+    assert (record.busy_bytes, record.busy_seconds) == (800, 0.5)
+
+
+async def test_the_first_record_does_not_wait_for_more_but_what_follows_closely_is_gathered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monitor = Monitor()
+    go_on = asyncio.Event()
+
+    async def until_told(_: float) -> None:
+        await go_on.wait()
+
+    async with listening(monitor) as address:
+        reporter = TransferReporter("w0", "node-0")
+        reporter.set_address(address)
+        with monkeypatch.context() as patched:
+            patched.setattr(reporting_module, "_pause", until_told)
+            async with reporting(reporter), asyncio.timeout(WITHIN_S):
+                reporter.record(moved(), "node-1", "node-0")
+                assert len((await monitor.requests.get()).records) == 1
+                for _ in range(3):
+                    reporter.record(moved(), "node-1", "node-0")
+                go_on.set()
+                assert len((await monitor.requests.get()).records) == 3
 
 
 async def test_without_a_monitor_records_are_dropped_and_counted() -> None:

@@ -186,6 +186,8 @@ class AggregatorService:
         self._metrics.transfer(record, peer)
         if record.direction is Direction.IN:
             self._reporter.record(record, peer, self.options.host)
+        elif record.busy_bytes:
+            self._reporter.record_sent(record, self.options.host, peer)
 
     async def _report_memory(self) -> None:
         while True:

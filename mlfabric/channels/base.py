@@ -105,6 +105,9 @@ class TransferRecord:
         bytes: payload bytes.
         paced: the sender held it to a planned rate or waited for its bytes, so it says nothing about what the link
             could do.
+        busy_bytes, busy_ns: at the sender of what its receiver takes for paced: what was delivered while there was more
+            to send than the network took, and how long that was: what the links carried then. 0 where that was not
+            measured.
         delivery_rate_bps: the kernel's own estimate at the sender (TCP_INFO); 0 if unknown.
         started_ns, ended_ns: monotonic clock of this host.
     """
@@ -116,6 +119,8 @@ class TransferRecord:
     delivery_rate_bps: int
     started_ns: int
     ended_ns: int
+    busy_bytes: int = 0
+    busy_ns: int = 0
 
     @property
     def seconds(self) -> float:
@@ -138,6 +143,14 @@ class Connection(Protocol):
     @property
     def unread_bytes(self) -> int:
         """Payload bytes that were announced and have not been received or discarded yet."""
+
+    def spread(self, rate_bps: int) -> None:
+        """Have the transport space out what is sent from now on at about a rate, until told otherwise; 0 not at all.
+
+        So streams that meet at a slow link, each at its share of it, find no queue there that bursts have made. It is
+        no limit: first packets and small frames go at once, and a transport that cannot do it sends as it can. What was
+        slowed down by this counts as paced.
+        """
 
     async def send(self, frame: Frame, payload: Sequence[memoryview] = (), rate_bps: int = 0) -> TransferRecord | None:
         """Send a frame and its payload without copying it.

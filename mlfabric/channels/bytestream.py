@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from mlfabric.channels.backlog import Path
 from mlfabric.channels.limiter import TokenBucket
 
 __all__ = ["ByteStream", "Limits"]
@@ -35,6 +36,15 @@ class ByteStream(Protocol):
 
     async def read_through(self, view: memoryview, full: Callable[[], memoryview]) -> bool:
         """Fill ``view``, and then whatever ``full`` returns, until that is empty; tell whether all were filled."""
+
+    def spread(self, rate_bps: int) -> bool:
+        """Space out what is written from now on at about a rate, 0 not any longer; tell whether the transport can."""
+
+    def path(self) -> Path:
+        """Return what the transport knows of the way to the peer."""
+
+    def unacknowledged_bytes(self) -> int:
+        """Return how many of the bytes that were written have not reached the peer, as far as the transport knows."""
 
     def delivery_rate_bps(self) -> int:
         """Return the transport's own estimate of its sending rate in bit/s; 0 if it has none."""

@@ -10,6 +10,7 @@ import asyncio
 import errno
 from collections.abc import Callable, Sequence
 
+from mlfabric.channels.backlog import Path
 from mlfabric.channels.base import Connection, Handler
 from mlfabric.channels.bytestream import Limits
 from mlfabric.channels.roster import Roster
@@ -50,6 +51,10 @@ class _Pipe:
     @property
     def room_bytes(self) -> int:
         return PIPE_BYTES - len(self._bytes)
+
+    @property
+    def held_bytes(self) -> int:
+        return len(self._bytes)
 
     async def has_room(self) -> None:
         while not self.room_bytes and not self._ended:
@@ -123,6 +128,10 @@ class MemoryStream:
     async def drain(self) -> None:
         """Do nothing: what was written is with the peer."""
 
+    def spread(self, rate_bps: int) -> bool:
+        """Tell that memory cannot."""
+        return False
+
     async def read_into(self, view: memoryview, at_least: int) -> int:
         """Read ``at_least`` bytes or more; fewer mean that no more will come."""
         at = 0
@@ -140,6 +149,14 @@ class MemoryStream:
                 return False
             view = full()
         return True
+
+    def path(self) -> Path:
+        """Return that nothing is known."""
+        return Path(0, 0)
+
+    def unacknowledged_bytes(self) -> int:
+        """Return how many of the bytes that were written the peer has not read."""
+        return self._outgoing.held_bytes
 
     def delivery_rate_bps(self) -> int:
         """Return 0: memory has no estimate."""

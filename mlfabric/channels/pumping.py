@@ -6,6 +6,7 @@ import asyncio
 import time
 from typing import Protocol
 
+from mlfabric.channels.backlog import Backlog, Path
 from mlfabric.channels.progress import Filling
 
 __all__ = ["Pump", "Sink"]
@@ -22,12 +23,21 @@ class Sink(Protocol):
     async def writable(self) -> None:
         """Wait until there is room."""
 
+    def path(self) -> Path:
+        """Return what is known of the way that the bytes take."""
+
+    def unacknowledged_bytes(self) -> int:
+        """Return how many of the bytes that were written have not arrived, as far as is known."""
+
 
 class Pump:
     """Sends what becomes ready in the very callback that says so: no task is woken for it, unless there is no room.
 
     Pieces may be short, so that what is passed on is not held up; a task that is woken for each would cost more than
     all else that is done with it.
+
+    Attributes:
+        backlog: how much was sent while more was ready than the network took.
 
     Args:
         filling: may fail; then so does the pump, with the same error, even after the last byte.
@@ -38,9 +48,9 @@ class Pump:
         self._payload = filling.payload
         self._progress = filling.progress
         self._at = 0
-        self._starved_since_ns = time.monotonic_ns()
         self._stopped = asyncio.get_running_loop().create_future()
-        self.starved_ns = 0
+        self._is_held_up = False
+        self.backlog = Backlog(sink.path())
 
     async def run(self) -> None:
         """Send all of it.
@@ -59,19 +69,25 @@ class Pump:
                 await self._stopped
         self._progress.check()
 
+    def look(self) -> None:
+        """Let the backlog be judged up to now; at the end once the last byte has left.
+
+        Raises:
+            OSError: the sink failed.
+        """
+        unacknowledged = self._sink.unacknowledged_bytes()
+        self.backlog.look(self._at, unacknowledged, time.monotonic_ns(), held_up=self._is_held_up)
+
     def _go_on(self) -> None:
         """Send what is ready; stop at the end, when there is no room, and at an error."""
         if self._stopped.done():
             return
-        now_ns = time.monotonic_ns()
-        if self._starved_since_ns:
-            self.starved_ns += now_ns - self._starved_since_ns
         try:
-            is_over = self._send_ready()
+            self.look()
+            is_over = self._is_held_up = self._send_ready()
         except Exception as error:
             self._stopped.set_exception(error)
             return
-        self._starved_since_ns = 0 if is_over else now_ns
         if is_over:
             self._stopped.set_result(None)
 

@@ -26,6 +26,8 @@ __all__ = ["StreamConnection"]
 
 SCRATCH_BYTES = 1024 * 1024
 STARVED_SHARE = 0.05
+SPREAD_SHARE = 0.8
+"""What was faster than this share of the rate at which it was spread out may have been slowed down by that."""
 EMPTY = memoryview(b"")
 
 
@@ -45,6 +47,7 @@ class StreamConnection:
         self._busy: set[Direction] = set()
         self._unread_bytes = 0
         self._incoming_paced = False
+        self._spread_bps = 0
         loop = asyncio.get_running_loop()
         self._stopping: asyncio.Future[None] = loop.create_future()
         self._closed: asyncio.Future[None] = loop.create_future()
@@ -59,6 +62,11 @@ class StreamConnection:
         """Payload bytes that were announced and have not been received or discarded yet."""
         return self._unread_bytes
 
+    def spread(self, rate_bps: int) -> None:
+        """Have the transport space out what is sent (see ``Connection.spread``)."""
+        if rate_bps != self._spread_bps and self._stream.spread(rate_bps):
+            self._spread_bps = rate_bps
+
     async def send(self, frame: Frame, payload: Sequence[memoryview] = (), rate_bps: int = 0) -> TransferRecord | None:
         """Send a frame and its payload without copying it (see ``Connection.send``)."""
         views = contiguous(payload)
@@ -66,7 +74,7 @@ class StreamConnection:
             raise UsageError(f"the frame announces {frame.length} payload bytes, given {total_bytes(views)}")
         pacer = self._upward(rate_bps)
         with self._using(Direction.OUT):
-            await self._send_head(frame, pacer, paced=rate_bps > 0)
+            await self._send_head(frame, pacer, paced=rate_bps > 0 or self._spread_bps > 0)
             return await self._send_payload(views, pacer, paced=rate_bps > 0) if frame.length else None
 
     def _upward(self, rate_bps: int) -> Pacer:
@@ -83,7 +91,12 @@ class StreamConnection:
         with pacer:
             await self._send_views(views, pacer)
             await self._drain()
-        return self._record(Direction.OUT, total_bytes(views), started_ns, paced=paced)
+        record = self._record(Direction.OUT, total_bytes(views), started_ns, paced=paced)
+        if paced or not self._spread_bps:
+            return record
+        with self._breaking():
+            delivered = record.bytes - self._stream.unacknowledged_bytes()
+        return self._with_busy(record, max(0, delivered), record.ended_ns - record.started_ns)
 
     async def send_stream(
         self, frame: Frame, chunks: AsyncIterator[memoryview] | Filling, rate_bps: int = 0
@@ -131,8 +144,17 @@ class StreamConnection:
         with self._breaking():
             await pump.run()
         await self._drain()
-        starved = pump.starved_ns > STARVED_SHARE * (time.monotonic_ns() - started_ns)
-        return self._record(Direction.OUT, length, started_ns, paced=starved)
+        with self._breaking():
+            pump.look()
+        record, busy = self._record(Direction.OUT, length, started_ns, paced=False), pump.backlog
+        starved_ns = record.ended_ns - record.started_ns - busy.ns
+        paced = record.paced or starved_ns > STARVED_SHARE * (record.ended_ns - record.started_ns)
+        return self._with_busy(replace(record, paced=paced), busy.bytes, busy.ns)
+
+    def _with_busy(self, record: TransferRecord, n_bytes: int, took_ns: int) -> TransferRecord:
+        """Add to a record what the links carried while they alone held it up, unless spreading may have."""
+        spread = self._was_spread(n_bytes, took_ns)
+        return record if spread else replace(record, busy_bytes=n_bytes, busy_ns=took_ns)
 
     async def _send_views(self, views: Sequence[memoryview], pacer: Pacer) -> None:
         for group in chunked(views, pacer.chunk_bytes):
@@ -268,15 +290,21 @@ class StreamConnection:
         return n
 
     def _record(self, direction: Direction, n_bytes: int, started_ns: int, *, paced: bool) -> TransferRecord:
+        ended_ns, out = time.monotonic_ns(), direction is Direction.OUT
         return TransferRecord(
             peer=self.peer,
             direction=direction,
             bytes=n_bytes,
-            paced=paced,
-            delivery_rate_bps=self._stream.delivery_rate_bps() if direction is Direction.OUT else 0,
+            paced=paced or (out and self._was_spread(n_bytes, ended_ns - started_ns)),
+            delivery_rate_bps=self._stream.delivery_rate_bps() if out else 0,
             started_ns=started_ns,
-            ended_ns=time.monotonic_ns(),
+            ended_ns=ended_ns,
         )
+
+    def _was_spread(self, n_bytes: int, took_ns: int) -> bool:
+        """Tell whether the rate at which it was spread out, and not the links, may have held up what was sent."""
+        held_bits = self._spread_bps * SPREAD_SHARE * took_ns / 1e9
+        return 8 * n_bytes > held_bits > 0
 
     def _check_open(self) -> None:
         if self._stopping.done():

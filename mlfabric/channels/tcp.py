@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from mlfabric.addresses import MAX_PORT, split_address
 from mlfabric.channels import sockets
+from mlfabric.channels.backlog import Path
 from mlfabric.channels.base import Connection, Handler
 from mlfabric.channels.bytestream import Limits
 from mlfabric.channels.limiter import TokenBucket, chunk_bytes
@@ -211,6 +212,18 @@ class TcpStream:
             await done
         finally:
             remove(descriptor)
+
+    def spread(self, rate_bps: int) -> bool:
+        """Have the kernel space packets out."""
+        return sockets.spread(self._sock, rate_bps)
+
+    def path(self) -> Path:
+        """Return what the kernel knows of the way to the peer."""
+        return sockets.path_of(self._sock)
+
+    def unacknowledged_bytes(self) -> int:
+        """Return how many of the bytes that were written the peer's kernel has not acknowledged."""
+        return sockets.unacknowledged_bytes(self._sock)
 
     def delivery_rate_bps(self) -> int:
         """Return the kernel's estimate of its sending rate in bit/s; 0 if unknown."""

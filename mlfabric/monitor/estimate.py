@@ -22,7 +22,9 @@ both. So a slow host is found by its own few transfers, and a server's link is n
 
 A transfer is judged only some time after its end, because those that ran beside it may end later; raising never waits.
 What the sender measured ends when its kernel took the last byte, too early; TCP_INFO's delivery rate stretches it, and
-it counts only where the receiver does not report.
+it counts only where the receiver does not report. A stream is the other way round: only its sender knows when the links
+held it up, and not its input. That part counts as a transfer of its own, the rest as a paced one; its receiver's record
+counts as paced, and only where the sender does not report.
 
 **Ageing.** The truth moves on while nobody looks: an estimate moves towards the nominal rate (towards the best rate
 ever seen, where that is unknown) and has gone half the way after one half-life.
@@ -38,6 +40,7 @@ from enum import Enum
 from mlfabric.errors import ConfigError
 from mlfabric.monitor.evidence import Estimate, Known, Seen, Source, Transfer
 from mlfabric.monitor.history import Link
+from mlfabric.monitor.streams import Streams
 
 __all__ = ["Estimate", "EstimatorOptions", "Link", "LinkEstimator", "Source", "Transfer"]
 
@@ -46,6 +49,9 @@ RENEWAL_GAIN = 0.25
 MUCH_FASTER = 2.0
 MORE_FOR_ANOTHER = 1.25
 MIN_BYTES = 64 * 1024
+"""Of a record: what a receiver that comes late finds in its kernel has come at no rate at all."""
+MIN_BUSY_BYTES = 16 * 1024
+"""Of a stream's busy part, which is measured by what was acknowledged."""
 KEEP_S = 30.0
 SENDER_WAIT_S = 1.0
 
@@ -86,6 +92,7 @@ class LinkEstimator:
         self._to_judge: list[tuple[float, Transfer]] = []
         self._from_senders: list[tuple[float, Transfer]] = []
         self._received_at_s: dict[tuple[str, str], float] = {}
+        self._streams = Streams()
 
     @property
     def links(self) -> list[Link]:
@@ -101,14 +108,18 @@ class LinkEstimator:
     def observe(self, transfers: Iterable[Transfer], now_s: float) -> None:
         """Take in finished transfers; small ones and those within a host say nothing."""
         for transfer in transfers:
-            measurable = transfer.bytes >= MIN_BYTES and transfer.ended_s > transfer.started_s
-            if transfer.from_host == transfer.to_host or not measurable:
+            if transfer.from_host == transfer.to_host or transfer.ended_s <= transfer.started_s:
                 continue
-            if transfer.at_sender:
+            if transfer.busy_bytes >= MIN_BUSY_BYTES and transfer.busy_s > 0:
+                self._take_in_stream(transfer)
+            elif transfer.bytes < MIN_BYTES:
+                continue
+            elif transfer.at_sender:
                 self._from_senders.append((now_s + SENDER_WAIT_S, transfer.stretched()))
             else:
                 self._received_at_s[transfer.from_host, transfer.to_host] = now_s
-                self._take_in(transfer)
+                if not (transfer.paced and self._streams.received(transfer)):
+                    self._take_in(transfer)
         self._settle(now_s)
 
     def observe_nic(self, link: Link, bps: float, speed_bps: float, started_s: float, ended_s: float) -> None:
@@ -153,6 +164,15 @@ class LinkEstimator:
                 self._judge(transfer)
             for known in self._links.values():
                 known.history.forget(now_s - KEEP_S)
+
+    def _take_in_stream(self, transfer: Transfer) -> None:
+        """Take in what a sender says of a stream, in place of what its receiver says."""
+        received = self._streams.sent(transfer)
+        if received is not None:
+            for link in received.links:
+                self._links[link].history.remove(received.passage(link))
+        for part in transfer.parts():
+            self._take_in(part)
 
     def _take_in(self, transfer: Transfer) -> None:
         for link in transfer.links:

@@ -40,6 +40,8 @@ class Transfer:
         paced: the sender held it to a planned rate.
         at_sender: measured where it was sent.
         delivery_rate_bps: TCP_INFO's at the sender; 0 if unknown.
+        busy_bytes, busy_s: of a stream, at its sender: what was delivered while there was more to send than the network
+            took, and how long that was; 0 where it was not measured.
     """
 
     from_host: str
@@ -50,6 +52,8 @@ class Transfer:
     paced: bool = False
     at_sender: bool = False
     delivery_rate_bps: int = 0
+    busy_bytes: int = 0
+    busy_s: float = 0.0
 
     @property
     def links(self) -> tuple[Link, Link]:
@@ -73,6 +77,27 @@ class Transfer:
             return self
         seconds = max(self.ended_s - self.started_s, 8 * self.bytes / self.delivery_rate_bps)
         return replace(self, ended_s=self.started_s + seconds)
+
+    def parts(self) -> tuple[Transfer, ...]:
+        """Return the busy part, as if that had come last, and what came before, which counts as paced.
+
+        What is more than the links can have carried before was on its way yet when the sender was through, and is left
+        out.
+        """
+        busy_s = min(self.busy_s, self.ended_s - self.started_s)
+        turned_s, rest_bytes = self.ended_s - busy_s, self.bytes - self.busy_bytes
+        busy = replace(self, bytes=self.busy_bytes, started_s=turned_s, paced=False, delivery_rate_bps=0)
+        before_s = turned_s - self.started_s
+        if rest_bytes <= 0 or rest_bytes * busy_s > self.busy_bytes * before_s:
+            return (busy,)
+        return replace(self, bytes=rest_bytes, ended_s=turned_s, paced=True), busy
+
+    def is_same(self, other: Transfer) -> bool:
+        """Tell whether two records, one of each end, may be of the same transfer."""
+        if (self.links, self.bytes) != (other.links, other.bytes):
+            return False
+        shorter_s = min(self.ended_s - self.started_s, other.ended_s - other.started_s)
+        return min(self.ended_s, other.ended_s) - max(self.started_s, other.started_s) >= shorter_s / 2
 
 
 class Seen(NamedTuple):

@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import insort
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import NamedTuple
@@ -61,6 +62,11 @@ class History:
         insort(self.passages, passage, key=_end)
         if len(self.passages) > KEEP_PASSAGES:
             del self.passages[0]
+
+    def remove(self, passage: Passage) -> None:
+        """Forget one transfer, if it is still remembered."""
+        with suppress(ValueError):
+            self.passages.remove(passage)
 
     def forget(self, before_s: float) -> None:
         """Forget what ended before this instant."""

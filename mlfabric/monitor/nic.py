@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 import psutil
 
+from mlfabric.channels.interfaces import carried_bytes
 from mlfabric.errors import UsageError
 
-__all__ = ["NicSample", "NicSampler", "interface_of"]
+__all__ = ["NicSample", "NicSampler"]
 
 log = logging.getLogger("mlfabric.monitor")
 
@@ -46,14 +47,6 @@ class NicSample:
         return 8 * self.received_bytes / (self.ended_s - self.started_s)
 
 
-def interface_of(address: str) -> str:
-    """Return the interface that has an IP address; "" if none has."""
-    for interface, addresses in psutil.net_if_addrs().items():
-        if any(held.address == address for held in addresses):
-            return interface
-    return ""
-
-
 class NicSampler:
     """Looks at one interface now and again.
 
@@ -69,16 +62,16 @@ class NicSampler:
         if interface not in names:
             raise UsageError(f"interface {interface!r} does not exist; allowed: {', '.join(names)}")
         self.interface = interface
-        self._last = (time.monotonic(), *self._counters())
+        self._last = (time.monotonic(), *(carried_bytes(interface) or (0, 0)))
         if not self._speed_bps():
             log.info("interface %s states no speed: its counters are shown, but tell nothing of its link", interface)
 
     def sample(self) -> NicSample | None:
         """Return what passed since the last look; None if that was just now or the interface is gone."""
-        if self.interface not in psutil.net_io_counters(pernic=True):
+        carried = carried_bytes(self.interface)
+        if carried is None:
             return None
-        started_s, sent_before, received_before = self._last
-        sent, received = self._counters()
+        (started_s, sent_before, received_before), (sent, received) = self._last, carried
         ended_s = time.monotonic()
         if ended_s <= started_s or sent < sent_before or received < received_before:
             return None
@@ -90,10 +83,6 @@ class NicSampler:
             started_s=started_s,
             ended_s=ended_s,
         )
-
-    def _counters(self) -> tuple[int, int]:
-        counters = psutil.net_io_counters(pernic=True)[self.interface]
-        return counters.bytes_sent, counters.bytes_recv
 
     def _speed_bps(self) -> int:
         stats = psutil.net_if_stats().get(self.interface)

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import grpc
@@ -14,9 +15,11 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from mlfabric import wire
+from mlfabric.channels.interfaces import interface_of
 from mlfabric.errors import ConfigError, UsageError
-from mlfabric.monitor.estimate import Estimate, EstimatorOptions, Link, LinkEstimator, Source, Transfer
-from mlfabric.monitor.nic import NicSample, NicSampler, interface_of
+from mlfabric.monitor.estimate import Estimate, EstimatorOptions, Link, LinkEstimator, Transfer
+from mlfabric.monitor.news import News
+from mlfabric.monitor.nic import NicSample, NicSampler
 from mlfabric.protocol import LinkRate, LinksReported, MemberEvent, Welcome
 from mlfabric.session import SchedulerSession, SessionCallbacks
 from mlfabric.specs import Member, Role
@@ -26,8 +29,6 @@ from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc, monitor_pb2, monitor_pb2_gr
 __all__ = ["MonitorConfig", "MonitorService"]
 
 log = logging.getLogger("mlfabric.monitor")
-CHANGE = 0.01
-REPEAT_S = 1.0
 ANSWER_WITHIN_S = 2.0
 STOP_WITHIN_S = 0.5
 
@@ -83,7 +84,7 @@ class MonitorService:
         self._metrics = metrics or MonitorMetrics()
         self._estimator = LinkEstimator(EstimatorOptions(half_life_s=config.half_life_s))
         self._estimator.set_nominal(config.host, config.up_bps, config.down_bps)
-        self._reported: dict[Link, tuple[int, float]] = {}
+        self._news = News()
         self._server: grpc.aio.Server | None = None
         self._health = health.aio.HealthServicer()
         self._page: MetricsPage | None = None
@@ -179,7 +180,7 @@ class MonitorService:
 
     def _admitted(self, _: Welcome) -> list[MemberEvent]:
         """Report everything anew: this scheduler may know nothing."""
-        self._reported.clear()
+        self._news.clear()
         return []
 
     async def _report_now_and_again(self) -> None:
@@ -194,7 +195,7 @@ class MonitorService:
     async def _report(
         self, stub: fabric_pb2_grpc.FabricServiceAsyncStub, estimates: dict[Link, Estimate], now_s: float
     ) -> None:
-        news = {link: found for link, found in estimates.items() if self._is_news(link, found, now_s)}
+        news = self._news.of(estimates, now_s)
         if not news:
             return
         rates = tuple(
@@ -204,14 +205,7 @@ class MonitorService:
         message = wire.to_links(LinksReported(monitor=self.config.name, rates=rates))
         with contextlib.suppress(grpc.aio.AioRpcError):  # the session notices a scheduler that is gone
             await stub.ReportLinks(message, timeout=ANSWER_WITHIN_S)
-            self._reported |= {link: (found.bps, now_s) for link, found in news.items()}
-
-    def _is_news(self, link: Link, found: Estimate, now_s: float) -> bool:
-        """Tell whether to report: what was learnt and changed, or was not repeated for a while, or was taken back."""
-        before_bps, at_s = self._reported.get(link, (0, -math.inf))
-        if found.source is Source.NOMINAL and not before_bps:
-            return False
-        return abs(found.bps - before_bps) > CHANGE * before_bps or now_s - at_s >= REPEAT_S
+            self._news.reported(news.items(), now_s)
 
     def _estimates(self, now_s: float) -> dict[Link, Estimate]:
         found = {link: self._estimator.estimate(link, now_s) for link in self._estimator.links}
@@ -239,6 +233,7 @@ class _Recorder(monitor_pb2_grpc.MonitorServiceServicer):
     def __init__(self, estimator: LinkEstimator, metrics: MonitorMetrics) -> None:
         self._estimator = estimator
         self._metrics = metrics
+        self._hosts: dict[str, str] = {}
 
     async def RecordTransfers(
         self,
@@ -248,39 +243,52 @@ class _Recorder(monitor_pb2_grpc.MonitorServiceServicer):
         """Take in a member's finished transfers; all of them or, if one is malformed, none."""
         now_s = time.monotonic()
         try:
-            transfers = [from_record(record, now_s) for record in request.records]
+            found = [from_record(record, now_s, self._hosts) for record in request.records]
         except UsageError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         if request.host:
+            self._hosts |= {request.host: request.host, request.member: request.host}
             self._estimator.set_nominal(request.host, request.up_bps, request.down_bps)
-        self._estimator.observe(transfers, now_s)
-        self._metrics.records(len(transfers))
+        self._estimator.observe([transfer for transfer in found if transfer is not None], now_s)
+        self._metrics.records(len(found))
         return monitor_pb2.RecordTransfersResponse()
 
 
-def from_record(record: monitor_pb2.TransferRecord, now_s: float) -> Transfer:
-    """Return the transfer that a record describes, on the clock of ``now_s``.
+def from_record(record: monitor_pb2.TransferRecord, now_s: float, hosts: Mapping[str, str]) -> Transfer | None:
+    """Return the transfer that a record describes, on the clock of ``now_s``; None if it went nobody knows where.
+
+    Args:
+        record: as a member sent it.
+        now_s: when it came.
+        hosts: of all members that have reported, by their names, and by their own.
 
     Raises:
-        UsageError: a host has no name, or a time is negative or not finite.
+        UsageError: a host has no name, a time is negative or not finite, or more bytes were busy than there were.
     """
-    for field in ("from_host", "to_host"):
-        if not getattr(record, field):
+    to_host = record.to_host or hosts.get(record.to_peer, "")
+    for field, given in (("from_host", record.from_host), ("to_host", record.to_host or record.to_peer)):
+        if not given:
             raise UsageError(f"TransferRecord.{field}=''; allowed: a name that is not empty")
-    for field in ("seconds", "ended_ago_s"):
+    for field in ("seconds", "ended_ago_s", "busy_seconds"):
         value = getattr(record, field)
         if not (math.isfinite(value) and value >= 0):
             raise UsageError(f"TransferRecord.{field}={value}; allowed: 0 or more, and finite")
+    if record.busy_bytes > record.bytes:
+        raise UsageError(f"TransferRecord.busy_bytes={record.busy_bytes}; allowed: up to bytes={record.bytes}")
+    if not to_host:
+        return None
     ended_s = now_s - record.ended_ago_s
     return Transfer(
         from_host=record.from_host,
-        to_host=record.to_host,
+        to_host=to_host,
         bytes=record.bytes,
         started_s=ended_s - record.seconds,
         ended_s=ended_s,
         paced=record.paced,
         at_sender=record.at_sender,
         delivery_rate_bps=record.delivery_rate_bps,
+        busy_bytes=record.busy_bytes,
+        busy_s=record.busy_seconds,
     )
 
 

@@ -30,6 +30,9 @@ class TransferRecord(_message.Message):
     DELIVERY_RATE_BPS_FIELD_NUMBER: _builtins.int
     ENDED_AGO_S_FIELD_NUMBER: _builtins.int
     AT_SENDER_FIELD_NUMBER: _builtins.int
+    BUSY_BYTES_FIELD_NUMBER: _builtins.int
+    BUSY_SECONDS_FIELD_NUMBER: _builtins.int
+    TO_PEER_FIELD_NUMBER: _builtins.int
     from_host: _builtins.str
     to_host: _builtins.str
     bytes: _builtins.int
@@ -42,6 +45,15 @@ class TransferRecord(_message.Message):
     """Seconds from its end to the sending of this message; clocks of different hosts are never compared."""
     at_sender: _builtins.bool
     """Measured where it was sent, up to the last byte that the kernel took; else where it was received."""
+    busy_bytes: _builtins.int
+    """Of a stream, at its sender: what was delivered while there was more to send than the network took, and how long
+    that was. 0 where it was not measured.
+    """
+    busy_seconds: _builtins.float
+    to_peer: _builtins.str
+    """In place of to_host, where the sender knows only whom it sent to: a member by its name, or its host. The record is
+    dropped if no such member or host has reported yet.
+    """
     def __init__(
         self,
         *,
@@ -53,10 +65,13 @@ class TransferRecord(_message.Message):
         delivery_rate_bps: _builtins.int = ...,
         ended_ago_s: _builtins.float = ...,
         at_sender: _builtins.bool = ...,
+        busy_bytes: _builtins.int = ...,
+        busy_seconds: _builtins.float = ...,
+        to_peer: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_sender", b"at_sender", "bytes", b"bytes", "delivery_rate_bps", b"delivery_rate_bps", "ended_ago_s", b"ended_ago_s", "from_host", b"from_host", "paced", b"paced", "seconds", b"seconds", "to_host", b"to_host"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_sender", b"at_sender", "busy_bytes", b"busy_bytes", "busy_seconds", b"busy_seconds", "bytes", b"bytes", "delivery_rate_bps", b"delivery_rate_bps", "ended_ago_s", b"ended_ago_s", "from_host", b"from_host", "paced", b"paced", "seconds", b"seconds", "to_host", b"to_host", "to_peer", b"to_peer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

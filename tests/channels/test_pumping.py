@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlfabric.channels import pumping, stream
+from mlfabric.channels import TcpChannel, pumping, stream
+from mlfabric.channels.backlog import Path
 from mlfabric.channels.pumping import Pump
 from mlfabric.errors import TransferError, UsageError
 from tests.channels.conftest import GRANT, MB, MakeChannel, connected, payload
@@ -38,6 +39,13 @@ class Rooms:
         self.open.set()
         self._rooms = rooms
         self._room = 0
+        self.unacknowledged = 0
+
+    def path(self) -> Path:
+        return Path(0, 0)
+
+    def unacknowledged_bytes(self) -> int:
+        return self.unacknowledged
 
     def write_now(self, piece: memoryview) -> int:
         assert len(piece), "told to write nothing"
@@ -145,26 +153,27 @@ async def test_who_is_cancelled_listens_no_longer() -> None:
     assert not sink.got
 
 
-async def test_only_the_time_without_anything_to_send_counts_as_starved(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_what_leaves_while_earlier_bytes_are_on_their_way_counts_as_busy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     clock = Clock()
     monkeypatch.setattr(pumping, "time", clock)
-    buffer, sink = filled(10, 0), Rooms(cycle([5]))
+    buffer, sink = filled(100, 0), Rooms(cycle([100]))
     await sink.writable()
     pump = Pump(sink, buffer)
     sending = asyncio.create_task(pump.run())
     await asyncio.sleep(0)
-    clock.now_ns += 10
-    sink.open.clear()
-    buffer.progress.advance(8)  # 5 of them have room
-    clock.now_ns += 100
-    buffer.progress.advance(9)
-    sink.open.set()
-    while len(sink.got) < 9:
-        await asyncio.sleep(0)
-    clock.now_ns += 3
-    buffer.progress.advance(10)
+    for ready, took_ns, unacknowledged in ((40, 10, 0), (60, 20, 30), (80, 30, 45), (100, 40, 50)):
+        clock.now_ns += took_ns
+        sink.unacknowledged = unacknowledged
+        buffer.progress.advance(ready)
     await sending
-    assert pump.starved_ns == 13
+    clock.now_ns += 50
+    sink.unacknowledged = 15
+    pump.look()
+    delivered = [0, 40 - 30, 60 - 45, 80 - 50, 100 - 15]
+    busy = delivered[4] - delivered[1]  # at 40 ready, all left over may be the last piece
+    assert (pump.backlog.bytes, pump.backlog.ns) == (busy, 30 + 40 + 50)
 
 
 # Through a connection
@@ -207,6 +216,25 @@ async def test_a_buffer_is_held_to_the_rate_of_its_transfer(make: MakeChannel) -
         sent = await sending
     assert sent.paced
     assert sent.rate_bps <= 20_000_000
+
+
+@pytest.mark.parametrize(("share", "busy_bytes"), [(1e9, MB), (1e-9, 0)], ids=["by the links", "by the spreading"])
+async def test_the_sender_of_what_was_spread_out_says_what_the_links_carried_if_they_held_it_up(
+    monkeypatch: pytest.MonkeyPatch, share: float, busy_bytes: int
+) -> None:
+    monkeypatch.setattr(stream, "SPREAD_SHARE", share)
+    async with connected(TcpChannel) as (near, far), asyncio.TaskGroup() as group:
+        near.spread(10_000_000_000)
+        sending = group.create_task(near.send(payload(MB), [memoryview(bytearray(MB))]))
+        received = await far.discard((await far.receive()).length)
+        sent = await sending
+    assert sent is not None
+    assert received.paced
+    assert (sent.busy_bytes > 0, sent.busy_bytes <= busy_bytes, sent.busy_ns > 0) == (
+        busy_bytes > 0,
+        True,
+        busy_bytes > 0,
+    )
 
 
 async def test_a_buffer_of_another_length_than_announced_tears_the_payload(make: MakeChannel) -> None:

@@ -388,3 +388,43 @@ def test_it_runs_on_uvloop_too() -> None:
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main())
+
+
+async def test_what_is_spread_out_goes_at_about_that_rate_and_both_records_count_as_paced() -> None:
+    async with serving() as (server, address):
+        client = TcpChannel()
+        connection = await client.connect(address)
+        connection.spread(160_000_000)
+        sent = await connection.send(payload(5_000_000), [memoryview(bytes(5_000_000))])
+        received = await server.outcomes.get()
+        assert isinstance(received, TransferRecord)
+        assert received.rate_bps < 320_000_000
+        assert sent is not None
+        assert sent.paced
+        assert received.paced
+        await client.close()
+
+
+async def test_what_the_receiver_slowed_down_more_than_the_spreading_is_not_called_paced_by_its_sender() -> None:
+    async with serving(TcpOptions(down_bps=20_000_000)) as (_, address):
+        client = TcpChannel()
+        connection = await client.connect(address)
+        connection.spread(400_000_000)
+        sent = await connection.send(payload(500_000), [memoryview(bytes(500_000))])
+        assert sent is not None
+        assert not sent.paced
+        await client.close()
+
+
+async def test_a_connection_that_is_no_longer_spread_out_sends_as_it_did_before() -> None:
+    async with serving() as (server, address):
+        client = TcpChannel()
+        connection = await client.connect(address)
+        connection.spread(1_000_000)
+        connection.spread(0)
+        await connection.send(payload(2_000_000), [memoryview(bytes(2_000_000))])
+        received = await server.outcomes.get()
+        assert isinstance(received, TransferRecord)
+        assert not received.paced
+        assert received.rate_bps > 2_000_000
+        await client.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import groupby
 
 import pytest
@@ -254,6 +255,54 @@ def test_a_sender_s_record_does_not_count_where_the_receiver_reports() -> None:
     received = Transfer(from_host="server", to_host="w0", bytes=10 * MB, started_s=0.0, ended_s=0.08)
     estimator.observe([received], 0.4)
     assert bps(estimator, "w0", 5.0, up=False) == pytest.approx(GBPS, rel=0.01)
+
+
+def relayed(at_sender: bool) -> Transfer:
+    """Return one end's record of what w0 passed on to w1: 10 MB of it while the links held it up."""
+    whole = Transfer(from_host="w0", to_host="w1", bytes=12 * MB, started_s=0.0, ended_s=1.0, paced=True)
+    return replace(whole, at_sender=True, busy_bytes=10 * MB, busy_s=0.8) if at_sender else whole
+
+
+def proven(order: tuple[bool, ...]) -> float:
+    """Return what an up-link that was thought to be very slow is known to have carried at least."""
+    estimator = LinkEstimator()
+    estimator.set_nominal("w0", int(GBPS / 1000), 0)
+    for at_sender in order:
+        estimator.observe([relayed(at_sender)], 1.1)
+    return bps(estimator, "w0", 1.1)
+
+
+@pytest.mark.parametrize("order", [(True,), (True, False), (False, True)], ids=["sender", "sender first", "last"])
+def test_a_stream_counts_once_and_as_fast_as_it_was_while_the_links_held_it_up(order: tuple[bool, ...]) -> None:
+    estimator = informed()
+    for at_sender in order:
+        estimator.observe([relayed(at_sender)], 1.1)
+    estimator.observe([], 3.0)
+    assert learnt(estimator, "w0", 3.0) == pytest.approx(GBPS / 10, rel=0.01)
+    assert proven(order) == pytest.approx(GBPS / 10, rel=0.01)
+
+
+def test_two_streams_of_a_pair_are_told_apart() -> None:
+    assert proven((False, False, True, True)) == pytest.approx(2 * GBPS / 10, rel=0.01)
+
+
+def test_a_stream_that_the_links_never_held_up_lowers_nothing() -> None:
+    estimator = informed()
+    idle = replace(relayed(at_sender=True), busy_bytes=0, busy_s=0.0)
+    now_s = watch(estimator, [relayed(at_sender=False), idle])
+    assert bps(estimator, "w0", now_s) == GBPS
+    assert bps(estimator, "w1", now_s, up=False) == GBPS
+
+
+@given(busy=st.integers(MB, 12 * MB), busy_s=st.floats(0.01, 1.0))
+def test_no_part_of_a_stream_is_faster_than_it_was_while_the_links_held_it_up(busy: int, busy_s: float) -> None:
+    whole = replace(relayed(at_sender=True), busy_bytes=busy, busy_s=busy_s)
+    parts = whole.parts()
+    assert (parts[-1].bytes, parts[-1].paced) == (busy, False)
+    assert sum(part.bytes for part in parts) <= whole.bytes
+    fastest_bps = 8 * busy / busy_s
+    for part in parts:
+        assert 8 * part.bytes / (part.ended_s - part.started_s) <= fastest_bps * 1.000001
 
 
 def test_a_full_nic_tells_who_is_to_blame() -> None:

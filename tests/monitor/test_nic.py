@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from mlfabric.errors import UsageError
-from mlfabric.monitor.nic import NicSample, NicSampler, interface_of
+from mlfabric.monitor.nic import NicSample, NicSampler
 
 
 def test_bytes_over_loopback_are_counted_in_both_directions() -> None:
@@ -49,11 +49,6 @@ def test_loopback_states_no_speed_and_that_is_said_once(caplog: pytest.LogCaptur
 def test_an_interface_that_does_not_exist_is_refused_with_those_that_do() -> None:
     with pytest.raises(UsageError, match=r"interface 'eth99' does not exist; allowed: .*lo"):
         NicSampler("eth99")
-
-
-def test_the_interface_of_an_address_is_found() -> None:
-    assert interface_of("127.0.0.1") == "lo"
-    assert interface_of("192.0.2.1") == ""
 
 
 def test_rates_are_in_bits() -> None:

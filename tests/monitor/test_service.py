@@ -199,6 +199,8 @@ async def test_it_stops_when_told_and_leaves_no_task(free_port: int) -> None:
         (monitor_pb2.TransferRecord(from_host="a"), "TransferRecord.to_host=''"),
         (monitor_pb2.TransferRecord(from_host="a", to_host="b", seconds=-1), "TransferRecord.seconds=-1.0"),
         (monitor_pb2.TransferRecord(from_host="a", to_host="b", ended_ago_s=float("nan")), "ended_ago_s=nan"),
+        (monitor_pb2.TransferRecord(from_host="a", to_host="b", busy_seconds=-1), "TransferRecord.busy_seconds=-1.0"),
+        (monitor_pb2.TransferRecord(from_host="a", to_host="b", bytes=1, busy_bytes=2), "busy_bytes=2; .*bytes=1"),
     ],
 )
 async def test_a_malformed_record_is_refused_by_field(
@@ -288,3 +290,41 @@ async def test_a_member_s_reporter_and_the_monitor_understand_one_another(free_p
         running.cancel()
         await reporter.close()
     assert (reporter.sent, reporter.dropped) == (1, 0)
+
+
+def relayed(to_peer: str) -> monitor_pb2.TransferRecord:
+    """Return what w0 sent on, held up by the links for the last 0.8 of 1 s: 1 Gbit/s in that time."""
+    return monitor_pb2.TransferRecord(
+        from_host="w0",
+        to_peer=to_peer,
+        bytes=12 * MB,
+        seconds=1.0,
+        paced=True,
+        at_sender=True,
+        busy_bytes=10 * MB,
+        busy_seconds=0.8,
+        ended_ago_s=2.0,
+    )
+
+
+@pytest.mark.parametrize("to_peer", ["daemon-1", "w1"])
+async def test_a_sender_that_knows_only_whom_it_sent_to_is_understood(free_port: int, to_peer: str) -> None:
+    scheduler = a_scheduler()
+    async with listening(scheduler, free_port) as address, monitoring(config_for(address)) as monitor:
+        known = monitor_pb2.RecordTransfersRequest(member="daemon-1", host="w1", up_bps=GBPS, down_bps=GBPS)
+        sent = monitor_pb2.RecordTransfersRequest(member="daemon-0", host="w0", records=[relayed(to_peer)])
+        await hand_in(monitor.address, known, sent)
+        assert await scheduler.rate("w0", True) == pytest.approx(0.1 * GBPS, rel=0.05)
+
+
+async def test_what_went_to_somebody_unknown_is_left_out(free_port: int) -> None:
+    scheduler = a_scheduler()
+    async with listening(scheduler, free_port) as address, monitoring(config_for(address)) as monitor:
+        mixed = monitor_pb2.RecordTransfersRequest(
+            member="w0", host="w0", records=[relayed("nobody"), *four_pushes().records]
+        )
+        await hand_in(monitor.address, mixed)
+        async with asyncio.timeout(WITHIN_S):
+            hosts = {rate.host for rate in (await scheduler.reports.get()).rates}
+        assert "w3" in hosts
+        assert "nobody" not in hosts
