@@ -43,11 +43,16 @@ class ReduceRequested:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundArrived:
-    """A worker has the result of this attempt, and has handed on what it was to hand on."""
+    """A worker has the result of this attempt, and has handed on what it was to hand on.
+
+    ``up_bps`` and ``down_bps`` are what its host's link carried at best meanwhile; 0 if unknown.
+    """
 
     worker: str
     model: str
     round: RoundId
+    up_bps: int = 0
+    down_bps: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +83,7 @@ class ReducePart:
         parent: who is offered the sum of these and our own; None at the root.
         source: from whom the result is fetched; None at the root.
         takers: who fetches the result here.
+        rate_bps: at about which each of the streams is to be spread out; 0 for as fast as it goes.
     """
 
     start: int
@@ -86,6 +92,7 @@ class ReducePart:
     parent: Peer | None
     source: Peer | None
     takers: tuple[Peer, ...]
+    rate_bps: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

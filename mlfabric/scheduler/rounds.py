@@ -1,6 +1,7 @@
 """The AllReduces of one model: asked for, planned as rounds, settled. Pure.
 
-The oldest request of every worker that is here makes a round, as soon as each of them has one. A round is planned,
+The oldest request of every worker that is here makes a round, as soon as each of them has one, or most of them and the
+others are late (``rhythm.py``): those are told their part when they ask. A round is planned,
 every worker is told its part, each says when it has the result; once all have it, it is *settled*, and not before:
 whoever dies earlier makes it void for all, and it is planned anew among those that are left. So no worker goes on with
 a sum that another one does not have. There is one round at a time.
@@ -14,14 +15,12 @@ A new scheduler learns from the workers which attempt was the last to be settled
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from mlfabric.protocol import (
     CancelReduce,
     Instruction,
     Peer,
-    Reduce,
     ReduceFailed,
     ReducePart,
     ReduceRequested,
@@ -32,24 +31,18 @@ from mlfabric.protocol import (
 )
 from mlfabric.scheduler.context import Context
 from mlfabric.scheduler.modes.all_reduce import Shaped, Trees, shape_round
+from mlfabric.scheduler.planning import Shape
 from mlfabric.scheduler.records import MemberRecord, MemberState
+from mlfabric.scheduler.rhythm import Rhythm
+from mlfabric.scheduler.round_links import RoundLinks
+from mlfabric.scheduler.running_round import RunningRound, difference_of
+from mlfabric.scheduler.trust import Trust
 from mlfabric.specs import ModelSpec, Role
 
 __all__ = ["MOST_BREAKS", "Rounds"]
 
 FIRST_PAUSE_NS = 20_000_000
 MOST_BREAKS = 8
-
-
-@dataclass(slots=True, kw_only=True)
-class _Round:
-    """A round that is being carried out: what its workers asked and were told, and who has the result."""
-
-    id: RoundId
-    members: Mapping[str, ReduceRequested]
-    told: Mapping[str, Reduce]
-    reserved: tuple[tuple[str, RoundId, int], ...]
-    arrived: set[str] = field(default_factory=set)
 
 
 class Rounds:
@@ -65,8 +58,9 @@ class Rounds:
         self.waits_for = self.how = self._no_way = ""
         self._context = context
         self._queues: dict[str, deque[ReduceRequested]] = {}
-        self._running: _Round | None = None
-        self._formed = False
+        self._running: RunningRound | None = None
+        self._formed = self._waits_for_all = False
+        self._rhythm, self._links, self._trust = Rhythm(), RoundLinks(), Trust()
         self._attempts = 0
         self._breaks = 0
         self._not_before_ns = 0
@@ -81,16 +75,17 @@ class Rounds:
     @property
     def waiting(self) -> int:
         """How many requests no running round holds."""
-        return sum(len(queue) for queue in self._queues.values()) - self.running
+        asked = len(self._running.members) if self._running is not None else 0
+        return sum(len(queue) for queue in self._queues.values()) - asked
 
     @property
     def running(self) -> int:
         """How many workers the running round has; 0 if there is none."""
-        return len(self._running.members) if self._running is not None else 0
+        return len(self._running.parts) if self._running is not None else 0
 
     def is_reducing(self, worker: str) -> bool:
         """Tell whether a worker takes part in the running round."""
-        return self._running is not None and worker in self._running.members
+        return self._running is not None and worker in self._running.parts
 
     def is_waiting(self, worker: str) -> bool:
         """Tell whether a worker has asked for a round that has not begun."""
@@ -105,8 +100,12 @@ class Rounds:
             assert self._context.is_here(worker), f"{name}: {worker} is waited for and not here"
         if self._running is not None:
             heads = {worker: self._queues[worker][0] for worker in self._running.members}
-            assert heads == dict(self._running.members), f"{name}: {self._running.id} is not of the oldest requests"
-            assert self._running.arrived < set(heads), f"{name}: {self._running.id} is over and not settled"
+            assert heads == self._running.members, f"{name}: {self._running.id} is not of the oldest requests"
+            assert self._running.arrived <= set(heads), f"{name}: someone has {self._running.id} that did not ask"
+            over = len(self._running.arrived) == len(self._running.parts)
+            assert not over, f"{name}: {self._running.id} is over and not settled"
+            early = [worker for worker in self._running.late if self._queues.get(worker)]
+            assert not early, f"{name}: {early} have asked and were not told of {self._running.id}"
 
     # Requests
 
@@ -118,6 +117,7 @@ class Rounds:
             yield outcome
             return
         self._asked.add(key)
+        self._rhythm.asked(event.reduce.worker, now_ns)
         self._may_return.pop(key, None)
         if key in self._left_out:
             self._left_out.remove(key)
@@ -128,9 +128,9 @@ class Rounds:
             self._settled = event.settled
         if self._since_ns is None:
             self._since_ns = now_ns
-        yield from self._take(event)
+        yield from self._take(event, now_ns)
 
-    def _take(self, event: ReduceRequested) -> Iterator[Instruction]:
+    def _take(self, event: ReduceRequested, now_ns: int) -> Iterator[Instruction]:
         """Put a request in its place; one that the running round holds may not have heard of it, or not been heard."""
         worker, running = event.reduce.worker, self._running
         queue = self._queues.setdefault(worker, deque())
@@ -140,20 +140,36 @@ class Rounds:
         elif running is None or running.members.get(worker) is not queue[place]:
             queue[place] = event
         elif event.arrived == running.id:
-            yield from self._arrive(running, worker)
+            yield from self._arrive(running, worker, now_ns)
         else:
-            yield running.told[worker]
+            yield running.told(worker)
+        if running is not None and worker in running.late:
+            yield from self._join(running, queue, now_ns)
 
-    def arrived(self, event: RoundArrived) -> Iterator[Instruction]:
+    def _join(self, running: RunningRound, queue: deque[ReduceRequested], now_ns: int) -> Iterator[Instruction]:
+        """Let one that was late take its part; if it wants something else, the round is void."""
+        yield from self._catch_up(queue)
+        if not queue:
+            return
+        request, first = queue[0], next(iter(running.members.values()))
+        if (request.size_bytes, request.dtype, request.op) != (first.size_bytes, first.dtype, first.op):
+            yield from self._void(f"{request.reduce.worker} asks for something else")
+            return
+        running.members[request.reduce.worker] = request
+        running.since_ns = now_ns
+        yield running.told(request.reduce.worker)
+
+    def arrived(self, event: RoundArrived, now_ns: int) -> Iterator[Instruction]:
         """Note that a worker has the result; settle the round if it was the last."""
         running = self._running
         if running is not None and running.id == event.round and event.worker in running.members:
-            yield from self._arrive(running, event.worker)
+            running.measured[event.worker] = event.up_bps, event.down_bps
+            yield from self._arrive(running, event.worker, now_ns)
 
-    def _arrive(self, running: _Round, worker: str) -> Iterator[Instruction]:
+    def _arrive(self, running: RunningRound, worker: str, now_ns: int) -> Iterator[Instruction]:
         running.arrived.add(worker)
-        if len(running.arrived) == len(running.members):
-            yield from self._settle(running)
+        if len(running.arrived) == len(running.parts):
+            yield from self._settle(running, now_ns)
 
     def broken(self, event: RoundBroken, now_ns: int) -> Iterator[Instruction]:
         """Void a round that one of its workers cannot do; give it up for all after too many attempts."""
@@ -188,24 +204,34 @@ class Rounds:
 
     def due_ns(self, now_ns: int) -> int | None:
         """Return when the next round can be planned, None if it waits for something else to happen."""
+        if self._running is not None:
+            self.waits_for = ", ".join(self._running.late)
         if self._running is not None or self._since_ns is None:
             return None
         here = self._here()
         missing = [worker for worker in here if not self._queues.get(worker)]
-        if missing or not here:
+        early_ns = self._early_ns(here, missing)
+        if early_ns is None:
             self.waits_for = ", ".join(missing)
             return None
         returning_ns = max(self._may_return.values(), default=0)
         formed_ns = self._formed_ns(len(here))
         self.waits_for = "more workers" if formed_ns is None else self._no_way
-        return None if formed_ns is None else max(formed_ns, returning_ns, self._not_before_ns)
+        return None if formed_ns is None else max(early_ns, formed_ns, returning_ns, self._not_before_ns)
+
+    def _early_ns(self, here: Sequence[str], missing: Sequence[str]) -> int | None:
+        """Return from when on the missing need not be waited for; 0 if none is, None if they must be."""
+        if not missing:
+            return 0 if here else None
+        may_be_early = self._formed and not self._waits_for_all and not self._may_return and not self._trust.is_lost
+        return self._rhythm.early_ns(len(here)) if may_be_early else None
 
     def _here(self) -> list[str]:
         return [m.member.name for m in self._context.here(Role.WORKER) if m.model == self.spec.name]
 
     def _formed_ns(self, here: int) -> int | None:
         """Return when a first round may begin, though fewer are here than it should have; None if it may not."""
-        heads = [queue[0] for queue in self._queues.values()]
+        heads = [queue[0] for queue in self._queues.values() if queue]
         assert self._since_ns is not None, "somebody has asked"
         if self._formed or here >= max(head.together for head in heads):
             return self._since_ns
@@ -218,42 +244,46 @@ class Rounds:
         self._left_out |= self._may_return.keys()
         self._may_return.clear()
         self._formed = True
-        yield from self._catch_up()
+        for queue in self._queues.values():
+            yield from self._catch_up(queue)
         heads = {worker: queue[0] for worker, queue in sorted(self._queues.items()) if queue}
-        if len(heads) < len(self._queues) or not heads:
+        late = [worker for worker in self._here() if worker not in heads]
+        early_ns = self._early_ns(self._here(), late)
+        if not heads or early_ns is None or early_ns > now_ns:
             return
         if len({(h.size_bytes, h.dtype, h.op) for h in heads.values()}) > 1:
-            yield from self._fail_heads(_difference(heads))
+            yield from self._fail_heads(difference_of(heads))
             return
-        yield from self._begin(heads, now_ns)
+        yield from self._begin(heads, late, now_ns)
 
-    def _begin(self, heads: Mapping[str, ReduceRequested], now_ns: int) -> Iterator[Instruction]:
-        self._attempts += 1
-        round_id = RoundId(self._context.config.epoch, self._attempts)
-        hosts = {worker: self._context.host(worker) for worker in heads}
+    def _begin(self, heads: dict[str, ReduceRequested], late: Sequence[str], now_ns: int) -> Iterator[Instruction]:
+        round_id = RoundId(self._context.config.epoch, self._attempts + 1)
+        hosts = {worker: self._context.host(worker) for worker in sorted([*heads, *late])}
         size_bytes = next(iter(heads.values())).size_bytes
-        shaped = shape_round(self._context.network, hosts, size_bytes, round_id, now_ns)
+        without = frozenset({Shape.STRIPES}) if self._trust.is_lost else frozenset[Shape]()
+        shaped = shape_round(self._context.network, hosts, size_bytes, round_id, now_ns, late, without)
+        if late and (isinstance(shaped, str) or shaped.shape is not Shape.STRIPES):
+            self._waits_for_all = True
+            return
+        self._attempts += 1
         if isinstance(shaped, str):
             self._no_way, self._not_before_ns = f"a way: {shaped}", now_ns + FIRST_PAUSE_NS
             return
         self._no_way = ""
         self.how = shaped.reason
-        parts = self._parts(shaped.trees, heads)
-        told = {
-            worker: Reduce(
-                to=worker,
-                reduce=request.reduce,
-                round=round_id,
-                workers=len(heads),
-                parts=tuple(parts[worker]),
-                reason=shaped.reason,
-            )
-            for worker, request in heads.items()
-        }
-        self._running = _Round(
-            id=round_id, members=heads, told=told, reserved=self._reserve(shaped, round_id)
-        )  # fmt: skip
-        yield from told.values()
+        reserved = self._reserve(shaped, round_id)
+        parts = self._parts(shaped.trees, hosts, late)
+        self._running = RunningRound(
+            id=round_id,
+            members=heads,
+            parts=parts,
+            reason=shaped.reason,
+            reserved=reserved,
+            shape=shaped.shape,
+            span_ns=shaped.span_ns,
+            since_ns=now_ns,
+        )
+        yield from map(self._running.told, heads)
 
     def _reserve(self, shaped: Shaped, round_id: RoundId) -> tuple[tuple[str, RoundId, int], ...]:
         keys = [(self.spec.name, round_id, i) for i in range(len(shaped.transfers))]
@@ -261,21 +291,25 @@ class Rounds:
             self._context.network.reserve(key, transfer.path, transfer.profile)
         return tuple(keys)
 
-    def _parts(self, trees: Iterable[Trees], workers: Iterable[str]) -> dict[str, list[ReducePart]]:
-        """Return what each worker does; both ends of an edge get its ticket."""
+    def _parts(
+        self, trees: Iterable[Trees], workers: Iterable[str], late: Collection[str]
+    ) -> dict[str, list[ReducePart]]:
+        """Return what each worker does; both ends of an edge get its ticket. What comes late is added last."""
         parts: dict[str, list[ReducePart]] = {worker: [] for worker in workers}
         for tree in trees:
-            up = {worker: self._context.tickets.next() for worker in sorted(tree.parents)}
+            in_turn = sorted(tree.parents, key=lambda worker: (worker in late, worker))
+            up = {worker: self._context.tickets.next() for worker in in_turn}
             down = {worker: self._context.tickets.next() for worker in sorted(tree.sources)}
             for worker in parts:
                 parts[worker].append(
                     ReducePart(
                         start=tree.start,
                         end=tree.end,
-                        inputs=tuple(Peer(w, "", up[w]) for w in sorted(up) if tree.parents[w] == worker),
+                        inputs=tuple(Peer(w, "", up[w]) for w in in_turn if tree.parents[w] == worker),
                         parent=self._peer(tree.parents.get(worker), up.get(worker)),
                         source=self._peer(tree.sources.get(worker), down.get(worker)),
                         takers=tuple(Peer(w, "", down[w]) for w in sorted(down) if tree.sources[w] == worker),
+                        rate_bps=tree.rate_bps,
                     )
                 )
         return parts
@@ -285,8 +319,15 @@ class Rounds:
             return None
         return Peer(worker, self._context.address(worker), ticket)
 
-    def _settle(self, running: _Round) -> Iterator[Instruction]:
+    def _settle(self, running: RunningRound, now_ns: int) -> Iterator[Instruction]:
         self._end()
+        hosts = {worker: self._context.host(worker) for worker in running.parts}
+        self._links.learn(self._context.network, running, hosts)
+        self._rhythm.settled(now_ns)
+        if running.span_ns:
+            share = (now_ns - running.since_ns) / running.span_ns
+            self._trust.took(share if running.shape is Shape.STRIPES else None)
+        self._waits_for_all = False
         self.done, self.workers = self.done + 1, len(running.members)
         self._breaks = 0
         self._settled = running.id
@@ -325,25 +366,17 @@ class Rounds:
         self._outcomes[request.reduce[:2]] = failed
         return failed
 
-    def _catch_up(self) -> Iterator[Instruction]:
-        """Settle for newcomers what was settled before, maybe under another scheduler; tell those who missed it."""
-        for queue in self._queues.values():
-            head = queue[0]
-            known = head.reduce[:2] in self._caught_up
-            self._caught_up.add(head.reduce[:2])
-            if known or self._settled is None or head.settled == self._settled:
-                continue
-            if head.arrived == self._settled:
-                self.workers = head.together
-                yield self._settle_one(queue.popleft(), self._settled, "all workers had it under another scheduler")
-            elif head.settled is not None:
-                yield self._fail(queue.popleft(), "the others have done this round without it; load their weights")
-
-
-def _difference(heads: Mapping[str, ReduceRequested]) -> str:
-    """Say who gave what."""
-    given: dict[str, list[str]] = {}
-    for worker, head in heads.items():
-        given.setdefault(f"{head.op.value} of {head.size_bytes} bytes of {head.dtype}", []).append(worker)
-    words = "; ".join(f"{what} by {', '.join(workers)}" for what, workers in given.items())
-    return f"an AllReduce needs the same size, dtype and op from all workers; given: {words}"
+    def _catch_up(self, queue: deque[ReduceRequested]) -> Iterator[Instruction]:
+        """Settle for a newcomer what was settled before, maybe under another scheduler; tell one that missed it."""
+        if not queue:
+            return
+        head = queue[0]
+        known = head.reduce[:2] in self._caught_up
+        self._caught_up.add(head.reduce[:2])
+        if known or self._settled is None or head.settled == self._settled:
+            return
+        if head.arrived == self._settled:
+            self.workers = head.together
+            yield self._settle_one(queue.popleft(), self._settled, "all workers had it under another scheduler")
+        elif head.settled is not None:
+            yield self._fail(queue.popleft(), "the others have done this round without it; load their weights")

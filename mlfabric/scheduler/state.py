@@ -124,7 +124,7 @@ class SchedulerState:
             case ReduceRequested():
                 yield from self._reduce(event, now_ns)
             case RoundArrived() if event.model in self.reductions:
-                yield from self.reductions[event.model].arrived(event)
+                yield from self.reductions[event.model].arrived(event, now_ns)
             case RoundBroken() if event.model in self.reductions:
                 yield from self.reductions[event.model].broken(event, now_ns)
             case CommitsReported() if event.model in self.models:

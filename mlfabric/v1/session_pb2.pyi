@@ -495,7 +495,12 @@ class RoundArrived(_message.Message):
 
     MODEL_FIELD_NUMBER: _builtins.int
     ROUND_FIELD_NUMBER: _builtins.int
+    UP_BPS_FIELD_NUMBER: _builtins.int
+    DOWN_BPS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
+    up_bps: _builtins.int
+    """What the host's link carried at best meanwhile, by its interface's counters; 0 if unknown."""
+    down_bps: _builtins.int
     @_builtins.property
     def round(self) -> Global___RoundId: ...
     def __init__(
@@ -503,10 +508,12 @@ class RoundArrived(_message.Message):
         *,
         model: _builtins.str = ...,
         round: Global___RoundId | None = ...,
+        up_bps: _builtins.int = ...,
+        down_bps: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["round", b"round"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "round", b"round"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["down_bps", b"down_bps", "model", b"model", "round", b"round", "up_bps", b"up_bps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2048,8 +2055,11 @@ class ReducePart(_message.Message):
     PARENT_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
     TAKERS_FIELD_NUMBER: _builtins.int
+    RATE_BPS_FIELD_NUMBER: _builtins.int
     start: _builtins.int
     end: _builtins.int
+    rate_bps: _builtins.int
+    """At about which each of the streams is to be spread out; 0 for as fast as it goes."""
     @_builtins.property
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Peer]:
         """Who offers a sum of its own and others' tensors."""
@@ -2075,10 +2085,11 @@ class ReducePart(_message.Message):
         parent: Global___Peer | None = ...,
         source: Global___Peer | None = ...,
         takers: _abc.Iterable[Global___Peer] | None = ...,
+        rate_bps: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["parent", b"parent", "source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "inputs", b"inputs", "parent", b"parent", "source", b"source", "start", b"start", "takers", b"takers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "inputs", b"inputs", "parent", b"parent", "rate_bps", b"rate_bps", "source", b"source", "start", b"start", "takers", b"takers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -119,11 +119,18 @@ def from_reduce_tensor(message: daemon.ReduceTensor) -> ReduceOp:
 def _fill_arrived(message: session.RoundArrived, event: RoundArrived) -> None:
     message.model = event.model
     _fill_round(message.round, event.round)
+    message.up_bps, message.down_bps = event.up_bps, event.down_bps
 
 
 def _from_arrived(message: session.RoundArrived, member: str) -> RoundArrived:
     need(message, "round")
-    return RoundArrived(worker=member, model=message.model, round=_from_round(message.round))
+    return RoundArrived(
+        worker=member,
+        model=message.model,
+        round=_from_round(message.round),
+        up_bps=message.up_bps,
+        down_bps=message.down_bps,
+    )
 
 
 def _fill_broken(message: session.RoundBroken, event: RoundBroken) -> None:
@@ -155,6 +162,7 @@ def _fill_part(message: session.ReducePart, value: ReducePart) -> None:
         _fill_peer(message.source, value.source)
     for peer in value.takers:
         _fill_peer(message.takers.add(), peer)
+    message.rate_bps = value.rate_bps
 
 
 def _from_part(message: session.ReducePart) -> ReducePart:
@@ -170,6 +178,7 @@ def _from_part(message: session.ReducePart) -> ReducePart:
         parent=_from_peer(message.parent) if message.HasField("parent") else None,
         source=_from_peer(message.source) if message.HasField("source") else None,
         takers=tuple(_from_peer(peer) for peer in message.takers),
+        rate_bps=message.rate_bps,
     )
 
 

@@ -154,10 +154,15 @@ class ReduceCalled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptEnded:
-    """The result of an attempt at a round is here, or it never will be: then ``detail`` says why."""
+    """The result of an attempt at a round is here, or it never will be: then ``detail`` says why.
+
+    ``up_bps`` and ``down_bps`` are what this host's link carried at best meanwhile; 0 if unknown.
+    """
 
     round: RoundId
     detail: str = ""
+    up_bps: int = 0
+    down_bps: int = 0
 
 
 ReduceEvent = ReduceCalled | AttemptEnded | Reduce | CancelReduce | ReduceSettled | ReduceFailed

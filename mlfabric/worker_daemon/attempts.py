@@ -9,7 +9,9 @@ worker and the results that come back lie in one buffer: a byte of the result ex
 sum has been received by the parent.
 
 Waiting for a grant, and asking for the result on a connection of its own, cost more than sending few bytes does: of a
-range of ``BRIEF_BYTES`` or less the bytes come unasked, and the result goes back as the answer to them.
+range of ``BRIEF_BYTES`` or less the bytes come unasked, and the result goes back as the answer to them; not in stripes,
+where the result is to flow back meanwhile. What a worker of a stripe has ready goes as fast as it can, which tells the
+monitor what the links carry; what is passed on is spread out.
 """
 
 from __future__ import annotations
@@ -33,7 +35,6 @@ from mlfabric.worker_daemon.round_lines import RoundLines
 __all__ = ["BRIEF_BYTES", "Attempt", "ReduceBuffers", "padded_bytes"]
 
 BRIEF_BYTES = 64 * 1024
-RELAY_BYTES = 256 * 1024
 _PADDING = memoryview(bytes(ALIGNMENT_BYTES))
 
 
@@ -101,7 +102,7 @@ class Attempt:
         own = self._own(part)
         out = self._buffers.result[part.start : part.start + sum(map(len, own))]
         summed = self._sum(part, out) if part.inputs else None
-        relay = Relay(out, RELAY_BYTES) if part.source is not None else None
+        relay = Relay(out) if part.source is not None else None
         result: Filling | None = relay or summed
         if result is None:
             _copy(own, out)
@@ -140,11 +141,11 @@ class Attempt:
     ) -> None:
         """Add what is offered while it comes, granted before unless it is brief; answer with the result if asked to."""
         length = summed.length_of(index)
-        first = FrameKind.OFFER if length > BRIEF_BYTES else FrameKind.PAYLOAD
+        first = FrameKind.PAYLOAD if _is_brief(part, length) else FrameKind.OFFER
         async with self._lines.visit(peer.ticket, first) as visit:
             connection, frame = visit.connection, visit.frame
             offer = data_pb2.OfferMeta.FromString(frame.meta)
-            if length > BRIEF_BYTES:
+            if not _is_brief(part, length):
                 await connection.send(Frame(kind=FrameKind.GRANT, ticket=peer.ticket))
                 frame = await connection.receive()
             self._check(connection, frame, FrameKind.PAYLOAD, part, length)
@@ -166,9 +167,10 @@ class Attempt:
         length, digest, ticket = sum(map(len, own)), self._layout(part).digest, parent.ticket
         meta = data_pb2.OfferMeta(size_bytes=length, host=self._host).SerializeToString()
         async with self._lines.line(parent.address) as connection:
-            if length > BRIEF_BYTES:
+            if not _is_brief(part, length):
                 await connection.send(Frame(kind=FrameKind.OFFER, ticket=ticket, digest=digest, meta=meta))
                 self._check(connection, await connection.receive(), FrameKind.GRANT, None, 0)
+            connection.spread(part.rate_bps if summed is not None else 0)
             frame = Frame(kind=FrameKind.PAYLOAD, ticket=ticket, length=length, digest=digest, meta=meta)
             if summed is None:
                 record = await connection.send(frame, own)
@@ -199,6 +201,7 @@ class Attempt:
 
     async def _send_result(self, part: ReducePart, taker: Peer, connection: Connection, result: Filling) -> None:
         """Send the result as it becomes ready."""
+        connection.spread(part.rate_bps)
         frame = Frame(
             kind=FrameKind.MODEL,
             ticket=taker.ticket,
@@ -222,9 +225,14 @@ class Attempt:
             )
 
 
+def _is_brief(part: ReducePart, length: int) -> bool:
+    """Tell whether bytes come unasked; what is spread out takes long enough for the result to flow back meanwhile."""
+    return length <= BRIEF_BYTES and not part.rate_bps
+
+
 def _answered(part: ReducePart, length: int) -> set[str]:
     """Return the workers that send their sum and get the result for it as an answer; both ends find the same."""
-    if length > BRIEF_BYTES:
+    if not _is_brief(part, length):
         return set()
     both = {peer.worker for peer in part.inputs} & {peer.worker for peer in part.takers}
     if part.parent is not None and part.source is not None and part.parent.worker == part.source.worker:

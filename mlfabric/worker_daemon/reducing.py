@@ -108,7 +108,9 @@ class Reducing:
             yield act.Request(event=broken, reason=event.detail)
         else:
             opened.has_arrived = True
-            arrived = RoundArrived(worker=self.worker, model=model, round=event.round)
+            arrived = RoundArrived(
+                worker=self.worker, model=model, round=event.round, up_bps=event.up_bps, down_bps=event.down_bps
+            )
             yield act.Request(event=arrived, reason="the result is here")
 
     def _settle(self, event: ReduceSettled) -> Iterator[act.Action]:

@@ -13,10 +13,13 @@ from mlfabric.errors import FabricError, RefusedError
 from mlfabric.protocol import Reduce, ReduceId, ReduceRequested, RoundId
 from mlfabric.worker_daemon import actions as act
 from mlfabric.worker_daemon.attempts import Attempt, ReduceBuffers
+from mlfabric.worker_daemon.link_meter import LinkMeter
 from mlfabric.worker_daemon.round_lines import RoundLines
 
 __all__ = ["Reductions"]
 
+LEAST_BYTES = 32 * 1024
+"""Over fewer bytes a link's buffers make it look faster than it is."""
 log = logging.getLogger("mlfabric.worker")
 
 
@@ -44,12 +47,17 @@ class Reductions:
         recorded: Callable[[TransferRecord, str], None],
     ) -> None:
         self._lines = RoundLines(channel)
+        self._meter = LinkMeter("")
         self._host = host
         self._take_in = take_in
         self._recorded = recorded
         self._open: dict[ReduceId, _Open] = {}
         self._round: RoundId | None = None
         self._task: asyncio.Task[None] | None = None
+
+    def reached_at(self, address: str) -> None:
+        """Measure the link of the interface that has this address from now on."""
+        self._meter = LinkMeter(address)
 
     async def serve(self, connection: Connection) -> None:
         """Serve a data connection that another worker opened."""
@@ -98,12 +106,14 @@ class Reductions:
         if before is not None:
             await asyncio.wait((before,))
         try:
-            await Attempt(plan, buffers, self._lines, self._host, self._recorded).run()
+            async with self._meter.watching():
+                await Attempt(plan, buffers, self._lines, self._host, self._recorded).run()
         except FabricError as error:
             log.info("%s: %s", plan.round, error)
             self._take_in(act.AttemptEnded(round=plan.round, detail=str(error)))
         else:
-            self._take_in(act.AttemptEnded(round=plan.round))
+            up_bps, down_bps = self._meter.peaks_bps(max(LEAST_BYTES, len(buffers.result) // 4))
+            self._take_in(act.AttemptEnded(round=plan.round, up_bps=up_bps, down_bps=down_bps))
 
     def fail_all(self, error: BaseException) -> None:
         """Fail every handle: nothing more will come."""

@@ -65,7 +65,7 @@ def test_a_worker_that_takes_a_round_as_done_without_its_result_is_noticed(monke
 
 
 def test_a_worker_that_is_told_nothing_of_a_round_it_missed_is_noticed(monkeypatch, without_planner) -> None:
-    monkeypatch.setattr(Rounds, "_catch_up", lambda self: iter(()))
+    monkeypatch.setattr(Rounds, "_catch_up", lambda *_: iter(()))
     planted(range(100, 140), "others did")
 
 

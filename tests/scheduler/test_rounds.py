@@ -310,3 +310,79 @@ def test_rounds_are_counted_and_timed_once_for_all_their_workers() -> None:
     assert sample("round_seconds_sum") == pytest.approx(0.03)
     say(asks("a"))
     assert sample("round_seconds_count") == 1
+
+
+BIG = 25_000_000
+
+
+class Rhythmic(Team):
+    """Six workers that have done a round, so that it is known who is late in the next."""
+
+    def __init__(self) -> None:
+        super().__init__(*"abcdef")
+        for name in "abcdef":
+            self.ask(asks(name, size_bytes=BIG))
+        for name in "abcdef":
+            self.arrive(name)
+        self.wait(100)
+
+    def early(self) -> list[Reduce]:
+        """Let all but f ask, and time pass."""
+        for name in "abcde":
+            assert self.ask(asks(name, 1, size_bytes=BIG)) == []
+        self.wait(9)
+        assert self.tick() == []
+        self.wait(1)
+        return [one for one in self.tick() if isinstance(one, Reduce)]
+
+
+@pytest.fixture
+def rhythmic(monkeypatch, compiled_planner) -> Rhythmic:
+    monkeypatch.setattr(all_reduce, "is_planner_loaded", lambda: True)
+    return Rhythmic()
+
+
+def test_a_round_begins_without_one_that_is_late_and_it_is_told_its_part_when_it_asks(rhythmic) -> None:
+    early = rhythmic.early()
+    assert told(early) == [("Reduce", name) for name in "abcde"]
+    assert {one.workers for one in early} == {6}
+    rhythmic.state.next_wakeup_ns(rhythmic.now_ns)
+    assert rhythmic.rounds.waits_for == "f"
+    (last,) = rhythmic.ask(asks("f", 1, size_bytes=BIG))
+    assert isinstance(last, Reduce)
+    assert not any(part.inputs or part.takers for part in last.parts)
+    for one in early:
+        for part in one.parts:
+            if any(peer.worker == "f" for peer in part.inputs):
+                assert part.inputs[-1].worker == "f"
+    for name in "abcde":
+        assert rhythmic.arrive(name, 2) == []
+    assert told(rhythmic.arrive("f", 2)) == [("ReduceSettled", name) for name in "abcdef"]
+
+
+def test_a_late_one_that_dies_makes_the_round_void_and_the_others_do_it_without_it(rhythmic) -> None:
+    rhythmic.early()
+    left = rhythmic.ask(MemberLeft(name="f", incarnation=1, detail="killed"))
+    assert told(left) == [("CancelReduce", name) for name in "abcde"] + [("Reduce", name) for name in "abcde"]
+    assert {one.workers for one in left if isinstance(one, Reduce)} == {5}
+
+
+def test_a_late_one_that_asks_for_something_else_fails_the_round_for_all(rhythmic) -> None:
+    rhythmic.early()
+    failed = rhythmic.ask(asks("f", 1, size_bytes=64))
+    assert told(failed) == [("CancelReduce", name) for name in "abcde"] + [("ReduceFailed", name) for name in "abcdef"]
+
+
+def test_a_late_one_that_has_missed_a_round_is_told_so_and_stays_late(rhythmic) -> None:
+    rhythmic.ask(MemberLeft(name="f", incarnation=1, detail="restarted"))
+    rhythmic.worker("f", incarnation=2, spec=JOB)
+    rhythmic.early()
+    missed = asks("f", 0, incarnation=2, size_bytes=BIG, settled=RoundId(0, 9))
+    assert told(rhythmic.ask(missed)) == [("ReduceFailed", "f")]
+    assert told(rhythmic.ask(asks("f", 1, incarnation=2, size_bytes=BIG))) == [("Reduce", "f")]
+
+
+def test_while_the_planner_is_not_loaded_the_late_are_waited_for(rhythmic, monkeypatch) -> None:
+    monkeypatch.setattr(all_reduce, "is_planner_loaded", lambda: False)
+    assert rhythmic.early() == []
+    assert told(rhythmic.ask(asks("f", 1, size_bytes=BIG))) == [("Reduce", name) for name in "abcdef"]

@@ -249,7 +249,7 @@ def a_reduce(draw: st.DrawFn) -> ReduceRequested:
 reduces = a_reduce()
 events: st.SearchStrategy[MemberEvent] = st.one_of(
     reduces,
-    st.builds(RoundArrived, worker=st.just(ME), model=text, round=rounds),
+    st.builds(RoundArrived, worker=st.just(ME), model=text, round=rounds, up_bps=u64, down_bps=u64),
     st.builds(RoundBroken, worker=st.just(ME), model=text, round=rounds, detail=text),
     pushes,
     gets,
@@ -392,6 +392,7 @@ parts = st.builds(
     parent=st.none() | peers,
     source=st.none() | peers,
     takers=several(peers),
+    rate_bps=u64,
 )
 instructions: st.SearchStrategy[Instruction] = st.one_of(
     st.builds(Reduce, to=me, reduce=reduce_ids, round=rounds, workers=u32, parts=several(parts), reason=text),

@@ -65,7 +65,9 @@ def test_what_the_worker_hands_over_is_asked_for_carried_out_reported_and_finish
     assert stage.tell(act.ReduceCalled(request=request())) == [act.Request(event=request(), reason="")]
     assert stage.tell(plan(FIRST)) == [act.StartAttempt(plan=plan(FIRST), reason="")]
     arrived = RoundArrived(worker="w", model="net", round=FIRST)
-    assert stage.tell(act.AttemptEnded(round=FIRST)) == [act.Request(event=arrived, reason="")]
+    measured = replace(arrived, up_bps=7, down_bps=9)
+    ended = act.AttemptEnded(round=FIRST, up_bps=7, down_bps=9)
+    assert stage.tell(ended) == [act.Request(event=measured, reason="")]
     assert stage.tell(settled()) == [act.FinishReduce(reduce=reduce_id(), workers=3, reason="")]
     assert stage.tell(settled()) == []
 

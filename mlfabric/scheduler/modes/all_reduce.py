@@ -1,9 +1,9 @@
 """AllReduce: who sums what for whom in one round (design, section 5). Pure.
 
 The planner shapes a round by hosts; here its plan becomes, for each range of the tensor's bytes, a tree into a root and
-one out of it. A tree of the planner's is one such pair over all bytes. A ring of N hosts is N chains, each over an N-th
-of the bytes and rooted at another host, with the results handed back along the chain: every link carries what it would
-in a ring, 2 (N - 1) / N of the size each way, and each chain keeps both directions busy at once.
+one out of it. A tree of the planner's is one such pair over all bytes, a stripe one over its part. A ring of N hosts is
+N chains, each over an N-th of the bytes and rooted at another host, with the results handed back along the chain: every
+link carries what it would in a ring, 2 (N - 1) / N of the size each way, and each chain keeps both directions busy.
 
 Several workers of one host send to one of them, which acts for the host. The root is random among hosts without a slow
 link, and so is who starts which chain: drawn from the epoch and the round, so the same events give the same trees.
@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from mlfabric.chunking import chunk_bytes
 from mlfabric.network import Network, down_link, up_link
 from mlfabric.protocol import RoundId, UpdateId
 from mlfabric.scheduler.planning import (
+    Aggregator,
     Batch,
     Candidate,
     Consistency,
@@ -33,12 +34,15 @@ from mlfabric.scheduler.planning import (
 from mlfabric.scheduler.planning.plan import Kind, Transfer
 from mlfabric.specs import ALIGNMENT_BYTES
 
-__all__ = ["RING_FROM_NS", "TREES_FROM_NS", "Shaped", "Trees", "planner_config", "shape_round"]
+__all__ = ["RING_FROM_NS", "TREES_FROM_NS", "Shaped", "Trees", "planner_config", "shape_round", "spread_bps"]
 
 TREES_FROM_NS = 200_000
 RING_FROM_NS = 800_000
-"""How long a tensor takes over a fast host's link from which on hops, with their messages, are worth while."""
+"""How long a tensor takes over a fast host's link from which on hops, with their messages, are worth while; stripes
+as a ring."""
 _SLOW_SHARE = 2 / 3
+_SPREAD = 1.5
+"""How many times the planned rate a stream may have, so that it makes up for what others were late."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +53,7 @@ class Trees:
         start, end: the range; ``start`` is a multiple of ``ALIGNMENT_BYTES``, ``end`` greater.
         parents: to whom each worker but the root sends the sum of its own and what was sent to it.
         sources: from whom each worker but the root has the result.
+        rate_bps: at about which the streams are to be spread out; 0 for as fast as they go.
     """
 
     start: int
@@ -56,6 +61,7 @@ class Trees:
     root: str
     parents: Mapping[str, str]
     sources: Mapping[str, str]
+    rate_bps: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,12 +71,14 @@ class Shaped:
     Args:
         trees: over all bytes, each byte in one; none of an empty tensor.
         transfers: to be reserved.
+        span_ns: how long it is planned to take; 0 if it was not planned.
     """
 
     shape: Shape
     trees: tuple[Trees, ...]
     transfers: tuple[Transfer, ...]
     reason: str
+    span_ns: int = 0
 
 
 def planner_config(size_bytes: int, wire_ns: int) -> PlannerConfig:
@@ -83,19 +91,27 @@ def planner_config(size_bytes: int, wire_ns: int) -> PlannerConfig:
     if wire_ns >= TREES_FROM_NS:
         shapes.add(Shape.TREE)
     if wire_ns >= RING_FROM_NS:
-        shapes.add(Shape.RING)
+        shapes |= {Shape.RING, Shape.STRIPES}
     chunk = chunk_bytes(size_bytes)
     return PlannerConfig(consistency=Consistency.ALL_REDUCE, shapes=frozenset(shapes), chunk_bytes=chunk)
 
 
 def shape_round(
-    network: Network, members: Mapping[str, str], size_bytes: int, round_id: RoundId, now_ns: int
+    network: Network,
+    members: Mapping[str, str],
+    size_bytes: int,
+    round_id: RoundId,
+    now_ns: int,
+    late: Collection[str] = (),
+    without: frozenset[Shape] = frozenset(),
 ) -> Shaped | str:
     """Plan a round; ``network`` is not changed.
 
     Args:
         members: the host of each worker; at least one.
         size_bytes: of each worker's tensor.
+        late: workers that have not asked yet; nobody is to wait for them longer than needed.
+        without: shapes that are not to be used.
 
     Returns:
         How it is to go, or why there is no way now.
@@ -111,19 +127,32 @@ def shape_round(
         reason = f"summed at {found}" if len(leaders) == 1 else f"summed at {found}; the planner is not loaded yet"
         pair = _pair(leaders, [], found)
         return _shaped(Shape.DIRECT, [pair], size_bytes, members, leaders, (), reason)
-    planned = _plan(network, leaders, size_bytes, now_ns)
+    late_hosts = {members[worker] for worker in late}
+    planned = _plan(network, leaders, size_bytes, now_ns, late_hosts, without)
     if not planned.commits:
         return planned.deferred[0].reason
     transfers, reason = tuple(planned.transfers), planned.commits[0].reason
     if planned.shape is Shape.RING:
         pairs = _chains(transfers, leaders, draw.randrange(len(leaders)))
+    elif planned.shape is Shape.STRIPES:
+        stripes = range(len(planned.stripe_bytes))
+        pairs = [_pair(leaders, [t for t in transfers if t.shard == stripe], None) for stripe in stripes]
     else:
         pairs = [_pair(leaders, transfers, None)]
-    return _shaped(planned.shape, pairs, size_bytes, members, leaders, transfers, reason)
+    shaped = _shaped(planned.shape, pairs, size_bytes, members, leaders, transfers, reason)
+    return replace(shaped, span_ns=max(commit.commit_ns for commit in planned.commits) - now_ns)
 
 
-def _plan(network: Network, leaders: Mapping[str, str], size_bytes: int, now_ns: int) -> Plan:
+def _plan(
+    network: Network,
+    leaders: Mapping[str, str],
+    size_bytes: int,
+    now_ns: int,
+    late_hosts: Collection[str],
+    without: frozenset[Shape],
+) -> Plan:
     """Ask the planner; of hosts that are alike, it takes as a root the one that is ready last, here by a nanosecond."""
+    able = tuple(Aggregator(host=host) for host in leaders if host not in late_hosts) if late_hosts else ()
     updates = tuple(
         Candidate(
             update=UpdateId(worker, 0, 0), source=host, size_bytes=size_bytes, ready_ns=now_ns + place, computed_from=0
@@ -131,7 +160,9 @@ def _plan(network: Network, leaders: Mapping[str, str], size_bytes: int, now_ns:
         for place, (host, worker) in enumerate(leaders.items())
     )
     wire_ns = size_bytes * 8 * 10**9 // max(1, *(_rate_bps(network, host, now_ns) for host in leaders))
-    return plan(Batch(updates=updates), network, FabricState(now_ns=now_ns), planner_config(size_bytes, wire_ns))
+    state = FabricState(now_ns=now_ns, aggregators=able)
+    config = planner_config(size_bytes, wire_ns)
+    return plan(Batch(updates=updates), network, state, replace(config, shapes=config.shapes - without))
 
 
 def _star(network: Network, leaders: Mapping[str, str], now_ns: int) -> str:
@@ -191,13 +222,27 @@ def _shaped(
 ) -> Shaped:
     """Deal the bytes out and let each host's other workers send to the one that acts for it."""
     followers = {w: leaders[host] for w, host in sorted(members.items()) if leaders[host] != w}
-    bounds = _bounds(size_bytes, len(pairs))
+    bounds, rate_bps = _bounds(size_bytes, len(pairs)), spread_bps(shape, transfers)
     trees = tuple(
-        Trees(start=start, end=end, root=root, parents={**parents, **followers}, sources={**sources, **followers})
+        Trees(
+            start=start,
+            end=end,
+            root=root,
+            parents={**parents, **followers},
+            sources={**sources, **followers},
+            rate_bps=rate_bps,
+        )
         for (start, end), (root, parents, sources) in zip(bounds, pairs, strict=False)
         if end > start
     )
     return Shaped(shape=shape, trees=trees, transfers=transfers, reason=reason)
+
+
+def spread_bps(shape: Shape, transfers: Sequence[Transfer]) -> int:
+    """Return at which rate streams are spread out: those of stripes meet, and all are to go at the same pace."""
+    if shape is not Shape.STRIPES:
+        return 0
+    return round(_SPREAD * max(piece.bps for transfer in transfers for piece in transfer.profile.pieces))
 
 
 def _bounds(size_bytes: int, parts: int) -> list[tuple[int, int]]:

@@ -55,8 +55,7 @@ class Distribution:
 
     def cost_ns(self, objective: Objective) -> int:
         """Return the instant of the last answer, or the sum of all; what is deferred does not count."""
-        arrivals = [answer.arrive_ns for answer in self.answers]
-        return max(arrivals, default=0) if objective is Objective.LAST_COMMIT else sum(arrivals)
+        return _cost_ns([answer.arrive_ns for answer in self.answers], objective)
 
 
 class _Task(NamedTuple):
@@ -107,13 +106,17 @@ def distribute(
     if len(servers) > 1:
         return _in_parts(task, gets)
     slots = _order(task, gets)
-    direct = _directly(task, gets, slots)
-    if len(direct.answers) < 2 or not distributors or not {Shape.STORED, Shape.TREE} & set(shapes):
-        return direct
+    alone = _alone(task, gets, slots)
+    if len(alone.gets) < 2 or not distributors or not {Shape.STORED, Shape.TREE} & set(shapes):
+        return _directly(task, alone)
     other = _handed_on(task, gets, slots, distributors, shapes)
-    if other is None or other.cost_ns(objective) >= direct.cost_ns(objective):
-        return direct
-    return replace(other, deferred=direct.deferred)
+    if other is None or other.cost_ns(objective) >= _cost_ns(alone.arrive_ns, objective):
+        return _directly(task, alone)
+    return replace(other, deferred=alone.deferred)
+
+
+def _cost_ns(arrive_ns: Sequence[int], objective: Objective) -> int:
+    return max(arrive_ns, default=0) if objective is Objective.LAST_COMMIT else sum(arrive_ns)
 
 
 def _order(task: _Task, gets: Sequence[GetCandidate]) -> Sequence[GetSlot]:
@@ -135,18 +138,38 @@ def _order_over(
     return slots + [GetSlot(get=get.get, profile=None, planned_ns=now_ns) for get in missing], lines
 
 
-def _directly(task: _Task, gets: Sequence[GetCandidate], slots: Sequence[GetSlot]) -> Distribution:
-    by_get = {get.get: get for get in gets}
-    transfers, answers, deferred = list[Transfer](), [], []
+class _Alone(NamedTuple):
+    """Gets that the server answers itself, in columns, and those that it cannot answer."""
+
+    gets: list[GetCandidate]
+    slots: list[GetSlot]
+    profiles: list[Profile]
+    arrive_ns: list[int]
+    deferred: list[Deferred]
+
+
+def _alone(task: _Task, gets: Sequence[GetCandidate], slots: Sequence[GetSlot]) -> _Alone:
+    by_get, found, network = {get.get: get for get in gets}, _Alone([], [], [], [], []), task.network
     for slot in slots:
         if slot.profile is None:
-            deferred.append(Deferred(what=slot.get, reason=slot.reason))
+            found.deferred.append(Deferred(what=slot.get, reason=slot.reason))
             continue
-        transfer = _transfer(task, by_get[slot.get], slot.profile)
-        number, arrive_ns = task.first + len(transfers), transfer.arrive_ns
-        answers.append(GetServed(get=slot.get, transfer=number, arrive_ns=arrive_ns, reason=slot.reason))
-        transfers.append(transfer)
-    return Distribution(shape=Shape.DIRECT, transfers=transfers, answers=answers, deferred=deferred)
+        get = by_get[slot.get]
+        found.gets.append(get)
+        found.slots.append(slot)
+        found.profiles.append(slot.profile)
+        latency_ns = network.latency_ns(network.path(task.servers[0], get.destination))
+        found.arrive_ns.append(slot.profile.end_ns + latency_ns)
+    return found
+
+
+def _directly(task: _Task, alone: _Alone) -> Distribution:
+    transfers = [_transfer(task, get, profile) for get, profile in zip(alone.gets, alone.profiles, strict=True)]
+    answers = [
+        GetServed(get=slot.get, transfer=number, arrive_ns=arrive_ns, reason=slot.reason)
+        for number, (slot, arrive_ns) in enumerate(zip(alone.slots, alone.arrive_ns, strict=True), start=task.first)
+    ]
+    return Distribution(shape=Shape.DIRECT, transfers=transfers, answers=answers, deferred=alone.deferred)
 
 
 def _transfer(task: _Task, get: GetCandidate, profile: Profile, shard: int = 0) -> Transfer:
@@ -184,11 +207,11 @@ def _handed_on(
     helpers = _nearest(task, distributors, max(get.size_bytes for get in early.values()), ready_ns)
     if len(early) < 2 or not helpers:
         return None
-    alone = _directly(task, gets, _order(task, list(early.values())) if late else slots)
+    alone = _alone(task, gets, _order(task, list(early.values())) if late else slots)
     world = task.over[0] if task.over else world_for(task.network, task.servers[0], gets, helpers)
     fan = make_fan(
         task.servers[0],
-        [early[answer.get] for answer in alone.answers],
+        [early[get.get] for get in alone.gets],
         helpers,
         world,
         ready_ns=ready_ns,
@@ -196,7 +219,7 @@ def _handed_on(
         chunk_bytes=task.chunk_bytes,
     )
     lines = task.over[1] if task.over else world.lines
-    way = _best_way(fan, lines, fan.cost_ns([answer.arrive_ns for answer in alone.answers]), shapes, task.effort)
+    way = _best_way(fan, lines, fan.cost_ns(alone.arrive_ns), shapes, task.effort)
     return _with_late(task, fan, way, late) if way else None
 
 
@@ -230,7 +253,7 @@ def _with_late(task: _Task, fan: Fan, way: Way, late: Sequence[GetCandidate]) ->
     transfers = list(transfers_of(fan, way, task.first))
     answers = list(answers_of(fan, way, task.first, task.now_ns))
     slots, _ = _order_over(task, late, fan.world, way.lines)
-    after = _directly(task._replace(first=task.first + len(transfers)), late, slots)
+    after = _directly(task._replace(first=task.first + len(transfers)), _alone(task, late, slots))
     if after.deferred:
         return None
     return Distribution(shape=way.shape, transfers=[*transfers, *after.transfers], answers=[*answers, *after.answers])

@@ -121,13 +121,15 @@ class _Teller:
             ring = [t for t in plan.transfers if t.kind is Kind.RING]
             yield f"The sum goes in equal parts around a ring: {joined([t.source for t in ring], 8)}, {ring[0].source}."
         elif plan.transfers:
-            roots = {t.source for t in plan.transfers if t.kind is Kind.MODEL}
-            roots -= {t.destination for t in plan.transfers if t.kind is Kind.MODEL}
-            into = [t for t in plan.transfers if t.kind is not Kind.MODEL and t.destination in roots]
+            results = [t for t in plan.transfers if t.kind is Kind.MODEL]
+            roots = {(t.source, t.shard) for t in results} - {(t.destination, t.shard) for t in results}
+            into = [t for t in plan.transfers if t.kind is not Kind.MODEL and (t.destination, t.shard) in roots]
             complete = self.when(max((t.arrive_ns for t in into), default=plan.state.now_ns))
-            early = min((t.profile.start_ns for t in plan.transfers if t.kind is Kind.MODEL), default=0)
+            early = min((t.profile.start_ns for t in results), default=0)
+            count = len(plan.stripe_bytes)
+            how = f"in {count} stripes along trees" if count > 1 else "along a tree"
             yield (
-                f"The sum is made along a tree into {joined(sorted(roots))}, complete at {complete}, "
+                f"The sum is made {how} into {joined(sorted(host for host, _ in roots))}, complete at {complete}, "
                 f"and goes out from there from {self.when(early)} on."
             )
 

@@ -44,7 +44,7 @@ class Transfer:
         get: for a MODEL, the get that it answers; None if it goes to a host that only hands it on.
         inputs: transfers whose content it carries on.
         cut_through: it may start before its inputs have arrived, and never sends what they have not brought.
-        shard: index of the server whose part it carries.
+        shard: index of the server whose part it carries, or of an AllReduce's stripe.
         planned: False if it was on its way before this plan, so its profile was reserved then.
     """
 
@@ -140,7 +140,11 @@ class Deferred:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is to happen to one batch; what it was planned for is kept for ``validate`` and ``explain``."""
+    """What is to happen to one batch; what it was planned for is kept for ``validate`` and ``explain``.
+
+    Args:
+        stripe_bytes: of an AllReduce in stripes, the size of each; empty otherwise.
+    """
 
     batch: Batch
     state: FabricState
@@ -154,6 +158,7 @@ class Plan:
     punts: Sequence[Punt]
     gets: Sequence[GetServed]
     deferred: Sequence[Deferred]
+    stripe_bytes: tuple[int, ...] = ()
 
     def validate(self, network: Network) -> None:
         """Assert that the plan keeps its promises: capacity, order, delay and divergence bounds, each update once.

@@ -46,6 +46,7 @@ class Shape(Enum):
     STORED = "through an aggregator that stores all of them, then forwards their sum (paper, algorithm 3)"
     TREE = "through aggregators that forward a sum while its inputs still arrive"
     RING = "in equal parts around a ring of all workers"
+    STRIPES = "in parts, each through a tree of its own in which other workers pass on"
 
 
 class Effort(Enum):
@@ -129,7 +130,7 @@ class FabricState:
         now_ns: nothing is planned before.
         v_init: the version to which the first commit of this plan is applied.
         servers: the primary's host, or of a model in parts each part's; empty for AllReduce.
-        aggregators: who may sum, first choice first.
+        aggregators: who may sum, first choice first; in an AllReduce, if there are none, every worker's host.
         distributors: who may hand a model on, first choice first.
         slowest_clock: the fewest iterations that any worker has finished (stale-synchronous).
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import pairwise
 
 from mlfabric.protocol import UpdateId
@@ -26,11 +27,30 @@ def check_results(view: View) -> None:
         in_time = commit.commit_ns >= commit.arrive_ns
         assert in_time, f"{commit.update} is committed at {commit.commit_ns}, it arrives at {commit.arrive_ns}"
     _check_ring(view)
+    _check_stripes(view)
+
+
+def _check_stripes(view: View) -> None:
+    """Assert that stripes are all of the tensor, and that a host passes on in one of them at most."""
+    stripes = view.plan.stripe_bytes
+    if not stripes:
+        return
+    sizes = {view.sizes[c.update] for c in view.plan.commits}
+    assert sizes == {sum(stripes)}, f"stripes of {listed(stripes)} bytes for tensors of {listed(sorted(sizes))}"
+    passing = {(t.source, t.shard) for t in view.transfers if t.inputs}
+    twice = [host for host, count in Counter(host for host, _ in passing).items() if count > 1]
+    assert not twice, f"{listed(twice)} pass on in more than one stripe"
 
 
 def _complete_at(view: View, host: str, everything: frozenset[UpdateId]) -> int | None:
-    """Return when a host has the sum of all: brought whole, or whole with its own; None for never."""
-    arriving = [t for t in view.transfers if t.destination == host]
+    """Return when a host has the sum of all: brought whole, or whole with its own, stripe by stripe; None for never."""
+    ends = [_stripe_complete_at(view, host, everything, k) for k in range(max(1, len(view.plan.stripe_bytes)))]
+    known = [end_ns for end_ns in ends if end_ns is not None]
+    return max(known) if len(known) == len(ends) else None
+
+
+def _stripe_complete_at(view: View, host: str, everything: frozenset[UpdateId], stripe: int) -> int | None:
+    arriving = [t for t in view.transfers if t.destination == host and t.shard == stripe]
     whole = [t.arrive_ns for t in arriving if t.kind in _RESULTS and everything.issubset(t.members)]
     if whole:
         return min(whole)

@@ -76,7 +76,9 @@ class View:
         return f"transfer {index} ({transfer.kind.name}, {transfer.source} to {transfer.destination})"
 
     def bytes_of(self, update: UpdateId, shard: int) -> int:
-        """Return how much of an update goes to one server."""
+        """Return how much of an update goes to one server, or is in one stripe."""
+        if self.plan.stripe_bytes:
+            return self.plan.stripe_bytes[shard]
         candidate = self.candidates.get(update)
         if candidate is not None and candidate.part_bytes:
             return candidate.part_bytes[shard]

@@ -1,0 +1,50 @@
+"""What a link carried at best is found from counters, however they rise."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from mlfabric.worker_daemon import link_meter
+from mlfabric.worker_daemon.link_meter import LinkMeter
+
+MS = 1_000_000
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """What the interface says at each look, the last one again and again."""
+    counters: list[tuple[int, int]] = []
+    monkeypatch.setattr(link_meter, "interface_of", lambda address: {"10.0.0.7": "eth7", "127.0.0.1": "lo"}[address])
+    monkeypatch.setattr(link_meter, "is_loopback", lambda interface: interface == "lo")
+    monkeypatch.setattr(link_meter, "carried_bytes", lambda _: counters.pop(0) if len(counters) > 1 else counters[0])
+    clock = iter(range(0, 10**12, 10 * MS))
+    monkeypatch.setattr(time, "monotonic_ns", lambda: next(clock))
+    return counters
+
+
+async def measured(address: str, looks: int) -> LinkMeter:
+    meter = LinkMeter(address)
+    async with meter.watching():
+        for _ in range(looks):
+            await asyncio.sleep(0)
+    return meter
+
+
+async def test_the_best_stretch_with_enough_bytes_counts_in_each_direction_by_itself(counted, monkeypatch) -> None:
+    monkeypatch.setattr(link_meter, "FIRST_PAUSE_S", 0)
+    counted += [(0, 0), (10_000, 0), (110_000, 1000), (120_000, 50_000), (130_000, 150_000), (130_000, 150_000)]
+    meter = await measured("10.0.0.7:50", 100)
+    assert meter.peaks_bps(100_000) == (100_000 * 8 * 100, 100_000 * 8 * 100)
+    assert meter.peaks_bps(140_000) == (0, 149_000 * 8 * 100 // 2)
+    assert meter.peaks_bps(200_000) == (0, 0)
+
+
+async def test_the_loopback_is_no_link(counted) -> None:
+    counted += [(0, 0), (10**9, 10**9)]
+    meter = LinkMeter("127.0.0.1:50")
+    async with meter.watching():
+        await asyncio.sleep(0)
+    assert meter.peaks_bps(1) == (0, 0)
