@@ -188,10 +188,40 @@ def _systems() -> Mapping[str, System]:
             cells=LAG_CELLS,
             report_every_s=10 * REPORT_EVERY_S,
         ),
+        *_overlapping(),
         *_with_backups(),
         *_finding_topics(),
     )
     return MappingProxyType({system.name: system for system in rows})
+
+
+def _overlapping() -> tuple[System, ...]:
+    """Return the systems whose communication overlaps with their own step, bucket by bucket."""
+    return (
+        System(
+            name="ring-overlap",
+            label="ring all-reduce, overlapped as DDP does",
+            module="ring_overlap",
+            consistency=Consistency.SYNCHRONOUS,
+            tuned_as="ring",
+        ),
+        System(
+            name="fabric-sync-overlap",
+            label="mlfabric synchronous, overlapped",
+            module="fabric_overlap",
+            consistency=Consistency.SYNCHRONOUS,
+            tuned_as="ring",
+        ),
+        System(
+            name="fabric-overlap",
+            label="mlfabric asynchronous, bound = workers, overlapped",
+            module="fabric_overlap",
+            consistency=Consistency.ASYNCHRONOUS,
+            tuned_as="fabric-overlap",
+            bound=Bound.WORKERS,
+            momentum_at=MomentumAt.WORKERS,
+        ),
+    )
 
 
 def _with_backups() -> tuple[System, ...]:

@@ -8,7 +8,18 @@ from typing import Any
 
 from benchmarks.testbed.comparing import Estimate, Pair, estimate
 
-__all__ = ["Verdict", "all_known", "at_least", "at_most", "by_rate", "estimated", "mean_of", "not_below", "over_seeds"]
+__all__ = [
+    "Verdict",
+    "all_known",
+    "at_least",
+    "at_most",
+    "by_rate",
+    "by_target",
+    "estimated",
+    "mean_of",
+    "not_below",
+    "over_seeds",
+]
 
 Verdict = bool | None
 """None as long as the runs that it needs are not there."""
@@ -32,6 +43,16 @@ def over_seeds(pairs: Iterable[Pair], value: Callable[[Pair], float | None]) -> 
 def by_rate(pair: Pair) -> float:
     """Return how many times as long the baseline takes for an iteration."""
     return pair.baseline.seconds_per_iteration / pair.other.seconds_per_iteration
+
+
+def by_target(target: float) -> Callable[[Pair], float | None]:
+    """Return how to tell how many times as long the baseline takes to an accuracy; None of who never gets there."""
+
+    def ratio(pair: Pair) -> float | None:
+        baseline_s, other_s = pair.baseline.curve.time_to(target), pair.other.curve.time_to(target)
+        return baseline_s / other_s if baseline_s and other_s else None
+
+    return ratio
 
 
 def mean_of(values: Iterable[float]) -> float | None:

@@ -231,10 +231,13 @@ class PaddedCompute:
         self._sleep_s = sleep_s
         self.overruns = 0
 
+    def lasts_ns(self, step: int) -> int:
+        """Return how long a step lasts."""
+        return int(self._base_ns * self._setting.slowdown(self._seed, self._worker, step))
+
     def run(self, step: int, function: Callable[[], Result]) -> Result:
         """Call a function and return its result when the step's time is over; count it if it took longer."""
-        slowdown = self._setting.slowdown(self._seed, self._worker, step)
-        over_ns = self._now_ns() + int(self._base_ns * slowdown)
+        over_ns = self._now_ns() + self.lasts_ns(step)
         result = function()
         left_ns = over_ns - self._now_ns()
         if left_ns >= 0:

@@ -7,6 +7,7 @@ loop; ``worker.py`` is the door for training threads.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from dataclasses import dataclass, field, replace
@@ -33,6 +34,8 @@ from mlfabric.protocol import (
     ReduceId,
     ReduceOp,
     ReduceRequested,
+    Replicate,
+    TransferId,
     UpdateId,
     UpdateKind,
     Welcome,
@@ -47,7 +50,7 @@ from mlfabric.worker_daemon.attempts import ReduceBuffers
 from mlfabric.worker_daemon.folding import Kept
 from mlfabric.worker_daemon.observing import Observer, Settled, nobody
 from mlfabric.worker_daemon.reductions import Reductions
-from mlfabric.worker_daemon.sending import Parcel, Transfers
+from mlfabric.worker_daemon.sending import GivenUpError, Growth, Parcel, Transfers
 from mlfabric.worker_daemon.shards import Shards
 from mlfabric.worker_daemon.state import DaemonState
 
@@ -117,13 +120,14 @@ class WorkerDaemon:
         self._reporter = TransferReporter(options.name, options.host, options.tcp.up_bps, options.tcp.down_bps)
         self._transfers = Transfers(self._channel, options.host, self._take_in, self._recorded, options.observer)
         self._kept = Kept(spec, self._channel, options.host, self._take_in, self._recorded)
-        self._reductions = Reductions(self._channel, options.host, self._take_in, self._recorded)
+        self._reductions = Reductions(self._channel, options.host, self._take_in, self._metrics.transfer)
         self._pushes: dict[UpdateId, _OpenPush] = {}
         self._gets: dict[GetId, _OpenGet] = {}
         self._updates = self._get_count = self._reduce_count = 0
         self._over: BaseException | None = None
         self._incarnation = time.time_ns()
         self._tasks: list[asyncio.Task[None]] = []
+        self._waiting: set[asyncio.Task[None]] = set()
         member = Member(
             name=options.name,
             role=Role.WORKER,
@@ -144,6 +148,7 @@ class WorkerDaemon:
         if self.spec.mode is Mode.ALL_REDUCE:
             address = await self._channel.listen(self._reductions.serve)
             self._session.member = replace(self._session.member, address=address)
+            self._reductions.reached_at(address)
         session = asyncio.create_task(self._session.run())
         self._tasks = [session, asyncio.create_task(self._reporter.run())]
         session.add_done_callback(self._session_ended)
@@ -178,9 +183,10 @@ class WorkerDaemon:
         await self._transfers.close()
         await self._kept.close()
         await self._reductions.close()
-        for task in self._tasks:
+        ending = [*self._tasks, *self._waiting]
+        for task in ending:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*ending, return_exceptions=True)
         await self._reporter.close()
         await self._channel.close()
         self._driver.close()
@@ -282,8 +288,24 @@ class WorkerDaemon:
                 self._reporter.set_address(instruction.address)
             case Initialise():
                 self._bring_initial()
+            case Replicate() if (growth := self._growth(instruction.transfer)) is not None:
+                task = asyncio.create_task(self._once_complete(instruction, growth))
+                self._waiting.add(task)
+                task.add_done_callback(self._waiting.discard)
             case _:
                 self._take_in(instruction)  # type: ignore[arg-type]
+
+    def _growth(self, transfer: TransferId) -> Growth | None:
+        """Return the growth of an update that is not complete yet."""
+        push = self._pushes.get(transfer) if isinstance(transfer, UpdateId) else None
+        growth = None if push is None else push.parcel.growth
+        return None if growth is None or growth.progress.is_complete else growth
+
+    async def _once_complete(self, order: Replicate, growth: Growth) -> None:
+        """Let the replica have an update when there is all of it; one that is given up is dropped everywhere."""
+        with contextlib.suppress(GivenUpError):
+            await growth.progress.reached(growth.progress.size_bytes)
+            self._take_in(order)
 
     def _bring_initial(self) -> None:
         if self._initial is None or any(p.parcel is self._initial for p in self._pushes.values()):
@@ -367,3 +389,5 @@ class WorkerDaemon:
         self._metrics.transfer(record, peer)
         if record.direction is Direction.IN:
             self._reporter.record(record, peer, self.options.host)
+        elif record.busy_bytes:
+            self._reporter.record_sent(record, self.options.host, peer)

@@ -41,6 +41,7 @@ def register_as_worker(
     slack: int = 0,
     workers: int | None = None,
     servers: int = 1,
+    overlap: bool = False,
     init: str | Path | int = "first",
     model_name: str = "model",
     name: str = "",
@@ -64,6 +65,10 @@ def register_as_worker(
         servers: over how many servers the model is spread, >= 1; every worker gives the same. It is cut by bytes, each
             part is on another server, and all parts make the same steps: a get returns one version of the whole. The
             worker waits until so many servers have joined.
+        overlap: whether gradients leave while backward still makes the others; every worker gives the same. ``push``
+            then completes what backward has begun. They must be left alone from backward to ``push``; several backwards
+            before one ``push`` go under ``worker.accumulating()``, all but the last. Not with a rule that clips (the
+            norm is known only at the end), several servers, AllReduce, or a daemon in a process of its own.
         init: initial weights: ``"first"`` takes those of the first worker that joins; an integer is a seed from which
             every worker makes the same; anything else is the path of a state dict.
         model_name: the model's name in the fabric.
@@ -86,7 +91,9 @@ def register_as_worker(
     together = _together(workers, mode, settings)
     _initialise(model, init)
     rule = _placed(rule or RuleSpec(), momentum_at, mode)
-    tensors = ModelTensors(model, Shaping(rule))
+    if overlap:
+        _check_overlap(rule, mode, servers, settings)
+    tensors = ModelTensors(model, Shaping(rule), backwards=overlap)
     spec = ModelSpec(
         name=model_name,
         layout=tensors.layout,
@@ -99,6 +106,18 @@ def register_as_worker(
         shards=servers,
     )
     return Worker(settings.name, _daemon(settings, spec, tensors.values(), observer), model, tensors, mode, together)
+
+
+def _check_overlap(rule: RuleSpec, mode: Mode, servers: int, settings: WorkerSettings) -> None:
+    """Refuse what updates that leave before they are complete cannot be with."""
+    for given, bad, allowed in (
+        (f"clip_norm={rule.clip_norm:g}", rule.clip_norm > 0, "0: the norm is known when all gradients are"),
+        (f"mode {mode.value}", mode is Mode.ALL_REDUCE, "another one; begin an all_reduce_async for each bucket"),
+        (f"servers={servers}", servers > 1, "1"),
+        (f"MLFABRIC_DAEMON={settings.daemon}", bool(settings.daemon), "unset, for the daemon to be in this process"),
+    ):
+        if bad:
+            raise UsageError(f"overlap with {given}; allowed: {allowed}")
 
 
 def _together(workers: int | None, mode: Mode, settings: WorkerSettings) -> int:
@@ -135,6 +154,7 @@ def wrap(
     slack: int = 0,
     workers: int | None = None,
     servers: int = 1,
+    overlap: bool = False,
     init: str | Path | int = "first",
     settings: WorkerSettings | None = None,
 ) -> FabricOptimizer:
@@ -144,7 +164,8 @@ def wrap(
         optimizer: a ``torch.optim.SGD``, ``Adam``, or ``AdamW`` without weight decay, over ``model``'s parameters; its
             rule becomes the job's.
         model: what is trained; the fabric's present weights are installed in it.
-        momentum_at, mode, tau_max, slack, workers, servers, init, settings: as for :func:`register_as_worker`.
+        momentum_at, mode, tau_max, slack, workers, servers, overlap, init, settings: as for
+            :func:`register_as_worker`; asynchronous steps overlap with the next batch, and not with their own backward.
 
     Raises:
         UsageError: no rule does what the optimizer does, or it does not hold all of the model's trainable parameters.
@@ -164,6 +185,7 @@ def wrap(
         slack=slack,
         workers=workers,
         servers=servers,
+        overlap=overlap,
         init=init,
         settings=settings,
     )

@@ -18,12 +18,12 @@ from typing import TypeAlias
 import grpc
 
 from mlfabric import wire
-from mlfabric.errors import FabricClosedError, RefusedError, UnavailableError
+from mlfabric.errors import FabricClosedError, RefusedError, UnavailableError, UsageError
 from mlfabric.protocol import Lost, ModelVersion, ReduceOp, Welcome
 from mlfabric.specs import ModelSpec
 from mlfabric.v1 import daemon_pb2, daemon_pb2_grpc
 from mlfabric.worker_daemon.attempts import ReduceBuffers
-from mlfabric.worker_daemon.sending import Parcel
+from mlfabric.worker_daemon.sending import GivenUpError, Growth, Parcel
 from mlfabric.worker_daemon.shared import Segment
 from mlfabric.worker_daemon.thread import CountFuture, OutcomeFuture, VersionFuture
 
@@ -126,6 +126,14 @@ class RemoteDaemon:
         )
         self._send(daemon_pb2.AttachRequest(push=push))
         return outcome, version
+
+    def grown(self, growth: Growth, ready_bytes: int) -> None:
+        """Refuse: what grows here is not seen there; ``register_as_worker`` checks it before."""
+        raise UsageError("an update that grows needs the daemon in this process; leave MLFABRIC_DAEMON unset")
+
+    def give_up(self, growth: Growth, reason: GivenUpError) -> None:
+        """Refuse, as :meth:`grown`."""
+        self.grown(growth, 0)
 
     def get(self, buffer: memoryview, min_version: ModelVersion) -> VersionFuture:
         """Get the model into ``buffer``, which must be this daemon's own; see ``Daemon``."""

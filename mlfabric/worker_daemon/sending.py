@@ -16,20 +16,38 @@ from google.protobuf.message import DecodeError
 
 from mlfabric import wire
 from mlfabric.channels import Channel, Connection, Frame, FrameKind, TransferRecord
+from mlfabric.channels.progress import Progress
 from mlfabric.errors import FabricError, TransferError
 from mlfabric.protocol import Dropped, DropReason, Fetch, ModelVersion, Outcome, Send
 from mlfabric.v1 import data_pb2
 from mlfabric.worker_daemon import actions as act
 from mlfabric.worker_daemon.observing import Observer, Transferred
 
-__all__ = ["Parcel", "Transfers"]
+__all__ = ["GivenUpError", "Growth", "Parcel", "Transfers"]
 
 
 WITH_OFFER_BYTES = 16 * 1024
 
 
-class _ChangedError(Exception):
-    """The tensors of an update were changed."""
+class GivenUpError(Exception):
+    """An update will never be complete, or must not be used."""
+
+    def __init__(self, cause: DropReason, detail: str) -> None:
+        super().__init__(detail)
+        self.outcome = Dropped(cause=cause, detail=detail)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Growth:
+    """How much there is of an update that is sent while it is being made.
+
+    Args:
+        payload: its image.
+        progress: how much of it is ready; it fails with a ``GivenUpError`` if the rest will never come.
+    """
+
+    payload: memoryview
+    progress: Progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,11 +58,13 @@ class Parcel:
         pieces: contiguous buffers that make up the image.
         digest: the layout's.
         is_unchanged: tells whether the tensors are what they were when they were handed over.
+        growth: of an update that is not complete yet; None of one that is.
     """
 
     pieces: Sequence[memoryview]
     digest: int
     is_unchanged: Callable[[], bool]
+    growth: Growth | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -113,9 +133,8 @@ class Transfers:
         try:
             connection = await self._connection(plan.address)
             outcome = await self._push(connection, plan, parcel)
-        except _ChangedError:
-            outcome = Dropped(cause=DropReason.CHANGED, detail="hand over tensors that nothing writes to any more")
-            self._take_in(act.OutcomeReceived(update=plan.update, outcome=outcome))
+        except GivenUpError as error:
+            self._take_in(act.OutcomeReceived(update=plan.update, outcome=error.outcome))
         except (FabricError, DecodeError) as error:
             self._discard(plan.address, connection)
             self._take_in(act.SendBroken(update=plan.update, ticket=plan.ticket, detail=str(error)))
@@ -129,7 +148,7 @@ class Transfers:
     async def _push(self, connection: Connection, plan: Send, parcel: Parcel) -> Outcome | str:
         """Offer, send when granted, and return the outcome, or why the server refuses."""
         image = b"".join(parcel.pieces) if parcel.size_bytes <= WITH_OFFER_BYTES else b""
-        if not parcel.is_unchanged():
+        if not parcel.is_unchanged() or (parcel.growth is not None and not parcel.growth.progress.is_complete):
             image = b""  # offered all the same: it is taken back once it is granted, so that the server waits no more
         offer = data_pb2.OfferMeta(
             transfer=wire.to_transfer_id(plan.update), size_bytes=parcel.size_bytes, host=self._host, image=image
@@ -153,7 +172,7 @@ class Transfers:
     async def _payload(self, connection: Connection, plan: Send, parcel: Parcel) -> None:
         frame = Frame(kind=FrameKind.PAYLOAD, ticket=plan.ticket, length=parcel.size_bytes, digest=parcel.digest)
         if parcel.is_unchanged():
-            record = await connection.send(frame, parcel.pieces, plan.rate_bps)
+            record = await self._bytes(connection, frame, plan, parcel)
             if record is not None:
                 self._recorded(record, plan.receiver)
             self._observe(plan, record)
@@ -163,7 +182,14 @@ class Transfers:
         meta = data_pb2.RefuseMeta(reason=DropReason.CHANGED.value).SerializeToString()
         await connection.send(Frame(kind=FrameKind.REFUSE, ticket=plan.ticket, meta=meta))
         connection.close()  # nobody waits for what the receiver says to that
-        raise _ChangedError
+        raise GivenUpError(DropReason.CHANGED, "hand over tensors that nothing writes to any more")
+
+    async def _bytes(self, connection: Connection, frame: Frame, plan: Send, parcel: Parcel) -> TransferRecord | None:
+        """Send the image, as it grows if it is not complete."""
+        growth = parcel.growth
+        if growth is None or growth.progress.is_complete:
+            return await connection.send(frame, parcel.pieces, plan.rate_bps)
+        return await connection.send_stream(frame, growth, plan.rate_bps)
 
     async def _fetch(self, plan: Fetch, buffer: memoryview, digest: int) -> None:
         connection: Connection | None = None

@@ -46,6 +46,18 @@ class Shaping:
         past = self._velocity or [None] * len(weights)
         return [self._continued(*each) for each in zip(clipped, weights, past, strict=True)]
 
+    def shape_one(self, i: int, gradient: MaybeTensor, weights: torch.Tensor) -> MaybeTensor:
+        """Return what is to be pushed of one parameter, in the order of :meth:`shape`; without clipping.
+
+        Args:
+            i: which parameter.
+            gradient: None stands for zeros.
+            weights: that it was computed on.
+        """
+        if self._rule.worker_momentum == 0:
+            return gradient
+        return self._continued(gradient, weights, self._velocity[i] if self._velocity else None)
+
     def keep(self, pushed: Sequence[MaybeTensor]) -> None:
         """Go on from what :meth:`shape` returned; not to be called if it is not finite."""
         if self._rule.worker_momentum > 0:

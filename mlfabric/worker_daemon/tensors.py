@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import cast
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from mlfabric.errors import LayoutError
 from mlfabric.specs import ALIGNMENT_BYTES, DTYPE_BYTES, Layout, RuleSpec, TensorKind, TensorSpec
@@ -39,13 +41,15 @@ class ModelTensors:
     Args:
         model: the module or named tensors to train.
         shaping: what is made of gradients before they travel; nothing unless given.
+        backwards: begin the layout with the last parameters, whose gradients come first; buffers are at its end.
 
     Raises:
         LayoutError: nothing is trainable, or a tensor's dtype cannot travel.
     """
 
-    def __init__(self, model: Trainable, shaping: Shaping | None = None) -> None:
-        named = _named(model)
+    def __init__(self, model: Trainable, shaping: Shaping | None = None, *, backwards: bool = False) -> None:
+        named = _backwards(_named(model)) if backwards else _named(model)
+        self.backwards = backwards
         trained = {TensorKind.PARAMETER} if isinstance(model, torch.nn.Module) else set(TensorKind)
         if not any(tensor.numel() for _, tensor, kind in named if kind in trained):
             raise LayoutError(
@@ -62,7 +66,7 @@ class ModelTensors:
         self.shaping = shaping or Shaping(RuleSpec())
         self._tensors = [t for _, t, _ in named]
         kinds = [kind for _, _, kind in named]
-        self._parameters = [i for i, kind in enumerate(kinds) if kind is TensorKind.PARAMETER]
+        self.parameters = [i for i, kind in enumerate(kinds) if kind is TensorKind.PARAMETER]
         self._buffers = [i for i, kind in enumerate(kinds) if kind is TensorKind.BUFFER]
         self._installed = {i: self._tensors[i].detach().clone() for i in self._buffers}
 
@@ -76,25 +80,78 @@ class ModelTensors:
         The norm is that of what travels, after clipping and momentum. ``grad`` of each parameter is None afterwards;
         the tensors must not be written to until the push is settled.
         """
-        gradients = [self._take_gradient(i) for i in self._parameters]
-        pushed = self.shaping.shape(gradients, [self._tensors[i].detach() for i in self._parameters])
+        gradients = [self.gradient(i) for i in self.parameters]
+        self.forget_gradients()
+        weights = [self._tensors[i].detach() for i in self.parameters]
+        pushed = self.shaping.shape([None if g is None else g.detach() for g in gradients], weights)
         pieces: list[torch.Tensor | None] = [None] * len(self._tensors)
-        for i, piece in zip(self._parameters, pushed, strict=True):
+        for i, piece in (*zip(self.parameters, pushed, strict=True), *self.take_changes().items()):
             pieces[i] = piece
-        for i, installed in self._installed.items():
-            pieces[i] = self._tensors[i].detach() - installed
-            installed.copy_(self._tensors[i].detach())
         norm = norm_of(pieces)
         if math.isfinite(norm):
             self.shaping.keep(pushed)
         return self._parcel(pieces, [piece for piece in pushed if piece is not None]), norm
 
-    def _take_gradient(self, i: int) -> torch.Tensor | None:
-        tensor = self._tensors[i]
-        gradient, tensor.grad = tensor.grad, None
+    def gradient(self, i: int) -> torch.Tensor | None:
+        """Return the gradient of the parameter at a place of the layout.
+
+        Raises:
+            LayoutError: it is sparse.
+        """
+        gradient = self._tensors[i].grad
         if gradient is not None and gradient.is_sparse:
             raise LayoutError(f"{self.layout.tensors[i].name}: a sparse gradient cannot travel; use sparse=False")
-        return None if gradient is None else gradient.detach()
+        return gradient
+
+    def forget_gradients(self) -> None:
+        """Take the gradients away from the parameters."""
+        for i in self.parameters:
+            self._tensors[i].grad = None
+
+    def take_changes(self) -> dict[int, torch.Tensor]:
+        """Return what the buffers changed by since the last model or update, by their places in the layout."""
+        changes = {}
+        for i, installed in self._installed.items():
+            changes[i] = self._tensors[i].detach() - installed
+            installed.copy_(self._tensors[i].detach())
+        return changes
+
+    def shaped(self, i: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Return the gradient of the parameter at a place of the layout, and what is to travel of it; not clipped.
+
+        Raises:
+            LayoutError: it is sparse.
+        """
+        gradient = self.gradient(i)
+        place = self.parameters.index(i)
+        given = None if gradient is None else gradient.detach()
+        return gradient, self.shaping.shape_one(place, given, self._tensors[i].detach())
+
+    def keep_pushed(self, pushed: Sequence[torch.Tensor | None]) -> None:
+        """Go on from what was pushed of all parameters, which was finite."""
+        self.shaping.keep(pushed)
+
+    def when_made(self, made: Callable[[int], None]) -> Callable[[], None]:
+        """Have it said when backward has made the gradient at a place of the layout; return what ends that."""
+        register: Callable[..., RemovableHandle] = torch.Tensor.register_post_accumulate_grad_hook
+        handles = [register(self._tensors[i], partial(_say, made, i)) for i in self.parameters]
+
+        def stop() -> None:
+            for handle in handles:
+                handle.remove()
+
+        return stop
+
+    def place_of(self, tensor: torch.Tensor) -> int:
+        """Return a parameter's place in the layout.
+
+        Raises:
+            LayoutError: it is none of the model's.
+        """
+        for i in self.parameters:
+            if self._tensors[i] is tensor:
+                return i
+        raise LayoutError(f"a tensor of shape {tuple(tensor.shape)} is no parameter of the registered model")
 
     def install(self, image: memoryview) -> None:
         """Copy a model's image into the tensors."""
@@ -135,6 +192,15 @@ def _named(model: Trainable) -> list[tuple[str, torch.Tensor, TensorKind]]:
         if dtype not in DTYPE_BYTES:
             raise LayoutError(f"{name}: dtype {dtype} cannot travel; allowed: {', '.join(DTYPE_BYTES)}")
     return [(n, t, TensorKind.PARAMETER) for n, t in parameters] + [(n, t, TensorKind.BUFFER) for n, t in buffers]
+
+
+def _say(made: Callable[[int], None], i: int, tensor: torch.Tensor) -> None:
+    made(i)
+
+
+def _backwards(named: list[tuple[str, torch.Tensor, TensorKind]]) -> list[tuple[str, torch.Tensor, TensorKind]]:
+    parameters = [one for one in named if one[2] is TensorKind.PARAMETER]
+    return [*reversed(parameters), *(one for one in named if one[2] is TensorKind.BUFFER)]
 
 
 def _frozen_digest(model: Trainable) -> str:

@@ -20,7 +20,7 @@ from mlfabric.specs import ModelSpec
 from mlfabric.telemetry import MetricsPage, WorkerMetrics
 from mlfabric.worker_daemon.attempts import ReduceBuffers
 from mlfabric.worker_daemon.daemon import DaemonOptions, WorkerDaemon
-from mlfabric.worker_daemon.sending import Parcel
+from mlfabric.worker_daemon.sending import GivenUpError, Growth, Parcel
 
 __all__ = ["CountFuture", "Daemon", "OutcomeFuture", "ThreadDaemon", "VersionFuture"]
 
@@ -47,6 +47,12 @@ class Daemon(Protocol):
         self, parcel: Parcel, norm: float, computed_from: ModelVersion, get_into: memoryview | None
     ) -> tuple[OutcomeFuture, VersionFuture | None]:
         """Push an update and, if ``get_into`` is given, get the model that follows it, in one round trip."""
+
+    def grown(self, growth: Growth, ready_bytes: int) -> None:
+        """Say how much there is of an update that was pushed before it was complete."""
+
+    def give_up(self, growth: Growth, reason: GivenUpError) -> None:
+        """Say that such an update will never be complete, or must not be used."""
 
     def get(self, buffer: memoryview, min_version: ModelVersion) -> VersionFuture:
         """Get the model into ``buffer``, at ``min_version`` or newer."""
@@ -132,6 +138,14 @@ class ThreadDaemon:
 
         self._loop.call_soon_threadsafe(begin)
         return outcome, version
+
+    def grown(self, growth: Growth, ready_bytes: int) -> None:
+        """Send more of an update; see ``Daemon``."""
+        self._loop.call_soon_threadsafe(growth.progress.advance, ready_bytes)
+
+    def give_up(self, growth: Growth, reason: GivenUpError) -> None:
+        """End an update that is not complete; see ``Daemon``."""
+        self._loop.call_soon_threadsafe(growth.progress.fail, reason)
 
     def get(self, buffer: memoryview, min_version: ModelVersion) -> VersionFuture:
         """Get the model; see ``Daemon``."""

@@ -10,6 +10,8 @@ import logging
 import signal
 import threading
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Self
 
@@ -18,7 +20,9 @@ import torch
 from mlfabric.errors import LayoutError, UsageError
 from mlfabric.protocol import Committed, Dropped, DropReason, ModelVersion, Outcome, ReduceOp
 from mlfabric.specs import Mode
+from mlfabric.worker_daemon.growing import GrowingUpdate, Timing, not_finite
 from mlfabric.worker_daemon.reduce_tensors import ReduceHandle, StagedTensors
+from mlfabric.worker_daemon.sending import GivenUpError
 from mlfabric.worker_daemon.tensors import ModelTensors, Trainable
 from mlfabric.worker_daemon.thread import Daemon, OutcomeFuture, VersionFuture
 
@@ -26,6 +30,8 @@ __all__ = ["PushHandle", "Tally", "Worker"]
 
 log = logging.getLogger("mlfabric.worker")
 DRAIN_S = 30.0
+UNKNOWN_NORM = 1e30
+"""Of an update that is announced before it is complete: a bound on what a replica lacks counts it as too large."""
 
 
 class PushHandle:
@@ -77,6 +83,8 @@ class Worker:
         tensors: the travelling tensors of ``model``.
         mode: of its job.
         together: how many workers the first AllReduce waits for, >= 1.
+
+    With a layout that begins with the last layers (``ModelTensors.backwards``) communication overlaps with backward.
     """
 
     def __init__(
@@ -101,7 +109,11 @@ class Worker:
         self._open: deque[OutcomeFuture] = deque()
         self._coming: VersionFuture | None = None
         self._left = False
+        self._growing: GrowingUpdate | None = None
+        self._timing = Timing()
+        self._is_accumulating = False
         self.tau_max = daemon.join().tau_max
+        self._stop_hearing = tensors.when_made(self._made) if tensors.backwards else None
         atexit.register(self.leave)
         _drain_on_sigterm()
 
@@ -119,9 +131,12 @@ class Worker:
 
         Raises:
             LayoutError: ``model`` is not of the registered layout; nothing was changed.
+            UsageError: gradients are on their way already (overlap); push comes first.
             FabricClosedError: this worker has left the fabric.
         """
         target = self._target(model)
+        if self._growing is not None:
+            raise UsageError("get after backward: the gradients are on their way; push first, or compute without them")
         if self._coming is None:
             self._coming = self._daemon.get(self._image, ModelVersion(0, 0))
         version = self._arrived(self._coming)
@@ -130,6 +145,7 @@ class Worker:
             version = self._arrived(self._coming)
         target.install(self._image)
         self.version = version
+        self._timing.begin()
         return version
 
     def _arrived(self, coming: VersionFuture) -> ModelVersion:
@@ -165,6 +181,8 @@ class Worker:
     def _push(self, tensors: ModelTensors, install_first: bool) -> PushHandle:
         if self.version.epoch == 0:
             raise UsageError("push before the first get: updates are computed from a version; call get(model) first")
+        if self._growing is not None:
+            return self._push_grown(self._growing, tensors)
         computed_from = self.version
         parcel, norm = tensors.take_update()
         if self._coming is not None:
@@ -176,12 +194,91 @@ class Worker:
         if norm < float("inf"):
             outcome, self._coming = self._daemon.push(parcel, norm, computed_from, self._image)
         else:
-            log.warning("%s: an update was dropped: its norm is %s", self.name, norm)
-            outcome = OutcomeFuture()
-            outcome.set_result(Dropped(cause=DropReason.NOT_FINITE, detail=f"the gradient's norm is {norm}"))
+            outcome = self._not_finite(norm)
+        return self._handle(outcome)
+
+    def _not_finite(self, norm: float) -> OutcomeFuture:
+        log.warning("%s: an update was dropped: its norm is %s", self.name, norm)
+        outcome = OutcomeFuture()
+        outcome.set_result(not_finite(norm).outcome)
+        return outcome
+
+    def _handle(self, outcome: OutcomeFuture) -> PushHandle:
         self._open.append(outcome)
         self._count_settled()
         return PushHandle(outcome)
+
+    # Overlap with backward
+
+    def ready(self, parameter: torch.Tensor) -> None:
+        """Say that a parameter's gradient is final, so that it may leave before the others are: with overlap only.
+
+        Autograd's backward says so by itself; this is for gradients that are computed in other ways. Nothing leaves
+        where the model that followed the last push was not got yet.
+
+        Raises:
+            UsageError: the worker was registered without overlap, or the parameter's gradient is on its way already.
+            LayoutError: the parameter is none of the registered model's.
+        """
+        if not self._tensors.backwards:
+            raise UsageError("ready without overlap; register with overlap=True")
+        self._made(self._tensors.place_of(parameter))
+
+    @contextmanager
+    def accumulating(self) -> Iterator[None]:
+        """Let gradients accumulate: what backward makes in this context stays here, with overlap, too."""
+        before, self._is_accumulating = self._is_accumulating, True
+        try:
+            yield
+        finally:
+            self._is_accumulating = before
+
+    def _made(self, i: int) -> None:
+        """Take a gradient, and let it leave if its update is announced, or is to be."""
+        if self._left or self._is_accumulating or self.version.epoch == 0:
+            return
+        if self._growing is None:
+            if self._coming is not None:
+                return
+            self._growing = GrowingUpdate(self._tensors)
+        growing = self._growing
+        finite = growing.take(i)
+        if growing.announced is not None:
+            if finite:
+                self._daemon.grown(growing.growth, growing.ready_bytes)
+            else:
+                self._daemon.give_up(growing.growth, not_finite(growing.norm))
+        elif finite and self._timing.is_due(i, growing.times.made_ns[i]):
+            self._announce(growing, UNKNOWN_NORM)
+
+    def _announce(self, growing: GrowingUpdate, norm: float) -> OutcomeFuture:
+        growing.growth.progress.advance(growing.ready_bytes)
+        outcome, self._coming = self._daemon.push(growing.parcel, norm, self.version, self._image)
+        growing.announce(outcome)
+        return outcome
+
+    def _push_grown(self, growing: GrowingUpdate, tensors: ModelTensors) -> PushHandle:
+        """Push what backward has made, or, of an update that is announced already, the rest."""
+        self._growing = None
+        try:
+            if tensors is not self._tensors:
+                raise UsageError("backward went through the registered model, push got another one; push that one")
+            finite = growing.complete()
+        except UsageError as error:
+            if growing.announced is not None:
+                self._daemon.give_up(growing.growth, GivenUpError(DropReason.CHANGED, str(error)))
+                self._open.append(growing.announced)
+            raise
+        if growing.announced is not None:
+            if finite:
+                self._daemon.grown(growing.growth, growing.ready_bytes)
+            else:
+                self._daemon.give_up(growing.growth, not_finite(growing.norm))
+            outcome = growing.announced
+        else:
+            outcome = self._announce(growing, growing.norm) if finite else self._not_finite(growing.norm)
+        self._timing.pushed(growing.times)
+        return self._handle(outcome)
 
     def drain(self, timeout_s: float | None = None) -> Tally:
         """Wait until every push has its outcome; return what became of them all.
@@ -203,7 +300,7 @@ class Worker:
             raise UsageError(f"push or get in mode {self.mode.value}, which has no server; use all_reduce")
         if model is None or model is self._model:
             return self._tensors
-        tensors = ModelTensors(model, self._tensors.shaping)
+        tensors = ModelTensors(model, self._tensors.shaping, backwards=self._tensors.backwards)
         difference = tensors.layout.difference(self._tensors.layout)
         if difference:
             raise LayoutError(f"this is not the registered model: {difference} (given against registered)")
@@ -253,6 +350,12 @@ class Worker:
             return
         self._left = True
         atexit.unregister(self.leave)
+        if self._stop_hearing is not None:
+            self._stop_hearing()
+        if self._growing is not None and self._growing.announced is not None:
+            gone = GivenUpError(DropReason.CHANGED, f"{self.name} left before the update was complete")
+            self._daemon.give_up(self._growing.growth, gone)
+            self._open.append(self._growing.announced)
         self._daemon.leave(detail, DRAIN_S)
         self._coming = None
         self._count_settled()

@@ -25,7 +25,7 @@ from benchmarks.testbed.runs import (
     WorkerLog,
     worker_name,
 )
-from benchmarks.testbed.systems import parameter_server, ring, tree
+from benchmarks.testbed.systems import parameter_server, ring, ring_overlap, tree
 from benchmarks.testbed.systems.sgd import Momentum
 from benchmarks.testbed.workload import WorkloadSpec
 from mlfabric.errors import TransferError, UsageError
@@ -75,7 +75,9 @@ def _run_part(part: Part, at: Place, plan: RunPlan, ours: Connection) -> None:
 def run(parts: Sequence[tuple[Part, Place]], plan: RunPlan) -> list[Any]:
     """Run each part in a process of its own and return their logs."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["pytest", ring.__name__, tree.__name__, parameter_server.__name__])
+    context.set_forkserver_preload(
+        ["pytest", ring.__name__, ring_overlap.__name__, tree.__name__, parameter_server.__name__]
+    )
     started = []
     try:
         for part, at in parts:
@@ -115,7 +117,7 @@ def losses_of(plan: RunPlan, models: Sequence[np.ndarray], rank: int) -> list[fl
     return [workload.gradient(model, rank, step)[1] for step, model in enumerate(models[:STEPS])]
 
 
-@pytest.mark.parametrize("system", [ring, tree], ids=["ring", "tree"])
+@pytest.mark.parametrize("system", [ring, ring_overlap, tree], ids=["ring", "ring_overlap", "tree"])
 def test_an_all_reduce_trains_as_one_process_would_with_all_batches(system: Any, free_port: int):
     logs = run([(system.worker, place(rank, free_port)) for rank in range(WORKERS)], PLAN)
 
@@ -155,9 +157,10 @@ def test_a_tree_of_few_workers_sums_too(workers: int, free_port: int):
     np.testing.assert_allclose(logs[0].snapshots[-1].weights, in_one_process(PLAN, workers)[-1], atol=1e-6)
 
 
-def test_workers_end_after_the_same_step_when_the_time_is_over(free_port: int):
+@pytest.mark.parametrize("system", [ring, ring_overlap], ids=["ring", "ring_overlap"])
+def test_workers_end_after_the_same_step_when_the_time_is_over(system: Any, free_port: int):
     plan = replace(PLAN, duration_s=0.05, max_steps=None, compute=COMPUTE["C2"], base_compute_s=0.004)
-    logs = run([(ring.worker, place(rank, free_port)) for rank in range(WORKERS)], plan)
+    logs = run([(system.worker, place(rank, free_port)) for rank in range(WORKERS)], plan)
     assert len({len(log.ended_ns) for log in logs}) == 1
     assert all(log.ended_ns[-1] - log.began_ns >= plan.duration_s * NS_PER_S for log in logs)
     for log in logs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from benchmarks.testbed.hosts import Testbed, testbed
 from benchmarks.testbed.logs import RunLogs
 from benchmarks.testbed.processes import Launcher
 from benchmarks.testbed.runs import Consistency, Forwarded, RunPlan, WorkerLog, worker_name
-from benchmarks.testbed.systems import fabric
+from benchmarks.testbed.systems import fabric, fabric_overlap
 from benchmarks.testbed.workload import WorkloadSpec
 from mlfabric.errors import UnavailableError
 from mlfabric.twin.settings import COMPUTE
@@ -46,6 +47,9 @@ PLAN = RunPlan(
 )
 
 
+BOTH = pytest.mark.parametrize("system", [fabric, fabric_overlap], ids=["fabric", "fabric_overlap"])
+
+
 @pytest.fixture(scope="module")
 def bed():
     fabric.prepare()
@@ -58,14 +62,14 @@ def bed():
 
 @pytest.fixture(scope="module")
 def launcher():
-    with Launcher(preloaded=[fabric.__name__]) as made:
+    with Launcher(preloaded=[fabric.__name__, fabric_overlap.__name__]) as made:
         yield made
 
 
-def run(bed: Testbed, launcher: Launcher, plan: RunPlan) -> RunLogs:
+def run(bed: Testbed, launcher: Launcher, plan: RunPlan, system: Any) -> RunLogs:
     children = {}
     for host in bed.hosts:
-        part = fabric.SERVICES.get(host.name, fabric.worker)
+        part = system.SERVICES.get(host.name, system.worker)
         place = place_of(host, bed, RANKS.get(host.name), WORKERS)
         children[host.name] = launcher.start(host, part, place, plan)
     found: Mapping[str, object] = {name: child.join(TIMEOUT_S) for name, child in children.items()}
@@ -86,8 +90,9 @@ def in_order(log: WorkerLog) -> None:
     assert (np.diff(np.concatenate([[log.began_ns], times_ns])) >= 0).all()
 
 
-def test_asynchronous_workers_log_every_step_and_what_became_of_every_update(bed, launcher):
-    logs = run(bed, launcher, replace(PLAN, consistency=Consistency.ASYNCHRONOUS))
+@BOTH
+def test_asynchronous_workers_log_every_step_and_what_became_of_every_update(bed, launcher, system):
+    logs = run(bed, launcher, replace(PLAN, consistency=Consistency.ASYNCHRONOUS), system)
 
     assert [log.rank for log in logs.workers] == list(range(WORKERS))
     for log in logs.workers:
@@ -105,8 +110,9 @@ def test_asynchronous_workers_log_every_step_and_what_became_of_every_update(bed
     assert np.isfinite(last.weights).all()
 
 
-def test_synchronous_workers_step_as_one_process_would_with_all_batches(bed, launcher):
-    logs = run(bed, launcher, replace(PLAN, consistency=Consistency.SYNCHRONOUS))
+@BOTH
+def test_synchronous_workers_step_as_one_process_would_with_all_batches(bed, launcher, system):
+    logs = run(bed, launcher, replace(PLAN, consistency=Consistency.SYNCHRONOUS), system)
 
     n_bytes = PLAN.workload.build().n_parameters * 4
     came = [came_to(log) for log in logs.workers]

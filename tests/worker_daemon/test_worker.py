@@ -13,7 +13,7 @@ import torch
 from mlfabric.errors import FabricClosedError, LayoutError, RefusedError, UsageError
 from mlfabric.protocol import Committed, Dropped, DropReason, Lost, ModelVersion, Outcome, ReduceOp, Welcome
 from mlfabric.worker_daemon.attempts import ReduceBuffers
-from mlfabric.worker_daemon.sending import Parcel
+from mlfabric.worker_daemon.sending import GivenUpError, Growth, Parcel
 from mlfabric.worker_daemon.tensors import ModelTensors
 from mlfabric.worker_daemon.worker import Worker
 
@@ -62,6 +62,12 @@ class ScriptedDaemon:
         reduced: Future[int] = Future()
         reduced.set_result(together)
         return reduced
+
+    def grown(self, growth: Growth, ready_bytes: int) -> None:
+        raise AssertionError("nothing grows here")
+
+    def give_up(self, growth: Growth, reason: GivenUpError) -> None:
+        raise AssertionError("nothing grows here")
 
     def leave(self, detail: str, drain_s: float) -> None:
         self.left.append((detail, drain_s))

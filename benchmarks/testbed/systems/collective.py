@@ -27,7 +27,7 @@ from benchmarks.testbed.runs import Place, RunPlan, SnapshotKeeper, StepRecorder
 from benchmarks.testbed.systems.sgd import Momentum
 from benchmarks.testbed.workload import PaddedCompute
 
-__all__ = ["AllReduce", "group", "train"]
+__all__ = ["AllReduce", "agree_on_start", "group", "train"]
 
 TIMEOUT_S = 120.0
 
@@ -67,7 +67,7 @@ def train(place: Place, plan: RunPlan, make_all_reduce: Callable[[int], AllReduc
     recorder, keeper = StepRecorder(), SnapshotKeeper()
     with group(place):
         all_reduce = make_all_reduce(len(summed))
-        began_ns = _agree_on_start()
+        began_ns = agree_on_start()
         keeper.offer(began_ns, 0, model.weights)
         steps, over = 0, False
         while not over:
@@ -116,7 +116,7 @@ def _store(place: Place, timeout: timedelta) -> TCPStore:
     )
 
 
-def _agree_on_start() -> int:
+def agree_on_start() -> int:
     """Wait for all workers and return the time in ns when the last of them was ready."""
     now_ns = torch.tensor([time.monotonic_ns()])
     dist.all_reduce(now_ns, op=dist.ReduceOp.MAX)

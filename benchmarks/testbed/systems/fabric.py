@@ -56,14 +56,18 @@ __all__ = [
     "SCHEDULER",
     "SERVER",
     "SERVICES",
+    "aggregator_beside",
+    "aggregators",
     "monitor_config",
     "nothing_applied",
     "prepare",
     "scheduler",
     "scheduler_address",
     "server",
+    "settings_of",
     "tcp_of",
     "until_workers_left",
+    "wait_for_all",
     "worker",
 ]
 
@@ -104,13 +108,13 @@ def _by_pushing(place: Place, plan: RunPlan) -> WorkerLog:
     )
     with ForwardingFile() as came:
         with (
-            _aggregator_beside(place, came),
+            aggregator_beside(place, came),
             mlfabric.register_as_worker(
                 {"weights": weights},
                 rule=rule,
                 model_name=MODEL,
                 tau_max=plan.delay_bound,
-                settings=_settings(place),
+                settings=settings_of(place),
             ) as member,
         ):
             log = _push_all(place, plan, workload, member, weights)
@@ -126,7 +130,7 @@ def _push_all(
     delays: list[int] = []
     step = 0
     member.get()
-    _wait_for_all(place, [*(_aggregator_name(name) for name in _workers(place)), *_replicas(place)])
+    wait_for_all(place, [*aggregators(place), *_replicas(place)])
     began_ns = now_ns = time.monotonic_ns()
     while not plan.is_over(began_ns, now_ns, step):
         recorder.start()
@@ -164,10 +168,10 @@ def _by_all_reduce(place: Place, plan: RunPlan) -> WorkerLog:
         mlfabric.register_as_worker(
             {"weights": torch.nn.Parameter(torch.from_numpy(values.copy()))},
             mode=mlfabric.Mode.ALL_REDUCE,
-            settings=_settings(place),
+            settings=settings_of(place),
         ) as member,
     ):
-        _wait_for_all(place, [SERVER])  # which nobody needs here; one that came too late would never be seen to leave
+        wait_for_all(place, [SERVER])  # which nobody needs here; one that came too late would never be seen to leave
         came.listen()
         member.all_reduce(total)
         began_ns = now_ns = time.monotonic_ns()
@@ -198,7 +202,8 @@ def _compute(place: Place, plan: RunPlan) -> PaddedCompute:
     )
 
 
-def _settings(place: Place) -> WorkerSettings:
+def settings_of(place: Place) -> WorkerSettings:
+    """Return what a worker on a host needs to know of its surroundings."""
     return WorkerSettings(
         scheduler=scheduler_address(place), name=place.name, host=place.name, tcp=tcp_of(place), workers=place.workers
     )
@@ -216,7 +221,7 @@ def scheduler_address(place: Place) -> str:
 
 
 @contextmanager
-def _aggregator_beside(place: Place, came: ForwardingFile) -> Iterator[None]:
+def aggregator_beside(place: Place, came: ForwardingFile) -> Iterator[None]:
     """Run an aggregator in a process of its own, which ends with this one; to be entered before any thread begins."""
     worker_pid, pid = os.getpid(), os.fork()
     if pid == 0:
@@ -254,7 +259,12 @@ def _aggregator_name(worker: str) -> str:
     return f"aggregator-{worker}"
 
 
-def _wait_for_all(place: Place, others: Sequence[str]) -> None:
+def aggregators(place: Place) -> list[str]:
+    """Return the names of the aggregators beside all workers."""
+    return [_aggregator_name(name) for name in _workers(place)]
+
+
+def wait_for_all(place: Place, others: Sequence[str]) -> None:
     """Wait until every worker, and who else is named, has joined."""
     members = {*others, *_workers(place)}
     until_s = time.monotonic() + JOIN_S
