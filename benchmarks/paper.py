@@ -18,6 +18,7 @@ from benchmarks.testbed.catalogue import CELLS, SYSTEMS, cell_named, system_name
 from benchmarks.testbed.comparing import Measured
 from benchmarks.testbed.figures import ACCURACY, RATIOS, draw_accuracy, draw_ratios
 from benchmarks.testbed.hosts import testbed
+from benchmarks.testbed.predicting import predictions
 from benchmarks.testbed.report import markdown, verdicts
 from benchmarks.testbed.results import Results
 from benchmarks.testbed.spec import FORMAT, CellResult
@@ -92,11 +93,13 @@ def run(
         pass  # hosts can be made: better known before hours are spent
     campaign = Campaign(choice=choice, kept=Results(results), told=_tell)
     campaign.run()
-    found = found_by(campaign)
+    predicted = predictions(campaign.results, campaign.kept, _tell)
+    measured = Measured(campaign.results, predicted)
+    found = found_by(campaign, measured)
     if json_file is not None:
         json_file.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     if report is not None:
-        write_report(report, found, Measured(campaign.results))
+        write_report(report, found, measured)
     return list(verdicts(found["rows"])), campaign.failed
 
 
@@ -166,9 +169,9 @@ def choose(
     )
 
 
-def found_by(campaign: Campaign) -> dict[str, Any]:
+def found_by(campaign: Campaign, measured: Measured) -> dict[str, Any]:
     """Return everything that was found, as plain values."""
-    choice, measured = campaign.choice, Measured(campaign.results)
+    choice = campaign.choice
     return {
         "format": FORMAT,
         "settings": {
@@ -187,7 +190,7 @@ def found_by(campaign: Campaign) -> dict[str, Any]:
         "git_revisions": sorted({result.machine.git_revision for result in measured.all}),
         "rows": row_values(measured, choice.target),
         "tuning": {name: tuning.as_json() for name, tuning in campaign.tunings.items()},
-        "runs": [_run_values(result, choice.target) for result in measured.all],
+        "runs": [_run_values(result, choice.target, measured) for result in measured.all],
         "failed": campaign.failed,
     }
 
@@ -203,7 +206,7 @@ def write_report(folder: Path, found: dict[str, Any], measured: Measured) -> Non
     (folder / "report.md").write_text(markdown(found, (ACCURACY, RATIOS)), encoding="utf-8")
 
 
-def _run_values(result: CellResult, target: float) -> dict[str, Any]:
+def _run_values(result: CellResult, target: float, measured: Measured) -> dict[str, Any]:
     """Return what the table shows of one run; its file has the rest."""
     spec, machine = result.spec, result.machine
     return {
@@ -221,6 +224,7 @@ def _run_values(result: CellResult, target: float) -> dict[str, Any]:
         "learning_rate": spec.learning_rate,
         "momentum": spec.momentum,
         "seconds_per_iteration": result.seconds_per_iteration,
+        "seconds_per_iteration_of_twin": measured.predicted.get(spec.file_name),
         "gradients_per_second": result.gradients_per_second,
         "seconds_to_target": result.curve.time_to(target),
         "gradients_to_target": result.curve.gradients_to(target),

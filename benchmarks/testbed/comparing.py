@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from benchmarks.intervals import interval_95
@@ -13,6 +14,8 @@ from benchmarks.testbed.catalogue import Cell
 from benchmarks.testbed.spec import CellResult
 
 __all__ = ["Estimate", "Measured", "Pair", "estimate"]
+
+_NOTHING: Mapping[str, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,10 +58,12 @@ class Measured:
 
     Args:
         results: in any order; of several of one cell, system, seed and dilation the last one counts.
+        predicted: what the twin says of runs, by the names of their files: undilated seconds per iteration.
     """
 
-    def __init__(self, results: Iterable[CellResult]) -> None:
+    def __init__(self, results: Iterable[CellResult], predicted: Mapping[str, float] = _NOTHING) -> None:
         self.all = tuple(results)
+        self.predicted = predicted
         self.void = tuple(result for result in self.all if result.machine.saturated)
         self._by: dict[tuple[Cell, str], dict[tuple[int, float], CellResult]] = defaultdict(dict)
         for result in self.all:

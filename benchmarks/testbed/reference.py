@@ -39,6 +39,8 @@ __all__ = [
     "RING_MARGIN",
     "RING_S",
     "SLOW_LINK",
+    "TWIN_CELLS",
+    "TWIN_ERROR",
     "WORKERS",
 ]
 
@@ -78,6 +80,8 @@ PAPER_BACKUP_BYTES = 5.6
 """How many times as much a strict replica gets as one that may be 20 iterations behind."""
 PAPER_CHAIN, PAPER_CHECKPOINT = 30.0, 6.0
 """How many times as much time chain replication (at most), and checkpoints at a replica's bound, add to a commit."""
+TWIN_ERROR, TWIN_CELLS = 0.15, 8
+"""How far off the twin may be, and in how many of the nine cells it has to be no further."""
 RING_S = _by_cell(0.51, 0.79, 1.75, 0.70, 0.98, 1.91, 0.47, 0.77, 1.72)
 """Seconds per iteration of gloo's ring: 30 hosts, 1 MB at 100 Mbit/s, measured beforehand."""
 RING_BASE_S = 0.34

@@ -18,7 +18,19 @@ from benchmarks.testbed.catalogue import ACCURACY_CELLS, CELLS, SYSTEMS, Cell
 from benchmarks.testbed.comparing import Measured, Pair, estimate
 from benchmarks.testbed.further_rows import backups, forwarded, reporting_lag, topics
 from benchmarks.testbed.ideal import ideal_ratio, ideal_synchronous_ratio
-from benchmarks.testbed.verdicts import Verdict, all_known, at_least, by_rate, estimated, mean_of, not_below, over_seeds
+from benchmarks.testbed.overlap_row import overlap
+from benchmarks.testbed.twin_row import twin
+from benchmarks.testbed.verdicts import (
+    Verdict,
+    all_known,
+    at_least,
+    by_rate,
+    by_target,
+    estimated,
+    mean_of,
+    not_below,
+    over_seeds,
+)
 from mlfabric.twin.settings import COMPUTE, NETWORK
 
 __all__ = ["ROWS", "Row", "row_values"]
@@ -43,7 +55,7 @@ def asynchronous(measured: Measured, target: float) -> dict[str, Any]:
     """Time to the target with a delay bound of as many updates as workers (paper: 30), against the ring."""
 
     def one(cell: Cell) -> dict[str, Any]:
-        ratio = measured.compared(cell, "fabric-async", _by_target(target))
+        ratio = measured.compared(cell, "fabric-async", by_target(target))
         required = reference.REQUIRED_ASYNCHRONOUS.get(cell.name)
         return {
             **estimated("ratio", ratio),
@@ -63,7 +75,7 @@ def advised(measured: Measured, target: float) -> dict[str, Any]:
     """The same with the delay bound that `mlfabric advise` picks."""
 
     def one(cell: Cell) -> dict[str, Any]:
-        ratio = measured.compared(cell, "fabric-advised", _by_target(target))
+        ratio = measured.compared(cell, "fabric-advised", by_target(target))
         required = reference.ADVISED_MEAN_N3 if cell.network == "N3" else None
         return {
             **estimated("ratio", ratio),
@@ -195,17 +207,11 @@ ROWS: Mapping[str, Row] = MappingProxyType(
         "reporting_lag": reporting_lag,
         "topics": topics,
         "backups": backups,
+        "overlap": overlap,
+        "twin": twin,
         "speed": speed,
     }
 )
-
-
-def _by_target(target: float) -> Callable[[Pair], float | None]:
-    def ratio(pair: Pair) -> float | None:
-        ring_s, other_s = pair.baseline.curve.time_to(target), pair.other.curve.time_to(target)
-        return ring_s / other_s if ring_s and other_s else None
-
-    return ratio
 
 
 def _accuracy_difference(pair: Pair) -> float:

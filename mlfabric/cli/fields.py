@@ -91,9 +91,9 @@ class Fields:
         self._asked.add(key)
         return self.whole(key) if key in self else None
 
-    def flag(self, key: str) -> bool:
-        """Return true or false; false if it is not there."""
-        found = self._take(key, False)
+    def flag(self, key: str, default: bool = False) -> bool:
+        """Return true or false."""
+        found = self._take(key, default)
         if not isinstance(found, bool):
             raise self._refused(key, found, "true or false")
         return found

@@ -17,7 +17,7 @@ from mlfabric.errors import ConfigError
 from mlfabric.specs import Mode
 from mlfabric.twin.settings import COMPUTE, NETWORK, ComputeSetting, Direction, NetworkSetting
 
-__all__ = ["Cluster", "Compute", "Histogram", "Host", "RateLine", "Spread"]
+__all__ = ["Cluster", "Compute", "Histogram", "Host", "Monitoring", "RateLine", "Spread"]
 
 _LEAST_BPS = 1000.0
 _NOT_NEGATIVE = ("latency_s", "slack", "most_updates", "batch_window_s", "monitor_lag_s", "control_s", "chunk_bytes")
@@ -37,6 +37,15 @@ class Spread(Enum):
     LOGNORMAL = "lognormal, of this mean and deviation"
     HISTOGRAM = "as counted, evenly within a bin"
     RECORDED = "a worker's recorded times, over and over"
+
+
+class Monitoring(Enum):
+    """How the scheduler learns what links carry."""
+
+    ESTIMATES = "estimates"
+    """As the live monitor does, from transfers that have ended: it may be wrong."""
+    TELLS = "tells"
+    """Of every change, but late."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +165,10 @@ class Cluster:
         aggregators: hosts of workers that sum and hand on, first choice first.
         most_updates: how many updates an aggregator takes into one sum; 0 for any number.
         batch_window_s: the longest that an update waits for others where nobody sums, >= 0.
-        monitor_lag_s: how late the scheduler learns of a rate, >= 0.
+        monitoring: how the scheduler learns of rates; with more than 200 workers it is told.
+        monitor_lag_s: how often it is told of estimates, or how late of rates, >= 0.
+        monitor_half_life_s: after this time without evidence an estimate has gone half the way to the full rate, > 0.
+        are_rates_told: the monitor knows the full rates of links.
         control_s: how long a message from or to the scheduler takes, decisions included, >= 0.
         chunk_bytes: what is received of every input before it is sent on; 0 for what the fabric takes.
         iterations: how many steps each worker makes, >= 1.
@@ -177,7 +189,10 @@ class Cluster:
     aggregators: tuple[str, ...] = ()
     most_updates: int = 0
     batch_window_s: float = 0.1
+    monitoring: Monitoring = Monitoring.ESTIMATES
     monitor_lag_s: float = 0.2
+    monitor_half_life_s: float = 10.0
+    are_rates_told: bool = True
     control_s: float = 0.0007
     chunk_bytes: int = 0
     iterations: int = 200
@@ -195,6 +210,7 @@ class Cluster:
             _check(what, getattr(self, what), 0 <= getattr(self, what) < math.inf, "0 or more")
         for what in ("in_flight", "iterations"):
             _check(what, getattr(self, what), getattr(self, what) >= 1, "1 or more")
+        _check("monitor_half_life_s", self.monitor_half_life_s, 0 < self.monitor_half_life_s < math.inf, "more than 0")
         _check("model_bytes", self.model_bytes, 0 < self.model_bytes <= 2**50, "1 to 2**50")
         _check("tau_max", self.tau_max, self.tau_max is None or self.tau_max >= 0, "0 or more, or none")
 

@@ -27,12 +27,12 @@ EVENTS, DRAINS, FREE_EDGE, LOGGED, EDGES_LEFT, QUEUE_HEAD, QUEUED = range(7)
 
 _FLOW = np.dtype(
     [(name, np.float64) for name in (
-        "bits", "left", "bps", "since", "pace", "chunk", "tail", "ready", "latency", "patience", "began", "ended",
-        "due",
+        "bits", "left", "bps", "since", "pace", "chunk", "tail", "ready", "latency", "patience", "began", "drained",
+        "ended", "due",
     )]
     + [(name, np.int64) for name in (
         "up", "down", "state", "waits", "ahead", "coming", "serial", "told", "chunked", "edges", "befores",
-        "place", "up_next", "up_last", "down_next", "down_last",
+        "place", "fed", "up_next", "up_last", "down_next", "down_last",
     )]
 )  # fmt: skip
 _EDGE = np.dtype([(name, np.int64) for name in ("early", "late", "kind", "state", "following", "before")])

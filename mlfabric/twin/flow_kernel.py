@@ -189,7 +189,7 @@ def enter(field, ids, table, edges):
         flow.chunk, flow.tail, flow.ready, flow.latency, flow.patience = row[4], row[4], row[5], row[6], row[7]
         flow.told, flow.waits = int(row[8]), int(row[9])
         flow.serial += 1
-        flow.state, flow.ahead, flow.coming, flow.chunked = HELD, 0, 0, 0
+        flow.state, flow.ahead, flow.coming, flow.chunked, flow.fed = HELD, 0, 0, 0, 0
         flow.edges, flow.befores, flow.bps, flow.left, flow.began, flow.ended = NOBODY, NOBODY, 0.0, 0.0, -1.0, -1.0
     for n in range(len(edges)):
         at = field.scalars[FREE_EDGE]
@@ -201,6 +201,7 @@ def enter(field, ids, table, edges):
         edge.following, edge.before = early.edges, late.befores
         early.edges, late.befores = at, at
         late.waits += 1 if edge.kind != NEXT else 0
+        late.fed += 1 if edge.kind != NEXT else 0
         late.coming += 1 if edge.kind == CUT else 0
     for i in range(len(ids)):
         if field.flows[ids[i]].waits == 0:
@@ -211,7 +212,7 @@ def enter(field, ids, table, edges):
 def _drain(field, f):
     """Note that the last bit of a transfer has left."""
     flow = field.flows[f]
-    flow.left, flow.state = 0.0, OVER
+    flow.left, flow.state, flow.drained = 0.0, OVER, field.now[0]
     leave_links(field, f)
     if flow.coming == 0:
         put(field, max(field.now[0], flow.ready) + flow.latency, f, ARRIVE)

@@ -12,7 +12,7 @@ from mlfabric.twin import flow_kernel as kernel
 from mlfabric.twin.flow_field import EDGES_LEFT, EVENTS, LOGGED, NOBODY, Column, grown, make_field
 from mlfabric.twin.flow_links import set_rates
 
-__all__ = ["Edge", "Flows", "NewFlow"]
+__all__ = ["Edge", "Flows", "NewFlow", "Passed"]
 
 _NO_EDGES = np.zeros((0, 3), np.int64)
 
@@ -46,6 +46,20 @@ class NewFlow(NamedTuple):
 
 Edge = tuple[int, int, int]
 """(early, late, kind), see ``flow_field``; transfers by place among the new ones, or ``~number`` of an older one."""
+
+
+class Passed(NamedTuple):
+    """Transfers that have arrived, in columns: links (-1 for none), bits, when each began, could have sent its last bit
+    for all that its links carry, and arrived; its pace, and whether it carried on what others had brought."""
+
+    up: list[int]
+    down: list[int]
+    bits: list[float]
+    began_ns: list[float]
+    drained_ns: list[float]
+    ended_ns: list[float]
+    pace: list[float]
+    is_passed_on: list[bool]
 
 
 class Flows:
@@ -127,6 +141,13 @@ class Flows:
             began_ns, ended_ns = self.span_ns(numbers[0])
             return [began_ns], [ended_ns]
         return flows["began"][numbers].tolist(), flows["ended"][numbers].tolist()
+
+    def passed(self, numbers: Sequence[int]) -> Passed:
+        """Return what transfers were that have arrived and are not freed."""
+        rows = self._field.flows[list(numbers)]
+        names = ("up", "down", "bits", "began", "drained", "ended", "pace", "fed")
+        up, down, bits, began_ns, drained_ns, ended_ns, pace, fed = (rows[name].tolist() for name in names)
+        return Passed(up, down, bits, began_ns, drained_ns, ended_ns, pace, [inputs > 0 for inputs in fed])
 
     def crosses(self, numbers: Sequence[int], links: NDArray[np.bool_]) -> bool:
         """Return whether any of these transfers goes over a link that is marked."""

@@ -6,11 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from mlfabric.scheduler.drifting import QUARTER
 from mlfabric.scheduler.planning import Plan, Transfer
 from mlfabric.scheduler.records import OVERDUE_SLACK_NS
+from mlfabric.scheduler.succession import Coming
 from mlfabric.twin.planned import Legs, Order
 
-__all__ = ["Gathering", "Group", "Name", "Prepared", "Update", "prepare"]
+__all__ = ["Gathering", "Group", "Leg", "Name", "Prepared", "Update", "drifted", "prepare"]
 
 
 class Update(NamedTuple):
@@ -27,13 +32,15 @@ Name = tuple[int, int]
 
 class Gathering(NamedTuple):
     """A group of a plan: its members, the places of its transfers, the root first, none if it is on its way already;
-    the workers whose hosts send them; when it is there, and how much later it becomes overdue."""
+    the workers whose hosts send them; when its first update begins and all of it is there, and how many of its
+    transfers follow one another."""
 
     members: tuple[Name, ...]
     places: tuple[int, ...]
     sends: dict[int, int]
+    begin_ns: int
     arrive_ns: int
-    patience_ns: float
+    hops: int
 
 
 class Prepared(NamedTuple):
@@ -45,25 +52,41 @@ class Prepared(NamedTuple):
     dropped: list[Name]
 
 
-@dataclass(slots=True, eq=False)
+class Leg(NamedTuple):
+    """A transfer on its way: the key of its reservation, when it is planned to begin and end, and its links, if any."""
+
+    key: int
+    start_ns: int
+    end_ns: int
+    links: tuple[int, ...]
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
 class Group:
     """Updates that reach the server as one.
 
     Args:
-        root: number of the transfer that ends there.
-        flows: all transfers of it that have not arrived, with the keys of their reservations.
+        root: number of the transfer that ends there; start_ns, end_ns: when that is planned to begin and end.
+        flows: all transfers of it that have not arrived.
         sends: by number of a transfer, the worker whose host sends it.
         due_ns: when it is planned to be there.
         patience_ns: how much later than planned it becomes overdue.
+        known: the rates that it was planned with.
+        begin_ns: when the first of its updates is planned to begin.
     """
 
     members: tuple[Update, ...]
     root: int
-    flows: dict[int, int]
+    flows: dict[int, Leg]
     sends: dict[int, int]
     due_ns: float
     patience_ns: float
+    start_ns: int
+    end_ns: int
+    begin_ns: int
+    known: NDArray[np.int64]
     received: bool = False
+    is_late: bool = False
 
     @property
     def is_lone(self) -> bool:
@@ -84,10 +107,34 @@ class Group:
         """Expect one that is overdue later, and have more patience with it."""
         self.due_ns = now_ns + self._again_ns
         self.patience_ns *= 2
+        self.is_late = True
+
+    def put_off_behind(self, now_ns: float) -> None:
+        """Grant a sum its time once more: what was before it has only now made way."""
+        if not self.is_lone:
+            self.due_ns = max(self.due_ns, now_ns + self.end_ns - self.start_ns)
+
+    def coming(self, needs_ns: int) -> Coming:
+        """Return what the server's link has to do for it, which takes so long if it has nothing else to do."""
+        end_ns = int(self.due_ns) if self.is_late else self.end_ns
+        return Coming(end_ns, needs_ns, shares=self.end_ns - self.start_ns > 2 * needs_ns)
+
+    def is_off(self, known: NDArray[np.int64], now_ns: float) -> bool:
+        """Tell whether links that it is to go over have become faster or slower by a quarter since it was planned."""
+        if known is self.known:
+            return False
+        ahead = [link for leg in self.flows.values() if leg.start_ns > now_ns for link in leg.links]
+        return bool(ahead) and bool(drifted(self.known[ahead], known[ahead]).any())
 
     @property
     def _again_ns(self) -> float:
         return max(self.patience_ns, OVERDUE_SLACK_NS)
+
+
+def drifted(then: NDArray[np.int64], now: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return which links have become faster or slower by a quarter."""
+    found: NDArray[np.bool_] = np.abs(now - then) * QUARTER > then
+    return found
 
 
 def prepare(found: Plan, order: Order, workers: Mapping[str, int]) -> Prepared:
@@ -123,14 +170,21 @@ def _gathering(
     transfers: Sequence[Transfer], members: tuple[Name, ...], root: int | None, workers: Mapping[str, int]
 ) -> Gathering:
     if root is None:
-        return Gathering(members, (), {}, 0, 0.0)
+        return Gathering(members, (), {}, 0, 0, 1)
     places = [root]
     for place in places:  # grows while it is walked
         places += transfers[place].inputs
-    span_ns = transfers[root].profile.end_ns - min(transfers[place].profile.start_ns for place in places)
-    patience_ns = _hops(transfers, root) * max(span_ns / 2, OVERDUE_SLACK_NS)
+    begin_ns = min(_begin_ns(transfers, place) for place in places)
     sends = {place: workers[transfers[place].source] for place in places}
-    return Gathering(members, tuple(places), sends, transfers[root].arrive_ns, patience_ns)
+    return Gathering(members, tuple(places), sends, begin_ns, transfers[root].arrive_ns, _hops(transfers, root))
+
+
+def _begin_ns(transfers: Sequence[Transfer], place: int) -> int:
+    """Return when the first update of a transfer begins that no other one brings; what is there already, at once."""
+    transfer = transfers[place]
+    if len(transfer.members) > sum(len(transfers[i].members) for i in transfer.inputs) + (not transfer.inputs):
+        return transfer.ready_ns
+    return transfer.profile.start_ns
 
 
 def _hops(transfers: Sequence[Transfer], root: int) -> int:

@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-
-import numpy as np
-from numpy.typing import NDArray
 
 from mlfabric.scheduler.patience import group_cost_ns
 from mlfabric.scheduler.planning import Plan, Transfer
 from mlfabric.scheduler.push_table import FORGIVEN
 from mlfabric.specs import Mode
 from mlfabric.twin.flow_field import Column
-from mlfabric.twin.groups import Gathering, Group, Name, Prepared, Update, prepare
+from mlfabric.twin.groups import Gathering, Group, Leg, Name, Prepared, Update, drifted, prepare
 from mlfabric.twin.run_world import RunWorld
 from mlfabric.twin.sequencing import Sequencing
 
@@ -52,13 +49,14 @@ class Hearers:
 class Pushing:
     """All updates that have no outcome.
 
-    ``commit_ns`` says of those that were planned when they are to be committed.
+    ``open`` are those; ``commit_ns`` says of those that were planned together when they are to be committed.
     """
 
     def __init__(self, world: RunWorld, hearers: Hearers) -> None:
         self.version = 0
         self.waiting: dict[Update, float] = {}
         self.commit_ns: dict[Update, float] = {}
+        self.open: set[Update] = set()
         self._groups: list[Group] = []
         self._world, self._planner, self._hearers = world, world.planner, hearers
         self._mode = world.cluster.mode
@@ -66,9 +64,9 @@ class Pushing:
         self._sequencing = Sequencing(world, world.planner.tau_max)
         self._apart: set[Update] = set()
         self._late = Counter[Update]()
-        self._is_kept_open = False
         self._order = world.order()
         self._group_of: dict[int, Group] = {}
+        self._holder: dict[Update, Group] = {}
         self._keys = 0
         self._plans: dict[tuple[bytes, tuple[Name, ...], bool], Prepared] = {}
         self._workers = {host.name: number for number, host in enumerate(world.cluster.workers)}
@@ -92,16 +90,29 @@ class Pushing:
         since_ns = next(iter(self.waiting.values()))
         if not self._apart.isdisjoint(self.waiting):
             return since_ns
-        due_ns, self._is_kept_open = self._sequencing.closes_ns(since_ns, len(self.waiting))
-        return due_ns
+        return self._sequencing.closes_ns(since_ns, len(self.waiting), self._groups)
+
+    def expected_ns(self, updates: Iterable[Update]) -> list[float]:
+        """Return when updates are to be committed: 0 if that is over, infinity while no plan holds one."""
+        if self._together:
+            commit_ns = self.commit_ns
+            return [commit_ns.get(update, 0.0) for update in updates]
+        there_ns, holder, lacking = self._sequencing.expected_ns(self._groups), self._holder, self.open
+        return [
+            there_ns.get(group, 0.0) if (group := holder.get(update)) is not None
+            else math.inf if update in lacking
+            else 0.0
+            for update in updates
+        ]  # fmt: skip
 
     def ask(self, update: Update) -> None:
         """Take a request."""
-        self._stale |= self._together or self._is_kept_open or not self.waiting or update in self._apart
+        self._stale = True
         self.waiting[update] = self._world.now_ns
 
     def ask_first(self, update: Update) -> None:
         """Take the first request for an update."""
+        self.open.add(update)
         if not self._together:
             self._sequencing.expected.pushed(update, int(self._world.now_ns))
         self.ask(update)
@@ -110,7 +121,7 @@ class Pushing:
         """Note that a worker has the model, so that its next update may be expected."""
         if not self._together:
             self._sequencing.expected.served(worker, int(self._world.now_ns))
-            self._stale |= self._is_kept_open
+            self._stale = True
 
     # Plans
 
@@ -191,23 +202,17 @@ class Pushing:
         world = self._world
         table = prepared.legs.table.copy()
         table[:, Column.READY] = world.now_ns + world.plans(len(updates)) + world.control_ns + 2 * world.latency_ns
-        if self._together:
-            there_ns = base_ns + max((gathering.arrive_ns for gathering in prepared.groups), default=0)
-        else:
-            there_ns = max((group.due_ns for group in self._groups if not group.received), default=0.0)
+        there_ns = base_ns + max((gathering.arrive_ns for gathering in prepared.groups), default=0)
         numbers = world.flows.enter_table(table, prepared.legs.edges)
         if not self._together:
             self._order.entered(numbers)
         for gathering in prepared.groups:
             members = tuple(updates[name] for name in gathering.members)
             if gathering.places:
-                there_ns = max(there_ns, base_ns + gathering.arrive_ns)
                 due_ns = there_ns if self._together else base_ns + gathering.arrive_ns
-                self._begin(gathering, members, prepared.transfers, numbers, due_ns, there_ns)
+                self._begin(gathering, members, prepared.transfers, numbers, due_ns)
             else:
                 self._groups.append(movable[members[0]])
-                there_ns = max(there_ns, movable[members[0]].expected_ns(world.now_ns))
-                self.commit_ns[members[0]] = there_ns
 
     def _begin(
         self,
@@ -216,29 +221,38 @@ class Pushing:
         transfers: Sequence[Transfer],
         numbers: Sequence[int],
         due_ns: float,
-        commit_ns: float,
     ) -> None:
+        root = transfers[gathering.places[0]].profile
         group = Group(
             members=members,
             root=numbers[gathering.places[0]],
             flows={numbers[place]: self._reserve(transfers[place]) for place in gathering.places},
             sends={numbers[place]: worker for place, worker in gathering.sends.items()},
             due_ns=due_ns,
-            patience_ns=gathering.patience_ns,
+            patience_ns=self._sequencing.patience_ns(gathering),
+            start_ns=root.start_ns,
+            end_ns=root.end_ns,
+            begin_ns=gathering.begin_ns,
+            known=self._planner.known_rates,
         )
         self._groups.append(group)
         self._group_of.update(dict.fromkeys(group.flows, group))
         for update in members:
             del self.waiting[update]
-            self.commit_ns[update] = commit_ns
+            self._holder[update] = group
+            if self._together:
+                self.commit_ns[update] = due_ns
             self._hearers.planned(update)
         self._hearers.alarm(due_ns + group.patience_ns, group)
 
-    def _reserve(self, transfer: Transfer) -> int:
+    def _reserve(self, transfer: Transfer) -> Leg:
         self._keys += 1
+        links: tuple[int, ...] = ()
         if not self._together:
             self._planner.reserve(("push", self._keys), transfer)
-        return self._keys
+            if transfer.path:
+                links = self._planner.up[transfer.source], self._planner.down[transfer.destination]
+        return Leg(self._keys, transfer.profile.start_ns, transfer.profile.end_ns, links)
 
     # Ends
 
@@ -247,18 +261,28 @@ class Pushing:
         group = self._group_of.pop(number, None)
         if group is None:
             return False
-        self._let_go(number, group.flows.pop(number))
+        leg = group.flows.pop(number)
+        self._let_go(number, leg)
+        if not self._together:
+            self._sequencing.arrived(leg)
         worker = group.sends.get(number)
         if worker is not None:
             self._world.record.span(worker, "send", began_ns, ended_ns)
         if number == group.root:
-            group.received, self._stale = True, True
-            self._commit()
+            self._received(group)
         return True
 
-    def _let_go(self, number: int, key: int) -> None:
+    def _received(self, group: Group) -> None:
         if not self._together:
-            self._planner.release(("push", key))
+            self._sequencing.received(group)
+            for behind in self._groups[self._groups.index(group) + 1 :]:
+                behind.put_off_behind(self._world.now_ns)
+        group.received, self._stale = True, True
+        self._commit()
+
+    def _let_go(self, number: int, leg: Leg) -> None:
+        if not self._together:
+            self._planner.release(("push", leg.key))
             self._order.forget(number)
 
     def _commit(self) -> None:
@@ -293,6 +317,8 @@ class Pushing:
         self._hearers.settled(update)
 
     def _forget(self, update: Update) -> None:
+        self.open.discard(update)
+        self._holder.pop(update, None)
         self.waiting.pop(update, None)
         self.commit_ns.pop(update, None)
         self._apart.discard(update)
@@ -321,17 +347,30 @@ class Pushing:
             self._hearers.alarm(group.due_ns + group.patience_ns, group)
             self._commit()
 
-    def links_changed(self, changed: NDArray[np.bool_]) -> None:
-        """Plan anew what has not started and goes over links that have other rates now."""
+    def links_changed(self) -> None:
+        """Plan anew what has not begun if links are otherwise than it was planned with."""
         self._stale = True
-        for group in list(self._groups):
-            numbers = list(group.flows)
-            if group.received or max(self._world.flows.spans_ns(numbers)[0]) >= 0:
-                continue
-            if self._world.flows.crosses(numbers, changed):
-                self._groups.remove(group)
-                self._tear(group)
+        if self._together:
+            off = [group for group in self._groups if self._has_lost_its_links(group)]
+        elif any(group.is_off(self._planner.known_rates, self._world.now_ns) for group in self._groups):
+            off = [group for group in self._groups if self._is_ahead(group)]
+        else:
+            return
+        for group in off:
+            self._groups.remove(group)
+            self._tear(group)
         self._commit()
+
+    def _has_lost_its_links(self, group: Group) -> bool:
+        flows, numbers = self._world.flows, list(group.flows)
+        if group.received or max(flows.spans_ns(numbers)[0]) >= 0:
+            return False
+        return flows.crosses(numbers, drifted(group.known, self._planner.known_rates))
+
+    def _is_ahead(self, group: Group) -> bool:
+        """Tell whether nothing of a group is planned to have begun, and whether that is a reason to plan it anew."""
+        is_kept = self._sequencing.can_sum and group.is_lone
+        return not group.received and not is_kept and group.begin_ns > self._world.now_ns
 
     def _leave(self, update: Update, movable: Sequence[Group] = ()) -> None:
         """Drop an update that a plan has no place for, on its way or not."""
@@ -349,6 +388,8 @@ class Pushing:
 
     def _break_off(self, group: Group) -> None:
         self._world.flows.cancel(list(group.flows))
-        for number, key in group.flows.items():
-            self._let_go(number, key)
+        for number, leg in group.flows.items():
+            self._let_go(number, leg)
             del self._group_of[number]
+        for update in group.members:
+            del self._holder[update]

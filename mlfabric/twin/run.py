@@ -3,14 +3,16 @@
 *What it models.* Each update is asked for, gathered into batches, ordered, dropped or kept within the delay bound,
 summed over aggregators or sent alone, committed in order; each get is gathered, served by the server or handed on: by
 ``scheduler.planning.plan`` and its kernels, with the live scheduler's rules of when a batch closes, what is given up
-when it is overdue, and what is planned anew when links have changed. The planner knows each link's rate as late as the
-monitor would tell it, and every message to or from the scheduler takes its time. Transfers go over the rates that links
-really have at the time, share them fairly (max-min), and are held by a plan's order, not by its times.
+when it is overdue, when the server's links run dry, and what is planned anew when links have changed. The planner knows
+of links what the live monitor's estimator makes of the transfers that have ended, and every message to or from the
+scheduler takes its time. Transfers go over the rates that links really have at the time, share them fairly (max-min),
+and are held by a plan's order, not by its times.
 
 *What it does not model.* Faults, replicas and models that are cut over several servers. Processors: what adding,
 copying and Python cost shows up only as far as ``control_s`` says. TCP's start and its losses. Networks other than a
-star whose core is never congested. A stream that is passed on and runs dry keeps its share of a link meanwhile. The
-monitor is late, and never wrong. A worker's compute time does not depend on what its link does.
+star whose core is never congested. A stream that is passed on and runs dry keeps its share of a link meanwhile. Rounds
+of AllReduce are planned with the rates that links have, known late. A worker's compute time does not depend on what its
+link does.
 
 All of it follows from the cluster, its seed included: the same cluster gives the same outcome, bit by bit.
 """
@@ -25,7 +27,7 @@ from enum import Enum
 
 from mlfabric.errors import UsageError
 from mlfabric.specs import Mode
-from mlfabric.twin.cluster import Cluster
+from mlfabric.twin.cluster import Cluster, Monitoring
 from mlfabric.twin.outcome import Outcome
 from mlfabric.twin.rounds import run_fabric_rounds, run_ring, run_tree
 from mlfabric.twin.run_world import Progress, RunWorld
@@ -73,6 +75,8 @@ def simulate(
     chosen = cluster.mode if way is None else way
     if isinstance(chosen, Mode) and chosen is not cluster.mode:
         cluster = replace(cluster, mode=chosen)
+    if chosen is Mode.ALL_REDUCE:
+        cluster = replace(cluster, monitoring=Monitoring.TELLS)
     with _few_collections():
         return _RUN.get(chosen, run_training)(RunWorld(cluster, spans_s), progress)
 

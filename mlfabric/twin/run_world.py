@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 from mlfabric.twin.cluster import Cluster
 from mlfabric.twin.draws import ComputeTimes, Weather
 from mlfabric.twin.flows import Flows
+from mlfabric.twin.monitoring import monitor_of
 from mlfabric.twin.outcome import Outcome, Recorder
 from mlfabric.twin.planned import Order, Planner
 
@@ -47,8 +47,8 @@ class RunWorld:
         self._since_ns = 0.0
         self._could_bits = np.zeros(len(self._rates))
         self._next_ns = self.weather.next_change_ns(0.0)
-        self._news: deque[tuple[float, NDArray[np.float64]]] = deque()
-        self._news.append((1e9 * cluster.monitor_lag_s, self._rates))
+        self._monitor = monitor_of(cluster)
+        self._monitor.changed(0.0, self._rates)
 
     @property
     def now_ns(self) -> float:
@@ -88,15 +88,18 @@ class RunWorld:
 
     def learn(self) -> NDArray[np.bool_]:
         """Let the planner hear of what its monitor has measured by now; return which links have other rates."""
-        changed = np.zeros(len(self._rates), np.bool_)
-        while self._news and self._news[0][0] <= self.now_ns:
-            changed |= self.planner.learn(self._news.popleft()[1])
-        return changed
+        rates = self._monitor.tell(self.now_ns)
+        return np.zeros(len(self._rates), np.bool_) if rates is None else self.planner.learn(rates)
 
     @property
     def next_news_ns(self) -> float:
         """When the planner hears of rates next."""
-        return self._news[0][0] if self._news else math.inf
+        return self._monitor.next_ns
+
+    def passed(self, numbers: Sequence[int]) -> None:
+        """Let the monitor know of transfers that have arrived and are not freed."""
+        if self._monitor.watches:
+            self._monitor.passed(self.flows.passed(numbers), self.now_ns)
 
     def outcome(self, name: str) -> Outcome:
         """Return what came of it."""
@@ -109,5 +112,5 @@ class RunWorld:
         self._could_bits += self._rates * (at_ns - self._since_ns)
         self._rates, self._since_ns = self.weather.rates(at_ns), at_ns
         self.flows.set_rates(self._rates)
-        self._news.append((at_ns + 1e9 * self.cluster.monitor_lag_s, self._rates))
+        self._monitor.changed(at_ns, self._rates)
         self._next_ns = self.weather.next_change_ns(at_ns)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mlfabric.network import LinkId
+from mlfabric.network import LinkId, Profile
 from mlfabric.protocol import ModelVersion, PushRequested, UpdateId
 from mlfabric.scheduler.pace import Pace
 from mlfabric.scheduler.patience import (
@@ -19,9 +19,11 @@ from mlfabric.scheduler.patience import (
     patience_ns,
     ways,
 )
+from mlfabric.scheduler.records import Lateness
 from mlfabric.scheduler.steps import WorkerSteps
+from mlfabric.scheduler.succession import Coming, Succession, look_again_ns
 from mlfabric.specs import Mode
-from mlfabric.twin.groups import Group, Update
+from mlfabric.twin.groups import Gathering, Group, Leg, Update
 from mlfabric.twin.run_world import RunWorld
 
 __all__ = ["Expected", "Sequencing", "Split"]
@@ -96,7 +98,7 @@ class Sequencing:
     def __init__(self, world: RunWorld, tau_max: int) -> None:
         self._world, self._planner, self._tau_max = world, world.planner, tau_max
         self.can_sum = bool(world.planner.helpers)
-        self.pace = Pace()
+        self.pace, self.succession, self._lateness = Pace(), Succession(), Lateness()
         self.expected = Expected([host.name for host in world.cluster.workers])
         self._server_down = self._down(world.cluster.server.name)
 
@@ -110,17 +112,49 @@ class Sequencing:
     def _takes_ns(self, rate_bps: int) -> int:
         return self._world.cluster.model_bytes * 8 * 10**9 // max(1, rate_bps)
 
-    def closes_ns(self, since_ns: float, count: int) -> tuple[float, bool]:
-        """Return when to close a batch of ``count`` updates, and whether that is since others are expected."""
+    def closes_ns(self, since_ns: float, count: int, groups: Sequence[Group]) -> float:
+        """Return when to close a batch of ``count`` updates, with all that is under way."""
         now_ns, least_ns = int(self._world.now_ns), self.least_ns()
-        dry_ns = self._planner.network.busy_until(self._server_down, now_ns)
+        booked_ns = self._planner.network.busy_until(self._server_down, now_ns)
+        dry_ns = max(booked_ns, self.succession.dry_ns(self._coming(groups), now_ns))
         if not self.can_sum:
-            return min(dry_ns - INGRESS_LEAD_NS, since_ns + 1e9 * self._world.cluster.batch_window_s), False
-        due_ns = max(since_ns, dry_ns - INGRESS_LEAD_NS)
-        if due_ns > self._world.now_ns:
-            return due_ns, False
-        open_ns = keep_open_until_ns(self.expected.within(now_ns, least_ns), count, least_ns, now_ns)
-        return (due_ns, False) if open_ns is None else (open_ns, True)
+            window_ns = int(since_ns + 1e9 * self._world.cluster.batch_window_s)
+            return look_again_ns(min(dry_ns - INGRESS_LEAD_NS, window_ns), now_ns)
+        lead_ns = INGRESS_LEAD_NS + self.succession.lead_ns + count * self._first_chunk_ns(least_ns)
+        due_ns = max(int(since_ns), dry_ns - lead_ns)
+        if due_ns <= now_ns:
+            expected = self.expected.within(now_ns, least_ns)
+            due_ns = keep_open_until_ns(expected, count, least_ns, now_ns) or due_ns
+        return look_again_ns(due_ns, now_ns)
+
+    def _first_chunk_ns(self, least_ns: int) -> int:
+        cluster = self._world.cluster
+        return least_ns * cluster.chunk // cluster.model_bytes
+
+    def _coming(self, groups: Sequence[Group]) -> list[Coming]:
+        needs_ns = self.least_ns()
+        return [group.coming(needs_ns) for group in groups if not group.received]
+
+    def expected_ns(self, groups: Sequence[Group]) -> dict[Group, int]:
+        """Return when what is under way is to be committed; 0 for what is there and waits for nobody."""
+        ends_ns = iter(self.succession.ends_ns(self._coming(groups), int(self._world.now_ns)))
+        found, there_ns = dict[Group, int](), 0
+        for group in groups:
+            there_ns = there_ns if group.received else max(there_ns, next(ends_ns))
+            found[group] = there_ns
+        return found
+
+    def patience_ns(self, gathering: Gathering) -> float:
+        """Return how much later than planned a group becomes overdue."""
+        return gathering.hops * self._lateness.patience_ns(Profile(gathering.begin_ns, gathering.arrive_ns, ()))
+
+    def arrived(self, leg: Leg) -> None:
+        """Note how late a transfer has arrived."""
+        self._lateness.note(int(self._world.now_ns) - leg.end_ns)
+
+    def received(self, group: Group) -> None:
+        """Note that a group has arrived at the server."""
+        self.succession.over(group.coming(self.least_ns()), int(self._world.now_ns))
 
     def split(self, groups: Sequence[Group], version: int, coming: int) -> Split:
         """Split what is under way by who keeps a place before ``coming`` new updates."""

@@ -5,18 +5,21 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mlfabric.scheduler.gets import EGRESS_LEAD_NS, GATHER_SHARE
+from mlfabric.scheduler.patience import keep_open_until_ns
 from mlfabric.scheduler.planning import Plan, Transfer
+from mlfabric.scheduler.succession import Coming, Succession, look_again_ns
 from mlfabric.specs import Mode
 from mlfabric.twin.flow_field import SOON, Column
-from mlfabric.twin.groups import Update
+from mlfabric.twin.groups import Update, drifted
 from mlfabric.twin.planned import Legs
 from mlfabric.twin.pushing import MOST_PLANS, Pushing
 from mlfabric.twin.run_world import RunWorld
@@ -28,19 +31,33 @@ MOST_VERSIONS = 65536
 
 @dataclass(slots=True, eq=False)
 class _Sent:
-    """What the server sends once: the version, and how many transfers carry it."""
+    """What the server sends once.
+
+    Args:
+        carriers: how many transfers carry it.
+        start_ns, end_ns: when the server is planned to begin and end.
+        follows: the updates that are still to be settled before.
+        version: that was sent; 0 before.
+    """
 
     carriers: int
+    start_ns: int
+    end_ns: int
+    follows: dict[Update, None] = field(default_factory=dict)
     version: int = 0
 
 
 class _Leg(NamedTuple):
-    """A transfer of a model: its reservation, whether the server sends it itself, and the get that it answers."""
+    """A transfer of a model: its reservation, whether the server sends it itself, and the get that it answers; when it
+    is planned to begin, its links if any, and the rates that were known then."""
 
     key: int
     sent: _Sent
     is_first: bool
     answers: Update | None
+    start_ns: int
+    links: tuple[int, ...]
+    known: NDArray[np.int64]
 
 
 class _Prepared(NamedTuple):
@@ -64,7 +81,8 @@ class Serving:
     def __init__(self, world: RunWorld, pushing: Pushing, answered: Callable[[Update, int, float], None]) -> None:
         self._open: set[Update] = set()
         self._ready: dict[Update, None] = {}
-        self._first_ns = math.inf
+        self._unsent: dict[_Sent, None] = {}
+        self._succession = Succession()
         self._world, self._planner, self._pushing = world, world.planner, pushing
         self._answered = answered
         self._together = world.cluster.mode is Mode.SYNCHRONOUS
@@ -96,47 +114,63 @@ class Serving:
 
     def _be_ready(self, get: Update) -> None:
         self._ready[get] = None
-        self._first_ns = min(self._first_ns, self._there_ns(get))
         self._stale = True
 
     def _find_due_ns(self) -> float:
-        return max(self._dry_ns(), self._first_ns) - EGRESS_LEAD_NS if self._first_ns < math.inf else math.inf
+        there = self._there()
+        if not there:
+            return math.inf
+        now_ns, lead_ns = int(self._world.now_ns), EGRESS_LEAD_NS + self._succession.lead_ns
+        due_ns = max(self._dry_ns(), min(there.values())) - lead_ns
+        if due_ns <= now_ns and not self._together:
+            coming = [there_ns - lead_ns for there_ns in there.values()]
+            count = sum(ns <= now_ns for ns in coming)
+            due_ns = keep_open_until_ns(coming, count, self._least_ns(), now_ns) or due_ns
+        return look_again_ns(due_ns, now_ns)
 
-    def _gather_ns(self) -> float:
+    def _least_ns(self) -> int:
+        """Return how long the server takes to send the model if its link has nothing else to do."""
+        rate_bps = self._planner.rate_bps(self._server_up)
+        return self._world.cluster.model_bytes * 8 * 10**9 // max(1, rate_bps)
+
+    def _gather_ns(self) -> int:
         """Return how long an answer may wait for the updates of others."""
-        return GATHER_SHARE * 8e9 * self._world.cluster.model_bytes / self._planner.rate_bps(self._server_up)
+        return int(GATHER_SHARE * self._least_ns())
 
-    def _see_first(self, late_ns: float) -> None:
-        """Find what is ready first; nobody waits for an update that is late, not even who is to have it."""
-        commit_ns = self._pushing.commit_ns
-        there_ns = [commit_ns.get(get, 0.0) for get in self._ready]
-        self._first_ns = min([ns for ns in there_ns if ns == 0 or ns >= late_ns], default=math.inf)
+    def _there(self) -> dict[Update, int]:
+        """Return by get that can be planned when its update is to be committed, 0 if that is over.
+
+        Nobody waits for an update that is late, not even who is to have it.
+        """
+        late_ns = self._world.now_ns - self._gather_ns()
+        found = zip(self._ready, self._pushing.expected_ns(self._ready), strict=True)
+        return {get: int(ns) for get, ns in found if ns == 0 or late_ns <= ns < math.inf}
 
     def _dry_ns(self) -> int:
+        """Return until when the server sends what was planned before."""
+        now_ns = int(self._world.now_ns)
         if self._together:
-            return 0
-        return self._planner.network.busy_until(self._server_up, int(self._world.now_ns))
-
-    def _there_ns(self, get: Update) -> float:
-        return self._pushing.commit_ns.get(get, 0.0)
+            return now_ns
+        needs_ns, unsent = self._least_ns(), sorted(self._unsent, key=attrgetter("start_ns"))
+        expected_ns = iter(self._pushing.expected_ns([update for sent in unsent for update in sent.follows]))
+        coming = [_coming(sent, needs_ns, [next(expected_ns) for _ in sent.follows]) for sent in unsent]
+        booked_ns = self._planner.network.busy_until(self._server_up, now_ns)
+        return max(booked_ns, self._succession.dry_ns(coming, now_ns))
 
     # Plans
 
     def plan(self) -> None:
         """Plan what is answered together: what is ready when the server can send again, or little later."""
-        self._stale, now_ns, gather_ns = True, self._world.now_ns, self._gather_ns()
-        late_ns = now_ns - gather_ns
-        self._see_first(late_ns)
+        self._stale, now_ns = True, self._world.now_ns
         if self.due_ns() > now_ns:
             return
-        self._stale = True
-        latest_ns = max(now_ns, self._dry_ns(), self._first_ns) + gather_ns
-        there = {get: self._there_ns(get) for get in self._ready}
-        batch = {get.worker: get for get, ns in there.items() if ns == 0 or late_ns <= ns <= latest_ns}
+        self._stale, there = True, self._there()
+        latest_ns = max(int(now_ns), self._dry_ns(), min(there.values())) + self._gather_ns()
+        batch = {get.worker: get for get, ns in there.items() if ns <= latest_ns}
         if self._together:
             prepared = self._known_plan(tuple(sorted(batch)))
         else:
-            there_ns = int(max(now_ns, *map(self._there_ns, batch.values())))
+            there_ns = max([int(now_ns), *(there[get] for get in batch.values())])
             gets = [self._planner.get(get.worker, get.step, there_ns) for get in batch.values()]
             prepared = self._prepare(self._planner.plan_gets(gets, int(now_ns)))
         self._enter(prepared, batch)
@@ -165,7 +199,7 @@ class Serving:
         table = prepared.legs.table.copy()
         table[:, Column.READY] = world.now_ns + world.plans(len(batch)) + world.control_ns + world.latency_ns
         lacking = [(prepared.sources[prepared.answers[get.worker]], get) for get in batch.values()
-                   if get in self._pushing.commit_ns]  # fmt: skip
+                   if get in self._pushing.open]  # fmt: skip
         if self._together:  # updates are settled all at once, and answers lead to nothing before a step is computed
             lacking = list(dict(lacking).items())
             table[:, Column.TOLD] *= SOON
@@ -174,22 +208,32 @@ class Serving:
         numbers = world.flows.enter_table(table, prepared.legs.edges)
         if not self._together:
             self._order.entered(numbers)
-        sent = {source: _Sent(carriers) for source, carriers in prepared.carriers.items()}
+        sent = {source: self._sent(prepared.transfers[source], carriers)
+                for source, carriers in prepared.carriers.items()}  # fmt: skip
         answers = {place: batch.get(worker) for worker, place in prepared.answers.items()}
         for place, number in enumerate(numbers):
-            source, key = prepared.sources[place], self._reserve(prepared.transfers[place])
-            self._legs[number] = _Leg(key, sent[source], source == place, answers.get(place))
+            source, transfer = prepared.sources[place], prepared.transfers[place]
+            self._legs[number] = self._leg(transfer, sent[source], source == place, answers.get(place))
         for source, get in lacking:
+            sent[source].follows[get] = None
             self._holds.setdefault(get, []).append(numbers[source])
         for worker in prepared.answers:
             del self._ready[batch[worker]]
-        self._see_first(world.now_ns - self._gather_ns())
 
-    def _reserve(self, transfer: Transfer) -> int:
+    def _sent(self, transfer: Transfer, carriers: int) -> _Sent:
+        found = _Sent(carriers, transfer.profile.start_ns, transfer.profile.end_ns)
+        self._unsent[found] = None
+        return found
+
+    def _leg(self, transfer: Transfer, sent: _Sent, is_first: bool, answers: Update | None) -> _Leg:
         self._keys += 1
+        links: tuple[int, ...] = ()
         if not self._together:
             self._planner.reserve(("get", self._keys), transfer)
-        return self._keys
+            if transfer.path:
+                links = self._planner.up[transfer.source], self._planner.down[transfer.destination]
+        known = self._planner.known_rates
+        return _Leg(self._keys, sent, is_first, answers, transfer.profile.start_ns, links, known)
 
     # Ends
 
@@ -203,8 +247,8 @@ class Serving:
                 del self._versions[:MOST_VERSIONS], self._since_ns[:MOST_VERSIONS]
         for number in self._holds.pop(update, ()):
             self._world.flows.release(number, now_ns)
-        if update in self._ready:
-            self._first_ns, self._stale = 0.0, True
+            del self._legs[number].sent.follows[update]
+        self._stale = True
 
     def arrived(self, number: int, began_ns: float, ended_ns: float) -> None:
         """Note that a transfer has arrived, not long ago."""
@@ -213,6 +257,8 @@ class Serving:
         if leg.is_first:
             self._stale = True
             leg.sent.version = self._version_at(began_ns)
+            del self._unsent[leg.sent]
+            self._succession.over(_coming(leg.sent, self._least_ns(), ()), int(self._world.now_ns))
         if leg.answers is not None:
             self._world.record.span(leg.answers.worker, "get", began_ns, ended_ns)
             self._open.discard(leg.answers)
@@ -227,20 +273,31 @@ class Serving:
         """Return the version that the model had at an instant not long ago."""
         return self._versions[max(0, bisect_right(self._since_ns, at_ns) - 1)]
 
-    def links_changed(self, changed: NDArray[np.bool_]) -> None:
-        """Plan anew what the server has not begun to send to single workers, over links that have other rates now."""
-        self._stale = True
+    def links_changed(self) -> None:
+        """Plan anew what the server is to send to single workers if links are otherwise than planned with."""
+        self._stale, now_ns, known = True, self._world.now_ns, self._planner.known_rates
+        ahead = [leg for leg in self._legs.values() if leg.start_ns > now_ns and leg.known is not known and leg.links]
+        if not any(drifted(leg.known[list(leg.links)], known[list(leg.links)]).any() for leg in ahead):
+            return
         for number, leg in list(self._legs.items()):
-            if leg.answers is None or leg.sent.carriers > 1 or self._world.flows.span_ns(number)[0] >= 0:
-                continue
-            if self._world.flows.crosses([number], changed):
-                self._take_back(number, leg, leg.answers)
+            is_alone = leg.answers is not None and leg.sent.carriers == 1
+            if is_alone and leg.start_ns > now_ns and self._world.flows.span_ns(number)[0] < 0:
+                self._take_back(number, leg)
 
-    def _take_back(self, number: int, leg: _Leg, get: Update) -> None:
-        del self._legs[number]
+    def _take_back(self, number: int, leg: _Leg) -> None:
+        get = leg.answers
+        assert get is not None, "what is taken back is to answer a get"
+        del self._legs[number], self._unsent[leg.sent]
         self._let_go(number, leg.key)
         self._world.flows.cancel([number])
         held = self._holds.get(get, [])
         if number in held:
             held.remove(number)
         self._be_ready(get)
+
+
+def _coming(sent: _Sent, needs_ns: int, follows_ns: Sequence[float]) -> Coming:
+    """Return what the server's link has to do for what it sends once: it begins when the updates are committed."""
+    there_ns = max([ns for ns in follows_ns if ns < math.inf], default=0)
+    end_ns = max(sent.end_ns, int(there_ns) + needs_ns)
+    return Coming(end_ns, needs_ns, shares=sent.end_ns - sent.start_ns > 2 * needs_ns)

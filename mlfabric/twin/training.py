@@ -59,9 +59,12 @@ class _Training:
         for number in range(len(self._workers)):
             self._begin(number, 0.0)
         while self._left or self._open:
-            push_ns, get_ns = max(self._pushing.due_ns(), world.free_ns), max(self._serving.due_ns(), world.free_ns)
+            push_ns = get_ns = math.inf
+            free_ns = world.free_ns if world.free_ns > world.now_ns else math.inf
+            if free_ns == math.inf:  # while the scheduler is busy nothing that is due is done, nor looked for
+                push_ns, get_ns = self._pushing.due_ns(), self._serving.due_ns()
             agenda_ns = self._agenda[0][0] if self._agenda else math.inf
-            until_ns = min(agenda_ns, world.next_news_ns, push_ns, get_ns)
+            until_ns = min(agenda_ns, world.next_news_ns, push_ns, get_ns, free_ns)
             if until_ns > world.now_ns:
                 world.run(until_ns)
                 if self._arrived() or until_ns > world.now_ns:
@@ -73,7 +76,7 @@ class _Training:
                 self._learn()
             elif push_ns <= world.now_ns:
                 self._pushing.plan()
-            else:
+            elif get_ns <= world.now_ns:
                 self._serving.plan()
 
     def _at(self, at_ns: float, call: Callable[[Any], None], what: object) -> None:
@@ -82,8 +85,8 @@ class _Training:
     def _learn(self) -> None:
         changed = self._world.learn()
         if changed.any():
-            self._pushing.links_changed(changed)
-            self._serving.links_changed(changed)
+            self._pushing.links_changed()
+            self._serving.links_changed()
 
     def _arrived(self) -> bool:
         """Tell whoever is concerned of all that has arrived; return whether anything has."""
@@ -93,6 +96,7 @@ class _Training:
         for number, began_ns, ended_ns in zip(numbers, *self._world.flows.spans_ns(numbers), strict=True):
             if not self._pushing.arrived(number, began_ns, ended_ns):
                 self._serving.arrived(number, began_ns, ended_ns)
+        self._world.passed(numbers)
         self._world.flows.free(numbers)
         return True
 

@@ -199,7 +199,7 @@ def test_the_report_says_whether_the_servers_link_changes(server_weather, words)
 
 
 def test_a_report_of_nothing_says_that_nothing_was_measured():
-    assert markdown(_found([]), ()).count("Not measured.") == 12
+    assert markdown(_found([]), ()).count("Not measured.") == 14
 
 
 def test_every_system_can_be_loaded_by_its_name():

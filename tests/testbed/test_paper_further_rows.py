@@ -11,6 +11,7 @@ from benchmarks.testbed.further_rows import backups, forwarded, reporting_lag, t
 from benchmarks.testbed.judging import Curve
 from benchmarks.testbed.runs import BackupCost
 from benchmarks.testbed.spec import ForwardedByRate
+from benchmarks.testbed.summary import row_values
 from tests.testbed.made_up import SPEC, result_for
 
 TARGET = 0.88
@@ -157,12 +158,7 @@ def test_without_its_runs_a_backup_has_no_verdict():
 
 def test_the_report_says_it_in_short_and_at_length():
     measured = Measured([_run("fabric-async"), _backed_up("replica-20", 0.2, 100), _backed_up("chain", 7, 300)])
-    rows = {
-        "forwarded": forwarded(measured, TARGET),
-        "reporting_lag": reporting_lag(measured, TARGET),
-        "topics": topics(measured, TARGET),
-        "backups": backups(measured, TARGET),
-    }
+    rows = row_values(measured, TARGET)
 
     (backups_row,) = [row for row in verdicts(rows) if row[0].startswith("Replication")]
     assert backups_row[1:] == ("-x less; 35.0x; -", "5.6x less; up to 30x; 6x", "-")

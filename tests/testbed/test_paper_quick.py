@@ -39,6 +39,7 @@ ROWS = {
     "reporting_lag",
     "topics",
     "backups",
+    "twin",
     "speed",
 }
 
@@ -124,6 +125,7 @@ def test_the_table_in_small_runs_and_is_complete(whole: Path):
     assert found["failed"] == []
     for run in found["runs"]:
         assert run["seconds_per_iteration"] > 0.1, "a step computes for 0.1 s"
+        assert run["saturated"] or run["seconds_per_iteration_of_twin"] > 0.1, "the twin predicts what counts"
         assert run["accuracy_at_end"] > 0.3, "it learns"
         assert 0 < run["cpu_used_share"] <= 1
         kept = json.loads((whole / "runs" / run["file"]).read_text())

@@ -14,7 +14,7 @@ from mlfabric.scheduler.planning import warm_up
 from mlfabric.simulator import CALM, Simulation, SimulationConfig
 from mlfabric.specs import Mode
 from mlfabric.twin.closed_forms import ring_share
-from mlfabric.twin.cluster import Compute, Spread
+from mlfabric.twin.cluster import Compute, Monitoring, Spread
 from mlfabric.twin.comparing import WAYS, compare, formula_s
 from mlfabric.twin.run import Baseline, simulate
 from tests.twin.clusters import cluster_of
@@ -88,7 +88,7 @@ def test_two_in_flight_hide_transfers_behind_computing():
 
 
 def test_without_aggregators_the_servers_link_sets_the_pace():
-    cluster = cluster_of(8, control_s=0.0)
+    cluster = cluster_of(8, control_s=0.0, monitoring=Monitoring.TELLS)
     synchronous = simulate(cluster, Mode.SYNCHRONOUS)
     assert synchronous.mean_iteration_s == pytest.approx(formula_s(cluster, Mode.SYNCHRONOUS), rel=0.03)
     assert simulate(cluster, Mode.ASYNCHRONOUS).updates_per_s == pytest.approx(1 / 0.008, rel=0.1)
@@ -140,7 +140,8 @@ def test_a_monitor_that_is_late_makes_plans_worse():
     cluster = cluster_of(
         12, rate_bps=1e8, network="N3", iterations=100, mode=Mode.SYNCHRONOUS, compute=Compute(mean_s=0.1)
     )
-    cluster = replace(cluster, aggregators=tuple(host.name for host in cluster.workers))
+    names = tuple(host.name for host in cluster.workers)
+    cluster = replace(cluster, aggregators=names, monitoring=Monitoring.TELLS)
     at_once, late = (simulate(replace(cluster, monitor_lag_s=lag_s)) for lag_s in (0.0, 4.0))
     assert late.mean_iteration_s > 1.05 * at_once.mean_iteration_s
 

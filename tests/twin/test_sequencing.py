@@ -10,7 +10,7 @@ import pytest
 from mlfabric.scheduler.planning import warm_up
 from mlfabric.specs import Mode
 from mlfabric.twin.cluster import Cluster, Compute, Host
-from mlfabric.twin.groups import Group, Update
+from mlfabric.twin.groups import Group, Leg, Update
 from mlfabric.twin.run import simulate
 from mlfabric.twin.run_world import RunWorld
 from mlfabric.twin.sequencing import Expected, Sequencing
@@ -38,7 +38,19 @@ def sequencing_of(tau_max: int = 10) -> Sequencing:
 
 
 def group(*members: Update, due_ms: float) -> Group:
-    return Group(members=members, root=0, flows={}, sends={}, due_ns=due_ms * MS, patience_ns=50.0 * MS)
+    due_ns = int(due_ms * MS)
+    return Group(
+        members=members,
+        root=0,
+        flows={},
+        sends={},
+        due_ns=due_ns,
+        patience_ns=50.0 * MS,
+        start_ns=due_ns - 8 * MS,
+        end_ns=due_ns,
+        begin_ns=due_ns - 8 * MS,
+        known=np.zeros(0, np.int64),
+    )
 
 
 def test_a_lone_worker_never_waits_for_a_batch():
@@ -88,3 +100,44 @@ def test_who_cannot_be_in_time_is_turned_away_at_once_until_it_is_waited_for():
     assert found.dropped[:7].sum() == 0
     steps_s = np.diff(found.ended_s, axis=1).mean(axis=1)
     assert steps_s[7] < 2 * steps_s[:7].mean()
+
+
+def test_a_batch_is_kept_open_while_what_comes_before_it_is_late():
+    sequencing = sequencing_of()
+    world = sequencing._world
+    world.run_to(100 * MS)
+    soon, late = group(Update(0, 0, 0), due_ms=101), group(Update(0, 0, 0), due_ms=90)
+    assert sequencing.closes_ns(0.0, 1, [soon]) <= 101 * MS
+    for lone in (late, group(Update(1, 0, 0), due_ms=95)):
+        sequencing.received(lone)
+    assert sequencing.closes_ns(0.0, 1, [group(Update(2, 0, 0), due_ms=99)]) > 104 * MS
+
+
+def test_what_is_under_way_is_expected_one_after_the_other_from_what_has_come():
+    sequencing = sequencing_of()
+    sequencing._world.run_to(100 * MS)
+    sequencing.received(group(Update(0, 0, 0), due_ms=100))
+    here, one, two = (group(Update(n, 0, 0), due_ms=100) for n in (1, 2, 3))
+    here.received = True
+    expected = sequencing.expected_ns([here, one, two])
+    assert expected[here] == 0
+    assert expected[one] == pytest.approx(108 * MS, rel=0.01)
+    assert expected[two] == pytest.approx(116 * MS, rel=0.01)
+
+
+def test_a_sum_is_granted_its_time_once_more_by_what_was_late_before_it():
+    first, lone = group(Update(0, 0, 0), Update(1, 0, 0), due_ms=20), group(Update(2, 0, 0), due_ms=20)
+    for one in (first, lone):
+        one.put_off_behind(30 * MS)
+    assert first.due_ns == 38 * MS
+    assert lone.due_ns == 20 * MS
+
+
+@pytest.mark.parametrize(("rate", "is_off"), [(1.25, False), (1.26, True), (0.75, False), (0.74, True)])
+def test_links_that_are_faster_or_slower_by_a_quarter_are_off_for_what_has_not_begun(rate, is_off):
+    one = group(Update(0, 0, 0), due_ms=20)
+    one.known = np.array([1000, 1000], np.int64)
+    one.flows = {0: Leg(0, 12 * MS, 20 * MS, (0, 1))}
+    known = np.array([1000, int(1000 * rate)], np.int64)
+    assert one.is_off(known, 11 * MS) is is_off
+    assert one.is_off(known, 12 * MS) is False

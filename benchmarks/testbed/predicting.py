@@ -1,0 +1,122 @@
+"""What the twin says of runs of the testbed: the same hosts, weather, stragglers and seeds, in virtual time.
+
+A run is predicted as it was made, dilated: what a message to the scheduler takes is not stretched with the rest. Links
+carry headers too, so that less of their rate is left for what is trained. Predictions are kept beside the results, and
+made anew once the code has changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+
+import mlfabric
+from benchmarks.testbed.results import Results
+from benchmarks.testbed.runs import BASE_COMPUTE_S, worker_name
+from benchmarks.testbed.shaping import ETHERNET_BYTES, MTU_BYTES
+from benchmarks.testbed.spec import CellResult, CellSpec
+from benchmarks.testbed.workload import WorkloadSpec
+from mlfabric.scheduler.planning import warm_up
+from mlfabric.specs import Mode
+from mlfabric.twin.cluster import Cluster, Compute, Host
+from mlfabric.twin.run import Baseline, simulate
+from mlfabric.twin.settings import COMPUTE, NETWORK
+
+__all__ = ["WAYS", "cluster_of_run", "predict", "predictions"]
+
+WAYS: Mapping[str, Mode | Baseline] = MappingProxyType(
+    {
+        "ring": Baseline.RING,
+        "tree": Baseline.TREE,
+        "fabric-sync": Mode.ALL_REDUCE,
+        "fabric-async": Mode.ASYNCHRONOUS,
+    }
+)
+"""The systems that the twin knows, and how it runs them."""
+
+TCP_HEADER_BYTES = 52
+"""Of a full packet over IPv4, with timestamps."""
+PAYLOAD_SHARE = (MTU_BYTES - TCP_HEADER_BYTES) / ETHERNET_BYTES
+PROBE_ITERATIONS = 10
+FLOAT32_BYTES = 4
+
+
+def cluster_of_run(spec: CellSpec, n_parameters: int) -> Cluster:
+    """Return a run as the twin sees it, dilated, every worker's host an aggregator.
+
+    Args:
+        n_parameters: of what is trained, float32 each.
+    """
+    bps, dilation = PAYLOAD_SHARE * spec.link_bps(n_parameters), spec.dilation
+    names = [worker_name(rank) for rank in range(spec.workers)]
+    weather = NETWORK[spec.network]
+    usual = Cluster(
+        workers=tuple(Host(name=name, up_bps=bps, down_bps=bps) for name in names),
+        server=Host(name="server", up_bps=bps, down_bps=bps),
+        weather=replace(weather, period_s=weather.period_s * dilation),
+        is_server_in_weather=spec.server_weather,
+        compute=Compute(mean_s=BASE_COMPUTE_S * dilation, stragglers=COMPUTE[spec.compute]),
+        model_bytes=FLOAT32_BYTES * n_parameters,
+        tau_max=spec.delay_bound,
+        aggregators=tuple(names),
+        monitor_lag_s=spec.report_every_s * dilation,
+        are_rates_told=False,
+        seed=spec.seed,
+    )
+    return replace(
+        usual,
+        batch_window_s=usual.batch_window_s * dilation,
+        monitor_half_life_s=usual.monitor_half_life_s * dilation,
+    )
+
+
+def predict(spec: CellSpec) -> float:
+    """Return the seconds per iteration of a run, undilated, as the twin has them.
+
+    Raises:
+        KeyError: the twin knows no such system; see ``WAYS``.
+    """
+    workload = WorkloadSpec(model=spec.model, batch_size=spec.batch_size, seed=0, workers=spec.workers).build()
+    cluster, way = cluster_of_run(spec, workload.n_parameters), WAYS[spec.system]
+    probe_s = simulate(replace(cluster, iterations=PROBE_ITERATIONS), way).mean_iteration_s
+    iterations = PROBE_ITERATIONS + math.ceil(spec.duration_s / probe_s)
+    found = simulate(replace(cluster, iterations=iterations), way)
+    duration_s = min(spec.duration_s, found.duration_s)
+    count = int(np.count_nonzero(found.committed_s <= duration_s))
+    return duration_s / spec.dilation * spec.workers / max(1, count)
+
+
+def predictions(results: Iterable[CellResult], kept: Results, told: Callable[[str], None]) -> dict[str, float]:
+    """Return what the twin says of runs, by the names of their files; those that it knows nothing of are not there.
+
+    Args:
+        kept: where predictions are kept.
+        told: is given a line of text for every prediction that is made.
+    """
+    found: dict[str, float] = {}
+    for spec in (result.spec for result in results if result.spec.system in WAYS and not result.machine.saturated):
+        file, code = f"twin-{spec.file_name}", _code()
+        values = kept.read(file)
+        if values is None or values.get("code") != code:
+            warm_up(told)
+            values = {"code": code, "seconds_per_iteration": predict(spec)}
+            kept.write(file, values)
+            told(f"twin: {spec.cell.name} {spec.system} seed {spec.seed}: {values['seconds_per_iteration']:.3f} s")
+        found[spec.file_name] = values["seconds_per_iteration"]
+    return found
+
+
+@cache
+def _code() -> str:
+    """Return what differs if the fabric's code does."""
+    folder, digest = Path(mlfabric.__file__).parent, hashlib.sha256()
+    for file in sorted(folder.rglob("*.py")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,102 @@
+"""The row of the paper's table that judges the twin: what it predicts of runs, against what was measured."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from benchmarks.testbed import reference
+from benchmarks.testbed.catalogue import CELLS, SYSTEMS, Cell
+from benchmarks.testbed.comparing import Measured
+from benchmarks.testbed.markdown import NONE, Values, number, table, verdict
+from benchmarks.testbed.predicting import WAYS
+from benchmarks.testbed.verdicts import Verdict, all_known, mean_of
+
+__all__ = ["TITLE", "judged", "shown", "shown_in_short", "twin"]
+
+TITLE = "The twin: predicted time per iteration against the testbed's"
+
+
+def twin(measured: Measured, target: float) -> dict[str, Any]:
+    """Mean time per iteration that the twin predicts, over the measured one, in every cell; the same runs in both."""
+    systems = {
+        system: found
+        for system in WAYS
+        if (found := {c.name: v for c in measured.cells if (v := _cell(measured, c, system)) is not None})
+    }
+    verdicts = {system: judged([values["ratio"] for values in cells.values()]) for system, cells in systems.items()}
+    return {
+        "systems": {
+            system: {
+                "cells": cells,
+                "within": sum(values["within"] for values in cells.values()),
+                "mean_ratio": mean_of(values["ratio"] for values in cells.values()),
+                "reached": verdicts[system],
+            }
+            for system, cells in systems.items()
+        },
+        "allowed_error": reference.TWIN_ERROR,
+        "required_cells": reference.TWIN_CELLS,
+        "reached": all_known(verdicts.get(system) for system in WAYS),
+    }
+
+
+def judged(ratios: Sequence[float]) -> Verdict:
+    """Tell whether enough of all nine cells are predicted well; None as long as those that lack decide."""
+    within = sum(_is_within(ratio) for ratio in ratios)
+    if within >= reference.TWIN_CELLS:
+        return True
+    missed = len(ratios) - within
+    return False if missed > len(CELLS) - reference.TWIN_CELLS else None
+
+
+def _is_within(ratio: float) -> bool:
+    return abs(ratio - 1) <= reference.TWIN_ERROR
+
+
+def _cell(measured: Measured, cell: Cell, system: str) -> dict[str, Any] | None:
+    """Return what was measured and predicted in a cell; None without a run of which both are known."""
+    runs = [run for run in measured.runs(cell, system) if run.spec.file_name in measured.predicted]
+    if not runs:
+        return None
+    took_s = statistics.fmean(run.seconds_per_iteration for run in runs)
+    predicted_s = statistics.fmean(measured.predicted[run.spec.file_name] for run in runs)
+    ratio = predicted_s / took_s
+    return {
+        "seconds_per_iteration": took_s,
+        "predicted": predicted_s,
+        "ratio": ratio,
+        "runs": len(runs),
+        "within": _is_within(ratio),
+    }
+
+
+def shown_in_short(row: Values) -> str:
+    """Return how many cells of each system are predicted well."""
+    found: Mapping[str, Values] = row["systems"]
+    return ", ".join(f"{name} {v['within']} of {len(v['cells'])}" for name, v in found.items()) or NONE
+
+
+def shown(row: Values) -> str:
+    """Return the table of all cells, and how it is judged."""
+    made = table(
+        ("cell", "system", "measured, s", "predicted, s", "predicted / measured", "within"),
+        (
+            (
+                cell,
+                SYSTEMS[system].label,
+                number(values["seconds_per_iteration"]),
+                number(values["predicted"]),
+                number(values["ratio"]),
+                verdict(values["within"]),
+            )
+            for system, found in row["systems"].items()
+            for cell, values in found["cells"].items()
+        ),
+    )
+    allowed, cells = row["allowed_error"] * 100, row["required_cells"]
+    return (
+        f"{made}\n\nTo be within {allowed:g} % in at least {cells} of the nine cells of each system: "
+        f"{shown_in_short(row)}. Means of the same runs; the twin draws the same weather and stragglers."
+    )

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.testbed import predicting
+from benchmarks.testbed.catalogue import CELLS, SYSTEMS, cell_named
+from benchmarks.testbed.comparing import Measured
+from benchmarks.testbed.predicting import WAYS, cluster_of_run, predict, predictions
+from benchmarks.testbed.report import verdicts
+from benchmarks.testbed.results import Results
+from benchmarks.testbed.summary import row_values
+from benchmarks.testbed.twin_row import judged, shown, twin
+from mlfabric.scheduler.planning import warm_up
+from mlfabric.twin.cluster import Monitoring
+from tests.testbed.made_up import SPEC, result_for
+
+TARGET = 0.88
+SMALL = replace(SPEC, workers=3, duration_s=6.0, model="mlp-50k")
+
+
+def _run(system, seconds_per_iteration=0.5, *, cell="C1-N1", seed=0):
+    where = cell_named(cell)
+    spec = replace(SPEC, system=system, seed=seed, compute=where.compute, network=where.network)
+    return result_for(spec, seconds_per_iteration=seconds_per_iteration)
+
+
+def _measured(ratios, systems=tuple(WAYS)):
+    """Return runs of some cells of each system, and predictions that are so many times as long."""
+    runs = [_run(system, cell=cell.name) for system in systems for cell, _ in zip(CELLS, ratios, strict=False)]
+    where = {cell.name: ratio for cell, ratio in zip(CELLS, ratios, strict=False)}
+    predicted = {run.spec.file_name: run.seconds_per_iteration * where[run.spec.cell.name] for run in runs}
+    return Measured(runs, predicted)
+
+
+def test_every_system_that_the_twin_knows_is_one_of_the_table():
+    assert set(WAYS) <= set(SYSTEMS)
+
+
+@pytest.mark.parametrize(
+    ("ratios", "reached"),
+    [
+        ([1.0] * 9, True),
+        ([1.14] * 4 + [0.86] * 4 + [0.5], True),
+        ([1.0] * 8, True),
+        ([1.0] * 7 + [1.16], None),
+        ([1.0] * 7 + [1.16, 0.84], False),
+        ([], None),
+    ],
+)
+def test_eight_cells_of_nine_are_to_be_within_15_percent(ratios, reached):
+    assert judged(ratios) is reached
+
+
+def test_the_row_compares_means_of_the_same_runs_in_every_cell():
+    runs = [_run("ring", 0.5), _run("ring", 0.7, seed=1), _run("ring", 9.0, seed=2)]
+    predicted = {runs[0].spec.file_name: 0.6, runs[1].spec.file_name: 0.6}
+    found = twin(Measured(runs, predicted), TARGET)["systems"]["ring"]["cells"]["C1-N1"]
+    assert found["runs"] == 2
+    assert found["seconds_per_iteration"] == pytest.approx(0.6)
+    assert found["ratio"] == pytest.approx(1.0)
+    assert found["within"] is True
+
+
+def test_every_system_has_to_be_predicted_well():
+    assert twin(_measured([1.1] * 9), TARGET)["reached"] is True
+    assert twin(_measured([1.1] * 9, ("ring", "tree")), TARGET)["reached"] is None
+    assert twin(_measured([1.2] * 9), TARGET)["reached"] is False
+
+
+def test_without_predictions_there_is_a_row_that_says_nothing():
+    row = twin(Measured([_run("ring")]), TARGET)
+    assert row["reached"] is None
+    assert "Not measured" in shown(row)
+
+
+def test_the_report_has_the_table_and_the_verdict():
+    rows = row_values(_measured([1.1] * 8 + [0.5]), TARGET)
+    lines = shown(rows["twin"]).splitlines()
+    assert f"| C1-N1 | {SYSTEMS['ring'].label} | 0.50 | 0.55 | 1.10 | yes |" in lines
+    assert sum("| NO |" in line for line in lines) == len(WAYS)
+    (line,) = [line for line in verdicts(rows) if "twin" in line[0]]
+    assert line[1].startswith("ring 8 of 9")
+    assert line[3] == "yes"
+
+
+def test_the_twin_sees_a_run_as_it_was_made():
+    spec = replace(SPEC, dilation=3.0, delay_bound=30, report_every_s=0.2, seed=7, compute="C2", network="N3")
+    found = cluster_of_run(spec, 50_000)
+    assert found.seed == 7
+    assert found.tau_max == 30
+    assert found.compute.mean_s == pytest.approx(0.3)
+    assert found.weather.period_s == pytest.approx(15.0)
+    assert found.monitor_lag_s == pytest.approx(0.6)
+    assert found.monitor_half_life_s == pytest.approx(30.0)
+    assert found.monitoring is Monitoring.ESTIMATES
+    wire_s = 8 * found.model_bytes / found.server.up_bps
+    assert 0.24 < wire_s < 0.26  # 80 ms dilated, and headers
+
+
+@pytest.mark.timeout(900)  # compiles the planner where no machine code is kept yet
+def test_predictions_are_made_of_runs_that_count_and_kept_until_the_code_changes(tmp_path, monkeypatch):
+    warm_up(lambda line: None)
+    told: list[object] = []
+    runs = [
+        result_for(replace(SMALL, system="ring")),
+        result_for(replace(SMALL, system="fabric-async", delay_bound=3)),
+        result_for(replace(SMALL, system="ps-sync")),
+        result_for(replace(SMALL, system="tree"), saturated=True),
+    ]
+    kept = Results(tmp_path)
+    found = predictions(runs, kept, told.append)
+    assert set(found) == {runs[0].spec.file_name, runs[1].spec.file_name}
+    assert all(0.15 < seconds < 1.0 for seconds in found.values())
+    assert len(told) == 2
+
+    monkeypatch.setattr(predicting, "predict", lambda spec: 77.0)
+    assert predictions(runs, kept, told.append) == found
+    monkeypatch.setattr(predicting, "_code", lambda: "other code")
+    assert set(predictions(runs, kept, told.append).values()) == {77.0}
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("system", WAYS)
+def test_a_run_is_predicted_whatever_its_dilation(system):
+    warm_up(lambda line: None)
+    spec = replace(SMALL, system=system, compute="C1", network="N0", delay_bound=3, workers=4)
+    once, thrice = (predict(replace(spec, dilation=d, duration_s=6.0 * d)) for d in (1.0, 3.0))
+    assert thrice == pytest.approx(once, rel=0.05)
