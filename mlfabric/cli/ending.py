@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from mlfabric.launch.signals import EXIT_ON_SIGNAL
 
-__all__ = ["ending_when_told"]
+__all__ = ["ending_when_told", "undisturbed"]
 
 _TOLD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -42,3 +42,23 @@ def ending_when_told() -> Iterator[None]:
     finally:
         for number in taken:
             signal.signal(number, before[number])
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Hold back what would end the block until it is over, so that nothing that it starts is lost.
+
+    Use it within :func:`ending_when_told`, and only for what takes a moment.
+    """
+    told: list[int] = []
+    before = {number: signal.getsignal(number) for number in _TOLD}
+    held = [number for number in _TOLD if callable(before[number])]
+    for number in held:
+        signal.signal(number, lambda number, _: told.append(number))
+    try:
+        yield
+    finally:
+        for number in held:
+            signal.signal(number, before[number])
+        if told:
+            signal.raise_signal(told[0])

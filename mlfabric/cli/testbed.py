@@ -17,7 +17,7 @@ import typer
 
 from mlfabric.cli import making, tables
 from mlfabric.cli import options as opt
-from mlfabric.cli.ending import ending_when_told
+from mlfabric.cli.ending import ending_when_told, undisturbed
 from mlfabric.config import parse_rate
 from mlfabric.errors import UsageError
 from mlfabric.launch.signals import EXIT_ON_SIGNAL
@@ -95,18 +95,20 @@ def _run(command: Sequence[str], bed: Any) -> int:
     known = {f"NAMESPACE_{h.name}": h.namespace for h in bed.hosts} | {
         f"ADDRESS_{h.name}": h.address for h in bed.hosts
     }
-    try:
-        process = subprocess.Popen(command, env=os.environ | known)
-    except OSError as error:
-        raise UsageError(f"command {command[0]!r}: {error.strerror}; give a program and its arguments") from error
-    try:
-        code = process.wait()
-    except KeyboardInterrupt:  # which it has seen too
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(GRACE_S)
-        raise
-    finally:
-        _end(process)
+    with ExitStack() as stack:
+        with undisturbed():
+            try:
+                process = subprocess.Popen(command, env=os.environ | known)
+            except OSError as error:
+                text = f"command {command[0]!r}: {error.strerror}; give a program and its arguments"
+                raise UsageError(text) from error
+            stack.callback(_end, process)
+        try:
+            code = process.wait()
+        except KeyboardInterrupt:  # which it has seen too
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(GRACE_S)
+            raise
     return code if code >= 0 else EXIT_ON_SIGNAL - code
 
 

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from mlfabric.cli.ending import ending_when_told
+from mlfabric.cli.ending import ending_when_told, undisturbed
 
 TOLD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -67,3 +67,26 @@ def test_ctrl_c_is_heard_by_what_a_shell_has_started_behind():
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with pytest.raises(KeyboardInterrupt), ending_when_told():
         os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_what_takes_a_moment_is_finished_first():
+    done = []
+
+    def start_and_go_on() -> None:
+        with undisturbed():
+            os.kill(os.getpid(), signal.SIGTERM)
+            done.append("started")
+        done.append("gone on")
+
+    with pytest.raises(SystemExit) as caught, ending_when_told():
+        start_and_go_on()
+    assert done == ["started"]
+    assert caught.value.code == 143
+
+
+def test_a_moment_in_which_nothing_happens_changes_nothing():
+    with ending_when_told():
+        before = [signal.getsignal(number) for number in TOLD]
+        with undisturbed():
+            pass
+        assert [signal.getsignal(number) for number in TOLD] == before
