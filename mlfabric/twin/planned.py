@@ -128,14 +128,14 @@ class Planner:
         config = replace(self.config, group_ns=group_ns) if aggregators and group_ns else self.config
         return plan(Batch(updates=tuple(updates)), self.network, state, config)
 
-    def plan_round(self, updates: Sequence[Candidate], able: Sequence[int]) -> Plan:
+    def plan_round(self, updates: Sequence[Candidate], late: Sequence[int]) -> Plan:
         """Plan an AllReduce as the scheduler does.
 
         Args:
-            able: the workers that may sum and hand on, by number; none for all.
+            late: workers, by number, that have not asked yet.
         """
-        hosts = tuple(Aggregator(host=self._cluster.workers[worker].name) for worker in able)
-        return plan(Batch(updates=tuple(updates)), self.network, FabricState(now_ns=0, aggregators=hosts), self.config)
+        hosts = frozenset(self._cluster.workers[worker].name for worker in late)
+        return plan(Batch(updates=tuple(updates)), self.network, FabricState(now_ns=0, late=hosts), self.config)
 
     def plan_gets(self, gets: Sequence[GetCandidate], now_ns: int) -> Plan:
         """Plan gets as the scheduler does."""

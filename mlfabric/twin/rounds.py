@@ -165,8 +165,7 @@ class _FabricRounds(_Rounds):
             if len(self._plans) >= MOST_PLANS:
                 self._plans.clear()
             candidates = [planner.candidate(worker, 0, 0, 0) for worker in range(self._count)]
-            able = np.flatnonzero(~late).tolist() if late.any() else ()
-            self._plans[key] = self._prepare(planner.plan_round(candidates, able))
+            self._plans[key] = self._prepare(planner.plan_round(candidates, np.flatnonzero(late).tolist()))
         return self._plans[key]
 
     def _prepare(self, found: Plan) -> _Planned:

@@ -39,6 +39,7 @@ ROWS = {
     "reporting_lag",
     "topics",
     "backups",
+    "overlap",
     "twin",
     "speed",
 }

@@ -20,7 +20,6 @@ from mlfabric.chunking import chunk_bytes
 from mlfabric.network import Network, down_link, up_link
 from mlfabric.protocol import RoundId, UpdateId
 from mlfabric.scheduler.planning import (
-    Aggregator,
     Batch,
     Candidate,
     Consistency,
@@ -152,7 +151,6 @@ def _plan(
     without: frozenset[Shape],
 ) -> Plan:
     """Ask the planner; of hosts that are alike, it takes as a root the one that is ready last, here by a nanosecond."""
-    able = tuple(Aggregator(host=host) for host in leaders if host not in late_hosts) if late_hosts else ()
     updates = tuple(
         Candidate(
             update=UpdateId(worker, 0, 0), source=host, size_bytes=size_bytes, ready_ns=now_ns + place, computed_from=0
@@ -160,7 +158,7 @@ def _plan(
         for place, (host, worker) in enumerate(leaders.items())
     )
     wire_ns = size_bytes * 8 * 10**9 // max(1, *(_rate_bps(network, host, now_ns) for host in leaders))
-    state = FabricState(now_ns=now_ns, aggregators=able)
+    state = FabricState(now_ns=now_ns, late=frozenset(late_hosts))
     config = planner_config(size_bytes, wire_ns)
     return plan(Batch(updates=updates), network, state, replace(config, shapes=config.shapes - without))
 

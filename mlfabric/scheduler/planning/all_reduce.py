@@ -5,7 +5,7 @@ Every worker's host may sum and hand on, so any of them without a slow link may 
 (``striping.py``). The shape after which the last worker has everything first is taken. If some host cannot send to the
 others or be reached by them, there is no sum of all, and all updates wait.
 
-If aggregators are named, only they pass on, and only stripes come into question: the others' updates come late.
+If some are late, only the others pass on, and only stripes come into question.
 Trees are searched for while hosts are few: with many the search takes longer than it saves, and stripes are better.
 """
 
@@ -105,7 +105,7 @@ class _Sum:
 
     def __init__(self, batch: Batch, network: Network, state: FabricState, config: PlannerConfig) -> None:
         self._network, self._shapes, self._now_ns = network, config.shapes, state.now_ns
-        self._able = {aggregator.host for aggregator in state.aggregators}
+        self._late = state.late
         updates = sorted(batch.updates, key=lambda candidate: candidate.update)
         self._ids = tuple(candidate.update for candidate in updates)
         self._names = sorted({candidate.source for candidate in updates})
@@ -123,7 +123,7 @@ class _Sum:
             return self._answer((), self._ready_ns, Shape.DIRECT, None, "nobody else takes part: nothing is sent")
         striped, ring = self._stripes(), self._ring()
         world = World(self._network, self._names, self._names)
-        is_enough = bool(self._able) or (striped is not None and self._is_enough(striped))
+        is_enough = bool(self._late) or (striped is not None and self._is_enough(striped))
         trip = None if is_enough else self._trip(world)
         ends_ns = {
             Shape.TREE: max(trip.done_ns) if trip else HORIZON_NS,
@@ -173,7 +173,9 @@ class _Sum:
         """Plan stripes if they are allowed; they are equal only for updates that are."""
         if Shape.STRIPES not in self._shapes or len(set(self._bits)) > 1 or not self._bits[0]:
             return None
-        able = [host for host, name in enumerate(self._names) if not self._able or name in self._able]
+        able = [host for host, name in enumerate(self._names) if name not in self._late]
+        if not able:
+            return None
         order = sorted(able, key=lambda host: (-self._ready_ns[host], host))
         size_bytes, chunk_bytes = self._bits[0] // 8, self._chunk_bits // 8
         return find_stripes(self._network, self._names, size_bytes, max(self._ready_ns), chunk_bytes, order)
@@ -201,7 +203,7 @@ class _Sum:
         )
 
     def _ring(self) -> Ring | None:
-        if Shape.RING not in self._shapes or self._able:
+        if Shape.RING not in self._shapes or self._late:
             return None
         return find_ring(self._network, self._names, max(self._bits) // 8, max(self._ready_ns))
 

@@ -130,8 +130,10 @@ class FabricState:
         now_ns: nothing is planned before.
         v_init: the version to which the first commit of this plan is applied.
         servers: the primary's host, or of a model in parts each part's; empty for AllReduce.
-        aggregators: who may sum, first choice first; in an AllReduce, if there are none, every worker's host.
+        aggregators: who may sum, first choice first.
         distributors: who may hand a model on, first choice first.
+        late: hosts whose updates of an AllReduce are expected late: they pass nothing on, and nobody waits for them longer
+            than needed, so only stripes come into question.
         slowest_clock: the fewest iterations that any worker has finished (stale-synchronous).
     """
 
@@ -141,6 +143,7 @@ class FabricState:
     aggregators: tuple[Aggregator, ...] = ()
     distributors: tuple[Aggregator, ...] = ()
     replica: Replica | None = None
+    late: frozenset[str] = frozenset()
     slowest_clock: int = 0
 
 

@@ -157,7 +157,8 @@ class _Case:
             span_s = least * _GROWTH**tries
             room = [0] * len(self._own_bps)
             for host in self._order:
-                room[host] = max(0, int(count * (self._own_bps[host] * span_s / bits - 1) + 1e-9))
+                often = count * (self._own_bps[host] * span_s / bits - 1)
+                room[host] = max(0, min(len(room), int(often + 1e-9)))
             if self._groups(room, count) is not None:
                 return room
         return None
@@ -229,12 +230,16 @@ class _Case:
                 edges.append(edge)
                 for link in edge.path:
                     load[link] += sizes[stripe]
+        if any(self._bps(link) <= 0 for link in load):
+            return None
         spans = [_ceil(size_bytes * _BIT_NS_PER_BYTE, self._bps(link)) for link, size_bytes in load.items()]
         span_ns = max(spans, default=1)
         latency_ns = max(self._network.latency_ns(edge.path) for edge in edges)
         slowest_bps = _rate_bps(min(sizes), span_ns)
+        if slowest_bps <= 0:
+            return None
         hop_ns = _ceil(min(self._chunk_bytes, each) * _BIT_NS_PER_BYTE, slowest_bps) + latency_ns + 1
-        if span_ns + 2 * len(self._hosts) * hop_ns >= HORIZON_NS - self._ready_ns or slowest_bps <= 0:
+        if span_ns + 2 * len(self._hosts) * hop_ns >= HORIZON_NS - self._ready_ns:
             return None
         striped = Striped(
             size_bytes=tuple(sizes),

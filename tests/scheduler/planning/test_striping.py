@@ -12,7 +12,6 @@ from mlfabric.scheduler.planning.all_reduce import plan_all_reduce
 from mlfabric.scheduler.planning.checking import validate
 from mlfabric.scheduler.planning.plan import Plan
 from mlfabric.scheduler.planning.problem import (
-    Aggregator,
     Batch,
     Consistency,
     FabricState,
@@ -44,14 +43,14 @@ def striped(rates: list[tuple[float, float]], order: list[int] | None = None, la
     return found
 
 
-def planned(network: Network, names: list[str], able: list[str]) -> Plan:
+def planned(network: Network, names: list[str], late: list[str]) -> Plan:
     updates = tuple(
         Candidate(update=UpdateId(name, 0, 0), source=name, size_bytes=SIZE, ready_ns=0, computed_from=0)
         for name in names
     )
     shapes = frozenset({Shape.DIRECT, Shape.TREE, Shape.STRIPES})
     config = PlannerConfig(consistency=Consistency.ALL_REDUCE, shapes=shapes, chunk_bytes=CHUNK)
-    state = FabricState(now_ns=0, aggregators=tuple(Aggregator(host=name) for name in able))
+    state = FabricState(now_ns=0, late=frozenset(late))
     return plan_all_reduce(Batch(updates=updates), network, state, config)
 
 
@@ -113,8 +112,7 @@ def test_plans_keep_their_promises(seed: int, late: int) -> None:
     rng = Random(seed)
     rates = [(rng.choice((0.25, 1.0, 1.0)), rng.choice((0.25, 1.0, 1.0))) for _ in range(rng.randint(12, 20))]
     network, names = cluster(rates, rng.choice((0, 100_000)))
-    able = names[late:] if late else []
-    plan = planned(network, names, able)
+    plan = planned(network, names, names[:late])
     validate(plan, network)
     assert plan.shape is Shape.STRIPES
     if late:
