@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import socket
+
 import psutil
 
 __all__ = ["carried_bytes", "interface_of", "is_loopback"]
 
 
-def interface_of(address: str) -> str:
-    """Return the interface that has an IP address; "" if none has."""
+def interface_of(host: str) -> str:
+    """Return the interface that has an IP address, or one of a host name's; "" if none has."""
+    try:
+        wanted = {str(found[4][0]) for found in socket.getaddrinfo(host, None)}
+    except OSError:
+        return ""
     for interface, addresses in psutil.net_if_addrs().items():
-        if any(held.address == address for held in addresses):
+        if any(held.address in wanted for held in addresses):
             return interface
     return ""
 

@@ -6,6 +6,8 @@ often by much. What all others give can be summed meanwhile, so that only the la
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 __all__ = ["Rhythm"]
 
 _EARLY_SHARE = 2 / 3
@@ -28,15 +30,16 @@ class Rhythm:
         """Note that a worker asks for the next round; only the first time counts."""
         self._asked_ns.setdefault(worker, now_ns)
 
-    def early_ns(self, workers: int) -> int | None:
+    def early_ns(self, workers: Collection[str]) -> int | None:
         """Return from when on the others need not be waited for; None while too many are missing, and at first.
 
         Two thirds must be there, and a tenth more time must have passed than half of them took.
 
         Args:
-            workers: how many the round is to have.
+            workers: who is to take part; others that have asked are gone.
         """
-        if self._settled_ns is None or len(self._asked_ns) < max(2, _EARLY_SHARE * workers):
+        asked_ns = sorted(self._asked_ns[worker] for worker in workers if worker in self._asked_ns)
+        if self._settled_ns is None or len(asked_ns) < max(2, _EARLY_SHARE * len(workers)):
             return None
-        half_ns = sorted(self._asked_ns.values())[workers // 2]
+        half_ns = asked_ns[len(workers) // 2]
         return half_ns + round(_GRACE_SHARE * (half_ns - self._settled_ns))

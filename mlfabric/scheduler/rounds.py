@@ -1,10 +1,10 @@
 """The AllReduces of one model: asked for, planned as rounds, settled. Pure.
 
 The oldest request of every worker that is here makes a round, as soon as each of them has one, or most of them and the
-others are late (``rhythm.py``): those are told their part when they ask. A round is planned,
-every worker is told its part, each says when it has the result; once all have it, it is *settled*, and not before:
-whoever dies earlier makes it void for all, and it is planned anew among those that are left. So no worker goes on with
-a sum that another one does not have. There is one round at a time.
+others are late (``rhythm.py``). A round is planned, every worker is told its part, one that is late when it asks, each
+says when it has the result; once all have it, it is *settled*, and not before: whoever dies earlier makes it void for
+all, and it is planned anew among those that are left. So no worker goes on with a sum that another one does not have.
+There is one round at a time.
 
 A worker that falls silent may be back in a moment: the round waits for it for a while. One that comes back later
 is told that the others have done the round without it.
@@ -224,7 +224,7 @@ class Rounds:
         if not missing:
             return 0 if here else None
         may_be_early = self._formed and not self._waits_for_all and not self._may_return and not self._trust.is_lost
-        return self._rhythm.early_ns(len(here)) if may_be_early else None
+        return self._rhythm.early_ns(here) if may_be_early else None
 
     def _here(self) -> list[str]:
         return [m.member.name for m in self._context.here(Role.WORKER) if m.model == self.spec.name]
@@ -325,8 +325,8 @@ class Rounds:
         self._links.learn(self._context.network, running, hosts)
         self._rhythm.settled(now_ns)
         if running.span_ns:
-            share = (now_ns - running.since_ns) / running.span_ns
-            self._trust.took(share if running.shape is Shape.STRIPES else None)
+            times = (now_ns - running.since_ns) / running.span_ns
+            self._trust.took(times if running.shape is Shape.STRIPES else None)
         self._waits_for_all = False
         self.done, self.workers = self.done + 1, len(running.members)
         self._breaks = 0

@@ -26,9 +26,9 @@ class Trust:
         """Tell whether they take too long."""
         return self._factor > MOST
 
-    def took(self, share: float | None) -> None:
+    def took(self, times: float | None) -> None:
         """Note a round: how many times as long as planned it took, None if it did not go in stripes."""
-        if share is None:
+        if times is None:
             self._factor = 1.0 + _FADES * (self._factor - 1.0)
         else:
-            self._factor += _WEIGHT * (min(_WORST, max(1.0, share)) - self._factor)
+            self._factor += _WEIGHT * (min(_WORST, max(1.0, times)) - self._factor)

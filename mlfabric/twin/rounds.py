@@ -138,9 +138,10 @@ class _FabricRounds(_Rounds):
     def _begin_ns(self, asked_ns: Times) -> float:
         """Return when a round is planned: when all have asked for it, or so many that the others are late."""
         in_turn = np.argsort(asked_ns, kind="stable").tolist()
+        everyone = [str(worker) for worker in in_turn]
         for worker, following in pairwise(in_turn):
             self._rhythm.asked(str(worker), round(asked_ns[worker]))
-            early_ns = self._rhythm.early_ns(self._count)
+            early_ns = self._rhythm.early_ns(everyone)
             if early_ns is not None and max(early_ns, asked_ns[worker]) < asked_ns[following]:
                 return float(max(early_ns, asked_ns[worker]))
         return float(asked_ns.max())

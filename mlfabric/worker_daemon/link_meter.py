@@ -24,12 +24,12 @@ class LinkMeter:
     """The interface of one address.
 
     Args:
-        address: ``host:port`` under which others reach this member; if its interface is a loopback, or unknown, nothing
-            is measured.
+        address: ``host:port`` under which others reach this member; if its interface is a loopback or unknown, or it is
+            "", nothing is measured.
     """
 
     def __init__(self, address: str) -> None:
-        interface = interface_of(address.rpartition(":")[0].strip("[]"))
+        interface = interface_of(address.rpartition(":")[0].strip("[]")) if address else ""
         self._interface = "" if is_loopback(interface) else interface
         self._samples: list[tuple[int, int, int]] = []
 

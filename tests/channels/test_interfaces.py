@@ -10,6 +10,12 @@ from mlfabric.channels.interfaces import carried_bytes, interface_of, is_loopbac
 def test_the_interface_of_an_address_is_found() -> None:
     assert interface_of("127.0.0.1") == "lo"
     assert interface_of("192.0.2.1") == ""
+    assert interface_of("") == ""
+
+
+def test_the_interface_of_a_host_name_is_that_of_its_address() -> None:
+    assert interface_of("localhost") == "lo"
+    assert interface_of("no-such-host.invalid") == ""
 
 
 def test_the_loopback_is_told_from_what_leads_to_other_machines() -> None:

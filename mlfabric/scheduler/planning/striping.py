@@ -87,7 +87,7 @@ def find_stripes(
             place next to the roots: what they give is expected late.
 
     Returns:
-        None if some link has no capacity.
+        None if some link has no capacity, or the tensor is less than two chunks.
     """
     until_ns = ready_ns + 1
     while until_ns < HORIZON_NS:
