@@ -8,7 +8,8 @@ AllReduce fails, the tensor is as it was. Result buffers are kept and used again
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from weakref import WeakSet
 
 import torch
 
@@ -60,14 +61,23 @@ class _Staged:
             dtype=str(self.tensor.dtype).removeprefix("torch."),
         )
 
-    def install(self, workers: int) -> None:
-        """Write the result into the tensor."""
-        if self.tensor._version != self._version:
+    def install(self, workers: int, others: Iterable[_Staged]) -> None:
+        """Write the result into the tensor; ``others`` are being reduced, and may be other parts of the same memory."""
+        before = self.tensor._version
+        if before != self._version:
             raise UsageError("a tensor was written to while it was being reduced; wait for the handle's result first")
         result = _flat(self.result, self.tensor)
         if self.op is ReduceOp.MEAN:
             result.div_(workers)
         self.tensor.copy_(result.view(self.tensor.shape))
+        for other in others:
+            other._let_pass(self, before)
+
+    def _let_pass(self, written: _Staged, before: int) -> None:
+        """Not count that another part of the memory was written to: views share one count of writes."""
+        shares = self.tensor.untyped_storage().data_ptr() == written.tensor.untyped_storage().data_ptr()
+        if shares and self._version == before and not _overlap(self.tensor, written.tensor):
+            self._version = self.tensor._version
 
 
 class ReduceHandle:
@@ -103,6 +113,7 @@ class StagedTensors:
 
     def __init__(self) -> None:
         self._free: defaultdict[tuple[int, bool], list[torch.Tensor]] = defaultdict(list)
+        self._open: WeakSet[_Staged] = WeakSet()
 
     def stage(self, tensor: torch.Tensor, op: ReduceOp) -> _Staged:
         """Prepare a tensor; it must not be written to until its handle is over.
@@ -114,14 +125,17 @@ class StagedTensors:
         size_bytes, pinned = padded_bytes(tensor.numel() * tensor.element_size()), tensor.is_cuda
         own = tensor.device.type == "cpu"
         given = None if own else self._take(size_bytes, pinned)
-        return _Staged(tensor, op, self._take(size_bytes, pinned), given)
+        staged = _Staged(tensor, op, self._take(size_bytes, pinned), given)
+        self._open.add(staged)
+        return staged
 
     def handle(self, staged: _Staged, future: CountFuture) -> ReduceHandle:
         """Return the handle of a tensor that was staged; buffers of a failed AllReduce are not used again."""
 
         def finish() -> None:
+            self._open.discard(staged)
             try:
-                staged.install(future.result())
+                staged.install(future.result(), self._open)
             finally:
                 for buffer in (staged.result, staged.given):
                     if buffer is not None:
@@ -137,6 +151,13 @@ class StagedTensors:
 def _flat(buffer: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """View the front of a buffer as the elements of a tensor."""
     return buffer[: like.numel() * like.element_size()].view(like.dtype)
+
+
+def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Tell whether two contiguous tensors have bytes in common."""
+    starts = one.data_ptr(), other.data_ptr()
+    ends = starts[0] + one.numel() * one.element_size(), starts[1] + other.numel() * other.element_size()
+    return starts[0] < ends[1] and starts[1] < ends[0]
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:

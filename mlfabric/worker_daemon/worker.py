@@ -332,7 +332,7 @@ class Worker:
     def all_reduce_async(self, tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM) -> ReduceHandle:
         """Begin an AllReduce; the handle's ``result`` writes it into the tensor, which must be left alone until then.
 
-        Several may be on their way; they are carried out in the order of these calls.
+        Several may be on their way, slices of one tensor too; they are carried out in the order of these calls.
 
         Args, Raises: as for :meth:`all_reduce`.
         """

@@ -184,6 +184,15 @@ def test_several_rounds_in_flight_are_carried_out_in_the_same_order_everywhere(f
     assert all(float(mine[n][0]) == 6 * 10**n for mine in given for n in range(5))
 
 
+def test_slices_of_one_flat_tensor_may_be_on_their_way_at_the_same_time(fabric) -> None:
+    team = Team(fabric, 2)
+    given = [torch.full((3000,), float(i + 1)) for i in range(2)]
+    slices = [[flat[:1000], flat[1000:2000], flat[2000:]] for flat in given]
+    handles = team.each(lambda worker, mine: [worker.all_reduce_async(part) for part in mine], slices)
+    assert [[handle.result(15) for handle in mine] for mine in handles] == [[2] * 3] * 2
+    assert all(float(flat.min()) == float(flat.max()) == 3 for flat in given)
+
+
 def test_what_differs_is_named_to_every_worker_and_changes_nothing(fabric) -> None:
     team = Team(fabric, 3)
     made = [torch.ones(4), torch.ones(4), torch.ones(5)]
