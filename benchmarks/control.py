@@ -7,13 +7,11 @@
    arrive at random at a given rate, and latency counts from the arrival. The same streams against an echo, measured in
    turns with them, tell what gRPC alone costs here.
 
-``python -m benchmarks.control --json FILE``, ``mlfabric bench control --json FILE``.
+``mlfabric bench control --json FILE``.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import multiprocessing
 import statistics
 import subprocess
@@ -23,7 +21,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from multiprocessing.connection import Connection as Pipe
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -179,17 +176,3 @@ def _compare_steps(local: Callable[[], None], fabric: Callable[[], None], steps:
                 kept.append(1e3 * (time.perf_counter() - began_s))
     local_ms, fabric_ms = map(statistics.median, taken_ms)
     return {"added_ms_per_step": fabric_ms - local_ms, "local_ms": local_ms, "fabric_ms": fabric_ms}
-
-
-def main() -> None:
-    """Measure and print the figures as JSON, also into a file if one is given."""
-    parser = argparse.ArgumentParser(description="what control costs: time per step, decisions per second, latency")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
-    text = json.dumps(run(), indent=2)
-    if path := parser.parse_args().json:
-        path.write_text(text + "\n")
-    sys.stdout.write(text + "\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -5,19 +5,16 @@ Three transports take turns in the same two processes: a bare pair of nonblockin
 a small acknowledgement is back; the medians are compared. Memory is measured in fresh processes: the highest resident
 size, less the resident size before the tensor was allocated, over the tensor's size.
 
-Run as ``python -m benchmarks.data --json FILE``.
+``mlfabric bench data --json FILE``.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import multiprocessing
 import os
 import socket
 import statistics
-import sys
 import time
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
@@ -274,17 +271,3 @@ def _highest_rss_bytes() -> int:
     status = Path("/proc/self/status").read_text()
     line = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
     return int(line.split()[1]) * 1024
-
-
-def main() -> None:
-    """Measure and print the figures as JSON, also into a file if one is given."""
-    parser = argparse.ArgumentParser(description="speed and memory of the data channel over loopback")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
-    text = json.dumps(run(), indent=2)
-    if path := parser.parse_args().json:
-        path.write_text(text + "\n")
-    sys.stdout.write(text + "\n")
-
-
-if __name__ == "__main__":
-    main()

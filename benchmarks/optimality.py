@@ -9,18 +9,14 @@ or in its own plan if that is more. So its gap, (its objective - the best) / the
 begins with what a much longer search finds; where it runs out of time, the best plan that is known counts as the best,
 and ``bound_mean_gap`` tells how large the mean gap could be at most. Cut-through trees are left out.
 
-``python -m benchmarks.optimality --json FILE``, ``mlfabric bench optimality --json FILE``.
+``mlfabric bench optimality --json FILE``.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -246,18 +242,3 @@ def _p95(values: Sequence[float]) -> float:
 def _progress() -> Progress:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     return Progress(*columns, console=Console(stderr=True))
-
-
-def main() -> None:
-    """Compare and print the figures as JSON, also into a file if one is given."""
-    parser = argparse.ArgumentParser(description="how far plans are from the best")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
-    arguments = parser.parse_args()
-    text = json.dumps(run(), indent=2)
-    if arguments.json:
-        arguments.json.write_text(text + "\n")
-    sys.stdout.write(text + "\n")
-
-
-if __name__ == "__main__":
-    main()

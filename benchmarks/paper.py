@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ from benchmarks.testbed.results import Results
 from benchmarks.testbed.spec import FORMAT, CellResult
 from benchmarks.testbed.summary import row_values
 from benchmarks.testbed.tuning import QUICK
+from mlfabric.cli.writing import check_writable, write_json
 from mlfabric.errors import UsageError
 
 __all__ = ["choose", "found_by", "run", "write_report"]
@@ -88,7 +88,8 @@ def run(
         quick=quick,
         afresh=afresh,
     )
-    _check_writable(json_file, report)
+    check_writable(json_file)
+    _check_folder(report)
     with testbed(["here"], link_bps=PROBE_BPS):
         pass  # hosts can be made: better known before hours are spent
     campaign = Campaign(choice=choice, kept=Results(results), told=_tell)
@@ -96,8 +97,7 @@ def run(
     predicted = predictions(campaign.results, campaign.kept, _tell)
     measured = Measured(campaign.results, predicted)
     found = found_by(campaign, measured)
-    if json_file is not None:
-        json_file.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    write_json(json_file, found)
     if report is not None:
         write_report(report, found, measured)
     return list(verdicts(found["rows"])), campaign.failed
@@ -239,15 +239,13 @@ def _run_values(result: CellResult, target: float, measured: Measured) -> dict[s
     }
 
 
-def _check_writable(json_file: Path | None, report: Path | None) -> None:
-    """Find out before hours are spent that what comes out can be written."""
+def _check_folder(report: Path | None) -> None:
+    """Find out before hours are spent that the report can be written."""
     try:
         if report is not None:
             report.mkdir(parents=True, exist_ok=True)
-        if json_file is not None:
-            json_file.open("a", encoding="utf-8").close()
     except OSError as error:
-        raise UsageError(f"{error.filename}: {error.strerror}; give --json and --report what can be written") from error
+        raise UsageError(f"{error.filename}: {error.strerror}; give --report what can be written") from error
 
 
 def _tell(line: str) -> None:

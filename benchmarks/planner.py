@@ -7,13 +7,11 @@ uniformly from 1 to 100 MB, and a two-tier leaf-spine of 64 hosts. Plans are dir
 as the paper's are; checking a plan is not in the figures. Times are CPU times of the one thread that plans: it waits
 for nothing, so they are what it takes on an idle core, whatever else runs here.
 
-Run as ``python -m benchmarks.planner --json FILE``.
+``mlfabric bench planner --json FILE``.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import multiprocessing
 import os
 import random
@@ -24,7 +22,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -238,17 +235,3 @@ def _ready() -> dict[str, float]:
 
 def _progress(line: str) -> None:
     sys.stderr.write(f"planner: {line}\n")
-
-
-def main() -> None:
-    """Measure and print the figures as JSON, also into a file if one is given."""
-    parser = argparse.ArgumentParser(description="speed of the planner")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
-    text = json.dumps(run(), indent=2)
-    if path := parser.parse_args().json:
-        path.write_text(text + "\n")
-    sys.stdout.write(text + "\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -6,17 +6,14 @@ compared, over plain loopback and with the receiver's link emulated at 1 Gbit/s;
 and the receiver's processor time, which tell more where other programs run too. Memory is measured in a fresh process
 that only sums: the highest resident size, less that before the sum was allocated, over the tensor's size.
 
-Run as ``python -m benchmarks.summing --json FILE``.
+``mlfabric bench summing --json FILE``.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import multiprocessing
 import statistics
-import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
@@ -213,17 +210,3 @@ def _highest_rss_bytes() -> int:
     status = Path("/proc/self/status").read_text()
     line = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
     return int(line.split()[1]) * 1024
-
-
-def main() -> None:
-    """Measure and print the figures as JSON, also into a file if one is given."""
-    parser = argparse.ArgumentParser(description="what summing costs beyond receiving")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
-    text = json.dumps(run(), indent=2)
-    if path := parser.parse_args().json:
-        path.write_text(text + "\n")
-    sys.stdout.write(text + "\n")
-
-
-if __name__ == "__main__":
-    main()

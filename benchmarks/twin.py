@@ -5,13 +5,11 @@ file asks for would take at the same pace. *wide* is the same cluster with the t
 every worker's host as an aggregator: an iteration takes as long as the weather holds, so nearly each one is planned
 anew. Times are those of one process on one core; warming up, and one iteration before, are not in them.
 
-Run as ``python -m benchmarks.twin --json FILE`` or ``mlfabric bench twin``.
+``mlfabric bench twin --json FILE``.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 import time
 from dataclasses import replace
@@ -72,17 +70,3 @@ def _row(cluster: Cluster, iterations: int, all_iterations: int) -> dict[str, fl
 
 def _progress(line: str) -> None:
     sys.stderr.write(f"twin: {line}\n")
-
-
-def main() -> None:
-    """Measure and print the figures as JSON, also into a file if one is given."""
-    parser = argparse.ArgumentParser(description="speed of the twin")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
-    text = json.dumps(run(), indent=2)
-    if path := parser.parse_args().json:
-        path.write_text(text + "\n")
-    sys.stdout.write(text + "\n")
-
-
-if __name__ == "__main__":
-    main()

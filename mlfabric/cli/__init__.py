@@ -15,6 +15,7 @@ advising     advise
 recording    record
 simulating   simulate; clusters reads its file
 paper        bench paper
+writing      JSON files, for whatever measures
 testbed      testbed; ending: how it and bench paper end when told to
 """
 

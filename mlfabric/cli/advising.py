@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from mlfabric.cli import options as opt
 from mlfabric.cli import tables
 from mlfabric.cli.clusters import read_cluster
 from mlfabric.cli.recording import read_trace
-from mlfabric.errors import UsageError
+from mlfabric.cli.writing import check_writable, write_json
 from mlfabric.specs import Mode
 from mlfabric.twin.advise import USUAL_STALENESS, WORTH_IT, Advice, Option, Row, Verdict, advise
 from mlfabric.twin.cluster import Cluster
@@ -47,6 +46,7 @@ def give_advice(
     from mlfabric.scheduler.planning.fluid.ready import is_compiled, load
     from mlfabric.twin.advising import predict
 
+    check_writable(json_file)
     cluster = _cluster(file)
     if not is_compiled():
         load(lambda line: print(line, file=sys.stderr))
@@ -56,11 +56,7 @@ def give_advice(
     console.print(tables.table(str(file), _COLUMNS, (_cells(row) for row in found.rows)))
     for line in _words(found):
         console.print(line, soft_wrap=True, highlight=False)
-    if json_file is not None:
-        try:
-            json_file.write_text(json.dumps(_as_plain(found), indent=2) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise UsageError(f"--json {json_file}: {error.strerror}; give a file that can be written") from error
+    write_json(json_file, _as_plain(found))
 
 
 def _cluster(file: Path) -> Cluster:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
@@ -15,6 +14,7 @@ from typer.core import TyperGroup
 
 import mlfabric
 from mlfabric.cli import options as opt
+from mlfabric.cli.writing import check_writable, write_json
 from mlfabric.errors import UsageError
 
 __all__ = ["add_to", "benchmark", "benchmarks"]
@@ -73,13 +73,10 @@ def _measuring(name: str) -> Callable[..., None]:
         from mlfabric.cli import tables
 
         chosen = dict(_option(text) for text in settings or ())
+        check_writable(json_file)
         found: dict[str, Any] = benchmark(name).run(**chosen)
         tables.console().print(tables.table(f"Benchmark {name}", ("figure", "value>"), _rows(found)))
-        if json_file is not None:
-            try:
-                json_file.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-            except OSError as error:
-                raise UsageError(f"--json {json_file}: {error.strerror}; give a file that can be written") from error
+        write_json(json_file, found)
 
     return bench
 

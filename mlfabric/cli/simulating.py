@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mlfabric.cli import options as opt
+from mlfabric.cli.writing import STDOUT, check_writable, write_json
 from mlfabric.errors import UsageError
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ def simulate(
     """
     if compare and picture is not None:
         raise UsageError("--compare and --picture were both given; a picture is of one run: give one of them")
+    check_writable(json_file)
     from mlfabric.cli.clusters import read_cluster
     from mlfabric.scheduler.planning import warm_up
 
@@ -62,11 +63,10 @@ def simulate(
     )
     warm_up(lambda line: print(line, file=sys.stderr) if line.startswith("compiling") else None)
     if compare:
-        plain: object = _compare(cluster, shows=json_file != Path("-"))
+        plain: object = _compare(cluster, shows=json_file != STDOUT)
     else:
-        plain = _run(cluster, picture, picture_s, shows=json_file != Path("-"))
-    if json_file is not None:
-        _write(json_file, json.dumps(plain, indent=2))
+        plain = _run(cluster, picture, picture_s, shows=json_file != STDOUT)
+    write_json(json_file, plain)
 
 
 def _run(cluster: Cluster, picture: Path | None, picture_s: float, shows: bool) -> dict[str, object]:
@@ -168,16 +168,6 @@ def _bars() -> Iterator[Callable[[str], Progress | None]]:
             return lambda done, total: bar.update(task, completed=done, total=total) if done % _TOLD == 0 else None
 
         yield began
-
-
-def _write(path: Path, text: str) -> None:
-    if path == Path("-"):
-        print(text)
-        return
-    try:
-        path.write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}; give a file that can be written") from error
 
 
 def add_to(app: typer.Typer) -> None:

@@ -47,10 +47,26 @@ def test_an_option_without_a_value_is_an_error():
 
 
 @pytest.mark.usefixtures("benchmark")
-def test_a_figures_file_that_cannot_be_written_is_an_error(tmp_path: Path):
-    error = CliRunner().invoke(app, ["bench", "data", "--json", str(tmp_path / "no" / "f.json")]).exception
+def test_a_figures_file_that_cannot_be_written_is_an_error_before_anything_is_measured(tmp_path: Path):
+    sys.modules["benchmarks.data"].__dict__["run"] = lambda: pytest.fail("it was measured")
+    result = CliRunner().invoke(app, ["bench", "data", "--json", str(tmp_path / "no" / "f.json")])
 
-    assert isinstance(error, UsageError)
+    assert isinstance(result.exception, UsageError)
+    assert "give a file that can be written" in str(result.exception)
+
+
+@pytest.mark.usefixtures("benchmark")
+def test_a_benchmark_that_fails_leaves_no_file_and_takes_none_away(tmp_path: Path):
+    def fail() -> None:
+        raise UsageError("no")
+
+    sys.modules["benchmarks.data"].__dict__["run"] = fail
+    new, old = tmp_path / "new.json", tmp_path / "old.json"
+    old.write_text("before")
+    for file in (new, old):
+        assert isinstance(CliRunner().invoke(app, ["bench", "data", "--json", str(file)]).exception, UsageError)
+    assert not new.exists()
+    assert old.read_text() == "before"
 
 
 def test_outside_of_a_checkout_benchmarks_say_where_they_are(monkeypatch, tmp_path: Path):
