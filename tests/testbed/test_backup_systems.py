@@ -18,6 +18,7 @@ from benchmarks.testbed.news import TEXTS
 from benchmarks.testbed.processes import Launcher
 from benchmarks.testbed.runs import Backup, BackupKind, Consistency, Place, RunPlan, worker_name
 from benchmarks.testbed.systems import checkpointed, fabric, replicated
+from benchmarks.testbed.systems.fabric_members import REPLICA, SCHEDULER, SERVER, monitor_config
 from benchmarks.testbed.workload import WorkloadSpec
 from mlfabric.errors import UnavailableError, UsageError
 from mlfabric.protocol import ReplicationKind
@@ -134,23 +135,25 @@ def test_no_word_is_lost_or_counted_twice_through_the_fabric_though_changes_are_
 
 def test_the_monitor_reports_as_often_as_the_plan_says_in_dilated_time():
     place = Place(
-        name=fabric.SCHEDULER, rank=None, workers=1, addresses={fabric.SCHEDULER: "127.0.0.1"}, interface="lo"
+        name=SCHEDULER,
+        rank=None,
+        workers=1,
+        addresses={SCHEDULER: "127.0.0.1"},
+        interface="lo",
     )
-    assert fabric.monitor_config(place, replace(PLAN, dilation=2.0)).report_interval_s == 0.4
-    assert fabric.monitor_config(place, replace(PLAN, report_every_s=2.0, dilation=3.0)).report_interval_s == 6.0
+    assert monitor_config(place, replace(PLAN, dilation=2.0)).report_interval_s == 0.4
+    assert monitor_config(place, replace(PLAN, report_every_s=2.0, dilation=3.0)).report_interval_s == 6.0
 
 
 def test_a_replica_follows_as_the_plan_says():
-    names = [fabric.SCHEDULER, fabric.SERVER, fabric.REPLICA]
-    place = Place(
-        name=fabric.REPLICA, rank=None, workers=1, addresses=dict.fromkeys(names, "127.0.0.1"), interface="lo"
-    )
+    names = [SCHEDULER, SERVER, REPLICA]
+    place = Place(name=REPLICA, rank=None, workers=1, addresses=dict.fromkeys(names, "127.0.0.1"), interface="lo")
     chain = replicated.options_of(place, replace(PLAN, backup=Backup(kind=BackupKind.CHAIN)))
     bounded = replicated.options_of(place, replace(PLAN, backup=Backup(kind=BackupKind.REPLICA, lead_updates=7)))
 
     assert (chain.replication, chain.div_max_updates) == (ReplicationKind.CHAIN, None)
     assert (bounded.replication, bounded.div_max_updates) == (ReplicationKind.BOUNDED, 7)
-    assert chain.replica_of == fabric.SERVER
+    assert chain.replica_of == SERVER
 
 
 def test_the_disk_takes_time_for_a_file_and_keeps_nothing_of_it(tmp_path: Path):

@@ -18,16 +18,16 @@ from types import MappingProxyType
 import numpy as np
 
 from benchmarks.testbed.runs import BackupCost, Place, RunPlan, ServerLog, Service
-from benchmarks.testbed.systems.fabric import (
+from benchmarks.testbed.systems.fabric import worker
+from benchmarks.testbed.systems.fabric_members import (
     SERVER,
     nothing_applied,
     prepare,
     scheduler_address,
     tcp_of,
     until_workers_left,
-    worker,
 )
-from benchmarks.testbed.systems.fabric import SERVICES as WITHOUT_CHECKPOINTS
+from benchmarks.testbed.systems.fabric_members import SERVICES as WITHOUT_CHECKPOINTS
 from mlfabric.protocol import Commit
 from mlfabric.server.service import ServerOptions, ServerService
 from mlfabric.telemetry import ServerMetrics

@@ -19,15 +19,17 @@ from datetime import timedelta
 from functools import partial
 from typing import Protocol
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 from benchmarks.testbed.runs import Place, RunPlan, SnapshotKeeper, StepRecorder, WorkerLog, worker_name
 from benchmarks.testbed.systems.sgd import Momentum
-from benchmarks.testbed.workload import PaddedCompute
+from benchmarks.testbed.systems.steps import compute_of
+from benchmarks.testbed.workload import PaddedCompute, Workload
 
-__all__ = ["AllReduce", "agree_on_start", "group", "train"]
+__all__ = ["AllReduce", "GradientSum", "SumOfAll", "agree_on_start", "group", "train"]
 
 TIMEOUT_S = 120.0
 
@@ -42,13 +44,71 @@ class AllReduce(Protocol):
         """Replace the vector by the sum of all workers' vectors; called once after each ``expect``."""
 
 
-def train(place: Place, plan: RunPlan, make_all_reduce: Callable[[int], AllReduce]) -> WorkerLog:
+class GradientSum(Protocol):
+    """The gradients of all workers, summed in one way or another.
+
+    Attributes:
+        gradient: float32, flat: after ``finish`` the mean of all workers'.
+    """
+
+    gradient: torch.Tensor
+
+    @property
+    def compute(self) -> PaddedCompute:
+        """How long steps last."""
+
+    def make(self, workload: Workload, weights: np.ndarray, rank: int, step: int, is_over: Callable[[], bool]) -> float:
+        """Compute this worker's gradient; return the loss.
+
+        Args:
+            is_over: tells whether the run is over, once the gradient is there.
+        """
+
+    def finish(self) -> bool:
+        """Wait until it is summed; tell whether some worker finds the run over."""
+
+
+class SumOfAll:
+    """The whole gradient, and behind it whether the run is over, summed at once when it is there.
+
+    Args:
+        place: of this worker.
+        plan: the run's.
+        make_all_reduce: makes this system's all-reduce for vectors of so many elements.
+        workload: whose gradients.
+    """
+
+    def __init__(
+        self, place: Place, plan: RunPlan, make_all_reduce: Callable[[int], AllReduce], workload: Workload
+    ) -> None:
+        self.compute = compute_of(PaddedCompute, place, plan)
+        self._vector = torch.zeros(workload.n_parameters + 1)
+        self.gradient = self._vector[:-1]
+        self._all_reduce = make_all_reduce(len(self._vector))
+        self._workers = place.workers
+        self._is_over: Callable[[], bool] = bool
+
+    def make(self, workload: Workload, weights: np.ndarray, rank: int, step: int, is_over: Callable[[], bool]) -> float:
+        """Compute this worker's gradient; return the loss."""
+        self._is_over = is_over
+        self._all_reduce.expect()
+        return self.compute.run(step, partial(workload.gradient, weights, rank, step, self.gradient.numpy()))[1]
+
+    def finish(self) -> bool:
+        """Sum; tell whether some worker finds the run over."""
+        self.gradient /= self._workers
+        self._vector[-1] = self._is_over()
+        self._all_reduce.reduce(self._vector)
+        return bool(self._vector[-1] > 0)
+
+
+def train(place: Place, plan: RunPlan, make_sum: Callable[[Workload], GradientSum]) -> WorkerLog:
     """Train until the plan is over.
 
     Args:
         place: of this worker.
         plan: the same at all workers.
-        make_all_reduce: makes this system's all-reduce for vectors of so many elements; called in the group.
+        make_sum: makes what sums this system's gradients; called in the group.
 
     Returns:
         This worker's log; rank 0's has the snapshots.
@@ -58,34 +118,29 @@ def train(place: Place, plan: RunPlan, make_all_reduce: Callable[[int], AllReduc
     """
     rank = place.own_rank
     workload = plan.workload.build()
-    padded = PaddedCompute(
-        plan.compute, seed=plan.seed, worker=rank, base_s=plan.base_compute_s, dilation=plan.dilation
-    )
     model = Momentum(workload.initial(), step_size=plan.step_size(place.workers), momentum=plan.momentum)
-    summed = torch.zeros(workload.n_parameters + 1)
-    gradient = summed[:-1]
     recorder, keeper = StepRecorder(), SnapshotKeeper()
     with group(place):
-        all_reduce = make_all_reduce(len(summed))
+        summed = make_sum(workload)
         began_ns = agree_on_start()
         keeper.offer(began_ns, 0, model.weights)
         steps, over = 0, False
         while not over:
             recorder.start()
-            all_reduce.expect()
-            compute = partial(workload.gradient, model.weights, rank, steps, gradient.numpy())
-            recorder.computed(padded.run(steps, compute)[1])
-            gradient /= place.workers
+            is_over = partial(_is_over, plan, began_ns, steps + 1)
+            recorder.computed(summed.make(workload, model.weights, rank, steps, is_over))
             steps += 1
-            summed[-1] = plan.is_over(began_ns, time.monotonic_ns(), steps)
-            all_reduce.reduce(summed)
-            over = bool(summed[-1] > 0)
-            model.step(gradient)
+            over = summed.finish()
+            model.step(summed.gradient)
             now_ns = recorder.end()
             if rank == 0:
                 keeper.offer(now_ns, steps, model.weights)
     snapshots = keeper.finish(now_ns, steps, model.weights) if rank == 0 else ()
-    return recorder.log(rank=rank, began_ns=began_ns, overruns=padded.overruns, snapshots=snapshots)
+    return recorder.log(rank=rank, began_ns=began_ns, overruns=summed.compute.overruns, snapshots=snapshots)
+
+
+def _is_over(plan: RunPlan, began_ns: int, steps: int) -> bool:
+    return plan.is_over(began_ns, time.monotonic_ns(), steps)
 
 
 @contextmanager

@@ -1,93 +1,24 @@
-"""mlfabric itself, each member a process of its own, as on a cluster.
+"""mlfabric itself: every worker a process of its own, as on a cluster.
 
-The scheduler and the monitor run on the scheduler's host, the server on its own, and an aggregator beside every worker.
-Links are known to the fabric by their full rate and by what its own monitor measures; nobody tells it the weather.
 Asynchronous workers keep the momentum, so that a sum is one tensor. Synchronous ones use AllReduce and need no server,
 which is there all the same.
 """
 
 from __future__ import annotations
 
-import asyncio
-import ctypes
-import os
-import signal
-import sys
-import time
-import traceback
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
-from dataclasses import replace
 from functools import partial
-from types import MappingProxyType
 
-import grpc
 import numpy as np
 import torch
 
 import mlfabric
-from benchmarks.testbed.forwarding import ForwardingFile
-from benchmarks.testbed.runs import (
-    Consistency,
-    Place,
-    RunPlan,
-    ServerLog,
-    Service,
-    SnapshotKeeper,
-    StepRecorder,
-    WorkerLog,
-    worker_name,
-)
+from benchmarks.testbed.runs import Consistency, Place, RunPlan, WorkerLog
+from benchmarks.testbed.systems.fabric_members import SERVICES, prepare
+from benchmarks.testbed.systems.fabric_training import train_by_all_reduce, train_by_pushing
+from benchmarks.testbed.systems.steps import compute_of
 from benchmarks.testbed.workload import PaddedCompute, Workload
-from mlfabric.aggregator.service import AggregatorOptions, AggregatorService
-from mlfabric.channels import TcpOptions
-from mlfabric.config import WorkerSettings
-from mlfabric.monitor.service import MonitorConfig, MonitorService
-from mlfabric.protocol import Committed
-from mlfabric.scheduler.planning import warm_up
-from mlfabric.scheduler.runner import SchedulerOptions, SchedulerRunner
-from mlfabric.server.service import ServerOptions, ServerService
-from mlfabric.telemetry import AggregatorMetrics, ServerMetrics
-from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc
 
-__all__ = [
-    "MODEL",
-    "REPLICA",
-    "SCHEDULER",
-    "SERVER",
-    "SERVICES",
-    "aggregator_beside",
-    "aggregators",
-    "monitor_config",
-    "nothing_applied",
-    "prepare",
-    "scheduler",
-    "scheduler_address",
-    "server",
-    "settings_of",
-    "tcp_of",
-    "until_workers_left",
-    "wait_for_all",
-    "worker",
-]
-
-SCHEDULER = "scheduler"
-SERVER = "server"
-REPLICA = "replica"
-MODEL = "model"
-BATCH_WINDOW_S = 0.1
-LOOK_S = 0.5
-JOIN_S = 60.0
-SILENCE_S = 60.0
-PR_SET_PDEATHSIG = 1
-
-
-def prepare() -> None:
-    """Compile the planner if that has not been done here yet; in a run the others would wait for it in vain."""
-    warm_up(lambda line: print(line, file=sys.stderr, flush=True))
-
-
-# Workers
+__all__ = ["SERVICES", "prepare", "worker"]
 
 
 def worker(place: Place, plan: RunPlan) -> WorkerLog:
@@ -96,280 +27,48 @@ def worker(place: Place, plan: RunPlan) -> WorkerLog:
     Raises:
         TimeoutError: the others have not joined in time.
     """
-    return _by_pushing(place, plan) if plan.consistency is Consistency.ASYNCHRONOUS else _by_all_reduce(place, plan)
+    workload, compute = plan.workload.build(), compute_of(PaddedCompute, place, plan)
+    if plan.consistency is Consistency.ASYNCHRONOUS:
+        return train_by_pushing(place, plan, workload, _Pushed(workload, compute), overlap=False)
+    return train_by_all_reduce(place, plan, workload, partial(_Summed, workload.n_parameters, compute))
 
 
-def _by_pushing(place: Place, plan: RunPlan) -> WorkerLog:
-    """Push every gradient and go on with the model that follows it."""
-    workload = plan.workload.build()
-    weights = torch.nn.Parameter(torch.from_numpy(workload.initial()))
-    rule = mlfabric.RuleSpec(
-        lr=plan.step_size(place.workers), momentum=plan.momentum, momentum_at=mlfabric.MomentumAt.WORKERS
-    )
-    with ForwardingFile() as came:
-        with (
-            aggregator_beside(place, came),
-            mlfabric.register_as_worker(
-                {"weights": weights},
-                rule=rule,
-                model_name=MODEL,
-                tau_max=plan.delay_bound,
-                settings=settings_of(place),
-            ) as member,
-        ):
-            log = _push_all(place, plan, workload, member, weights)
-        return replace(log, forwarded=came.read(place.name))
+class _Pushed:
+    """The model as one parameter."""
+
+    def __init__(self, workload: Workload, compute: PaddedCompute) -> None:
+        self.weights, self.compute = workload.initial(), compute
+        self._view = torch.nn.Parameter(torch.from_numpy(self.weights))
+        self.parameters = {"weights": self._view}
+
+    def make(self, member: mlfabric.Worker, workload: Workload, rank: int, step: int) -> float:
+        """Compute the gradient; return the loss."""
+        gradient, loss = self.compute.run(step, partial(workload.gradient, self.weights, rank, step))
+        self._view.grad = torch.from_numpy(gradient)
+        return loss
 
 
-def _push_all(
-    place: Place, plan: RunPlan, workload: Workload, member: mlfabric.Worker, weights: torch.nn.Parameter
-) -> WorkerLog:
-    keeper, recorder, compute = SnapshotKeeper(), StepRecorder(), _compute(place, plan)
-    values, rank = weights.detach().numpy(), place.own_rank
-    applied_ns: list[int] = []
-    delays: list[int] = []
-    step = 0
-    member.get()
-    wait_for_all(place, [*aggregators(place), *_replicas(place)])
-    began_ns = now_ns = time.monotonic_ns()
-    while not plan.is_over(began_ns, now_ns, step):
-        recorder.start()
-        gradient, loss = compute.run(step, partial(workload.gradient, values, rank, step))
-        recorder.computed(loss)
-        weights.grad = torch.from_numpy(gradient)
-        pushed = member.push()
-        version = member.get()
-        now_ns = recorder.end()
-        if isinstance(outcome := pushed.result(), Committed):
-            applied_ns.append(now_ns)
-            delays.append(outcome.tau)
-        else:
-            workload.turned_away()
-        if rank == 0:
-            keeper.offer(now_ns, version.number, values)
-        step += 1
-    return replace(
-        recorder.log(rank=rank, began_ns=began_ns, overruns=compute.overruns),
-        snapshots=keeper.finish(now_ns, member.version.number, values) if rank == 0 else (),
-        applied_ns=np.array(applied_ns, dtype=np.int64),
-        delays=np.array(delays, dtype=np.int32),
-        dropped=step - len(applied_ns),
-    )
+class _Summed:
+    """The gradient and behind it whether the run is over, summed at once."""
 
+    def __init__(self, elements: int, compute: PaddedCompute, member: mlfabric.Worker) -> None:
+        self.compute = compute
+        self._total = torch.zeros(elements + 1)
+        self._member = member
 
-def _by_all_reduce(place: Place, plan: RunPlan) -> WorkerLog:
-    """Sum the gradients of all workers, reduction and distribution overlapped, and step everywhere alike."""
-    workload, keeper, recorder, compute = plan.workload.build(), SnapshotKeeper(), StepRecorder(), _compute(place, plan)
-    values, rank = workload.initial(), place.own_rank
-    velocity = np.zeros_like(values)
-    total = torch.zeros(workload.n_parameters + 1)
-    with (
-        ForwardingFile() as came,
-        mlfabric.register_as_worker(
-            {"weights": torch.nn.Parameter(torch.from_numpy(values.copy()))},
-            mode=mlfabric.Mode.ALL_REDUCE,
-            settings=settings_of(place),
-        ) as member,
-    ):
-        wait_for_all(place, [SERVER])  # which nobody needs here; one that came too late would never be seen to leave
-        came.listen()
-        member.all_reduce(total)
-        began_ns = now_ns = time.monotonic_ns()
-        step, is_over = 0, False
-        while not is_over:
-            recorder.start()
-            gradient, loss = compute.run(step, partial(workload.gradient, values, rank, step))
-            recorder.computed(loss)
-            total[:-1] = torch.from_numpy(gradient)
-            total[-1] = float(rank == 0 and plan.is_over(began_ns, now_ns, step + 1))
-            member.all_reduce(total)
-            velocity *= plan.momentum
-            velocity += total[:-1].numpy() / place.workers
-            values -= plan.learning_rate * velocity
-            now_ns = recorder.end()
-            step, is_over = step + 1, bool(total[-1])
-            if rank == 0:
-                keeper.offer(now_ns, step, values)
-        forwarded = came.read(place.name)
-    log = recorder.log(rank=rank, began_ns=began_ns, overruns=compute.overruns)
-    snapshots = keeper.finish(now_ns, step, values) if rank == 0 else ()
-    return replace(log, snapshots=snapshots, forwarded=forwarded)
+    @property
+    def gradient(self) -> np.ndarray:
+        """The sum of all workers' gradients."""
+        return self._total[:-1].numpy()
 
+    def make(self, workload: Workload, values: np.ndarray, rank: int, step: int, *, is_last: bool) -> float:
+        """Compute the gradient; return the loss."""
+        gradient, loss = self.compute.run(step, partial(workload.gradient, values, rank, step))
+        self._total[:-1] = torch.from_numpy(gradient)
+        self._total[-1] = float(is_last)
+        return loss
 
-def _compute(place: Place, plan: RunPlan) -> PaddedCompute:
-    return PaddedCompute(
-        plan.compute, seed=plan.seed, worker=place.own_rank, base_s=plan.base_compute_s, dilation=plan.dilation
-    )
-
-
-def settings_of(place: Place) -> WorkerSettings:
-    """Return what a worker on a host needs to know of its surroundings."""
-    return WorkerSettings(
-        scheduler=scheduler_address(place), name=place.name, host=place.name, tcp=tcp_of(place), workers=place.workers
-    )
-
-
-def tcp_of(place: Place) -> TcpOptions:
-    """Return the options of a data channel on a host."""
-    own = place.addresses[place.name]
-    return TcpOptions(bind=own, advertised_host=own)
-
-
-def scheduler_address(place: Place) -> str:
-    """Return where members find the scheduler."""
-    return f"{place.addresses[SCHEDULER]}:{place.port}"
-
-
-@contextmanager
-def aggregator_beside(place: Place, came: ForwardingFile) -> Iterator[None]:
-    """Run an aggregator in a process of its own, which ends with this one; to be entered before any thread begins."""
-    worker_pid, pid = os.getpid(), os.fork()
-    if pid == 0:
-        try:
-            came.listen()
-            _be_aggregator(place, worker_pid)
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stderr.flush()
-            os._exit(1)  # whatever happens, this process never gets back into the worker's code
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGTERM)
-        os.waitpid(pid, 0)
-
-
-def _be_aggregator(place: Place, worker_pid: int) -> None:
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
-    if os.getppid() != worker_pid:
-        return  # it has died already, and nothing would end this process
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    options = AggregatorOptions(
-        scheduler=scheduler_address(place), name=_aggregator_name(place.name), host=place.name, tcp=tcp_of(place)
-    )
-    asyncio.run(_aggregate(options))
-
-
-async def _aggregate(options: AggregatorOptions) -> None:
-    await AggregatorService(options, AggregatorMetrics()).run(asyncio.Event())
-
-
-def _aggregator_name(worker: str) -> str:
-    return f"aggregator-{worker}"
-
-
-def aggregators(place: Place) -> list[str]:
-    """Return the names of the aggregators beside all workers."""
-    return [_aggregator_name(name) for name in _workers(place)]
-
-
-def wait_for_all(place: Place, others: Sequence[str]) -> None:
-    """Wait until every worker, and who else is named, has joined."""
-    members = {*others, *_workers(place)}
-    until_s = time.monotonic() + JOIN_S
-    with grpc.insecure_channel(scheduler_address(place)) as channel:
-        stub = fabric_pb2_grpc.FabricServiceStub(channel)
-        while missing := members - {m.name for m in stub.GetStatus(fabric_pb2.GetStatusRequest()).members}:
-            if time.monotonic() > until_s:
-                raise TimeoutError(f"{', '.join(sorted(missing))} did not join within {JOIN_S:g} s")
-            time.sleep(LOOK_S)
-
-
-# Services
-
-
-def scheduler(place: Place, plan: RunPlan) -> ServerLog:
-    """Run the scheduler and the monitor until all workers and the server have left."""
-    prepare()
-    address = place.addresses[place.name]
-    runner = SchedulerRunner(
-        SchedulerOptions(
-            bind=address,
-            port=place.port,
-            batch_window_s=BATCH_WINDOW_S * plan.dilation,
-            answer_s=SILENCE_S,
-            silence_s=SILENCE_S,
-            default_bps=plan.link_bps,
-        )
-    )
-    asyncio.run(_decide(place, runner, monitor_config(place, plan)))
-    return nothing_applied()
-
-
-def monitor_config(place: Place, plan: RunPlan) -> MonitorConfig:
-    """Return how the monitor runs, its times dilated."""
-    return MonitorConfig(
-        scheduler=scheduler_address(place),
-        host=place.name,
-        bind=place.addresses[place.name],
-        report_interval_s=plan.report_every_s * plan.dilation,
-        half_life_s=MonitorConfig(scheduler="").half_life_s * plan.dilation,
-    )
-
-
-async def _decide(place: Place, runner: SchedulerRunner, config: MonitorConfig) -> None:
-    stop = asyncio.Event()
-    async with AsyncExitStack() as stack:
-        serving = asyncio.create_task(runner.run(stop, lambda _: None))
-        stack.push_async_callback(_ended, stop, serving)
-        monitor = MonitorService(config)
-        stack.push_async_callback(monitor.close)
-        await monitor.start()
-        over = asyncio.create_task(_until_all_left(place, [*_workers(place), SERVER, *_replicas(place)], stop))
-        await monitor.run_until(stop)
-        await over
-
-
-async def _ended(stop: asyncio.Event, task: asyncio.Task[None]) -> None:
-    stop.set()
-    await task
-
-
-def server(place: Place, plan: RunPlan) -> ServerLog:
-    """Run the server until all workers have left."""
-    options = ServerOptions(scheduler=scheduler_address(place), name=SERVER, host=SERVER, tcp=tcp_of(place))
-
-    async def run() -> None:
-        stop = asyncio.Event()
-        over = asyncio.create_task(until_workers_left(place, stop))
-        await ServerService(options, ServerMetrics()).run(stop)
-        await over
-
-    asyncio.run(run())
-    return nothing_applied()
-
-
-async def until_workers_left(place: Place, stop: asyncio.Event) -> None:
-    """Set ``stop`` when all workers have been there and none is any more."""
-    await _until_all_left(place, _workers(place), stop)
-
-
-async def _until_all_left(place: Place, names: Collection[str], stop: asyncio.Event) -> None:
-    """Set ``stop`` when all members of these names have been there and none is any more."""
-    async with grpc.aio.insecure_channel(scheduler_address(place)) as channel:
-        stub = fabric_pb2_grpc.FabricServiceStub(channel)
-        left: set[str] = set()
-        while not left.issuperset(names):
-            await asyncio.sleep(LOOK_S)
-            members = (await stub.GetStatus(fabric_pb2.GetStatusRequest(), wait_for_ready=True)).members
-            left = {m.name for m in members if m.state != "here"}
-    stop.set()
-
-
-def _workers(place: Place) -> list[str]:
-    return [worker_name(rank) for rank in range(place.workers)]
-
-
-def _replicas(place: Place) -> list[str]:
-    """Return the replica's name if the run has a host for one."""
-    return [REPLICA] if REPLICA in place.addresses else []
-
-
-def nothing_applied() -> ServerLog:
-    """Return the log of a service; workers are told what became of their updates, and say so in their own."""
-    none = np.empty(0, dtype=np.int32)
-    return ServerLog(began_ns=0, applied_ns=none.astype(np.int64), workers=none, delays=none, snapshots=())
-
-
-SERVICES: MappingProxyType[str, Service] = MappingProxyType({SCHEDULER: scheduler, SERVER: server})
+    def finish(self) -> bool:
+        """Sum; tell whether the run is over."""
+        self._member.all_reduce(self._total)
+        return bool(self._total[-1])

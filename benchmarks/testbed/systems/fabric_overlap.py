@@ -10,29 +10,18 @@ Everything else is as in ``fabric``.
 
 from __future__ import annotations
 
-import time
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import torch
 
 import mlfabric
-from benchmarks.testbed.forwarding import ForwardingFile
 from benchmarks.testbed.overlapping import Buckets, OverlappedCompute
-from benchmarks.testbed.runs import Consistency, Place, RunPlan, SnapshotKeeper, StepRecorder, WorkerLog
-from benchmarks.testbed.systems.fabric import (
-    MODEL,
-    SERVER,
-    SERVICES,
-    aggregator_beside,
-    aggregators,
-    prepare,
-    settings_of,
-    wait_for_all,
-)
+from benchmarks.testbed.runs import Consistency, Place, RunPlan, WorkerLog
+from benchmarks.testbed.systems.fabric_members import SERVICES, prepare
+from benchmarks.testbed.systems.fabric_training import train_by_all_reduce, train_by_pushing
+from benchmarks.testbed.systems.steps import compute_of
 from benchmarks.testbed.workload import Workload
-from mlfabric.protocol import Committed
 
 __all__ = ["SERVICES", "prepare", "worker"]
 
@@ -49,156 +38,61 @@ def worker(place: Place, plan: RunPlan) -> WorkerLog:
     Raises:
         TimeoutError: the others have not joined in time.
     """
-    return _by_pushing(place, plan) if plan.consistency is Consistency.ASYNCHRONOUS else _by_all_reduce(place, plan)
+    workload, compute = plan.workload.build(), compute_of(OverlappedCompute, place, plan)
+    if plan.consistency is Consistency.ASYNCHRONOUS:
+        return train_by_pushing(place, plan, workload, _Pushed(workload, compute), overlap=True)
+    return train_by_all_reduce(place, plan, workload, partial(_Summed, workload.n_parameters, compute))
 
 
-def _by_pushing(place: Place, plan: RunPlan) -> WorkerLog:
-    """Let every bucket of the gradient leave when it is made, and go on with the model that follows."""
-    workload = plan.workload.build()
-    pieces = _Pieces(workload)
-    with ForwardingFile() as came:
-        with (
-            aggregator_beside(place, came),
-            mlfabric.register_as_worker(
-                pieces.parameters,
-                rule=mlfabric.RuleSpec(
-                    lr=plan.step_size(place.workers), momentum=plan.momentum, momentum_at=mlfabric.MomentumAt.WORKERS
-                ),
-                model_name=MODEL,
-                tau_max=plan.delay_bound,
-                overlap=True,
-                settings=settings_of(place),
-            ) as member,
-        ):
-            log = _push_all(place, plan, workload, member, pieces)
-        return replace(log, forwarded=came.read(place.name))
-
-
-class _Pieces:
+class _Pushed:
     """The model in buckets, each a parameter: the first layer's first."""
 
-    def __init__(self, workload: Workload) -> None:
-        self.weights = workload.initial()
-        self.buckets = Buckets.even(workload.n_parameters, PUSHED_BUCKETS)
-        views = [torch.nn.Parameter(torch.from_numpy(self.weights[part])) for part in self.buckets.slices]
-        self.parameters = {f"bucket{i}": view for i, view in enumerate(views)}
-        self._views = views
+    def __init__(self, workload: Workload, compute: OverlappedCompute) -> None:
+        self.weights, self.compute = workload.initial(), compute
+        self._buckets = Buckets.even(workload.n_parameters, PUSHED_BUCKETS)
+        self._views = [torch.nn.Parameter(torch.from_numpy(self.weights[part])) for part in self._buckets.slices]
+        self.parameters = {f"bucket{i}": view for i, view in enumerate(self._views)}
         self._gradient = np.empty(0, dtype=np.float32)
 
-    def compute(self, workload: Workload, rank: int, step: int) -> float:
-        """Compute the gradient of which buckets are given next; return the loss."""
+    def make(self, member: mlfabric.Worker, workload: Workload, rank: int, step: int) -> float:
+        """Compute the gradient and let each bucket of it leave when it is made; return the loss."""
+        function, give = partial(self._compute, workload, rank, step), partial(self._give, member)
+        return self.compute.run_in_buckets(step, self._buckets, function, give)
+
+    def _compute(self, workload: Workload, rank: int, step: int) -> float:
         self._gradient, loss = workload.gradient(self.weights, rank, step)
         return loss
 
-    def give(self, member: mlfabric.Worker, bucket: int) -> None:
-        """Let a bucket of the gradient leave."""
+    def _give(self, member: mlfabric.Worker, bucket: int) -> None:
         view = self._views[bucket]
-        view.grad = torch.from_numpy(self._gradient[self.buckets.slices[bucket]])
+        view.grad = torch.from_numpy(self._gradient[self._buckets.slices[bucket]])
         member.ready(view)
 
 
-def _push_all(place: Place, plan: RunPlan, workload: Workload, member: mlfabric.Worker, pieces: _Pieces) -> WorkerLog:
-    keeper, recorder, compute = SnapshotKeeper(), StepRecorder(), _compute(place, plan)
-    rank = place.own_rank
-    applied_ns: list[int] = []
-    delays: list[int] = []
-    step = 0
-    member.get()
-    wait_for_all(place, aggregators(place))
-    began_ns = now_ns = time.monotonic_ns()
-    while not plan.is_over(began_ns, now_ns, step):
-        recorder.start()
-        function = partial(pieces.compute, workload, rank, step)
-        recorder.computed(compute.run_in_buckets(step, pieces.buckets, function, partial(pieces.give, member)))
-        pushed = member.push()
-        version = member.get()
-        now_ns = recorder.end()
-        if isinstance(outcome := pushed.result(), Committed):
-            applied_ns.append(now_ns)
-            delays.append(outcome.tau)
-        else:
-            workload.turned_away()
-        if rank == 0:
-            keeper.offer(now_ns, version.number, pieces.weights)
-        step += 1
-    return replace(
-        recorder.log(rank=rank, began_ns=began_ns, overruns=compute.overruns),
-        snapshots=keeper.finish(now_ns, member.version.number, pieces.weights) if rank == 0 else (),
-        applied_ns=np.array(applied_ns, dtype=np.int64),
-        delays=np.array(delays, dtype=np.int32),
-        dropped=step - len(applied_ns),
-    )
-
-
-def _by_all_reduce(place: Place, plan: RunPlan) -> WorkerLog:
-    """Sum every bucket when it is made, and step everywhere alike."""
-    workload, keeper, recorder, compute = plan.workload.build(), SnapshotKeeper(), StepRecorder(), _compute(place, plan)
-    values, rank = workload.initial(), place.own_rank
-    velocity = np.zeros_like(values)
-    with (
-        ForwardingFile() as came,
-        mlfabric.register_as_worker(
-            {"weights": torch.nn.Parameter(torch.from_numpy(values.copy()))},
-            mode=mlfabric.Mode.ALL_REDUCE,
-            settings=settings_of(place),
-        ) as member,
-    ):
-        summed = _Summed(member, workload.n_parameters)
-        gradient = summed.vector[1:]
-        wait_for_all(place, [SERVER])  # which nobody needs here; one that came too late would never be seen to leave
-        came.listen()
-        member.all_reduce(torch.zeros(1))
-        began_ns = now_ns = time.monotonic_ns()
-        step, is_over = 0, False
-        while not is_over:
-            recorder.start()
-            summed.vector[0] = rank == 0 and plan.is_over(began_ns, now_ns, step + 1)
-            function = partial(workload.gradient, values, rank, step, gradient)
-            recorder.computed(compute.run_in_buckets(step, summed.buckets, function, summed.begin)[1])
-            summed.finish()
-            velocity *= plan.momentum
-            velocity += gradient / place.workers
-            values -= plan.learning_rate * velocity
-            now_ns = recorder.end()
-            step, is_over = step + 1, bool(summed.vector[0])
-            if rank == 0:
-                keeper.offer(now_ns, step, values)
-        forwarded = came.read(place.name)
-    log = recorder.log(rank=rank, began_ns=began_ns, overruns=compute.overruns)
-    snapshots = keeper.finish(now_ns, step, values) if rank == 0 else ()
-    return replace(log, snapshots=snapshots, forwarded=forwarded)
-
-
 class _Summed:
-    """What is summed, bucket by bucket: whether the run is over, then the gradient.
+    """Whether the run is over and behind it the gradient, summed bucket by bucket."""
 
-    Args:
-        member: sums.
-        elements: of the gradient.
-
-    Attributes:
-        vector: float32: this worker's until it is summed, then the sum of all workers'.
-    """
-
-    def __init__(self, member: mlfabric.Worker, elements: int) -> None:
-        self.vector = np.zeros(1 + elements, dtype=np.float32)
-        self.buckets = Buckets.by_shares(1 + elements, REDUCED_SHARES)
+    def __init__(self, elements: int, compute: OverlappedCompute, member: mlfabric.Worker) -> None:
+        self.compute = compute
+        self._vector = np.zeros(1 + elements, dtype=np.float32)
+        self.gradient = self._vector[1:]
+        self._buckets = Buckets.by_shares(1 + elements, REDUCED_SHARES)
         self._member = member
-        self._parts = [torch.from_numpy(self.vector[part]) for part in self.buckets.slices]
+        self._parts = [torch.from_numpy(self._vector[part]) for part in self._buckets.slices]
         self._under_way: list[mlfabric.ReduceHandle] = []
 
-    def begin(self, bucket: int) -> None:
-        """Begin to sum a bucket that backward has made."""
+    def make(self, workload: Workload, values: np.ndarray, rank: int, step: int, *, is_last: bool) -> float:
+        """Compute the gradient and begin to sum each bucket of it when it is made; return the loss."""
+        self._vector[0] = is_last
+        function = partial(workload.gradient, values, rank, step, self.gradient)
+        return self.compute.run_in_buckets(step, self._buckets, function, self._begin)[1]
+
+    def _begin(self, bucket: int) -> None:
         self._under_way.append(self._member.all_reduce_async(self._parts[bucket]))
 
-    def finish(self) -> None:
-        """Wait for all buckets."""
+    def finish(self) -> bool:
+        """Wait for all buckets; tell whether the run is over."""
         for handle in self._under_way:
             handle.result()
         self._under_way.clear()
-
-
-def _compute(place: Place, plan: RunPlan) -> OverlappedCompute:
-    return OverlappedCompute(
-        plan.compute, seed=plan.seed, worker=place.own_rank, base_s=plan.base_compute_s, dilation=plan.dilation
-    )
+        return bool(self._vector[0])

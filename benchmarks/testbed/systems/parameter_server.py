@@ -22,6 +22,7 @@ import numpy as np
 
 from benchmarks.testbed.runs import Place, RunPlan, ServerLog, Service, StepRecorder, WorkerLog
 from benchmarks.testbed.systems.serving import give, serve, take
+from benchmarks.testbed.systems.steps import compute_of
 from benchmarks.testbed.workload import PaddedCompute
 from mlfabric.errors import UnavailableError
 
@@ -41,9 +42,7 @@ def worker(place: Place, plan: RunPlan) -> WorkerLog:
     """
     rank = place.own_rank
     workload = plan.workload.build()
-    padded = PaddedCompute(
-        plan.compute, seed=plan.seed, worker=rank, base_s=plan.base_compute_s, dilation=plan.dilation
-    )
+    padded = compute_of(PaddedCompute, place, plan)
     recorder = StepRecorder()
     gradient = np.empty(workload.n_parameters, dtype=np.float32)
     answer = np.empty(workload.n_parameters + 1, dtype=np.float32)

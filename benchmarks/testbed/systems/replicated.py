@@ -10,7 +10,8 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from benchmarks.testbed.runs import BackupCost, BackupKind, Place, RunPlan, ServerLog, Service
-from benchmarks.testbed.systems.fabric import (
+from benchmarks.testbed.systems.fabric import worker
+from benchmarks.testbed.systems.fabric_members import (
     MODEL,
     REPLICA,
     SERVER,
@@ -19,9 +20,8 @@ from benchmarks.testbed.systems.fabric import (
     scheduler_address,
     tcp_of,
     until_workers_left,
-    worker,
 )
-from benchmarks.testbed.systems.fabric import SERVICES as WITHOUT_REPLICA
+from benchmarks.testbed.systems.fabric_members import SERVICES as WITHOUT_REPLICA
 from mlfabric.errors import FabricError
 from mlfabric.protocol import ReplicationKind
 from mlfabric.server.replica_service import ReplicaOptions, ReplicaService

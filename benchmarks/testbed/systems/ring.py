@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.distributed as dist
 
 from benchmarks.testbed.runs import Place, RunPlan, WorkerLog
-from benchmarks.testbed.systems.collective import train
+from benchmarks.testbed.systems.collective import SumOfAll, train
 
 __all__ = ["worker"]
 
@@ -17,7 +19,7 @@ def worker(place: Place, plan: RunPlan) -> WorkerLog:
     Raises:
         RuntimeError: the other workers cannot be reached.
     """
-    return train(place, plan, lambda elements: _Ring())
+    return train(place, plan, partial(SumOfAll, place, plan, lambda elements: _Ring()))
 
 
 class _Ring:

@@ -11,17 +11,18 @@ the gradient here, in the bucket that is made last.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import partial
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
 from benchmarks.testbed.overlapping import DDP_SHARES, Buckets, OverlappedCompute
-from benchmarks.testbed.runs import Place, RunPlan, SnapshotKeeper, StepRecorder, WorkerLog
-from benchmarks.testbed.systems.collective import agree_on_start, group
-from benchmarks.testbed.systems.sgd import Momentum
+from benchmarks.testbed.runs import Place, RunPlan, WorkerLog
+from benchmarks.testbed.systems.collective import train
+from benchmarks.testbed.systems.steps import compute_of
+from benchmarks.testbed.workload import Workload
 
 __all__ = ["worker"]
 
@@ -32,55 +33,27 @@ def worker(place: Place, plan: RunPlan) -> WorkerLog:
     Raises:
         RuntimeError: the other workers cannot be reached.
     """
-    rank = place.own_rank
-    workload = plan.workload.build()
-    compute = OverlappedCompute(
-        plan.compute, seed=plan.seed, worker=rank, base_s=plan.base_compute_s, dilation=plan.dilation
-    )
-    model = Momentum(workload.initial(), step_size=plan.step_size(place.workers), momentum=plan.momentum)
-    summed = _Summed(workload.n_parameters, place.workers)
-    recorder, keeper = StepRecorder(), SnapshotKeeper()
-    with group(place):
-        began_ns = agree_on_start()
-        keeper.offer(began_ns, 0, model.weights)
-        steps, over = 0, False
-        while not over:
-            recorder.start()
-            function = partial(workload.gradient, model.weights, rank, steps, summed.gradient.numpy())
-            produced = partial(summed.begin, partial(_is_over, plan, began_ns, steps + 1))
-            recorder.computed(compute.run_in_buckets(steps, summed.buckets, function, produced)[1])
-            steps += 1
-            over = summed.finish()
-            model.step(summed.gradient)
-            now_ns = recorder.end()
-            if rank == 0:
-                keeper.offer(now_ns, steps, model.weights)
-    snapshots = keeper.finish(now_ns, steps, model.weights) if rank == 0 else ()
-    return recorder.log(rank=rank, began_ns=began_ns, overruns=compute.overruns, snapshots=snapshots)
+    return train(place, plan, partial(_SumOfBuckets, place, plan))
 
 
-def _is_over(plan: RunPlan, began_ns: int, steps: int) -> bool:
-    return plan.is_over(began_ns, time.monotonic_ns(), steps)
+class _SumOfBuckets:
+    """The gradient, and in front of it whether the run is over, summed bucket by bucket while backward goes on."""
 
-
-class _Summed:
-    """The vector that is summed, bucket by bucket: whether the run is over, then the gradient.
-
-    Args:
-        elements: of the gradient.
-        workers: whose mean it becomes.
-    """
-
-    def __init__(self, elements: int, workers: int) -> None:
-        self._vector = torch.zeros(1 + elements)
+    def __init__(self, place: Place, plan: RunPlan, workload: Workload) -> None:
+        self.compute = compute_of(OverlappedCompute, place, plan)
+        self._vector = torch.zeros(1 + workload.n_parameters)
         self.gradient = self._vector[1:]
-        self.buckets = Buckets.by_shares(1 + elements, DDP_SHARES)
-        self._workers = workers
+        self._buckets = Buckets.by_shares(len(self._vector), DDP_SHARES)
+        self._workers = place.workers
         self._under_way: list[dist.Work] = []
 
-    def begin(self, is_over: Callable[[], bool], bucket: int) -> None:
-        """Begin to sum a bucket that backward has made; ``is_over`` is asked when it is the last."""
-        part = self._vector[self.buckets.slices[bucket]]
+    def make(self, workload: Workload, weights: np.ndarray, rank: int, step: int, is_over: Callable[[], bool]) -> float:
+        """Compute this worker's gradient, and begin to sum each bucket of it when it is made; return the loss."""
+        function = partial(workload.gradient, weights, rank, step, self.gradient.numpy())
+        return self.compute.run_in_buckets(step, self._buckets, function, partial(self._begin, is_over))[1]
+
+    def _begin(self, is_over: Callable[[], bool], bucket: int) -> None:
+        part = self._vector[self._buckets.slices[bucket]]
         part /= self._workers
         if bucket == 0:
             self._vector[0] = is_over()

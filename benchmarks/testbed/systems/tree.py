@@ -16,13 +16,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
 from benchmarks.testbed.runs import Forwarded, Place, RunPlan, WorkerLog, worker_name
-from benchmarks.testbed.systems.collective import train
+from benchmarks.testbed.systems.collective import SumOfAll, train
 
 __all__ = ["CHUNKS", "worker"]
 
@@ -37,7 +38,7 @@ def worker(place: Place, plan: RunPlan) -> WorkerLog:
         RuntimeError: the other workers cannot be reached.
     """
     with ThreadPoolExecutor(1) as upwards:
-        log = train(place, plan, lambda elements: _Tree(place, elements, upwards))
+        log = train(place, plan, partial(SumOfAll, place, plan, lambda elements: _Tree(place, elements, upwards)))
     return log if place.own_rank == 0 else replace(log, forwarded=_forwarded(place.own_rank, log, plan))
 
 
