@@ -30,7 +30,7 @@ from mlfabric.protocol import (
     RoundId,
 )
 from mlfabric.scheduler.context import Context
-from mlfabric.scheduler.modes.all_reduce import Shaped, Trees, shape_round
+from mlfabric.scheduler.modes.all_reduce import Shaped, Trees, ring_ns, shape_round
 from mlfabric.scheduler.planning import Shape
 from mlfabric.scheduler.records import MemberRecord, MemberState
 from mlfabric.scheduler.rhythm import Rhythm
@@ -280,7 +280,7 @@ class Rounds:
             reason=shaped.reason,
             reserved=reserved,
             shape=shaped.shape,
-            span_ns=shaped.span_ns,
+            without_stripes=shaped.without_stripes,
             since_ns=now_ns,
         )
         yield from map(self._running.told, heads)
@@ -324,9 +324,7 @@ class Rounds:
         hosts = {worker: self._context.host(worker) for worker in running.parts}
         self._links.learn(self._context.network, running, hosts)
         self._rhythm.settled(now_ns)
-        if running.span_ns:
-            times = (now_ns - running.since_ns) / running.span_ns
-            self._trust.took(times if running.shape is Shape.STRIPES else None)
+        self._judge(running, hosts.values(), now_ns)
         self._waits_for_all = False
         self.done, self.workers = self.done + 1, len(running.members)
         self._breaks = 0
@@ -334,6 +332,15 @@ class Rounds:
         for worker, request in running.members.items():
             self._queues[worker].popleft()
             yield self._settle_one(request, running.id, f"all {len(running.members)} workers have it")
+
+    def _judge(self, running: RunningRound, hosts: Collection[str], now_ns: int) -> None:
+        """Count how long a round took for or against stripes."""
+        in_stripes = running.shape is Shape.STRIPES
+        if in_stripes or running.without_stripes:
+            size_bytes = next(iter(running.members.values())).size_bytes
+            least_ns = ring_ns(self._context.network, hosts, size_bytes, now_ns)
+            took_ns = now_ns - running.since_ns
+            self._trust.took(took_ns / size_bytes, least_ns / size_bytes, in_stripes=in_stripes)
 
     def _settle_one(self, request: ReduceRequested, round_id: RoundId, reason: str) -> ReduceSettled:
         settled = ReduceSettled(

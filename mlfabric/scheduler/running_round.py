@@ -15,7 +15,8 @@ __all__ = ["RunningRound", "difference_of"]
 class RunningRound:
     """A round that is being carried out: what its workers asked and are to do, and who has the result.
 
-    It is planned to take ``span_ns`` from ``since_ns`` on, when the last of its workers was told.
+    The last of its workers was told at ``since_ns``. ``without_stripes`` says that stripes were not to be used, though
+    they might have been.
 
     Workers that are late have parts, and are told of them when they ask. ``measured`` has, by worker, what its host's
     link carried at best, up and down.
@@ -27,7 +28,7 @@ class RunningRound:
     reason: str
     reserved: tuple[tuple[str, RoundId, int], ...]
     shape: Shape = Shape.DIRECT
-    span_ns: int = 0
+    without_stripes: bool = False
     since_ns: int = 0
     arrived: set[str] = field(default_factory=set)
     measured: dict[str, tuple[int, int]] = field(default_factory=dict)

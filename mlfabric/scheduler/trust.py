@@ -1,34 +1,95 @@
-"""Whether AllReduces may go in stripes, judged by how much longer than planned those took lately. Pure.
+"""Whether AllReduces go in stripes or in another shape, judged by what both took lately. Pure.
 
 Stripes give those hosts more to do whose links are fast, as far as is known. Where links change faster than that is
-learnt, a round takes several times as long as planned, and a ring, which counts on nothing, is the better choice. After
-a while of other shapes stripes are tried again.
+learnt, a round takes several times as long as planned, and a ring, which counts on nothing, is the better choice. So
+what rounds of both kinds really took for each byte is compared, lately more than long ago, and the better kind is used.
+
+Of the other kind a few rounds are made now and then, the rarer the worse it is: that costs a twentieth of the time.
+Something else than stripes is not tried while they take less time than a ring needs by what is known of the links.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 __all__ = ["Trust"]
 
-MOST = 2.5
-_WEIGHT = 0.5
-_FADES = 0.97
+_FADES = 7 / 8
+"""What an earlier round counts for beside the next one: about the last eight decide."""
+_COST = 1 / 20
+_TRIES = 3
+"""How many rounds a try has: the first ones in stripes after others are planned with what is not known any more."""
+_LEAST_BETWEEN = 4
+_BEFORE_FIRST = 2
+"""After so many rounds the other kind is tried for the first time: the first one in stripes may be of unknown links."""
 _WORST = 10.0
+"""How many times worse the other kind counts at most, so that it is tried again some day."""
+_LEAST_WEIGHT = 1e-6
+
+
+@dataclass(slots=True)
+class _Pace:
+    """The mean of what rounds of one kind took, each by its weight."""
+
+    total_ns: float = 0.0
+    weight: float = 0.0
+
+    @property
+    def mean_ns(self) -> float:
+        """What a byte took; infinite if there was no round."""
+        return self.total_ns / self.weight if self.weight else float("inf")
+
+    def fade(self) -> None:
+        """Let one more round have passed."""
+        if self.weight > _LEAST_WEIGHT:
+            self.total_ns, self.weight = _FADES * self.total_ns, _FADES * self.weight
+
+    def took(self, ns_per_byte: float) -> None:
+        """Count a round."""
+        self.total_ns, self.weight = self.total_ns + ns_per_byte, self.weight + 1.0
 
 
 class Trust:
-    """How many times as long as planned rounds in stripes take, 1 at first."""
+    """Chooses for the rounds of one model for which stripes were possible; at first they are used.
+
+    ``is_lost`` tells whether the next round is to go in another shape.
+    """
 
     def __init__(self) -> None:
-        self._factor = 1.0
+        self.is_lost = False
+        self._stripes, self._others = _Pace(), _Pace()
+        self._tries = self._since = 0
 
-    @property
-    def is_lost(self) -> bool:
-        """Tell whether they take too long."""
-        return self._factor > MOST
+    def took(self, ns_per_byte: float, ring_ns_per_byte: float, *, in_stripes: bool) -> None:
+        """Note a round.
 
-    def took(self, times: float | None) -> None:
-        """Note a round: how many times as long as planned it took, None if it did not go in stripes."""
-        if times is None:
-            self._factor = 1.0 + _FADES * (self._factor - 1.0)
-        else:
-            self._factor += _WEIGHT * (min(_WORST, max(1.0, times)) - self._factor)
+        Args:
+            ns_per_byte: what it really took for each byte of the tensor.
+            ring_ns_per_byte: what a ring needs at least, by what is now known of the links.
+            in_stripes: it went in stripes; if not, it might have.
+        """
+        self._stripes.fade()
+        self._others.fade()
+        (self._stripes if in_stripes else self._others).took(ns_per_byte)
+        stripes_are_better = self._stripes.mean_ns <= self._others.mean_ns
+        if self._tries and in_stripes != stripes_are_better:
+            self._tries -= 1
+            if self._tries:
+                return
+        self._since = self._since + 1 if in_stripes == stripes_are_better else 0
+        self._tries = 0
+        if self._since >= self._between() and self._may_gain(ring_ns_per_byte):
+            self._since, self._tries = 0, _TRIES
+        self.is_lost = stripes_are_better == (self._tries > 0)
+
+    def _may_gain(self, ring_ns_per_byte: float) -> bool:
+        """Tell whether the kind that is worse may have become better, by what is known."""
+        return self._others.mean_ns < self._stripes.mean_ns or ring_ns_per_byte < self._stripes.mean_ns
+
+    def _between(self) -> float:
+        """Return how many rounds of the better kind are made before the next try."""
+        if not self._others.weight:
+            return _BEFORE_FIRST
+        better_ns, worse_ns = sorted((self._stripes.mean_ns, self._others.mean_ns))
+        times = min(_WORST, worse_ns / better_ns) if better_ns else 1.0
+        return max(_LEAST_BETWEEN, _TRIES * (times - 1.0) / _COST)

@@ -33,7 +33,7 @@ from mlfabric.scheduler.planning import (
 from mlfabric.scheduler.planning.plan import Kind, Transfer
 from mlfabric.specs import ALIGNMENT_BYTES
 
-__all__ = ["RING_FROM_NS", "TREES_FROM_NS", "Shaped", "Trees", "planner_config", "shape_round", "spread_bps"]
+__all__ = ["RING_FROM_NS", "TREES_FROM_NS", "Shaped", "Trees", "planner_config", "ring_ns", "shape_round", "spread_bps"]
 
 TREES_FROM_NS = 200_000
 RING_FROM_NS = 800_000
@@ -70,14 +70,14 @@ class Shaped:
     Args:
         trees: over all bytes, each byte in one; none of an empty tensor.
         transfers: to be reserved.
-        span_ns: how long it is planned to take; 0 if it was not planned.
+        without_stripes: they might have been used, but for not being allowed.
     """
 
     shape: Shape
     trees: tuple[Trees, ...]
     transfers: tuple[Transfer, ...]
     reason: str
-    span_ns: int = 0
+    without_stripes: bool = False
 
 
 def planner_config(size_bytes: int, wire_ns: int) -> PlannerConfig:
@@ -127,7 +127,10 @@ def shape_round(
         pair = _pair(leaders, [], found)
         return _shaped(Shape.DIRECT, [pair], size_bytes, members, leaders, (), reason)
     late_hosts = {members[worker] for worker in late}
-    planned = _plan(network, leaders, size_bytes, now_ns, late_hosts, without)
+    wire_ns = size_bytes * 8 * 10**9 // max(1, *(_rate_bps(network, host, now_ns) for host in leaders))
+    config = planner_config(size_bytes, wire_ns)
+    allowed = replace(config, shapes=config.shapes - without)
+    planned = _plan(network, leaders, size_bytes, now_ns, late_hosts, allowed)
     if not planned.commits:
         return planned.deferred[0].reason
     transfers, reason = tuple(planned.transfers), planned.commits[0].reason
@@ -139,7 +142,19 @@ def shape_round(
     else:
         pairs = [_pair(leaders, transfers, None)]
     shaped = _shaped(planned.shape, pairs, size_bytes, members, leaders, transfers, reason)
-    return replace(shaped, span_ns=max(commit.commit_ns for commit in planned.commits) - now_ns)
+    return replace(shaped, without_stripes=Shape.STRIPES in config.shapes & without)
+
+
+def ring_ns(network: Network, hosts: Collection[str], size_bytes: int, now_ns: int) -> int:
+    """Return how long a ring of these hosts needs at least: each link carries nearly twice the tensor.
+
+    Args:
+        hosts: at least one.
+        size_bytes: of the tensor.
+    """
+    ring = set(hosts)
+    slowest_bps = min(_rate_bps(network, host, now_ns) for host in ring)
+    return 2 * (len(ring) - 1) * size_bytes * 8 * 10**9 // (len(ring) * max(1, slowest_bps))
 
 
 def _plan(
@@ -148,7 +163,7 @@ def _plan(
     size_bytes: int,
     now_ns: int,
     late_hosts: Collection[str],
-    without: frozenset[Shape],
+    config: PlannerConfig,
 ) -> Plan:
     """Ask the planner; of hosts that are alike, it takes as a root the one that is ready last, here by a nanosecond."""
     updates = tuple(
@@ -157,10 +172,7 @@ def _plan(
         )
         for place, (host, worker) in enumerate(leaders.items())
     )
-    wire_ns = size_bytes * 8 * 10**9 // max(1, *(_rate_bps(network, host, now_ns) for host in leaders))
-    state = FabricState(now_ns=now_ns, late=frozenset(late_hosts))
-    config = planner_config(size_bytes, wire_ns)
-    return plan(Batch(updates=updates), network, state, replace(config, shapes=config.shapes - without))
+    return plan(Batch(updates=updates), network, FabricState(now_ns=now_ns, late=frozenset(late_hosts)), config)
 
 
 def _star(network: Network, leaders: Mapping[str, str], now_ns: int) -> str:
