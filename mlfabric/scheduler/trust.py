@@ -4,7 +4,8 @@ Stripes give those hosts more to do whose links are fast, as far as is known. Wh
 learnt, a round takes several times as long as planned, and a ring, which counts on nothing, is the better choice. So
 what rounds of both kinds really took for each byte is compared, lately more than long ago, and the better kind is used.
 
-Of the other kind a few rounds are made now and then, the rarer the worse it is: that costs a twentieth of the time.
+Of the other kind a round or a few are made now and then, the rarer the worse it is: that costs at most a twentieth of
+the time.
 Something else than stripes is not tried while they take less time than a ring needs by what is known of the links.
 """
 
@@ -18,7 +19,7 @@ _FADES = 7 / 8
 """What an earlier round counts for beside the next one: about the last eight decide."""
 _COST = 1 / 20
 _TRIES = 3
-"""How many rounds a try has: the first ones in stripes after others are planned with what is not known any more."""
+"""How many rounds a try of stripes has: the first ones after others are planned with what is not known any more."""
 _LEAST_BETWEEN = 4
 _BEFORE_FIRST = 2
 """After so many rounds the other kind is tried for the first time: the first one in stripes may be of unknown links."""
@@ -79,7 +80,7 @@ class Trust:
         self._since = self._since + 1 if in_stripes == stripes_are_better else 0
         self._tries = 0
         if self._since >= self._between() and self._may_gain(ring_ns_per_byte):
-            self._since, self._tries = 0, _TRIES
+            self._since, self._tries = 0, 1 if stripes_are_better else _TRIES
         self.is_lost = stripes_are_better == (self._tries > 0)
 
     def _may_gain(self, ring_ns_per_byte: float) -> bool:

@@ -36,6 +36,14 @@ def test_another_shape_is_tried_after_two_rounds_that_took_longer_than_a_ring_mu
     assert trust.is_lost
 
 
+def test_one_round_of_another_shape_that_took_longer_ends_its_try() -> None:
+    trust = Trust()
+    run(trust, 2, lambda _: 2.0, others=3.0, ring=1.5)
+    assert trust.is_lost
+    trust.took(3.0, 1.5, in_stripes=False)
+    assert not trust.is_lost
+
+
 def test_stripes_that_take_longer_than_another_shape_did_are_left() -> None:
     lost, total = run(Trust(), 100, lambda _: 4.0, others=2.0, ring=1.5)
     assert lost >= 90
