@@ -5,8 +5,8 @@ learnt, a round takes several times as long as planned, and a ring, which counts
 what rounds of both kinds really took for each byte is compared, lately more than long ago, and the better kind is used.
 
 Of the other kind a round or a few are made now and then, the rarer the worse it is: that costs at most a twentieth of
-the time.
-Something else than stripes is not tried while they take less time than a ring needs by what is known of the links.
+the time. Something else than stripes is not tried while they take less time than a ring needs by what is known of the
+links.
 """
 
 from __future__ import annotations
