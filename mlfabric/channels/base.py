@@ -144,6 +144,10 @@ class Connection(Protocol):
     def unread_bytes(self) -> int:
         """Payload bytes that were announced and have not been received or discarded yet."""
 
+    @property
+    def waiting_bytes(self) -> int:
+        """How many bytes have come and were not read yet; 0 where an emulated link has yet to let them through."""
+
     def spread(self, rate_bps: int) -> None:
         """Have the transport space out what is sent from now on at about a rate, until told otherwise; 0 not at all.
 

@@ -46,6 +46,9 @@ class ByteStream(Protocol):
     def unacknowledged_bytes(self) -> int:
         """Return how many of the bytes that were written have not reached the peer, as far as the transport knows."""
 
+    def waiting_bytes(self) -> int:
+        """Return how many bytes can be read at once."""
+
     def delivery_rate_bps(self) -> int:
         """Return the transport's own estimate of its sending rate in bit/s; 0 if it has none."""
 

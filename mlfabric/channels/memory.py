@@ -158,6 +158,10 @@ class MemoryStream:
         """Return how many of the bytes that were written the peer has not read."""
         return self._outgoing.held_bytes
 
+    def waiting_bytes(self) -> int:
+        """Return how many bytes the peer has written that were not read yet."""
+        return self._incoming.held_bytes
+
     def delivery_rate_bps(self) -> int:
         """Return 0: memory has no estimate."""
         return 0

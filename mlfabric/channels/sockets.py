@@ -21,6 +21,7 @@ __all__ = [
     "prepare",
     "spread",
     "unacknowledged_bytes",
+    "waiting_bytes",
     "want_all_sent",
 ]
 
@@ -145,6 +146,11 @@ def path_of(sock: socket.socket) -> Path:
 def unacknowledged_bytes(sock: socket.socket) -> int:
     """Return how many of the bytes that were written the peer's kernel has not acknowledged (SIOCOUTQ)."""
     return int(struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)))[0])
+
+
+def waiting_bytes(sock: socket.socket) -> int:
+    """Return how many bytes the kernel has received that were not read yet (SIOCINQ)."""
+    return int(struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.FIONREAD, bytes(4)))[0])
 
 
 def want_all_sent(sock: socket.socket, *, wanted: bool) -> None:

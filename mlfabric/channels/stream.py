@@ -62,6 +62,14 @@ class StreamConnection:
         """Payload bytes that were announced and have not been received or discarded yet."""
         return self._unread_bytes
 
+    @property
+    def waiting_bytes(self) -> int:
+        """How many bytes have come and were not read yet (see ``Connection.waiting_bytes``)."""
+        if self._limits.down or self._stopping.done():
+            return 0
+        with self._breaking():
+            return self._stream.waiting_bytes()
+
     def spread(self, rate_bps: int) -> None:
         """Have the transport space out what is sent (see ``Connection.spread``)."""
         if rate_bps != self._spread_bps and self._stream.spread(rate_bps):

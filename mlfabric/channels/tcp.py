@@ -225,6 +225,10 @@ class TcpStream:
         """Return how many of the bytes that were written the peer's kernel has not acknowledged."""
         return sockets.unacknowledged_bytes(self._sock)
 
+    def waiting_bytes(self) -> int:
+        """Return how many bytes the kernel has received that were not read yet."""
+        return sockets.waiting_bytes(self._sock)
+
     def delivery_rate_bps(self) -> int:
         """Return the kernel's estimate of its sending rate in bit/s; 0 if unknown."""
         return sockets.delivery_rate_bps(self._sock)

@@ -77,7 +77,9 @@ from mlfabric.protocol.instructions import (
 )
 from mlfabric.protocol.reductions import (
     CancelReduce,
+    LinkProbed,
     Peer,
+    Probe,
     Reduce,
     ReduceFailed,
     ReducePart,
@@ -133,6 +135,7 @@ __all__ = [
     "Initialise",
     "Instruction",
     "Keep",
+    "LinkProbed",
     "LinkRate",
     "LinksReported",
     "Logged",
@@ -149,6 +152,7 @@ __all__ = [
     "Peer",
     "Prepare",
     "Prepared",
+    "Probe",
     "PushRequested",
     "Reduce",
     "ReduceFailed",

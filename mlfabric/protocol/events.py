@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from mlfabric.protocol.identities import Commit, DropReason, GetId, ModelVersion, TransferId, UpdateId, UpdateKind
-from mlfabric.protocol.reductions import ReduceRequested, RoundArrived, RoundBroken
+from mlfabric.protocol.reductions import LinkProbed, ReduceRequested, RoundArrived, RoundBroken
 from mlfabric.protocol.replication import Following, HeldBack, NotKept, ReplicaReported
 from mlfabric.protocol.shards import Prepared
 from mlfabric.specs import Member, ModelSpec
@@ -221,6 +221,7 @@ MemberEvent = (
     | ReduceRequested
     | RoundArrived
     | RoundBroken
+    | LinkProbed
     | WorkerHolds
     | ServerHolds
     | CommitsReported

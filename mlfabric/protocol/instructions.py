@@ -7,7 +7,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from mlfabric.protocol.identities import DropReason, GetId, ModelVersion, Outcome, TransferId, UpdateId, UpdateKind
-from mlfabric.protocol.reductions import CancelReduce, Reduce, ReduceFailed, ReduceSettled
+from mlfabric.protocol.reductions import CancelReduce, Probe, Reduce, ReduceFailed, ReduceSettled
 from mlfabric.protocol.relays import CancelHandOn, CancelSum, HandOn, Sum
 from mlfabric.protocol.replication import Fold, Followed, Keep, Logged, Release, Replicate, Seed, Unfollowed
 from mlfabric.protocol.shards import Conclude, Prepare
@@ -268,4 +268,5 @@ Instruction = (
     | CancelReduce
     | ReduceSettled
     | ReduceFailed
+    | Probe
 )

@@ -9,7 +9,9 @@ from mlfabric.protocol.identities import ReduceId, ReduceOp, RoundId
 
 __all__ = [
     "CancelReduce",
+    "LinkProbed",
     "Peer",
+    "Probe",
     "Reduce",
     "ReduceFailed",
     "ReducePart",
@@ -65,12 +67,34 @@ class RoundBroken:
     detail: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkProbed:
+    """A worker was sent a probe: at which rate it came.
+
+    Args:
+        worker: who received it.
+        round: after which it was sent.
+        source: the worker that sent it.
+        bps: without headers, > 0.
+    """
+
+    worker: str
+    model: str
+    round: RoundId
+    source: str
+    bps: int
+
+
 class Peer(NamedTuple):
-    """The other end of an edge, and the ticket that is shown on it; ``address`` is "" if it comes to us."""
+    """The other end of an edge, and the ticket that is shown on it; ``address`` is "" if it comes to us.
+
+    ``most_bps`` is at most at which what we send to it is to be spread out; 0 if links carry more than comes.
+    """
 
     worker: str
     address: str
     ticket: bytes
+    most_bps: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,4 +157,26 @@ class ReduceFailed:
 
     to: str
     reduce: ReduceId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """Send some bytes that mean nothing to each of the targets in turn, and time those that come from the sources.
+
+    Links are idle now, so this shows what they carry. What is left of an earlier one is void.
+
+    Args:
+        round: that has just been settled.
+        size_bytes: of each, > 0.
+        slot_ns: after so long the next one is begun.
+    """
+
+    to: str
+    model: str
+    round: RoundId
+    size_bytes: int
+    targets: tuple[Peer, ...]
+    sources: tuple[Peer, ...]
+    slot_ns: int
     reason: str

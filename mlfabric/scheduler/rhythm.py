@@ -15,14 +15,20 @@ _GRACE_SHARE = 0.1
 
 
 class Rhythm:
-    """How long after the last round workers ask for the next one."""
+    """How long after the last round workers ask for the next one.
+
+    ``pause_ns`` is how long no worker had asked between the last round and the one before; None if there were none.
+    """
 
     def __init__(self) -> None:
+        self.pause_ns: int | None = None
         self._settled_ns: int | None = None
         self._asked_ns: dict[str, int] = {}
 
     def settled(self, now_ns: int) -> None:
         """Note that a round is over."""
+        if self._settled_ns is not None and self._asked_ns:
+            self.pause_ns = max(0, min(self._asked_ns.values()) - self._settled_ns)
         self._settled_ns = now_ns
         self._asked_ns = {}
 

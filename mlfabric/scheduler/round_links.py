@@ -3,7 +3,9 @@
 Whoever has bytes ready at the beginning of a round sends them as fast as it can, to several others: then its way up is
 full, and what its interface carried at best is what that link can carry. The same holds for the way down of who sums
 what several others send. Of other links a round tells only that they carry at least what they did; after a while they
-are taken to be as fast as they ever were, and get more to do, which shows it.
+are taken to be as fast as they ever were, and get more to do, which shows it. A link whose streams were held to their
+shares of it (``modes/shares.py``) is full too, but does not show whether it could carry more. A ring goes at the pace
+of its slowest link and fills no other.
 """
 
 from __future__ import annotations
@@ -13,12 +15,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mlfabric.network import LinkId, Network, down_link, up_link
+from mlfabric.scheduler.planning import Shape
+from mlfabric.scheduler.probing import Probing
 from mlfabric.scheduler.running_round import RunningRound
 
 __all__ = ["RoundLinks"]
 
 _FULL_SHARE = 0.5
 """What share of a tensor must go over a link at once so that it shows what it can carry."""
+_HELD_SHARE = 0.9
+"""From what share of its known rate a link whose streams are held to that may carry more than it shows."""
 _FORGET_AFTER = 8
 
 
@@ -36,6 +42,11 @@ class RoundLinks:
     def __init__(self) -> None:
         self._known: dict[LinkId, _Known] = {}
 
+    @property
+    def best_bps(self) -> int:
+        """What the fastest link has carried at best; 0 if none was measured."""
+        return max((known.best_bps for known in self._known.values()), default=0)
+
     def learn(self, network: Network, running: RunningRound, hosts: Mapping[str, str]) -> None:
         """Set the rates of a round's links to what it has shown.
 
@@ -49,15 +60,25 @@ class RoundLinks:
             if host in alone and network.has_host(host):
                 size_bytes = running.members[worker].size_bytes
                 ready, coming = running.ready_bytes(worker), running.coming_bytes(worker)
-                self._take(network, up_link(host), up_bps, is_full=ready >= _FULL_SHARE * size_bytes)
-                self._take(network, down_link(host), down_bps, is_full=coming >= _FULL_SHARE * size_bytes)
+                fills = running.shape is not Shape.RING
+                up_is_full, down_is_full = (fills and part >= _FULL_SHARE * size_bytes for part in (ready, coming))
+                up_is_held, down_is_held = running.is_held(worker)
+                self._take(network, up_link(host), up_bps, is_full=up_is_full, is_held=up_is_held)
+                self._take(network, down_link(host), down_bps, is_full=down_is_full, is_held=down_is_held)
 
-    def _take(self, network: Network, link: LinkId, bps: int, *, is_full: bool) -> None:
+    def probed(self, network: Network, probing: Probing) -> None:
+        """Set the rates of links to what probes have shown."""
+        for link in probing.learn(network):
+            self._known.setdefault(link, _Known()).age = 0
+
+    def _take(self, network: Network, link: LinkId, bps: int, *, is_full: bool, is_held: bool) -> None:
         """Take in what a link carried at best; 0 if that is unknown."""
         if not bps or link not in network.links:
             return
         known = self._known.setdefault(link, _Known())
         known.best_bps = max(known.best_bps, bps)
+        if is_held and bps >= _HELD_SHARE * network.rate_bps(link, 0):
+            is_full = False
         known.age = 0 if is_full else known.age + 1
         if is_full or bps > network.rate_bps(link, 0):
             network.set_rate(link, bps)

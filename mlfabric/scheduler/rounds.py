@@ -15,14 +15,13 @@ A new scheduler learns from the workers which attempt was the last to be settled
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from mlfabric.protocol import (
     CancelReduce,
     Instruction,
-    Peer,
+    LinkProbed,
     ReduceFailed,
-    ReducePart,
     ReduceRequested,
     ReduceSettled,
     RoundArrived,
@@ -30,11 +29,13 @@ from mlfabric.protocol import (
     RoundId,
 )
 from mlfabric.scheduler.context import Context
-from mlfabric.scheduler.modes.all_reduce import Shaped, Trees, ring_ns, shape_round
+from mlfabric.scheduler.modes.all_reduce import Shaped, ring_ns, shape_round
 from mlfabric.scheduler.planning import Shape
+from mlfabric.scheduler.probing import Probing
 from mlfabric.scheduler.records import MemberRecord, MemberState
 from mlfabric.scheduler.rhythm import Rhythm
 from mlfabric.scheduler.round_links import RoundLinks
+from mlfabric.scheduler.round_parts import parts_of
 from mlfabric.scheduler.running_round import RunningRound, difference_of
 from mlfabric.scheduler.trust import Trust
 from mlfabric.specs import ModelSpec, Role
@@ -43,6 +44,7 @@ __all__ = ["MOST_BREAKS", "Rounds"]
 
 FIRST_PAUSE_NS = 20_000_000
 MOST_BREAKS = 8
+OVERDUE_TIMES = 2
 
 
 class Rounds:
@@ -60,7 +62,7 @@ class Rounds:
         self._queues: dict[str, deque[ReduceRequested]] = {}
         self._running: RunningRound | None = None
         self._formed = self._waits_for_all = False
-        self._rhythm, self._links, self._trust = Rhythm(), RoundLinks(), Trust()
+        self._rhythm, self._links, self._trust, self._probing = Rhythm(), RoundLinks(), Trust(), Probing(context)
         self._attempts = 0
         self._breaks = 0
         self._not_before_ns = 0
@@ -206,7 +208,8 @@ class Rounds:
         """Return when the next round can be planned, None if it waits for something else to happen."""
         if self._running is not None:
             self.waits_for = ", ".join(self._running.late)
-        if self._running is not None or self._since_ns is None:
+            return self._overdue_ns(self._running)
+        if self._since_ns is None:
             return None
         here = self._here()
         missing = [worker for worker in here if not self._queues.get(worker)]
@@ -239,8 +242,28 @@ class Rounds:
             return None
         return self._since_ns + self._context.config.silence_ns
 
+    def _overdue_ns(self, running: RunningRound) -> int | None:
+        """Return when a round in stripes has taken so much longer than others that it is given up; None for never."""
+        others_ns = self._trust.others_ns_per_byte
+        if running.shape is not Shape.STRIPES or running.late or others_ns is None:
+            return None
+        return running.since_ns + round(OVERDUE_TIMES * others_ns * running.size_bytes)
+
+    def _give_up(self, running: RunningRound, now_ns: int) -> Iterator[Instruction]:
+        took_ns = now_ns - running.since_ns
+        self._trust.failed(took_ns / running.size_bytes)
+        yield from self._void(f"it has taken {took_ns / 1e9:.1f} s, {OVERDUE_TIMES} times as long as other shapes do")
+
     def plan(self, now_ns: int) -> Iterator[Instruction]:
-        """Begin the next round and tell everyone its part; what was settled under another scheduler is caught up."""
+        """Begin the next round and tell everyone its part; what was settled under another scheduler is caught up.
+
+        One that is overdue is given up first.
+        """
+        if self._running is not None:
+            overdue_ns = self._overdue_ns(self._running)
+            if overdue_ns is None or now_ns < overdue_ns:
+                return
+            yield from self._give_up(self._running, now_ns)
         self._left_out |= self._may_return.keys()
         self._may_return.clear()
         self._formed = True
@@ -260,7 +283,8 @@ class Rounds:
         round_id = RoundId(self._context.config.epoch, self._attempts + 1)
         hosts = {worker: self._context.host(worker) for worker in sorted([*heads, *late])}
         size_bytes = next(iter(heads.values())).size_bytes
-        without = frozenset({Shape.STRIPES}) if self._trust.is_lost else frozenset[Shape]()
+        self._links.probed(self._context.network, self._probing)
+        without = frozenset(Shape) - {Shape.RING} if self._trust.is_lost else frozenset[Shape]()
         shaped = shape_round(self._context.network, hosts, size_bytes, round_id, now_ns, late, without)
         if late and (isinstance(shaped, str) or shaped.shape is not Shape.STRIPES):
             self._waits_for_all = True
@@ -272,7 +296,7 @@ class Rounds:
         self._no_way = ""
         self.how = shaped.reason
         reserved = self._reserve(shaped, round_id)
-        parts = self._parts(shaped.trees, hosts, late)
+        parts = parts_of(self._context, shaped.trees, hosts, late)
         self._running = RunningRound(
             id=round_id,
             members=heads,
@@ -291,34 +315,6 @@ class Rounds:
             self._context.network.reserve(key, transfer.path, transfer.profile)
         return tuple(keys)
 
-    def _parts(
-        self, trees: Iterable[Trees], workers: Iterable[str], late: Collection[str]
-    ) -> dict[str, list[ReducePart]]:
-        """Return what each worker does; both ends of an edge get its ticket. What comes late is added last."""
-        parts: dict[str, list[ReducePart]] = {worker: [] for worker in workers}
-        for tree in trees:
-            in_turn = sorted(tree.parents, key=lambda worker: (worker in late, worker))
-            up = {worker: self._context.tickets.next() for worker in in_turn}
-            down = {worker: self._context.tickets.next() for worker in sorted(tree.sources)}
-            for worker in parts:
-                parts[worker].append(
-                    ReducePart(
-                        start=tree.start,
-                        end=tree.end,
-                        inputs=tuple(Peer(w, "", up[w]) for w in in_turn if tree.parents[w] == worker),
-                        parent=self._peer(tree.parents.get(worker), up.get(worker)),
-                        source=self._peer(tree.sources.get(worker), down.get(worker)),
-                        takers=tuple(Peer(w, "", down[w]) for w in sorted(down) if tree.sources[w] == worker),
-                        rate_bps=tree.rate_bps,
-                    )
-                )
-        return parts
-
-    def _peer(self, worker: str | None, ticket: bytes | None) -> Peer | None:
-        if worker is None or ticket is None:
-            return None
-        return Peer(worker, self._context.address(worker), ticket)
-
     def _settle(self, running: RunningRound, now_ns: int) -> Iterator[Instruction]:
         self._end()
         hosts = {worker: self._context.host(worker) for worker in running.parts}
@@ -332,12 +328,19 @@ class Rounds:
         for worker, request in running.members.items():
             self._queues[worker].popleft()
             yield self._settle_one(request, running.id, f"all {len(running.members)} workers have it")
+        if not self._trust.is_lost:
+            idle = {worker: host for worker, host in hosts.items() if not self._queues.get(worker)}
+            yield from self._probing.begin(running, idle, self._rhythm.pause_ns, self._links.best_bps)
+
+    def probed(self, event: LinkProbed) -> None:
+        """Take in what a probe has shown."""
+        self._probing.probed(event)
 
     def _judge(self, running: RunningRound, hosts: Collection[str], now_ns: int) -> None:
         """Count how long a round took for or against stripes."""
         in_stripes = running.shape is Shape.STRIPES
         if in_stripes or running.without_stripes:
-            size_bytes = next(iter(running.members.values())).size_bytes
+            size_bytes = running.size_bytes
             least_ns = ring_ns(self._context.network, hosts, size_bytes, now_ns)
             took_ns = now_ns - running.since_ns
             self._trust.took(took_ns / size_bytes, least_ns / size_bytes, in_stripes=in_stripes)

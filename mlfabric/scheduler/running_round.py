@@ -38,6 +38,11 @@ class RunningRound:
         """Who has not asked yet."""
         return sorted(self.parts.keys() - self.members.keys())
 
+    @property
+    def size_bytes(self) -> int:
+        """How long each worker's tensor is."""
+        return next(iter(self.members.values())).size_bytes
+
     def ready_bytes(self, worker: str) -> int:
         """Return how much a worker sends without waiting for others."""
         return sum(p.end - p.start for p in self.parts[worker] if p.parent is not None and not p.inputs)
@@ -45,6 +50,12 @@ class RunningRound:
     def coming_bytes(self, worker: str) -> int:
         """Return how much others send to a worker for it to sum."""
         return sum((p.end - p.start) * len(p.inputs) for p in self.parts[worker])
+
+    def is_held(self, worker: str) -> tuple[bool, bool]:
+        """Tell whether what a worker sends first, and what others send it first, is held to shares of its links."""
+        ready = [p.parent for p in self.parts[worker] if p.parent is not None and not p.inputs]
+        coming = [p.parent for parts in self.parts.values() for p in parts if p.parent is not None and not p.inputs]
+        return any(peer.most_bps for peer in ready), any(p.most_bps for p in coming if p.worker == worker)
 
     def told(self, worker: str) -> Reduce:
         """Return what a worker that has asked is told."""

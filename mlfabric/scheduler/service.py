@@ -42,7 +42,15 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 _SESSION_WITHIN_S = 10.0
 _SPOKEN_BY = {
     Role.WORKER: frozenset(
-        {"push_requested", "get_requested", "reduce_requested", "round_arrived", "round_broken", "worker_holds"}
+        {
+            "push_requested",
+            "get_requested",
+            "reduce_requested",
+            "round_arrived",
+            "link_probed",
+            "round_broken",
+            "worker_holds",
+        }
         | {"not_kept", "transfer_ended", "memory_reported", "member_left"}
     ),
     Role.SERVER: frozenset(

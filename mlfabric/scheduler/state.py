@@ -18,6 +18,7 @@ from mlfabric.protocol import (
     HeldBack,
     InitialReceived,
     Instruction,
+    LinkProbed,
     LinksReported,
     MemberEvent,
     MemberJoined,
@@ -125,6 +126,8 @@ class SchedulerState:
                 yield from self._reduce(event, now_ns)
             case RoundArrived() if event.model in self.reductions:
                 yield from self.reductions[event.model].arrived(event, now_ns)
+            case LinkProbed() if event.model in self.reductions:
+                self.reductions[event.model].probed(event)
             case RoundBroken() if event.model in self.reductions:
                 yield from self.reductions[event.model].broken(event, now_ns)
             case CommitsReported() if event.model in self.models:

@@ -83,6 +83,19 @@ class Trust:
             self._since, self._tries = 0, 1 if stripes_are_better else _TRIES
         self.is_lost = stripes_are_better == (self._tries > 0)
 
+    @property
+    def others_ns_per_byte(self) -> float | None:
+        """What a byte took in other shapes lately; None if there were none."""
+        return self._others.mean_ns if self._others.weight else None
+
+    def failed(self, ns_per_byte: float) -> None:
+        """Note a round in stripes that was given up after so long; the next one goes in another shape."""
+        self._stripes.fade()
+        self._others.fade()
+        self._stripes.took(ns_per_byte)
+        self._since = self._tries = 0
+        self.is_lost = True
+
     def _may_gain(self, ring_ns_per_byte: float) -> bool:
         """Tell whether the kind that is worse may have become better, by what is known."""
         return self._others.mean_ns < self._stripes.mean_ns or ring_ns_per_byte < self._stripes.mean_ns

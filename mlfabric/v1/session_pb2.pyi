@@ -239,6 +239,7 @@ class Event(_message.Message):
     REPLICA_REPORTED_FIELD_NUMBER: _builtins.int
     NOT_KEPT_FIELD_NUMBER: _builtins.int
     HELD_BACK_FIELD_NUMBER: _builtins.int
+    LINK_PROBED_FIELD_NUMBER: _builtins.int
     PREPARED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def push_requested(self) -> Global___PushRequested: ...
@@ -271,6 +272,8 @@ class Event(_message.Message):
     @_builtins.property
     def held_back(self) -> Global___HeldBack: ...
     @_builtins.property
+    def link_probed(self) -> Global___LinkProbed: ...
+    @_builtins.property
     def prepared(self) -> Global___Prepared: ...
     def __init__(
         self,
@@ -290,13 +293,14 @@ class Event(_message.Message):
         replica_reported: Global___ReplicaReported | None = ...,
         not_kept: Global___NotKept | None = ...,
         held_back: Global___HeldBack | None = ...,
+        link_probed: Global___LinkProbed | None = ...,
         prepared: Global___Prepared | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["commits_reported", b"commits_reported", "event", b"event", "get_requested", b"get_requested", "held_back", b"held_back", "initial_received", b"initial_received", "member_left", b"member_left", "memory_reported", b"memory_reported", "not_kept", b"not_kept", "prepared", b"prepared", "push_requested", b"push_requested", "reduce_requested", b"reduce_requested", "replica_reported", b"replica_reported", "round_arrived", b"round_arrived", "round_broken", b"round_broken", "server_holds", b"server_holds", "transfer_ended", b"transfer_ended", "worker_holds", b"worker_holds"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["commits_reported", b"commits_reported", "event", b"event", "get_requested", b"get_requested", "held_back", b"held_back", "initial_received", b"initial_received", "link_probed", b"link_probed", "member_left", b"member_left", "memory_reported", b"memory_reported", "not_kept", b"not_kept", "prepared", b"prepared", "push_requested", b"push_requested", "reduce_requested", b"reduce_requested", "replica_reported", b"replica_reported", "round_arrived", b"round_arrived", "round_broken", b"round_broken", "server_holds", b"server_holds", "transfer_ended", b"transfer_ended", "worker_holds", b"worker_holds"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commits_reported", b"commits_reported", "event", b"event", "get_requested", b"get_requested", "held_back", b"held_back", "initial_received", b"initial_received", "member_left", b"member_left", "memory_reported", b"memory_reported", "not_kept", b"not_kept", "prepared", b"prepared", "push_requested", b"push_requested", "reduce_requested", b"reduce_requested", "replica_reported", b"replica_reported", "round_arrived", b"round_arrived", "round_broken", b"round_broken", "server_holds", b"server_holds", "transfer_ended", b"transfer_ended", "worker_holds", b"worker_holds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commits_reported", b"commits_reported", "event", b"event", "get_requested", b"get_requested", "held_back", b"held_back", "initial_received", b"initial_received", "link_probed", b"link_probed", "member_left", b"member_left", "memory_reported", b"memory_reported", "not_kept", b"not_kept", "prepared", b"prepared", "push_requested", b"push_requested", "reduce_requested", b"reduce_requested", "replica_reported", b"replica_reported", "round_arrived", b"round_arrived", "round_broken", b"round_broken", "server_holds", b"server_holds", "transfer_ended", b"transfer_ended", "worker_holds", b"worker_holds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["push_requested", "get_requested", "worker_holds", "server_holds", "commits_reported", "initial_received", "transfer_ended", "member_left", "memory_reported", "reduce_requested", "round_arrived", "round_broken", "replica_reported", "not_kept", "held_back", "prepared"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["push_requested", "get_requested", "worker_holds", "server_holds", "commits_reported", "initial_received", "transfer_ended", "member_left", "memory_reported", "reduce_requested", "round_arrived", "round_broken", "replica_reported", "not_kept", "held_back", "link_probed", "prepared"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -518,6 +522,37 @@ class RoundArrived(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RoundArrived: _TypeAlias = RoundArrived  # noqa: Y015
+
+@_typing.final
+class LinkProbed(_message.Message):
+    """How fast a probe came."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    ROUND_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    BPS_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    source: _builtins.str
+    bps: _builtins.int
+    @_builtins.property
+    def round(self) -> Global___RoundId: ...
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        round: Global___RoundId | None = ...,
+        source: _builtins.str = ...,
+        bps: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["round", b"round"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bps", b"bps", "model", b"model", "round", b"round", "source", b"source"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LinkProbed: _TypeAlias = LinkProbed  # noqa: Y015
 
 @_typing.final
 class RoundBroken(_message.Message):
@@ -1016,6 +1051,7 @@ class Instruction(_message.Message):
     CANCEL_REDUCE_FIELD_NUMBER: _builtins.int
     REDUCE_SETTLED_FIELD_NUMBER: _builtins.int
     REDUCE_FAILED_FIELD_NUMBER: _builtins.int
+    PROBE_FIELD_NUMBER: _builtins.int
     KEEP_FIELD_NUMBER: _builtins.int
     FOLD_FIELD_NUMBER: _builtins.int
     RELEASE_FIELD_NUMBER: _builtins.int
@@ -1066,6 +1102,8 @@ class Instruction(_message.Message):
     @_builtins.property
     def reduce_failed(self) -> Global___ReduceFailed: ...
     @_builtins.property
+    def probe(self) -> Global___Probe: ...
+    @_builtins.property
     def keep(self) -> Global___Keep: ...
     @_builtins.property
     def fold(self) -> Global___Fold: ...
@@ -1108,6 +1146,7 @@ class Instruction(_message.Message):
         cancel_reduce: Global___CancelReduce | None = ...,
         reduce_settled: Global___ReduceSettled | None = ...,
         reduce_failed: Global___ReduceFailed | None = ...,
+        probe: Global___Probe | None = ...,
         keep: Global___Keep | None = ...,
         fold: Global___Fold | None = ...,
         release: Global___Release | None = ...,
@@ -1119,11 +1158,11 @@ class Instruction(_message.Message):
         prepare: Global___Prepare | None = ...,
         conclude: Global___Conclude | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel_hand_on", b"cancel_hand_on", "cancel_reduce", b"cancel_reduce", "cancel_serve", b"cancel_serve", "cancel_sum", b"cancel_sum", "conclude", b"conclude", "drop", b"drop", "expect", b"expect", "fetch", b"fetch", "fold", b"fold", "followed", b"followed", "hand_on", b"hand_on", "host_model", b"host_model", "initialise", b"initialise", "instruction", b"instruction", "keep", b"keep", "logged", b"logged", "monitor_at", b"monitor_at", "prepare", b"prepare", "reduce", b"reduce", "reduce_failed", b"reduce_failed", "reduce_settled", b"reduce_settled", "release", b"release", "replicate", b"replicate", "resolve", b"resolve", "seed", b"seed", "send", b"send", "serve", b"serve", "sum", b"sum", "unfollowed", b"unfollowed", "void", b"void"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel_hand_on", b"cancel_hand_on", "cancel_reduce", b"cancel_reduce", "cancel_serve", b"cancel_serve", "cancel_sum", b"cancel_sum", "conclude", b"conclude", "drop", b"drop", "expect", b"expect", "fetch", b"fetch", "fold", b"fold", "followed", b"followed", "hand_on", b"hand_on", "host_model", b"host_model", "initialise", b"initialise", "instruction", b"instruction", "keep", b"keep", "logged", b"logged", "monitor_at", b"monitor_at", "prepare", b"prepare", "probe", b"probe", "reduce", b"reduce", "reduce_failed", b"reduce_failed", "reduce_settled", b"reduce_settled", "release", b"release", "replicate", b"replicate", "resolve", b"resolve", "seed", b"seed", "send", b"send", "serve", b"serve", "sum", b"sum", "unfollowed", b"unfollowed", "void", b"void"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel_hand_on", b"cancel_hand_on", "cancel_reduce", b"cancel_reduce", "cancel_serve", b"cancel_serve", "cancel_sum", b"cancel_sum", "conclude", b"conclude", "drop", b"drop", "expect", b"expect", "fetch", b"fetch", "fold", b"fold", "followed", b"followed", "hand_on", b"hand_on", "host_model", b"host_model", "initialise", b"initialise", "instruction", b"instruction", "keep", b"keep", "logged", b"logged", "monitor_at", b"monitor_at", "prepare", b"prepare", "reason", b"reason", "reduce", b"reduce", "reduce_failed", b"reduce_failed", "reduce_settled", b"reduce_settled", "release", b"release", "replicate", b"replicate", "resolve", b"resolve", "seed", b"seed", "send", b"send", "serve", b"serve", "sum", b"sum", "unfollowed", b"unfollowed", "void", b"void"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel_hand_on", b"cancel_hand_on", "cancel_reduce", b"cancel_reduce", "cancel_serve", b"cancel_serve", "cancel_sum", b"cancel_sum", "conclude", b"conclude", "drop", b"drop", "expect", b"expect", "fetch", b"fetch", "fold", b"fold", "followed", b"followed", "hand_on", b"hand_on", "host_model", b"host_model", "initialise", b"initialise", "instruction", b"instruction", "keep", b"keep", "logged", b"logged", "monitor_at", b"monitor_at", "prepare", b"prepare", "probe", b"probe", "reason", b"reason", "reduce", b"reduce", "reduce_failed", b"reduce_failed", "reduce_settled", b"reduce_settled", "release", b"release", "replicate", b"replicate", "resolve", b"resolve", "seed", b"seed", "send", b"send", "serve", b"serve", "sum", b"sum", "unfollowed", b"unfollowed", "void", b"void"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_instruction: _TypeAlias = _typing.Literal["host_model", "initialise", "send", "expect", "drop", "resolve", "void", "fetch", "serve", "cancel_serve", "monitor_at", "sum", "cancel_sum", "hand_on", "cancel_hand_on", "reduce", "cancel_reduce", "reduce_settled", "reduce_failed", "keep", "fold", "release", "replicate", "logged", "seed", "followed", "unfollowed", "prepare", "conclude"]  # noqa: Y015
+    _WhichOneofReturnType_instruction: _TypeAlias = _typing.Literal["host_model", "initialise", "send", "expect", "drop", "resolve", "void", "fetch", "serve", "cancel_serve", "monitor_at", "sum", "cancel_sum", "hand_on", "cancel_hand_on", "reduce", "cancel_reduce", "reduce_settled", "reduce_failed", "probe", "keep", "fold", "release", "replicate", "logged", "seed", "followed", "unfollowed", "prepare", "conclude"]  # noqa: Y015
     _WhichOneofArgType_instruction: _TypeAlias = _typing.Literal["instruction", b"instruction"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_instruction) -> _WhichOneofReturnType_instruction | None: ...
 
@@ -2025,19 +2064,23 @@ class Peer(_message.Message):
     WORKER_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
     TICKET_FIELD_NUMBER: _builtins.int
+    MOST_BPS_FIELD_NUMBER: _builtins.int
     worker: _builtins.str
     address: _builtins.str
     ticket: _builtins.bytes
+    most_bps: _builtins.int
+    """At most at which what is sent to it is to be spread out; 0 if links carry more than comes."""
     def __init__(
         self,
         *,
         worker: _builtins.str = ...,
         address: _builtins.str = ...,
         ticket: _builtins.bytes = ...,
+        most_bps: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "ticket", b"ticket", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "most_bps", b"most_bps", "ticket", b"ticket", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2175,6 +2218,48 @@ class ReduceSettled(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReduceSettled: _TypeAlias = ReduceSettled  # noqa: Y015
+
+@_typing.final
+class Probe(_message.Message):
+    """Send some bytes that mean nothing to each of these in turn, and time those that come."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUND_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    TARGETS_FIELD_NUMBER: _builtins.int
+    SOURCES_FIELD_NUMBER: _builtins.int
+    SLOT_NS_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    size_bytes: _builtins.int
+    slot_ns: _builtins.int
+    """After so long the next one is begun."""
+    model: _builtins.str
+    @_builtins.property
+    def round(self) -> Global___RoundId:
+        """After which it is done."""
+
+    @_builtins.property
+    def targets(self) -> _containers.RepeatedCompositeFieldContainer[Global___Peer]: ...
+    @_builtins.property
+    def sources(self) -> _containers.RepeatedCompositeFieldContainer[Global___Peer]: ...
+    def __init__(
+        self,
+        *,
+        round: Global___RoundId | None = ...,
+        size_bytes: _builtins.int = ...,
+        targets: _abc.Iterable[Global___Peer] | None = ...,
+        sources: _abc.Iterable[Global___Peer] | None = ...,
+        slot_ns: _builtins.int = ...,
+        model: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["round", b"round"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "round", b"round", "size_bytes", b"size_bytes", "slot_ns", b"slot_ns", "sources", b"sources", "targets", b"targets"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Probe: _TypeAlias = Probe  # noqa: Y015
 
 @_typing.final
 class ReduceFailed(_message.Message):

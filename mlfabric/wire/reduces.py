@@ -8,8 +8,10 @@ from typing import Any
 from mlfabric.protocol import (
     CancelReduce,
     Instruction,
+    LinkProbed,
     MemberEvent,
     Peer,
+    Probe,
     Reduce,
     ReduceFailed,
     ReduceId,
@@ -144,12 +146,27 @@ def _from_broken(message: session.RoundBroken, member: str) -> RoundBroken:
     return RoundBroken(worker=member, model=message.model, round=_from_round(message.round), detail=message.detail)
 
 
+def _fill_probed(message: session.LinkProbed, event: LinkProbed) -> None:
+    message.model = event.model
+    _fill_round(message.round, event.round)
+    message.source, message.bps = event.source, event.bps
+
+
+def _from_probed(message: session.LinkProbed, member: str) -> LinkProbed:
+    need(message, "round")
+    if not message.bps:
+        raise malformed("LinkProbed.bps", message.bps, "1 or more")
+    return LinkProbed(
+        worker=member, model=message.model, round=_from_round(message.round), source=message.source, bps=message.bps
+    )
+
+
 def _fill_peer(message: session.Peer, value: Peer) -> None:
-    message.worker, message.address, message.ticket = value
+    message.worker, message.address, message.ticket, message.most_bps = value
 
 
 def _from_peer(message: session.Peer) -> Peer:
-    return Peer(message.worker, message.address, message.ticket)
+    return Peer(message.worker, message.address, message.ticket, message.most_bps)
 
 
 def _fill_part(message: session.ReducePart, value: ReducePart) -> None:
@@ -226,25 +243,54 @@ def _from_failed(message: session.ReduceFailed, to: str, reason: str) -> ReduceF
     return ReduceFailed(to=to, reduce=_from_reduce_id(message.reduce), reason=reason)
 
 
+def _fill_probe(message: session.Probe, value: Probe) -> None:
+    _fill_round(message.round, value.round)
+    message.model, message.size_bytes, message.slot_ns = value.model, value.size_bytes, value.slot_ns
+    for peer in value.targets:
+        _fill_peer(message.targets.add(), peer)
+    for peer in value.sources:
+        _fill_peer(message.sources.add(), peer)
+
+
+def _from_probe(message: session.Probe, to: str, reason: str) -> Probe:
+    need(message, "round")
+    if not message.size_bytes:
+        raise malformed("Probe.size_bytes", message.size_bytes, "1 or more")
+    return Probe(
+        to=to,
+        model=message.model,
+        round=_from_round(message.round),
+        size_bytes=message.size_bytes,
+        targets=tuple(_from_peer(peer) for peer in message.targets),
+        sources=tuple(_from_peer(peer) for peer in message.sources),
+        slot_ns=message.slot_ns,
+        reason=reason,
+    )
+
+
 FILL_EVENT: Mapping[type, Callable[[session.Event, Any], None]] = {
     ReduceRequested: lambda message, event: fill_reduce_requested(message.reduce_requested, event),
     RoundArrived: lambda message, event: _fill_arrived(message.round_arrived, event),
     RoundBroken: lambda message, event: _fill_broken(message.round_broken, event),
+    LinkProbed: lambda message, event: _fill_probed(message.link_probed, event),
 }
 READ_EVENT: Mapping[str, Callable[[Any, str], MemberEvent]] = {
     "reduce_requested": from_reduce_requested,
     "round_arrived": _from_arrived,
     "round_broken": _from_broken,
+    "link_probed": _from_probed,
 }
 FILL: Mapping[type, Callable[[session.Instruction, Any], None]] = {
     Reduce: lambda message, value: _fill_reduce(message.reduce, value),
     CancelReduce: lambda message, value: _fill_round(message.cancel_reduce.round, value.round),
     ReduceSettled: lambda message, value: _fill_settled(message.reduce_settled, value),
     ReduceFailed: lambda message, value: fill_request(message.reduce_failed.reduce, value.reduce),
+    Probe: lambda message, value: _fill_probe(message.probe, value),
 }
 READ: Mapping[str, Callable[[Any, str, str], Instruction]] = {
     "reduce": _from_reduce,
     "cancel_reduce": _from_cancel,
     "reduce_settled": _from_settled,
     "reduce_failed": _from_failed,
+    "probe": _from_probe,
 }

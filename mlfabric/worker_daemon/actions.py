@@ -18,6 +18,7 @@ from mlfabric.protocol import (
     MemberEvent,
     ModelVersion,
     Outcome,
+    Probe,
     PushRequested,
     Reduce,
     ReduceFailed,
@@ -55,6 +56,7 @@ __all__ = [
     "KeepCopy",
     "ModelReceived",
     "OutcomeReceived",
+    "ProbeEnded",
     "PushCalled",
     "ReduceAction",
     "ReduceCalled",
@@ -66,6 +68,7 @@ __all__ = [
     "Settle",
     "StartAttempt",
     "StartFetch",
+    "StartProbes",
     "StartReplicate",
     "StartSend",
     "StopAttempt",
@@ -165,7 +168,17 @@ class AttemptEnded:
     down_bps: int = 0
 
 
-ReduceEvent = ReduceCalled | AttemptEnded | Reduce | CancelReduce | ReduceSettled | ReduceFailed
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeEnded:
+    """A probe has come, or most of it: after which round it was sent, by whom, and how fast it came."""
+
+    model: str
+    round: RoundId
+    source: str
+    bps: int
+
+
+ReduceEvent = ReduceCalled | AttemptEnded | ProbeEnded | Reduce | CancelReduce | ReduceSettled | ReduceFailed | Probe
 
 DaemonEvent = (
     EpochBegan
@@ -316,6 +329,14 @@ class StopAttempt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StartProbes:
+    """Send and expect probes; those of an earlier request are void."""
+
+    plan: Probe
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FinishReduce:
     """Resolve the handle of an AllReduce: the result is here, ``workers`` took part."""
 
@@ -332,6 +353,6 @@ class FailReduce:
     reason: str
 
 
-ReduceAction = StartAttempt | StopAttempt | FinishReduce | FailReduce
+ReduceAction = StartAttempt | StopAttempt | StartProbes | FinishReduce | FailReduce
 KeepAction = KeepCopy | FoldCopy | DropCopies | FreezeWindow | StartReplicate | EndReplicate | DropWindow
 Action = Request | StartSend | StartFetch | Settle | FailPush | Deliver | KeepAction | ReduceAction

@@ -170,7 +170,7 @@ class Attempt:
             if not _is_brief(part, length):
                 await connection.send(Frame(kind=FrameKind.OFFER, ticket=ticket, digest=digest, meta=meta))
                 self._check(connection, await connection.receive(), FrameKind.GRANT, None, 0)
-            connection.spread(part.rate_bps if summed is not None else 0)
+            connection.spread(_pace_bps(part.rate_bps if summed is not None else 0, parent))
             frame = Frame(kind=FrameKind.PAYLOAD, ticket=ticket, length=length, digest=digest, meta=meta)
             if summed is None:
                 record = await connection.send(frame, own)
@@ -201,7 +201,7 @@ class Attempt:
 
     async def _send_result(self, part: ReducePart, taker: Peer, connection: Connection, result: Filling) -> None:
         """Send the result as it becomes ready."""
-        connection.spread(part.rate_bps)
+        connection.spread(_pace_bps(part.rate_bps, taker))
         frame = Frame(
             kind=FrameKind.MODEL,
             ticket=taker.ticket,
@@ -228,6 +228,11 @@ class Attempt:
 def _is_brief(part: ReducePart, length: int) -> bool:
     """Tell whether bytes come unasked; what is spread out takes long enough for the result to flow back meanwhile."""
     return length <= BRIEF_BYTES and not part.rate_bps
+
+
+def _pace_bps(rate_bps: int, peer: Peer) -> int:
+    """Return at which rate to spread out what is sent to a peer; 0 for as fast as it goes."""
+    return min(filter(None, (rate_bps, peer.most_bps)), default=0)
 
 
 def _answered(part: ReducePart, length: int) -> set[str]:

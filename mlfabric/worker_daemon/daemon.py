@@ -341,7 +341,7 @@ class WorkerDaemon:
                 self._metrics.got(time.monotonic() - get.since_s)
                 if not get.handle.done():
                     get.handle.set_result(action.version)
-            case act.StartAttempt() | act.StopAttempt() | act.FinishReduce() | act.FailReduce():
+            case act.StartAttempt() | act.StopAttempt() | act.StartProbes() | act.FinishReduce() | act.FailReduce():
                 self._reductions.do(action)
             case _:
                 self._keep(action)

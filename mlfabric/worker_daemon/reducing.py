@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 
 from mlfabric.protocol import (
     CancelReduce,
+    LinkProbed,
+    Probe,
     Reduce,
     ReduceFailed,
     ReduceId,
@@ -62,6 +64,13 @@ class Reducing:
                 yield from self._ended(event)
             case ReduceSettled():
                 yield from self._settle(event)
+            case Probe():
+                yield act.StartProbes(plan=event, reason=event.reason)
+            case act.ProbeEnded():
+                probed = LinkProbed(
+                    worker=self.worker, model=event.model, round=event.round, source=event.source, bps=event.bps
+                )
+                yield act.Request(event=probed, reason="a probe has come")
             case ReduceFailed():
                 if (failed := self.open.pop(event.reduce, None)) is not None:
                     yield from self._stop(failed, event.reason)

@@ -14,6 +14,7 @@ from mlfabric.protocol import Reduce, ReduceId, ReduceRequested, RoundId
 from mlfabric.worker_daemon import actions as act
 from mlfabric.worker_daemon.attempts import Attempt, ReduceBuffers
 from mlfabric.worker_daemon.link_meter import LinkMeter
+from mlfabric.worker_daemon.probes import Probes
 from mlfabric.worker_daemon.round_lines import RoundLines
 
 __all__ = ["Reductions"]
@@ -47,6 +48,7 @@ class Reductions:
         recorded: Callable[[TransferRecord, str], None],
     ) -> None:
         self._lines = RoundLines(channel)
+        self._probes = Probes(self._lines, take_in)
         self._meter = LinkMeter("")
         self._host = host
         self._take_in = take_in
@@ -78,6 +80,8 @@ class Reductions:
             case act.StopAttempt():
                 if self._round == action.round and self._task is not None:
                     self._task.cancel()
+            case act.StartProbes():
+                self._probes.start(action.plan)
             case act.FinishReduce():
                 done = self._open.pop(action.reduce)
                 if not done.handle.done():
@@ -133,6 +137,7 @@ class Reductions:
 
     async def close(self) -> None:
         """End the attempt under way."""
+        await self._probes.close()
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):

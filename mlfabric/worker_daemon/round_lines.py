@@ -123,6 +123,19 @@ class RoundLines:
             else:
                 self._discard(address, connection)
 
+    @asynccontextmanager
+    async def fresh_line(self, address: str) -> AsyncIterator[Connection]:
+        """Return a connection that nobody has used, and close it at the end: TCP remembers no rate on it.
+
+        Raises:
+            UnavailableError: nobody answers there.
+        """
+        connection = await self._channel.connect(address)
+        try:
+            yield connection
+        finally:
+            connection.close()
+
     def _discard(self, address: str, broken: Connection) -> None:
         """Close a broken connection, and idle ones to the same place: whatever broke it may have broken them."""
         for connection in (broken, *self._idle.pop(address, ())):

@@ -14,11 +14,12 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from mlfabric.chunking import chunk_bytes
 from mlfabric.network import Network, down_link, up_link
 from mlfabric.protocol import RoundId, UpdateId
+from mlfabric.scheduler.modes.shares import held_to_shares
 from mlfabric.scheduler.planning import (
     Batch,
     Candidate,
@@ -53,6 +54,8 @@ class Trees:
         parents: to whom each worker but the root sends the sum of its own and what was sent to it.
         sources: from whom each worker but the root has the result.
         rate_bps: at about which the streams are to be spread out; 0 for as fast as they go.
+        sums_bps, results_bps: by worker, at most at which its sum goes to its parent, and the result comes from its
+            source; 0, or not there, if links carry more than comes.
     """
 
     start: int
@@ -61,6 +64,8 @@ class Trees:
     parents: Mapping[str, str]
     sources: Mapping[str, str]
     rate_bps: int = 0
+    sums_bps: Mapping[str, int] = field(default_factory=dict)
+    results_bps: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +115,7 @@ def shape_round(
         members: the host of each worker; at least one.
         size_bytes: of each worker's tensor.
         late: workers that have not asked yet; nobody is to wait for them longer than needed.
-        without: shapes that are not to be used.
+        without: shapes that are not to be used if there are others for such a tensor.
 
     Returns:
         How it is to go, or why there is no way now.
@@ -129,7 +134,7 @@ def shape_round(
     late_hosts = {members[worker] for worker in late}
     wire_ns = size_bytes * 8 * 10**9 // max(1, *(_rate_bps(network, host, now_ns) for host in leaders))
     config = planner_config(size_bytes, wire_ns)
-    allowed = replace(config, shapes=config.shapes - without)
+    allowed = replace(config, shapes=config.shapes - without or config.shapes)
     planned = _plan(network, leaders, size_bytes, now_ns, late_hosts, allowed)
     if not planned.commits:
         return planned.deferred[0].reason
@@ -142,6 +147,8 @@ def shape_round(
     else:
         pairs = [_pair(leaders, transfers, None)]
     shaped = _shaped(planned.shape, pairs, size_bytes, members, leaders, transfers, reason)
+    if planned.shape is Shape.STRIPES:
+        shaped = replace(shaped, trees=held_to_shares(shaped.trees, network, members, now_ns))
     return replace(shaped, without_stripes=Shape.STRIPES in config.shapes & without)
 
 

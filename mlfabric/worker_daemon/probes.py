@@ -1,0 +1,152 @@
+"""Sends probes to other workers, and times those that come. Decides nothing.
+
+A probe is a frame of kind PAYLOAD with zeros behind it, which are thrown away; when it has come, an OUTCOME frame goes
+back. Its first third does not count: it goes at once where a token bucket has saved something up, and TCP begins
+slowly. How much has come is asked of the kernel together with the time, so it does not matter that a busy process reads
+late.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, NamedTuple
+
+from mlfabric.channels import Connection, Frame, FrameKind
+from mlfabric.errors import FabricError, TransferError
+from mlfabric.protocol import Peer, Probe
+from mlfabric.worker_daemon import actions as act
+from mlfabric.worker_daemon.round_lines import RoundLines
+
+__all__ = ["Look", "Probes", "rate_bps"]
+
+_PIECES = 24
+_LEFT_OUT = 3
+"""One part of so many does not count."""
+_LATE_SHARE = 0.6
+"""A probe that takes more than this part of its slot is told of before its end."""
+_ENOUGH = 4
+"""One part of so many must have been seen to come."""
+
+log = logging.getLogger("mlfabric.worker")
+
+
+class Look(NamedTuple):
+    """How much of a probe had come at an instant."""
+
+    at_ns: int
+    came_bytes: int
+
+
+class Probes:
+    """The probes of one worker; those of the last request only.
+
+    Args:
+        lines: connections to and from the other workers.
+        take_in: is told of every probe that came.
+    """
+
+    def __init__(self, lines: RoundLines, take_in: Callable[[act.ProbeEnded], None]) -> None:
+        self._lines = lines
+        self._take_in = take_in
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, plan: Probe) -> None:
+        """Send and expect what a plan says; what is left of an earlier one is given up."""
+        self.cancel()
+        self._begin(self._send_all(plan))
+        for peer in plan.sources:
+            self._begin(self._time(plan, peer))
+
+    def cancel(self) -> None:
+        """Give up what is under way."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def close(self) -> None:
+        """Give up what is under way, and wait until nothing of it is left."""
+        self.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _send_all(self, plan: Probe) -> None:
+        """Send to one after the other, all workers at the same times, so that nobody is sent two at once."""
+        payload = memoryview(bytes(plan.size_bytes))
+        async with asyncio.TaskGroup() as group:
+            for peer in plan.targets:
+                group.create_task(self._send(peer, payload))
+                await asyncio.sleep(plan.slot_ns / 1e9)
+
+    async def _send(self, peer: Peer, payload: memoryview) -> None:
+        """Send one probe, and wait until it has come."""
+        try:
+            async with self._lines.fresh_line(peer.address) as connection:
+                frame = Frame(kind=FrameKind.PAYLOAD, ticket=peer.ticket, length=len(payload))
+                await connection.send(frame, (payload,))
+                answer = await connection.receive()
+                if answer.kind is not FrameKind.OUTCOME:
+                    raise TransferError(f"a {answer.kind.name} frame came from {connection.peer}; wanted OUTCOME")
+        except FabricError as error:
+            log.debug("probe to %s: %s", peer.worker, error)
+
+    async def _time(self, plan: Probe, peer: Peer) -> None:
+        """Receive one probe; say how fast it comes, once it has come or is clearly late."""
+        told = False
+
+        def tell(bps: int) -> None:
+            nonlocal told
+            if bps and not told:
+                told = True
+                self._take_in(act.ProbeEnded(model=plan.model, round=plan.round, source=peer.worker, bps=bps))
+
+        try:
+            async with self._lines.visit(peer.ticket, FrameKind.PAYLOAD) as visit:
+                if visit.frame.length != plan.size_bytes:
+                    raise TransferError(f"a probe of {visit.frame.length} bytes; wanted {plan.size_bytes}")
+                await _receive(visit.connection, plan, tell)
+                await visit.connection.send(Frame(kind=FrameKind.OUTCOME, ticket=peer.ticket))
+        except FabricError as error:
+            log.debug("probe from %s: %s", peer.worker, error)
+
+
+async def _receive(connection: Connection, plan: Probe, tell: Callable[[int], None]) -> None:
+    """Receive a probe and throw it away; tell its rate when it is there, and before if it takes longer than planned."""
+    pieces = _cut(memoryview(bytearray(plan.size_bytes)))
+    looks: list[Look] = []
+    read_bytes = 0
+
+    def look() -> None:
+        nonlocal read_bytes
+        read_bytes += len(pieces[len(looks)])
+        looks.append(Look(time.monotonic_ns(), read_bytes + connection.waiting_bytes))
+        if looks[-1].at_ns - looks[0].at_ns > plan.slot_ns * _LATE_SHARE:
+            tell(rate_bps(looks, plan.size_bytes))
+
+    await connection.receive_through(pieces, look)
+    tell(rate_bps(looks, plan.size_bytes))
+
+
+def rate_bps(looks: Sequence[Look], size_bytes: int) -> int:
+    """Return the rate at which a probe came, without its first third; 0 if too little of it was seen to come.
+
+    Args:
+        looks: when how much of it had come; once all has, that says nothing of when it came.
+        size_bytes: of the probe.
+    """
+    seen = [look for look in looks if size_bytes <= look.came_bytes * _LEFT_OUT and look.came_bytes < size_bytes]
+    if len(seen) < 2:
+        return 0
+    came_bytes, took_ns = seen[-1].came_bytes - seen[0].came_bytes, seen[-1].at_ns - seen[0].at_ns
+    return came_bytes * 8 * 10**9 // took_ns if took_ns > 0 and came_bytes * _ENOUGH >= size_bytes else 0
+
+
+def _cut(buffer: memoryview) -> list[memoryview]:
+    each = -(-len(buffer) // _PIECES)
+    return [buffer[start : start + each] for start in range(0, len(buffer), each)]
