@@ -98,6 +98,21 @@ async def test_a_paced_transfer_is_not_faster_than_planned_and_both_records_say_
     assert sent.rate_bps <= rate_bps
 
 
+async def test_what_has_come_and_was_not_read_is_waiting(make: MakeChannel) -> None:
+    async with connected(make) as (near, far):
+        assert far.waiting_bytes == 0
+        await near.send(payload(1000), [memoryview(bytes(1000))])
+        await far.receive()
+        while far.waiting_bytes < 1000:
+            await asyncio.sleep(0)
+        await far.receive_into(memoryview(bytearray(400)), 400)
+        assert (far.waiting_bytes, near.waiting_bytes) == (600, 0)
+        await far.discard(599)
+        assert far.waiting_bytes == 1
+        far.close()
+        assert far.waiting_bytes == 0
+
+
 async def test_a_peer_that_closes_between_frames_is_told_apart_from_a_torn_frame(make: MakeChannel) -> None:
     async with connected(make) as (near, far):
         await near.send(GRANT)

@@ -341,6 +341,25 @@ async def test_an_emulated_network_card_is_not_faster_than_nominal_however_many_
     assert 750_000 * 8e9 / (ended_ns - started_ns) <= 100_000_000
 
 
+async def test_what_an_emulated_card_has_yet_to_let_through_is_not_waiting() -> None:
+    seen: asyncio.Future[tuple[int, int]] = asyncio.get_running_loop().create_future()
+
+    async def look(connection: Connection) -> None:
+        await connection.receive()
+        sock = connection._stream._sock  # type: ignore[attr-defined]
+        while sockets.waiting_bytes(sock) < 1000:
+            await asyncio.sleep(0)
+        seen.set_result((sockets.waiting_bytes(sock), connection.waiting_bytes))
+        await connection.discard(1000)
+
+    server, client = TcpChannel(TcpOptions(down_bps=20_000_000)), TcpChannel()
+    connection = await client.connect(await server.listen(look))
+    await connection.send(payload(1000), [memoryview(bytes(1000))])
+    assert await seen == (1000, 0)
+    await client.close()
+    await server.close()
+
+
 async def test_the_senders_record_shows_a_slow_receiver_and_not_how_fast_the_kernel_takes_bytes() -> None:
     async with serving(TcpOptions(down_bps=20_000_000)) as (_, address):
         client = TcpChannel()

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -18,10 +19,12 @@ import mlfabric
 from mlfabric import Mode, ReduceOp
 from mlfabric.channels import Frame, FrameKind, TcpOptions
 from mlfabric.config import WorkerSettings
+from mlfabric.network import LinkId, down_link
 from mlfabric.scheduler.modes import all_reduce
 from mlfabric.scheduler.modes.all_reduce import RING_FROM_NS, TREES_FROM_NS
 from mlfabric.scheduler.planning.all_reduce import warm
-from mlfabric.worker_daemon import round_lines
+from mlfabric.specs import Member
+from mlfabric.worker_daemon import daemon, round_lines
 from mlfabric.worker_daemon.attempts import BRIEF_BYTES
 
 from .harness import Fabric, Line, wait_until
@@ -346,6 +349,36 @@ def test_whoever_comes_without_a_ticket_is_turned_away_and_rounds_go_on(fabric, 
     noise.socket.sendall(b"GET / HTTP/1.1\r\n\r\n" + bytes(200))
     assert noise.is_closed()
     assert team.reduce([torch.ones(2), torch.ones(2)]) == [2, 2]
+
+
+STATED_BPS, CARRIED_BPS = 40_000_000, 8_000_000
+
+
+class Narrow(Team):
+    """A team whose links all carry what is stated, but for the way down to w3."""
+
+    def join(self, name: str, count: int = 1, **settings: Any) -> Any:
+        down_bps = CARRIED_BPS if name == "w3" else STATED_BPS
+        return super().join(name, count, tcp=TcpOptions(up_bps=STATED_BPS, down_bps=down_bps), **settings)
+
+
+def test_a_link_that_carries_less_than_was_stated_is_found_out_while_workers_compute(fabric, monkeypatch) -> None:
+    slow = down_link("host-w3")
+    stated = {"up_bps": STATED_BPS, "down_bps": STATED_BPS}
+    monkeypatch.setattr(daemon, "Member", lambda **fields: Member(**{**fields, **stated}))
+    team = Narrow(fabric, 8)
+    network = fabric.scheduler.state.context.network
+    known: dict[LinkId, int] = {}
+    for n in range(10):
+        given = tensors(8, 100_000, seed=n)
+        made = [tensor.clone() for tensor in given]
+        assert team.reduce(made) == [8] * 8
+        assert_summed(given, made)
+        known = {link: network.rate_bps(link, 0) for link in network.links}
+        if known[slow] == min(known.values()) < STATED_BPS // 2:
+            return
+        time.sleep(0.2)
+    pytest.fail(f"{slow} is not known as slow: {known}")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")

@@ -19,6 +19,7 @@ from mlfabric.protocol import (
     GetRequested,
     HeldBack,
     InitialReceived,
+    LinkProbed,
     MemberEvent,
     MemberJoined,
     MemberSilent,
@@ -150,6 +151,7 @@ said: st.SearchStrategy[MemberEvent] = st.one_of(
     st.builds(GetRequested, get=gets, model=models, min_version=versions, after_update=st.none() | updates),
     st.builds(RoundArrived, worker=anyone, model=models, round=rounds),
     st.builds(RoundBroken, worker=anyone, model=models, round=rounds, detail=st.just("")),
+    st.builds(LinkProbed, worker=anyone, model=models, round=rounds, source=anyone, bps=st.integers(1, 2**64 - 1)),
     st.builds(CommitsReported, server=servers, model=models, commits=st.lists(commits, max_size=2).map(tuple)),
     st.builds(InitialReceived, server=servers, model=models, version=versions),
     st.builds(

@@ -32,6 +32,7 @@ from mlfabric.protocol import (
     InitialReceived,
     Instruction,
     Keep,
+    LinkProbed,
     LinkRate,
     Logged,
     Lost,
@@ -45,6 +46,7 @@ from mlfabric.protocol import (
     Peer,
     Prepare,
     Prepared,
+    Probe,
     PushRequested,
     Reduce,
     ReduceFailed,
@@ -251,6 +253,7 @@ events: st.SearchStrategy[MemberEvent] = st.one_of(
     reduces,
     st.builds(RoundArrived, worker=st.just(ME), model=text, round=rounds, up_bps=u64, down_bps=u64),
     st.builds(RoundBroken, worker=st.just(ME), model=text, round=rounds, detail=text),
+    st.builds(LinkProbed, worker=st.just(ME), model=text, round=rounds, source=text, bps=st.integers(1, 2**64 - 1)),
     pushes,
     gets,
     st.builds(
@@ -383,7 +386,7 @@ folds = st.builds(
     reason=text,
 )
 reduce_ids = st.builds(ReduceId, text, u64, u64)
-peers = st.builds(Peer, text, text, ticket)
+peers = st.builds(Peer, text, text, ticket, u64)
 parts = st.builds(
     lambda start, length, **fields: ReducePart(start=16 * start, end=16 * start + length, **fields),
     start=st.integers(0, 2**50),
@@ -394,11 +397,23 @@ parts = st.builds(
     takers=several(peers),
     rate_bps=u64,
 )
+probes = st.builds(
+    Probe,
+    to=me,
+    model=text,
+    round=rounds,
+    size_bytes=st.integers(1, 2**64 - 1),
+    targets=several(peers),
+    sources=several(peers),
+    slot_ns=u64,
+    reason=text,
+)
 instructions: st.SearchStrategy[Instruction] = st.one_of(
     st.builds(Reduce, to=me, reduce=reduce_ids, round=rounds, workers=u32, parts=several(parts), reason=text),
     st.builds(CancelReduce, to=me, round=rounds, reason=text),
     st.builds(ReduceSettled, to=me, reduce=reduce_ids, round=rounds, workers=u32, reason=text),
     st.builds(ReduceFailed, to=me, reduce=reduce_ids, reason=text),
+    probes,
     sends,
     expects,
     serves,

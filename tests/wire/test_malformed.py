@@ -26,6 +26,7 @@ from tests.wire.strategies import ME, events, instructions
 MINE = types_pb2.RequestId(worker=ME, incarnation=1, counter=2)
 VERSION = types_pb2.ModelVersion(epoch=1, number=2)
 S = session_pb2
+ROUND = S.RoundId(epoch=1, counter=2)
 GRADIENT = S.UPDATE_KIND_GRADIENT
 MALFORMED_EVENTS = [
     (S.Event(), r"Event\.event=None; allowed: push_requested,"),
@@ -58,6 +59,8 @@ MALFORMED_EVENTS = [
         r"TransferEnded\.transfer=None; allowed: update, get or sum",
     ),
     (S.Event(transfer_ended=S.TransferEnded(member=ME, update=MINE)), r"TransferEnded\.end=0; allowed: 1 \(RECEIVED\)"),
+    (S.Event(link_probed=S.LinkProbed(bps=1)), r"LinkProbed\.round is missing"),
+    (S.Event(link_probed=S.LinkProbed(round=ROUND)), r"LinkProbed\.bps=0; allowed: 1 or more"),
 ]
 MALFORMED_INSTRUCTIONS = [
     (S.Instruction(), r"Instruction\.instruction=None; allowed: host_model,"),
@@ -85,6 +88,8 @@ MALFORMED_INSTRUCTIONS = [
     (S.Instruction(resolve=S.Resolve(update=MINE, outcome=S.Outcome())), r"Outcome\.outcome=None; allowed: committed"),
     (S.Instruction(serve=S.Serve(min_version=VERSION)), r"Serve\.get is missing"),
     (S.Instruction(cancel_serve=S.CancelServe()), r"CancelServe\.get is missing"),
+    (S.Instruction(probe=S.Probe(size_bytes=1)), r"Probe\.round is missing"),
+    (S.Instruction(probe=S.Probe(round=ROUND)), r"Probe\.size_bytes=0; allowed: 1 or more"),
 ]
 
 

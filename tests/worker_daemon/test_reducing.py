@@ -6,6 +6,9 @@ from dataclasses import replace
 
 from mlfabric.protocol import (
     CancelReduce,
+    LinkProbed,
+    Peer,
+    Probe,
     Reduce,
     ReduceFailed,
     ReduceId,
@@ -128,3 +131,24 @@ def test_a_settled_round_whose_result_is_not_here_fails() -> None:
     stage.tell(plan(SECOND))
     actions = stage.tell(settled())
     assert actions == [act.StopAttempt(round=SECOND, reason=""), act.FailReduce(reduce=reduce_id(), reason="")]
+
+
+def test_probes_are_sent_as_told_and_each_that_came_is_reported() -> None:
+    stage, peer = Stage(), Peer("v", "v:1", bytes(16))
+    probe = Probe(
+        to="w", model="net", round=FIRST, size_bytes=9, targets=(peer,), sources=(peer,), slot_ns=1, reason=""
+    )
+    assert stage.tell(probe) == [act.StartProbes(plan=probe, reason="")]
+    probed = LinkProbed(worker="w", model="net", round=FIRST, source="v", bps=5)
+    ended = act.ProbeEnded(model="net", round=FIRST, source="v", bps=5)
+    assert stage.tell(ended) == [act.Request(event=probed, reason="")]
+
+
+def test_probes_leave_an_attempt_under_way_alone() -> None:
+    stage = Stage(0)
+    stage.tell(plan(FIRST))
+    probe = Probe(to="w", model="net", round=FIRST, size_bytes=9, targets=(), sources=(), slot_ns=1, reason="")
+    assert stage.tell(probe) == [act.StartProbes(plan=probe, reason="")]
+    assert stage.tell(act.AttemptEnded(round=FIRST)) == [
+        act.Request(event=RoundArrived(worker="w", model="net", round=FIRST), reason="")
+    ]
