@@ -12,8 +12,8 @@ from mlfabric.scheduler.modes import all_reduce
 from mlfabric.scheduler.planning import Shape
 
 from .stage import GIGABIT
-from .test_probing import BIG, PAUSE_MS, Computing
-from .test_rounds import asks, told
+from .test_probing import PAUSE_MS, Computing
+from .test_rounds import BIG, asks, told
 
 NAMES = "abcdefghijkl"
 RING_MS = 2 * 11 / 12 * BIG * 8 / (GIGABIT // 4) * 1000
