@@ -1,7 +1,8 @@
 """What the twin says of runs of the testbed: the same hosts, weather, stragglers and seeds, in virtual time.
 
 A run is predicted as it was made, dilated: what a message to the scheduler takes is not stretched with the rest. Links
-carry headers too, so that less of their rate is left for what is trained. Predictions are kept beside the results, and
+carry headers too, and acknowledgements of what goes the other way, so that less of their rate is left for what is
+trained. Predictions are kept beside the results, and
 made anew once the code has changed.
 """
 
@@ -43,7 +44,9 @@ WAYS: Mapping[str, Mode | Baseline] = MappingProxyType(
 
 TCP_HEADER_BYTES = 52
 """Of a full packet over IPv4, with timestamps."""
-PAYLOAD_SHARE = (MTU_BYTES - TCP_HEADER_BYTES) / ETHERNET_BYTES
+ACK_BYTES = (TCP_HEADER_BYTES + ETHERNET_BYTES - MTU_BYTES) / 2
+"""On the wire for each full packet that goes the other way: every second one is acknowledged."""
+PAYLOAD_SHARE = (MTU_BYTES - TCP_HEADER_BYTES) / (ETHERNET_BYTES + ACK_BYTES)
 PROBE_ITERATIONS = 10
 FLOAT32_BYTES = 4
 

@@ -15,17 +15,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from random import Random
 
 from mlfabric.network import LinkId, Network, down_link, up_link
 from mlfabric.protocol import LinkProbed, Peer, Probe, RoundId
 from mlfabric.scheduler.context import Context
 from mlfabric.scheduler.evidence import changed_rates
-from mlfabric.scheduler.planning import Shape
-from mlfabric.scheduler.running_round import RunningRound
 
-__all__ = ["Probing"]
+__all__ = ["Probing", "Probings", "probes_of"]
 
 _TARGETS = 2
 _LEAST_WORKERS = 4
@@ -44,86 +42,91 @@ _CALM = 8
 _RAREST = 8
 
 
-@dataclass(slots=True)
-class _Session:
-    """The probes after one round: between whom, and what they have shown so far, by source and destination."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probings:
+    """The probes after one round.
+
+    Args:
+        hosts: of the workers that take part.
+        targets: to whom each of them sends.
+        size_bytes: of each probe.
+        slot_ns: after so long the next one is begun.
+    """
 
     round: RoundId
     hosts: Mapping[str, str]
     targets: Mapping[str, Sequence[str]]
-    found: dict[tuple[str, str], int] = field(default_factory=dict)
+    size_bytes: int
+    slot_ns: int
 
 
 class Probing:
-    """The probes of one model's workers."""
+    """What the workers of one model probe, and what that shows.
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
-        self._session: _Session | None = None
+    Args:
+        network: its rates are set.
+    """
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+        self._probings: Probings | None = None
+        self._found: dict[tuple[str, str], int] = {}
         self._calm = self._skipped = 0
 
     def begin(
-        self, running: RunningRound, idle: Mapping[str, str], pause_ns: int | None, best_bps: int
-    ) -> Iterator[Probe]:
-        """Have links probed, if there is time for that and it may help.
+        self, after: RoundId, size_bytes: int, idle: Mapping[str, str], pause_ns: int | None, best_bps: int
+    ) -> Probings | None:
+        """Return which links are to be probed; None if there is no time for that, or it may not help.
 
         Args:
-            running: the round that has just been settled.
+            after: the round that has just been settled.
+            size_bytes: of its tensor.
             idle: the hosts of its workers that have not asked for the next one.
             pause_ns: how long links were idle before the last one; None if that is unknown.
             best_bps: what the fastest link has carried at best; 0 if that is unknown.
         """
-        self._session = None
-        network, count = self._context.network, Counter(idle.values())
+        self._probings, self._found = None, {}
+        network, count = self._network, Counter(idle.values())
         hosts = {w: host for w, host in idle.items() if count[host] == 1 and network.has_host(host)}
-        if running.shape is Shape.DIRECT or len(hosts) < _LEAST_WORKERS:
-            return
-        size_bytes = running.size_bytes // _SHARE
+        if len(hosts) < _LEAST_WORKERS:
+            return None
+        probe_bytes = size_bytes // _SHARE
         full_bps = best_bps or max(network.rate_bps(up_link(host), 0) for host in hosts.values())
-        takes_ns = size_bytes * 8 * 10**9 // max(1, full_bps)
-        can_be_timed = size_bytes >= _LEAST_BYTES and takes_ns >= _LEAST_NS
+        takes_ns = probe_bytes * 8 * 10**9 // max(1, full_bps)
+        can_be_timed = probe_bytes >= _LEAST_BYTES and takes_ns >= _LEAST_NS
         if not (can_be_timed and pause_ns and _ROOM * _TARGETS * takes_ns <= pause_ns):
-            return
+            return None
         self._skipped += 1
         if self._skipped < min(_RAREST, 1 << (self._calm // _CALM)):
-            return
+            return None
         self._skipped = 0
-        self._session = session = _Session(running.id, hosts, _circle(running.id, hosts))
-        yield from self._probes(session, size_bytes, round(_SLOT_SHARE * pause_ns / _TARGETS))
-
-    def _probes(self, session: _Session, size_bytes: int, slot_ns: int) -> Iterator[Probe]:
-        targets = session.targets
-        tickets = {(w, target): self._context.tickets.next() for w in targets for target in targets[w]}
-        for worker in targets:
-            yield Probe(
-                to=worker,
-                model=self._context.members[worker].model,
-                round=session.round,
-                size_bytes=size_bytes,
-                targets=tuple(Peer(w, self._context.address(w), tickets[worker, w]) for w in targets[worker]),
-                sources=tuple(Peer(w, "", ticket) for (w, target), ticket in tickets.items() if target == worker),
-                slot_ns=slot_ns,
-                reason="what links carry is found out while they are idle",
-            )
+        self._probings = Probings(
+            round=after,
+            hosts=hosts,
+            targets=_circle(after, hosts),
+            size_bytes=probe_bytes,
+            slot_ns=round(_SLOT_SHARE * pause_ns / _TARGETS),
+        )
+        return self._probings
 
     def probed(self, event: LinkProbed) -> None:
         """Note what a probe has shown; one of an earlier round, or that nobody asked for, shows nothing."""
-        session = self._session
-        if session is None or session.round != event.round:
+        probings = self._probings
+        if probings is None or probings.round != event.round:
             return
-        if event.worker in session.targets.get(event.source, ()):
-            session.found[event.source, event.worker] = event.bps
+        if event.worker in probings.targets.get(event.source, ()):
+            self._found[event.source, event.worker] = event.bps
 
-    def learn(self, network: Network) -> frozenset[LinkId]:
+    def learn(self) -> frozenset[LinkId]:
         """Set what the probes since the last round have shown, once; return the links of which they tell anything.
 
         None is raised at once above the fastest of them, unless that is less than twice what it had.
         """
-        session, self._session = self._session, None
-        if session is None:
+        probings, self._probings = self._probings, None
+        if probings is None:
             return frozenset()
-        hosts = session.hosts
-        seen = {(up_link(hosts[a]), down_link(hosts[b])): bps for (a, b), bps in session.found.items()}
+        network, hosts = self._network, probings.hosts
+        seen = {(up_link(hosts[a]), down_link(hosts[b])): bps for (a, b), bps in self._found.items()}
         links = {link for pair in seen for link in pair}
         known = {link: network.rate_bps(link, 0) for link in links}
         changed = changed_rates(seen, known)
@@ -132,6 +135,23 @@ class Probing:
             network.set_rate(link, min(bps, max(fastest_bps, _MOST_GROWTH * known[link])))
         self._calm = 0 if changed else self._calm + 1
         return frozenset(links)
+
+
+def probes_of(context: Context, probings: Probings) -> Iterator[Probe]:
+    """Yield what each worker is told; both ends of a probe get its ticket."""
+    targets = probings.targets
+    tickets = {(w, target): context.tickets.next() for w in targets for target in targets[w]}
+    for worker in targets:
+        yield Probe(
+            to=worker,
+            model=context.members[worker].model,
+            round=probings.round,
+            size_bytes=probings.size_bytes,
+            targets=tuple(Peer(w, context.address(w), tickets[worker, w]) for w in targets[worker]),
+            sources=tuple(Peer(w, "", ticket) for (w, target), ticket in tickets.items() if target == worker),
+            slot_ns=probings.slot_ns,
+            reason="what links carry is found out while they are idle",
+        )
 
 
 def _circle(round_id: RoundId, workers: Mapping[str, str]) -> dict[str, Sequence[str]]:

@@ -13,19 +13,37 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from mlfabric.network import LinkId, Network, down_link, up_link
 from mlfabric.scheduler.planning import Shape
 from mlfabric.scheduler.probing import Probing
 from mlfabric.scheduler.running_round import RunningRound
 
-__all__ = ["RoundLinks"]
+__all__ = ["Carried", "RoundLinks"]
 
 _FULL_SHARE = 0.5
 """What share of a tensor must go over a link at once so that it shows what it can carry."""
 _HELD_SHARE = 0.9
 """From what share of its known rate a link whose streams are held to that may carry more than it shows."""
 _FORGET_AFTER = 8
+
+
+class Carried(NamedTuple):
+    """What a host's link carried at best in a round, up and down, 0 if that is unknown; and what it was to carry.
+
+    ``ready_bytes`` is what the host sends without waiting for others, ``coming_bytes`` what they send it to be summed;
+    ``is_held`` says, up and down, whether what is sent first is held to shares of the link.
+    """
+
+    host: str
+    shape: Shape
+    size_bytes: int
+    ready_bytes: int
+    coming_bytes: int
+    is_held: tuple[bool, bool]
+    up_bps: int
+    down_bps: int
 
 
 @dataclass(slots=True)
@@ -58,17 +76,20 @@ class RoundLinks:
         for worker, (up_bps, down_bps) in running.measured.items():
             host = hosts[worker]
             if host in alone and network.has_host(host):
-                size_bytes = running.members[worker].size_bytes
-                ready, coming = running.ready_bytes(worker), running.coming_bytes(worker)
-                fills = running.shape is not Shape.RING
-                up_is_full, down_is_full = (fills and part >= _FULL_SHARE * size_bytes for part in (ready, coming))
-                up_is_held, down_is_held = running.is_held(worker)
-                self._take(network, up_link(host), up_bps, is_full=up_is_full, is_held=up_is_held)
-                self._take(network, down_link(host), down_bps, is_full=down_is_full, is_held=down_is_held)
+                load = running.size_bytes, running.ready_bytes(worker), running.coming_bytes(worker)
+                self.carried(network, Carried(host, running.shape, *load, running.is_held(worker), up_bps, down_bps))
 
-    def probed(self, network: Network, probing: Probing) -> None:
+    def carried(self, network: Network, carried: Carried) -> None:
+        """Set the rates of one host's link to what a round has shown."""
+        fills, loads = carried.shape is not Shape.RING, (carried.ready_bytes, carried.coming_bytes)
+        up_is_full, down_is_full = (fills and load >= _FULL_SHARE * carried.size_bytes for load in loads)
+        up_is_held, down_is_held = carried.is_held
+        self._take(network, up_link(carried.host), carried.up_bps, is_full=up_is_full, is_held=up_is_held)
+        self._take(network, down_link(carried.host), carried.down_bps, is_full=down_is_full, is_held=down_is_held)
+
+    def probed(self, probing: Probing) -> None:
         """Set the rates of links to what probes have shown."""
-        for link in probing.learn(network):
+        for link in probing.learn():
             self._known.setdefault(link, _Known()).age = 0
 
     def _take(self, network: Network, link: LinkId, bps: int, *, is_full: bool, is_held: bool) -> None:

@@ -15,7 +15,7 @@ A new scheduler learns from the workers which attempt was the last to be settled
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from mlfabric.protocol import (
     CancelReduce,
@@ -31,7 +31,7 @@ from mlfabric.protocol import (
 from mlfabric.scheduler.context import Context
 from mlfabric.scheduler.modes.all_reduce import Shaped, ring_ns, shape_round
 from mlfabric.scheduler.planning import Shape
-from mlfabric.scheduler.probing import Probing
+from mlfabric.scheduler.probing import Probing, probes_of
 from mlfabric.scheduler.records import MemberRecord, MemberState
 from mlfabric.scheduler.rhythm import Rhythm
 from mlfabric.scheduler.round_links import RoundLinks
@@ -62,7 +62,8 @@ class Rounds:
         self._queues: dict[str, deque[ReduceRequested]] = {}
         self._running: RunningRound | None = None
         self._formed = self._waits_for_all = False
-        self._rhythm, self._links, self._trust, self._probing = Rhythm(), RoundLinks(), Trust(), Probing(context)
+        self._rhythm, self._links, self._trust = Rhythm(), RoundLinks(), Trust()
+        self._probing = Probing(context.network)
         self._attempts = 0
         self._breaks = 0
         self._not_before_ns = 0
@@ -283,7 +284,7 @@ class Rounds:
         round_id = RoundId(self._context.config.epoch, self._attempts + 1)
         hosts = {worker: self._context.host(worker) for worker in sorted([*heads, *late])}
         size_bytes = next(iter(heads.values())).size_bytes
-        self._links.probed(self._context.network, self._probing)
+        self._links.probed(self._probing)
         without = frozenset(Shape) - {Shape.RING} if self._trust.is_lost else frozenset[Shape]()
         shaped = shape_round(self._context.network, hosts, size_bytes, round_id, now_ns, late, without)
         if late and (isinstance(shaped, str) or shaped.shape is not Shape.STRIPES):
@@ -328,9 +329,16 @@ class Rounds:
         for worker, request in running.members.items():
             self._queues[worker].popleft()
             yield self._settle_one(request, running.id, f"all {len(running.members)} workers have it")
-        if not self._trust.is_lost:
-            idle = {worker: host for worker, host in hosts.items() if not self._queues.get(worker)}
-            yield from self._probing.begin(running, idle, self._rhythm.pause_ns, self._links.best_bps)
+        if not self._trust.is_lost and running.shape is not Shape.DIRECT:
+            yield from self._probe(running, hosts)
+
+    def _probe(self, running: RunningRound, hosts: Mapping[str, str]) -> Iterator[Instruction]:
+        """Have the links of those probed that have not asked for the next round."""
+        idle = {worker: host for worker, host in hosts.items() if not self._queues.get(worker)}
+        pause_ns, best_bps = self._rhythm.pause_ns, self._links.best_bps
+        probings = self._probing.begin(running.id, running.size_bytes, idle, pause_ns, best_bps)
+        if probings is not None:
+            yield from probes_of(self._context, probings)
 
     def probed(self, event: LinkProbed) -> None:
         """Take in what a probe has shown."""

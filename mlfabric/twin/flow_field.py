@@ -28,7 +28,7 @@ EVENTS, DRAINS, FREE_EDGE, LOGGED, EDGES_LEFT, QUEUE_HEAD, QUEUED = range(7)
 _FLOW = np.dtype(
     [(name, np.float64) for name in (
         "bits", "left", "bps", "since", "pace", "chunk", "tail", "ready", "latency", "patience", "began", "drained",
-        "ended", "due",
+        "ended", "due", "weight",
     )]
     + [(name, np.int64) for name in (
         "up", "down", "state", "waits", "ahead", "coming", "serial", "told", "chunked", "edges", "befores",
@@ -64,9 +64,10 @@ class Field(NamedTuple):
     ``now`` is the instant that was reached, and the one at which ``run`` last found that something is to happen.
 
     ``events`` is a heap by time; ``drains`` is one of transfers by when their last bit leaves. ``levels`` are what
-    a transfer may have of each link; ``queue`` is a ring of links to be looked at, which ``marks`` has. ``head`` is by
-    link (up links first) the first transfer on it, ``carried`` the bits of all that are through. ``log`` has the
-    transfers that arrived since it was last emptied.
+    a transfer may have of each link for each 1 of its weight, ``wanted`` is the sum of their weights, multiples of 1/64
+    that add up exactly; ``queue`` is a ring of links to be looked at, which ``marks`` has. ``head`` is by link (up
+    links first) the first transfer on it, ``carried`` the bits of all that are through. ``log`` has the transfers that
+    arrived since it was last emptied.
     """
 
     now: NDArray[np.float64]
@@ -78,7 +79,7 @@ class Field(NamedTuple):
     levels: NDArray[np.float64]
     marks: NDArray[np.int64]
     queue: NDArray[np.int64]
-    users: NDArray[np.int64]
+    wanted: NDArray[np.float64]
     head: NDArray[np.int64]
     carried: NDArray[np.float64]
     log: NDArray[np.int64]
@@ -94,7 +95,7 @@ def make_field(links: int, flows: int, edges: int) -> Field:
     return Field(
         np.zeros(2), np.zeros(flows, _FLOW), made, np.zeros(5 * flows, _EVENT), np.zeros(flows, ints), np.ones(links),
         np.ones(links), np.zeros(links, ints), np.zeros(links, ints),
-        np.zeros(links, ints), np.full(links, NOBODY, ints), np.zeros(links), np.zeros(flows, ints), scalars,
+        np.zeros(links), np.full(links, NOBODY, ints), np.zeros(links), np.zeros(flows, ints), scalars,
     )  # fmt: skip
 
 

@@ -189,6 +189,7 @@ def enter(field, ids, table, edges):
         flow.chunk, flow.tail, flow.ready, flow.latency, flow.patience = row[4], row[4], row[5], row[6], row[7]
         flow.told, flow.waits = int(row[8]), int(row[9])
         flow.serial += 1
+        flow.weight = 1.0
         flow.state, flow.ahead, flow.coming, flow.chunked, flow.fed = HELD, 0, 0, 0, 0
         flow.edges, flow.befores, flow.bps, flow.left, flow.began, flow.ended = NOBODY, NOBODY, 0.0, 0.0, -1.0, -1.0
     for n in range(len(edges)):

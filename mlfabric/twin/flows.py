@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from mlfabric.twin import flow_kernel as kernel
 from mlfabric.twin.flow_field import EDGES_LEFT, EVENTS, LOGGED, NOBODY, Column, grown, make_field
-from mlfabric.twin.flow_links import set_rates
+from mlfabric.twin.flow_links import carried_by_now, set_rates
 
 __all__ = ["Edge", "Flows", "NewFlow", "Passed"]
 
@@ -81,6 +81,12 @@ class Flows:
         """What each link has carried of transfers that are through."""
         return self._field.carried
 
+    def carried_by_now(self) -> NDArray[np.float64]:
+        """Return what each link has carried in bits, that of transfers under way included."""
+        bits = np.empty(len(self._field.carried))
+        carried_by_now(self._field, bits)
+        return bits
+
     def set_rates(self, rates: NDArray[np.float64]) -> None:
         """Give all links other rates from now on."""
         set_rates(self._field, rates)
@@ -103,6 +109,14 @@ class Flows:
         kernel.enter(self._field, ids, table, edges)
         self._next_ns = 0.0
         return numbers
+
+    def weigh(self, numbers: Sequence[int], weights: NDArray[np.float64]) -> None:
+        """Give transfers that have not begun other shares of links than equal ones.
+
+        Args:
+            weights: 1 or more; rounded to multiples of 1/64.
+        """
+        self._field.flows["weight"][list(numbers)] = np.rint(64 * weights) / 64
 
     def release(self, number: int, at_ns: float) -> None:
         """Hold a transfer no longer for one of its releases, and let it not begin before an instant."""

@@ -128,15 +128,6 @@ class Planner:
         config = replace(self.config, group_ns=group_ns) if aggregators and group_ns else self.config
         return plan(Batch(updates=tuple(updates)), self.network, state, config)
 
-    def plan_round(self, updates: Sequence[Candidate], late: Sequence[int]) -> Plan:
-        """Plan an AllReduce as the scheduler does.
-
-        Args:
-            late: workers, by number, that have not asked yet.
-        """
-        hosts = frozenset(self._cluster.workers[worker].name for worker in late)
-        return plan(Batch(updates=tuple(updates)), self.network, FabricState(now_ns=0, late=hosts), self.config)
-
     def plan_gets(self, gets: Sequence[GetCandidate], now_ns: int) -> Plan:
         """Plan gets as the scheduler does."""
         state = FabricState(

@@ -1,9 +1,7 @@
-"""AllReduce in virtual time: mlfabric's own, a ring, and a static binary tree, which have no server.
+"""AllReduce in virtual time without a fabric: a ring and a static binary tree; what all rounds have in common.
 
-Every worker computes, all tensors are summed, every worker goes on with the sum. mlfabric's rounds are planned when the
-scheduler has heard of all workers, or of so many that the others are late, over the rates that it knows then; nothing
-else is under way, so there is one plan for each set of rates and of late workers. The baselines know neither scheduler
-nor rates.
+Every worker computes, all tensors are summed, every worker goes on with the sum. There is neither a server nor a
+scheduler, and nobody knows any rates. mlfabric's own rounds are in ``fabric_rounds``.
 
 *Ring*: 2 (N - 1) steps; in each a worker sends an N-th of the tensor to the next one, once it has received that in the
 step before, has done with its own former send, and has computed. A link's rate holds for the whole of a step.
@@ -14,30 +12,24 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mlfabric.scheduler.modes.all_reduce import spread_bps
-from mlfabric.scheduler.planning import Plan, Shape
-from mlfabric.scheduler.rhythm import Rhythm
-from mlfabric.twin.flow_field import CUT, INPUT, Column
+from mlfabric.twin.flow_field import CUT, INPUT
 from mlfabric.twin.flows import Edge, NewFlow
 from mlfabric.twin.outcome import Outcome
 from mlfabric.twin.run_world import Progress, RunWorld
 
-__all__ = ["run_fabric_rounds", "run_ring", "run_tree"]
+__all__ = ["Rounds", "Times", "around", "run_ring", "run_tree"]
 
-MOST_PLANS = 64
 TREE_CHUNKS = 32
 
 Times = NDArray[np.float64]
 """Instants in ns, one for each worker."""
 
 
-class _Rounds(ABC):
+class Rounds(ABC):
     """Rounds in which all workers take part."""
 
     def __init__(self, world: RunWorld) -> None:
@@ -95,118 +87,16 @@ class _Rounds(ABC):
         )
 
 
-class _Planned(NamedTuple):
-    """A plan's transfers that may begin at 0; ``ring`` has the workers of a ring in turn, and is empty for none."""
-
-    shape: Shape
-    table: NDArray[np.float64]
-    edges: NDArray[np.int64]
-    ring: tuple[int, ...]
-
-
-class _FabricRounds(_Rounds):
-    """Rounds that mlfabric plans; nobody goes on before all have the sum.
-
-    A round may begin before the last have asked for it, by the live scheduler's rule.
-    """
-
-    def __init__(self, world: RunWorld) -> None:
-        super().__init__(world)
-        self._plans: dict[tuple[bytes, bytes], _Planned] = {}
-        self._rhythm = Rhythm()
-
-    def reduce(self, computed_ns: Times) -> Times:
-        world = self._world
-        asked_ns = computed_ns + world.control_ns
-        begin_ns = self._begin_ns(asked_ns)
-        world.run_to(begin_ns)
-        world.learn()
-        planned = self._planned(asked_ns > begin_ns)
-        if begin_ns < asked_ns.max() and planned.shape is not Shape.STRIPES:
-            world.run_to(float(asked_ns.max()))
-            world.learn()
-            planned = self._planned(np.zeros(self._count, np.bool_))
-        ready_ns = np.maximum(asked_ns, world.now_ns) + world.control_ns + 2 * world.latency_ns
-        if planned.ring:
-            ended_ns = float(_around(world, np.full(self._count, ready_ns.max()), planned.ring).max())
-            world.run_to(ended_ns)
-        else:
-            ended_ns = self._through_trees(planned, ready_ns)
-        self._rhythm.settled(round(ended_ns + world.control_ns))
-        return np.full(self._count, ended_ns + 2 * world.control_ns)
-
-    def _begin_ns(self, asked_ns: Times) -> float:
-        """Return when a round is planned: when all have asked for it, or so many that the others are late."""
-        in_turn = np.argsort(asked_ns, kind="stable").tolist()
-        everyone = [str(worker) for worker in in_turn]
-        for worker, following in pairwise(in_turn):
-            self._rhythm.asked(str(worker), round(asked_ns[worker]))
-            early_ns = self._rhythm.early_ns(everyone)
-            if early_ns is not None and max(early_ns, asked_ns[worker]) < asked_ns[following]:
-                return float(max(early_ns, asked_ns[worker]))
-        return float(asked_ns.max())
-
-    def _through_trees(self, planned: _Planned, ready_ns: Times) -> float:
-        """Carry out transfers; neither end of one may begin before it is told to, nor before its worker has asked."""
-        table = planned.table.copy()
-        links = table[:-1, (Column.UP, Column.DOWN)].astype(np.int64) - (0, self._count + 1)
-        table[:-1, Column.READY] = ready_ns[links].max(axis=1)
-        numbers = self._world.flows.enter_table(table, planned.edges)
-        while (last := self._world.run(np.inf)) is None:
-            pass
-        ended_ns = self._world.flows.span_ns(last)[1]
-        self._world.flows.arrived()
-        self._world.flows.free(numbers)
-        return ended_ns
-
-    def _planned(self, late: NDArray[np.bool_]) -> _Planned:
-        planner = self._world.planner
-        key = planner.known_rates.tobytes(), late.tobytes()
-        if key not in self._plans:
-            if len(self._plans) >= MOST_PLANS:
-                self._plans.clear()
-            candidates = [planner.candidate(worker, 0, 0, 0) for worker in range(self._count)]
-            self._plans[key] = self._prepare(planner.plan_round(candidates, np.flatnonzero(late).tolist()))
-        return self._plans[key]
-
-    def _prepare(self, found: Plan) -> _Planned:
-        planner, transfers = self._world.planner, list(found.transfers)
-        if found.shape is Shape.RING:
-            ring = tuple(planner.up[transfer.source] for transfer in transfers)
-            return _Planned(found.shape, np.zeros((0, len(Column))), np.zeros((0, 3), np.int64), ring)
-        chunk, pace = 8.0 * planner.config.chunk_bytes, (spread_bps(found.shape, transfers) or np.inf) / 1e9
-        flows = [
-            NewFlow(
-                up=planner.up[transfer.source],
-                down=planner.down[transfer.destination],
-                bits=8.0 * transfer.size_bytes,
-                ready_ns=0.0,
-                pace=pace,
-                chunk=chunk,
-                latency_ns=self._world.latency_ns,
-                told=False,
-            )
-            for transfer in transfers
-        ]
-        edges: list[Edge] = []
-        for place, transfer in enumerate(transfers):
-            edges += [(early, place, CUT if transfer.cut_through else INPUT) for early in transfer.inputs]
-        edges += [(place, len(flows), INPUT) for place in range(len(flows))]
-        flows.append(NewFlow(up=-1, down=-1, bits=0.0, ready_ns=0.0, told=True))
-        table = np.array([flow.row() for flow in flows], np.float64)
-        return _Planned(found.shape, table, np.array(edges, np.int64).reshape(-1, 3), ())
-
-
-class _Ring(_Rounds):
+class _Ring(Rounds):
     """The ring that DistributedDataParallel makes with gloo, in the order of ranks."""
 
     def reduce(self, computed_ns: Times) -> Times:
-        ended_ns = _around(self._world, computed_ns, range(self._count))
+        ended_ns = around(self._world, computed_ns, range(self._count))
         self._world.run_to(float(ended_ns.max()))
         return ended_ns
 
 
-def _around(world: RunWorld, computed_ns: Times, ring: Sequence[int]) -> Times:
+def around(world: RunWorld, computed_ns: Times, ring: Sequence[int]) -> Times:
     """Sum around a ring of workers; return when each has the sum."""
     count, order = len(ring), np.array(ring)
     hosts = len(world.cluster.hosts)
@@ -229,7 +119,7 @@ def _around(world: RunWorld, computed_ns: Times, ring: Sequence[int]) -> Times:
     return ended_ns
 
 
-class _Tree(_Rounds):
+class _Tree(Rounds):
     """A static binary tree over ranks."""
 
     def reduce(self, computed_ns: Times) -> Times:
@@ -251,12 +141,6 @@ class _Tree(_Rounds):
         ended_ns[1:] = arrived_ns[len(up) :]
         ended_ns[0] = max(arrived_ns[child - 1] for child in (1, 2) if child < self._count)
         return ended_ns
-
-
-def run_fabric_rounds(world: RunWorld, progress: Progress | None = None) -> Outcome:
-    """Run AllReduce as mlfabric does it."""
-    _FabricRounds(world).run(progress)
-    return world.outcome("all-reduce")
 
 
 def run_ring(world: RunWorld, progress: Progress | None = None) -> Outcome:

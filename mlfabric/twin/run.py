@@ -10,9 +10,8 @@ and are held by a plan's order, not by its times.
 
 *What it does not model.* Faults, replicas and models that are cut over several servers. Processors: what adding,
 copying and Python cost shows up only as far as ``control_s`` says. TCP's start and its losses. Networks other than a
-star whose core is never congested. A stream that is passed on and runs dry keeps its share of a link meanwhile. Rounds
-of AllReduce are planned with the rates that links have, known late. A worker's compute time does not depend on what its
-link does.
+star whose core is never congested. A stream that is passed on and runs dry keeps its share of a link meanwhile. A
+worker's compute time does not depend on what its link does.
 
 All of it follows from the cluster, its seed included: the same cluster gives the same outcome, bit by bit.
 """
@@ -27,9 +26,10 @@ from enum import Enum
 
 from mlfabric.errors import UsageError
 from mlfabric.specs import Mode
-from mlfabric.twin.cluster import Cluster, Monitoring
+from mlfabric.twin.cluster import Cluster
+from mlfabric.twin.fabric_rounds import run_fabric_rounds
 from mlfabric.twin.outcome import Outcome
-from mlfabric.twin.rounds import run_fabric_rounds, run_ring, run_tree
+from mlfabric.twin.rounds import run_ring, run_tree
 from mlfabric.twin.run_world import Progress, RunWorld
 from mlfabric.twin.training import run_training
 
@@ -75,8 +75,6 @@ def simulate(
     chosen = cluster.mode if way is None else way
     if isinstance(chosen, Mode) and chosen is not cluster.mode:
         cluster = replace(cluster, mode=chosen)
-    if chosen is Mode.ALL_REDUCE:
-        cluster = replace(cluster, monitoring=Monitoring.TELLS)
     with _few_collections():
         return _RUN.get(chosen, run_training)(RunWorld(cluster, spans_s), progress)
 

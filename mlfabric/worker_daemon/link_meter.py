@@ -11,13 +11,12 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import numpy as np
+
 from mlfabric.channels.interfaces import carried_bytes, interface_of, is_loopback
+from mlfabric.worker_daemon.link_peaks import FIRST_PAUSE_S, pauses_s, peaks_bps
 
 __all__ = ["LinkMeter"]
-
-FIRST_PAUSE_S = 0.005
-LONGER = 1.25
-MOST_SAMPLES = 40
 
 
 class LinkMeter:
@@ -47,29 +46,18 @@ class LinkMeter:
 
     def peaks_bps(self, least_bytes: int) -> tuple[int, int]:
         """Return the highest rates at which at least so many bytes were sent, and received; 0 if fewer were."""
-        sent = [(at_ns, sent) for at_ns, sent, _ in self._samples]
-        received = [(at_ns, received) for at_ns, _, received in self._samples]
-        return _peak_bps(sent, least_bytes), _peak_bps(received, least_bytes)
+        if not self._samples:
+            return 0, 0
+        looks = np.array(self._samples, np.int64)
+        sent_bps, received_bps = peaks_bps(looks[:, 0], looks[:, 1:], least_bytes)
+        return int(sent_bps), int(received_bps)
 
     async def _watch(self) -> None:
-        pause_s = FIRST_PAUSE_S
-        for _ in range(MOST_SAMPLES):
+        for pause_s in pauses_s(FIRST_PAUSE_S):
             self._look()
             await asyncio.sleep(pause_s)
-            pause_s *= LONGER
 
     def _look(self) -> None:
         carried = carried_bytes(self._interface)
         if carried is not None:
             self._samples.append((time.monotonic_ns(), *carried))
-
-
-def _peak_bps(samples: list[tuple[int, int]], least_bytes: int) -> int:
-    """Return the highest mean rate between two samples with at least so many bytes between them."""
-    rates = [
-        (late - early) * 8 * 10**9 // (late_ns - early_ns)
-        for n, (late_ns, late) in enumerate(samples)
-        for early_ns, early in samples[:n]
-        if late - early >= least_bytes and late_ns > early_ns
-    ]
-    return max(rates, default=0)

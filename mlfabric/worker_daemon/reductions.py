@@ -14,13 +14,12 @@ from mlfabric.protocol import Reduce, ReduceId, ReduceRequested, RoundId
 from mlfabric.worker_daemon import actions as act
 from mlfabric.worker_daemon.attempts import Attempt, ReduceBuffers
 from mlfabric.worker_daemon.link_meter import LinkMeter
+from mlfabric.worker_daemon.link_peaks import least_bytes
 from mlfabric.worker_daemon.probes import Probes
 from mlfabric.worker_daemon.round_lines import RoundLines
 
 __all__ = ["Reductions"]
 
-LEAST_BYTES = 32 * 1024
-"""Over fewer bytes a link's buffers make it look faster than it is."""
 log = logging.getLogger("mlfabric.worker")
 
 
@@ -116,7 +115,7 @@ class Reductions:
             log.info("%s: %s", plan.round, error)
             self._take_in(act.AttemptEnded(round=plan.round, detail=str(error)))
         else:
-            up_bps, down_bps = self._meter.peaks_bps(max(LEAST_BYTES, len(buffers.result) // 4))
+            up_bps, down_bps = self._meter.peaks_bps(least_bytes(len(buffers.result)))
             self._take_in(act.AttemptEnded(round=plan.round, up_bps=up_bps, down_bps=down_bps))
 
     def fail_all(self, error: BaseException) -> None:
