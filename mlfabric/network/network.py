@@ -119,6 +119,11 @@ class Network:
         """Return whether a host is known."""
         return name in self._hosts
 
+    def unknown_host(self, names: Iterable[str]) -> str | None:
+        """Return the first of some hosts that is not known; None if all are."""
+        known = self._hosts
+        return next((name for name in names if name not in known), None)
+
     def add_host(self, name: str, up_bps: int = 0, down_bps: int = 0) -> None:
         """Add a host to a star, or learn a nominal rate of one that is known already.
 
@@ -163,7 +168,7 @@ class Network:
 
     def latency_ns(self, path: Path) -> int:
         """Return how long a bit takes over a path that is idle: what its links' latencies add up to."""
-        return sum(self._latency_ns[link] for link in path)
+        return sum(map(self._latency_ns.__getitem__, path))
 
     def set_rate(self, link: LinkId, bps: int) -> None:
         """Set a link's base capacity: it holds from now until the first planned change that is not yet pruned.
@@ -227,7 +232,8 @@ class Network:
             raise UsageError(f"{key} holds a reservation already; release it first")
         pieces, lines = self._ahead(profile), [self._line(self._free, link) for link in path]
         for link, line in zip(path, lines, strict=True):
-            line.trim(self._floor_ns)
+            if line.times[1] <= self._floor_ns:
+                line.trim(self._floor_ns)
             for start_ns, end_ns, bps in pieces:
                 if line.least(start_ns, end_ns) < bps:
                     raise UsageError(f"{key}: {bps} bit/s do not fit on link {link}; plan it again over what is free")
@@ -243,9 +249,10 @@ class Network:
         held = self._reserved.pop((type(key), key), None)
         if held is not None:
             pieces = self._ahead(held.profile)
-            for link in held.path:
+            for link in held.path if pieces else ():
                 line = self._free[link]
-                line.trim(self._floor_ns)
+                if line.times[1] <= self._floor_ns:
+                    line.trim(self._floor_ns)
                 for start_ns, end_ns, bps in pieces:
                     line.add(start_ns, end_ns, bps)
 

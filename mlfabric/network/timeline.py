@@ -52,8 +52,9 @@ class Timeline:
             values.insert(last, values[last - 1])
         for i in range(first, last):
             values[i] += delta
-        self._merge(last)
-        self._merge(first)
+        for i in (last, first):
+            if 0 < i < len(values) and values[i] == values[i - 1]:
+                del times[i], values[i]
 
     def put(self, at_ns: int, value: int) -> tuple[int, int]:
         """Set the value from ``at_ns`` until the next boundary; return that boundary and the former value."""
@@ -86,7 +87,3 @@ class Timeline:
             self.times.insert(i, at_ns)
             self.values.insert(i, self.values[i - 1])
         return i
-
-    def _merge(self, i: int) -> None:
-        if 0 < i < len(self.values) and self.values[i] == self.values[i - 1]:
-            del self.times[i], self.values[i]

@@ -49,4 +49,4 @@ class Pace:
 
     def is_waited_for(self, worker: str) -> bool:
         """Tell whether it is this worker's turn, whoever has to wait."""
-        return self._missed[worker] >= MOST_MISSED
+        return self._missed.get(worker, 0) >= MOST_MISSED

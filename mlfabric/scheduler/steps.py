@@ -64,14 +64,14 @@ class WorkerSteps:
     gets: int = 0
     usual_ns: int = 0
 
-    def push(self, event: PushRequested, now_ns: int) -> None:
+    def push(self, update: UpdateId, computed_from: ModelVersion, now_ns: int) -> None:
         """Take in a push; one that is asked for again is none."""
-        if self.pushed is not None and event.update.counter <= self.pushed.counter:
+        if self.pushed is not None and update.counter <= self.pushed.counter:
             return
-        began_ns = self._began_ns(event.computed_from, now_ns)
+        began_ns = self._began_ns(computed_from, now_ns)
         if began_ns is not None:
             self.add(began_ns, now_ns)
-        self.pushed, self.pushed_ns, self.gets = event.update, now_ns, 0
+        self.pushed, self.pushed_ns, self.gets = update, now_ns, 0
 
     def get(self, now_ns: int) -> None:
         """Take in that a model was delivered."""
@@ -118,7 +118,7 @@ class StepTimes:
         match event:
             case PushRequested():
                 if own := self._own(event.update):
-                    own.push(event, now_ns)
+                    own.push(event.update, event.computed_from, now_ns)
             case TransferEnded(end=TransferEnd.SERVED, transfer=GetId() as get):
                 if own := self._own(get):
                     own.get(now_ns)

@@ -13,7 +13,7 @@ from mlfabric.scheduler.drifting import QUARTER
 from mlfabric.scheduler.planning import Plan, Transfer
 from mlfabric.scheduler.records import OVERDUE_SLACK_NS
 from mlfabric.scheduler.succession import Coming
-from mlfabric.twin.planned import Legs, Order
+from mlfabric.twin.planned import Legs, Order, Way
 
 __all__ = ["Gathering", "Group", "Leg", "Name", "Prepared", "Update", "drifted", "prepare"]
 
@@ -32,12 +32,10 @@ Name = tuple[int, int]
 
 class Gathering(NamedTuple):
     """A group of a plan: its members, the places of its transfers, the root first, none if it is on its way already;
-    the workers whose hosts send them; when its first update begins and all of it is there, and how many of its
-    transfers follow one another."""
+    when its first update begins and all of it is there, and how many of its transfers follow one another."""
 
     members: tuple[Name, ...]
     places: tuple[int, ...]
-    sends: dict[int, int]
     begin_ns: int
     arrive_ns: int
     hops: int
@@ -53,12 +51,14 @@ class Prepared(NamedTuple):
 
 
 class Leg(NamedTuple):
-    """A transfer on its way: the key of its reservation, when it is planned to begin and end, and its links, if any."""
+    """A transfer on its way: the key of its reservation, the worker whose host sends it, when it is planned to begin
+    and end, and its way, None if nothing is reserved."""
 
     key: int
+    sender: int
     start_ns: int
     end_ns: int
-    links: tuple[int, ...]
+    way: Way | None
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -68,7 +68,6 @@ class Group:
     Args:
         root: number of the transfer that ends there; start_ns, end_ns: when that is planned to begin and end.
         flows: all transfers of it that have not arrived.
-        sends: by number of a transfer, the worker whose host sends it.
         due_ns: when it is planned to be there.
         patience_ns: how much later than planned it becomes overdue.
         known: the rates that it was planned with.
@@ -78,7 +77,6 @@ class Group:
     members: tuple[Update, ...]
     root: int
     flows: dict[int, Leg]
-    sends: dict[int, int]
     due_ns: float
     patience_ns: float
     start_ns: int
@@ -123,7 +121,7 @@ class Group:
         """Tell whether links that it is to go over have become faster or slower by a quarter since it was planned."""
         if known is self.known:
             return False
-        ahead = [link for leg in self.flows.values() if leg.start_ns > now_ns for link in leg.links]
+        ahead = [link for leg in self.flows.values() if leg.start_ns > now_ns and leg.way for link in leg.way.links]
         return bool(ahead) and bool(drifted(self.known[ahead], known[ahead]).any())
 
     @property
@@ -151,7 +149,7 @@ def prepare(found: Plan, order: Order, workers: Mapping[str, int]) -> Prepared:
     groups = []
     for group in gathered:
         members = tuple((workers[member.worker], member.counter) for member in group.members)
-        groups.append(_gathering(transfers, members, place_of.get(group.last[0]), workers))
+        groups.append(_gathering(transfers, members, place_of.get(group.last[0])))
     dropped = [(workers[left.update.worker], left.update.counter) for left in found.drops]
     return Prepared(transfers, legs, groups, dropped)
 
@@ -166,22 +164,21 @@ def _renumbered(transfers: Sequence[Transfer], place_of: Mapping[int, int]) -> l
     ]
 
 
-def _gathering(
-    transfers: Sequence[Transfer], members: tuple[Name, ...], root: int | None, workers: Mapping[str, int]
-) -> Gathering:
+def _gathering(transfers: Sequence[Transfer], members: tuple[Name, ...], root: int | None) -> Gathering:
     if root is None:
-        return Gathering(members, (), {}, 0, 0, 1)
+        return Gathering(members, (), 0, 0, 1)
     places = [root]
     for place in places:  # grows while it is walked
         places += transfers[place].inputs
-    begin_ns = min(_begin_ns(transfers, place) for place in places)
-    sends = {place: workers[transfers[place].source] for place in places}
-    return Gathering(members, tuple(places), sends, begin_ns, transfers[root].arrive_ns, _hops(transfers, root))
+    begin_ns = min([_begin_ns(transfers, place) for place in places])
+    return Gathering(members, tuple(places), begin_ns, transfers[root].arrive_ns, _hops(transfers, root))
 
 
 def _begin_ns(transfers: Sequence[Transfer], place: int) -> int:
     """Return when the first update of a transfer begins that no other one brings; what is there already, at once."""
     transfer = transfers[place]
+    if not transfer.inputs and len(transfer.members) == 1:
+        return transfer.profile.start_ns
     if len(transfer.members) > sum(len(transfers[i].members) for i in transfer.inputs) + (not transfer.inputs):
         return transfer.ready_ns
     return transfer.profile.start_ns
@@ -189,4 +186,5 @@ def _begin_ns(transfers: Sequence[Transfer], place: int) -> int:
 
 def _hops(transfers: Sequence[Transfer], root: int) -> int:
     """Return how many transfers follow one another on the longest way."""
-    return 1 + max((_hops(transfers, place) for place in transfers[root].inputs), default=0)
+    inputs = transfers[root].inputs
+    return 1 + max([_hops(transfers, place) for place in inputs]) if inputs else 1

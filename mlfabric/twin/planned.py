@@ -8,14 +8,15 @@ server begins to send in that order, and nobody is paced but where the plan spli
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Container, Iterator, Sequence
+from collections.abc import Collection, Container, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mlfabric.network import LinkId, Network, Profile, down_link, up_link
+from mlfabric.network import LinkId, Network, Path, Profile, down_link, up_link
 from mlfabric.protocol import GetId, UpdateId
 from mlfabric.scheduler.modes import all_reduce, policy_of
 from mlfabric.scheduler.modes.policy import NO_BOUND
@@ -38,14 +39,18 @@ from mlfabric.scheduler.planning.plan import Kind
 from mlfabric.specs import Layout, Mode, ModelSpec, TensorSpec
 from mlfabric.twin.cluster import Cluster
 from mlfabric.twin.flow_field import CUT, INPUT, NEXT, Column
-from mlfabric.twin.flows import Edge, NewFlow
+from mlfabric.twin.flows import Edge
 
-__all__ = ["Legs", "Order", "Planner"]
+__all__ = ["Legs", "Order", "Planner", "Way"]
 
 GET_PATIENCE = 1.25
-LEAN_ABOVE, OTHER_HELPERS = 200, 32
+LEAN_ABOVE, LEAST_HELPERS, OTHER_HELPERS = 200, 4, 32
 """With more workers an asynchronous plan is the best of fewer candidates, and who helps is chosen before: the time that
 the planner takes for all of them is the twin's, too. Synchronous plans are few; they are made as always."""
+
+
+Row = tuple[float, ...]
+"""Of the table that ``Flows.enter_table`` takes."""
 
 
 class Legs(NamedTuple):
@@ -53,6 +58,14 @@ class Legs(NamedTuple):
 
     table: NDArray[np.float64]
     edges: NDArray[np.int64]
+
+
+class Way(NamedTuple):
+    """The links of a path that several transfers may use at a time; the numbers of its hosts, and of all its links."""
+
+    shared: Path
+    hosts: tuple[int, ...]
+    links: tuple[int, ...]
 
 
 class Planner:
@@ -75,12 +88,14 @@ class Planner:
         self.helpers = tuple(Aggregator(host=name, most_updates=cluster.most_updates) for name in cluster.aggregators)
         self._place = {helper.host: place for place, helper in enumerate(self.helpers)}
         self._places = np.array([self.up[helper.host] for helper in self.helpers], np.int64)
-        self._busy = np.zeros(len(names), np.int64)
-        self._ends: dict[tuple[str, int], tuple[int, int]] = {}
+        self._busy = [0] * len(names)
+        shared = {*cluster.aggregators, cluster.server.name} if cluster.in_flight == 1 else set(names)
+        self._shared = {link for name in shared for link in (up_link(name), down_link(name))}
+        self._ways: dict[Path, Way] = {}
         self.config = _config_of(cluster)
         self.tau_max = cluster.delay_bound if cluster.mode is Mode.ASYNCHRONOUS else NO_BOUND
-        self._rates_bps = [self.network.rate_bps(link, 0) for link in self.links]
-        self._known = np.array(self._rates_bps, np.int64)
+        self.rates_bps = [self.network.rate_bps(link, 0) for link in self.links]
+        self._known = np.array(self.rates_bps, np.int64)
 
     @property
     def known_rates(self) -> NDArray[np.int64]:
@@ -94,23 +109,22 @@ class Planner:
         for number in np.flatnonzero(changed):
             self.network.set_rate(self.links[number], int(measured[number]))
         self._known = measured
-        self._rates_bps = measured.tolist()
+        self.rates_bps = measured.tolist()
         return changed
 
     def rate_bps(self, link: LinkId) -> int:
         """Return the rate of a link that the planner knows."""
-        return self._rates_bps[self._link_number[link]]
+        return self.rates_bps[self._link_number[link]]
 
-    def pace(self, profile: Profile, up: int, down: int) -> float:
+    def pace(self, planned: int, span_ns: int, up: int, down: int) -> float:
         """Return how fast a transfer may go in bits per ns, for which the plan may leave something to others.
 
         As ``paced_rate`` does, for links whose capacity is planned never to change.
+
+        Args:
+            planned: what it is planned to carry within its span, in bits times 1e9.
         """
-        span_ns = profile.end_ns - profile.start_ns
-        if up < 0 or span_ns <= 0 or not profile.pieces:
-            return math.inf
-        planned = sum([bps * (end_ns - start_ns) for start_ns, end_ns, bps in profile.pieces])
-        if 100 * planned >= FULL_SHARE_PERCENT * span_ns * min(self._rates_bps[up], self._rates_bps[down]):
+        if not planned or 100 * planned >= FULL_SHARE_PERCENT * span_ns * min(self.rates_bps[up], self.rates_bps[down]):
             return math.inf
         return max(1, planned // span_ns) / 1e9
 
@@ -123,45 +137,69 @@ class Planner:
             group_ns: what each group costs.
         """
         servers = () if self._cluster.mode is Mode.ALL_REDUCE else (self._cluster.server.name,)
-        aggregators = self.helpers_of({update.source for update in updates}) if servers and helps else ()
+        aggregators: tuple[Aggregator, ...] = ()
+        if servers and helps:
+            hosts = {update.source for update in updates}
+            aggregators = self.helpers_of(hosts, max(LEAST_HELPERS, len(hosts) // 4))
         state = FabricState(now_ns=now_ns, v_init=v_init, servers=servers, aggregators=aggregators)
         config = replace(self.config, group_ns=group_ns) if aggregators and group_ns else self.config
         return plan(Batch(updates=tuple(updates)), self.network, state, config)
 
     def plan_gets(self, gets: Sequence[GetCandidate], now_ns: int) -> Plan:
         """Plan gets as the scheduler does."""
+        others = OTHER_HELPERS if len(self.helpers) > LEAN_ABOVE else len(self.helpers)
         state = FabricState(
             now_ns=now_ns,
             servers=(self._cluster.server.name,),
-            distributors=self.helpers_of({get.destination for get in gets}) if len(gets) > 1 else (),
+            distributors=self.helpers_of({get.destination for get in gets}, others) if len(gets) > 1 else (),
         )
         return plan(Batch(gets=tuple(gets)), self.network, state, self.config)
 
-    def reserve(self, key: tuple[str, int], transfer: Transfer) -> None:
-        """Take what a transfer is planned to use out of what is free on its links."""
-        self.network.reserve(key, transfer.path, transfer.profile)
-        ends = self.up[transfer.source], self.up[transfer.destination]
-        self._ends[key] = ends
-        for host in ends:
-            self._busy[host] += 1
+    def reserve(self, key: tuple[str, int], transfer: Transfer) -> Way:
+        """Take what a transfer is planned to use out of what is free on those of its links that others may use, too.
 
-    def release(self, key: tuple[str, int]) -> None:
+        A worker's own links carry one update of it, or one model, at a time if it takes turns.
+
+        Returns:
+            Its way, which ``release`` is to be given.
+        """
+        way = self._ways.get(transfer.path)
+        if way is None:
+            way = self._ways[transfer.path] = self._way(transfer)
+        if way.shared:
+            self.network.reserve(key, way.shared, transfer.profile)
+        for host in way.hosts:
+            self._busy[host] += 1
+        return way
+
+    def _way(self, transfer: Transfer) -> Way:
+        if not transfer.path:
+            return Way((), (), ())
+        shared = tuple(link for link in transfer.path if link in self._shared)
+        up = self.up[transfer.source]
+        return Way(shared, (up, self.up[transfer.destination]), (up, self.down[transfer.destination]))
+
+    def release(self, key: tuple[str, int], way: Way) -> None:
         """Give back what a transfer was to use."""
-        self.network.release(key)
-        for host in self._ends.pop(key):
+        if way.shared:
+            self.network.release(key)
+        for host in way.hosts:
             self._busy[host] -= 1
 
-    def helpers_of(self, hosts: Collection[str]) -> tuple[Aggregator, ...]:
-        """Return who may help a batch: where there are very many, those on its own hosts, and some that are good at it.
+    def helpers_of(self, hosts: Collection[str], others: int) -> tuple[Aggregator, ...]:
+        """Return who may help a batch: with lean effort those on its own hosts, and some that are good at it.
 
         Good is who has the fastest links, each transfer that is under way there counted as an equal part of them.
+
+        Args:
+            others: how many who are good at it.
         """
-        if self.config.effort is Effort.FULL or len(self.helpers) <= LEAN_ABOVE:
+        if self.config.effort is Effort.FULL or len(self.helpers) <= others:
             return self.helpers
         rates = np.minimum(self._known[self._places], self._known[self._places + len(self.up)])
-        best = np.argsort(-rates / (1 + self._busy[self._places]), kind="stable")[:OTHER_HELPERS].tolist()
+        best = np.argsort(-rates / (1 + np.array(self._busy)[self._places]), kind="stable")[:others].tolist()
         own = (self._place[host] for host in hosts if host in self._place)
-        return tuple(self.helpers[place] for place in sorted({*best, *own}))
+        return tuple([self.helpers[place] for place in sorted({*best, *own})])
 
     def candidate(
         self, worker: int, step: int, now_ns: int, computed_from: int, *, end_ns: int | None = None
@@ -223,6 +261,7 @@ class Order:
         self._server_up = planner.up[cluster.server.name]
         self._table = Timetable[int]()
         self._count = 0
+        self._granted: list[int] = []
         self._number: dict[int, int] = {}
         self._key: dict[int, int] = {}
 
@@ -232,22 +271,26 @@ class Order:
         Args:
             told: the places of those whose arrival somebody waits for.
         """
-        flows = [self._flow(transfer, place in told) for place, transfer in enumerate(transfers)]
+        rows = [self._row(transfer, place in told) for place, transfer in enumerate(transfers)]
         edges: list[Edge] = []
         for place, transfer in enumerate(transfers):
             kind = CUT if transfer.cut_through else INPUT
-            edges += [(before, place, kind) for before in transfer.inputs]
-        for place in sorted(range(len(transfers)), key=lambda i: transfers[i].profile.start_ns):
-            edges += self._after(place, transfers[place], flows[place])
+            for before in transfer.inputs:
+                edges.append((before, place, kind))
+        self._granted = []
+        start_ns = [transfer.profile.start_ns for transfer in transfers]
+        for place in sorted(range(len(transfers)), key=start_ns.__getitem__):
+            self._grant(place, transfers[place], rows[place], edges)
         self._count += len(transfers)
-        table = np.array([flow.row() for flow in flows], np.float64).reshape(-1, len(Column))
+        table = np.array(list(chain.from_iterable(rows)), np.float64).reshape(-1, len(Column))
         return Legs(table, np.array(edges, np.int64).reshape(-1, 3))
 
     def entered(self, numbers: Sequence[int]) -> None:
         """Note under which numbers the latest legs were entered."""
-        for place, number in enumerate(numbers):
-            self._number[self._count - len(numbers) + place] = number
-            self._key[number] = self._count - len(numbers) + place
+        base = self._count - len(numbers)
+        for place in self._granted:
+            self._number[base + place] = numbers[place]
+            self._key[numbers[place]] = base + place
 
     def forget(self, number: int) -> None:
         """Forget a transfer that has arrived."""
@@ -256,39 +299,34 @@ class Order:
             self._table.remove(key)
             del self._number[key]
 
-    def _after(self, place: int, transfer: Transfer, flow: NewFlow) -> Iterator[Edge]:
-        """Give the edges to what the plan ends before a transfer where that is granted, and enter it there."""
-        link = self._granted_on(transfer, flow)
-        if link is None:
+    def _grant(self, place: int, transfer: Transfer, row: Row, edges: list[Edge]) -> None:
+        """Add the edges to what the plan ends before a transfer where that is granted, and enter it there.
+
+        A model's order binds at its server, if it does not take so little of its link that it is let pass.
+        """
+        if transfer.kind is not Kind.MODEL:
+            link = row[Column.DOWN]
+        else:
+            is_served = row[Column.UP] == self._server_up and row[Column.PATIENCE] < np.inf
+            link = self._server_up if is_served else -1
+        if link < 0:
             return
         for before in self._table.before((link,), transfer.profile.start_ns):
-            yield before - self._count if before >= self._count else ~self._number[before], place, NEXT
+            edges.append((before - self._count if before >= self._count else ~self._number[before], place, NEXT))
         self._table.add(self._count + place, (link,), transfer.profile)
+        self._granted.append(place)
 
-    def _granted_on(self, transfer: Transfer, flow: NewFlow) -> LinkId | None:
-        """Return the link whose order binds a transfer, None if none does; one that takes little of it is let pass."""
-        if transfer.kind is not Kind.MODEL:
-            return self._planner.links[flow.down] if flow.down >= 0 else None
-        is_served = flow.up == self._server_up and flow.patience_ns < np.inf
-        return self._planner.links[flow.up] if is_served else None
-
-    def _flow(self, transfer: Transfer, told: bool) -> NewFlow:
-        planner, profile, path = self._planner, transfer.profile, transfer.path
-        is_served = transfer.kind is Kind.MODEL and bool(path) and self._takes_half(path[0], profile)
-        up, down = (planner.up[transfer.source], planner.down[transfer.destination]) if path else (-1, -1)
-        return NewFlow(
-            up=up,
-            down=down,
-            bits=8.0 * transfer.size_bytes,
-            ready_ns=0.0,
-            pace=planner.pace(profile, up, down),
-            chunk=self._chunk_bits,
-            latency_ns=transfer.arrive_ns - profile.end_ns,
-            patience_ns=GET_PATIENCE * (profile.end_ns - profile.start_ns) if is_served else np.inf,
-            told=told,
-        )
-
-    def _takes_half(self, link: LinkId, profile: Profile) -> bool:
-        planned_bits = sum(bps * (end_ns - start_ns) for start_ns, end_ns, bps in profile.pieces)
-        rate_bps = self._planner.network.rate_bps(link, profile.start_ns)
-        return 2 * planned_bits >= rate_bps * (profile.end_ns - profile.start_ns)
+    def _row(self, transfer: Transfer, told: bool) -> Row:
+        """Return a transfer's row of the kernel's table."""
+        planner, profile = self._planner, transfer.profile
+        up = down = -1
+        pace = patience_ns = np.inf
+        if transfer.path:
+            up, down = planner.up[transfer.source], planner.down[transfer.destination]
+            span_ns = profile.end_ns - profile.start_ns
+            planned = sum([bps * (end_ns - start_ns) for start_ns, end_ns, bps in profile.pieces])
+            pace = planner.pace(planned, span_ns, up, down)
+            if transfer.kind is Kind.MODEL and 2 * planned >= planner.rates_bps[up] * span_ns:
+                patience_ns = GET_PATIENCE * span_ns
+        latency_ns = transfer.arrive_ns - profile.end_ns
+        return up, down, 8.0 * transfer.size_bytes, pace, self._chunk_bits, 0.0, latency_ns, patience_ns, told, 0

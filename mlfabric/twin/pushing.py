@@ -88,7 +88,7 @@ class Pushing:
         if self._together:
             return now_ns
         since_ns = next(iter(self.waiting.values()))
-        if not self._apart.isdisjoint(self.waiting):
+        if self._apart and not self._apart.isdisjoint(self.waiting):
             return since_ns
         return self._sequencing.closes_ns(since_ns, len(self.waiting), self._groups)
 
@@ -110,17 +110,18 @@ class Pushing:
         self._stale = True
         self.waiting[update] = self._world.now_ns
 
-    def ask_first(self, update: Update) -> None:
-        """Take the first request for an update."""
+    def ask_first(self, update: Update, at_ns: float) -> None:
+        """Take the first request for an update, which came at an instant."""
+        self._stale = True
         self.open.add(update)
+        self.waiting[update] = at_ns
         if not self._together:
-            self._sequencing.expected.pushed(update, int(self._world.now_ns))
-        self.ask(update)
+            self._sequencing.expected.pushed(update, int(at_ns))
 
-    def served(self, worker: int) -> None:
-        """Note that a worker has the model, so that its next update may be expected."""
+    def served(self, worker: int, at_ns: float) -> None:
+        """Note that a worker has had the model since an instant, so that its next update may be expected."""
         if not self._together:
-            self._sequencing.expected.served(worker, int(self._world.now_ns))
+            self._sequencing.expected.served(worker, int(at_ns))
             self._stale = True
 
     # Plans
@@ -131,7 +132,7 @@ class Pushing:
         What was in a sum that was given up goes by itself.
         """
         self._stale = True
-        apart = [update for update in self.waiting if update in self._apart]
+        apart = [update for update in self.waiting if update in self._apart] if self._apart else []
         if self._together:
             updates = {(update.worker, 0): update for update in self.waiting}
             self._enter(self._known_plan(tuple(sorted(updates)), not apart), updates, self._world.now_ns)
@@ -227,7 +228,6 @@ class Pushing:
             members=members,
             root=numbers[gathering.places[0]],
             flows={numbers[place]: self._reserve(transfers[place]) for place in gathering.places},
-            sends={numbers[place]: worker for place, worker in gathering.sends.items()},
             due_ns=due_ns,
             patience_ns=self._sequencing.patience_ns(gathering),
             start_ns=root.start_ns,
@@ -247,12 +247,9 @@ class Pushing:
 
     def _reserve(self, transfer: Transfer) -> Leg:
         self._keys += 1
-        links: tuple[int, ...] = ()
-        if not self._together:
-            self._planner.reserve(("push", self._keys), transfer)
-            if transfer.path:
-                links = self._planner.up[transfer.source], self._planner.down[transfer.destination]
-        return Leg(self._keys, transfer.profile.start_ns, transfer.profile.end_ns, links)
+        way = None if self._together else self._planner.reserve(("push", self._keys), transfer)
+        profile = transfer.profile
+        return Leg(self._keys, self._workers[transfer.source], profile.start_ns, profile.end_ns, way)
 
     # Ends
 
@@ -265,9 +262,8 @@ class Pushing:
         self._let_go(number, leg)
         if not self._together:
             self._sequencing.arrived(leg)
-        worker = group.sends.get(number)
-        if worker is not None:
-            self._world.record.span(worker, "send", began_ns, ended_ns)
+        if self._world.record.wants_spans(began_ns):
+            self._world.record.span(leg.sender, "send", began_ns, ended_ns)
         if number == group.root:
             self._received(group)
         return True
@@ -281,8 +277,8 @@ class Pushing:
         self._commit()
 
     def _let_go(self, number: int, leg: Leg) -> None:
-        if not self._together:
-            self._planner.release(("push", leg.key))
+        if leg.way is not None:
+            self._planner.release(("push", leg.key), leg.way)
             self._order.forget(number)
 
     def _commit(self) -> None:

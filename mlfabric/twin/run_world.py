@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from mlfabric.scheduler.planning import Effort
+from mlfabric.specs import Mode
 from mlfabric.twin.cluster import Cluster
 from mlfabric.twin.draws import ComputeTimes, Weather
 from mlfabric.twin.flows import Flows
@@ -27,7 +29,7 @@ Progress = Callable[[int, int], None]
 class RunWorld:
     """Hosts and links while a run goes on.
 
-    ``heed_ns`` is how late what is to be told of soon may be told of.
+    ``heed_ns`` is how late what is to be told of soon may be told of; ``heeds_late`` whether answers are among that.
 
     Args:
         cluster: what runs.
@@ -42,6 +44,7 @@ class RunWorld:
         self.flows = Flows(self.weather.rates(0.0))
         self.record = Recorder(len(cluster.workers), cluster.iterations, 1e9 * spans_s)
         self.free_ns = self.heed_ns = 0.0
+        self.heeds_late = cluster.mode is Mode.SYNCHRONOUS or self.planner.config.effort is Effort.LEAN
         self.control_ns, self.latency_ns = 1e9 * cluster.control_s, 1e9 * cluster.latency_s
         self._rates = self.weather.rates(0.0)
         self._since_ns = 0.0

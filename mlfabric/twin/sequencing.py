@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mlfabric.network import LinkId, Profile
-from mlfabric.protocol import ModelVersion, PushRequested, UpdateId
+from mlfabric.protocol import ModelVersion, UpdateId
 from mlfabric.scheduler.pace import Pace
 from mlfabric.scheduler.patience import (
     INGRESS_LEAD_NS,
@@ -19,6 +19,7 @@ from mlfabric.scheduler.patience import (
     patience_ns,
     ways,
 )
+from mlfabric.scheduler.planning import Effort
 from mlfabric.scheduler.records import Lateness
 from mlfabric.scheduler.steps import WorkerSteps
 from mlfabric.scheduler.succession import Coming, Succession, look_again_ns
@@ -29,6 +30,9 @@ from mlfabric.twin.run_world import RunWorld
 __all__ = ["Expected", "Sequencing", "Split"]
 
 _EPOCH = 1
+LINGER_PART = 32
+"""With lean effort a batch stays open for this part of the time in which as many updates are committed as there are
+workers."""
 
 
 class Split(NamedTuple):
@@ -57,14 +61,8 @@ class Expected:
     def pushed(self, update: Update, now_ns: int) -> None:
         """Note that an update was asked for the first time."""
         worker, step, computed_from = update
-        event = PushRequested(
-            update=UpdateId(self._names[worker], 1, step),
-            model="",
-            size_bytes=0,
-            computed_from=ModelVersion(_EPOCH, computed_from),
-            norm=0.0,
-        )
-        self._steps[worker].push(event, now_ns)
+        name = self._names[worker]
+        self._steps[worker].push(UpdateId(name, 1, step), ModelVersion(_EPOCH, computed_from), now_ns)
         self._open[worker] += 1
 
     def settled(self, update: Update, version: int | None) -> None:
@@ -98,6 +96,7 @@ class Sequencing:
     def __init__(self, world: RunWorld, tau_max: int) -> None:
         self._world, self._planner, self._tau_max = world, world.planner, tau_max
         self.can_sum = bool(world.planner.helpers)
+        self._lingering = len(world.cluster.workers) if world.planner.config.effort is Effort.LEAN else 0
         self.pace, self.succession, self._lateness = Pace(), Succession(), Lateness()
         self.expected = Expected([host.name for host in world.cluster.workers])
         self._server_down = self._down(world.cluster.server.name)
@@ -121,11 +120,15 @@ class Sequencing:
             window_ns = int(since_ns + 1e9 * self._world.cluster.batch_window_s)
             return look_again_ns(min(dry_ns - INGRESS_LEAD_NS, window_ns), now_ns)
         lead_ns = INGRESS_LEAD_NS + self.succession.lead_ns + count * self._first_chunk_ns(least_ns)
-        due_ns = max(int(since_ns), dry_ns - lead_ns)
+        due_ns = max(int(since_ns) + self._linger_ns(), dry_ns - lead_ns)
         if due_ns <= now_ns:
             expected = self.expected.within(now_ns, least_ns)
             due_ns = keep_open_until_ns(expected, count, least_ns, now_ns) or due_ns
         return look_again_ns(due_ns, now_ns)
+
+    def _linger_ns(self) -> int:
+        per_second = self.pace.commits_in(10**9)
+        return int(1e9 * self._lingering / (LINGER_PART * per_second)) if self._lingering and per_second > 0 else 0
 
     def _first_chunk_ns(self, least_ns: int) -> int:
         cluster = self._world.cluster
@@ -189,8 +192,7 @@ class Sequencing:
         name = self._world.cluster.workers[update.worker].name
         if not self.can_sum or self.pace.is_waited_for(name):
             return False
-        up = self._planner.links[self._planner.up[name]]
-        rate_bps = min(self._planner.rate_bps(up), self._planner.rate_bps(self._server_down))
+        rate_bps = min(self._planner.rates_bps[self._planner.up[name]], self._planner.rate_bps(self._server_down))
         others = committed_meanwhile(self.pace, self._takes_ns(rate_bps), self.least_ns())
         return others > self._tau_max - (version - update.computed_from)
 

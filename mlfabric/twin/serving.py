@@ -20,7 +20,7 @@ from mlfabric.scheduler.succession import Coming, Succession, look_again_ns
 from mlfabric.specs import Mode
 from mlfabric.twin.flow_field import SOON, Column
 from mlfabric.twin.groups import Update, drifted
-from mlfabric.twin.planned import Legs
+from mlfabric.twin.planned import Legs, Way
 from mlfabric.twin.pushing import MOST_PLANS, Pushing
 from mlfabric.twin.run_world import RunWorld
 
@@ -49,15 +49,24 @@ class _Sent:
 
 class _Leg(NamedTuple):
     """A transfer of a model: its reservation, whether the server sends it itself, and the get that it answers; when it
-    is planned to begin, its links if any, and the rates that were known then."""
+    is planned to begin, its way, None if nothing is reserved, and the rates that were known then."""
 
     key: int
     sent: _Sent
     is_first: bool
     answers: Update | None
     start_ns: int
-    links: tuple[int, ...]
+    way: Way | None
     known: NDArray[np.int64]
+
+
+class _Next(NamedTuple):
+    """The next plan: when the updates of the gets that it may answer are to be committed, until when the server sends
+    what was planned before, and when it is to be made."""
+
+    there: dict[Update, int]
+    dry_ns: int
+    due_ns: float
 
 
 class _Prepared(NamedTuple):
@@ -95,7 +104,7 @@ class Serving:
         self._plans: dict[tuple[bytes, tuple[int, ...]], _Prepared] = {}
         self._workers = {host.name: number for number, host in enumerate(world.cluster.workers)}
         self._server_up = world.planner.links[world.planner.up[world.cluster.server.name]]
-        self._due_ns = math.inf
+        self._next = _Next({}, 0, math.inf)
         self._stale = True
 
     # When
@@ -103,8 +112,8 @@ class Serving:
     def due_ns(self) -> float:
         """Return when the next plan is to be made, infinity if nothing calls for one."""
         if self._stale:
-            self._due_ns, self._stale = self._find_due_ns(), False
-        return self._due_ns
+            self._next, self._stale = self._look(), False
+        return self._next.due_ns
 
     def ask(self, get: Update) -> None:
         """Take a get whose update is planned or settled; nothing happens if it was asked before."""
@@ -116,17 +125,17 @@ class Serving:
         self._ready[get] = None
         self._stale = True
 
-    def _find_due_ns(self) -> float:
+    def _look(self) -> _Next:
         there = self._there()
         if not there:
-            return math.inf
-        now_ns, lead_ns = int(self._world.now_ns), EGRESS_LEAD_NS + self._succession.lead_ns
-        due_ns = max(self._dry_ns(), min(there.values())) - lead_ns
+            return _Next(there, 0, math.inf)
+        now_ns, lead_ns, dry_ns = int(self._world.now_ns), EGRESS_LEAD_NS + self._succession.lead_ns, self._dry_ns()
+        due_ns = max(dry_ns, min(there.values())) - lead_ns
         if due_ns <= now_ns and not self._together:
             coming = [there_ns - lead_ns for there_ns in there.values()]
             count = sum(ns <= now_ns for ns in coming)
             due_ns = keep_open_until_ns(coming, count, self._least_ns(), now_ns) or due_ns
-        return look_again_ns(due_ns, now_ns)
+        return _Next(there, dry_ns, look_again_ns(due_ns, now_ns))
 
     def _least_ns(self) -> int:
         """Return how long the server takes to send the model if its link has nothing else to do."""
@@ -164,8 +173,8 @@ class Serving:
         self._stale, now_ns = True, self._world.now_ns
         if self.due_ns() > now_ns:
             return
-        self._stale, there = True, self._there()
-        latest_ns = max(int(now_ns), self._dry_ns(), min(there.values())) + self._gather_ns()
+        self._stale, there = True, self._next.there
+        latest_ns = max(int(now_ns), self._next.dry_ns, min(there.values())) + self._gather_ns()
         batch = {get.worker: get for get, ns in there.items() if ns <= latest_ns}
         if self._together:
             prepared = self._known_plan(tuple(sorted(batch)))
@@ -187,7 +196,7 @@ class Serving:
 
     def _prepare(self, found: Plan) -> _Prepared:
         transfers = list(found.transfers)
-        answers = {self._workers[answer.get.worker]: answer.transfer for answer in found.gets}
+        answers = {self._workers[t.get.worker]: place for place, t in enumerate(transfers) if t.get is not None}
         sources: list[int] = []
         for place, transfer in enumerate(transfers):
             sources.append(sources[transfer.inputs[0]] if transfer.inputs else place)
@@ -200,9 +209,11 @@ class Serving:
         table[:, Column.READY] = world.now_ns + world.plans(len(batch)) + world.control_ns + world.latency_ns
         lacking = [(prepared.sources[prepared.answers[get.worker]], get) for get in batch.values()
                    if get in self._pushing.open]  # fmt: skip
-        if self._together:  # updates are settled all at once, and answers lead to nothing before a step is computed
+        if self._together:  # updates are settled all at once
             lacking = list(dict(lacking).items())
-            table[:, Column.TOLD] *= SOON
+        if self._world.heeds_late:  # answers lead to nothing before a step; the server's own say that its link is free
+            is_soon = True if self._together else np.not_equal(prepared.sources, range(len(table)))
+            table[:, Column.TOLD] *= np.where(is_soon, SOON, 1)
         for source, _ in lacking:
             table[source, Column.HOLDS] += 1
         numbers = world.flows.enter_table(table, prepared.legs.edges)
@@ -227,13 +238,8 @@ class Serving:
 
     def _leg(self, transfer: Transfer, sent: _Sent, is_first: bool, answers: Update | None) -> _Leg:
         self._keys += 1
-        links: tuple[int, ...] = ()
-        if not self._together:
-            self._planner.reserve(("get", self._keys), transfer)
-            if transfer.path:
-                links = self._planner.up[transfer.source], self._planner.down[transfer.destination]
-        known = self._planner.known_rates
-        return _Leg(self._keys, sent, is_first, answers, transfer.profile.start_ns, links, known)
+        way = None if self._together else self._planner.reserve(("get", self._keys), transfer)
+        return _Leg(self._keys, sent, is_first, answers, transfer.profile.start_ns, way, self._planner.known_rates)
 
     # Ends
 
@@ -253,7 +259,7 @@ class Serving:
     def arrived(self, number: int, began_ns: float, ended_ns: float) -> None:
         """Note that a transfer has arrived, not long ago."""
         leg = self._legs.pop(number)
-        self._let_go(number, leg.key)
+        self._let_go(number, leg)
         if leg.is_first:
             self._stale = True
             leg.sent.version = self._version_at(began_ns)
@@ -264,9 +270,9 @@ class Serving:
             self._open.discard(leg.answers)
             self._answered(leg.answers, leg.sent.version, ended_ns)
 
-    def _let_go(self, number: int, key: int) -> None:
-        if not self._together:
-            self._planner.release(("get", key))
+    def _let_go(self, number: int, leg: _Leg) -> None:
+        if leg.way is not None:
+            self._planner.release(("get", leg.key), leg.way)
             self._order.forget(number)
 
     def _version_at(self, at_ns: float) -> int:
@@ -276,8 +282,9 @@ class Serving:
     def links_changed(self) -> None:
         """Plan anew what the server is to send to single workers if links are otherwise than planned with."""
         self._stale, now_ns, known = True, self._world.now_ns, self._planner.known_rates
-        ahead = [leg for leg in self._legs.values() if leg.start_ns > now_ns and leg.known is not known and leg.links]
-        if not any(drifted(leg.known[list(leg.links)], known[list(leg.links)]).any() for leg in ahead):
+        ahead = [(leg.known, list(leg.way.links)) for leg in self._legs.values()
+                 if leg.start_ns > now_ns and leg.known is not known and leg.way]  # fmt: skip
+        if not any(drifted(then[links], known[links]).any() for then, links in ahead):
             return
         for number, leg in list(self._legs.items()):
             is_alone = leg.answers is not None and leg.sent.carriers == 1
@@ -288,7 +295,7 @@ class Serving:
         get = leg.answers
         assert get is not None, "what is taken back is to answer a get"
         del self._legs[number], self._unsent[leg.sent]
-        self._let_go(number, leg.key)
+        self._let_go(number, leg)
         self._world.flows.cancel([number])
         held = self._holds.get(get, [])
         if number in held:

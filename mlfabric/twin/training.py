@@ -47,6 +47,9 @@ class _Training:
         )
         self._serving = Serving(world, self._pushing, self._answered)
         self._agenda: list[tuple[float, int, Callable[[Any], None], Any]] = []
+        self._requests: list[tuple[float, int, Update]] = []
+        if world.heeds_late and self._cluster.mode is not Mode.SYNCHRONOUS:
+            world.heed_ns = world.control_ns  # nothing comes of an answer before its worker's next request
         self._numbers = count()
         self._held: dict[Update, None] = {}
         self._clocks = [0] * len(self._workers)
@@ -59,12 +62,14 @@ class _Training:
         for number in range(len(self._workers)):
             self._begin(number, 0.0)
         while self._left or self._open:
-            push_ns = get_ns = math.inf
+            self._take_requests(world.now_ns)
+            request_ns = push_ns = get_ns = math.inf
             free_ns = world.free_ns if world.free_ns > world.now_ns else math.inf
             if free_ns == math.inf:  # while the scheduler is busy nothing that is due is done, nor looked for
                 push_ns, get_ns = self._pushing.due_ns(), self._serving.due_ns()
+                request_ns = self._requests[0][0] if self._requests else math.inf
             agenda_ns = self._agenda[0][0] if self._agenda else math.inf
-            until_ns = min(agenda_ns, world.next_news_ns, push_ns, get_ns, free_ns)
+            until_ns = min(agenda_ns, world.next_news_ns, push_ns, get_ns, free_ns, request_ns)
             if until_ns > world.now_ns:
                 world.run(until_ns)
                 if self._arrived() or until_ns > world.now_ns:
@@ -82,6 +87,13 @@ class _Training:
     def _at(self, at_ns: float, call: Callable[[Any], None], what: object) -> None:
         heappush(self._agenda, (at_ns, next(self._numbers), call, what))
 
+    def _take_requests(self, until_ns: float) -> None:
+        """Take in what workers have asked for until an instant: it may lie back, nothing came of it before."""
+        requests = self._requests
+        while requests and requests[0][0] <= until_ns:
+            at_ns, _, update = heappop(requests)
+            self._push(update, at_ns)
+
     def _learn(self) -> None:
         changed = self._world.learn()
         if changed.any():
@@ -94,6 +106,8 @@ class _Training:
         if not numbers:
             return False
         for number, began_ns, ended_ns in zip(numbers, *self._world.flows.spans_ns(numbers), strict=True):
+            if self._requests and self._requests[0][0] <= ended_ns:
+                self._take_requests(ended_ns)
             if not self._pushing.arrived(number, began_ns, ended_ns):
                 self._serving.arrived(number, began_ns, ended_ns)
         self._world.passed(numbers)
@@ -109,14 +123,14 @@ class _Training:
         worker.computed_ns = at_ns + world.times.of(number, worker.step)
         world.record.span(number, "compute", at_ns, worker.computed_ns)
         update = Update(number, worker.step, worker.version)
-        self._at(worker.computed_ns + world.control_ns, self._push, update)
+        heappush(self._requests, (worker.computed_ns + world.control_ns, next(self._numbers), update))
 
-    def _push(self, update: Update) -> None:
-        """Take in an update at the scheduler; its worker has gone on meanwhile, unless it waits for a model."""
+    def _push(self, update: Update, at_ns: float) -> None:
+        """Take in an update that came at an instant; its worker has gone on meanwhile, unless it waits for a model."""
         worker = self._workers[update.worker]
         self._world.record.pushed[update.worker] += 1
         self._open += 1
-        self._pushing.ask_first(update)
+        self._pushing.ask_first(update, at_ns)
         worker.is_idle = True
         self._go_on(update.worker, worker.computed_ns)
 
@@ -125,8 +139,10 @@ class _Training:
         worker = self._workers[number]
         if not worker.is_idle or worker.got < worker.step - self._in_flight + 1:
             return
-        self._world.record.span(number, "wait", worker.computed_ns, at_ns)
-        self._world.record.ended_ns[number, worker.step] = at_ns
+        record = self._world.record
+        if record.wants_spans(worker.computed_ns):
+            record.span(number, "wait", worker.computed_ns, at_ns)
+        record.ended_ns[number, worker.step] = at_ns
         worker.step += 1
         self._left -= 1
         if self._progress is not None:
@@ -141,7 +157,7 @@ class _Training:
         worker = self._workers[get.worker]
         worker.got, worker.version = max(worker.got, get.step), max(worker.version, version)
         if worker.step + 1 < self._cluster.iterations:
-            self._pushing.served(get.worker)
+            self._pushing.served(get.worker, at_ns)
         self._go_on(get.worker, at_ns)
 
     def _heed(self, step: int) -> None:

@@ -38,6 +38,8 @@ def test_unknown_hosts_and_links_are_refused(star: Network) -> None:
         star.set_rate(up_link("z"), 1)
     with pytest.raises(UsageError, match="unknown link z up"):
         star.transfer((up_link("z"),), 1, 0)
+    assert star.unknown_host(["a", "z", "y", "b"]) == "z"
+    assert star.unknown_host(["a", "b"]) is None
 
 
 @pytest.mark.parametrize("name", ["", CORE])

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import twin as benchmark
-from mlfabric.network import Piece, Profile
+from mlfabric.network import Piece, Profile, down_link, up_link
 from mlfabric.scheduler.planning import Effort, paced_rate, warm_up
 from mlfabric.specs import Mode
 from mlfabric.twin import planned
@@ -48,21 +48,43 @@ def test_small_clusters_and_synchronous_ones_are_planned_with_full_effort_by_all
     planner = Planner(helped(workers, mode=mode))
     assert planner.config.effort is Effort.FULL
     assert planner.config.search > 0
-    assert planner.helpers_of({"w3"}) == planner.helpers
+    assert planner.helpers_of({"w3"}, 1) == planner.helpers
 
 
 def test_of_very_many_those_help_that_have_updates_and_those_with_fast_idle_links(monkeypatch):
     monkeypatch.setattr(planned, "LEAN_ABOVE", 8)
-    monkeypatch.setattr(planned, "OTHER_HELPERS", 2)
     planner = Planner(helped(12))
     rates = np.full(26, 1.0)
     rates[[0, 1, 2]] = 0.5
     planner.learn(rates)
     transfer = planner.plan_updates([planner.candidate(3, 0, 0, 0)], 0).transfers[0]
-    planner.reserve(("push", 1), transfer)
-    assert [helper.host for helper in planner.helpers_of({"w1", "w9", "server"})] == ["w1", "w4", "w5", "w9"]
-    planner.release(("push", 1))
-    assert [helper.host for helper in planner.helpers_of(())] == ["w3", "w4"]
+    way = planner.reserve(("push", 1), transfer)
+    assert [helper.host for helper in planner.helpers_of({"w1", "w9", "server"}, 2)] == ["w1", "w4", "w5", "w9"]
+    planner.release(("push", 1), way)
+    assert [helper.host for helper in planner.helpers_of((), 2)] == ["w3", "w4"]
+
+
+def test_fewer_others_help_where_few_updates_are_to_be_summed(monkeypatch):
+    monkeypatch.setattr(planned, "LEAN_ABOVE", 8)
+    planner = Planner(helped(30))
+    updates = [planner.candidate(worker, 0, 0, 0) for worker in range(25, 30)]
+    helpers = [helper.host for helper in planner.plan_updates(updates, 0).state.aggregators]
+    assert helpers == ["w0", "w1", "w2", "w3", "w25", "w26", "w27", "w28", "w29"]
+    gets = [planner.get(worker, 0, 0) for worker in range(25, 30)]
+    assert planner.plan_gets(gets, 0).state.distributors == planner.helpers[:30]
+
+
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_a_workers_own_links_are_reserved_only_if_it_may_have_several_round_trips_open(in_flight):
+    planner = Planner(cluster_of(4, aggregators=("w0",), in_flight=in_flight))
+    network = planner.network
+    transfer = planner.plan_updates([planner.candidate(3, 0, 0, 0)], 0).transfers[0]
+    way = planner.reserve(("push", 1), transfer)
+    assert way.links == (planner.up["w3"], planner.down["server"])
+    assert network.free_bps(down_link("server"), 0) == 0
+    assert (network.free_bps(up_link("w3"), 0) == network.rate_bps(up_link("w3"), 0)) == (in_flight == 1)
+    planner.release(("push", 1), way)
+    assert network.free_bps(down_link("server"), 0) == network.rate_bps(down_link("server"), 0)
 
 
 @given(st.integers(0, 100), st.lists(st.tuples(st.integers(0, 30), st.integers(1, 10**9)), max_size=4), st.booleans())
@@ -77,8 +99,8 @@ def test_who_is_paced_and_how_much_is_what_the_scheduler_says(start_ns, shape, i
         planner.learn(np.full(6, 0.4))
     profile = Profile(start_ns, pieces[-1].end_ns if pieces else start_ns, tuple(pieces))
     usual = paced_rate(profile, planner.network.path("w0", "w1"), planner.network)
-    assert planner.pace(profile, 0, 4) == (usual / 1e9 if usual else np.inf)
-    assert planner.pace(profile, -1, -1) == np.inf
+    planned = sum(bps * (end_ns - start_ns) for start_ns, end_ns, bps in profile.pieces)
+    assert planner.pace(planned, profile.end_ns - profile.start_ns, 0, 4) == (usual / 1e9 if usual else np.inf)
 
 
 def test_a_run_leaves_garbage_collection_as_it_was():

@@ -9,8 +9,10 @@ import pytest
 
 from mlfabric.scheduler.planning import warm_up
 from mlfabric.specs import Mode
+from mlfabric.twin import planned, sequencing
 from mlfabric.twin.cluster import Cluster, Compute, Host
 from mlfabric.twin.groups import Group, Leg, Update
+from mlfabric.twin.planned import Way
 from mlfabric.twin.run import simulate
 from mlfabric.twin.run_world import RunWorld
 from mlfabric.twin.sequencing import Expected, Sequencing
@@ -43,7 +45,6 @@ def group(*members: Update, due_ms: float) -> Group:
         members=members,
         root=0,
         flows={},
-        sends={},
         due_ns=due_ns,
         patience_ns=50.0 * MS,
         start_ns=due_ns - 8 * MS,
@@ -56,6 +57,20 @@ def group(*members: Update, due_ms: float) -> Group:
 def test_a_lone_worker_never_waits_for_a_batch():
     cluster = helped(cluster_of(1, control_s=0.0, latency_s=0.0))
     assert simulate(cluster).mean_iteration_s == pytest.approx(0.02 + 2 * 0.008, abs=0.0002)
+
+
+def test_a_batch_stays_open_for_a_while_where_plans_are_made_with_less_effort(monkeypatch):
+    def closes_ns() -> float:
+        one = sequencing_of()
+        for version in range(10):
+            one.pace.look(version, 3 * version * MS)
+        return one.closes_ns(0.0, 1, ())
+
+    assert closes_ns() == 0
+    monkeypatch.setattr(planned, "LEAN_ABOVE", 3)
+    monkeypatch.setattr(sequencing, "LINGER_PART", 2)  # half of the time that four updates take, one in 3 ms
+    assert closes_ns() == 6 * MS
+    assert sequencing_of().closes_ns(0.0, 1, ()) == 0  # the pace is not known
 
 
 def test_who_comes_soon_is_waited_for_and_who_does_not_push_any_more_is_not():
@@ -137,7 +152,7 @@ def test_a_sum_is_granted_its_time_once_more_by_what_was_late_before_it():
 def test_links_that_are_faster_or_slower_by_a_quarter_are_off_for_what_has_not_begun(rate, is_off):
     one = group(Update(0, 0, 0), due_ms=20)
     one.known = np.array([1000, 1000], np.int64)
-    one.flows = {0: Leg(0, 12 * MS, 20 * MS, (0, 1))}
+    one.flows = {0: Leg(0, 0, 12 * MS, 20 * MS, Way((), (), (0, 1)))}
     known = np.array([1000, int(1000 * rate)], np.int64)
     assert one.is_off(known, 11 * MS) is is_off
     assert one.is_off(known, 12 * MS) is False

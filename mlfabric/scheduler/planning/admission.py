@@ -26,7 +26,7 @@ def check_problem(batch: Batch, network: Network, state: FabricState, config: Pl
     _check_unique("get", [get.get for get in batch.gets])
     for get in batch.gets:
         check_size(get.size_bytes)
-    _check_hosts(network, (get.destination for get in batch.gets))
+    _check_hosts(network, [get.destination for get in batch.gets])
     if batch.gets and not state.servers:
         raise UsageError(f"{len(batch.gets)} gets and no server; give the host that has the model")
 
@@ -116,8 +116,9 @@ def _check_each(updates: Sequence[Candidate], parts: int) -> None:
 
 
 def _check_helpers(what: str, network: Network, helpers: Sequence[Aggregator]) -> None:
-    _check_hosts(network, (helper.host for helper in helpers))
-    _check_unique(what, [helper.host for helper in helpers])
+    hosts = [helper.host for helper in helpers]
+    _check_hosts(network, hosts)
+    _check_unique(what, hosts)
     for helper in helpers:
         if helper.most_updates < 0:
             raise UsageError(f"{what} {helper.host}: most_updates={helper.most_updates}; allowed: 0 (any) or more")
@@ -131,6 +132,6 @@ def _check_unique(what: str, given: Sequence[object]) -> None:
 
 
 def _check_hosts(network: Network, hosts: Iterable[str]) -> None:
-    for host in hosts:
-        if not network.has_host(host):
-            raise UsageError(f"unknown host {host!r}; {len(network.hosts)} are known; add it first")
+    host = network.unknown_host(hosts)
+    if host is not None:
+        raise UsageError(f"unknown host {host!r}; {len(network.hosts)} are known; add it first")

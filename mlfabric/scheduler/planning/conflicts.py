@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Generic, TypeVar
 
-from mlfabric.network import LinkId, Network, Path, Profile
+from mlfabric.network import Network, Path, Profile
 
 __all__ = ["Timetable", "paced_rate"]
 
@@ -28,13 +28,13 @@ class Timetable(Generic[Key]):
     """
 
     def __init__(self) -> None:
-        self._ends: defaultdict[LinkId, list[tuple[int, int]]] = defaultdict(list)
-        self._numbers: dict[Key, tuple[int, Path, int]] = {}
+        self._ends: defaultdict[Hashable, list[tuple[int, int]]] = defaultdict(list)
+        self._numbers: dict[Key, tuple[int, Sequence[Hashable], int]] = {}
         self._keys: dict[int, Key] = {}
         self._count = 0
 
-    def add(self, key: Key, path: Path, profile: Profile) -> None:
-        """Enter a transfer that is not in it."""
+    def add(self, key: Key, path: Sequence[Hashable], profile: Profile) -> None:
+        """Enter a transfer that is not in it, on links by whatever names all transfers of this timetable have them."""
         assert key not in self._numbers, f"{key} is in the timetable already"
         if profile.start_ns == profile.end_ns:
             return
@@ -55,15 +55,15 @@ class Timetable(Generic[Key]):
             ends = self._ends[link]
             del ends[bisect_left(ends, (end_ns, number))]
 
-    def before(self, path: Path, start_ns: int) -> tuple[Key, ...]:
+    def before(self, path: Sequence[Hashable], start_ns: int) -> tuple[Key, ...]:
         """Return which transfers end last, on each link of ``path``, at or before ``start_ns``; in order of entry."""
         found: set[int] = set()
         for link in path:
-            ends = self._ends.get(link, [])
+            ends = self._ends.get(link, ())
             stop = bisect_right(ends, (start_ns, self._count))
             first = bisect_left(ends, (ends[stop - 1][0], 0)) if stop else 0
             found.update(number for _, number in ends[first:stop])
-        return tuple(self._keys[number] for number in sorted(found))
+        return tuple([self._keys[number] for number in sorted(found)])
 
 
 def paced_rate(profile: Profile, path: Path, network: Network) -> int:

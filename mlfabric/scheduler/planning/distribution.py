@@ -27,6 +27,7 @@ from mlfabric.scheduler.planning.fluid.lines import Lines
 from mlfabric.scheduler.planning.fluid.world import World
 from mlfabric.scheduler.planning.gets import order_gets
 from mlfabric.scheduler.planning.handing import hand_on
+from mlfabric.scheduler.planning.lazy import joined
 from mlfabric.scheduler.planning.parts import PartsReserver, Thing, check_parts, whole
 from mlfabric.scheduler.planning.plan import Deferred, GetServed, Kind, Toward, Transfer
 from mlfabric.scheduler.planning.problem import Aggregator, Effort, Objective, Shape
@@ -109,10 +110,8 @@ def distribute(
     alone = _alone(task, gets, slots)
     if len(alone.gets) < 2 or not distributors or not {Shape.STORED, Shape.TREE} & set(shapes):
         return _directly(task, alone)
-    other = _handed_on(task, gets, slots, distributors, shapes)
-    if other is None or other.cost_ns(objective) >= _cost_ns(alone.arrive_ns, objective):
-        return _directly(task, alone)
-    return replace(other, deferred=alone.deferred)
+    other = _handed_on(task, gets, alone, distributors, shapes)
+    return replace(other, deferred=alone.deferred) if other else _directly(task, alone)
 
 
 def _cost_ns(arrive_ns: Sequence[int], objective: Objective) -> int:
@@ -194,20 +193,21 @@ def _transfer(task: _Task, get: GetCandidate, profile: Profile, shard: int = 0) 
 def _handed_on(
     task: _Task,
     gets: Sequence[GetCandidate],
-    slots: Sequence[GetSlot],
+    direct: _Alone,
     distributors: Sequence[Aggregator],
     shapes: Collection[Shape],
 ) -> Distribution | None:
-    """Let distributors hand the model on to the early gets; None if that is not better for these."""
-    reachable = {slot.get for slot in slots if slot.profile is not None}
-    gets = [get for get in gets if get.get in reachable]
+    """Let distributors hand the model on to the early gets; None if that does not cost less than direct."""
+    if direct.deferred:
+        reachable = {get.get for get in direct.gets}
+        gets = [get for get in gets if get.get in reachable]
     ready_ns = max(task.now_ns, min(get.ready_ns for get in gets))
     early = {get.get: get for get in gets if get.ready_ns <= ready_ns}
     late = [get for get in gets if get.get not in early]
     helpers = _nearest(task, distributors, max(get.size_bytes for get in early.values()), ready_ns)
     if len(early) < 2 or not helpers:
         return None
-    alone = _alone(task, gets, _order(task, list(early.values())) if late else slots)
+    alone = _alone(task, gets, _order(task, list(early.values()))) if late else direct
     world = task.over[0] if task.over else world_for(task.network, task.servers[0], gets, helpers)
     fan = make_fan(
         task.servers[0],
@@ -220,7 +220,7 @@ def _handed_on(
     )
     lines = task.over[1] if task.over else world.lines
     way = _best_way(fan, lines, fan.cost_ns(alone.arrive_ns), shapes, task.effort)
-    return _with_late(task, fan, way, late) if way else None
+    return _with_late(task, fan, way, late, _cost_ns(direct.arrive_ns, task.objective)) if way else None
 
 
 def _nearest(task: _Task, distributors: Sequence[Aggregator], size_bytes: int, ready_ns: int) -> list[Aggregator]:
@@ -248,15 +248,17 @@ def _best_way(fan: Fan, lines: Lines, direct_ns: int, shapes: Collection[Shape],
     return stored or tree
 
 
-def _with_late(task: _Task, fan: Fan, way: Way, late: Sequence[GetCandidate]) -> Distribution | None:
-    """Add the late gets, which the server answers; None if it cannot."""
-    transfers = list(transfers_of(fan, way, task.first))
-    answers = list(answers_of(fan, way, task.first, task.now_ns))
-    slots, _ = _order_over(task, late, fan.world, way.lines)
-    after = _directly(task._replace(first=task.first + len(transfers)), _alone(task, late, slots))
-    if after.deferred:
+def _with_late(task: _Task, fan: Fan, way: Way, late: Sequence[GetCandidate], direct_ns: int) -> Distribution | None:
+    """Add the late gets, which the server answers; None if it cannot, or if the whole costs as much as direct."""
+    answers, arrive_ns = answers_of(fan, way, task.first, task.now_ns)
+    after = _alone(task, late, _order_over(task, late, fan.world, way.lines)[0] if late else ())
+    if after.deferred or _cost_ns([*arrive_ns, *after.arrive_ns], task.objective) >= direct_ns:
         return None
-    return Distribution(shape=way.shape, transfers=[*transfers, *after.transfers], answers=[*answers, *after.answers])
+    transfers = list(transfers_of(fan, way, task.first))
+    if not late:
+        return Distribution(shape=way.shape, transfers=transfers, answers=answers)
+    last = _directly(task._replace(first=task.first + len(transfers)), after)
+    return Distribution(shape=way.shape, transfers=[*transfers, *last.transfers], answers=joined(answers, last.answers))
 
 
 def _in_parts(task: _Task, gets: Sequence[GetCandidate]) -> Distribution:

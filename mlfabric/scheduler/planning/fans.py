@@ -12,6 +12,7 @@ from mlfabric.scheduler.planning.fluid.handing_kernel import BY_SERVER, Handing
 from mlfabric.scheduler.planning.fluid.lines import Ints, Lines
 from mlfabric.scheduler.planning.fluid.spread_kernel import Spreading
 from mlfabric.scheduler.planning.fluid.world import World
+from mlfabric.scheduler.planning.lazy import Lazy
 from mlfabric.scheduler.planning.plan import GetServed, Kind, Toward, Transfer
 from mlfabric.scheduler.planning.problem import Aggregator, Objective, Shape
 from mlfabric.scheduler.planning.values import GetCandidate
@@ -101,25 +102,30 @@ def make_fan(
     return Fan(server, gets, distributors, world, handing, spreading)
 
 
-def arrive_ns(fan: Fan, row: Row) -> int:
-    """Return when what a row brings is there."""
-    return row.end_ns + int(fan.world.routes.latency_ns[_route(fan, row)])
+def _arrivals(fan: Fan, way: Way) -> list[int]:
+    """Return when what each row of a way brings is there."""
+    latency_ns: list[int] = fan.world.routes.latency_ns[_routes(fan, way)].tolist()
+    return [row.end_ns + more_ns for row, more_ns in zip(way.rows, latency_ns, strict=True)]
 
 
-def _route(fan: Fan, row: Row) -> int:
-    handing = fan.handing
-    if row.what >= 0:
-        route = handing.direct[row.what] if row.by == BY_SERVER else handing.onward[row.by, row.what]
-    else:
-        route = handing.model[~row.what] if row.by == BY_SERVER else fan.spreading.between[row.by, ~row.what]
-    return int(route)
+def _routes(fan: Fan, way: Way) -> list[int]:
+    """Return the route of each row."""
+    handing, between = fan.handing, fan.spreading.between
+    direct, model = handing.direct.tolist(), handing.model.tolist()
+    return [
+        (direct[row.what] if row.what >= 0 else model[~row.what])
+        if row.by == BY_SERVER
+        else int(handing.onward[row.by, row.what] if row.what >= 0 else between[row.by, ~row.what])
+        for row in way.rows
+    ]
 
 
 def transfers_of(fan: Fan, way: Way, index: int) -> Iterator[Transfer]:
     """Make the transfers of a way; the first of them is number ``index`` of its plan."""
     brought: dict[int, int] = {}
-    for number, row in enumerate(way.rows, start=index):
-        route = _route(fan, row)
+    model_bytes, is_tree = int(fan.handing.scalars[0]) // 8, way.shape is Shape.TREE
+    columns = zip(way.rows, _routes(fan, way), _arrivals(fan, way), strict=True)
+    for number, (row, route, arrive_ns) in enumerate(columns, start=index):
         get = fan.gets[row.what] if row.what >= 0 else None
         pieces = tuple(way.pieces[row.first : row.after])
         start_ns = pieces[0].start_ns if pieces else row.end_ns
@@ -131,22 +137,29 @@ def transfers_of(fan: Fan, way: Way, index: int) -> Iterator[Transfer]:
             source=fan.server if row.by == BY_SERVER else fan.distributors[row.by].host,
             destination=get.destination if get else fan.distributors[~row.what].host,
             path=fan.world.path(route),
-            size_bytes=get.size_bytes if get else int(fan.handing.scalars[0]) // 8,
+            size_bytes=get.size_bytes if get else model_bytes,
             ready_ns=row.ready_ns,
             profile=Profile(start_ns, row.end_ns, pieces),
-            arrive_ns=arrive_ns(fan, row),
+            arrive_ns=arrive_ns,
             get=get.get if get else None,
             inputs=() if row.by == BY_SERVER else (brought[row.by],),
-            cut_through=way.shape is Shape.TREE and row.by != BY_SERVER,
+            cut_through=is_tree and row.by != BY_SERVER,
         )
 
 
-def answers_of(fan: Fan, way: Way, index: int, now_ns: int) -> Iterator[GetServed]:
-    """Say of each get by which transfer it is answered, when and why so."""
-    for number, row in enumerate(way.rows, start=index):
-        if row.what >= 0:
-            arrives_ns = arrive_ns(fan, row)
-            took = f"{max(0, arrives_ns - now_ns) / 1e6:.1f} ms"
-            by = "the server" if row.by == BY_SERVER else fan.distributors[row.by].host
-            reason = f"from {by}, one of {len(way.rows)} transfers of the model ({way.shape.name.lower()}): {took}"
-            yield GetServed(get=fan.gets[row.what].get, transfer=number, arrive_ns=arrives_ns, reason=reason)
+def answers_of(fan: Fan, way: Way, index: int, now_ns: int) -> tuple[Sequence[GetServed], list[int]]:
+    """Say of each get by which transfer it is answered, when and why so; the instants once more by themselves."""
+    arrive_ns = _arrivals(fan, way)
+    places = [place for place, row in enumerate(way.rows) if row.what >= 0]
+
+    def answer(n: int) -> GetServed:
+        place = places[n]
+        row = way.rows[place]
+        took = f"{max(0, arrive_ns[place] - now_ns) / 1e6:.1f} ms"
+        by = "the server" if row.by == BY_SERVER else fan.distributors[row.by].host
+        reason = f"from {by}, one of {len(way.rows)} transfers of the model ({way.shape.name.lower()}): {took}"
+        return GetServed(
+            get=fan.gets[row.what].get, transfer=index + place, arrive_ns=arrive_ns[place], reason=reason
+        )  # fmt: skip
+
+    return Lazy(len(places), answer), [arrive_ns[place] for place in places]

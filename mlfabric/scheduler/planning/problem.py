@@ -162,7 +162,8 @@ class PlannerConfig:
         search: how many other plans a small batch is compared with, >= 0; 0 keeps to the paper's choice.
         group_ns: what each group of a plan costs beside its updates' commit times (MEAN_COMMIT), >= 0: others wait for
             the server's link while it comes in.
-        effort: how many trees, and how many ways to hand a model on, are tried.
+        effort: how many trees, and how many ways to hand a model on, are tried; with lean effort updates that trees may
+            carry are not planned STORED besides.
     """
 
     consistency: Consistency = Consistency.ASYNCHRONOUS

@@ -21,12 +21,13 @@ from mlfabric.scheduler.planning.lazy import Lazy, joined
 from mlfabric.scheduler.planning.lists import order_lists, order_lists_in_parts
 from mlfabric.scheduler.planning.ordering import order
 from mlfabric.scheduler.planning.plan import Commit, Deferred, Group, Kind, Punt, ReplicaStep, Toward, Transfer
-from mlfabric.scheduler.planning.problem import Batch, Consistency, FabricState, Objective, PlannerConfig, Shape
+from mlfabric.scheduler.planning.problem import Batch, Consistency, Effort, FabricState, Objective, PlannerConfig, Shape
 from mlfabric.scheduler.planning.profiles import Placed, Profiles
 from mlfabric.scheduler.planning.replication import Replication, replicate
 from mlfabric.scheduler.planning.search import MOST_UPDATES, improve, reordered
 from mlfabric.scheduler.planning.shards import order_parts
 from mlfabric.scheduler.planning.stored import forward_stored
+from mlfabric.scheduler.planning.trees import MOST_UPDATES as MOST_STREAMED
 from mlfabric.scheduler.planning.trees import forward_trees
 from mlfabric.scheduler.planning.values import Left, Ordering, Slot
 
@@ -253,7 +254,8 @@ def _best(
         return found.cost(objective, now_ns) + group_ns * len(found.groups)
 
     aggregators = state.aggregators if len(lot.updates) > 1 else ()
-    stored = aggregators if Shape.STORED in config.shapes else ()
+    by_trees = Shape.TREE in config.shapes and len(lot.updates) - lot.fixed <= MOST_STREAMED
+    stored = aggregators if Shape.STORED in config.shapes and not (by_trees and config.effort is Effort.LEAN) else ()
     forwarding = forward_stored(
         lot,
         world,

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mlfabric.network import Network
+from mlfabric.network import Network, Piece, Profile
 from mlfabric.protocol import UpdateId
 from mlfabric.scheduler.planning.fluid.lines import HORIZON_NS, Ints, Lines
 from mlfabric.scheduler.planning.fluid.stream_field import FAR_NS, Field, Members, limits_of, survey_field
@@ -156,6 +156,8 @@ class _Found:
         self._count = int(forest.counts[0])
         self._members: list[list[int]] = []
         self._inputs: list[tuple[int, ...]] = []
+        self._columns: list[tuple[int, ...]] = []
+        self._pieces: list[Piece] = []
 
     def is_sound(self, aggregators: Sequence[Aggregator]) -> bool:
         """Say whether every sum is of something, every aggregator serves one group and takes what it has room for.
@@ -212,25 +214,36 @@ class _Found:
         )
 
     def _stream(self, k: int) -> Transfer:
-        streams, end_ns = self._forest.streams, int(self._forest.streams.end_ns[k])
         self._trace()
-        route, inputs = int(streams.route[k]), self._inputs[k]
+        if not self._columns:
+            self._list()
+        route, bits, ready_ns, end_ns, arrive_ns, first, after = self._columns[k]
+        inputs, pieces = self._inputs[k], tuple(self._pieces[first:after])
         source, destination = self._world.ends(route)
-        members = tuple(self._lot.updates[m] for m in self._members[k])
+        members = tuple([self._lot.updates[m] for m in self._members[k]])
         return Transfer(
             kind=Kind.UPDATE if len(members) == 1 else Kind.SUM,
             toward=self._toward,
             source=source,
             destination=destination,
             path=self._world.path(route),
-            size_bytes=int(streams.bits[k]) // 8,
-            ready_ns=int(streams.start_ns[k]),
-            profile=profile_at(self._rows, streams.first, k, end_ns),
-            arrive_ns=end_ns + int(self._world.routes.latency_ns[route]),
+            size_bytes=bits // 8,
+            ready_ns=ready_ns,
+            profile=Profile(pieces[0].start_ns if pieces else end_ns, end_ns, pieces),
+            arrive_ns=arrive_ns,
             members=members,
-            inputs=tuple(self._lot.fixed + j for j in inputs),
+            inputs=tuple([self._lot.fixed + j for j in inputs]) if inputs else (),
             cut_through=bool(inputs),
         )
+
+    def _list(self) -> None:
+        """Take the columns of all streams out of their arrays once."""
+        streams, count = self._forest.streams, self._count
+        route, end_ns, first = streams.route[:count], streams.end_ns[:count], streams.first[: count + 1]
+        arrive_ns = end_ns + self._world.routes.latency_ns[route]
+        found = (route, streams.bits[:count], streams.start_ns[:count], end_ns, arrive_ns, first[:-1], first[1:])
+        self._columns = list(zip(*(column.tolist() for column in found), strict=True))
+        self._pieces = list(map(Piece._make, self._rows.tolist()))
 
     def _source(self, k: int) -> str:
         return self._world.ends(int(self._forest.streams.route[k]))[0]

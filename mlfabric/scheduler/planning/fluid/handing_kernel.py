@@ -12,13 +12,27 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mlfabric.scheduler.planning.fluid.jit import compiled
-from mlfabric.scheduler.planning.fluid.lines import HORIZON_NS, Ints, Lines, Routes, fork, send, take, walk
+from mlfabric.scheduler.planning.fluid.jit import compiled, lean
+from mlfabric.scheduler.planning.fluid.lines import (
+    HORIZON_NS,
+    MOST_BPS,
+    Ints,
+    Lines,
+    Routes,
+    all_pieces,
+    duration,
+    flow,
+    fork,
+    room,
+    send,
+    take_rows,
+)
 from mlfabric.scheduler.planning.fluid.wide import ENDLESS, ZERO, plus
 
 __all__ = ["BY_SERVER", "Handing", "best_case", "plan_case", "warm"]
 
 BY_SERVER = -1
+FEW_TURNS, LONG_NS = 1 << 27, 1 << 34  # beyond these, bounds are less sharp, and still fit into 64 bits
 
 
 class Handing(NamedTuple):
@@ -55,6 +69,49 @@ def at_least(handing, cost, missing, arrive_ns):
     if handing.scalars[2] == 1:
         return with_answer(handing, cost, arrive_ns)
     return plus(cost, missing, arrive_ns - handing.scalars[1])
+
+
+@compiled
+def each_takes_ns(lines, routes, handing, used, waiting):
+    """How long each answer takes the link of one of the first distributors at least; 0 if one has several links."""
+    bits, most_bps = handing.scalars[0], 1
+    for j in range(used):
+        link = -1
+        for g in waiting:
+            route = handing.onward[j, g]
+            bits = min(bits, handing.bits[g])
+            if routes.hops[route] == 0 or (link >= 0 and link != routes.link[route, 0]):
+                return 0
+            link = routes.link[route, 0]
+        node = lines.head[link] if link >= 0 else 0
+        while node != 0:
+            most_bps = max(most_bps, lines.bps[node])
+            node = lines.following[node]
+    return min(duration(most_bps, bits, 0), LONG_NS)
+
+
+@lean
+def turns(count, users):
+    """The sum of all turns, from 1, if so many distributors share the answers evenly; FEW_TURNS if it is more."""
+    rounds, rest = count // users, count % users
+    return min(FEW_TURNS, users * (rounds * (rounds + 1) // 2) + rest * (rounds + 1))
+
+
+@compiled
+def least_cost(handing, arrive_ns, users, missing, dry_ns, each_ns, cost):
+    """What a case costs at least: all but the last distributor answer one get after the other up to an instant."""
+    others, room = max(1, len(users) - 1), 0
+    for j in users[:-1]:
+        room += min(missing, max(0, dry_ns - arrive_ns[j]) // each_ns)
+    rest = max(0, missing - room)
+    if rest * len(users) <= missing:
+        rest, others = 0, len(users)
+    soonest_ns = np.min(arrive_ns)
+    if handing.scalars[2] == 1:
+        latest = max(rest, (missing - rest + others - 1) // others)
+        return at_least(handing, cost, missing, soonest_ns + min(FEW_TURNS, latest) * each_ns)
+    cost = plus(plus(cost, turns(rest, 1), each_ns), turns(missing - rest, others), each_ns)
+    return at_least(handing, cost, missing, soonest_ns)
 
 
 @compiled
@@ -103,35 +160,39 @@ def own_hosts(handing, arrive_ns, cost, idle, pieces, rows):
 
 
 @compiled
-def accepted(lines, routes, handing, j, g, ready_ns, by_ns, pieces):
-    """Append the pieces by which distributor j answers a get, if it does so by an instant; when, or HORIZON_NS."""
-    first = len(pieces)
-    end_ns = walk(lines, routes, handing.onward[j, g], handing.bits[g], ready_ns, pieces, True)
-    if end_ns <= by_ns and end_ns < HORIZON_NS:
-        return end_ns
-    while len(pieces) > first:
-        pieces.pop()
-    return HORIZON_NS
+def handed_on(lines, routes, handing, arrive_ns, waiting, dry_ns, cost, limit, each_ns, idle, pieces, rows):
+    """Let the distributors in use answer the waiting gets, in turn; return the cost, ENDLESS if above the limit.
 
-
-@compiled
-def handed_on(lines, routes, handing, arrive_ns, waiting, dry_ns, cost, limit, idle, pieces, rows):
-    """Let the distributors in use answer the waiting gets, in turn; return the cost, ENDLESS if above the limit."""
+    ``each_ns`` is how long each answer takes a distributor at least, 0 if nobody knows.
+    """
     users = np.flatnonzero(arrive_ns < HORIZON_NS)
-    soonest_ns = handing.scalars[1] if np.any(handing.most[users] > 0) else np.min(arrive_ns)
-    place, count = 0, 0
+    soonest_ns = handing.scalars[1]
+    if not np.any(handing.most[users] > 0):  # else the server may have to answer, too
+        soonest_ns = np.min(arrive_ns)
+        if each_ns > 0 and least_cost(handing, arrive_ns, users, len(waiting), dry_ns, each_ns, cost) > limit:
+            return ENDLESS, lines
+    place, count, out = 0, 0, np.empty((8, 3), np.int64)
     for n in range(len(waiting)):
         if at_least(handing, cost, len(waiting) - n, soonest_ns) > limit:
             return ENDLESS, lines
         g, end_ns = waiting[n], HORIZON_NS
         while place < len(users) and end_ns >= HORIZON_NS:
             j, first = users[place], len(pieces)
+            route, used = handing.onward[j, g], 0
             if handing.most[j] == 0 or count < handing.most[j]:
-                by_ns = dry_ns if place < len(users) - 1 else HORIZON_NS
-                end_ns = accepted(lines, routes, handing, j, g, arrive_ns[j], by_ns, pieces)
+                end_ns, used = flow(
+                    lines, routes, route, MOST_BPS, handing.bits[g], arrive_ns[j], out, len(out)
+                )  # fmt: skip
+                if end_ns > dry_ns and place < len(users) - 1:
+                    end_ns = HORIZON_NS
             if end_ns < HORIZON_NS:
-                route, count, idle[j] = handing.onward[j, g], count + 1, False
-                lines = take(lines, routes, route, pieces, first)
+                if used > len(out):
+                    out = all_pieces(lines, routes, route, handing.bits[g], arrive_ns[j], used)
+                lines = room(lines, 2 * used * routes.hops[route])
+                take_rows(lines, routes, route, out, used)
+                for i in range(used):
+                    pieces.append((out[i, 0], out[i, 1], out[i, 2]))
+                count, idle[j] = count + 1, False
                 rows.append((g, j, arrive_ns[j], end_ns, first, len(pieces)))
                 cost = with_answer(handing, cost, end_ns + routes.latency_ns[route])
             else:
@@ -155,16 +216,16 @@ def plan_case(lines, routes, handing, used, directly):
         end_ns, cost, lines = from_server(lines, routes, handing, others[n], cost, pieces, rows)
         dry_ns = max(dry_ns, end_ns)
     waiting = others[directly:]
-    cost, lines = handed_on(lines, routes, handing, arrive_ns, waiting, dry_ns, cost, ENDLESS, idle, pieces, rows)
+    cost, lines = handed_on(lines, routes, handing, arrive_ns, waiting, dry_ns, cost, ENDLESS, 0, idle, pieces, rows)
     return cost, table(rows), table(pieces), lines
 
 
 @compiled
-def try_case(lines, routes, handing, arrive_ns, waiting, dry_ns, cost, limit, idle):
+def try_case(lines, routes, handing, arrive_ns, waiting, dry_ns, cost, limit, each_ns, idle):
     """What a case costs after the server's part of it; ENDLESS if above the limit, or if someone is idle."""
     pieces, rows, idle = [(0, 0, 0)], [(0, 0, 0, 0, 0, 0)], idle.copy()
     copied = fork(lines, 8 * len(waiting) + 64)
-    cost, _ = handed_on(copied, routes, handing, arrive_ns, waiting, dry_ns, cost, limit, idle, pieces, rows)
+    cost, _ = handed_on(copied, routes, handing, arrive_ns, waiting, dry_ns, cost, limit, each_ns, idle, pieces, rows)
     return ENDLESS if np.any(idle[arrive_ns < HORIZON_NS]) else cost
 
 
@@ -177,11 +238,12 @@ def best_of(lines, routes, handing, used, step, best):
     cost, others = own_hosts(handing, arrive_ns, ZERO, idle, pieces, rows)
     if np.any(arrive_ns[:used] >= HORIZON_NS):
         return best
+    each_ns = each_takes_ns(lines, routes, handing, used, others)
     for n in range(len(others) + 1):
         if cost > best[0]:
             break
         if n % step == 0 or n == len(others):
-            found = try_case(lines, routes, handing, arrive_ns, others[n:], dry_ns, cost, best[0], idle)
+            found = try_case(lines, routes, handing, arrive_ns, others[n:], dry_ns, cost, best[0], each_ns, idle)
             if found < best[0] or (found == best[0] and found < ENDLESS and n > best[1]):
                 best = found, n, used
         if n < len(others):

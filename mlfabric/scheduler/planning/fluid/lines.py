@@ -23,12 +23,15 @@ __all__ = [
     "Ints",
     "Lines",
     "Routes",
+    "all_pieces",
     "flow",
     "fork",
     "no_pieces",
     "reach",
+    "room",
     "send",
     "take",
+    "take_rows",
     "walk",
 ]
 
@@ -38,6 +41,7 @@ HORIZON_NS = 1 << 62
 SECOND_NS = 10**9
 MOST_SECONDS = HORIZON_NS // SECOND_NS
 MOST_BPS = 1 << 43
+FEW_BITS = 9 * 10**9
 GONE = -1  # the rate of a node that is in no list any more
 
 
@@ -81,6 +85,8 @@ def seek(lines, node, at_ns):
 @inner
 def duration(bps, bits, nano):
     """The least ns in which ``bits + nano / 10**9`` bits pass; at least HORIZON_NS if it is that long."""
+    if bits < FEW_BITS:  # one division instead of four
+        return (bits * SECOND_NS + nano + bps - 1) // bps
     seconds = bits // bps
     if seconds > MOST_SECONDS:
         return HORIZON_NS
@@ -144,14 +150,11 @@ def reach(lines, routes, route, cap_bps, bits, ready_ns):
 
 
 @compiled
-def _pieces(lines, routes, route, bits, ready_ns):
-    """When a transfer ends, how many pieces it has, and an array that begins with these."""
-    out = np.empty((8, 3), np.int64)
-    end_ns, count = flow(lines, routes, route, MOST_BPS, bits, ready_ns, out, len(out))
-    if count > len(out):
-        out = np.empty((count, 3), np.int64)
-        flow(lines, routes, route, MOST_BPS, bits, ready_ns, out, count)
-    return end_ns, count, out
+def all_pieces(lines, routes, route, bits, ready_ns, count):
+    """An array of all pieces of a transfer, which are so many."""
+    out = np.empty((count, 3), np.int64)
+    flow(lines, routes, route, MOST_BPS, bits, ready_ns, out, count)
+    return out
 
 
 @compiled
@@ -162,7 +165,10 @@ def walk(lines, routes, route, bits, ready_ns, pieces, keep):
     """
     if not keep:
         return reach(lines, routes, route, MOST_BPS, bits, ready_ns)
-    end_ns, count, out = _pieces(lines, routes, route, bits, ready_ns)
+    out = np.empty((8, 3), np.int64)
+    end_ns, count = flow(lines, routes, route, MOST_BPS, bits, ready_ns, out, len(out))
+    if count > len(out):
+        out = all_pieces(lines, routes, route, bits, ready_ns, count)
     for i in range(count):
         pieces.append((out[i, 0], out[i, 1], out[i, 2]))
     return end_ns
@@ -247,9 +253,12 @@ def take_rows(lines, routes, route, out, count):
 @compiled
 def send(lines, routes, route, bits, ready_ns, pieces):
     """Plan and reserve one transfer; return when it ends and the lines. One that never ends reserves nothing."""
-    end_ns, count, out = _pieces(lines, routes, route, bits, ready_ns)
+    out = np.empty((8, 3), np.int64)
+    end_ns, count = flow(lines, routes, route, MOST_BPS, bits, ready_ns, out, len(out))
     if end_ns >= HORIZON_NS:
         return HORIZON_NS, lines
+    if count > len(out):
+        out = all_pieces(lines, routes, route, bits, ready_ns, count)
     lines = room(lines, 2 * count * routes.hops[route])
     take_rows(lines, routes, route, out, count)
     for i in range(count):

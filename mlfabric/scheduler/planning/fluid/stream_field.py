@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlfabric.scheduler.planning.fluid.jit import compiled, lean
-from mlfabric.scheduler.planning.fluid.lines import Ints, Routes, walk
-from mlfabric.scheduler.planning.fluid.stream_kernel import no_pieces
+from mlfabric.scheduler.planning.fluid.lines import MOST_BPS, Ints, Routes, flow, reach
 
 __all__ = ["FAR_NS", "Field", "Members", "limits_of", "scaled", "survey_field"]
 
@@ -79,19 +78,19 @@ def survey_field(lines, routes, route, most, may_sum, scalars, mirrored):
     took_ns, hop_ns = np.full((count, columns), FAR_NS), np.full((count, columns), FAR_NS)
     into_ns, rank_ns, out_ns = np.full(columns, FAR_NS), np.full(count, FAR_NS), np.full(count, FAR_NS)
     best_in_ns = np.full(columns, FAR_NS)
-    pieces, scratch = no_pieces(), np.zeros(1, np.int64)
+    scratch = np.zeros(1, np.int64)
     for to in range(columns):
         for host in range(count):
             found = route[host, to]
             if found < 0 or routes.hops[found] == 0:
                 continue
-            took = min(FAR_NS, walk(lines, routes, found, unit_bits, now_ns, pieces, False) - now_ns)
+            took = min(FAR_NS, flow(lines, routes, found, MOST_BPS, unit_bits, now_ns, routes.link, 0)[0] - now_ns)
             took_ns[host, to] = took
             hop_ns[host, to] = routes.latency_ns[found] + scaled(took, min(chunk_bits, unit_bits), unit_bits)
             out_ns[host] = min(out_ns[host], took)
             best_in_ns[to] = min(best_in_ns[to], took)
             if into_ns[to] == FAR_NS:
-                alone = walk(lines, end_link(routes, found, mirrored, scratch), 0, unit_bits, now_ns, pieces, False)
+                alone = reach(lines, end_link(routes, found, mirrored, scratch), 0, MOST_BPS, unit_bits, now_ns)
                 into_ns[to] = min(FAR_NS, alone - now_ns)
     for host in range(count):
         if may_sum[host] == 1:
