@@ -91,6 +91,7 @@ def test_several_workers_lose_no_update_and_apply_none_twice(running: Fabric) ->
     assert settled == steps * len(names)
     assert workers[0].get(min_version=committed).number == committed
     assert max(w.tally.delay_max for w in workers) <= workers[-1].tau_max
+    wait_until(lambda: running.status().models[0].committed >= committed, "the server has told of all commits")
     (model,) = running.status().models
     assert (model.version.number, model.committed) == (committed, committed)
 
