@@ -73,11 +73,13 @@ class RoundLinks:
             hosts: of its workers; links of hosts with several workers are left alone, as these share them.
         """
         alone = {host for host, count in Counter(hosts.values()).items() if count == 1}
+        up_held, down_held = running.held()
         for worker, (up_bps, down_bps) in running.measured.items():
             host = hosts[worker]
             if host in alone and network.has_host(host):
                 load = running.size_bytes, running.ready_bytes(worker), running.coming_bytes(worker)
-                self.carried(network, Carried(host, running.shape, *load, running.is_held(worker), up_bps, down_bps))
+                is_held = worker in up_held, worker in down_held
+                self.carried(network, Carried(host, running.shape, *load, is_held, up_bps, down_bps))
 
     def carried(self, network: Network, carried: Carried) -> None:
         """Set the rates of one host's link to what a round has shown."""

@@ -51,11 +51,11 @@ class RunningRound:
         """Return how much others send to a worker for it to sum."""
         return sum((p.end - p.start) * len(p.inputs) for p in self.parts[worker])
 
-    def is_held(self, worker: str) -> tuple[bool, bool]:
-        """Tell whether what a worker sends first, and what others send it first, is held to shares of its links."""
-        ready = [p.parent for p in self.parts[worker] if p.parent is not None and not p.inputs]
-        coming = [p.parent for parts in self.parts.values() for p in parts if p.parent is not None and not p.inputs]
-        return any(peer.most_bps for peer in ready), any(p.most_bps for p in coming if p.worker == worker)
+    def held(self) -> tuple[frozenset[str], frozenset[str]]:
+        """Return from whom, and to whom, anything that is sent first is held to shares of links."""
+        first = [(worker, part.parent) for worker, parts in self.parts.items() for part in parts if not part.inputs]
+        streams = [(worker, peer.worker) for worker, peer in first if peer is not None and peer.most_bps]
+        return frozenset(worker for worker, _ in streams), frozenset(parent for _, parent in streams)
 
     def told(self, worker: str) -> Reduce:
         """Return what a worker that has asked is told."""
