@@ -43,13 +43,12 @@ def give_advice(
     Which mode, delay bound or slack, number of aggregators and replica bound gain most over plain ring all-reduce; or
     that plain all-reduce is best. Tries them in the twin, the best few for longer, and shows what it found.
     """
-    from mlfabric.scheduler.planning.fluid.ready import is_compiled, load
+    from mlfabric.scheduler.planning import warm_up
     from mlfabric.twin.advising import predict
 
     check_writable(json_file)
     cluster = _cluster(file)
-    if not is_compiled():
-        load(lambda line: print(line, file=sys.stderr))
+    warm_up(lambda line: print(line, file=sys.stderr) if line.startswith("compiling") else None)
     with _progress() as on_progress:
         found = advise(cluster, predict, staleness=staleness, on_progress=on_progress)
     console = tables.console()

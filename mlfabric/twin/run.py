@@ -19,12 +19,14 @@ All of it follows from the cluster, its seed included: the same cluster gives th
 from __future__ import annotations
 
 import gc
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from enum import Enum
 
 from mlfabric.errors import UsageError
+from mlfabric.scheduler.planning import warm_up
 from mlfabric.specs import Mode
 from mlfabric.twin.cluster import Cluster
 from mlfabric.twin.fabric_rounds import run_fabric_rounds
@@ -36,6 +38,7 @@ from mlfabric.twin.training import run_training
 __all__ = ["Baseline", "simulate"]
 
 
+log = logging.getLogger("mlfabric.twin")
 _OBJECTS_PER_COLLECTION = 200_000
 
 
@@ -62,6 +65,8 @@ def simulate(
 ) -> Outcome:
     """Run a cluster's job in virtual time.
 
+    The planner is loaded first, and compiled where that was not done yet: until then a live scheduler plans otherwise.
+
     Args:
         way: how it trains; None for the cluster's own mode.
         progress: told of steps done, and of how many there are.
@@ -75,6 +80,7 @@ def simulate(
     chosen = cluster.mode if way is None else way
     if isinstance(chosen, Mode) and chosen is not cluster.mode:
         cluster = replace(cluster, mode=chosen)
+    warm_up(log.info)
     with _few_collections():
         return _RUN.get(chosen, run_training)(RunWorld(cluster, spans_s), progress)
 

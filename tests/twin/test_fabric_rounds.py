@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -120,3 +122,15 @@ def test_a_round_that_begins_without_the_late_is_over_sooner(monkeypatch):
     early_s = simulate(cluster).mean_iteration_s
     monkeypatch.setattr(Rhythm, "early_ns", lambda self, workers: None)
     assert early_s < 0.97 * simulate(cluster).mean_iteration_s
+
+
+def test_a_run_loads_the_planner_itself() -> None:
+    """A planner that is not loaded plans neither stripes nor sums, and the twin would say that AllReduce is slow."""
+    cluster = cluster_of(workers=8, mode=Mode.ALL_REDUCE, iterations=3, seed=1)
+    program = (
+        "from mlfabric.specs import Mode; from mlfabric.twin.run import simulate; "
+        "from tests.twin.clusters import cluster_of; "
+        "print(simulate(cluster_of(workers=8, mode=Mode.ALL_REDUCE, iterations=3, seed=1)).mean_iteration_s)"
+    )
+    alone = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert float(alone.stdout) == simulate(cluster).mean_iteration_s
