@@ -52,7 +52,7 @@ class Effort:
 
 FULL = Effort(
     grid=tuple(
-        Setting(learning_rate=rate, momentum=momentum) for momentum in (0.0, 0.5, 0.9) for rate in (0.05, 0.1, 0.2, 0.4)
+        Setting(learning_rate=rate, momentum=momentum) for momentum in (0.0, 0.5, 0.9) for rate in (0.1, 0.2, 0.4, 0.8)
     ),
     seeds=(1001, 1002, 1003),
     iterations=60,
