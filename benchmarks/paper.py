@@ -1,6 +1,7 @@
 """The paper's table on the testbed: nine cells, every system, tuned alike, on the same model, data and seeds.
 
-``mlfabric bench paper`` calls :func:`run`. What is finished is kept, so that it may be broken off and called again.
+``mlfabric bench paper`` calls :func:`choose` and :func:`run`. What is finished is kept, so that it may be broken off
+and called again.
 """
 
 from __future__ import annotations
@@ -37,57 +38,23 @@ PROBE_BPS = 10_000_000
 
 
 def run(
-    *,
-    results: Path,
-    json_file: Path | None,
-    report: Path | None,
-    cells: str,
-    systems: str,
-    seeds: int,
-    accuracy_seeds: int | None,
-    duration_s: float | None,
-    dilation: float,
-    workers: int | None,
-    target: float,
-    server_weather: bool,
-    quick: bool,
-    afresh: bool,
+    choice: Choice, *, results: Path, json_file: Path | None, report: Path | None
 ) -> tuple[Sequence[tuple[str, str, str, str]], Sequence[str]]:
     """Measure what is not there yet and write figures and report.
 
     Args:
+        choice: what is measured, see :func:`choose`.
         results: folder of finished runs.
         json_file, report: where the figures and the report go, if anywhere.
-        cells, systems: names with commas between; empty for all.
-        seeds: how many of each; 1 to 10.
-        accuracy_seeds: how many where accuracies are compared; None for 5, or as many as ``seeds`` if that is below 3.
-        duration_s: of each run, undilated; None for as long as the ring needs to meet the target.
-        workers: None for the paper's.
-        server_weather: whether the rates of servers' links change too.
-        quick: one cell, two systems, few workers, seconds: to see that it works.
-        afresh: measure again what is there already.
 
     Returns:
         Of each row its title, our figure, the paper's and whether it is reached; and a line for each run that failed.
 
     Raises:
-        UsageError: something given cannot be.
+        UsageError: figures or report cannot be written.
         UnavailableError: namespaces cannot be made here, or the digits are not there.
         FabricError: the first run failed, or several in a row.
     """
-    choice = choose(
-        cells=cells,
-        systems=systems,
-        seeds=seeds,
-        accuracy_seeds=accuracy_seeds,
-        duration_s=duration_s,
-        dilation=dilation,
-        workers=workers,
-        target=target,
-        server_weather=server_weather,
-        quick=quick,
-        afresh=afresh,
-    )
     check_writable(json_file)
     _check_folder(report)
     with testbed(["here"], link_bps=PROBE_BPS):
@@ -118,6 +85,18 @@ def choose(
     afresh: bool,
 ) -> Choice:
     """Return what is to be measured.
+
+    Args:
+        cells, systems: names with commas between; empty for all.
+        seeds: how many of each; 1 to 10.
+        accuracy_seeds: how many where accuracies are compared; None for 5, or as many as ``seeds`` if that is below 3.
+        duration_s: of each run, undilated; None for as long as the ring needs to meet the target.
+        dilation: by how much all time constants are stretched; 1 or more.
+        workers: 2 to 200; None for the paper's.
+        target: accuracy to be reached; between 0 and 1.
+        server_weather: whether the rates of servers' links change too.
+        quick: one cell, two systems, few workers, seconds: to see that it works.
+        afresh: measure again what is there already.
 
     Raises:
         UsageError: something given cannot be.

@@ -66,6 +66,7 @@ def scheduler() -> CollectorRegistry:
     metrics.link_rate("node-0", True, 8e9)
     metrics.round("m", 0.03, 4096)
     metrics.round_voided("m")
+    metrics.probes("m", 12, 11, 2)
     metrics.members({(Role.WORKER, "here"): 3, (Role.WORKER, "silent"): 1})
     metrics.members({(Role.WORKER, "here"): 4})
     return metrics.registry
@@ -132,6 +133,9 @@ SHOWN: dict[Callable[[], CollectorRegistry], dict[str, float]] = {
         "mlfabric_queue_updates{model=m}": 4,
         "mlfabric_model_version{model=m}": 7,
         "mlfabric_link_rate_bytes_per_second{direction=up,host=node-0}": 1e9,
+        "mlfabric_probes_total{model=m}": 12,
+        "mlfabric_probes_answered_total{model=m}": 11,
+        "mlfabric_probed_links_changed_total{model=m}": 2,
         "mlfabric_members{role=worker,state=here}": 4,
         "mlfabric_members{role=worker,state=silent}": 0,
     },

@@ -61,10 +61,8 @@ def paper(
     from mlfabric.cli import tables
 
     with ending_when_told():
-        rows, failed = making.benchmark("paper").run(
-            results=results,
-            json_file=json_file,
-            report=report,
+        bench = making.benchmark("paper")
+        choice = bench.choose(
             cells=cells,
             systems=systems,
             seeds=seeds,
@@ -77,6 +75,7 @@ def paper(
             quick=quick,
             afresh=afresh,
         )
+        rows, failed = bench.run(choice, results=results, json_file=json_file, report=report)
     tables.console().print(tables.table("The paper's table", ("result", "ours", "paper", "reached"), rows))
     if failed:
         raise FabricError(f"{len(failed)} runs failed; the same command makes them again: {'; '.join(failed)}")

@@ -83,7 +83,8 @@ def status_view(status: fabric_pb2.GetStatusResponse, scheduler: str) -> Rendera
     warnings = [Text(f"warning: {w.name} is {w.warning}", style="bold red") for w in status.workers if w.warning]
     # All parts of a model that is on several servers wait for the same.
     waits = [Text(words) for words in dict.fromkeys(m.waits_for for m in status.models) if words]
-    return Group(Text(head), Text(), *parts, *warnings, *waits, Text(foot))
+    probes = [Text(_probes(m)) for m in status.models if m.probes.asked]
+    return Group(Text(head), Text(), *parts, *warnings, *waits, *probes, Text(foot))
 
 
 def _members(status: fabric_pb2.GetStatusResponse) -> Table:
@@ -137,6 +138,13 @@ def _models(status: fabric_pb2.GetStatusResponse) -> Table:
         for m in status.models
     ]
     return table("Models", columns, rows)
+
+
+def _probes(model: fabric_pb2.ModelStatus) -> str:
+    """Say what became of the probes between an AllReduce job's rounds."""
+    probes = model.probes
+    words = f"{probes.asked} asked for, {probes.answered} answered in time, {probes.changed} links found changed"
+    return f"probes of {model.name}: {words}"
 
 
 def _version(model: fabric_pb2.ModelStatus) -> str:

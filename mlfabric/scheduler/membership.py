@@ -12,7 +12,6 @@ from dataclasses import replace
 from mlfabric.errors import UsageError
 from mlfabric.network import down_link, up_link
 from mlfabric.protocol import (
-    Following,
     HostModel,
     Initialise,
     Instruction,
@@ -25,8 +24,8 @@ from mlfabric.protocol import (
     ServerHolds,
     Welcome,
 )
+from mlfabric.scheduler.admission import Admission
 from mlfabric.scheduler.context import Context
-from mlfabric.scheduler.differing import difference, malformed
 from mlfabric.scheduler.model import ModelState
 from mlfabric.scheduler.modes import has_server
 from mlfabric.scheduler.parts import name_of_whole
@@ -54,13 +53,14 @@ class Membership:
         self._reductions = reductions
         self._wholes = wholes
         self._placing = Placing(context, models)
+        self._admission = Admission(context, models, reductions, wholes, self._placing)
         self._silent: dict[str, MemberRecord] = {}
         self._missed: dict[str, int] = {}
 
     def join(self, event: MemberJoined, now_ns: int) -> Iterator[Instruction]:
         """Admit a member, or say why not."""
         member = event.member
-        refusal = self._refusal(event)
+        refusal = self._admission.refusal(event)
         if refusal is None:
             try:
                 self._context.network.add_host(member.host, member.up_bps, member.down_bps)
@@ -87,79 +87,6 @@ class Membership:
         self._silent.pop(member.name, None)
         self._missed.pop(member.name, None)
         yield from self._admit(record, event, "back again" if again else "joined")
-
-    def _refusal(self, event: MemberJoined) -> tuple[RefuseReason, str] | None:
-        member, spec = event.member, event.spec
-        if (flaw := malformed(member, spec)) is not None:
-            return flaw
-        known = self._context.members.get(member.name)
-        if known is not None and known.state is MemberState.HERE and known.member.incarnation != member.incarnation:
-            where = f"a live {known.member.role.value} on host {known.member.host}"
-            return RefuseReason.NAME_TAKEN, f"{member.name!r} is taken by {where}; choose another name or stop that one"
-        for held in event.held:
-            if (refusal := self._held_elsewhere(member.name, held)) is not None:
-                return refusal
-        if event.follows is not None:
-            return self._replica_refusal(event.follows, member)
-        if spec is None:
-            return None
-        model = self._models.get(spec.name)
-        rounds = self._reductions.get(spec.name)
-        if rounds is not None:
-            return difference(spec, rounds.spec)
-        if model is None:
-            if not has_server(spec.mode):
-                return None
-            if spec.shards > 1 or spec.name in self._wholes:
-                return self._refusal_of_cut(spec)
-            if self._placing.server_for(spec) is None:
-                wanted = f"server {spec.server!r}" if spec.server else "any server"
-                return RefuseReason.NOT_YET, f"waiting for {wanted} to join the scheduler"
-            return None
-        return difference(spec, model.pushes.spec)
-
-    def _refusal_of_cut(self, spec: ModelSpec) -> tuple[RefuseReason, str] | None:
-        """Say how a worker's idea of a model that is cut differs from what is known, or what is to be waited for."""
-        whole = self._wholes.get(spec.name)
-        if whole is not None and whole.count != spec.shards:
-            detail = f"model {spec.name!r}: shards={spec.shards} given, {whole.count} registered"
-            return RefuseReason.OPTIONS_DIFFER, f"{detail}; give the same"
-        for shard, part in sorted(whole.parts.items()) if whole is not None else ():
-            given = replace(spec.of_shard(shard), server="")
-            if (found := difference(given, part.pushes.spec)) is not None:
-                return found
-        placed = self._placing.servers_for(spec, whole)
-        return placed if isinstance(placed, tuple) else None
-
-    def _replica_refusal(self, follows: Following, member: Member) -> tuple[RefuseReason, str] | None:
-        """Say why a replica cannot follow a server now, or return None; one that is silent may come back."""
-        record = self._context.members.get(follows.server)
-        if record is None or record.state is not MemberState.HERE:
-            return RefuseReason.NOT_YET, f"waiting for server {follows.server!r} to join the scheduler"
-        if record.member.role is not Role.SERVER:
-            detail = f"{follows.server!r} is a {record.member.role.value}"
-            return RefuseReason.OUT_OF_RANGE, f"{detail}; a replica follows a server"
-        for model in self._models.values():
-            if model.pushes.server == follows.server and model.pushes.spec.shard is not None:
-                detail = f"server {follows.server!r} holds {model.pushes.spec.name!r}, a part of a model"
-                return RefuseReason.OUT_OF_RANGE, f"{detail}; replicas follow servers of whole models"
-        for other in self._context.here(Role.REPLICA):
-            same = other.follows is not None and other.follows.server == follows.server
-            if same and other.member.name != member.name:
-                detail = f"server {follows.server!r} has a replica: {other.member.name!r}"
-                return RefuseReason.NAME_TAKEN, f"{detail}; stop that one, or follow another server"
-        return None
-
-    def _held_elsewhere(self, server: str, held: ModelSpec) -> tuple[RefuseReason, str] | None:
-        if held.name in self._reductions:
-            return RefuseReason.NAME_TAKEN, f"model {held.name!r} is reduced among workers; give it another name"
-        model = self._models.get(held.name)
-        if model is None:
-            return None
-        if model.pushes.server != server and self._context.is_here(model.pushes.server):
-            detail = f"model {held.name!r} is held by server {model.pushes.server!r}"
-            return RefuseReason.NAME_TAKEN, f"{detail}; give the model another name"
-        return difference(held, model.pushes.spec)
 
     def models_of(self, name: str) -> list[ModelState]:
         """Return the parts of a model of this name, or the model itself if it is not cut; none if it is unknown."""
@@ -244,15 +171,15 @@ class Membership:
         yield self._welcome(record, models, asked, reason)
 
     def _to_place(self, spec: ModelSpec) -> Iterator[tuple[ModelSpec, str]]:
-        """Give the specs of what a worker's model lacks, and the servers that are to hold it; checked by _refusal."""
+        """Give the specs of what a worker's model lacks, and the servers that are to hold it; checked at admission."""
         if spec.shards > 1:
             found = self._placing.servers_for(spec, self._wholes.get(spec.name))
-            assert isinstance(found, dict), "checked by _refusal"
+            assert isinstance(found, dict), "checked at admission"
             for shard, server in found.items():
                 yield replace(spec.of_shard(shard), server=""), server
         elif spec.name not in self._models:
             server_name = self._placing.server_for(spec)
-            assert server_name is not None, "checked by _refusal"
+            assert server_name is not None, "checked at admission"
             yield spec, server_name
 
     def _claim_initial(self, name: str, record: MemberRecord) -> bool:

@@ -24,6 +24,7 @@ from mlfabric.protocol import (
     TransferEnded,
     UpdateId,
 )
+from mlfabric.scheduler.probing import ProbeCount
 from mlfabric.scheduler.records import PlanCount
 from mlfabric.scheduler.state import SchedulerState
 from mlfabric.specs import Role
@@ -57,6 +58,7 @@ class Meter:
         self._plan_s = 0.0
         self._known = PlanCount()
         self._rounds: dict[RoundId, _Round] = {}
+        self._probes: dict[str, ProbeCount] = {}
 
     def mean_plan_ms(self, plans: int) -> float:
         """Return how long a plan took on average."""
@@ -120,6 +122,9 @@ class Meter:
         self._count_sums(state.count)
         for name, model in state.models.items():
             self.metrics.queue(name, len(model.pushes.waiting))
+        for name, rounds in state.reductions.items():
+            known, self._probes[name] = self._probes.get(name, ProbeCount()), rounds.probes
+            self.metrics.probes(name, *(now - before for now, before in zip(rounds.probes, known, strict=True)))
 
     def _count_sums(self, count: PlanCount) -> None:
         """Count the groups that were planned and the sums that were given up since the last survey."""

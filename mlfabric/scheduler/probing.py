@@ -17,13 +17,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import NamedTuple
 
 from mlfabric.network import LinkId, Network, down_link, up_link
 from mlfabric.protocol import LinkProbed, Peer, Probe, RoundId
 from mlfabric.scheduler.context import Context
 from mlfabric.scheduler.evidence import changed_rates
 
-__all__ = ["Probing", "Probings", "probes_of"]
+__all__ = ["ProbeCount", "Probing", "Probings", "probes_of"]
 
 _TARGETS = 2
 _LEAST_WORKERS = 4
@@ -60,14 +61,29 @@ class Probings:
     slot_ns: int
 
 
+class ProbeCount(NamedTuple):
+    """How many probes workers were asked for, how many came in time, and how often they showed a link to have changed.
+
+    In time is before the next round is planned.
+    """
+
+    asked: int = 0
+    answered: int = 0
+    changed: int = 0
+
+
 class Probing:
     """What the workers of one model probe, and what that shows.
 
     Args:
         network: its rates are set.
+
+    Attributes:
+        count: of all probes so far.
     """
 
     def __init__(self, network: Network) -> None:
+        self.count = ProbeCount()
         self._network = network
         self._probings: Probings | None = None
         self._found: dict[tuple[str, str], int] = {}
@@ -107,6 +123,7 @@ class Probing:
             size_bytes=probe_bytes,
             slot_ns=round(_SLOT_SHARE * pause_ns / _TARGETS),
         )
+        self._add(asked=_TARGETS * len(hosts))
         return self._probings
 
     def probed(self, event: LinkProbed) -> None:
@@ -115,6 +132,7 @@ class Probing:
         if probings is None or probings.round != event.round:
             return
         if event.worker in probings.targets.get(event.source, ()):
+            self._add(answered=(event.source, event.worker) not in self._found)
             self._found[event.source, event.worker] = event.bps
 
     def learn(self) -> frozenset[LinkId]:
@@ -134,7 +152,12 @@ class Probing:
         for link, bps in changed.items():
             network.set_rate(link, min(bps, max(fastest_bps, _MOST_GROWTH * known[link])))
         self._calm = 0 if changed else self._calm + 1
+        self._add(changed=len(changed))
         return frozenset(links)
+
+    def _add(self, asked: int = 0, answered: int = 0, changed: int = 0) -> None:
+        count = self.count
+        self.count = ProbeCount(count.asked + asked, count.answered + answered, count.changed + changed)
 
 
 def probes_of(context: Context, probings: Probings) -> Iterator[Probe]:

@@ -15,7 +15,7 @@ A new scheduler learns from the workers which attempt was the last to be settled
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from mlfabric.protocol import (
     CancelReduce,
@@ -29,15 +29,15 @@ from mlfabric.protocol import (
     RoundId,
 )
 from mlfabric.scheduler.context import Context
-from mlfabric.scheduler.modes.all_reduce import Shaped, ring_ns, shape_round
+from mlfabric.scheduler.modes.all_reduce import Shaped, shape_round
 from mlfabric.scheduler.planning import Shape
-from mlfabric.scheduler.probing import Probing, probes_of
+from mlfabric.scheduler.probing import ProbeCount, Probing, probes_of
 from mlfabric.scheduler.records import MemberRecord, MemberState
 from mlfabric.scheduler.rhythm import Rhythm
 from mlfabric.scheduler.round_links import RoundLinks
 from mlfabric.scheduler.round_parts import parts_of
 from mlfabric.scheduler.running_round import RunningRound, difference_of
-from mlfabric.scheduler.trust import Trust
+from mlfabric.scheduler.trust import Made, Trust
 from mlfabric.specs import ModelSpec, Role
 
 __all__ = ["MOST_BREAKS", "Rounds"]
@@ -85,6 +85,11 @@ class Rounds:
     def running(self) -> int:
         """How many workers the running round has; 0 if there is none."""
         return len(self._running.parts) if self._running is not None else 0
+
+    @property
+    def probes(self) -> ProbeCount:
+        """What became of the probes between rounds."""
+        return self._probing.count
 
     def is_reducing(self, worker: str) -> bool:
         """Tell whether a worker takes part in the running round."""
@@ -285,8 +290,7 @@ class Rounds:
         hosts = {worker: self._context.host(worker) for worker in sorted([*heads, *late])}
         size_bytes = next(iter(heads.values())).size_bytes
         self._links.probed(self._probing)
-        without = frozenset(Shape) - {Shape.RING} if self._trust.is_lost else frozenset[Shape]()
-        shaped = shape_round(self._context.network, hosts, size_bytes, round_id, now_ns, late, without)
+        shaped = shape_round(self._context.network, hosts, size_bytes, round_id, now_ns, late, self._trust.without)
         if late and (isinstance(shaped, str) or shaped.shape is not Shape.STRIPES):
             self._waits_for_all = True
             return
@@ -321,7 +325,8 @@ class Rounds:
         hosts = {worker: self._context.host(worker) for worker in running.parts}
         self._links.learn(self._context.network, running, hosts)
         self._rhythm.settled(now_ns)
-        self._judge(running, hosts.values(), now_ns)
+        made = Made(running.shape, running.without_stripes, running.size_bytes, now_ns - running.since_ns)
+        self._trust.judge(made, self._context.network, hosts.values(), now_ns)
         self._waits_for_all = False
         self.done, self.workers = self.done + 1, len(running.members)
         self._breaks = 0
@@ -343,15 +348,6 @@ class Rounds:
     def probed(self, event: LinkProbed) -> None:
         """Take in what a probe has shown."""
         self._probing.probed(event)
-
-    def _judge(self, running: RunningRound, hosts: Collection[str], now_ns: int) -> None:
-        """Count how long a round took for or against stripes."""
-        in_stripes = running.shape is Shape.STRIPES
-        if in_stripes or running.without_stripes:
-            size_bytes = running.size_bytes
-            least_ns = ring_ns(self._context.network, hosts, size_bytes, now_ns)
-            took_ns = now_ns - running.since_ns
-            self._trust.took(took_ns / size_bytes, least_ns / size_bytes, in_stripes=in_stripes)
 
     def _settle_one(self, request: ReduceRequested, round_id: RoundId, reason: str) -> ReduceSettled:
         settled = ReduceSettled(

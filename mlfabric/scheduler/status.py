@@ -143,6 +143,7 @@ def _reduced(name: str, rounds: Rounds, meter: Meter) -> fabric_pb2.ModelStatus:
         committed=rounds.done,
         mode=rounds.spec.mode.value,
         size_bytes=meter.reduced_bytes.get(name, 0),
+        probes=fabric_pb2.ProbesStatus(**rounds.probes._asdict()),
     )
 
 

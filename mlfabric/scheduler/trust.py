@@ -11,9 +11,15 @@ links.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
+from typing import NamedTuple
 
-__all__ = ["Trust"]
+from mlfabric.network import Network
+from mlfabric.scheduler.modes.all_reduce import ring_ns
+from mlfabric.scheduler.planning import Shape
+
+__all__ = ["Made", "Trust"]
 
 _FADES = 7 / 8
 """What an earlier round counts for beside the next one: about the last eight decide."""
@@ -50,6 +56,18 @@ class _Pace:
         self.total_ns, self.weight = self.total_ns + ns_per_byte, self.weight + 1.0
 
 
+class Made(NamedTuple):
+    """A round that was made: how, of how much, and how long it took.
+
+    ``without_stripes`` says that stripes were not to be used, though they might have been.
+    """
+
+    shape: Shape
+    without_stripes: bool
+    size_bytes: int
+    took_ns: float
+
+
 class Trust:
     """Chooses for the rounds of one model for which stripes were possible; at first they are used.
 
@@ -82,6 +100,23 @@ class Trust:
         if self._since >= self._between() and self._may_gain(ring_ns_per_byte):
             self._since, self._tries = 0, 1 if stripes_are_better else _TRIES
         self.is_lost = stripes_are_better == (self._tries > 0)
+
+    def judge(self, made: Made, network: Network, hosts: Collection[str], now_ns: int) -> None:
+        """Count how long a round took for or against stripes, if it went in stripes or might have.
+
+        Args:
+            network: what is now known of the links.
+            hosts: of its workers.
+        """
+        in_stripes = made.shape is Shape.STRIPES
+        if in_stripes or made.without_stripes:
+            least_ns = ring_ns(network, hosts, made.size_bytes, now_ns)
+            self.took(made.took_ns / made.size_bytes, least_ns / made.size_bytes, in_stripes=in_stripes)
+
+    @property
+    def without(self) -> frozenset[Shape]:
+        """The shapes that the next round is not to have, if there are others: all but a ring once trust is lost."""
+        return frozenset(Shape) - {Shape.RING} if self.is_lost else frozenset()
 
     @property
     def others_ns_per_byte(self) -> float | None:

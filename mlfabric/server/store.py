@@ -29,13 +29,13 @@ import torch
 
 from mlfabric.errors import LayoutError, RefusedError, UsageError
 from mlfabric.rules import RuleKind
-from mlfabric.server.images import Image, byte_view, copy_tensors
-from mlfabric.server.kernels import all_finite
+from mlfabric.server.contents import Content, content_of_image, content_of_tensors, parameters
+from mlfabric.server.images import Image, byte_view
 from mlfabric.server.passes import Passes
 from mlfabric.server.rules import Kernels, NotFinite, StepResult, mean_kernels, sum_kernels
 from mlfabric.server.serving import weight_buffers
 from mlfabric.server.versions import Held, Versions
-from mlfabric.specs import ModelSpec, TensorKind
+from mlfabric.specs import ModelSpec
 
 __all__ = ["Held", "ModelStore", "PreparedStep", "Snapshot"]
 
@@ -139,11 +139,7 @@ class ModelStore:
         self.check_image(len(source), self._layout.digest)
         with self._changing:
             self._refuse_second_weights()
-            weights = Image.zeros(self._layout)
-            for tensor, start in zip(self._layout.tensors, self._layout.offsets, strict=True):
-                end = start + tensor.size_bytes
-                weights.data[start:end] = source[start:end]
-            self._install(weights, self._new_state(), version=0, steps=0)
+            self._install(content_of_image(self.spec, source), version=0)
 
     def restore(
         self,
@@ -169,30 +165,15 @@ class ModelStore:
         """
         with self._changing:
             self._refuse_second_weights()
-            weights, state = Image.zeros(self._layout), self._new_state()
-            copy_tensors(f"{self.spec.name}, model", model, weights.tensors(self._layout))
-            given = (("history", history), ("squares", squares))[: len(state)]
-            is_complete = all(tensors for _, tensors in given)
-            for image, (what, tensors) in zip(state, given, strict=True):
-                if is_complete and tensors:
-                    copy_tensors(f"{self.spec.name}, {what}", tensors, self._parameters(image))
-            counts = is_complete and self.spec.rule.kind is RuleKind.ADAM
-            self._install(weights, state, version, steps if counts else 0)
+            self._install(content_of_tensors(self.spec, model, history or {}, squares or {}, steps), version)
 
     def _refuse_second_weights(self) -> None:
         if self.is_initialised:
             raise RefusedError(f"{self.spec.name} has weights already, at version {self.version}; they were kept")
 
-    def _new_state(self) -> tuple[Image, ...]:
-        return tuple(Image.zeros(self._layout) for _ in range(self.spec.rule.state_images))
-
-    def _install(self, weights: Image, state: tuple[Image, ...], version: int, steps: int) -> None:
-        for what, image in zip(("weight", "history", "square"), (weights, *state), strict=False):
-            for tensor, flat in zip(self._layout.tensors, image.flat, strict=True):
-                if not all_finite(flat):
-                    raise LayoutError(f"{self.spec.name}: the {what} {tensor.name} has NaN or Inf; send finite values")
-        self._state, self._steps = state, steps
-        self._versions.install(weights, version)
+    def _install(self, content: Content, version: int) -> None:
+        self._state, self._steps = content.state, content.steps
+        self._versions.install(content.weights, version)
 
     # Reading
 
@@ -226,7 +207,7 @@ class ModelStore:
         """
         with self._changing:
             weights = self._require_current()
-            state = [*map(self._parameters, self._state), {}, {}]
+            state = [*(parameters(image, self._layout) for image in self._state), {}, {}]
             yield Snapshot(
                 version=self.version,
                 model=weights.tensors(self._layout),
@@ -234,10 +215,6 @@ class ModelStore:
                 squares=state[1],
                 steps=self._steps,
             )
-
-    def _parameters(self, image: Image) -> dict[str, torch.Tensor]:
-        kinds = {t.name: t.kind for t in self._layout.tensors}
-        return {n: t for n, t in image.tensors(self._layout).items() if kinds[n] is TensorKind.PARAMETER}
 
     def _require_current(self) -> Image:
         if self._versions.current is None:

@@ -101,6 +101,14 @@ class SchedulerMetrics:
                 registry=registry,
             ).labels
         )
+        self._probes, self._probes_answered, self._links_changed = (
+            cache(Counter(f"mlfabric_{name}_total", words, ["model"], registry=registry).labels)
+            for name, words in (
+                ("probes", "Probes of links that workers of an AllReduce job were asked for."),
+                ("probes_answered", "Probes whose rate was reported before the next round was planned."),
+                ("probed_links_changed", "How often probes showed that a link's rate had changed."),
+            )
+        )
         self._counted: set[tuple[str, str]] = set()
         self._decision = Histogram(
             "mlfabric_decision_seconds",
@@ -137,6 +145,12 @@ class SchedulerMetrics:
     def round_voided(self, model: str) -> None:
         """Count a round that was given up."""
         self._rounds_voided(model).inc()
+
+    def probes(self, model: str, asked: int, answered: int, changed: int) -> None:
+        """Count probes that were asked for, those that were answered in time, and links that were found changed."""
+        self._probes(model).inc(asked)
+        self._probes_answered(model).inc(answered)
+        self._links_changed(model).inc(changed)
 
     def decision(self, seconds: float) -> None:
         """Observe how long the state machine took over one event."""

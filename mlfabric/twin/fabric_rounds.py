@@ -20,12 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlfabric.protocol import LinkProbed, RoundId
-from mlfabric.scheduler.modes.all_reduce import Shaped, ring_ns, shape_round
+from mlfabric.scheduler.modes.all_reduce import Shaped, shape_round
 from mlfabric.scheduler.planning import Shape
 from mlfabric.scheduler.probing import Probing
 from mlfabric.scheduler.rhythm import Rhythm
 from mlfabric.scheduler.round_links import Carried, RoundLinks
-from mlfabric.scheduler.trust import Trust
+from mlfabric.scheduler.trust import Made, Trust
 from mlfabric.twin.cluster import Monitoring
 from mlfabric.twin.flow_field import Column
 from mlfabric.twin.monitoring import LARGE
@@ -80,7 +80,8 @@ class _FabricRounds(Rounds):
         for worker, at_ns in zip(self._hosts, asked_ns.tolist(), strict=True):
             self._rhythm.asked(worker, round(at_ns))
         self._rhythm.settled(round(settled_ns))
-        self._judge(streams, settled_ns - last_ns, round(settled_ns))
+        made = Made(streams.shape, streams.without_stripes, world.cluster.model_bytes, settled_ns - last_ns)
+        self._trust.judge(made, world.planner.network, self._hosts, round(settled_ns))
         if self._learns and not self._trust.is_lost and streams.shape is not Shape.DIRECT:
             self._probe(settled_ns)
         return self._in_turn(np.full(self._count, settled_ns)) + world.control_ns
@@ -123,8 +124,8 @@ class _FabricRounds(Rounds):
             if len(self._plans) >= MOST_PLANS:
                 self._plans.clear()
             missing = [name for name, is_late in zip(self._hosts, late.tolist(), strict=True) if is_late]
-            without = frozenset(Shape) - {Shape.RING} if self._trust.is_lost else frozenset[Shape]()
             size_bytes, number = world.cluster.model_bytes, RoundId(1, len(self._plans))
+            without = self._trust.without
             shaped = shape_round(network, self._hosts, size_bytes, number, round(at_ns), missing, without)
             assert isinstance(shaped, Shaped), f"every link carries something, and there is no way: {shaped}"
             self._plans[key] = round_streams(shaped, world.cluster)
@@ -178,14 +179,6 @@ class _FabricRounds(Rounds):
         loads = zip(streams.ready_bytes.tolist(), streams.coming_bytes.tolist(), held, strict=True)
         for host, load, peaks in zip(self._hosts, loads, meter.peaks_bps(len(cluster.hosts)), strict=True):
             yield Carried(host, streams.shape, cluster.model_bytes, *load, *peaks)
-
-    def _judge(self, streams: RoundStreams, took_ns: float, now_ns: int) -> None:
-        """Count how long a round took for or against stripes."""
-        in_stripes = streams.shape is Shape.STRIPES
-        if in_stripes or streams.without_stripes:
-            size_bytes = self._world.cluster.model_bytes
-            least_ns = ring_ns(self._world.planner.network, self._hosts, size_bytes, now_ns)
-            self._trust.took(took_ns / size_bytes, least_ns / size_bytes, in_stripes=in_stripes)
 
     def _probe(self, settled_ns: float) -> None:
         """Have links probed after a round; what that shows counts from the next plan on."""

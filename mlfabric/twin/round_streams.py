@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlfabric.chunking import chunk_bytes
-from mlfabric.scheduler.modes.all_reduce import Shaped, Trees
+from mlfabric.scheduler.modes.all_reduce import Shaped
+from mlfabric.scheduler.modes.trees import Trees
 from mlfabric.scheduler.planning import Shape
 from mlfabric.twin.cluster import Cluster
 from mlfabric.twin.flow_field import CUT, INPUT

@@ -695,6 +695,7 @@ class ModelStatus(_message.Message):
     MODE_FIELD_NUMBER: _builtins.int
     WAITS_FOR_FIELD_NUMBER: _builtins.int
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    PROBES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     server: _builtins.str
     initialised: _builtins.bool
@@ -712,6 +713,10 @@ class ModelStatus(_message.Message):
     """Of the model; of AllReduce the size of the last round's tensor."""
     @_builtins.property
     def version(self) -> _types_pb2.ModelVersion: ...
+    @_builtins.property
+    def probes(self) -> Global___ProbesStatus:
+        """Of AllReduce only."""
+
     def __init__(
         self,
         *,
@@ -729,14 +734,44 @@ class ModelStatus(_message.Message):
         mode: _builtins.str = ...,
         waits_for: _builtins.str = ...,
         size_bytes: _builtins.int = ...,
+        probes: Global___ProbesStatus | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["probes", b"probes", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "delay_max", b"delay_max", "delay_p50", b"delay_p50", "dropped", b"dropped", "in_flight", b"in_flight", "initialised", b"initialised", "mode", b"mode", "name", b"name", "server", b"server", "size_bytes", b"size_bytes", "tau_max", b"tau_max", "version", b"version", "waiting", b"waiting", "waits_for", b"waits_for"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "delay_max", b"delay_max", "delay_p50", b"delay_p50", "dropped", b"dropped", "in_flight", b"in_flight", "initialised", b"initialised", "mode", b"mode", "name", b"name", "probes", b"probes", "server", b"server", "size_bytes", b"size_bytes", "tau_max", b"tau_max", "version", b"version", "waiting", b"waiting", "waits_for", b"waits_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ModelStatus: _TypeAlias = ModelStatus  # noqa: Y015
+
+@_typing.final
+class ProbesStatus(_message.Message):
+    """What became of the probes of links that workers are asked for between rounds."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ASKED_FIELD_NUMBER: _builtins.int
+    ANSWERED_FIELD_NUMBER: _builtins.int
+    CHANGED_FIELD_NUMBER: _builtins.int
+    asked: _builtins.int
+    answered: _builtins.int
+    """Before the next round was planned."""
+    changed: _builtins.int
+    """How often they showed that a link's rate had changed."""
+    def __init__(
+        self,
+        *,
+        asked: _builtins.int = ...,
+        answered: _builtins.int = ...,
+        changed: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "asked", b"asked", "changed", b"changed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProbesStatus: _TypeAlias = ProbesStatus  # noqa: Y015
 
 @_typing.final
 class LinkStatus(_message.Message):

@@ -83,6 +83,16 @@ def test_what_a_model_on_several_servers_waits_for_is_said_once():
     assert shown(fabric_pb2.GetStatusResponse(models=parts)).count("waiting for server-1") == 1
 
 
+def test_what_became_of_probes_is_said_of_models_that_have_any():
+    probes = fabric_pb2.ProbesStatus(asked=12, answered=11, changed=2)
+    models = [fabric_pb2.ModelStatus(name="net", probes=probes), fabric_pb2.ModelStatus(name="other")]
+
+    text = shown(fabric_pb2.GetStatusResponse(models=models))
+
+    assert "probes of net: 12 asked for, 11 answered in time, 2 links found changed" in text
+    assert "probes of other" not in text
+
+
 def test_parts_with_nothing_in_them_are_left_out():
     text = shown(fabric_pb2.GetStatusResponse(epoch=1))
 

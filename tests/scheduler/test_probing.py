@@ -18,8 +18,11 @@ from mlfabric.protocol import (
     RoundArrived,
     RoundId,
 )
+from mlfabric.scheduler.metering import Meter
 from mlfabric.scheduler.modes import all_reduce
 from mlfabric.scheduler.probing import _SHARE
+from mlfabric.scheduler.status import describe
+from mlfabric.telemetry import SchedulerMetrics
 
 from .stage import GIGABIT, MS
 from .test_rounds import BIG, JOB, Team, asks, told
@@ -270,3 +273,45 @@ def test_once_they_show_something_new_there_are_probes_after_each_round_again(co
     assert probed_after(computing, 11)[-2:] == [9, 11]
     assert probed_after(computing, 2, slow=[up_link("h-c")]) == [13, 14]
     assert probed_after(computing, 9, slow=[up_link("h-c")]) == [*range(15, 22), 23]
+
+
+def counted(job: Computing) -> tuple[int, int, int]:
+    probes = job.rounds.probes
+    return probes.asked, probes.answered, probes.changed
+
+
+def test_probes_are_counted_when_asked_for_and_when_they_come_and_links_once_the_next_round_begins(computing) -> None:
+    assert counted(computing) == (0, 0, 0)
+    probes = computing.round()
+    assert counted(computing) == (12, 0, 0)
+    computing.came(probes, slow=[up_link("h-c")])
+    assert counted(computing) == (12, 12, 0)
+    computing.compute()
+    assert counted(computing) == (12, 12, 1)
+
+
+def test_what_comes_too_late_or_twice_or_was_not_asked_for_is_no_answer(computing) -> None:
+    probes = computing.round()
+    for _ in range(2):
+        computing.came(probes[:1])
+    computing.show("a", "nobody", probes[0].round, SLOW)
+    assert counted(computing) == (12, 2, 0)
+    computing.compute()
+    computing.came(probes)
+    assert counted(computing) == (12, 2, 0)
+
+
+def test_counts_are_shown_as_metrics_once_and_on_the_status(computing) -> None:
+    meter = Meter(SchedulerMetrics(), "0")
+
+    def shown() -> list[float | None]:
+        names = ("probes", "probes_answered", "probed_links_changed")
+        return [meter.metrics.registry.get_sample_value(f"mlfabric_{n}_total", {"model": "net"}) for n in names]
+
+    computing.came(computing.round(), slow=[up_link("h-c")])
+    computing.compute()
+    for _ in range(2):
+        meter.survey(computing.state)
+        assert shown() == [12, 12, 1]
+    (model,) = describe(computing.state, meter, computing.now_ns).models
+    assert (model.probes.asked, model.probes.answered, model.probes.changed) == (12, 12, 1)

@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from mlfabric.scheduler.trust import Trust
+from mlfabric.network import Network
+from mlfabric.scheduler.planning import Shape
+from mlfabric.scheduler.trust import Made, Trust
 
 
 def run(trust: Trust, rounds: int, stripes: Callable[[int], float], others: float, ring: float) -> tuple[int, float]:
@@ -78,3 +80,31 @@ def test_a_bad_first_round_of_a_try_does_not_decide_it() -> None:
 
     run(trust, 300, good_after_the_first, others=2.0, ring=2.0)
     assert not trust.is_lost
+
+
+def judged(*rounds: Made) -> Trust:
+    """Four hosts with links of 1 bit/ns: a ring of them needs 12 ns for each byte."""
+    network, trust = Network.star(10**9), Trust()
+    hosts = [f"h{n}" for n in range(4)]
+    for host in hosts:
+        network.add_host(host, 10**9, 10**9)
+    for made in rounds:
+        trust.judge(made, network, hosts, 0)
+    return trust
+
+
+def test_rounds_in_stripes_that_took_longer_than_a_ring_of_these_hosts_must_count_against_them() -> None:
+    assert judged(*[Made(Shape.STRIPES, False, 1000, 12_001)] * 2).is_lost
+    assert not judged(*[Made(Shape.STRIPES, False, 1000, 11_999)] * 2).is_lost
+
+
+def test_a_round_of_another_shape_counts_only_if_it_might_have_gone_in_stripes() -> None:
+    assert judged(Made(Shape.RING, False, 1000, 13_000)).others_ns_per_byte is None
+    assert judged(Made(Shape.RING, True, 1000, 13_000)).others_ns_per_byte == 13
+
+
+def test_once_trust_is_lost_only_a_ring_is_left() -> None:
+    trust = Trust()
+    assert trust.without == frozenset()
+    trust.failed(1.0)
+    assert frozenset(Shape) - trust.without == {Shape.RING}

@@ -177,10 +177,11 @@ def test_leaving_the_block_stops_all_that_is_left_and_keeps_what_was_printed(two
 
 
 OWNER = """
-import os, sys
+import signal, sys
 from benchmarks.testbed.hosts import testbed
 from benchmarks.testbed.processes import Launcher
 from tests.testbed import tasks
+signal.signal(signal.SIGINT, signal.default_int_handler)  # who runs the tests may ignore SIGINT
 with testbed(["a"], link_bps=1_000_000) as bed, Launcher() as launcher:
     function = launcher.start(bed.hosts[0], tasks.never_end)
     function.messages.recv()

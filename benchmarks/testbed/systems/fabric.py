@@ -12,10 +12,9 @@ import numpy as np
 import torch
 
 import mlfabric
-from benchmarks.testbed.runs import Consistency, Place, RunPlan, WorkerLog
+from benchmarks.testbed.runs import Place, RunPlan, WorkerLog
 from benchmarks.testbed.systems.fabric_members import SERVICES, prepare
-from benchmarks.testbed.systems.fabric_training import train_by_all_reduce, train_by_pushing
-from benchmarks.testbed.systems.steps import compute_of
+from benchmarks.testbed.systems.fabric_training import train
 from benchmarks.testbed.workload import PaddedCompute, Workload
 
 __all__ = ["SERVICES", "prepare", "worker"]
@@ -27,10 +26,7 @@ def worker(place: Place, plan: RunPlan) -> WorkerLog:
     Raises:
         TimeoutError: the others have not joined in time.
     """
-    workload, compute = plan.workload.build(), compute_of(PaddedCompute, place, plan)
-    if plan.consistency is Consistency.ASYNCHRONOUS:
-        return train_by_pushing(place, plan, workload, _Pushed(workload, compute), overlap=False)
-    return train_by_all_reduce(place, plan, workload, partial(_Summed, workload.n_parameters, compute))
+    return train(place, plan, PaddedCompute, _Pushed, _Summed, overlap=False)
 
 
 class _Pushed:

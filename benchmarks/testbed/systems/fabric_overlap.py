@@ -17,10 +17,9 @@ import torch
 
 import mlfabric
 from benchmarks.testbed.overlapping import Buckets, OverlappedCompute
-from benchmarks.testbed.runs import Consistency, Place, RunPlan, WorkerLog
+from benchmarks.testbed.runs import Place, RunPlan, WorkerLog
 from benchmarks.testbed.systems.fabric_members import SERVICES, prepare
-from benchmarks.testbed.systems.fabric_training import train_by_all_reduce, train_by_pushing
-from benchmarks.testbed.systems.steps import compute_of
+from benchmarks.testbed.systems.fabric_training import train
 from benchmarks.testbed.workload import Workload
 
 __all__ = ["SERVICES", "prepare", "worker"]
@@ -38,10 +37,7 @@ def worker(place: Place, plan: RunPlan) -> WorkerLog:
     Raises:
         TimeoutError: the others have not joined in time.
     """
-    workload, compute = plan.workload.build(), compute_of(OverlappedCompute, place, plan)
-    if plan.consistency is Consistency.ASYNCHRONOUS:
-        return train_by_pushing(place, plan, workload, _Pushed(workload, compute), overlap=True)
-    return train_by_all_reduce(place, plan, workload, partial(_Summed, workload.n_parameters, compute))
+    return train(place, plan, OverlappedCompute, _Pushed, _Summed, overlap=True)
 
 
 class _Pushed:

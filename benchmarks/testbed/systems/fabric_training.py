@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 
 import mlfabric
 from benchmarks.testbed.forwarding import ForwardingFile
-from benchmarks.testbed.runs import Place, RunPlan, SnapshotKeeper, StepRecorder, WorkerLog
+from benchmarks.testbed.runs import Consistency, Place, RunPlan, SnapshotKeeper, StepRecorder, WorkerLog
 from benchmarks.testbed.systems.fabric_members import (
     MODEL,
     SERVER,
@@ -22,11 +23,37 @@ from benchmarks.testbed.systems.fabric_members import (
     settings_of,
     wait_for_all,
 )
+from benchmarks.testbed.systems.steps import Compute, compute_of
 from benchmarks.testbed.workload import PaddedCompute, Workload
 from mlfabric.protocol import Committed
 from mlfabric.specs import Mode
 
-__all__ = ["Pushing", "Summing", "train_by_all_reduce", "train_by_pushing"]
+__all__ = ["Pushing", "Summing", "train", "train_by_all_reduce", "train_by_pushing"]
+
+
+def train(
+    place: Place,
+    plan: RunPlan,
+    kind: type[Compute],
+    pushed: Callable[[Workload, Compute], Pushing],
+    summed: Callable[[int, Compute, mlfabric.Worker], Summing],
+    *,
+    overlap: bool,
+) -> WorkerLog:
+    """Train until the run's time is over, by pushing if the run is asynchronous, else by AllReduce.
+
+    Args:
+        kind: of what makes steps last as long as they should.
+        pushed, summed: what does the one or the other; of so many elements.
+        overlap: what is pushed leaves while backward still makes the rest.
+
+    Raises:
+        TimeoutError: the others have not joined in time.
+    """
+    workload, compute = plan.workload.build(), compute_of(kind, place, plan)
+    if plan.consistency is Consistency.ASYNCHRONOUS:
+        return train_by_pushing(place, plan, workload, pushed(workload, compute), overlap=overlap)
+    return train_by_all_reduce(place, plan, workload, partial(summed, workload.n_parameters, compute))
 
 
 class Pushing(Protocol):

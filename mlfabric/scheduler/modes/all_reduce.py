@@ -14,12 +14,13 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from mlfabric.chunking import chunk_bytes
 from mlfabric.network import Network, down_link, up_link
 from mlfabric.protocol import RoundId, UpdateId
 from mlfabric.scheduler.modes.shares import held_to_shares
+from mlfabric.scheduler.modes.trees import Trees
 from mlfabric.scheduler.planning import (
     Batch,
     Candidate,
@@ -34,7 +35,7 @@ from mlfabric.scheduler.planning import (
 from mlfabric.scheduler.planning.plan import Kind, Transfer
 from mlfabric.specs import ALIGNMENT_BYTES
 
-__all__ = ["RING_FROM_NS", "TREES_FROM_NS", "Shaped", "Trees", "planner_config", "ring_ns", "shape_round", "spread_bps"]
+__all__ = ["RING_FROM_NS", "TREES_FROM_NS", "Shaped", "planner_config", "ring_ns", "shape_round", "spread_bps"]
 
 TREES_FROM_NS = 200_000
 RING_FROM_NS = 800_000
@@ -43,29 +44,6 @@ as a ring."""
 _SLOW_SHARE = 2 / 3
 _SPREAD = 1.5
 """How many times the planned rate a stream may have, so that it makes up for what others were late."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trees:
-    """A tree into a root and one out of it, over workers, for one range of bytes.
-
-    Args:
-        start, end: the range; ``start`` is a multiple of ``ALIGNMENT_BYTES``, ``end`` greater.
-        parents: to whom each worker but the root sends the sum of its own and what was sent to it.
-        sources: from whom each worker but the root has the result.
-        rate_bps: at about which the streams are to be spread out; 0 for as fast as they go.
-        sums_bps, results_bps: by worker, at most at which its sum goes to its parent, and the result comes from its
-            source; 0, or not there, if links carry more than comes.
-    """
-
-    start: int
-    end: int
-    root: str
-    parents: Mapping[str, str]
-    sources: Mapping[str, str]
-    rate_bps: int = 0
-    sums_bps: Mapping[str, int] = field(default_factory=dict)
-    results_bps: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,12 +11,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from mlfabric.network import LinkId, Network, down_link, up_link
-
-if TYPE_CHECKING:
-    from mlfabric.scheduler.modes.all_reduce import Trees
+from mlfabric.scheduler.modes.trees import Trees
 
 __all__ = ["held_to_shares"]
 

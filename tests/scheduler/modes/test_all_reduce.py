@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from mlfabric.network import Network, up_link
 from mlfabric.protocol import RoundId
 from mlfabric.scheduler.modes import all_reduce
-from mlfabric.scheduler.modes.all_reduce import RING_FROM_NS, TREES_FROM_NS, Shaped, Trees, shape_round
+from mlfabric.scheduler.modes.all_reduce import RING_FROM_NS, TREES_FROM_NS, Shaped, shape_round
+from mlfabric.scheduler.modes.trees import Trees
 from mlfabric.scheduler.planning import Shape
 from mlfabric.scheduler.planning.all_reduce import warm
 from mlfabric.specs import ALIGNMENT_BYTES

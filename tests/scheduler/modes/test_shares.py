@@ -10,8 +10,9 @@ import pytest
 from mlfabric.network import Network, down_link, up_link
 from mlfabric.protocol import RoundId
 from mlfabric.scheduler.modes import all_reduce
-from mlfabric.scheduler.modes.all_reduce import Shaped, Trees, shape_round
+from mlfabric.scheduler.modes.all_reduce import Shaped, shape_round
 from mlfabric.scheduler.modes.shares import held_to_shares
+from mlfabric.scheduler.modes.trees import Trees
 from mlfabric.scheduler.planning import Shape
 
 FAST = 1000

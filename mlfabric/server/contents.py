@@ -1,0 +1,87 @@
+"""Weights and optimizer state that a store begins with, made of what was sent or read and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+
+from mlfabric.errors import LayoutError
+from mlfabric.rules import RuleKind
+from mlfabric.server.images import Image, copy_tensors
+from mlfabric.server.kernels import all_finite
+from mlfabric.specs import Layout, ModelSpec, TensorKind
+
+__all__ = ["Content", "content_of_image", "content_of_tensors", "parameters"]
+
+
+class Content(NamedTuple):
+    """Weights, the images of state that the model's rule has, and how many steps ADAM made."""
+
+    weights: Image
+    state: tuple[Image, ...]
+    steps: int
+
+
+def content_of_image(spec: ModelSpec, source: memoryview) -> Content:
+    """Copy weights from a byte image, without its padding; state is as before the first step.
+
+    Args:
+        source: ``layout.size_bytes`` bytes.
+
+    Raises:
+        LayoutError: an element is NaN or Inf.
+    """
+    layout, weights = spec.layout, Image.zeros(spec.layout)
+    for tensor, start in zip(layout.tensors, layout.offsets, strict=True):
+        end = start + tensor.size_bytes
+        weights.data[start:end] = source[start:end]
+    return _finite(spec, Content(weights, _new_state(spec), 0))
+
+
+def content_of_tensors(
+    spec: ModelSpec,
+    model: Mapping[str, torch.Tensor],
+    history: Mapping[str, torch.Tensor],
+    squares: Mapping[str, torch.Tensor],
+    steps: int,
+) -> Content:
+    """Copy weights and state from tensors.
+
+    Args:
+        model: one tensor for each of the layout, of the same shape and dtype.
+        history, squares: one tensor for each PARAMETER of the layout. If any that the rule has use for is empty, state
+            is as before the first step.
+        steps: ADAM's; counts together with ``history`` and ``squares`` only.
+
+    Raises:
+        LayoutError: names, shapes or dtypes differ, or an element is NaN or Inf.
+    """
+    weights, state = Image.zeros(spec.layout), _new_state(spec)
+    copy_tensors(f"{spec.name}, model", model, weights.tensors(spec.layout))
+    given = (("history", history), ("squares", squares))[: len(state)]
+    is_complete = all(tensors for _, tensors in given)
+    for image, (what, tensors) in zip(state, given, strict=True):
+        if is_complete:
+            copy_tensors(f"{spec.name}, {what}", tensors, parameters(image, spec.layout))
+    counts = is_complete and spec.rule.kind is RuleKind.ADAM
+    return _finite(spec, Content(weights, state, steps if counts else 0))
+
+
+def parameters(image: Image, layout: Layout) -> dict[str, torch.Tensor]:
+    """Return the PARAMETER tensors in their shapes, sharing memory."""
+    kinds = {t.name: t.kind for t in layout.tensors}
+    return {n: t for n, t in image.tensors(layout).items() if kinds[n] is TensorKind.PARAMETER}
+
+
+def _new_state(spec: ModelSpec) -> tuple[Image, ...]:
+    return tuple(Image.zeros(spec.layout) for _ in range(spec.rule.state_images))
+
+
+def _finite(spec: ModelSpec, content: Content) -> Content:
+    for what, image in zip(("weight", "history", "square"), (content.weights, *content.state), strict=False):
+        for tensor, flat in zip(spec.layout.tensors, image.flat, strict=True):
+            if not all_finite(flat):
+                raise LayoutError(f"{spec.name}: the {what} {tensor.name} has NaN or Inf; send finite values")
+    return content
