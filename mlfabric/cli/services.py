@@ -102,7 +102,10 @@ def monitor(
         float, typer.Option(envvar="MLFABRIC_REPORT_EVERY", help="Seconds between reports to the scheduler.")
     ] = 0.2,
     half_life: Annotated[
-        float, typer.Option(envvar="MLFABRIC_HALF_LIFE", help="Seconds after which an observation counts half.")
+        float,
+        typer.Option(
+            envvar="MLFABRIC_HALF_LIFE", help="Seconds after which an observation counts half, at the latest."
+        ),
     ] = 10.0,
     up: Annotated[
         str, typer.Option(envvar="MLFABRIC_UP", help="Rate of this host's link, outgoing, as 10G; 0 unknown.")

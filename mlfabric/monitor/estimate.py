@@ -27,7 +27,10 @@ held it up, and not its input. That part counts as a transfer of its own, the re
 counts as paced, and only where the sender does not report.
 
 **Ageing.** The truth moves on while nobody looks: an estimate moves towards the nominal rate (towards the best rate
-ever seen, where that is unknown) and has gone half the way after one half-life.
+ever seen, where that is unknown). It has gone half the way after as long as its evidence took, and a fifth of the time
+for which the link has been about as slow or fast as that, but at the latest after one half-life. For a link that is
+taken for slow is avoided, so nobody sees when it is fast again; links that change often are better not held to what
+they were, and one that stays slow is believed to for longer and longer.
 """
 
 from __future__ import annotations
@@ -61,7 +64,8 @@ class EstimatorOptions:
     """How estimates are made.
 
     Args:
-        half_life_s: after this time without evidence an estimate has gone half the way to the nominal rate; > 0.
+        half_life_s: after this time without evidence an estimate has gone half the way to the nominal rate, or before;
+            > 0.
         max_grace_s: a transfer is judged after its own duration once more, but at most this long after its end; >= 0.
     """
 
@@ -196,7 +200,7 @@ class LinkEstimator:
             proven_bps = known.history.proven_bps(transfer.started_s, transfer.ended_s)
             known.best_bps = max(known.best_bps, proven_bps)
             if proven_bps > self._now_bps(link, transfer):
-                known.learn(proven_bps, transfer.ended_s, transfer.source)
+                known.learn(proven_bps, transfer.ended_s, transfer.took_s, transfer.source)
 
     def _judge(self, transfer: Transfer) -> None:
         """Find out what limited a transfer (2-4)."""
@@ -233,7 +237,7 @@ class LinkEstimator:
             before_bps, likely_bps = self._now_bps(link, transfer), self._likely_bps(link, transfer)
             near = likely_bps >= (1 - TOLERANCE) * before_bps
             bps = before_bps + RENEWAL_GAIN * min(0.0, likely_bps - before_bps) if near else likely_bps
-            known.learn(bps, transfer.ended_s, Source.NIC if watched else transfer.source)
+            known.learn(bps, transfer.ended_s, transfer.took_s, Source.NIC if watched else transfer.source)
 
     def _verdict(self, link: Link, transfer: Transfer) -> Verdict:
         watched = self._nic_verdict(link, transfer)
@@ -292,7 +296,7 @@ class LinkEstimator:
         bps = self._likely_bps(link, transfer)
         for known in self._links.values():
             if known.instead_of is not None and known.instead_of[0] == link and _alike(known.instead_of[1], bps):
-                known.forgive(bps, transfer.ended_s)
+                known.forgive(bps, transfer.ended_s, transfer.took_s)
 
     def _share(self, link: Link, transfer: Transfer) -> float:
         """Return the estimate in relation to the nominal rate."""

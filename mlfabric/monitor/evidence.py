@@ -12,6 +12,12 @@ from mlfabric.monitor.history import History, Link, Passage
 __all__ = ["Estimate", "Known", "Seen", "Source", "Transfer"]
 
 
+ANOTHER_RATE = 1.5
+"""A link that is known to carry more or less by this factor than before has changed."""
+HOLDS_SHARE = 0.2
+"""An estimate holds for this part of the time since the link changed last, and for as long as its evidence took."""
+
+
 class Source(Enum):
     """What an estimate was last learnt from."""
 
@@ -59,6 +65,11 @@ class Transfer:
     def links(self) -> tuple[Link, Link]:
         """The two links that it crosses."""
         return Link(self.from_host, True), Link(self.to_host, False)
+
+    @property
+    def took_s(self) -> float:
+        """How long it took."""
+        return self.ended_s - self.started_s
 
     @property
     def source(self) -> Source:
@@ -112,6 +123,7 @@ class Seen(NamedTuple):
 class Known:
     """What is known of one link; ``estimate_bps`` None means that nothing was learnt yet.
 
+    ``took_s`` is how long the evidence took that it was learnt from, ``since_s`` when it was known to be another rate.
     ``latest`` holds what it carried during the latest transfer with each peer; ``instead_of``, if it was blamed where
     the other link might have been, is that link and what it carried then.
     """
@@ -121,6 +133,8 @@ class Known:
     best_bps: float = 0.0
     estimate_bps: float | None = None
     learnt_s: float = 0.0
+    since_s: float = 0.0
+    took_s: float = math.inf
     source: Source = Source.NOMINAL
     latest: dict[Link, Seen] = field(default_factory=dict)
     instead_of: tuple[Link, float] | None = None
@@ -134,18 +148,23 @@ class Known:
         """Return the aged estimate; infinite if nothing bounds it."""
         if self.estimate_bps is None:
             return self.nominal_bps or math.inf
-        kept = math.exp2(-max(0.0, now_s - self.learnt_s) / half_life_s)
+        holds_s = self.took_s + HOLDS_SHARE * (self.learnt_s - self.since_s)
+        kept = math.exp2(-max(0.0, now_s - self.learnt_s) / min(half_life_s, holds_s))
         return self.reference_bps + (self.estimate_bps - self.reference_bps) * kept
 
-    def learn(self, bps: float, at_s: float, source: Source) -> None:
-        """Set the estimate; what came in late does not make it older."""
+    def learn(self, bps: float, at_s: float, took_s: float, source: Source) -> None:
+        """Set the estimate from evidence that took so long; what came in late does not make it older."""
+        before_bps = self.estimate_bps
+        if before_bps is None or max(before_bps, bps) > ANOTHER_RATE * min(before_bps, bps):
+            self.since_s = max(at_s, self.learnt_s)
+        self.took_s = took_s
         self.best_bps = max(self.best_bps, bps)
         self.estimate_bps, self.learnt_s, self.source = bps, max(at_s, self.learnt_s), source
 
-    def forgive(self, culprit_bps: float, at_s: float) -> None:
+    def forgive(self, culprit_bps: float, at_s: float, took_s: float) -> None:
         """Forget what it was blamed for; with no nominal rate to fall back to, it is as fast as the culprit."""
         self.instead_of = None
         if self.nominal_bps:
             self.estimate_bps, self.source = None, Source.NOMINAL
         else:
-            self.learn(max(self.best_bps, culprit_bps), at_s, self.source)
+            self.learn(max(self.best_bps, culprit_bps), at_s, took_s, self.source)

@@ -167,7 +167,8 @@ class Cluster:
         batch_window_s: the longest that an update waits for others where nobody sums, >= 0.
         monitoring: how the scheduler learns of rates; with more than 200 workers it is told.
         monitor_lag_s: how often it is told of estimates, or how late of rates, >= 0.
-        monitor_half_life_s: after this time without evidence an estimate has gone half the way to the full rate, > 0.
+        monitor_half_life_s: after this time without evidence an estimate has gone half the way to the full rate, at the
+            latest, > 0.
         are_rates_told: the monitor knows the full rates of links.
         control_s: how long a message from or to the scheduler takes, decisions included, >= 0.
         chunk_bytes: what is received of every input before it is sent on; 0 for what the fabric takes.

@@ -170,16 +170,34 @@ def test_a_link_that_becomes_fast_again_is_believed_at_once() -> None:
 
 
 def test_an_estimate_ages_half_the_way_to_nominal_in_one_half_life() -> None:
-    estimator = informed(half_life_s=4.0)
+    estimator = informed(half_life_s=0.5)
     watch(estimator, in_turn([*WORKERS, "w3"], star({"w3": GBPS / 10})))
     found = estimator.estimate(Link("w3", True), 5.0)
     assert found is not None
     learnt_s = 5.0 - found.age_s
     for half_lives, wanted in ((0, 0.1), (1, 0.55), (2, 0.775), (20, 1.0)):
-        assert bps(estimator, "w3", learnt_s + 4.0 * half_lives) == pytest.approx(wanted * GBPS, rel=0.001)
+        assert bps(estimator, "w3", learnt_s + 0.5 * half_lives) == pytest.approx(wanted * GBPS, rel=0.001)
     later = estimator.estimate(Link("w3", True), learnt_s + 8.0)
     assert later is not None
     assert later.age_s == pytest.approx(8.0)
+
+
+def left_after(pushes: int, after_s: float) -> float:
+    """Return what a slow worker is taken for so long after so many pushes of its, each of which took 0.8 s."""
+    estimator = informed()
+    watch(estimator, in_turn(["w0", *["w3"] * pushes], star({"w3": GBPS / 10})))
+    found = estimator.estimate(Link("w3", True), 1000.0)
+    assert found is not None
+    return bps(estimator, "w3", 1000.0 - found.age_s + after_s)
+
+
+def test_what_one_transfer_has_shown_is_forgotten_as_fast_as_it_was_learnt() -> None:
+    assert left_after(1, after_s=0.8) == pytest.approx(0.55 * GBPS, rel=0.01)
+
+
+def test_a_link_that_stays_slow_is_taken_for_slow_for_longer() -> None:
+    assert left_after(20, after_s=3.0) < left_after(5, after_s=3.0) < left_after(1, after_s=3.0)
+    assert left_after(20, after_s=3.0) < 0.5 * GBPS
 
 
 def test_paced_transfers_never_lower_an_estimate_and_can_raise_it() -> None:
@@ -269,7 +287,7 @@ def proven(order: tuple[bool, ...]) -> float:
     estimator.set_nominal("w0", int(GBPS / 1000), 0)
     for at_sender in order:
         estimator.observe([relayed(at_sender)], 1.1)
-    return bps(estimator, "w0", 1.1)
+    return learnt(estimator, "w0", 1.1)
 
 
 @pytest.mark.parametrize("order", [(True,), (True, False), (False, True)], ids=["sender", "sender first", "last"])

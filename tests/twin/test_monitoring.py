@@ -25,10 +25,10 @@ def _compiled():
     warm_up(lambda line: None)
 
 
-def passed(up, down, *, gbps=1.0, pace=math.inf, is_passed_on=False, began_ns=0.0, starved_ns=0.0):
-    """Return a transfer of 1 MB."""
-    drained_ns = began_ns + 8e6 / gbps
-    return Passed([up], [down], [8e6], [began_ns], [drained_ns], [drained_ns + starved_ns], [pace], [is_passed_on])
+def passed(up, down, *, gbps=1.0, pace=math.inf, is_passed_on=False, began_ns=0.0, starved_ns=0.0, bits=8e6):
+    """Return a transfer, of 1 MB as a rule."""
+    drained_ns = began_ns + bits / gbps
+    return Passed([up], [down], [bits], [began_ns], [drained_ns], [drained_ns + starved_ns], [pace], [is_passed_on])
 
 
 def found_by(monitor, *transfers):
@@ -36,7 +36,7 @@ def found_by(monitor, *transfers):
     for transfer in transfers:
         monitor.passed(transfer, transfer.ended_ns[0])
     at_ns, rates = max(transfer.ended_ns[0] for transfer in transfers) + 1 * MS, None
-    for _ in range(3):
+    for _ in range(6):
         at_ns = max(at_ns, monitor.next_ns)
         news = monitor.tell(at_ns)
         rates = rates if news is None else news
@@ -59,7 +59,7 @@ def test_an_estimate_follows_what_transfers_got():
     cluster = cluster_of(3)
     monitor = Estimated(cluster)
     monitor.changed(0.0, np.full(8, 0.1))
-    slow = [passed(0, 4 + to, gbps=0.1, began_ns=n * 100 * MS) for n, to in enumerate((3, 1, 2))]
+    slow = [passed(0, 4 + to, gbps=0.1, began_ns=n * 10 * S, bits=8e8) for n, to in enumerate((3, 1, 2))]
     rates = found_by(monitor, *slow)
     assert rates is not None
     assert 0.1 <= rates[0] < 0.2  # and on its way back to the full rate
@@ -67,7 +67,9 @@ def test_an_estimate_follows_what_transfers_got():
 
 
 def test_a_stream_tells_what_links_carry_if_they_held_it_up():
-    slow = [passed(0, 4 + to, gbps=0.1, is_passed_on=True, began_ns=n * 100 * MS) for n, to in enumerate((3, 1, 2))]
+    slow = [
+        passed(0, 4 + to, gbps=0.1, is_passed_on=True, began_ns=n * 10 * S, bits=8e8) for n, to in enumerate((3, 1, 2))
+    ]
     rates = found_by(Estimated(cluster_of(3)), *slow)
     assert rates is not None
     assert rates[0] < 0.2
