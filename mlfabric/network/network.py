@@ -269,14 +269,17 @@ class Network:
             if held is not None and held.profile.end_ns == end_ns:
                 del self._reserved[key]
 
-    def busy_until(self, link: LinkId, now_ns: int, free_share: float = 0.5) -> int:
+    def busy_until(self, link: LinkId, now_ns: int, *, needs_ns: int = HORIZON_NS, free_share: float = 0.5) -> int:
         """Return from when on, not before ``now_ns``, at least ``free_share`` of the capacity stays free.
 
         A link without capacity is not busy.
+
+        Args:
+            needs_ns: for how long it has to stay free; for good unless said.
         """
         free, capacity = self._line(self._free, link), self._line(self._capacity, link)
         at_ns = until_ns = max(now_ns, self._floor_ns)
-        while at_ns < HORIZON_NS:
+        while at_ns < HORIZON_NS and at_ns - until_ns < needs_ns:
             is_busy = max(0, free.at(at_ns)) < free_share * capacity.at(at_ns)
             at_ns = min(line.next_change(at_ns) for line in (free, capacity))
             until_ns = at_ns if is_busy else until_ns

@@ -19,6 +19,7 @@ __all__ = [
     "group_cost_ns",
     "keep_open_until_ns",
     "patience_ns",
+    "room_ns",
     "ways",
 ]
 
@@ -54,6 +55,21 @@ def patience_ns(pace: Pace, workers: Iterable[str], least_ns: int) -> int:
 def committed_meanwhile(pace: Pace, takes_ns: int, least_ns: int) -> float:
     """Return about how many updates are committed while one comes in that takes so long, for none waits longer."""
     return pace.commits_in(takes_ns - int(PATIENCE_SHARE * least_ns))
+
+
+def room_ns(stay_ns: Iterable[int], least_ns: int, now_ns: int) -> int:
+    """Return for how long the server's link must have room before a batch is closed.
+
+    As long as one transfer takes, whatever is reserved later: sums of slow updates are planned for the end of these,
+    and who is committed before does not wait for them. But behind what does not make way, a batch that is closed early
+    gains nothing, or has that given up; it stays open for more updates until all that is reserved is there.
+
+    Args:
+        stay_ns: when what does not make way for the batch is expected at the server, in any order.
+        least_ns: how long a transfer takes to come in if the link has nothing else to do.
+    """
+    latest_ns = now_ns + least_ns + int(PATIENCE_SHARE * least_ns)
+    return NO_END_NS if any(ns > latest_ns for ns in stay_ns) else least_ns
 
 
 def group_cost_ns(least_ns: int, others: int) -> int:

@@ -152,8 +152,10 @@ class Pushes(Sequencing):
         if self.policy.has_barrier:
             return since_ns
         path = self._context.path(first.worker, self.server)
-        booked_ns = self._context.network.busy_until(path[-1], now_ns) if path else now_ns
-        dry_ns = max(booked_ns, self._dry_ns(now_ns))
+        dry_ns = self._dry_ns(now_ns)
+        if path:
+            needs_ns = self._room_ns(now_ns, len(ready))
+            dry_ns = max(dry_ns, self._context.network.busy_until(path[-1], now_ns, needs_ns=needs_ns))
         if first in self.apart:
             due_ns = since_ns
         elif self._can_sum:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from mlfabric.protocol import Dropped, DropReason, Instruction, PushRequested, UpdateId, UpdateKind
 from mlfabric.rules import RuleKind, Schedule
 from mlfabric.scheduler.arranging import Arranging
-from mlfabric.scheduler.patience import Late, Way, committed_meanwhile, patience_ns, ways
+from mlfabric.scheduler.patience import Late, Way, committed_meanwhile, patience_ns, room_ns, ways
 from mlfabric.scheduler.planning import is_planner_loaded
 from mlfabric.scheduler.records import PlannedUpdate
 from mlfabric.specs import Mode
@@ -90,6 +90,14 @@ class Sequencing(Arranging):
         firsts = (next(group) for _, group in groupby(self._sequence(), key=lambda p: p.transfer))
         coming = [self._coming(first, now_ns) for first in firsts if not first.received]
         return self._succession.dry_ns(coming, now_ns)
+
+    def _room_ns(self, now_ns: int, coming: int) -> int:
+        """Return for how long the server's link must have room before ``coming`` updates are planned."""
+        planned = self._in_sequence()
+        behind = self._behind(planned, now_ns, coming)[0] if self._can_sum else []
+        make_way = {one.request.update for transfer in behind for one in transfer}
+        stay_ns = (self._due_ns(p, now_ns) for p in planned if not p.received and p.request.update not in make_way)
+        return room_ns(stay_ns, self.least_ns(now_ns), now_ns)
 
     def _head(self, planned: list[PlannedUpdate], now_ns: int) -> int:
         """Return how many are before the first that is out by itself, with no sum behind it."""

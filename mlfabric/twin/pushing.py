@@ -90,7 +90,7 @@ class Pushing:
         since_ns = next(iter(self.waiting.values()))
         if self._apart and not self._apart.isdisjoint(self.waiting):
             return since_ns
-        return self._sequencing.closes_ns(since_ns, len(self.waiting), self._groups)
+        return self._sequencing.closes_ns(since_ns, len(self.waiting), self._groups, self.version)
 
     def expected_ns(self, updates: Iterable[Update]) -> list[float]:
         """Return when updates are to be committed: 0 if that is over, infinity while no plan holds one."""

@@ -17,6 +17,7 @@ from mlfabric.scheduler.patience import (
     committed_meanwhile,
     keep_open_until_ns,
     patience_ns,
+    room_ns,
     ways,
 )
 from mlfabric.scheduler.planning import Effort
@@ -111,10 +112,11 @@ class Sequencing:
     def _takes_ns(self, rate_bps: int) -> int:
         return self._world.cluster.model_bytes * 8 * 10**9 // max(1, rate_bps)
 
-    def closes_ns(self, since_ns: float, count: int, groups: Sequence[Group]) -> float:
-        """Return when to close a batch of ``count`` updates, with all that is under way."""
+    def closes_ns(self, since_ns: float, count: int, groups: Sequence[Group], version: int) -> float:
+        """Return when to close a batch of ``count`` updates, with all that is under way at a version."""
         now_ns, least_ns = int(self._world.now_ns), self.least_ns()
-        booked_ns = self._planner.network.busy_until(self._server_down, now_ns)
+        needs_ns = self._room_ns(groups, version, count)
+        booked_ns = self._planner.network.busy_until(self._server_down, now_ns, needs_ns=needs_ns)
         dry_ns = max(booked_ns, self.succession.dry_ns(self._coming(groups), now_ns))
         if not self.can_sum:
             window_ns = int(since_ns + 1e9 * self._world.cluster.batch_window_s)
@@ -125,6 +127,13 @@ class Sequencing:
             expected = self.expected.within(now_ns, least_ns)
             due_ns = keep_open_until_ns(expected, count, least_ns, now_ns) or due_ns
         return look_again_ns(due_ns, now_ns)
+
+    def _room_ns(self, groups: Sequence[Group], version: int, coming: int) -> int:
+        """Return for how long the server's link must have room before ``coming`` updates are planned."""
+        now_ns = self._world.now_ns
+        behind = set(self._behind(groups, version, coming)[0]) if self.can_sum else set()
+        stay_ns = (int(g.expected_ns(now_ns)) for g in groups if not g.received and g not in behind)
+        return room_ns(stay_ns, self.least_ns(), int(now_ns))
 
     def _linger_ns(self) -> int:
         per_second = self.pace.commits_in(10**9)

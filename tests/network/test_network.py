@@ -200,6 +200,16 @@ def test_a_link_is_busy_until_the_last_of_what_is_reserved_however_long_it_is_fr
     assert [star.busy_until(link, at_ns) for at_ns in (0, 15, 41)] == [40, 40, 41]
 
 
+def test_a_link_is_busy_until_it_is_free_for_as_long_as_is_asked_for(star: Network) -> None:
+    link, path = down_link("s"), star.path("a", "s")
+    for start_ns, end_ns in ((0, 10), (30, 40), (45, 50)):
+        star.reserve(start_ns, path, Profile(start_ns, end_ns, (Piece(start_ns, end_ns, GBPS),)))
+    assert [star.busy_until(link, 0, needs_ns=needs_ns) for needs_ns in (0, 5, 20, 21)] == [0, 10, 10, 50]
+    assert [star.busy_until(link, at_ns, needs_ns=15) for at_ns in (15, 16, 41)] == [15, 50, 50]
+    star.reserve("half", path, Profile(10, 30, (Piece(10, 30, GBPS // 2),)))
+    assert star.busy_until(link, 0, needs_ns=20) == 10
+
+
 def test_a_copy_and_a_draft_leave_the_network_as_it_was(star: Network) -> None:
     path = star.path("a", "s")
     profile = star.transfer(path, MB, 0)

@@ -16,6 +16,7 @@ from mlfabric.scheduler.patience import (
     group_cost_ns,
     keep_open_until_ns,
     patience_ns,
+    room_ns,
     ways,
 )
 
@@ -96,3 +97,9 @@ def test_meanwhile_others_commit_at_the_pace_that_was_seen():
 def test_a_group_costs_others_half_a_send_each_and_nothing_if_there_are_none():
     assert group_cost_ns(100, 4) == 200
     assert group_cost_ns(100, 0) == group_cost_ns(100, -3) == 0
+
+
+def test_a_batch_needs_room_for_itself_unless_something_stays_that_comes_much_later():
+    assert room_ns([], 100, 1000) == 100
+    assert room_ns([1020, 1150], 100, 1000) == 100
+    assert room_ns([1020, 1151], 100, 1000) == NO_END_NS

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from mlfabric.network import Piece, Profile
 from mlfabric.protocol import Drop, DropReason, Expect, Send, Sum, SumId, Tick, TransferEnd, Void
 from mlfabric.rules import RuleSpec, Schedule
 from mlfabric.scheduler.pace import LOOKS, MOST_MISSED, Pace
@@ -123,6 +124,34 @@ def test_who_was_turned_away_again_and_again_is_waited_for():
         stage.tell(push(worker))
     assert not of(Void, stage.tick())
     assert seqs(stage)[0] == "z"
+
+
+# Room
+
+
+def book(stage: Stage, begin_ms: int, end_ms: int) -> None:
+    """Reserve most of the server's link for a while."""
+    begin_ns, end_ns = stage.now_ns + begin_ms * MS, stage.now_ns + end_ms * MS
+    network = stage.state.context.network
+    path = (network.path("h-a", "h-s")[-1],)
+    network.reserve("booked", path, Profile(begin_ns, end_ns, (Piece(begin_ns, end_ns, GIGABIT * 9 // 10),)))
+
+
+def test_nobody_waits_for_what_is_reserved_for_much_later():
+    for begin_ms, senders in ((8, ["a"]), (7, [])):
+        stage = fabric(tau_max=40)
+        book(stage, begin_ms, 600)
+        assert [s.update.worker for s in of(Send, stage.ask(push("a")))] == senders
+
+
+def test_a_batch_stays_open_behind_what_is_reserved_rather_than_have_something_late_given_up():
+    stage = fabric(tau_max=1)
+    stage.ask(push("z"))
+    book(stage, 500, 600)
+    for worker in "ab":
+        stage.tell(push(worker))
+    assert not of(Void, stage.tick())
+    assert seqs(stage) == ["z"]
 
 
 # Hopeless

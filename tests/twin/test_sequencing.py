@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from mlfabric.network import Piece, Profile
 from mlfabric.scheduler.planning import warm_up
 from mlfabric.specs import Mode
 from mlfabric.twin import planned, sequencing
@@ -64,13 +65,13 @@ def test_a_batch_stays_open_for_a_while_where_plans_are_made_with_less_effort(mo
         one = sequencing_of()
         for version in range(10):
             one.pace.look(version, 3 * version * MS)
-        return one.closes_ns(0.0, 1, ())
+        return one.closes_ns(0.0, 1, (), 0)
 
     assert closes_ns() == 0
     monkeypatch.setattr(planned, "LEAN_ABOVE", 3)
     monkeypatch.setattr(sequencing, "LINGER_PART", 2)  # half of the time that four updates take, one in 3 ms
     assert closes_ns() == 6 * MS
-    assert sequencing_of().closes_ns(0.0, 1, ()) == 0  # the pace is not known
+    assert sequencing_of().closes_ns(0.0, 1, (), 0) == 0  # the pace is not known
 
 
 def test_who_comes_soon_is_waited_for_and_who_does_not_push_any_more_is_not():
@@ -122,10 +123,21 @@ def test_a_batch_is_kept_open_while_what_comes_before_it_is_late():
     world = sequencing._world
     world.run_to(100 * MS)
     soon, late = group(Update(0, 0, 0), due_ms=101), group(Update(0, 0, 0), due_ms=90)
-    assert sequencing.closes_ns(0.0, 1, [soon]) <= 101 * MS
+    assert sequencing.closes_ns(0.0, 1, [soon], 0) <= 101 * MS
     for lone in (late, group(Update(1, 0, 0), due_ms=95)):
         sequencing.received(lone)
-    assert sequencing.closes_ns(0.0, 1, [group(Update(2, 0, 0), due_ms=99)]) > 104 * MS
+    assert sequencing.closes_ns(0.0, 1, [group(Update(2, 0, 0), due_ms=99)], 0) > 104 * MS
+
+
+def test_a_batch_closes_before_what_is_reserved_for_later_if_all_that_is_late_makes_way():
+    sequencing = sequencing_of(tau_max=3)
+    network, path = sequencing._planner.network, sequencing._planner.network.path("w3", "server")
+    network.set_rate(path[0], 10**9)
+    network.reserve("sum", path, Profile(72 * MS, 80 * MS, (Piece(72 * MS, 80 * MS, 10**9),)))
+    late = group(Update(3, 0, 0), due_ms=80)
+    assert sequencing.closes_ns(0.0, 3, [late], 0) == 0
+    assert sequencing.closes_ns(0.0, 4, [late], 0) > 70 * MS
+    assert sequencing.closes_ns(0.0, 4, [group(Update(3, 0, 0), due_ms=12)], 0) < 70 * MS
 
 
 def test_what_is_under_way_is_expected_one_after_the_other_from_what_has_come():
