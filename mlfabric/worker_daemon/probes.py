@@ -3,8 +3,7 @@
 A probe is a frame of kind PAYLOAD with zeros behind it, which are thrown away; when it has come, an OUTCOME frame goes
 back. Its first third does not count: it goes at once where a token bucket has saved something up, and TCP begins
 slowly. How much has come is asked of the kernel together with the time, so it does not matter that a busy process reads
-late. Two at a time on one link would each show half of what it carries: so a worker sends the next one when the last
-has come, or not at all, and what comes of one while another comes does not count.
+late.
 """
 
 from __future__ import annotations
@@ -28,8 +27,6 @@ _LEFT_OUT = 3
 """One part of so many does not count."""
 _LATE_SHARE = 0.6
 """A probe that takes more than this part of its slot is told of before its end."""
-_LATEST_SHARE = 0.5
-"""A probe is left out where this part of its slot is over and the one before it has not come."""
 _ENOUGH = 4
 """One part of so many must have been seen to come."""
 
@@ -55,7 +52,6 @@ class Probes:
         self._lines = lines
         self._take_in = take_in
         self._tasks: set[asyncio.Task[None]] = set()
-        self._coming = 0
 
     def start(self, plan: Probe) -> None:
         """Send and expect what a plan says; what is left of an earlier one is given up."""
@@ -82,16 +78,11 @@ class Probes:
 
     async def _send_all(self, plan: Probe) -> None:
         """Send to one after the other, all workers at the same times, so that nobody is sent two at once."""
-        payload, slot_s, clock = memoryview(bytes(plan.size_bytes)), plan.slot_ns / 1e9, asyncio.get_running_loop().time
-        begin_s, before = clock(), list[asyncio.Task[None]]()
+        payload = memoryview(bytes(plan.size_bytes))
         async with asyncio.TaskGroup() as group:
             for peer in plan.targets:
-                if before:
-                    await asyncio.wait(before, timeout=begin_s + _LATEST_SHARE * slot_s - clock())
-                if not before or before[0].done():
-                    before = [group.create_task(self._send(peer, payload))]
-                begin_s += slot_s
-                await asyncio.sleep(begin_s - clock())
+                group.create_task(self._send(peer, payload))
+                await asyncio.sleep(plan.slot_ns / 1e9)
 
     async def _send(self, peer: Peer, payload: memoryview) -> None:
         """Send one probe, and wait until it has come."""
@@ -119,35 +110,27 @@ class Probes:
             async with self._lines.visit(peer.ticket, FrameKind.PAYLOAD) as visit:
                 if visit.frame.length != plan.size_bytes:
                     raise TransferError(f"a probe of {visit.frame.length} bytes; wanted {plan.size_bytes}")
-                await self._receive(visit.connection, plan, tell)
+                await _receive(visit.connection, plan, tell)
                 await visit.connection.send(Frame(kind=FrameKind.OUTCOME, ticket=peer.ticket))
         except FabricError as error:
             log.debug("probe from %s: %s", peer.worker, error)
 
-    async def _receive(self, connection: Connection, plan: Probe, tell: Callable[[int], None]) -> None:
-        """Receive a probe and throw it away; tell its rate when it is there, and before if it takes long or shares."""
-        pieces = _cut(memoryview(bytearray(plan.size_bytes)))
-        lengths = iter([len(piece) for piece in pieces])
-        looks: list[Look] = []
-        read_bytes = 0
 
-        def look() -> None:
-            nonlocal read_bytes
-            read_bytes += next(lengths)
-            if self._coming > 1:
-                tell(rate_bps(looks, plan.size_bytes))
-                looks.clear()
-                return
-            looks.append(Look(time.monotonic_ns(), read_bytes + connection.waiting_bytes))
-            if looks[-1].at_ns - looks[0].at_ns > plan.slot_ns * _LATE_SHARE:
-                tell(rate_bps(looks, plan.size_bytes))
+async def _receive(connection: Connection, plan: Probe, tell: Callable[[int], None]) -> None:
+    """Receive a probe and throw it away; tell its rate when it is there, and before if it takes longer than planned."""
+    pieces = _cut(memoryview(bytearray(plan.size_bytes)))
+    looks: list[Look] = []
+    read_bytes = 0
 
-        self._coming += 1
-        try:
-            await connection.receive_through(pieces, look)
-        finally:
-            self._coming -= 1
-        tell(rate_bps(looks, plan.size_bytes))
+    def look() -> None:
+        nonlocal read_bytes
+        read_bytes += len(pieces[len(looks)])
+        looks.append(Look(time.monotonic_ns(), read_bytes + connection.waiting_bytes))
+        if looks[-1].at_ns - looks[0].at_ns > plan.slot_ns * _LATE_SHARE:
+            tell(rate_bps(looks, plan.size_bytes))
+
+    await connection.receive_through(pieces, look)
+    tell(rate_bps(looks, plan.size_bytes))
 
 
 def rate_bps(looks: Sequence[Look], size_bytes: int) -> int:

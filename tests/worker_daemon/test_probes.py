@@ -115,32 +115,6 @@ async def test_one_that_takes_longer_than_its_slot_is_told_of_before_its_end_and
         assert b.came.empty()
 
 
-async def test_the_next_is_not_sent_while_the_one_before_has_not_come() -> None:
-    async with Worker() as a, Worker() as b, Worker() as c:
-        b.probes.start(plan(sources=(Peer("a", "", TICKETS[0]),)))
-        c.probes.start(plan(sources=(Peer("a", "", TICKETS[1]),)))
-        both = (Peer("b", b.address, TICKETS[0]), Peer("c", c.address, TICKETS[1]))
-        a.probes.start(plan(targets=both, slot_ns=SLOT_NS // 10))
-        await all_over(a)
-        assert await b.told() == ("a", ROUND)
-        assert c.came.empty()
-        assert c.probes._tasks
-
-
-async def test_what_comes_while_another_one_comes_does_not_count() -> None:
-    async with Worker() as b:
-        b.probes.start(plan(sources=(Peer("a", "", TICKETS[0]), Peer("c", "", TICKETS[1])), slot_ns=NEVER_NS))
-        async with held_up(b.address, TICKETS[0]) as (first, go_on_first):
-            while not b.probes._coming:
-                await asyncio.sleep(0.001)
-            async with held_up(b.address, TICKETS[1]) as (second, go_on_second):
-                go_on_second.set()
-                assert (await second.receive()).kind is FrameKind.OUTCOME
-            go_on_first.set()
-            assert (await first.receive()).kind is FrameKind.OUTCOME
-        assert {b.came.get_nowait().source for _ in range(b.came.qsize())} <= {"a"}
-
-
 async def test_one_of_another_length_is_refused_and_does_not_hold_up_the_others() -> None:
     async with Worker() as a, Worker() as b, Worker() as c:
         b.probes.start(plan(sources=(Peer("a", "", TICKETS[0]), Peer("c", "", TICKETS[1]))))
