@@ -181,9 +181,9 @@ def test_a_worker_told_to_end_finishes_what_it_has_pushed(services: Services) ->
 def test_training_goes_on_after_the_scheduler_was_killed(services: Services) -> None:
     worker = services.worker("survivor")
     before = step(worker)
+    worker.get()
     services.running["scheduler"].kill()
     services.running["scheduler"].wait()
-    worker.get()
     worker._model["w"].grad = torch.ones(SIZE)
     handle = worker.push()
     services.start_scheduler()
@@ -191,6 +191,7 @@ def test_training_goes_on_after_the_scheduler_was_killed(services: Services) -> 
     assert isinstance(before, Committed)
     assert isinstance(after, Committed)
     assert after.version.number == before.version.number + 1
+    assert worker.get(min_version=after.version.number).number == after.version.number
     wait_until(lambda: services.has("server") and services.has("monitor"), "all are back")
     worker.leave()
 
