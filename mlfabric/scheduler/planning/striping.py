@@ -1,13 +1,16 @@
-"""Stripes: an AllReduce cut into parts, each through a tree of its own in which other hosts sum and hand on.
+"""Stripes: an AllReduce cut into parts, each through trees of its own in which other hosts sum and hand on.
 
 In one tree whoever passes on carries the tensor several times while all others carry it once. With as many trees as
-stripes, each host passing on in one of them at most, that work is spread over all hosts that have bandwidth to spare
-(SplitStream: Castro et al., SOSP 2003, section 3). A host that passes a stripe on for k others carries it k times more,
-each way; a slow host passes on for nobody and carries every byte once each way, which is the least it can do. A ring
-makes it carry nearly twice that.
+stripes, each host summing in one of them at most and handing on in one at most, that work is spread over all hosts that
+have bandwidth to spare (SplitStream: Castro et al., SOSP 2003, section 3). A host that sums a stripe of k others
+receives it k times more, one that hands it on to k others sends it k times more; so who sums is chosen by what hosts
+can receive, who hands on by what they can send, and a stripe's two trees have only their root in common. A slow link
+carries every byte once, which is the least it can do. A ring makes it carry nearly twice that. Links that may have
+become slow since they were measured are another reason to have many pass on, each for few: such a host takes as many
+times longer as it passes on for.
 
-The same tree is used both ways. All streams of all stripes run at once and in step, each at the same share of the time
-for all: a stream starts when the first chunk of its inputs is there.
+All streams of all stripes run at once and in step, each at the same share of the time for all: a stream starts when the
+first chunk of its inputs is there.
 """
 
 from __future__ import annotations
@@ -25,6 +28,8 @@ __all__ = ["Edge", "Striped", "find_stripes"]
 _COUNTS = (2, 3, 4, 6, 8)
 _GROWTH = 1.02
 _MOST_TRIES = 400
+_EVEN_COSTS = 1.1
+"""How many times as long as the best stripes those may take that are spread most evenly."""
 _BIT_NS_PER_BYTE = 8 * 10**9
 
 
@@ -65,6 +70,15 @@ class Striped:
     span_ns: int
     done_ns: tuple[int, ...]
 
+    @property
+    def most_bytes(self) -> int:
+        """What the host that passes on most carries in one direction."""
+        carried: Counter[tuple[int, bool]] = Counter()
+        for edge in self.edges:
+            carried[edge.source, True] += self.size_bytes[edge.stripe]
+            carried[edge.destination, False] += self.size_bytes[edge.stripe]
+        return max(carried.values())
+
     def profile(self, edge: Edge) -> Profile:
         """Return when an edge's bytes are sent how fast."""
         size_bytes, start_ns = self.size_bytes[edge.stripe], self.ready_ns + edge.level * self.hop_ns
@@ -102,6 +116,20 @@ def find_stripes(
     return None
 
 
+class _Room(NamedTuple):
+    """For how many others each host may sum a stripe, and to how many it may hand one on; by number."""
+
+    summing: tuple[int, ...]
+    handing: tuple[int, ...]
+
+
+class _Deal(NamedTuple):
+    """Who passes on in which stripe, its root first."""
+
+    summing: list[list[int]]
+    handing: list[list[int]]
+
+
 class _Case:
     """What is to be planned, with what every link carries at least until some instant."""
 
@@ -119,25 +147,25 @@ class _Case:
         self._chunk_bytes, self._order, self._until_ns = chunk_bytes, order, until_ns
         self._free_bps: dict[LinkId, int] = {}
         self._paths: dict[tuple[int, int], Path] = {}
-        self._own_bps = [self._slower_bps(host) for host in range(len(hosts))]
+        others = [1 if host == 0 else 0 for host in range(len(hosts))]
+        self._up_bps = [self._bps(self._path(host, other)[0]) for host, other in enumerate(others)]
+        self._down_bps = [self._bps(self._path(other, host)[-1]) for host, other in enumerate(others)]
 
     def best(self) -> Striped | None:
-        """Return the best number of stripes, the fewest of equals, with the work spread as evenly as that allows."""
-        if min(self._own_bps) <= 0:
+        """Return stripes that take hardly longer than the best number of them, with the work spread most evenly."""
+        if min(*self._up_bps, *self._down_bps) <= 0:
             return None
         most = max(1, self._size_bytes // max(1, self._chunk_bytes))
-        cases = [(count, room) for count in _COUNTS if count <= most and (room := self._room(count)) is not None]
-        plans = [(self._planned(count, room), count, room) for count, room in cases]
-        able = [(found, count, room) for found, count, room in plans if found is not None]
-        if not able:
+        rooms = {count: room for count in _COUNTS if count <= most and (room := self._room(count)) is not None}
+        plans = [plan for count, room in rooms.items() if (plan := self._planned(count, room)) is not None]
+        if not plans:
             return None
-        found, count, room = min(able, key=lambda case: max(case[0].done_ns))
-        return self._planned(count, self._even(count, room)) or found
-
-    def _slower_bps(self, host: int) -> int:
-        """Return what the slower direction of a host's own link carries."""
-        other = 1 if host == 0 else 0
-        return min(self._bps(self._path(host, other)[0]), self._bps(self._path(other, host)[-1]))
+        even = [plan for count, room in rooms.items() if (plan := self._planned(count, self._even(count, room)))]
+        least_ns = min(max(plan.done_ns) for plan in plans) - self._ready_ns
+        good = [plan for plan in even if max(plan.done_ns) - self._ready_ns <= _EVEN_COSTS * least_ns]
+        if good:
+            return min(good, key=lambda plan: plan.most_bytes)
+        return min(plans, key=lambda plan: max(plan.done_ns))
 
     def _path(self, source: int, destination: int) -> Path:
         key = (source, destination)
@@ -150,66 +178,94 @@ class _Case:
             self._free_bps[link] = self._network.free_line(link).least(self._ready_ns, self._until_ns)
         return self._free_bps[link]
 
-    def _room(self, count: int) -> list[int] | None:
+    def _room(self, count: int) -> _Room | None:
         """Return for how many each host may pass a stripe on, in the least time in which that is enough, or None."""
-        bits, least = 8 * self._size_bytes, self._least_s()
+        bits, least_s = 8 * self._size_bytes, max(self._least_s(self._down_bps), self._least_s(self._up_bps))
         for tries in range(_MOST_TRIES):
-            span_s = least * _GROWTH**tries
-            room = [0] * len(self._own_bps)
-            for host in self._order:
-                often = count * (self._own_bps[host] * span_s / bits - 1)
-                room[host] = max(0, min(len(room), int(often + 1e-9)))
-            if self._groups(room, count) is not None:
+            most = count * least_s * _GROWTH**tries / bits
+            room = _Room(self._passing(self._down_bps, most, count), self._passing(self._up_bps, most, count))
+            if self._dealt(room, count) is not None:
                 return room
         return None
 
-    def _least_s(self) -> float:
-        """Return the time below which no stripes, however many, can be.
+    def _passing(self, rates_bps: Sequence[int], most: float, count: int) -> tuple[int, ...]:
+        """Return how many more stripes than its own each host's link carries; none of who may not pass on.
 
-        In that time the slowest host carries everything once, and what all others carry beyond once is what is to be
+        Args:
+            most: how many stripes a link of 1 bit/s carries in the time for all.
+        """
+        able = set(self._order)
+        often = [int(bps * most - count + 1e-9) if host in able else 0 for host, bps in enumerate(rates_bps)]
+        return tuple(max(0, min(len(rates_bps), each)) for each in often)
+
+    def _least_s(self, rates_bps: Sequence[int]) -> float:
+        """Return the time below which no stripes, however many, can be, by the links of one direction.
+
+        In that time the slowest link carries everything once, and what all others carry beyond once is what is to be
         passed on.
         """
-        bits, count = 8 * self._size_bytes, len(self._own_bps)
-        carried = accumulate(sorted((self._own_bps[host] for host in self._order), reverse=True))
+        bits, count = 8 * self._size_bytes, len(rates_bps)
+        carried = accumulate(sorted((rates_bps[host] for host in self._order), reverse=True))
         least_s = min(bits * (count - 1 + k) / bps for k, bps in enumerate(carried))
-        return max(bits / min(self._own_bps), least_s)
+        return max(bits / min(rates_bps), least_s)
 
-    def _even(self, count: int, room: Sequence[int]) -> list[int]:
+    def _even(self, count: int, room: _Room) -> _Room:
         """Return the least room for each that is enough: as many as may pass on, for few others each."""
-        low, high = 0, max(room)
-        while low + 1 < high:
-            middle = (low + high) // 2
-            if self._groups([min(each, middle) for each in room], count) is None:
-                low = middle
-            else:
-                high = middle
-        return [min(each, high) for each in room]
+        roots = self._roots(room, count)
 
-    def _planned(self, count: int, room: Sequence[int]) -> Striped | None:
-        groups = self._groups(room, count)
-        assert groups is not None, "there is room enough"
-        return self._striped([self._tree(group, room) for group in groups])
+        def least(way: tuple[int, ...]) -> tuple[int, ...]:
+            low, high = 0, max(way)
+            while low + 1 < high:
+                middle = (low + high) // 2
+                if self._groups(tuple(min(each, middle) for each in way), roots) is None:
+                    low = middle
+                else:
+                    high = middle
+            return tuple(min(each, high) for each in way)
 
-    def _groups(self, room: Sequence[int], count: int) -> list[list[int]] | None:
-        """Deal out who passes on in which stripe; a root has room for one more, as it sends its sum to nobody."""
+        return _Room(least(room.summing), least(room.handing))
+
+    def _planned(self, count: int, room: _Room) -> Striped | None:
+        dealt = self._dealt(room, count)
+        if dealt is None:
+            return None
+        summing = [self._tree(group, room.summing, self._up_bps) for group in dealt.summing]
+        handing = [self._tree(group, room.handing, self._down_bps) for group in dealt.handing]
+        return self._striped(list(zip(summing, handing, strict=True)))
+
+    def _roots(self, room: _Room, count: int) -> list[int]:
+        """Return who may be the stripes' roots: those with the most room both ways."""
+        able = sorted(self._order, key=lambda host: -min(room.summing[host], room.handing[host]))
+        return able[:count]
+
+    def _dealt(self, room: _Room, count: int) -> _Deal | None:
+        """Deal out who passes on in which stripe, or None if that is not enough."""
+        roots = self._roots(room, count)
+        if len(roots) < count:
+            return None
+        summing, handing = self._groups(room.summing, roots), self._groups(room.handing, roots)
+        return None if summing is None or handing is None else _Deal(summing, handing)
+
+    def _groups(self, room: Sequence[int], roots: Sequence[int]) -> list[list[int]] | None:
+        """Deal out who passes on in one direction; a root has room for one more, as it is where its stripe ends."""
         wanted = len(room) - 2
-        groups: list[list[int]] = [[] for _ in range(count)]
-        held = [0] * count
-        for host in sorted(self._order, key=lambda host: -room[host]):
-            least = min(range(count), key=lambda k: (len(groups[k]) > 0 and held[k] >= wanted, held[k], k))
-            if groups[least] and held[least] >= wanted:
-                return groups
+        groups, held = [[root] for root in roots], [room[root] for root in roots]
+        taken = set(roots)
+        for host in sorted((host for host in self._order if host not in taken), key=lambda host: -room[host]):
+            least = min(range(len(held)), key=lambda k: (held[k], k))
+            if held[least] >= wanted or not room[host]:
+                break
             groups[least].append(host)
             held[least] += room[host]
-        return groups if all(groups) and min(held) >= wanted else None
+        return groups if min(held) >= wanted else None
 
-    def _tree(self, group: Sequence[int], room: Sequence[int]) -> list[int]:
+    def _tree(self, group: Sequence[int], room: Sequence[int], own_bps: Sequence[int]) -> list[int]:
         """Return every host's parent, -1 for the root. Near to it are who comes late, who passes on, the slowest."""
         parents = [-1] * len(room)
         root, passing = group[0], set(group)
         late = sorted(set(range(len(room))) - set(self._order))
         near = room[root] + (len(group) == 1)
-        rest = sorted((host for host in self._order if host not in passing), key=lambda host: self._own_bps[host])
+        rest = sorted((host for host in self._order if host not in passing), key=lambda host: own_bps[host])
         slots: deque[int] = deque([root] * (room[root] + 1))
         for host in (*late[:near], *group[1:], *late[near:], *rest):
             parents[host] = slots.popleft()
@@ -217,16 +273,16 @@ class _Case:
                 slots.extend([host] * room[host])
         return parents
 
-    def _striped(self, trees: Sequence[list[int]]) -> Striped | None:
-        """Plan all streams of some trees; None if they do not end before the horizon."""
+    def _striped(self, trees: Sequence[tuple[list[int], list[int]]]) -> Striped | None:
+        """Plan all streams of some trees, each stripe's two; None if they do not end before the horizon."""
         each = -(-self._size_bytes // len(trees))
         sizes = [max(0, min(each, self._size_bytes - k * each)) for k in range(len(trees))]
         if not sizes[-1]:
             return None
         load: Counter[LinkId] = Counter()
         edges: list[Edge] = []
-        for stripe, parents in enumerate(trees):
-            for edge in self._edges(stripe, parents, len(edges)):
+        for stripe, (parents, givers) in enumerate(trees):
+            for edge in self._edges(stripe, parents, givers, len(edges)):
                 edges.append(edge)
                 for link in edge.path:
                     load[link] += sizes[stripe]
@@ -243,7 +299,7 @@ class _Case:
             return None
         striped = Striped(
             size_bytes=tuple(sizes),
-            roots=tuple(parents.index(-1) for parents in trees),
+            roots=tuple(parents.index(-1) for parents, _ in trees),
             edges=tuple(edges),
             ready_ns=self._ready_ns,
             hop_ns=hop_ns,
@@ -252,15 +308,10 @@ class _Case:
         )
         return self._with_ends(striped)
 
-    def _edges(self, stripe: int, parents: Sequence[int], before: int) -> Iterator[Edge]:
-        """Yield the edges of one tree, sums from the leaves on, then the result from the root on."""
+    def _edges(self, stripe: int, parents: Sequence[int], givers: Sequence[int], before: int) -> Iterator[Edge]:
+        """Yield the edges of a stripe, sums from the leaves on, then the result from the root on."""
         root = parents.index(-1)
-        children: dict[int, list[int]] = {}
-        for host, parent in enumerate(parents):
-            children.setdefault(parent, []).append(host)
-        downward = [root]
-        for host in downward:
-            downward.extend(children.get(host, ()))
+        children, downward = _from_root(parents)
         level = [0] * len(parents)
         index: dict[int, int] = {}
         for host in reversed(downward):
@@ -272,8 +323,8 @@ class _Case:
                 yield Edge(stripe, host, parents[host], False, level[host], self._path(host, parents[host]), inputs)
         summed = tuple(sorted(index[child] for child in children[root]))
         back: dict[int, int] = {}
-        for host in downward[1:]:
-            above = parents[host]
+        for host in _from_root(givers)[1][1:]:
+            above = givers[host]
             level[host] = level[above] + 1
             back[host] = before + len(index) + len(back)
             inputs = summed if above == root else (back[above],)
@@ -286,6 +337,17 @@ class _Case:
                 arrive_ns = striped.profile(edge).end_ns + self._network.latency_ns(edge.path)
                 done_ns[edge.destination] = max(done_ns[edge.destination], arrive_ns)
         return replace(striped, done_ns=tuple(done_ns))
+
+
+def _from_root(parents: Sequence[int]) -> tuple[dict[int, list[int]], list[int]]:
+    """Return every host's children, and all hosts from the root on."""
+    children: dict[int, list[int]] = {}
+    for host, parent in enumerate(parents):
+        children.setdefault(parent, []).append(host)
+    downward = [parents.index(-1)]
+    for host in downward:
+        downward.extend(children.get(host, ()))
+    return children, downward
 
 
 def _rate_bps(size_bytes: int, span_ns: int) -> int:

@@ -60,25 +60,29 @@ def load(found: Striped, host: int, *, up: bool) -> float:
     return sum(found.size_bytes[edge.stripe] for edge in edges) / SIZE
 
 
-def passing(found: Striped) -> dict[int, set[int]]:
-    """In which stripes each host passes on or is the root."""
+def passing(found: Striped, *, back: bool) -> dict[int, set[int]]:
+    """In which stripes each host sums, or hands on the result; roots do both."""
     out: dict[int, set[int]] = {}
     for edge in found.edges:
-        if edge.inputs:
+        if edge.inputs and edge.back == back:
             out.setdefault(edge.source, set()).add(edge.stripe)
     for stripe, root in enumerate(found.roots):
         out.setdefault(root, set()).add(stripe)
     return out
 
 
+def most_load(found: Striped, hosts: int) -> float:
+    """How often the whole tensor goes over the link that carries most."""
+    return max(load(found, host, up=up) for host in range(hosts) for up in (True, False))
+
+
 def test_hosts_at_half_their_rate_cost_one_wire_time_at_that_rate_and_not_two_as_in_a_ring() -> None:
     rates = [(0.5, 1.0)] * 3 + [(1.0, 0.5)] * 3 + [(1.0, 1.0)] * 24
     found = striped(rates)
     assert max(found.done_ns) <= 2.6 * WIRE_NS
-    for host in range(6):
-        assert load(found, host, up=True) == load(found, host, up=False) == 1.0
-    most = max(load(found, host, up=up) for host in range(30) for up in (True, False))
-    assert most <= 2.5
+    for host in range(3):
+        assert load(found, host, up=True) == load(found, host + 3, up=False) == 1.0
+    assert most_load(found, 30) <= 2.5
 
 
 def test_where_half_of_all_links_have_a_tenth_the_slowest_link_alone_decides() -> None:
@@ -87,15 +91,27 @@ def test_where_half_of_all_links_have_a_tenth_the_slowest_link_alone_decides() -
     assert max(striped(rates).done_ns) <= 11.5 * WIRE_NS
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_a_host_that_is_fast_one_way_passes_on_that_way_so_that_nobody_does_for_many(seed: int) -> None:
+    rng = Random(seed)
+    rates = [(rng.choice((0.1, 1.0)), rng.choice((0.1, 1.0))) for _ in range(30)]
+    found = striped(rates)
+    assert set(passing(found, back=False)) - set(found.roots) <= {host for host in range(30) if rates[host][1] == 1.0}
+    assert set(passing(found, back=True)) - set(found.roots) <= {host for host in range(30) if rates[host][0] == 1.0}
+    fast = min(sum(rate[way] == 1.0 for rate in rates) for way in (0, 1))
+    assert most_load(found, 30) <= 1 + 1.4 * 28 / fast
+
+
 @pytest.mark.parametrize("seed", range(12))
-def test_each_host_passes_on_in_one_stripe_at_most_and_nobody_who_may_not(seed: int) -> None:
+def test_each_host_passes_on_in_one_stripe_each_way_at_most_and_nobody_who_may_not(seed: int) -> None:
     rng = Random(seed)
     count = rng.randint(2, 24)
     rates = [(rng.choice((0.1, 0.5, 1.0)), rng.choice((0.1, 0.5, 1.0))) for _ in range(count)]
     order = rng.sample(range(count), rng.randint(max(1, count // 2), count))
     found = striped(rates, order, rng.choice((0, 1_000_000)))
-    assert all(len(stripes) == 1 for stripes in passing(found).values())
-    assert set(passing(found)) <= set(order)
+    for way in (passing(found, back=False), passing(found, back=True)):
+        assert all(len(stripes) == 1 for stripes in way.values())
+        assert set(way) <= set(order)
     assert sum(found.size_bytes) == SIZE
 
 
