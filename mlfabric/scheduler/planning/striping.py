@@ -25,11 +25,15 @@ from mlfabric.network import HORIZON_NS, LinkId, Network, Path, Piece, Profile
 
 __all__ = ["Edge", "Striped", "find_stripes"]
 
-_COUNTS = (2, 3, 4, 6, 8)
+_COUNTS = (2, 3, 4)
 _GROWTH = 1.02
 _MOST_TRIES = 400
-_EVEN_COSTS = 1.1
-"""How many times as long as the best stripes those may take that are spread most evenly."""
+_DOUBT = 0.1
+"""How likely it is taken to be that the link that carries most has become as slow as the slowest; what matters is that
+it is more than 0, as even stripes take hardly longer than the best."""
+_SPREADS = (1, 2)
+"""For how many times as many others as in the evenest stripes hosts pass on at most; stripes without such a limit are
+considered besides."""
 _BIT_NS_PER_BYTE = 8 * 10**9
 
 
@@ -69,15 +73,6 @@ class Striped:
     hop_ns: int
     span_ns: int
     done_ns: tuple[int, ...]
-
-    @property
-    def most_bytes(self) -> int:
-        """What the host that passes on most carries in one direction."""
-        carried: Counter[tuple[int, bool]] = Counter()
-        for edge in self.edges:
-            carried[edge.source, True] += self.size_bytes[edge.stripe]
-            carried[edge.destination, False] += self.size_bytes[edge.stripe]
-        return max(carried.values())
 
     def profile(self, edge: Edge) -> Profile:
         """Return when an edge's bytes are sent how fast."""
@@ -123,11 +118,12 @@ class _Room(NamedTuple):
     handing: tuple[int, ...]
 
 
-class _Deal(NamedTuple):
-    """Who passes on in which stripe, its root first."""
+class _Sketch(NamedTuple):
+    """Each stripe's two trees, how long they take, and what the link of a host carries that carries most."""
 
-    summing: list[list[int]]
-    handing: list[list[int]]
+    trees: list[tuple[list[int], list[int]]]
+    took_ns: int
+    most_bytes: int
 
 
 class _Case:
@@ -146,32 +142,45 @@ class _Case:
         self._network, self._hosts, self._size_bytes, self._ready_ns = network, hosts, size_bytes, ready_ns
         self._chunk_bytes, self._order, self._until_ns = chunk_bytes, order, until_ns
         self._free_bps: dict[LinkId, int] = {}
-        self._paths: dict[tuple[int, int], Path] = {}
+        self._ways: dict[tuple[int, int], tuple[Path, int]] = {}
         others = [1 if host == 0 else 0 for host in range(len(hosts))]
         self._up_bps = [self._bps(self._path(host, other)[0]) for host, other in enumerate(others)]
         self._down_bps = [self._bps(self._path(other, host)[-1]) for host, other in enumerate(others)]
 
     def best(self) -> Striped | None:
-        """Return stripes that take hardly longer than the best number of them, with the work spread most evenly."""
-        if min(*self._up_bps, *self._down_bps) <= 0:
+        """Return the stripes that are expected to take the least time, the fewest of equals."""
+        slowest_bps = min(*self._up_bps, *self._down_bps)
+        if slowest_bps <= 0:
             return None
         most = max(1, self._size_bytes // max(1, self._chunk_bytes))
-        rooms = {count: room for count in _COUNTS if count <= most and (room := self._room(count)) is not None}
-        plans = [plan for count, room in rooms.items() if (plan := self._planned(count, room)) is not None]
-        if not plans:
-            return None
-        even = [plan for count, room in rooms.items() if (plan := self._planned(count, self._even(count, room)))]
-        least_ns = min(max(plan.done_ns) for plan in plans) - self._ready_ns
-        good = [plan for plan in even if max(plan.done_ns) - self._ready_ns <= _EVEN_COSTS * least_ns]
-        if good:
-            return min(good, key=lambda plan: plan.most_bytes)
-        return min(plans, key=lambda plan: max(plan.done_ns))
+        sketches = [sketch for count in _COUNTS if count <= most for sketch in self._sketches(count)]
+        doubt_ns_per_byte = _DOUBT * _BIT_NS_PER_BYTE / slowest_bps
+        sketches.sort(key=lambda sketch: sketch.took_ns + doubt_ns_per_byte * sketch.most_bytes)
+        return next((found for sketch in sketches if (found := self._striped(sketch.trees)) is not None), None)
+
+    def _sketches(self, count: int) -> Iterator[_Sketch]:
+        """Yield stripes of this number: in the least time, and with the work spread evenly."""
+        room = self._room(count)
+        if room is None:
+            return
+        roots = self._roots(room, count)
+        least = [self._least_room(way, roots) for way in room]
+        for times in (*_SPREADS, len(self._hosts)):
+            summing, handing = (
+                tuple(min(each, times * most) for each in way) for way, most in zip(room, least, strict=True)
+            )
+            yield self._sketch(_Room(summing, handing), roots)
 
     def _path(self, source: int, destination: int) -> Path:
+        return self._way(source, destination)[0]
+
+    def _way(self, source: int, destination: int) -> tuple[Path, int]:
+        """Return the path between two hosts, and its latency."""
         key = (source, destination)
-        if key not in self._paths:
-            self._paths[key] = self._network.path(self._hosts[source], self._hosts[destination])
-        return self._paths[key]
+        if key not in self._ways:
+            path = self._network.path(self._hosts[source], self._hosts[destination])
+            self._ways[key] = path, self._network.latency_ns(path)
+        return self._ways[key]
 
     def _bps(self, link: LinkId) -> int:
         if link not in self._free_bps:
@@ -184,7 +193,9 @@ class _Case:
         for tries in range(_MOST_TRIES):
             most = count * least_s * _GROWTH**tries / bits
             room = _Room(self._passing(self._down_bps, most, count), self._passing(self._up_bps, most, count))
-            if self._dealt(room, count) is not None:
+            roots = self._roots(room, count)
+            enough = len(roots) == count and all(self._groups(way, roots) is not None for way in room)
+            if enough:
                 return room
         return None
 
@@ -209,42 +220,49 @@ class _Case:
         least_s = min(bits * (count - 1 + k) / bps for k, bps in enumerate(carried))
         return max(bits / min(rates_bps), least_s)
 
-    def _even(self, count: int, room: _Room) -> _Room:
-        """Return the least room for each that is enough: as many as may pass on, for few others each."""
-        roots = self._roots(room, count)
+    def _least_room(self, way: Sequence[int], roots: Sequence[int]) -> int:
+        """Return for how many others anyone has to pass on, if nobody is to do so for more."""
+        low, high = 0, max(way)
+        while low + 1 < high:
+            middle = (low + high) // 2
+            if self._groups([min(each, middle) for each in way], roots) is None:
+                low = middle
+            else:
+                high = middle
+        return high
 
-        def least(way: tuple[int, ...]) -> tuple[int, ...]:
-            low, high = 0, max(way)
-            while low + 1 < high:
-                middle = (low + high) // 2
-                if self._groups(tuple(min(each, middle) for each in way), roots) is None:
-                    low = middle
-                else:
-                    high = middle
-            return tuple(min(each, high) for each in way)
+    def _sketch(self, room: _Room, roots: Sequence[int]) -> _Sketch:
+        sums, hands = self._groups(room.summing, roots), self._groups(room.handing, roots)
+        assert sums is not None, "there is room enough to sum"
+        assert hands is not None, "there is room enough to hand on"
+        summing = [self._tree(group, room.summing, self._up_bps) for group in sums]
+        handing = [self._tree(group, room.handing, self._down_bps) for group in hands]
+        trees = list(zip(summing, handing, strict=True))
+        each, count = -(-self._size_bytes // len(trees)), len(room.summing)
+        up, down, latency_ns, levels = [0] * count, [0] * count, 0, 0
+        load: Counter[LinkId] = Counter()
+        for parents, givers in trees:
+            for source, destination in (*enumerate(parents), *((giver, host) for host, giver in enumerate(givers))):
+                if source >= 0 and destination >= 0:
+                    up[source], down[destination] = up[source] + 1, down[destination] + 1
+                    path, path_ns = self._way(source, destination)
+                    load.update(path)
+                    latency_ns = max(latency_ns, path_ns)
+            levels = max(levels, _height(parents) + _height(givers))
+        slowest = max(number / max(1, self._bps(link)) for link, number in load.items())
+        span_ns = round(each * _BIT_NS_PER_BYTE * slowest)
+        hop_ns = self._hop_ns(each, _rate_bps(each, max(1, span_ns)), latency_ns)
+        return _Sketch(trees, span_ns + (levels - 1) * hop_ns + latency_ns, each * max(*up, *down))
 
-        return _Room(least(room.summing), least(room.handing))
-
-    def _planned(self, count: int, room: _Room) -> Striped | None:
-        dealt = self._dealt(room, count)
-        if dealt is None:
-            return None
-        summing = [self._tree(group, room.summing, self._up_bps) for group in dealt.summing]
-        handing = [self._tree(group, room.handing, self._down_bps) for group in dealt.handing]
-        return self._striped(list(zip(summing, handing, strict=True)))
+    def _hop_ns(self, stripe_bytes: int, slowest_bps: int, latency_ns: int) -> int:
+        """Return how much later than its inputs a stream starts."""
+        chunk_bytes = min(self._chunk_bytes, stripe_bytes)
+        return _ceil(chunk_bytes * _BIT_NS_PER_BYTE, max(1, slowest_bps)) + latency_ns + 1
 
     def _roots(self, room: _Room, count: int) -> list[int]:
         """Return who may be the stripes' roots: those with the most room both ways."""
         able = sorted(self._order, key=lambda host: -min(room.summing[host], room.handing[host]))
         return able[:count]
-
-    def _dealt(self, room: _Room, count: int) -> _Deal | None:
-        """Deal out who passes on in which stripe, or None if that is not enough."""
-        roots = self._roots(room, count)
-        if len(roots) < count:
-            return None
-        summing, handing = self._groups(room.summing, roots), self._groups(room.handing, roots)
-        return None if summing is None or handing is None else _Deal(summing, handing)
 
     def _groups(self, room: Sequence[int], roots: Sequence[int]) -> list[list[int]] | None:
         """Deal out who passes on in one direction; a root has room for one more, as it is where its stripe ends."""
@@ -294,7 +312,7 @@ class _Case:
         slowest_bps = _rate_bps(min(sizes), span_ns)
         if slowest_bps <= 0:
             return None
-        hop_ns = _ceil(min(self._chunk_bytes, each) * _BIT_NS_PER_BYTE, slowest_bps) + latency_ns + 1
+        hop_ns = self._hop_ns(each, slowest_bps, latency_ns)
         if span_ns + 2 * len(self._hosts) * hop_ns >= HORIZON_NS - self._ready_ns:
             return None
         striped = Striped(
@@ -348,6 +366,14 @@ def _from_root(parents: Sequence[int]) -> tuple[dict[int, list[int]], list[int]]
     for host in downward:
         downward.extend(children.get(host, ()))
     return children, downward
+
+
+def _height(parents: Sequence[int]) -> int:
+    """Return how many hops the farthest host is from the root."""
+    depth = [0] * len(parents)
+    for host in _from_root(parents)[1][1:]:
+        depth[host] = depth[parents[host]] + 1
+    return max(depth)
 
 
 def _rate_bps(size_bytes: int, span_ns: int) -> int:
