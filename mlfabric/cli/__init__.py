@@ -14,6 +14,7 @@ making       bench, demo
 advising     advise
 recording    record
 simulating   simulate; clusters reads its file
+fuzzing      fuzz
 paper        bench paper
 writing      JSON files, for whatever measures
 testbed      testbed; ending: how it and bench paper end when told to

@@ -10,6 +10,7 @@ from mlfabric.cli import (
     advising,
     asking,
     embedded,
+    fuzzing,
     holding,
     making,
     members,
@@ -37,7 +38,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-ASKED = (asking, planning, simulating, advising, recording)
+ASKED = (asking, planning, simulating, advising, recording, fuzzing)
 for part in (embedded, *ASKED, making, paper, services, holding, members, testbed):
     part.add_to(app)
 

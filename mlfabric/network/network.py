@@ -49,6 +49,7 @@ class Network:
         self._capacity: dict[LinkId, Timeline] = {}
         self._free: dict[LinkId, Timeline] = {}
         self._overbooked: set[LinkId] = set()
+        self._touched: set[LinkId] = set()
         self._paths: dict[tuple[str, str], Path] = {}
         self._reserved: dict[_TypedKey, Reservation] = {}
         self._ends: list[tuple[int, int, _TypedKey]] = []
@@ -240,6 +241,7 @@ class Network:
         for line in lines:
             for start_ns, end_ns, bps in pieces:
                 line.add(start_ns, end_ns, -bps)
+        self._touched.update(path)
         self._reserved[typed] = Reservation(path, profile)
         self._count += 1
         heapq.heappush(self._ends, (profile.end_ns, self._count, typed))
@@ -249,6 +251,7 @@ class Network:
         held = self._reserved.pop((type(key), key), None)
         if held is not None:
             pieces = self._ahead(held.profile)
+            self._touched.update(held.path)
             for link in held.path if pieces else ():
                 line = self._free[link]
                 if line.times[1] <= self._floor_ns:
@@ -298,6 +301,7 @@ class Network:
         twin._capacity = {link: line.copy() for link, line in self._capacity.items()}
         twin._free = {link: line.copy() for link, line in self._free.items()}
         twin._overbooked = self._overbooked.copy()
+        twin._touched = self._touched.copy()
         twin._paths = self._paths.copy()
         twin._reserved = self._reserved.copy()
         twin._ends = self._ends.copy()
@@ -307,19 +311,33 @@ class Network:
 
     def validate(self) -> None:
         """Assert that free is capacity less reservations at every instant, not below zero unless overbooked."""
-        used: dict[LinkId, Timeline] = {link: Timeline(0) for link in self._free}
-        for path, profile in self._reserved.values():
+        self._validate(self._free)
+
+    def validate_touched(self) -> None:
+        """Assert the same of the links that were touched since this was last asserted of them."""
+        touched, self._touched = self._touched, set()
+        self._validate(touched)
+
+    def _validate(self, links: Iterable[LinkId]) -> None:
+        used: dict[LinkId, Timeline] = {link: Timeline(0) for link in links}
+        for path, profile in self._reserved.values() if used else ():
+            pieces = None
             for link in path:
-                for start_ns, end_ns, bps in self._ahead(profile):
-                    used[link].add(start_ns, end_ns, bps)
-        for link, free in self._free.items():
-            free.validate(merged=True)
-            capacity = self._capacity[link]
-            capacity.validate(merged=False)
-            for at_ns in {max(t, self._floor_ns) for line in (free, capacity, used[link]) for t in line.times[:-1]}:
-                expected = capacity.at(at_ns) - used[link].at(at_ns)
-                assert free.at(at_ns) == expected, f"{link} at {at_ns}: free {free.at(at_ns)}, should be {expected}"
-                assert expected >= 0 or link in self._overbooked, f"{link} at {at_ns}: {expected} bit/s free"
+                if (line := used.get(link)) is not None:
+                    pieces = self._ahead(profile) if pieces is None else pieces
+                    for start_ns, end_ns, bps in pieces:
+                        line.add(start_ns, end_ns, bps)
+        for link, line in used.items():
+            self._validate_link(link, line)
+
+    def _validate_link(self, link: LinkId, used: Timeline) -> None:
+        free, capacity = self._free[link], self._capacity[link]
+        free.validate(merged=True)
+        capacity.validate(merged=False)
+        for at_ns in {max(t, self._floor_ns) for line in (free, capacity, used) for t in line.times[:-1]}:
+            expected = capacity.at(at_ns) - used.at(at_ns)
+            assert free.at(at_ns) == expected, f"{link} at {at_ns}: free {free.at(at_ns)}, should be {expected}"
+            assert expected >= 0 or link in self._overbooked, f"{link} at {at_ns}: {expected} bit/s free"
 
     def _check_host(self, name: str) -> None:
         if name not in self._hosts:
@@ -332,12 +350,14 @@ class Network:
             raise UsageError(f"unknown link {link}; {len(lines)} are known; add its host first") from None
 
     def _add_link(self, link: LinkId, bps: int) -> None:
+        self._touched.add(link)
         self._capacity[link] = Timeline(_rate(bps))
         self._free[link] = Timeline(bps)
 
     def _put(self, link: LinkId, at_ns: int, bps: int) -> None:
         free = self._line(self._free, link)
         until_ns, former_bps = self._capacity[link].put(at_ns, _rate(bps))
+        self._touched.add(link)
         free.trim(self._floor_ns)
         if bps != former_bps:
             free.add(at_ns, until_ns, bps - former_bps)

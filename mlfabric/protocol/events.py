@@ -128,7 +128,11 @@ class AppliedIds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerHolds:
-    """What a server holds of one model when it (re)joins; ``replica`` is whom it must not be too far ahead of."""
+    """What a server holds of one model when it (re)joins.
+
+    ``epoch_base`` is the number at which its present epoch began (-1: nothing was kept), ``earlier`` the versions at
+    which those before did; ``replica`` is whom it must not be too far ahead of.
+    """
 
     server: str
     spec: ModelSpec
@@ -138,6 +142,7 @@ class ServerHolds:
     received: tuple[UpdateId, ...] = ()
     epoch_base: int = 0
     replica: str = ""
+    earlier: tuple[ModelVersion, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -87,11 +87,12 @@ class MonitorAt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostModel:
-    """Hold this model from now on."""
+    """Hold this model from now on; it begins under this server epoch, which is not 1 if all of it was lost before."""
 
     to: str
     spec: ModelSpec
     reason: str
+    epoch: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

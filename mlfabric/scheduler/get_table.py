@@ -216,9 +216,11 @@ class GetTable:
         """Return until when the server sends what was planned before."""
         path = self._context.path(self._pushes.server, get.worker)
         booked_ns = self._context.network.busy_until(path[0], now_ns) if path else now_ns
-        expected = self._pushes.expected_ns(now_ns)
         starts = {planned.get: planned.profile.start_ns for planned in self._unsent_hand_ons()}
         starts |= {own: planned.profile.start_ns for own, planned in self.planned.items() if planned.by is None}
+        if not starts:
+            return booked_ns
+        expected = self._pushes.expected_ns(now_ns)
         coming = [self._coming(own, expected, now_ns) for own in sorted(starts, key=starts.__getitem__)]
         return max(booked_ns, self._succession.dry_ns(coming, now_ns))
 

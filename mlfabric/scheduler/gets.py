@@ -59,17 +59,20 @@ class Gets(GetTable):
         ready = pushes.initialised and not pushes.awaited and self._context.is_here(pushes.server)
         if not ready:
             return None
-        drift_ns = self._drift.due_ns if any(self._ahead(now_ns)) else None
-        times = (drift_ns, self._batch_due_ns(now_ns))
-        return min((t for t in times if t is not None), default=None)
+        due_ns, drift_ns = self._batch_due_ns(now_ns), self._drift.due_ns
+        if drift_ns is None or not any(self._ahead(now_ns)):
+            return due_ns
+        return drift_ns if due_ns is None else min(drift_ns, due_ns)
 
     def _batch_due_ns(self, now_ns: int) -> int | None:
         """Return when what is ready is to be planned: little before the server can send it; at once if let down."""
-        ready = self._ready(now_ns) if self.waiting else []
+        if not self.waiting:
+            return None
+        there = self._there(now_ns)
+        ready = self._ready(there, now_ns)
         if not ready:
             return None
         dry_ns = self._booked_ns(ready[0].request.get, now_ns)
-        there = self._there(now_ns)
         due_ns = min(max(self._closes_ns(w, dry_ns, there), w.blocked_until_ns) for w in ready)
         if due_ns <= now_ns and not any(w.request.get in self.apart for w in ready):
             due_ns = self._keep_open_until_ns([there[w.request.get] for w in ready], now_ns) or due_ns
@@ -88,17 +91,17 @@ class Gets(GetTable):
 
     def _there(self, now_ns: int) -> dict[GetId, int]:
         """Return by get that waits when the update that it follows is to be committed; 0 if that is over."""
-        expected, follower = self._pushes.expected_ns(now_ns), self._pushes.follower
-        found = {}
-        for get, waiting in self.waiting.items():
-            update, there_ns = waiting.request.after_update, 0
-            if update is not None and self._follows(waiting.request):
-                there_ns = max(expected.get(update, 0), follower.there_ns(update) if follower else 0)
-            found[get] = there_ns
+        found, planned = dict.fromkeys(self.waiting, 0), self._pushes.planned
+        followed = {
+            get: update
+            for get, waiting in self.waiting.items()
+            if (update := waiting.request.after_update) is not None and update in planned
+        }
+        if followed:
+            expected, follower = self._pushes.expected_ns(now_ns), self._pushes.follower
+            for get, update in followed.items():
+                found[get] = max(expected.get(update, 0), follower.there_ns(update) if follower else 0)
         return found
-
-    def _follows(self, request: GetRequested) -> bool:
-        return request.after_update in self._pushes.planned
 
     def links_changed(self, now_ns: int) -> None:
         """Compare the links' rates with those that plans were made with."""
@@ -148,12 +151,12 @@ class Gets(GetTable):
 
     def _batch(self, now_ns: int) -> list[GetRequested]:
         """Return what is answered together: what is ready when the server can send again, or little later."""
-        ready = [w.request for w in self._ready(now_ns) if w.blocked_until_ns <= now_ns]
+        there = self._there(now_ns)
+        ready = [w.request for w in self._ready(there, now_ns) if w.blocked_until_ns <= now_ns]
         apart = [request for request in ready if request.get in self.apart]
         if apart or not ready:
             return apart
         dry_ns = self._booked_ns(ready[0].get, now_ns)
-        there = self._there(now_ns)
         start_ns = max(now_ns, dry_ns, min(there[request.get] for request in ready))
         latest_ns = start_ns + self._gather_ns(now_ns)
         return [request for request in ready if there[request.get] <= latest_ns]
@@ -169,10 +172,10 @@ class Gets(GetTable):
         hosts = {self._context.host(request.get.worker) for request in ready}
         return self._context.aggregators(Counter(h.aggregator.name for h in self.hand_ons.planned.values()), hosts)
 
-    def _ready(self, now_ns: int) -> list[WaitingGet]:
+    def _ready(self, there: Mapping[GetId, int], now_ns: int) -> list[WaitingGet]:
         """Return what can be planned: not what follows an update that is late, for nobody is to wait for that."""
         pushes = self._pushes
-        standing, late_ns, there = pushes.standing(), now_ns - self._gather_ns(now_ns), self._there(now_ns)
+        standing, late_ns = pushes.standing(), now_ns - self._gather_ns(now_ns)
         return [
             waiting
             for waiting in self.waiting.values()

@@ -145,9 +145,11 @@ class Membership:
         for name, model in sorted(self._models.items()):
             if model.pushes.server == server and name not in brought:
                 spec = model.pushes.spec
-                yield HostModel(to=server, spec=spec, reason=f"{name} is held here")
+                # What was made is lost, known here or not, and its numbers are given again: so under another epoch.
+                began = ModelVersion(model.pushes.version.epoch + 1, 0)
+                yield HostModel(to=server, spec=spec, reason=f"{name} is held here", epoch=began.epoch)
                 yield from self.reconcile(
-                    ServerHolds(server=server, spec=spec, version=ModelVersion(1, 0), initialised=False), now_ns
+                    ServerHolds(server=server, spec=spec, version=began, initialised=False), now_ns
                 )
 
     def _admit_worker(self, record: MemberRecord, spec: ModelSpec, reason: str) -> Iterator[Instruction]:

@@ -227,7 +227,7 @@ class PushEnds(PushTable):
     def reconcile(self, holds: ServerHolds) -> Iterator[Instruction]:
         """Take over what a (re)joined server says it holds, and repeat what it does not know."""
         self.version, self.initialised, self.awaited = holds.version, holds.initialised, False
-        self.has_formed |= holds.version.number > holds.epoch_base
+        self.has_formed |= holds.version.number > max(0, holds.epoch_base)
         for ids in holds.applied:
             self.settled.forget_below(UpdateId(ids.worker, ids.incarnation, 0), ids.low)
             for counter, version, tau in ids.recent:

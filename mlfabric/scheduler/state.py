@@ -99,7 +99,7 @@ class SchedulerState:
 
     def validate(self) -> None:
         """Check what must hold after every event; a violation is a broken invariant."""
-        self.context.network.validate()
+        self.context.network.validate_touched()
         for name, model in self.models.items():
             model.pushes.validate()
             model.gets.validate()

@@ -9,6 +9,7 @@
     steps           integer, how many steps ADAM made; else 0
     version, server_epoch, log_position    integers
     applied         what the server needs to tell applied updates; plain lists, dicts, numbers and strings
+    epochs          [[server epoch, version at which it began], ...]
     layout          [[name, [dimension, ...], dtype, kind], ...]
     rule            {field: value} of the rule it was trained with
     spec            {name, mode, tau_max, slack, server, frozen_digest, shards, shard} of the model
@@ -27,7 +28,7 @@ import re
 import secrets
 import zipfile
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -63,12 +64,13 @@ _FIELDS: dict[str, type] = {
     "server_epoch": int,
     "log_position": int,
     "applied": object,
+    "epochs": object,
     "layout": list,
     "rule": dict,
     "spec": dict,
 }
-# Not in checkpoints of releases that had SGD alone.
-_LATER_FIELDS: dict[str, object] = {"squares": {}, "steps": 0}
+# Not in checkpoints of earlier releases.
+_LATER_FIELDS: dict[str, object] = {"squares": {}, "steps": 0, "epochs": []}
 _PLAIN_LEAVES = (int, float, str, bool, type(None))
 _RULE_ENUMS: dict[str, type[Enum]] = {"kind": RuleKind, "momentum_at": MomentumAt, "schedule": Schedule}
 _LONGEST_STEM = 80
@@ -85,11 +87,13 @@ class CheckpointExtra:
         server_epoch: of the server that writes it.
         log_position: of the commit log: everything up to it is in the checkpoint.
         applied: which updates are in it; opaque here.
+        epochs: at which versions server epochs began; opaque here.
     """
 
     server_epoch: int
     log_position: int
     applied: Plain
+    epochs: Plain = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +143,10 @@ def load(path: Path, spec: ModelSpec | None = None) -> Loaded:
     except LayoutError as error:
         raise LayoutError(f"checkpoint {path}: {error}") from error
     extra = CheckpointExtra(
-        server_epoch=content["server_epoch"], log_position=content["log_position"], applied=content["applied"]
+        server_epoch=content["server_epoch"],
+        log_position=content["log_position"],
+        applied=content["applied"],
+        epochs=content["epochs"],
     )
     return Loaded(store=store, extra=extra)
 
@@ -188,6 +195,10 @@ class CheckpointDir:
         self._prune(stem)
         return path
 
+    def epoch_path(self, model: str) -> Path:
+        """Return where the last server epoch of a model is kept, see ``epochs.py``."""
+        return self.directory / f"{_stem(model)}.epoch"
+
     def latest(self, model: str) -> Path | None:
         """Return the newest checkpoint of a model, or None if there is none."""
         return next(iter(self._newest_first().get(_stem(model), ())), None)
@@ -233,6 +244,7 @@ def _content(spec: ModelSpec, snapshot: Snapshot, extra: CheckpointExtra) -> dic
         "server_epoch": extra.server_epoch,
         "log_position": extra.log_position,
         "applied": extra.applied,
+        "epochs": extra.epochs,
         "layout": [[t.name, list(t.shape), t.dtype, t.kind.value] for t in spec.layout.tensors],
         "rule": _plain_rule(spec.rule),
         "spec": {

@@ -38,6 +38,7 @@ class Gate:
     Args:
         version: that is the present one.
         epoch_base: the last version of earlier server epochs that was kept.
+        earlier: the versions at which earlier server epochs began, which are the last kept of those before them.
         initialised: there are weights.
         synchronous: every update must be computed from the present version.
     """
@@ -46,6 +47,7 @@ class Gate:
     epoch_base: int
     initialised: bool
     synchronous: bool
+    earlier: tuple[ModelVersion, ...] = ()
 
     def refusal(self, member: Expected, place: int, tau_max: int) -> Dropped | None:
         """Say why an update must not be applied, or return None.
@@ -58,8 +60,8 @@ class Gate:
         base = member.computed_from
         if not self.initialised:
             return Dropped(cause=DropReason.FUTURE_VERSION, detail="the model has no weights yet")
-        if base.epoch < self.version.epoch and base.number > self.epoch_base:
-            detail = f"version {base.number} was lost; {self.epoch_base} was kept"
+        if base.epoch < self.version.epoch and base.number > (kept := self._kept(base.epoch)):
+            detail = f"version {base.number} was lost; {kept} was kept"
             return Dropped(cause=DropReason.ROLLED_BACK, detail=detail)
         if base.epoch > self.version.epoch or base.number > self.version.number:
             detail = f"computed from {base}, the model is at {self.version}"
@@ -68,6 +70,10 @@ class Gate:
         if tau > bound:
             return Dropped(cause=DropReason.DELAY_BOUND, detail=f"delay {tau} is above the bound {bound}")
         return None
+
+    def _kept(self, epoch: int) -> int:
+        """Return the last version of an earlier epoch that was kept ever since."""
+        return min((self.epoch_base, *(began.number for began in self.earlier if began.epoch > epoch)))
 
     def delay(self, member: Expected, place: int) -> int:
         """Return the delay of an update that is applied ``place`` updates from now."""

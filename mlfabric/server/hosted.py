@@ -72,6 +72,7 @@ class HostedModel:
         self._reports = Reports(server, spec.name)
         self._epoch = 0
         self._epoch_base = start.epoch_base if start else 0
+        self._earlier = start.earlier if start else ()
         self._budget_bytes = receive_budget_bytes
         self._synchronous = spec.mode is Mode.SYNCHRONOUS
 
@@ -310,6 +311,7 @@ class HostedModel:
             epoch_base=self._epoch_base,
             initialised=self.initialised,
             synchronous=self._synchronous,
+            earlier=self._earlier,
         )
 
     # Ends
@@ -371,7 +373,13 @@ class HostedModel:
             received=tuple(m.update for t in kept for m in t.members),
             epoch_base=self._epoch_base,
             replica=self.lead.replica,
+            earlier=self._earlier,
         )
+
+    @property
+    def epochs(self) -> tuple[ModelVersion, ...]:
+        """The versions at which server epochs began, up to the present one."""
+        return (*self._earlier, ModelVersion(self.version.epoch, self._epoch_base))
 
     def _here(self) -> Place:
         """Return what is announced: it is here, or comes whoever is the scheduler."""

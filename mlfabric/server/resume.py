@@ -12,14 +12,26 @@ from typing import cast
 from mlfabric.errors import FabricError
 from mlfabric.protocol import AppliedIds, ModelVersion, ServerHolds
 from mlfabric.server.checkpoint import CheckpointDir, CheckpointExtra, Plain
+from mlfabric.server.epochs import begin_epoch
 from mlfabric.server.store import ModelStore
 
 __all__ = ["extra_of", "resume"]
 
 
-def extra_of(version: ModelVersion, applied: Iterable[AppliedIds]) -> CheckpointExtra:
-    """Return what a checkpoint of this version says besides its tensors: everything up to it is in it."""
-    return CheckpointExtra(server_epoch=version.epoch, log_position=version.number, applied=_plain(applied))
+def extra_of(version: ModelVersion, applied: Iterable[AppliedIds], epochs: Iterable[ModelVersion]) -> CheckpointExtra:
+    """Return what a checkpoint of this version says besides its tensors: everything up to it is in it.
+
+    Args:
+        version: of the checkpoint.
+        applied: which updates are in it.
+        epochs: the versions at which server epochs began, up to the present one.
+    """
+    return CheckpointExtra(
+        server_epoch=version.epoch,
+        log_position=version.number,
+        applied=_plain(applied),
+        epochs=[list(began) for began in epochs],
+    )
 
 
 def _plain(applied: Iterable[AppliedIds]) -> Plain:
@@ -37,23 +49,31 @@ def _ids(plain: Plain) -> tuple[AppliedIds, ...]:
         raise FabricError(f"the checkpoint's list of applied updates is damaged: {error}") from error
 
 
+def _versions(plain: Plain) -> tuple[ModelVersion, ...]:
+    try:
+        return tuple(ModelVersion(*row) for row in cast(list[list[int]], plain))
+    except TypeError as error:
+        raise FabricError(f"the checkpoint's list of server epochs is damaged: {error}") from error
+
+
 def _row(worker: str, incarnation: int, low: int, recent: list[tuple[int, int, int, int]]) -> AppliedIds:
     kept = tuple((counter, ModelVersion(epoch, number), tau) for counter, epoch, number, tau in recent)
     return AppliedIds(worker=worker, incarnation=incarnation, low=low, recent=kept)
 
 
 def resume(checkpoints: CheckpointDir, server: str) -> list[tuple[ServerHolds, ModelStore]]:
-    """Read the newest checkpoint of every model in the directory.
+    """Read the newest checkpoint of every model in the directory, and begin a new epoch of each.
 
     Returns:
         What the server holds of each model, under a new server epoch, and its store.
 
     Raises:
-        FabricError: a checkpoint cannot be read; says which and why.
+        FabricError: a checkpoint cannot be read, or a new epoch not be written down; says which and why.
     """
     out = []
     for loaded in checkpoints.load_newest():
-        version = ModelVersion(loaded.extra.server_epoch + 1, loaded.store.version)
+        epoch = begin_epoch(checkpoints.epoch_path(loaded.store.spec.name), loaded.extra.server_epoch)
+        version = ModelVersion(epoch, loaded.store.version)
         holds = ServerHolds(
             server=server,
             spec=loaded.store.spec,
@@ -61,6 +81,7 @@ def resume(checkpoints: CheckpointDir, server: str) -> list[tuple[ServerHolds, M
             initialised=True,
             applied=_ids(loaded.extra.applied),
             epoch_base=version.number,
+            earlier=_versions(loaded.extra.epochs),
         )
         out.append((holds, loaded.store))
     return out

@@ -302,7 +302,7 @@ class ServerService:
 
     def _extra(self, model: str) -> CheckpointExtra:
         hosted = self._state.models[model]
-        return extra_of(hosted.version, hosted.applied.snapshot())
+        return extra_of(hosted.version, hosted.applied.snapshot(), hosted.epochs)
 
     def _passed(self, model: str, version: int) -> None:
         """Save a part of a model if it has come to a milestone."""

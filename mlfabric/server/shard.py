@@ -261,6 +261,7 @@ class ShardModel(HostedModel):
     def _adopt(self, epoch: int, number: int) -> None:
         """Take over the server epoch that counts for all parts, if it is later; at this version nothing is lost."""
         if epoch > self.version.epoch and number == self.version.number:
+            self._earlier = self.epochs
             self.version = ModelVersion(epoch, number)
             self._epoch_base = number
 

@@ -17,6 +17,7 @@ from mlfabric.protocol import (
     Followed,
     GetId,
     HostModel,
+    ModelVersion,
     Outcome,
     Prepare,
     Replicate,
@@ -211,9 +212,16 @@ class ServerState:
     def _host(self, order: HostModel) -> Iterator[act.Action]:
         if order.spec.name not in self.models:
             yield act.CreateStore(spec=order.spec, reason=order.reason)
-            self.models[order.spec.name] = self._model(order.spec)
+            start = ServerHolds(
+                server=self.config.name,
+                spec=order.spec,
+                version=ModelVersion(order.epoch, 0),
+                initialised=False,
+                epoch_base=0 if order.epoch == 1 else -1,
+            )
+            self.models[order.spec.name] = self._model(order.spec, start)
 
-    def _model(self, spec: ModelSpec, start: ServerHolds | None = None) -> HostedModel:
+    def _model(self, spec: ModelSpec, start: ServerHolds) -> HostedModel:
         kind = HostedModel if spec.shard is None else ShardModel
         config = self.config
         return kind(config.name, spec, config.receive_budget_bytes, start, config.weight_copies)

@@ -32,6 +32,7 @@ from mlfabric.simulator.exact import Image
 from mlfabric.simulator.flows import Flows
 from mlfabric.simulator.lines import Connection, End
 from mlfabric.simulator.payloads import CHUNKS, Adding, Feed, Payload, Way
+from mlfabric.simulator.processes import Process
 from mlfabric.simulator.session import Listener, Session, SessionCallbacks
 from mlfabric.simulator.world import World
 from mlfabric.specs import Member, ModelSpec, Role
@@ -70,17 +71,22 @@ class SimulatedAggregator:
         self.models: dict[GetId, Payload] = {}
         self.handed_on = 0
         callbacks = SessionCallbacks(joining=self._joining, admitted=self._admitted, instructed=self._instructed)
-        self.session = Session(world, scheduler, name, callbacks)
+        self.session = Session(world, scheduler, name, host, callbacks)
         self._world = world
         self._flows = flows
-        self._errands = Errands(world, host, book, self.take_in)
+        self._errands = Errands(world, self.process, book, self.take_in)
         self._lines: dict[int, _Line] = {}
         self._numbers = 0
         self._driver = SimulatedDriver[act.AggregatorEvent, act.Action](
-            world, name, self.state, self._do, self._check_memory, lambda: self.session.is_alive
+            world, self.process, self.state, self._do, self._check_memory, lambda: self.session.is_alive
         )
         flows.add_host(host)
         book.add(self.address, self)
+
+    @property
+    def process(self) -> Process:
+        """Return the process."""
+        return self.session.process
 
     @property
     def is_alive(self) -> bool:
@@ -132,7 +138,7 @@ class SimulatedAggregator:
             else:
                 self._broke(number, "it broke")
 
-        connection = Connection(self._world, self._flows, number, name, ended)
+        connection = Connection(self._world, self._flows, number, name, ended, caller.process, self.process)
         self._lines[number] = _Line(connection, caller)
         return connection
 
@@ -317,7 +323,7 @@ class SimulatedAggregator:
             return
         line.get, line.serving = None, action
         line.connection.send(End.NEAR, "MODEL", partial(line.caller.comes, action.version))
-        way = Way(source=self.host, destination=line.caller.host, towards=End.NEAR, pace_bps=action.rate_bps)
+        way = Way(source=self.host, destination=line.caller.process.host, towards=End.NEAR, pace_bps=action.rate_bps)
         Feed(line.connection, way, payload, line.caller.payload, partial(self._handed_on, line, action))
 
     def _handed_on(self, line: _Line, action: act.HandModelOn) -> None:

@@ -14,6 +14,7 @@ from mlfabric.simulator.calls import Book, Caller, Receiver
 from mlfabric.simulator.exact import Image, joined
 from mlfabric.simulator.lines import Connection, End
 from mlfabric.simulator.payloads import Feed, Payload, Way
+from mlfabric.simulator.processes import Process
 from mlfabric.simulator.witness import Oddity, Truth
 from mlfabric.simulator.world import World
 from mlfabric.specs import Layout
@@ -26,7 +27,7 @@ class Attempts:
     """Every attempt under way.
 
     Args:
-        host: the worker's.
+        process: the worker's.
         layout: the model's.
         book: who answers where.
         truths: what each update is.
@@ -36,7 +37,7 @@ class Attempts:
     def __init__(
         self,
         world: World,
-        host: str,
+        process: Process,
         layout: Layout,
         book: Book,
         truths: dict[UpdateId, Truth],
@@ -44,7 +45,7 @@ class Attempts:
     ) -> None:
         self.values: dict[GetId, int] = {}
         self._world = world
-        self._host = host
+        self._process = process
         self._layout = layout
         self._book = book
         self._truths = truths
@@ -90,7 +91,7 @@ class Attempts:
 
         def granted() -> None:
             assert not is_small, f"{plan.update} was granted though it came with its offer"
-            way = Way(source=self._host, destination=receiver.host, towards=End.FAR, pace_bps=plan.rate_bps)
+            way = Way(source=self._process.host, destination=receiver.host, towards=End.FAR, pace_bps=plan.rate_bps)
             Feed(connection, way, payload, partial(receiver.payload, connection.number), sent)
 
         def sent() -> None:
@@ -102,7 +103,7 @@ class Attempts:
             else:
                 connection.send(End.FAR, "SEAL", partial(receiver.sealed, connection.number))
 
-        caller = Caller(host=self._host, granted=granted, answered=answered, refused=refused)
+        caller = Caller(process=self._process, granted=granted, answered=answered, refused=refused)
         number, connection = self._connect(receiver, str(plan.update), caller, broken)
         offer = (connection.number, plan.update, plan.ticket, size_bytes, digest, payload.chunks if is_small else {})
         connection.send(End.FAR, "OFFER", partial(receiver.offered, *offer))
@@ -136,7 +137,7 @@ class Attempts:
                 self.values[plan.get] = model[0]
                 self._take_in(act.ModelReceived(get=plan.get, version=versions[0]))
 
-        caller = Caller(host=self._host, refused=refused, comes=versions.append, payload=payload)
+        caller = Caller(process=self._process, refused=refused, comes=versions.append, payload=payload)
         number, connection = self._connect(receiver, str(plan.get), caller, broken)
         connection.send(End.FAR, "WANT", partial(receiver.wanted, connection.number, plan.get, plan.ticket))
 
@@ -145,7 +146,7 @@ class Attempts:
             if self._is_alive:
                 broken(f"nobody answers at {address}")
 
-        self._world.later(self._world.latency_ns(), f"{self._host} finds nobody at {address}", refused)
+        self._world.later(self._world.latency_ns(), f"{self._process.host} finds nobody at {address}", refused)
 
     def _connect(
         self, receiver: Receiver, name: str, caller: Caller, broken: Callable[[str], None]

@@ -9,6 +9,7 @@ from typing import Any, NoReturn, Protocol
 from mlfabric.protocol import GetId, ModelVersion, Outcome, TransferId, UpdateId
 from mlfabric.simulator.exact import Image
 from mlfabric.simulator.lines import Connection
+from mlfabric.simulator.processes import Process
 
 __all__ = ["Book", "Caller", "Receiver"]
 
@@ -22,7 +23,7 @@ class Caller:
     """What the end that opened a connection does on each frame.
 
     Args:
-        host: where it is.
+        process: that opened it.
         refused: this transfer will not be.
         granted: its bytes may come.
         answered: what became of the updates in its transfer.
@@ -31,7 +32,7 @@ class Caller:
         payload: a chunk of the model.
     """
 
-    host: str
+    process: Process
     refused: Callable[[str], None]
     granted: Callable[[], None] = _unexpected
     answered: Callable[[dict[UpdateId, Outcome]], None] = _unexpected

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from mlfabric.scheduler.planning import DropRule
 from mlfabric.specs import Mode, RuleKind, RuleSpec, Schedule
 
-__all__ = ["CALM", "STORMY", "WITH_REPLICAS", "FaultRates", "SimulationConfig", "Summary"]
+__all__ = ["CALM", "HARSH", "STORMY", "WITH_REPLICAS", "FaultRates", "SimulationConfig", "Summary"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +33,14 @@ class FaultRates:
         rollback_hz: how often all servers of a model that is cut die, and go on from checkpoints of one older version.
         replica_hz: how often a replica's process dies; most come back, with nothing, or another one takes their place.
         away: share of attempts to join again that are made only after a second or so.
+        server_hz: how often the process of a server without a replica, whose models are whole, dies; it goes on from
+            its newest checkpoints.
+        amnesia: share of these deaths after which it begins with nothing; the scheduler has to live on.
+        hang_hz: how often some process is stopped for a while.
+        cut_hz: how often two hosts, or one and the scheduler's, cannot reach each other for a while.
+        disk_hz: how often a server or the scheduler can write nothing for a while.
+        monitor_hz: how often nothing is reported of links for a while.
+        several_hz: how often several of these things happen at one instant.
     """
 
     worker_stream_hz: float = 0.0
@@ -51,6 +59,18 @@ class FaultRates:
     replica_hz: float = 0.0
     rollback_hz: float = 0.0
     away: float = 0.0
+    server_hz: float = 0.0
+    hang_hz: float = 0.0
+    amnesia: float = 0.0
+    cut_hz: float = 0.0
+    disk_hz: float = 0.0
+    monitor_hz: float = 0.0
+    several_hz: float = 0.0
+
+    @property
+    def kills_servers(self) -> bool:
+        """Whether servers write checkpoints to go on from, because they may die."""
+        return self.server_hz + self.several_hz > 0
 
 
 PLAIN = RuleSpec(lr=0.5)
@@ -80,6 +100,18 @@ STORMY = FaultRates(
     odd=0.08,
 )
 WITH_REPLICAS = replace(STORMY, replica_stream_hz=2.0, replica_hz=1.0, away=0.1)
+HARSH = replace(
+    WITH_REPLICAS,
+    server_hz=1.0,
+    hang_hz=3.0,
+    cut_hz=3.0,
+    disk_hz=0.5,
+    monitor_hz=0.5,
+    several_hz=0.5,
+    rollback_hz=4.0,
+)
+MODES = (Mode.ASYNCHRONOUS, Mode.SYNCHRONOUS, Mode.STALE_SYNCHRONOUS)
+MOST_SKEW_NS = 10_000_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +142,8 @@ class SimulationConfig:
         receive_updates: how many updates fit into a server's budget.
         weight_copies: see ``ServerConfig``.
         silence_ns, batch_window_ns, drop_rule: see ``SchedulerConfig``.
+        answer_ns: how long a process may answer no ping before it counts as silent.
+        skew_ns: how far the clocks of processes differ at most.
         faults: how often what goes wrong.
     """
 
@@ -141,6 +175,8 @@ class SimulationConfig:
     silence_ns: int = 400_000_000
     batch_window_ns: int = 100_000_000
     drop_rule: DropRule = DropRule.FEASIBLE
+    answer_ns: int = 500_000_000
+    skew_ns: int = 0
     faults: FaultRates = CALM
 
     @property
@@ -171,16 +207,35 @@ class SimulationConfig:
         return replace(config, faults=FaultRates(**kept))
 
     @classmethod
+    def drawn_of_any_kind(cls, seed: int, faults: FaultRates = HARSH) -> SimulationConfig:
+        """Draw a fabric of any kind and mode, with every fault that there is, on hosts whose clocks differ."""
+        rng = random.Random(f"kinds {seed}")
+        kind, mode = rng.choice(("plain", "plain", "sums", "replicas", "shards")), rng.choice(MODES)
+        match kind:
+            case "plain":
+                config = cls.drawn(seed, _milder(faults, rng.choice((0.1, 0.3, 1.0))))
+            case "sums":
+                config = cls.drawn_with_sums(seed, faults, mode)
+            case "replicas":
+                config = cls.drawn_with_replicas(seed, faults, mode)
+            case _:
+                config = cls.drawn_with_shards(seed, faults, mode)
+        return replace(
+            config,
+            skew_ns=rng.choice((0, MOST_SKEW_NS)),
+            answer_ns=rng.choice((100_000_000, 500_000_000, 2_000_000_000)),
+        )
+
+    @classmethod
     def drawn_with_shards(
         cls, seed: int, faults: FaultRates = STORMY, mode: Mode = Mode.ASYNCHRONOUS
     ) -> SimulationConfig:
         """Draw a fabric whose one model is cut into parts, sometimes with aggregators."""
         config, rng = cls.drawn_with_sums(seed, faults, mode), random.Random(f"shards {seed}")
         share, shards = rng.choice((0.1, 0.3, 1.0)), rng.choice((2, 3))
-        milder = {name: share * getattr(config.faults, name) for name in FaultRates.__slots__}
         return replace(
             config,
-            faults=FaultRates(**milder),
+            faults=_milder(config.faults, share),
             workers=rng.choice((1, 2, 4)),
             servers=shards,
             shards=shards,
@@ -194,10 +249,9 @@ class SimulationConfig:
         """Draw a fabric with aggregators, in which sums pay: many workers, transfers that take longer than messages."""
         config, rng = cls.drawn(seed, faults), random.Random(f"sums {seed}")
         share = rng.choice((0.1, 0.3, 1.0))
-        milder = {name: share * getattr(config.faults, name) for name in FaultRates.__slots__}
         return replace(
             config,
-            faults=FaultRates(**milder),
+            faults=_milder(config.faults, share),
             workers=rng.choice((4, 6, 8)),
             servers=1,
             aggregators=rng.choice((1, 2, 3, 4)),
@@ -232,6 +286,10 @@ class SimulationConfig:
             div_max_updates=updates,
             calm_updates=6,
         )
+
+
+def _milder(faults: FaultRates, share: float) -> FaultRates:
+    return FaultRates(**{name: share * getattr(faults, name) for name in FaultRates.__slots__})
 
 
 @dataclass(slots=True)

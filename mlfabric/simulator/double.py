@@ -7,15 +7,15 @@ written, a step goes into the current buffer if nobody reads it, else into a fre
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from mlfabric.protocol import TransferId
-from mlfabric.server.actions import ApplyStep, StepKind
+from mlfabric.server.actions import ApplyStep, StepKind, StepRefused
 from mlfabric.simulator.exact import PRIME, Image, Weights, joined, mean_of, single_step, sum_step
 from mlfabric.specs import RuleSpec
 
-__all__ = ["Held", "ReceiveBuffers", "StoreDouble"]
+__all__ = ["Held", "ReceiveBuffers", "StoreDouble", "refusal_of"]
 
 
 @dataclass(slots=True, eq=False)
@@ -73,6 +73,11 @@ class StoreDouble:
         self._current = _Buffer(value)
         self._buffers.append(self._current)
 
+    def resume(self, version: int, weights: Weights) -> None:
+        """Go on from a checkpoint."""
+        self.initialise(weights[0])
+        self.version, self._history = version, weights[1]
+
     def begin(self, action: ApplyStep, images: Sequence[Image]) -> None:
         """Begin to apply transfers together; ``images`` are what they brought."""
         what = f"{action.transfers}"
@@ -124,6 +129,26 @@ class StoreDouble:
         assert held.buffer.value == held.value, f"version {held.version} was changed while it was read"
         held.buffer.pins -= 1
         assert held.buffer.pins >= 0, f"version {held.version} was released twice"
+
+
+def refusal_of(action: ApplyStep, images: Sequence[Image | None], huge: Collection[TransferId]) -> StepRefused:
+    """Say who is to blame for a step, as ``server/stores.py`` does: the first one holds the sum by now.
+
+    Args:
+        action: the step.
+        images: what its transfers brought; None stands for what is not finite.
+        huge: those that would make the weights infinite.
+    """
+    first, *rest = action.transfers
+    looks = zip(rest, images[1:], strict=True)
+    blamed = tuple(transfer for transfer, image in looks if image is None or transfer in huge)
+    return StepRefused(
+        model=action.model,
+        transfers=action.transfers,
+        detail="the step is not finite",
+        culprits=blamed or (first,),
+        spoilt=(first,) if blamed else (),
+    )
 
 
 @dataclass(slots=True)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from mlfabric.protocol import Tick
+from mlfabric.simulator.processes import Process
 from mlfabric.simulator.world import Timer, World
 
 __all__ = ["SimulatedDriver"]
@@ -30,7 +31,7 @@ class SimulatedDriver(Generic[InT, OutT]):
 
     Args:
         world: whose clock counts.
-        name: of the member.
+        process: of the member.
         state: its state machine.
         do: carries out an action.
         rested: called when nothing is left to be done.
@@ -40,14 +41,14 @@ class SimulatedDriver(Generic[InT, OutT]):
     def __init__(
         self,
         world: World,
-        name: str,
+        process: Process,
         state: _StateMachine[InT | Tick, OutT],
         do: Callable[[OutT], None],
         rested: Callable[[], None],
         is_alive: Callable[[], bool],
     ) -> None:
         self._world = world
-        self._name = name
+        self._process = process
         self._state = state
         self._do = do
         self._rested = rested
@@ -66,14 +67,18 @@ class SimulatedDriver(Generic[InT, OutT]):
         self._is_draining = True
         while self._queue:
             taken = self._queue.popleft()
-            actions = self._state.handle(taken, self._world.now_ns)
-            self._world.note(f"{self._name} <-", taken, "->", *actions)
+            actions = self._state.handle(taken, self._now_ns())
+            self._world.note(f"{self._process.name} <-", taken, "->", *actions)
             for action in actions:
                 self._do(action)
             self._state.validate()
         self._is_draining = False
         self._rested()
         self._set_timer()
+
+    def _now_ns(self) -> int:
+        """Return what the process's clock shows."""
+        return self._world.now_ns + self._process.ahead_ns
 
     def close(self) -> None:
         """Send no Tick any more."""
@@ -85,8 +90,8 @@ class SimulatedDriver(Generic[InT, OutT]):
         self.close()
         due_ns = self._state.next_wakeup_ns()
         if due_ns is not None:
-            delay_ns = max(0, due_ns - self._world.now_ns)
-            self._timer = self._world.later(delay_ns, f"{self._name} tick", self._wake_up)
+            delay_ns = max(0, due_ns - self._now_ns())
+            self._timer = self._world.later(delay_ns, f"{self._process.name} tick", self._wake_up, self._process)
 
     def _wake_up(self) -> None:
         self._timer = None

@@ -16,6 +16,7 @@ from mlfabric.simulator.calls import Book, Caller, Receiver
 from mlfabric.simulator.exact import Image
 from mlfabric.simulator.lines import Connection, End
 from mlfabric.simulator.payloads import CHUNKS, Feed, Payload, Way
+from mlfabric.simulator.processes import Process
 from mlfabric.simulator.world import World
 
 __all__ = ["Errands"]
@@ -44,14 +45,16 @@ class Errands:
     """Everything that one aggregator sends or fetches by itself.
 
     Args:
-        host: the aggregator's.
+        process: the aggregator's.
         book: who answers where.
         take_in: where events for the state machine go.
     """
 
-    def __init__(self, world: World, host: str, book: Book, take_in: Callable[[act.AggregatorEvent], None]) -> None:
+    def __init__(
+        self, world: World, process: Process, book: Book, take_in: Callable[[act.AggregatorEvent], None]
+    ) -> None:
         self._world = world
-        self._host = host
+        self._process = process
         self._book = book
         self._take_in = take_in
         self._open: dict[SumId | GetId, _Errand] = {}
@@ -73,7 +76,7 @@ class Errands:
         """Note an errand; it fails after a while if nobody answers."""
         errand, receiver = self._open.setdefault(which, _Errand()), self._book.find(address)
         if receiver is None:
-            what = f"{self._host} finds nobody at {address}"
+            what = f"{self._process.host} finds nobody at {address}"
             self._world.later(self._world.latency_ns(), what, lambda: self._end(which, errand, failed(what)))
         return errand, receiver
 
@@ -100,7 +103,7 @@ class Errands:
         def granted() -> None:
             assert receiver is not None, "somebody granted it"
             assert errand.connection is not None, "it was granted over a connection"
-            way = Way(source=self._host, destination=receiver.host, towards=End.FAR, pace_bps=plan.rate_bps)
+            way = Way(source=self._process.host, destination=receiver.host, towards=End.FAR, pace_bps=plan.rate_bps)
             number = errand.connection.number
             arrived, sealed = partial(receiver.payload, number), partial(receiver.sealed, number)
             errand.seal = partial(errand.connection.send, End.FAR, "SEAL", sealed)
@@ -121,7 +124,7 @@ class Errands:
         errand, receiver = self._begin(plan.sum, plan.address, failed)
         if receiver is None:
             return
-        caller = Caller(host=self._host, granted=granted, answered=answered, refused=broke)
+        caller = Caller(process=self._process, granted=granted, answered=answered, refused=broke)
         errand.connection = receiver.connect(
             f"{plan.sum} at {receiver.name}", caller, lambda: broke("the connection broke")
         )
@@ -168,7 +171,7 @@ class Errands:
         errand, receiver = self._begin(plan.get, plan.address, failed)
         if receiver is None:
             return
-        caller = Caller(host=self._host, refused=broke, chunks=CHUNKS, comes=comes, payload=arrived)
+        caller = Caller(process=self._process, refused=broke, chunks=CHUNKS, comes=comes, payload=arrived)
         errand.connection = receiver.connect(
             f"{plan.get} at {receiver.name}", caller, lambda: broke("the connection broke")
         )

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from mlfabric.network import LinkId, down_link, up_link
+from mlfabric.simulator.processes import Process
 from mlfabric.simulator.world import Timer, World
 
 __all__ = ["Flow", "Flows"]
@@ -22,9 +23,11 @@ _LOCAL_BPS = 1 << 43
 
 @dataclass(slots=True, eq=False)
 class Flow:
-    """One transfer under way; ``left`` is in bit * ns/s."""
+    """One transfer under way, which ``process`` sends; ``left`` is in bit * ns/s."""
 
     what: str
+    process: Process
+    way: tuple[str, str]
     path: tuple[LinkId, ...]
     left: int
     pace_bps: int
@@ -57,13 +60,19 @@ class Flows:
         self._rates[link] = bps
         self._share_out()
 
+    def cuts_changed(self) -> None:
+        """Let what is cut stall, and what is not any more go on."""
+        self._advance()
+        self._share_out()
+
     def start(
         self, what: str, source: str, destination: str, size_bytes: int, pace_bps: int, done: Callable[[], None]
     ) -> Flow:
         """Begin a transfer; ``done`` is called when its last byte has left."""
         self._advance()
         path = () if source == destination else (up_link(source), down_link(destination))
-        flow = Flow(what, path, size_bytes * _BIT_NS_PER_BYTE, min(pace_bps or _LOCAL_BPS, _LOCAL_BPS), done)
+        pace_bps, left = min(pace_bps or _LOCAL_BPS, _LOCAL_BPS), size_bytes * _BIT_NS_PER_BYTE
+        flow = Flow(what, self._world.running, (source, destination), path, left, pace_bps, done)
         self._running.append(flow)
         self._share_out()
         return flow
@@ -94,8 +103,12 @@ class Flows:
 
     def _shares(self) -> list[tuple[Flow, int]]:
         """Return every flow's rate: those that get the least first."""
-        found: list[tuple[Flow, int]] = []
         left, open_flows = dict(self._rates), self._running
+        found: list[tuple[Flow, int]] = []
+        if cuts := self._world.cuts:
+            found = [(flow, 1) for flow in open_flows if cuts.stalls(*flow.way, self._world.now_ns)]
+            stalled = [flow for flow, _ in found]
+            open_flows = [flow for flow in open_flows if flow not in stalled]
         while open_flows:
             users = Counter(link for flow in open_flows for link in flow.path)
             even = {link: left[link] // count for link, count in users.items()}
@@ -111,7 +124,8 @@ class Flows:
     def _set_timer(self, flow: Flow) -> None:
         if flow.timer is not None:
             flow.timer.cancel()
-        flow.timer = self._world.later(max(0, -(-flow.left // flow.bps)), flow.what, lambda: self._arrived(flow))
+        delay_ns = max(0, -(-flow.left // flow.bps))
+        flow.timer = self._world.later(delay_ns, flow.what, lambda: self._arrived(flow), flow.process)
 
     def _arrived(self, flow: Flow) -> None:
         self._advance()

@@ -63,7 +63,7 @@ class Followers:
         name = replica.name if draw < SAME_NAME or draw >= ANOTHER_NAME else f"replica {self._born}"
         new = self.living[replica.server] = self._new(name, replica.server)
         delay_ns = self._world.pause_ns(LONG_NS if draw >= ANOTHER_NAME else RESTART_NS)
-        self._world.later(delay_ns, f"{name} starts", new.session.join)
+        self._world.later(delay_ns, f"{name} starts", new.session.join, new.process)
 
     # The end
 

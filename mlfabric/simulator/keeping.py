@@ -11,6 +11,7 @@ from mlfabric.simulator.calls import Book, Caller, Receiver
 from mlfabric.simulator.exact import Image, added, carried, own_step
 from mlfabric.simulator.lines import Connection, End
 from mlfabric.simulator.payloads import Feed, Payload, Way
+from mlfabric.simulator.processes import Process
 from mlfabric.simulator.witness import Truth
 from mlfabric.simulator.world import World
 from mlfabric.specs import ModelSpec
@@ -23,7 +24,7 @@ class SimulatedKept:
     """Copies, the window, what is frozen, and every attempt to send one of them.
 
     Args:
-        host: the worker's.
+        process: the worker's.
         spec: of the model.
         book: who answers where.
         truths: what each update is.
@@ -34,7 +35,7 @@ class SimulatedKept:
     def __init__(
         self,
         world: World,
-        host: str,
+        process: Process,
         spec: ModelSpec,
         book: Book,
         truths: Mapping[UpdateId, Truth],
@@ -42,7 +43,7 @@ class SimulatedKept:
         take_in: Callable[[act.DaemonEvent], None],
     ) -> None:
         self._world = world
-        self._host = host
+        self._process = process
         self._spec = spec
         self._book = book
         self._truths = truths
@@ -111,7 +112,7 @@ class SimulatedKept:
             self._offer(plan, receiver)
             return
         self._attempts[plan.transfer] = None
-        what = f"{self._host} finds nobody at {address}"
+        what = f"{self._process.host} finds nobody at {address}"
         self._world.later(self._world.latency_ns(), what, lambda: self._found_nobody(plan, what))
 
     def _found_nobody(self, plan: Replicate, what: str) -> None:
@@ -145,13 +146,13 @@ class SimulatedKept:
             ended(act.ReplicaAnswered(transfer=plan.transfer, ticket=plan.ticket))
 
         def granted() -> None:
-            way = Way(source=self._host, destination=receiver.host, towards=End.FAR, pace_bps=plan.rate_bps)
+            way = Way(source=self._process.host, destination=receiver.host, towards=End.FAR, pace_bps=plan.rate_bps)
             Feed(connection, way, payload, partial(receiver.payload, connection.number), sent)
 
         def sent() -> None:
             connection.send(End.FAR, "SEAL", partial(receiver.sealed, connection.number))
 
-        caller = Caller(host=self._host, granted=granted, answered=answered, refused=broke)
+        caller = Caller(process=self._process, granted=granted, answered=answered, refused=broke)
         name = f"{plan.transfer} at {receiver.name}"
         connection = receiver.connect(name, caller, lambda: broke("the connection broke"))
         self._attempts[plan.transfer] = connection

@@ -104,6 +104,17 @@ class Leads:
             track.log += [_Entry(frozenset((m,)), place == len(members)) for place, m in enumerate(members, 1)]
         self._check(action.model, f"after {members} made version {action.version.number}")
 
+    def resumes(self, model: str, number: int) -> None:
+        """Note that a model goes on from an older version, and that nobody follows it."""
+        track = self._tracks[model]
+        del track.motions[number + 1 :], track.log[number:]
+        track.is_stepping = False
+        self.unfollowed(model)
+
+    def forgets(self, model: str) -> None:
+        """Note that a model begins anew."""
+        self._tracks.pop(model, None)
+
     def step_norm(self, model: str, first: int) -> float:
         """Return how far the last step went, which led from version ``first`` on."""
         motions = self._tracks[model].motions

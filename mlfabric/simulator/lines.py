@@ -1,7 +1,8 @@
 """What members of a simulated fabric talk through: control streams and data connections.
 
 Both keep the order of what is sent in one direction, and both can break at any instant: what is on its way is lost, and
-each end notices in its own time. Nothing keeps two of them in step.
+each end notices in its own time. Nothing keeps two of them in step. What is said across a partition is held, also that
+an end was closed; whether the line breaks before the partition is over is left to chance.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from enum import Enum
 from functools import partial
 
 from mlfabric.simulator.flows import Flow, Flows
+from mlfabric.simulator.processes import NATURE, Process
 from mlfabric.simulator.world import Timer, World
 
 __all__ = ["Connection", "End", "Stream"]
@@ -22,6 +24,8 @@ class End(Enum):
     NEAR = "near"
     FAR = "far"
 
+    __hash__ = object.__hash__  # several times an event; that of Enum is written in Python
+
     @property
     def other(self) -> End:
         """The other end."""
@@ -31,21 +35,36 @@ class End(Enum):
 class _Line:
     """Ordered messages between two ends until it breaks or is closed."""
 
-    def __init__(self, world: World, name: str, broke: Callable[[End], None]) -> None:
+    def __init__(self, world: World, name: str, broke: Callable[[End], None], near: Process, far: Process) -> None:
         self.world = world
         self.name = name
         self.is_open = True
+        self.ends = {End.NEAR: near, End.FAR: far}
         self._broke = broke
         self._quiet: set[End] = set()
         self._free_ns = {End.NEAR: world.now_ns, End.FAR: world.now_ns}
+        world.lines[self] = None
+
+    @property
+    def hosts(self) -> tuple[str, str]:
+        """Return where its two ends are."""
+        return self.ends[End.NEAR].host, self.ends[End.FAR].host
 
     def send(self, towards: End, what: str, action: Callable[[], None]) -> None:
         """Let ``action`` happen at an end after all that was sent to it before, unless the line breaks first."""
         if not self.is_open:
             return
-        at_ns = max(self._free_ns[towards], self.world.now_ns + self.world.latency_ns())
+        world, to = self.world, self.ends[towards]
+        at_ns = max(self._free_ns[towards], world.now_ns + world.latency_ns() + self._held_ns(towards))
         self._free_ns[towards] = at_ns
-        self.world.later(at_ns - self.world.now_ns, f"{self.name} {what}", lambda: self._deliver(towards, action))
+        world.later(at_ns - world.now_ns, f"{self.name} {what}", lambda: self._deliver(towards, action), to)
+
+    def _held_ns(self, towards: End) -> int:
+        """Return for how long what is said to an end is held by a partition."""
+        world = self.world
+        if not world.cuts:
+            return 0
+        return world.cuts.held_ns(self.ends[towards.other].host, self.ends[towards].host, world.now_ns)
 
     def _deliver(self, towards: End, action: Callable[[], None]) -> None:
         if self.is_open and towards not in self._quiet:
@@ -54,7 +73,7 @@ class _Line:
     def close(self, end: End) -> None:
         """End the line from one end, which hears nothing more; the other end notices as if it broke."""
         self._quiet.add(end)
-        self.break_up()
+        self._break_up(self._held_ns(end.other))
 
     def mute(self, end: End) -> None:
         """Let an end hear nothing more; what it has said arrives."""
@@ -63,16 +82,22 @@ class _Line:
     def end(self) -> None:
         """End the line for both ends without a word: it has served its purpose."""
         self.is_open = False
+        self.world.lines.pop(self, None)
         self._quiet.update(End)
 
     def break_up(self) -> None:
         """Break the line; each end that is not quiet notices after a while."""
+        self._break_up(0)
+
+    def _break_up(self, held_ns: int) -> None:
         if not self.is_open:
             return
         self.is_open = False
+        self.world.lines.pop(self, None)
         for end in End:
-            delay_ns = self.world.pause_ns(self.world.config.notice_ns)
-            self.world.later(delay_ns, f"{self.name} broke at the {end.value} end", partial(self._notice, end))
+            delay_ns = held_ns + self.world.pause_ns(self.world.config.notice_ns)
+            what = f"{self.name} broke at the {end.value} end"
+            self.world.later(delay_ns, what, partial(self._notice, end), self.ends[end])
 
     def _notice(self, end: End) -> None:
         if end not in self._quiet:
@@ -93,15 +118,24 @@ class Stream(_Line):
 class Connection(_Line):
     """One transfer's data connection; ``number`` is the server's name for it."""
 
-    def __init__(self, world: World, flows: Flows, number: int, name: str, broke: Callable[[End], None]) -> None:
-        super().__init__(world, name, broke)
+    def __init__(
+        self,
+        world: World,
+        flows: Flows,
+        number: int,
+        name: str,
+        broke: Callable[[End], None],
+        near: Process,
+        far: Process,
+    ) -> None:
+        super().__init__(world, name, broke, near, far)
         self.number = number
         self._flows = flows
         self._flow: Flow | None = None
         self._doom: Timer | None = None
         if world.is_stormy and world.config.faults.connection_hz > 0:
             gap_ns = world.gap_ns(world.config.faults.connection_hz)
-            self._doom = world.later(gap_ns, f"{name} fault", self._fault)
+            self._doom = world.later(gap_ns, f"{name} fault", self._fault, NATURE)
 
     def _fault(self) -> None:
         if self.is_open and self.world.is_stormy:
@@ -112,10 +146,9 @@ class Connection(_Line):
         """Move bytes; ``done`` is called at the sending end when the last one has left."""
         self._flow = self._flows.start(f"{self.name} bytes", source, destination, size_bytes, pace_bps, done)
 
-    def break_up(self) -> None:
-        """Break the connection and whatever it carries."""
+    def _break_up(self, held_ns: int) -> None:
         self._stop()
-        super().break_up()
+        super()._break_up(held_ns)
 
     def end(self) -> None:
         """End the connection for both ends without a word: it has served its purpose."""

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Collection
 from functools import partial
 
 from mlfabric.protocol import ModelVersion, TransferId, UpdateId, UpdateKind
 from mlfabric.server import actions as act
-from mlfabric.server.state import ServerConfig, ServerState
 from mlfabric.simulator.calls import Book
 from mlfabric.simulator.exact import Image
 from mlfabric.simulator.flows import Flows
 from mlfabric.simulator.lines import End
 from mlfabric.simulator.parts import Checkpoint, PartStore, step_of
 from mlfabric.simulator.payloads import Feed, Payload, Way
-from mlfabric.simulator.server import STEP_NS, SimulatedServer
+from mlfabric.simulator.server import CHECKPOINT_EVERY, STEP_NS, SimulatedServer
 from mlfabric.simulator.session import Listener
 from mlfabric.simulator.witness import Witness
 from mlfabric.simulator.world import World
 
 __all__ = ["PartServer"]
-
-CHECKPOINT_EVERY = 4
 
 
 class PartServer(SimulatedServer):
@@ -35,27 +31,23 @@ class PartServer(SimulatedServer):
     ) -> None:
         super().__init__(world, flows, scheduler, witness, book, name)
         self._sending: dict[int, act.ServeModel] = {}
-        self.checkpoints: dict[ModelVersion, list[Checkpoint]] = {}
+        self.common: dict[ModelVersion, list[Checkpoint]] = {}
 
-    def resume(self, incarnation: int, address: str, checkpoints: Iterable[Checkpoint]) -> None:
+    def resume(self, former: SimulatedServer, address: str, checkpoints: Collection[Checkpoint]) -> None:
         """Begin, as a later process, with checkpoints, under a new server epoch."""
-        self.incarnation, self.address = incarnation, address
-        held = []
         for checkpoint in checkpoints:
-            holds, spec = checkpoint.holds, checkpoint.holds.spec
-            epoch, number = holds.version
-            held.append(replace(holds, version=ModelVersion(epoch + 1, number), received=(), epoch_base=number))
+            spec = checkpoint.holds.spec
             self.stores[spec.name] = PartStore(spec.rule)
             self.stores[spec.name].resume(checkpoint)
-        budget = self._world.config.receive_updates * self._world.config.model_bytes
-        self.state = ServerState(ServerConfig(name=self.name, receive_budget_bytes=budget), held)
-        self._driver = self._drive()
+        self._begin_again(former, address, checkpoints)
 
     def _save(self) -> None:
-        """Write a checkpoint of the part that is here, as it is now."""
+        """Write a checkpoint of the part that is here, as it is now, if the disk is not full."""
+        if self._world.has_full_disk(self.host):
+            return
         kept = [Checkpoint(holds=h, weights=self.stores[h.spec.name].weights) for h in self.state.holds()]
         assert len({c.holds.version for c in kept}) == 1, "a server has one part"
-        self.checkpoints[kept[0].holds.version] = kept
+        self.common[kept[0].holds.version] = kept
 
     def _do(self, action: act.Action) -> None:
         match action:
@@ -135,7 +127,7 @@ class PartServer(SimulatedServer):
         assert version == action.version.number, f"{action}, but version {version} is pinned"
         caller, size_bytes = line.caller, self.state.models[action.model].spec.layout.size_bytes
         line.connection.send(End.NEAR, "MODEL", partial(caller.comes, action.version))
-        way = Way(source=self.host, destination=caller.host, towards=End.NEAR, pace_bps=action.rate_bps)
+        way = Way(source=self.host, destination=caller.process.host, towards=End.NEAR, pace_bps=action.rate_bps)
         payload = Payload.whole((value,), size_bytes, caller.chunks)
         self._sending[action.connection] = action
         Feed(line.connection, way, payload, caller.payload, lambda: self._sent(action))

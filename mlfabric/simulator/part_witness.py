@@ -23,8 +23,6 @@ class PartWitness(Witness):
         super().__init__()
         self.shards = shards
         self._made: dict[int, frozenset[UpdateId]] = {}
-        self._lost: dict[UpdateId, Committed] = {}
-        self._lost_weights: dict[tuple[str, ModelVersion], int] = {}
         self._said: dict[UpdateId, Committed] = {}
 
     def push_of(self, part: UpdateId) -> UpdateId:
@@ -61,41 +59,21 @@ class PartWitness(Witness):
 
     def rolls_back(self, number: int) -> None:
         """Note that all servers died, and will go on from this version: what was made since is lost."""
-        for update, outcome in list(self.applied.items()):
-            if outcome.version.number > number:
-                self._lost[update] = self.applied.pop(update)
-                self._steps.discard(self.truths[update].step)
-        for model, (epoch, newest) in self._versions.items():
-            made = self._weights[model]
-            for lost in range(number + 1, newest + 1):
-                self._lost_weights[model, ModelVersion(epoch, lost)] = made[lost][0]
-            del made[number + 1 :]
-            self._versions[model] = ModelVersion(epoch + 1, number)
+        for model in list(self._versions):
+            self.resumes(model, number)
         for lost in [made for made in self._made if made > number]:
             del self._made[lost]
-
-    def delivers(self, get: GetId, model: str, version: ModelVersion, value: int, after: UpdateId | None) -> None:
-        """Check that a get follows its update and is a version that was made, though it may be lost by now."""
-        if (lost := self._lost_weights.get((model, version))) is None:
-            super().delivers(get, model, version, value, after)
-            return
-        self.gets += 1
-        assert value == lost, f"{get} brought {version} torn"
 
     def _agrees(self, who: str, update: UpdateId, outcome: Outcome) -> None:
         """Check an outcome; what was, or would have been, committed before servers died may be said to be, alike."""
         is_gradient = self.truths[update].kind is UpdateKind.GRADIENT
-        lost = isinstance(outcome, Committed) and self._is_lost(self.truths[update].model, outcome.version)
+        lost = isinstance(outcome, Committed) and self.is_lost(self.truths[update].model, outcome.version)
         if not (is_gradient and lost and isinstance(outcome, Committed)):
             super()._agrees(who, update, outcome)
             return
-        known = [self._lost[part] for part in self.parts_of(self.push_of(update)) if part in self._lost]
-        really = known[0] if known else self._said.setdefault(self.push_of(update), outcome)
-        assert outcome == really, f"{who} says {outcome} of {update}, which was lost; it was {really}"
-
-    def _is_lost(self, model: str, version: ModelVersion) -> bool:
-        epoch = self._versions.get(model, ModelVersion(1, 0)).epoch
-        return version.epoch < epoch and version not in [o.version for o in self.applied.values()]
+        known = [lost for part in self.parts_of(self.push_of(update)) for lost in self._lost.get(part, [])]
+        really = known or [self._said.setdefault(self.push_of(update), outcome)]
+        assert outcome in really, f"{who} says {outcome} of {update}, which was lost; it was {really}"
 
     def learns_parts(self, push: UpdateId, outcome: Outcome) -> None:
         """Check what the handle of a push resolves to: it holds for every part."""

@@ -40,7 +40,7 @@ class PartWorker(SimulatedWorker):
         self._specs = [place.spec.of_shard(shard) for shard in range(self._shards)]
         truths = place.witness.truths
         self._of_parts = [
-            Attempts(world, place.host, spec.layout, place.book, truths, self._take_in) for spec in self._specs
+            Attempts(world, self.process, spec.layout, place.book, truths, self._take_in) for spec in self._specs
         ]
 
     @property

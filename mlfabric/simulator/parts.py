@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mlfabric.protocol import GetId, ServerHolds, UpdateId
+from mlfabric.protocol import GetId, ModelVersion, ServerHolds, UpdateId
 from mlfabric.server.actions import ApplyStep, CommitStep, PrepareStep, StepKind
 from mlfabric.simulator.exact import PRIME, Image, Weights, mean_of, single_step, sum_step
 from mlfabric.specs import RuleSpec
@@ -22,6 +22,24 @@ class Checkpoint:
 
     holds: ServerHolds
     weights: Weights
+
+    def next_epoch(self, last: int) -> int:
+        """Return the server epoch to go on under, if ``last`` was begun last, as ``server/epochs.py`` does."""
+        return max(self.holds.version.epoch, last) + 1
+
+    def resumed(self, epoch: int) -> ServerHolds:
+        """Return what a server holds that goes on from here under a server epoch, as ``server/resume.py`` does."""
+        former, number = self.holds, self.holds.version.number
+        earlier = (*former.earlier, ModelVersion(former.version.epoch, former.epoch_base))
+        return ServerHolds(
+            server=former.server,
+            spec=former.spec,
+            version=ModelVersion(epoch, number),
+            initialised=former.initialised,
+            applied=former.applied,
+            epoch_base=number,
+            earlier=earlier,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,6 +47,7 @@ from mlfabric.simulator.exact import (
 from mlfabric.simulator.flows import Flows
 from mlfabric.simulator.lines import Connection, End
 from mlfabric.simulator.payloads import CHUNKS
+from mlfabric.simulator.processes import Process
 from mlfabric.simulator.session import Listener, Session, SessionCallbacks
 from mlfabric.simulator.witness import Witness
 from mlfabric.simulator.world import World
@@ -91,16 +92,21 @@ class SimulatedReplica:
         self.stores: dict[str, tuple[int, Weights]] = {}
         self.buffers = ReceiveBuffers()
         callbacks = SessionCallbacks(joining=self._joining, admitted=self._admitted, instructed=self._instructed)
-        self.session = Session(world, scheduler, name, callbacks)
+        self.session = Session(world, scheduler, name, self.host, callbacks)
         self._world = world
         self._flows = flows
         self._witness = witness
         self._lines: dict[int, _Line] = {}
         self._numbers = 0
         self._driver = SimulatedDriver[ReplicaEvent, ReplicaAction](
-            world, name, self.state, self._do, self._look, lambda: self.session.is_alive
+            world, self.process, self.state, self._do, self._look, lambda: self.session.is_alive
         )
         flows.add_host(self.host)
+
+    @property
+    def process(self) -> Process:
+        """Return the process."""
+        return self.session.process
 
     @property
     def is_alive(self) -> bool:
@@ -152,7 +158,7 @@ class SimulatedReplica:
             else:
                 self._broke(number)
 
-        connection = Connection(self._world, self._flows, number, name, ended)
+        connection = Connection(self._world, self._flows, number, name, ended, caller.process, self.process)
         self._lines[number] = _Line(connection, caller)
         return connection
 

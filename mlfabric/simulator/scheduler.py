@@ -17,6 +17,7 @@ from mlfabric.protocol import (
 from mlfabric.scheduler.context import SchedulerConfig
 from mlfabric.scheduler.state import SchedulerState
 from mlfabric.simulator.lines import End, Stream
+from mlfabric.simulator.processes import Process
 from mlfabric.simulator.session import Session
 from mlfabric.simulator.witness import Witness
 from mlfabric.simulator.world import Timer, World
@@ -33,12 +34,19 @@ class SimulatedScheduler:
 
     def __init__(self, world: World, witness: Witness) -> None:
         self.epoch = 1
+        self.process = world.process("scheduler", "host of scheduler")
         self.state = self._new_state(world)
         self._world = world
         self._witness = witness
+        witness.epoch_begins(self.epoch)
         self._seats: dict[str, tuple[Stream, int, Session]] = {}
         self._timer: Timer | None = None
         self._is_up = True
+
+    @property
+    def now_ns(self) -> int:
+        """Return what the scheduler's clock shows."""
+        return self._world.now_ns + self.process.ahead_ns
 
     def _new_state(self, world: World) -> SchedulerState:
         config = SchedulerConfig(
@@ -56,13 +64,18 @@ class SimulatedScheduler:
         if not self._is_up:
             return
         self._is_up = False
+        self._world.go_on(self.process)
         for stream, _, _ in self._seats.values():
             stream.close(End.FAR)
         self._seats.clear()
         self._world.later(self._world.pause_ns(DOWN_NS), "the scheduler comes back", self._come_back)
 
     def _come_back(self) -> None:
+        if self._world.has_full_disk(self.process.host):  # an epoch that cannot be written down is none
+            self._world.later(DOWN_NS, "the scheduler is started again", self._come_back)
+            return
         self.epoch += 1
+        self._witness.epoch_begins(self.epoch)
         self.state = self._new_state(self._world)
         self._is_up = True
 
@@ -75,7 +88,13 @@ class SimulatedScheduler:
             return
         event = session.callbacks.joining()
         name, incarnation = session.name, event.member.incarnation
-        stream = Stream(self._world, f"{name}~", lambda end: self._broke(session, stream, incarnation, end))
+        stream = Stream(
+            self._world,
+            f"{name}~",
+            lambda end: self._broke(session, stream, incarnation, end),
+            session.process,
+            self.process,
+        )
         former = self._seats.get(name)
         self._seats[name] = (stream, incarnation, session)
         instructions = self._handle(event)
@@ -84,10 +103,13 @@ class SimulatedScheduler:
             del self._seats[name]
             if former is not None:
                 self._seats[name] = former
-            self._world.later(self._world.latency_ns(), f"{name} refused", lambda: session.refused(answer))
+            self._world.later(
+                self._world.latency_ns(), f"{name} refused", lambda: session.refused(answer), session.process
+            )
             return
         if former is not None:
             former[0].close(End.FAR)
+        session.opened = stream
         stream.send(End.NEAR, "welcome", lambda: session.welcomed(stream, answer))
         self._post(instructions)
         self._settle()
@@ -100,6 +122,14 @@ class SimulatedScheduler:
         if seat is not None and seat[0] is stream:
             del self._seats[session.name]
             self.take_in(MemberSilent(name=session.name, incarnation=incarnation))
+
+    def unanswered(self, process: Process) -> None:
+        """Give up a member whose process has not answered a ping for long, though its stream stands."""
+        for name, (stream, incarnation, session) in list(self._seats.items()):
+            if session.process is process and process.is_stopped:
+                stream.close(End.FAR)
+                del self._seats[name]
+                self.take_in(MemberSilent(name=name, incarnation=incarnation))
 
     def hear(self, name: str, stream: Stream, event: MemberEvent) -> None:
         """Take in an event that came over a stream."""
@@ -126,7 +156,7 @@ class SimulatedScheduler:
             self._settle()
 
     def _handle(self, event: MemberEvent) -> list[Instruction]:
-        instructions = self.state.handle(event, self._world.now_ns)
+        instructions = self.state.handle(event, self.now_ns)
         self._world.note("scheduler <-", event, "->", *instructions)
         self.state.validate()
         self._witness.heard(self.state, event, instructions)
@@ -144,17 +174,18 @@ class SimulatedScheduler:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        now_ns = self.now_ns
         for _ in range(MOST_TICKS_AT_ONCE):
-            due_ns = self.state.next_wakeup_ns(self._world.now_ns)
+            due_ns = self.state.next_wakeup_ns(now_ns)
             if due_ns is None:
                 break
-            if due_ns > self._world.now_ns:
-                self._timer = self._world.later(due_ns - self._world.now_ns, "scheduler tick", self._wake_up)
+            if due_ns > now_ns:
+                self._timer = self._world.later(due_ns - now_ns, "scheduler tick", self._wake_up, self.process)
                 break
             self._post(self._handle(Tick()))
         else:
             raise AssertionError(f"the scheduler is due again and again at {due_ns}: it would never rest")
-        self._witness.rested(self.state, self._world.now_ns)
+        self._witness.rested(self.state, now_ns)
 
     def _wake_up(self) -> None:
         self._timer = None

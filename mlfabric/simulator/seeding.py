@@ -19,6 +19,7 @@ from mlfabric.simulator.exact import Weights
 from mlfabric.simulator.lines import Connection, End
 from mlfabric.simulator.motion import Motion
 from mlfabric.simulator.payloads import Feed, Payload, Way
+from mlfabric.simulator.processes import Process
 from mlfabric.simulator.world import Timer, World
 
 __all__ = ["Copy", "SeedReceiver", "SimulatedSeeder", "Turns"]
@@ -84,15 +85,15 @@ class SimulatedSeeder:
     """Sends one seed of each model at a time, again and again until the replica has it.
 
     Args:
-        host: the server's.
+        process: the server's.
         book: who answers where.
         turns: of the server's models.
         copied: copies a model, and tells the state machine.
     """
 
-    def __init__(self, world: World, host: str, book: Book, turns: Turns, copied: Callable[[str], Copy]) -> None:
+    def __init__(self, world: World, process: Process, book: Book, turns: Turns, copied: Callable[[str], Copy]) -> None:
         self._world = world
-        self._host = host
+        self._process = process
         self._book = book
         self._turns = turns
         self._copied = copied
@@ -153,7 +154,7 @@ class SimulatedSeeder:
             self._again(order)
 
         def granted() -> None:
-            way = Way(source=self._host, destination=receiver.host, towards=End.FAR, pace_bps=0)
+            way = Way(source=self._process.host, destination=receiver.host, towards=End.FAR, pace_bps=0)
             Feed(line, way, payload, partial(receiver.payload, line.number), sent)
 
         def sent() -> None:
@@ -163,7 +164,7 @@ class SimulatedSeeder:
             del self._orders[order.model], self._lines[order.model]
             line.end()
 
-        caller = Caller(host=self._host, granted=granted, answered=answered, refused=broke)
+        caller = Caller(process=self._process, granted=granted, answered=answered, refused=broke)
         line = receiver.connect(f"the seed of {order.model}", caller, lambda: broke("the connection broke"))
         self._lines[order.model] = line
         seed = act.SeedOffered(holds=copy.holds, steps=copy.motion.steps)

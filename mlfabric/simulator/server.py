@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -27,12 +27,14 @@ from mlfabric.server.serving import weight_buffers
 from mlfabric.server.state import ServerConfig, ServerState
 from mlfabric.server.transfers import IncomingTransfer
 from mlfabric.simulator.calls import Book, Caller
-from mlfabric.simulator.double import Held, ReceiveBuffers, StoreDouble
+from mlfabric.simulator.double import Held, ReceiveBuffers, StoreDouble, refusal_of
 from mlfabric.simulator.driving import SimulatedDriver
 from mlfabric.simulator.exact import Image
 from mlfabric.simulator.flows import Flows
 from mlfabric.simulator.lines import Connection, End
+from mlfabric.simulator.parts import Checkpoint
 from mlfabric.simulator.payloads import Feed, Payload, Way
+from mlfabric.simulator.processes import Process
 from mlfabric.simulator.seeding import Copy, SimulatedSeeder, Turns
 from mlfabric.simulator.session import Listener, Session, SessionCallbacks
 from mlfabric.simulator.witness import Witness
@@ -42,6 +44,7 @@ from mlfabric.specs import Member, Role
 __all__ = ["SimulatedServer"]
 
 STEP_NS = 1_000_000
+CHECKPOINT_EVERY = 4
 
 
 @dataclass(slots=True, eq=False)
@@ -74,25 +77,51 @@ class SimulatedServer:
         self.stores: dict[str, StoreDouble] = {}
         self.buffers = ReceiveBuffers()
         callbacks = SessionCallbacks(joining=self._joining, admitted=self._admitted, instructed=self._instructed)
-        self.session = Session(world, scheduler, name, callbacks)
+        self.session = Session(world, scheduler, name, self.host, callbacks)
         self._world = world
         self._flows = flows
         self._witness = witness
         self._lines: dict[int, _Line] = {}
         self._numbers = 0
+        self._commits = 0
+        self.checkpoints: dict[str, Checkpoint] = {}
+        self.epochs: dict[str, int] = {}
         self._turns = Turns()
-        self.seeder = SimulatedSeeder(world, self.host, book, self._turns, self._copied)
+        self.seeder = SimulatedSeeder(world, self.process, book, self._turns, self._copied)
         self._driver = self._drive()
         flows.add_host(self.host, world.config.server_bps)
+
+    @property
+    def process(self) -> Process:
+        """Return the process."""
+        return self.session.process
 
     @property
     def is_alive(self) -> bool:
         """Tell whether its process runs."""
         return self.session.is_alive
 
+    def resume(self, former: SimulatedServer, address: str, checkpoints: Collection[Checkpoint]) -> None:
+        """Begin, as a later process, with checkpoints, under a new server epoch, which is written down first."""
+        for checkpoint in checkpoints:
+            spec = checkpoint.holds.spec
+            limit = weight_buffers(spec) + self._world.config.weight_copies
+            self.stores[spec.name] = StoreDouble(limit, spec.rule)
+            self.stores[spec.name].resume(checkpoint.holds.version.number, checkpoint.weights)
+        self._begin_again(former, address, checkpoints)
+
+    def _begin_again(self, former: SimulatedServer, address: str, checkpoints: Collection[Checkpoint]) -> None:
+        self.incarnation, self.address = former.incarnation + 1, address
+        self.checkpoints = {checkpoint.holds.spec.name: checkpoint for checkpoint in checkpoints}
+        held = [one.resumed(one.next_epoch(former.epochs.get(name, 0))) for name, one in self.checkpoints.items()]
+        self.epochs = {holds.spec.name: holds.version.epoch for holds in held}
+        self.state = ServerState(self.state.config, held)
+        self._driver = self._drive()
+
     def die(self) -> None:
         """End the process: every connection breaks."""
         self.session.die()
+        self.seeder.stop_all()
         for line in self._lines.values():
             line.connection.close(End.FAR)
         self._lines.clear()
@@ -148,7 +177,7 @@ class SimulatedServer:
             else:
                 self._broke(number)
 
-        connection = Connection(self._world, self._flows, number, name, ended)
+        connection = Connection(self._world, self._flows, number, name, ended, caller.process, self.process)
         self._lines[number] = _Line(connection, caller)
         return connection
 
@@ -198,7 +227,7 @@ class SimulatedServer:
 
     def _drive(self) -> SimulatedDriver[act.ServerEvent, act.Action]:
         return SimulatedDriver(
-            self._world, self.name, self.state, self._do, self._check_buffers, lambda: self.session.is_alive
+            self._world, self.process, self.state, self._do, self._check_buffers, lambda: self.session.is_alive
         )
 
     def _take_in(self, event: act.ServerEvent) -> None:
@@ -283,7 +312,7 @@ class SimulatedServer:
         line.held = (action.model, held)
         caller, size_bytes = line.caller, self.state.models[action.model].spec.layout.size_bytes
         line.connection.send(End.NEAR, "MODEL", partial(caller.comes, action.version))
-        way = Way(source=self.host, destination=caller.host, towards=End.NEAR, pace_bps=action.rate_bps)
+        way = Way(source=self.host, destination=caller.process.host, towards=End.NEAR, pace_bps=action.rate_bps)
         payload = Payload.whole((held.value,), size_bytes, caller.chunks)
         Feed(line.connection, way, payload, caller.payload, lambda: self._served(line, action, held))
 
@@ -304,8 +333,11 @@ class SimulatedServer:
         image = self.buffers.image(action.update)
         assert image is not None, "the first weights are finite here"
         self.stores[action.model].initialise(image[0])
-        self._witness.installs(action.update)
+        self._witness.installs(action.update, self.state.models[action.model].version)
         self._take_in(act.Installed(model=action.model, update=action.update))
+        if self._world.config.faults.kills_servers:
+            what = f"first checkpoint of {action.model}"
+            self._world.later(0, what, partial(self._begin_checkpoint, action.model))
 
     def _apply(self, action: act.ApplyStep) -> None:
         incoming = self.state.models[action.model].incoming
@@ -317,33 +349,22 @@ class SimulatedServer:
         self._turns.take(action.model, partial(self._step, action, group, members))
 
     def _step(self, action: act.ApplyStep, group: list[IncomingTransfer], members: tuple[UpdateId, ...]) -> None:
+        if not self.is_alive:
+            return
         delay_ns = self._world.pause_ns(STEP_NS)
         images = [self.buffers.image(transfer) for transfer in action.transfers]
         finite = [image for image in images if image is not None]
         huge = tuple(t.transfer for t in group if any(self._witness.is_huge(m.update) for m in t.members))
         if huge or len(finite) < len(images):
-            refused = self._refusal(action, images, huge)
+            refused = refusal_of(action, images, huge)
             self._world.later(delay_ns, f"{action.transfers} refused", lambda: self._end_step(action.model, refused))
         else:
             self.stores[action.model].begin(action, finite)
             self._world.later(delay_ns, f"{action.transfers} applied", lambda: self._applied(action, members))
 
-    def _refusal(
-        self, action: act.ApplyStep, images: list[Image | None], huge: tuple[TransferId, ...]
-    ) -> act.StepRefused:
-        """Say who is to blame, as ``server/stores.py`` does: the first one holds the sum by now."""
-        first, *rest = action.transfers
-        looks = zip(rest, images[1:], strict=True)
-        blamed = tuple(transfer for transfer, image in looks if image is None or transfer in huge)
-        return act.StepRefused(
-            model=action.model,
-            transfers=action.transfers,
-            detail="the step is not finite",
-            culprits=blamed or (first,),
-            spoilt=(first,) if blamed else (),
-        )
-
     def _applied(self, action: act.ApplyStep, members: tuple[UpdateId, ...]) -> None:
+        if not self.is_alive:
+            return
         store = self.stores[action.model]
         before = store.version
         store.finish(action.version.number)
@@ -352,6 +373,20 @@ class SimulatedServer:
         assert store.value == expected, f"{members} led to other weights than their single steps do"
         norm = self._witness.leads.step_norm(action.model, before)
         self._end_step(action.model, act.StepDone(model=action.model, transfers=action.transfers, step_norm=norm))
+        self._commits += 1
+        if self._world.config.faults.kills_servers and self._commits % CHECKPOINT_EVERY == 0:
+            self._turns.take(action.model, partial(self._checkpoint, action.model))
+
+    def _begin_checkpoint(self, model: str) -> None:
+        if self.is_alive:
+            self._turns.take(model, partial(self._checkpoint, model))
+
+    def _checkpoint(self, model: str) -> None:
+        """Write a checkpoint of a model between two steps, if the disk is not full."""
+        if not self._world.has_full_disk(self.host):
+            holds, weights = self.state.models[model].holds(), self.stores[model].weights
+            self.checkpoints[model] = Checkpoint(holds=holds, weights=weights)
+        self._turns.done(model)
 
     def _end_step(self, model: str, event: act.StepDone | act.StepRefused) -> None:
         self._witness.leads.ends(model)

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from mlfabric.protocol import Instruction, MemberEvent, MemberJoined, MemberLeft, Refuse, Welcome
 from mlfabric.simulator.lines import End, Stream
+from mlfabric.simulator.processes import Process
 from mlfabric.simulator.world import World
 
 __all__ = ["Listener", "Session", "SessionCallbacks"]
@@ -21,7 +22,16 @@ AWAY_NS = 1_000_000_000
 
 
 class Listener(Protocol):
-    """The scheduler's end."""
+    """The scheduler's end.
+
+    Attributes:
+        process: that listens.
+    """
+
+    @property
+    def process(self) -> Process:
+        """Return the process that listens."""
+        ...
 
     def register(self, session: Session) -> None:
         """Admit or refuse a member."""
@@ -48,19 +58,23 @@ class SessionCallbacks:
 
 
 class Session:
-    """One process's session with the scheduler."""
+    """One process's session with the scheduler; ``opened`` is a stream over which no admission has come yet."""
 
-    def __init__(self, world: World, scheduler: Listener, name: str, callbacks: SessionCallbacks) -> None:
+    def __init__(self, world: World, scheduler: Listener, name: str, host: str, callbacks: SessionCallbacks) -> None:
         self.name = name
+        self.process = world.process(name, host)
         self.callbacks = callbacks
         self.stream: Stream | None = None
+        self.opened: Stream | None = None
         self.is_alive = True
         self._world = world
         self._scheduler = scheduler
 
     def join(self) -> None:
         """Register; the answer comes over the stream."""
-        self._world.later(self._world.latency_ns(), f"{self.name} registers", self._arrive)
+        to = self._scheduler.process
+        held_ns = self._world.cuts.held_ns(self.process.host, to.host, self._world.now_ns)
+        self._world.later(held_ns + self._world.latency_ns(), f"{self.name} registers", self._arrive, to)
 
     def _arrive(self) -> None:
         if self.is_alive:
@@ -69,7 +83,7 @@ class Session:
     def join_later(self) -> None:
         """Register again after a pause."""
         usual_ns = AWAY_NS if self._world.chance(self._world.config.faults.away) else RETRY_NS
-        self._world.later(self._world.pause_ns(usual_ns), f"{self.name} tries again", self.join)
+        self._world.later(self._world.pause_ns(usual_ns), f"{self.name} tries again", self.join, self.process)
 
     def refused(self, refusal: Refuse) -> None:
         """Take a refusal; whoever started this process will try again."""
@@ -82,7 +96,7 @@ class Session:
         if not self.is_alive:
             stream.close(End.NEAR)
             return
-        self.stream = stream
+        self.stream, self.opened = stream, None
         self._world.note(f"{self.name} joined epoch {welcome.epoch}")
         for event in self.callbacks.admitted(welcome):
             self.send(event)
@@ -100,9 +114,9 @@ class Session:
             stream.tell(End.FAR, what, lambda: self._scheduler.hear(self.name, stream, event))
 
     def lost(self, stream: Stream) -> None:
-        """Note that the stream broke, and join again."""
-        if self.stream is stream or self.stream is None:
-            self.stream = None
+        """Note that the stream broke, and join again; streams of before do not matter any more."""
+        if stream in (self.stream, self.opened):
+            self.stream = self.opened = None
             if self.is_alive:
                 self.join_later()
 

@@ -6,7 +6,7 @@ down where they happen, at the workers' handles and at the store.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -85,13 +85,27 @@ class Witness:
         self._steps: set[int] = set()
         self._bounds: dict[str, int] = {}
         self._expected: dict[TransferId, Expect] = {}
+        self._lost: dict[UpdateId, list[Committed]] = defaultdict(list)
+        self._values: dict[tuple[str, ModelVersion], int] = {}
+        self._given: set[tuple[str, ModelVersion]] = set()
+        self._began: dict[str, list[ModelVersion]] = defaultdict(list)
+        self._former_initials: set[UpdateId] = set()
+        self._epoch = 0
+        self._known: dict[str, tuple[SchedulerState, ModelVersion]] = {}
 
     # At the scheduler
+
+    def epoch_begins(self, epoch: int) -> None:
+        """Note a new scheduler, which must be told from all before it."""
+        assert epoch > self._epoch, f"a scheduler begins epoch {epoch} after epoch {self._epoch}"
+        self._epoch = epoch
 
     def heard(self, state: SchedulerState, event: MemberEvent, instructions: list[Instruction]) -> None:
         """Check what the scheduler says of outcomes, and what it remembers of those that it was just told."""
         for name, model in state.models.items():
             self._bounds[name] = max(self._bounds.get(name, 0), model.pushes.tau_max)
+            if model.pushes.initialised:
+                self._counts_on(state, name, model.pushes.version)
         for instruction in instructions:
             # A server that is told to drop an update may have applied it by then, and does not.
             if isinstance(instruction, Drop) and instruction.to == instruction.update.worker:
@@ -102,6 +116,15 @@ class Witness:
             self._remembered(state, [c.update for c in event.commits])
         elif isinstance(event, TransferEnded) and isinstance(event.transfer, UpdateId):
             self._remembered(state, [event.transfer])
+
+    def _counts_on(self, state: SchedulerState, model: str, version: ModelVersion) -> None:
+        """Check that what a scheduler takes for the newest version was made, and never goes back."""
+        former, known = self._known.get(model, (state, version))
+        if former is not state or known != version:
+            newest = self._version_of(model)
+            assert version <= newest, f"the scheduler takes {version} of {model} for made; the newest is {newest}"
+            assert former is not state or known <= version, f"version {version} of {model} came after {known}"
+        self._known[model] = (state, version)
 
     def rested(self, state: SchedulerState, now_ns: int) -> None:
         """Check that nobody waits for others while nothing is under way, unless for what is expected in a moment."""
@@ -160,6 +183,8 @@ class Witness:
         may_be_seen_by_the_store = truth.oddity in (Oddity.NONE, Oddity.OVERFLOW, Oddity.INFINITE)
         assert may_be_seen_by_the_store, f"{update} is applied though {truth.oddity.value}"
         assert not isinstance(told, Dropped), f"{update} is applied though its worker was told {told}"
+        base = truth.computed_from
+        assert not self.is_lost(truth.model, base), f"{update} was computed from {base}, which was lost"
 
     def is_huge(self, update: UpdateId) -> bool:
         """Tell whether a step with this update in it makes the weights infinite."""
@@ -167,7 +192,7 @@ class Witness:
 
     def _delays(self, action: ApplyStep, members: Sequence[UpdateId]) -> list[int]:
         """Return the delays of updates that are applied together: each makes a version, or all of them make one."""
-        now, version = self._versions.get(action.model, ModelVersion(1, 0)), action.version
+        now, version = self._version_of(action.model), action.version
         makes_one = action.kind is StepKind.MEAN
         made = 1 if makes_one else len(members)
         assert version == (now.epoch, now.number + made), f"{members} made version {version} after {now}"
@@ -183,13 +208,22 @@ class Witness:
             self._steps.add(step)
             number = version.number if action.kind is StepKind.MEAN else first + place
             self.applied[update] = Committed(version=ModelVersion(version.epoch, number), tau=tau)
-        for weights in self._steps_of(action, members, first):
+        for number, weights in enumerate(self._steps_of(action, members, first), first):
             self._weights[model].append(weights)
+            self._gives(model, ModelVersion(version.epoch, number))
+            self._values[model, ModelVersion(version.epoch, number)] = weights[0]
         self._versions[model] = version
         self.leads.commits(action, members, [self.truths[update].vector for update in members])
 
+    def _gives(self, model: str, version: ModelVersion) -> None:
+        assert (model, version) not in self._given, f"{version} of {model} is given twice"
+        self._given.add((model, version))
+
+    def _version_of(self, model: str) -> ModelVersion:
+        return self._versions.get(model, ModelVersion(1, 0))
+
     def _next_number(self, model: str) -> int:
-        return self._versions.get(model, ModelVersion(1, 0)).number + 1
+        return self._version_of(model).number + 1
 
     def _steps_of(self, action: ApplyStep, members: Sequence[UpdateId], first: int) -> Iterator[Weights]:
         """Give the weights of each version that is made, from number ``first`` on."""
@@ -207,12 +241,47 @@ class Witness:
             weights = single_step(rule, weights, gradient, lr)
             yield weights
 
-    def installs(self, update: UpdateId) -> None:
-        """Note whose weights a model began with."""
-        truth = self.truths[update]
-        self.installed[truth.model] = update
-        self._weights[truth.model] = [(truth.step, 0)]
-        self.leads.installs(truth.model, self.rules[truth.model], truth.vector)
+    def installs(self, update: UpdateId, version: ModelVersion) -> None:
+        """Note whose weights a model began with, and at which version."""
+        truth, model = self.truths[update], self.truths[update].model
+        self._gives(model, version)
+        if began := self._began[model]:
+            began[-1] = ModelVersion(version.epoch, -1)
+        self.installed[model], self._versions[model] = update, version
+        self._weights[model] = [(truth.step, 0)]
+        self._values[model, version] = truth.step
+        self.leads.installs(model, self.rules[model], truth.vector)
+
+    def resumes(self, model: str, number: int) -> None:
+        """Note that a model's server died, and goes on from this version: what was made since is lost."""
+        epoch = self._version_of(model).epoch + 1
+        self._lose(model, ModelVersion(epoch, number))
+        self._versions[model] = ModelVersion(epoch, number)
+        self._values[model, self._versions[model]] = self._weights[model][number][0]
+        self.leads.resumes(model, number)
+
+    def forgets(self, model: str) -> None:
+        """Note that a model's server died, and begins anew without weights: all was lost."""
+        if model not in self.installed:
+            return
+        began = ModelVersion(self._version_of(model).epoch + 1, -1)
+        self._lose(model, began)
+        self._versions[model] = ModelVersion(began.epoch, 0)
+        self._former_initials.add(self.installed.pop(model))
+        self.leads.forgets(model)
+
+    def _lose(self, model: str, began: ModelVersion) -> None:
+        """Note that an epoch began with what was made up to a version: the rest is lost."""
+        for update, outcome in list(self.applied.items()):
+            if self.truths[update].model == model and outcome.version.number > began.number:
+                self._lost[update].append(self.applied.pop(update))
+                self._steps.discard(self.truths[update].step)
+        del self._weights.setdefault(model, [])[began.number + 1 :]
+        self._began[model].append(began)
+
+    def is_lost(self, model: str, version: ModelVersion) -> bool:
+        """Tell whether a version was lost when a later epoch began."""
+        return any(b.epoch > version.epoch and version.number > b.number for b in self._began[model])
 
     # At the replica
 
@@ -237,9 +306,11 @@ class Witness:
     def delivers(self, get: GetId, model: str, version: ModelVersion, value: int, after: UpdateId | None) -> None:
         """Check that a get follows its update and is a version that was made."""
         self.gets += 1
-        newest = self._versions.get(model, ModelVersion(1, 0))
-        assert version <= newest, f"{get} brought {version}; the newest is {newest}"
-        assert value == self.weights(model, version.number), f"{get} brought version {version} torn"
+        really = self._values.get((model, version))
+        assert really is not None, f"{get} brought {version}, which was never made; the newest is {self._versions}"
+        assert value == really, f"{get} brought version {version} torn"
+        if self.is_lost(model, version):
+            return
         committed = self.applied.get(after) if after is not None else None
         assert committed is None or version >= committed.version, (
             f"{get} brought {version} without {after}, {committed}"
@@ -253,10 +324,16 @@ class Witness:
         truth = self.truths[update]
         if truth.kind is UpdateKind.INITIAL:
             is_here = self.installed.get(truth.model) == update
-            assert isinstance(outcome, Committed) == is_here, f"{who} says {outcome} of the first weights {update}"
+            was_here = update in self._former_initials
+            assert was_here or isinstance(outcome, Committed) == is_here, (
+                f"{who} says {outcome} of the first weights {update}"
+            )
             return
         really = self.applied.get(update)
-        if isinstance(outcome, Committed):
+        if isinstance(outcome, Committed) and self.is_lost(truth.model, outcome.version):
+            lost = self._lost.get(update, [])
+            assert outcome in lost, f"{who} says {outcome} of {update}, which was lost; it was {lost}"
+        elif isinstance(outcome, Committed):
             assert outcome == really, f"{who} says {outcome} of {update}; it is {really}"
         else:
             assert really is None, f"{who} says {outcome} of {update}; it is {really}"

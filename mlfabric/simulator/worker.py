@@ -27,6 +27,7 @@ from mlfabric.simulator.attempts import Attempts
 from mlfabric.simulator.calls import Book
 from mlfabric.simulator.keeping import SimulatedKept
 from mlfabric.simulator.motion import direction
+from mlfabric.simulator.processes import Process
 from mlfabric.simulator.session import Listener, Session, SessionCallbacks
 from mlfabric.simulator.witness import Oddity, Truth, Witness
 from mlfabric.simulator.world import Timer, World
@@ -60,7 +61,7 @@ class SimulatedWorker:
         self.place = place
         self.state = DaemonState(place.name)
         callbacks = SessionCallbacks(joining=self._joining, admitted=self._admitted, instructed=self._instructed)
-        self.session = Session(world, place.scheduler, place.name, callbacks)
+        self.session = Session(world, place.scheduler, place.name, place.host, callbacks)
         self._world = world
         self._updates = 0
         self._gets = 0
@@ -69,11 +70,16 @@ class SimulatedWorker:
         self._lanes: dict[GetId, UpdateId | None] = {}
         self._here: set[UpdateId] = set()
         truths = place.witness.truths
-        self._attempts = Attempts(world, place.host, place.spec.layout, place.book, truths, self._take_in)
+        self._attempts = Attempts(world, self.process, place.spec.layout, place.book, truths, self._take_in)
         self.kept = SimulatedKept(
-            world, place.host, place.spec, place.book, truths, self._here.__contains__, self._take_in
+            world, self.process, place.spec, place.book, truths, self._here.__contains__, self._take_in
         )
         self._timer: Timer | None = None
+
+    @property
+    def process(self) -> Process:
+        """Return the process."""
+        return self.session.process
 
     @property
     def is_alive(self) -> bool:
@@ -187,7 +193,8 @@ class SimulatedWorker:
     # Events in, actions out
 
     def _take_in(self, event: act.DaemonEvent) -> None:
-        actions = self.state.handle(event, self._world.now_ns)
+        now_ns = self._world.now_ns + self.process.ahead_ns
+        actions = self.state.handle(event, now_ns)
         self._world.note(f"{self.place.name} <-", event, "->", *actions)
         self.state.validate()
         for action in actions:
@@ -197,8 +204,8 @@ class SimulatedWorker:
             self._timer.cancel()
             self._timer = None
         if due_ns is not None:
-            delay_ns = max(0, due_ns - self._world.now_ns)
-            self._timer = self._world.later(delay_ns, f"{self.place.name} tick", self._wake_up)
+            delay_ns = max(0, due_ns - now_ns)
+            self._timer = self._world.later(delay_ns, f"{self.place.name} tick", self._wake_up, self.process)
 
     def _wake_up(self) -> None:
         self._timer = None

@@ -1,33 +1,59 @@
 """The world that all simulated parts share: a virtual clock, its queue of events, chance, and the story so far.
 
 Time is integer nanoseconds. Events of one instant happen in the order in which they were put into the queue, so a run
-follows from its seed alone.
+follows from its seed alone. An event belongs to a process, that which put it into the queue unless another is given;
+what belongs to a process that is stopped waits until that goes on.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 import random
 import zlib
 from collections import Counter, deque
 from collections.abc import Callable
+from typing import Protocol
 
 from mlfabric.simulator.config import SimulationConfig
+from mlfabric.simulator.cuts import Cuts
+from mlfabric.simulator.processes import NATURE, Process
 
-__all__ = ["Timer", "World"]
+__all__ = ["STORY_LINES", "Line", "Timer", "World"]
 
 STORY_LINES = 60
 NEVER_NS = 1 << 60
 
 
+class Line(Protocol):
+    """What two processes talk through, as the world sees it.
+
+    Attributes:
+        name: of the line.
+        hosts: where its two ends are.
+    """
+
+    name: str
+
+    @property
+    def hosts(self) -> tuple[str, str]:
+        """Return where its two ends are."""
+        ...
+
+    def break_up(self) -> None:
+        """Break the line."""
+        ...
+
+
 class Timer:
-    """Something that will happen, unless it is called off."""
+    """Something that will happen, unless it is called off; ``process`` takes it in."""
 
-    __slots__ = ("action", "what")
+    __slots__ = ("action", "process", "what")
 
-    def __init__(self, what: str, action: Callable[[], None]) -> None:
+    def __init__(self, what: str, action: Callable[[], None], process: Process) -> None:
         self.what = what
         self.action: Callable[[], None] | None = action
+        self.process = process
 
     def cancel(self) -> None:
         """Call it off."""
@@ -37,26 +63,39 @@ class Timer:
 class World:
     """Clock, queue, chance and story."""
 
-    def __init__(self, config: SimulationConfig) -> None:
+    def __init__(self, config: SimulationConfig, story_lines: int = STORY_LINES) -> None:
         self.config = config
         self.rng = random.Random(config.seed)
+        self._clocks = random.Random(f"clocks {config.seed}")
         self.now_ns = 1_000_000_000
         self.is_stormy = True
         self.counts: Counter[str] = Counter()
         self.digest = 0
+        self.cuts = Cuts()
+        self.full_until_ns: dict[str, int] = {}
+        self.lines: dict[Line, None] = {}
+        self._running = NATURE
         self._queue: list[tuple[int, int, Timer]] = []
         self._count = 0
-        self._story: deque[tuple[int, str, tuple[object, ...]]] = deque(maxlen=STORY_LINES)
+        self._story: deque[tuple[int, str, tuple[object, ...]]] = deque(maxlen=story_lines)
 
     # Time
 
-    def later(self, delay_ns: int, what: str, action: Callable[[], None]) -> Timer:
-        """Let something happen after a while."""
+    @property
+    def running(self) -> Process:
+        """The process whose event happens now."""
+        return self._running
+
+    def later(self, delay_ns: int, what: str, action: Callable[[], None], process: Process | None = None) -> Timer:
+        """Let something happen after a while, to the process that runs now unless another is given."""
         assert delay_ns >= 0, f"{what} {delay_ns} ns from now"
-        timer = Timer(what, action)
-        self._count += 1
-        heapq.heappush(self._queue, (self.now_ns + delay_ns, self._count, timer))
+        timer = Timer(what, action, process or self._running)
+        self._put(self.now_ns + delay_ns, timer)
         return timer
+
+    def _put(self, at_ns: int, timer: Timer) -> None:
+        self._count += 1
+        heapq.heappush(self._queue, (at_ns, self._count, timer))
 
     def step(self) -> bool:
         """Let the next thing happen; return False if there is nothing left."""
@@ -64,11 +103,43 @@ class World:
             at_ns, _, timer = heapq.heappop(self._queue)
             if timer.action is None:
                 continue
-            self.now_ns = at_ns
+            process = timer.process
+            if process.kept is not None:
+                process.kept.append(timer)
+                continue
+            self.now_ns, self._running = at_ns, process
             self.digest = zlib.crc32(f"{at_ns} {timer.what}".encode(), self.digest)
             timer.action()
             return True
         return False
+
+    # Processes
+
+    def process(self, name: str, host: str) -> Process:
+        """Start a process; the clocks of hosts differ, and a host's may have been set since it ran there before.
+
+        What they show comes from chance of its own, so a run goes the same way whatever it is.
+        """
+        return Process(name, host, self._clocks.randrange(self.config.skew_ns + 1))
+
+    def stop(self, process: Process) -> None:
+        """Let a process take nothing in until it goes on."""
+        if process.kept is None:
+            process.kept = []
+
+    def go_on(self, process: Process) -> None:
+        """Let a process that was stopped take in what came meanwhile."""
+        kept, process.kept = process.kept, None
+        for timer in kept or ():
+            self._put(self.now_ns, timer)
+
+    def lines_across(self, one: str, other: str) -> list[Line]:
+        """Return the lines between two hosts that are open."""
+        return [line for line in self.lines if set(line.hosts) == {one, other}]
+
+    def has_full_disk(self, host: str) -> bool:
+        """Tell whether nothing can be written at a host at present."""
+        return self.full_until_ns.get(host, 0) > self.now_ns
 
     # Chance
 
@@ -78,7 +149,7 @@ class World:
 
     def pause_ns(self, mean_ns: int) -> int:
         """Draw a duration: exponential with this mean, at most ten times as long."""
-        return min(10 * mean_ns, round(self.rng.expovariate(1.0) * mean_ns))
+        return min(10 * mean_ns, round(-math.log(1.0 - self.rng.random()) * mean_ns))
 
     def gap_ns(self, hz: float) -> int:
         """Draw the time until something happens next that happens so often; never, if it does not."""
@@ -86,8 +157,9 @@ class World:
 
     def latency_ns(self) -> int:
         """Draw how long a message takes."""
-        usual_ns = self.pause_ns(self.config.latency_ns)
-        return usual_ns * self.rng.randrange(10, 100) if self.chance(self.config.faults.late) else usual_ns
+        config = self.config
+        usual_ns = self.pause_ns(config.latency_ns)
+        return usual_ns * self.rng.randrange(10, 100) if self.chance(config.faults.late) else usual_ns
 
     # Story
 

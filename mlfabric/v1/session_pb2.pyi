@@ -649,10 +649,11 @@ class ServerHolds(_message.Message):
     RECEIVED_FIELD_NUMBER: _builtins.int
     EPOCH_BASE_FIELD_NUMBER: _builtins.int
     REPLICA_FIELD_NUMBER: _builtins.int
+    EARLIER_FIELD_NUMBER: _builtins.int
     server: _builtins.str
     initialised: _builtins.bool
     epoch_base: _builtins.int
-    """Version at which the server's present epoch began."""
+    """Version at which the server's present epoch began; -1 if nothing of earlier ones was kept."""
     replica: _builtins.str
     """The replica that it must not be too far ahead of; empty for none."""
     @_builtins.property
@@ -663,6 +664,10 @@ class ServerHolds(_message.Message):
     def applied(self) -> _containers.RepeatedCompositeFieldContainer[Global___AppliedIds]: ...
     @_builtins.property
     def received(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.RequestId]: ...
+    @_builtins.property
+    def earlier(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.ModelVersion]:
+        """The versions at which its earlier epochs began."""
+
     def __init__(
         self,
         *,
@@ -674,10 +679,11 @@ class ServerHolds(_message.Message):
         received: _abc.Iterable[_types_pb2.RequestId] | None = ...,
         epoch_base: _builtins.int = ...,
         replica: _builtins.str = ...,
+        earlier: _abc.Iterable[_types_pb2.ModelVersion] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "epoch_base", b"epoch_base", "initialised", b"initialised", "received", b"received", "replica", b"replica", "server", b"server", "spec", b"spec", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "earlier", b"earlier", "epoch_base", b"epoch_base", "initialised", b"initialised", "received", b"received", "replica", b"replica", "server", b"server", "spec", b"spec", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1173,16 +1179,20 @@ class HostModel(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SPEC_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    """The server epoch that the model begins under; 0 stands for 1."""
     @_builtins.property
     def spec(self) -> _types_pb2.ModelSpec: ...
     def __init__(
         self,
         *,
         spec: _types_pb2.ModelSpec | None = ...,
+        epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "spec", b"spec"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -188,6 +188,8 @@ def _fill_server_holds(message: session.ServerHolds, event: ServerHolds) -> None
         fill_request(message.received.add(), update)
     message.epoch_base = event.epoch_base
     message.replica = event.replica
+    for began in event.earlier:
+        fill_version(message.earlier.add(), began)
 
 
 def from_server_holds(message: session.ServerHolds, member: str) -> ServerHolds:
@@ -208,6 +210,7 @@ def from_server_holds(message: session.ServerHolds, member: str) -> ServerHolds:
         received=tuple(from_update_id(update) for update in message.received),
         epoch_base=message.epoch_base,
         replica=message.replica,
+        earlier=tuple(from_version(began) for began in message.earlier),
     )
 
 

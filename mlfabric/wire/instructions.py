@@ -82,11 +82,12 @@ def from_instruction(message: session.Instruction, to: str) -> Instruction:
 
 def _fill_host_model(message: session.HostModel, value: HostModel) -> None:
     fill_spec(message.spec, value.spec)
+    message.epoch = value.epoch
 
 
 def _from_host_model(message: session.HostModel, to: str, reason: str) -> HostModel:
     need(message, "spec")
-    return HostModel(to=to, spec=from_spec(message.spec), reason=reason)
+    return HostModel(to=to, spec=from_spec(message.spec), reason=reason, epoch=message.epoch or 1)
 
 
 def _fill_initialise(message: session.Initialise, value: Initialise) -> None:

@@ -120,6 +120,16 @@ def test_a_reservation_that_does_not_fit_is_refused_and_changes_nothing(star: Ne
     star.validate()
 
 
+def test_what_is_wrong_with_a_link_that_was_touched_is_found(star: Network) -> None:
+    star.validate_touched()
+    profile = star.transfer(star.path("a", "s"), MB, 0)
+    assert profile is not None
+    star.reserve("one", star.path("a", "s"), profile)
+    star.free_line(down_link("s")).add(0, MS, 1)
+    with pytest.raises(AssertionError, match="s down at 0: free 1, should be 0"):
+        star.validate_touched()
+
+
 def test_one_key_holds_one_reservation_and_its_type_is_part_of_it(star: Network) -> None:
     path, profile = star.path("a", "s"), Profile(0, 9, (Piece(0, 9, 6),))
     star.reserve(UpdateId("a", 0, 0), path, profile)
@@ -270,6 +280,7 @@ class NetworkMachine(RuleBasedStateMachine):
         for host in "abs":
             self.network.add_host(host)
         self.count = 0
+        self.seen: dict[LinkId, tuple[int, ...]] = {}
 
     @rule(target=keys, source=st.sampled_from("ab"), size_bytes=st.integers(0, 50), ready_ns=st.integers(0, 10**11))
     def reserve(self, source: str, size_bytes: int, ready_ns: int) -> int:
@@ -306,6 +317,15 @@ class NetworkMachine(RuleBasedStateMachine):
     @invariant()
     def books_are_right(self) -> None:
         self.network.validate()
+
+    @invariant()
+    def whatever_was_changed_is_looked_at(self) -> None:
+        network = self.network
+        lines = {link: (network.free_line(link), network.capacity_line(link)) for link in network.links}
+        now = {link: (*free.times, *free.values, *cap.times, *cap.values) for link, (free, cap) in lines.items()}
+        assert {link for link in now if now[link] != self.seen.get(link)} <= network._touched
+        network.validate_touched()
+        self.seen = now
 
 
 TestAnythingInAnyOrder = NetworkMachine.TestCase

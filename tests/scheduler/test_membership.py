@@ -347,16 +347,18 @@ def test_a_server_that_missed_its_model_is_told_of_it_again(stage):
     stage.tell(MemberSilent(name="s", incarnation=1))
     again = stage.server()
     ask = Initialise(to="a", model="net", reason="")
-    assert again[1:] == [host_model(), sent(request, 1, 1), expected(request, 1, 1), ask]
+    assert again[1:] == [replace(host_model(), epoch=2), sent(request, 1, 1), expected(request, 1, 1), ask]
 
 
 def test_a_server_that_lost_its_model_begins_anew_with_a_workers_weights(stage):
     stage.trained("a", version=7)
     stage.tell(MemberSilent(name="s", incarnation=1))
     told = stage.server(incarnation=2)
-    assert told[1:] == [host_model(), Initialise(to="a", model="net", reason="")]
-    assert stage.pushes.version == ModelVersion(1, 0)
+    assert told[1:] == [replace(host_model(), epoch=2), Initialise(to="a", model="net", reason="")]
+    assert stage.pushes.version == ModelVersion(2, 0)
     assert stage.ask(get("a")) == []
+    stage.tell(MemberSilent(name="s", incarnation=2))
+    assert stage.server(incarnation=3)[1] == replace(host_model(), epoch=3)
 
 
 def test_nothing_is_planned_or_refused_before_a_returning_server_has_said_what_it_holds(stage):

@@ -99,11 +99,11 @@ def get(worker: str, counter: int = 0) -> GetId:
     return GetId(worker, 1, counter)
 
 
-def expect(name: UpdateId, seq: int, computed_from: int = 0, ticket: bytes = b"", **fields) -> Expect:
+def expect(name: UpdateId, seq: int, computed_from: int = 0, epoch: int = 1, ticket: bytes = b"", **fields) -> Expect:
     return Expect(
         to="s",
         transfer=name,
-        members=(Expected(name, ModelVersion(1, computed_from), fields.pop("resolved_below", 0)),),
+        members=(Expected(name, ModelVersion(epoch, computed_from), fields.pop("resolved_below", 0)),),
         model="net",
         seq=seq,
         ticket=ticket or str(name).encode(),

@@ -422,7 +422,7 @@ def test_a_part_takes_over_the_server_epoch_that_counts_for_all(stage):
     stage.step(A)
     assert stage.model.version == at(1, epoch=3)
     assert versions(stage.tell(serve(G, version=at(1, epoch=4)))) == [at(1, epoch=4)]
-    stage.bring(B, 2, computed_from=1)
+    stage.bring(B, 2, computed_from=1, epoch=3)
     assert versions(stage.tell(prepare(2, B, version=2, epoch=4))) == [at(2, epoch=4)]
 
 

@@ -27,12 +27,14 @@ from mlfabric.simulator.exact import PRIME, cut, exact, joined
 from mlfabric.simulator.flows import Flows
 from mlfabric.simulator.lines import Connection, End, Stream
 from mlfabric.simulator.payloads import Adding, Payload
+from mlfabric.simulator.processes import Process
 from mlfabric.simulator.witness import Truth, Witness
 from mlfabric.simulator.world import World
 from mlfabric.specs import RuleSpec
 from mlfabric.stepping import member_coefficients
 
 MS = 1_000_000
+NEAR, FAR = Process("near", "a"), Process("far", "s")
 A, B, SUM = UpdateId("a", 1, 0), UpdateId("b", 1, 0), SumId(1, 0)
 
 
@@ -120,7 +122,7 @@ def test_a_shared_link_is_never_idle_while_there_is_something_to_send(starts):
 
 
 def test_messages_of_one_direction_keep_their_order(world):
-    stream = Stream(world, "x", lambda end: None)
+    stream = Stream(world, "x", lambda end: None, NEAR, FAR)
     heard: list[int] = []
     for number in range(50):
         stream.send(End.FAR, "number", partial(heard.append, number))
@@ -130,7 +132,7 @@ def test_messages_of_one_direction_keep_their_order(world):
 
 def test_what_is_on_its_way_is_lost_with_the_line_and_both_ends_notice(world):
     heard: list[End] = []
-    stream = Stream(world, "x", heard.append)
+    stream = Stream(world, "x", heard.append, NEAR, FAR)
     stream.send(End.FAR, "never", lambda: pytest.fail("it arrived"))
     stream.break_up()
     run(world)
@@ -139,14 +141,14 @@ def test_what_is_on_its_way_is_lost_with_the_line_and_both_ends_notice(world):
 
 def test_an_end_that_closes_hears_nothing_more(world):
     heard: list[End] = []
-    stream = Stream(world, "x", heard.append)
+    stream = Stream(world, "x", heard.append, NEAR, FAR)
     stream.close(End.NEAR)
     run(world)
     assert heard == [End.FAR]
 
 
 def test_a_connection_that_breaks_stops_its_bytes(world, flows):
-    connection = Connection(world, flows, 1, "x", lambda end: None)
+    connection = Connection(world, flows, 1, "x", lambda end: None, NEAR, FAR)
     connection.move("a", "s", 1_000_000, 0, lambda: pytest.fail("they arrived"))
     world.later(4 * MS, "break", connection.break_up)
     run(world)
@@ -227,7 +229,7 @@ def witness_of(*bases):
     witness.rules["net"] = PLAIN
     weights = Truth(model="net", step=100, computed_from=ModelVersion(0, 0), kind=UpdateKind.INITIAL)
     witness.truths[first] = weights
-    witness.installs(first)
+    witness.installs(first, ModelVersion(1, 0))
     for place, (name, base) in enumerate(zip((A, B), bases, strict=True), start=1):
         version = ModelVersion(1, base)
         witness.truths[name] = Truth(model="net", step=2 * place, computed_from=version, kind=UpdateKind.GRADIENT)

@@ -1,0 +1,118 @@
+"""The members of a simulated fabric, and how each of them begins: the first time, and again after its death."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from mlfabric.simulator.aggregator import SimulatedAggregator
+from mlfabric.simulator.calls import Book
+from mlfabric.simulator.config import SimulationConfig
+from mlfabric.simulator.flows import Flows
+from mlfabric.simulator.followers import Followers
+from mlfabric.simulator.part_server import PartServer
+from mlfabric.simulator.part_witness import PartWitness
+from mlfabric.simulator.part_worker import PartWorker
+from mlfabric.simulator.parts import Checkpoint
+from mlfabric.simulator.processes import Process
+from mlfabric.simulator.replica import SimulatedReplica
+from mlfabric.simulator.scheduler import SimulatedScheduler
+from mlfabric.simulator.server import SimulatedServer
+from mlfabric.simulator.witness import Witness
+from mlfabric.simulator.worker import Place, SimulatedWorker
+from mlfabric.simulator.world import STORY_LINES, World
+from mlfabric.specs import Layout, ModelSpec, TensorSpec
+
+__all__ = ["Fabric"]
+
+
+@dataclass(eq=False)
+class Fabric:
+    """All members, and the world that they share.
+
+    Args:
+        config: of the fabric.
+        story_lines: how many of the last events are remembered.
+    """
+
+    config: SimulationConfig
+    story_lines: int = STORY_LINES
+    world: World = field(init=False)
+    flows: Flows = field(init=False)
+    witness: Witness = field(init=False)
+    scheduler: SimulatedScheduler = field(init=False)
+    book: Book = field(init=False)
+    servers: dict[str, SimulatedServer] = field(init=False)
+    followers: Followers = field(init=False)
+    aggregators: list[SimulatedAggregator] = field(init=False)
+    workers: list[SimulatedWorker] = field(init=False)
+
+    def __post_init__(self) -> None:
+        config = self.config
+        self.world = World(config, self.story_lines)
+        self.flows = Flows(self.world)
+        self.witness = Witness() if config.shards == 1 else PartWitness(config.shards)
+        self.scheduler = SimulatedScheduler(self.world, self.witness)
+        self.book = Book()
+        self.servers = {name: self._server(name) for name in (f"server-{i}" for i in range(config.servers))}
+        self.followers = Followers(self.world, self.flows, self.scheduler, self.witness, self.book, config.replicas)
+        self.aggregators = [self.aggregator(i, 1) for i in range(config.aggregators)]
+        self.workers = [self.worker(i, 1) for i in range(config.workers)]
+
+    def _server(self, name: str) -> SimulatedServer:
+        kind = SimulatedServer if self.config.shards == 1 else PartServer
+        server = kind(self.world, self.flows, self.scheduler, self.witness, self.book, name)
+        self.book.add(name, server)
+        return server
+
+    def aggregator(self, number: int, incarnation: int) -> SimulatedAggregator:
+        """Return a new process of an aggregator."""
+        name, neighbour = f"aggregator-{number}", f"worker-{number % self.config.workers}"
+        host = f"host of {neighbour if self.config.beside_workers else name}"
+        return SimulatedAggregator(self.world, self.flows, self.scheduler, self.book, name, incarnation, host)
+
+    def worker(self, number: int, incarnation: int) -> SimulatedWorker:
+        """Return a new process of a worker."""
+        config, name = self.config, f"worker-{number}"
+        server = f"server-{number % config.servers}"
+        layout = Layout((TensorSpec(name="w", shape=(config.model_bytes // 4,), dtype="float32"),))
+        spec = ModelSpec(
+            name=f"model of {server}" if config.shards == 1 else "model",
+            layout=layout,
+            rule=config.rule,
+            mode=config.mode,
+            slack=config.slack,
+            tau_max=config.tau_max,
+            server=server if config.shards == 1 else "",
+            shards=config.shards,
+        )
+        host = f"host of {name}"
+        self.flows.add_host(host)
+        place = Place(
+            name=name,
+            incarnation=incarnation,
+            host=host,
+            spec=spec,
+            scheduler=self.scheduler,
+            book=self.book,
+            witness=self.witness,
+        )
+        return (SimulatedWorker if config.shards == 1 else PartWorker)(self.world, place)
+
+    def resumed(self, former: SimulatedServer, checkpoints: Collection[Checkpoint]) -> SimulatedServer:
+        """Return a new process of a server, which goes on from checkpoints."""
+        new = type(former)(self.world, self.flows, self.scheduler, self.witness, self.book, former.name)
+        new.resume(former, f"{former.name} of incarnation {former.incarnation + 1}", checkpoints)
+        self.book.add(new.address, new)
+        self.servers[new.name] = new
+        return new
+
+    def processes(self) -> list[Process]:
+        """Return the processes of all members that are alive, and the scheduler's."""
+        members: list[SimulatedWorker | SimulatedServer | SimulatedAggregator | SimulatedReplica] = [
+            *self.workers,
+            *self.servers.values(),
+            *self.aggregators,
+            *self.followers.living.values(),
+        ]
+        return [self.scheduler.process, *(member.process for member in members if member.is_alive)]

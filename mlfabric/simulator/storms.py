@@ -1,0 +1,256 @@
+"""What goes wrong in a simulated fabric, and how often: deaths, hangs, partitions, slow links, full disks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from mlfabric.network import down_link, up_link
+from mlfabric.protocol import LinkRate, LinksReported, ModelVersion
+from mlfabric.simulator.aggregator import SimulatedAggregator
+from mlfabric.simulator.fabric import Fabric
+from mlfabric.simulator.part_server import PartServer
+from mlfabric.simulator.part_witness import PartWitness
+from mlfabric.simulator.processes import NATURE
+from mlfabric.simulator.replica import SimulatedReplica
+from mlfabric.simulator.server import SimulatedServer
+from mlfabric.simulator.worker import SimulatedWorker
+
+__all__ = ["Storm"]
+
+MONITOR_LAG_NS = 200_000_000
+RESTART_NS = 100_000_000
+SHORT_NS, LONG_NS = 50_000_000, 1_000_000_000
+COME_BACK = 0.75
+LINK_SHARES = (0.02, 0.1, 0.5, 1.0, 1.0, 2.0)
+MOST_AT_ONCE = 4
+
+
+class Storm:
+    """Lets go wrong what the configuration says, as long as it storms."""
+
+    def __init__(self, fabric: Fabric) -> None:
+        self._fabric = fabric
+        self._world = fabric.world
+        self._monitor_back_ns = 0
+
+    def start(self) -> None:
+        """Begin."""
+        faults, config, followers = self._fabric.config.faults, self._fabric.config, self._fabric.followers
+        self._now_and_again(faults.worker_stream_hz * config.workers, self._break_worker_stream)
+        self._now_and_again(faults.server_stream_hz * config.servers, self._break_server_stream)
+        self._now_and_again(faults.aggregator_stream_hz * config.aggregators, self._break_aggregator_stream)
+        self._now_and_again(faults.crash_hz, self._crash)
+        self._now_and_again(faults.aggregator_hz * config.aggregators, self._crash_aggregator)
+        self._now_and_again(faults.scheduler_hz, self._restart_scheduler)
+        self._now_and_again(faults.rollback_hz, self._roll_back)
+        self._now_and_again(faults.link_hz, self._change_link)
+        self._now_and_again(faults.replica_stream_hz * config.replicas, self._break_replica_stream)
+        self._now_and_again(faults.replica_hz * config.replicas, followers.crash)
+        self._now_and_again(faults.server_hz * config.servers, self._crash_server)
+        self._now_and_again(faults.hang_hz, self._hang)
+        self._now_and_again(faults.cut_hz, self._cut)
+        self._now_and_again(faults.disk_hz, self._fill_disk)
+        self._now_and_again(faults.monitor_hz, self._crash_monitor)
+        self._now_and_again(faults.several_hz, self._several)
+
+    def _now_and_again(self, hz: float, fault: Callable[[], None]) -> None:
+        if hz <= 0:
+            return
+
+        def happen() -> None:
+            if self._world.is_stormy:
+                fault()
+                self._now_and_again(hz, fault)
+
+        self._world.later(self._world.gap_ns(hz), "fault", happen)
+
+    def _several(self) -> None:
+        """Let several things go wrong at one instant: a rack loses its power, a node is drained."""
+        kinds = [self._crash, self._crash_server, self._restart_scheduler, self._hang, self._roll_back]
+        kinds += [self._crash_aggregator] * bool(self._fabric.aggregators)
+        kinds += [self._fabric.followers.crash] * bool(self._fabric.followers.living)
+        self._world.fault("several at once")
+        for _ in range(self._world.rng.randint(2, MOST_AT_ONCE)):
+            self._world.rng.choice(kinds)()
+
+    # Streams
+
+    def _break_worker_stream(self) -> None:
+        self._break_stream(self._world.rng.choice(self._fabric.workers))
+
+    def _break_server_stream(self) -> None:
+        self._break_stream(self._world.rng.choice(list(self._fabric.servers.values())))
+
+    def _break_aggregator_stream(self) -> None:
+        self._break_stream(self._world.rng.choice(self._fabric.aggregators))
+
+    def _break_replica_stream(self) -> None:
+        replica = self._fabric.followers.drawn()
+        if replica is not None:
+            self._break_stream(replica)
+
+    def _break_stream(self, member: SimulatedWorker | SimulatedServer | SimulatedAggregator | SimulatedReplica) -> None:
+        stream = member.session.stream
+        if stream is not None:
+            self._world.fault("stream broke", stream.name)
+            stream.break_up()
+
+    # Deaths
+
+    def _crash(self) -> None:
+        world, workers = self._world, self._fabric.workers
+        index = world.rng.randrange(len(workers))
+        worker = workers[index]
+        if not worker.is_alive:
+            return
+        world.fault("worker died", worker.place.name)
+        worker.die()
+        if world.rng.random() < COME_BACK or not any(w.is_alive for w in workers):
+            new = workers[index] = self._fabric.worker(index, worker.place.incarnation + 1)
+            world.later(world.pause_ns(RESTART_NS), f"{new.place.name} starts again", new.start, new.process)
+
+    def _crash_aggregator(self) -> None:
+        world, aggregators = self._world, self._fabric.aggregators
+        index = world.rng.randrange(len(aggregators))
+        former = aggregators[index]
+        if not former.is_alive:
+            return
+        world.fault("aggregator died", former.name)
+        former.die()
+        if world.rng.random() < COME_BACK or not any(a.is_alive for a in aggregators):
+            new = aggregators[index] = self._fabric.aggregator(index, former.incarnation + 1)
+            world.later(world.pause_ns(RESTART_NS), f"{new.name} starts again", new.session.join, new.process)
+
+    def _restart_scheduler(self) -> None:
+        self._world.fault("scheduler died")
+        self._fabric.scheduler.restart()
+
+    def _crash_monitor(self) -> None:
+        """Let nothing be reported of links for a while."""
+        self._world.fault("monitor died")
+        self._monitor_back_ns = self._world.now_ns + self._world.pause_ns(LONG_NS)
+
+    def _crash_server(self) -> None:
+        """Let a server of whole models die; it goes on from its newest checkpoints."""
+        server = self._world.rng.choice(list(self._fabric.servers.values()))
+        is_followed = server.name in self._fabric.followers.living
+        has_all = server.checkpoints.keys() >= server.state.models.keys() or self._fabric.config.faults.amnesia > 0
+        if isinstance(server, PartServer) or is_followed or not (server.is_alive and has_all):
+            return
+        self._world.fault("server died", server.name)
+        server.die()
+        self._start_again_later(server)
+
+    def _start_again_later(self, former: SimulatedServer) -> None:
+        delay_ns = self._world.pause_ns(RESTART_NS)
+        self._world.later(delay_ns, f"{former.name} starts again", partial(self._resume, former), NATURE)
+
+    def _resume(self, former: SimulatedServer) -> None:
+        if self._world.has_full_disk(former.host):  # its epoch cannot be written down
+            self._start_again_later(former)
+            return
+        witness, checkpoints = self._fabric.witness, former.checkpoints
+        if self._world.chance(self._fabric.config.faults.amnesia):
+            self._world.note(f"{former.name} has forgotten everything")
+            checkpoints = {}
+        for name in former.state.models:
+            if name in checkpoints:
+                witness.resumes(name, checkpoints[name].holds.version.number)
+            else:
+                witness.forgets(name)
+        self._fabric.resumed(former, checkpoints.values()).session.join()
+
+    def _roll_back(self) -> None:
+        """Let all servers of a model that is cut die, one after the other; then they go on from older checkpoints."""
+        servers = [server for server in self._fabric.servers.values() if isinstance(server, PartServer)]
+        if not servers or not all(server.is_alive for server in servers):
+            return
+        common = set.intersection(*(set(server.common) for server in servers))
+        newest = min((s.version for server in servers for s in server.stores.values()), default=0)
+        older = sorted(version for version in common if version.number < newest - 1)
+        if not older:
+            return
+        version = self._world.rng.choice(older)
+        self._world.fault("servers died", version)
+        for server in servers:
+            delay_ns = self._world.pause_ns(RESTART_NS)
+            self._world.later(delay_ns, f"{server.name} dies", partial(self._die, server, version))
+
+    def _die(self, server: PartServer, version: ModelVersion) -> None:
+        server.die()
+        servers = [server for server in self._fabric.servers.values() if isinstance(server, PartServer)]
+        if any(server.is_alive for server in servers):
+            return
+        assert isinstance(self._fabric.witness, PartWitness), "models that are cut have a witness of their own"
+        self._fabric.witness.rolls_back(version.number)
+        for former in servers:
+            new = self._fabric.resumed(former, former.common[version])
+            delay_ns = self._world.pause_ns(RESTART_NS)
+            self._world.later(delay_ns, f"{new.name} starts again", new.session.join, new.process)
+
+    # Hangs
+
+    def _hang(self) -> None:
+        """Stop a process (SIGSTOP); whoever answers no ping for long counts as silent."""
+        world, scheduler = self._world, self._fabric.scheduler
+        process = world.rng.choice([p for p in self._fabric.processes() if not p.is_stopped] or [NATURE])
+        if process is NATURE:
+            return
+        span_ns = world.pause_ns(world.rng.choice((SHORT_NS, LONG_NS)))
+        world.fault("hung", process.name, f"{span_ns / 1e6:.0f} ms")
+        world.stop(process)
+        world.later(span_ns, f"{process.name} goes on", partial(world.go_on, process), NATURE)
+        if span_ns > world.config.answer_ns and process is not scheduler.process:
+            what = f"{process.name} answers no ping"
+            world.later(world.config.answer_ns, what, partial(scheduler.unanswered, process), scheduler.process)
+
+    # Networks and disks
+
+    def _hosts(self) -> list[str]:
+        fabric = self._fabric
+        hosts = [*(w.place.host for w in fabric.workers), *(s.host for s in fabric.servers.values())]
+        return [*hosts, *(a.host for a in fabric.aggregators)]
+
+    def _change_link(self) -> None:
+        world, config, scheduler = self._world, self._fabric.config, self._fabric.scheduler
+        place = world.rng.choice(self._hosts())
+        is_up = world.rng.random() < 0.5
+        usual_bps = config.server_bps if place.startswith("host of server") else config.link_bps
+        bps = round(usual_bps * world.rng.choice(LINK_SHARES))
+        world.fault("link changed", place, "up" if is_up else "down", bps)
+        self._fabric.flows.set_rate(up_link(place) if is_up else down_link(place), bps)
+        event = LinksReported(monitor="monitor", rates=(LinkRate(host=place, up=is_up, bps=bps, age_ns=0),))
+        delay_ns = max(0, self._monitor_back_ns - world.now_ns) + world.pause_ns(MONITOR_LAG_NS)
+        world.later(delay_ns, "the monitor reports", lambda: scheduler.take_in(event), scheduler.process)
+
+    def _cut(self) -> None:
+        """Cut two hosts off from each other, in one direction or both; some lines between them break."""
+        world, rng = self._world, self._world.rng
+        places = [*self._hosts(), *(r.host for r in self._fabric.followers.living.values())]
+        one, other = rng.choice(places), rng.choice([*places, *[self._fabric.scheduler.process.host] * len(places)])
+        if one == other:
+            return
+        ways = rng.choice(([(one, other)], [(other, one)], [(one, other), (other, one)]))
+        span_ns = world.pause_ns(rng.choice((SHORT_NS, LONG_NS)))
+        world.fault("cut", ways, f"{span_ns / 1e6:.0f} ms")
+        for way in ways:
+            world.cuts.cut(*way, world.now_ns + span_ns)
+        self._fabric.flows.cuts_changed()
+        world.later(span_ns, f"{one} and {other} reach each other again", self._heal, NATURE)
+        for line in world.lines_across(one, other):
+            if rng.random() < 0.5:
+                delay_ns = min(span_ns, world.pause_ns(world.config.notice_ns))
+                world.later(delay_ns, f"{line.name} is given up", line.break_up, NATURE)
+
+    def _heal(self) -> None:
+        self._world.cuts.forget(self._world.now_ns)
+        self._fabric.flows.cuts_changed()
+
+    def _fill_disk(self) -> None:
+        """Let nothing be written for a while where servers and the scheduler write."""
+        world = self._world
+        hosts = [server.host for server in self._fabric.servers.values()]
+        host = world.rng.choice([*hosts, self._fabric.scheduler.process.host])
+        world.fault("disk full", host)
+        world.full_until_ns[host] = world.now_ns + world.pause_ns(LONG_NS)

@@ -1,0 +1,224 @@
+"""Processes that hang, hosts that are cut off, clocks that differ, disks that are full, servers that die."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from mlfabric.simulator import FaultRates, Simulation, SimulationConfig
+from mlfabric.simulator.flows import Flows
+from mlfabric.simulator.lines import Connection, End, Stream
+from mlfabric.simulator.processes import Process
+from mlfabric.simulator.world import World
+
+EVENTS = 1500
+MS = 1_000_000
+A, B, C = Process("a", "host of a"), Process("b", "host of b"), Process("c", "host of c")
+
+
+@pytest.fixture
+def world():
+    return World(SimulationConfig(seed=1, latency_ns=1000, notice_ns=1000))
+
+
+@pytest.fixture
+def flows(world):
+    flows = Flows(world)
+    for process in (A, B, C):
+        flows.add_host(process.host)
+    return flows
+
+
+def run(world):
+    while world.step():
+        pass
+
+
+def told_at(world, stream, towards):
+    """Say something over a stream, and return at how many ms it arrives, None if it does not."""
+    began, heard = world.now_ns, []
+    stream.send(towards, "word", lambda: heard.append(round((world.now_ns - began) / MS)))
+    run(world)
+    return heard[0] if heard else None
+
+
+# Processes
+
+
+def test_a_stopped_process_takes_everything_in_at_once_and_in_order_when_it_goes_on(world):
+    heard = []
+
+    def note(number):
+        heard.append((number, world.now_ns))
+
+    world.stop(A)
+    for number in range(5):
+        world.later(number * MS, "number", partial(note, number), A)
+    world.later(2 * MS, "other", lambda: heard.append(("other", world.now_ns)), B)
+    world.later(9 * MS, "goes on", lambda: world.go_on(A), B)
+    began = world.now_ns
+    run(world)
+    late = began + 9 * MS
+    assert heard == [("other", began + 2 * MS), *((number, late) for number in range(5))]
+
+
+def test_what_a_process_does_later_is_its_own(world):
+    heard = []
+    world.later(0, "first", lambda: world.later(MS, "second", lambda: heard.append("second")), A)
+    world.later(1, "stop", lambda: world.stop(A), B)
+    run(world)
+    assert heard == []
+    world.go_on(A)
+    run(world)
+    assert heard == ["second"]
+
+
+# Partitions
+
+
+def test_what_is_said_across_a_partition_arrives_when_it_is_over_and_the_other_way_at_once(world):
+    stream = Stream(world, "x", lambda end: None, A, B)
+    world.cuts.cut(A.host, B.host, world.now_ns + 50 * MS)
+    assert told_at(world, stream, End.NEAR) == 0
+    assert told_at(world, stream, End.FAR) == 50
+
+
+def test_that_an_end_was_closed_is_heard_across_a_partition_only_when_that_is_over(world):
+    began, heard = world.now_ns, []
+    stream = Stream(world, "x", lambda end: heard.append((end, round((world.now_ns - began) / MS))), A, B)
+    world.cuts.cut(A.host, B.host, world.now_ns + 50 * MS)
+    stream.close(End.NEAR)
+    run(world)
+    assert heard == [(End.FAR, 50)]
+
+
+@pytest.mark.parametrize("way", [(A, B), (B, A)])
+def test_bytes_stall_while_either_direction_is_cut_and_leave_their_links_to_others(world, flows, way):
+    over, began = {}, world.now_ns
+
+    def arrived(name):
+        over[name] = round((world.now_ns - began) / MS)
+
+    for name, sender in (("cut", A), ("other", C)):
+        connection = Connection(world, flows, 1, name, lambda end: None, sender, B)
+        connection.move(sender.host, B.host, 1_000_000, 0, partial(arrived, name))
+    world.cuts.cut(way[0].host, way[1].host, began + 50 * MS)
+    flows.cuts_changed()
+
+    def heal():
+        world.cuts.forget(world.now_ns)
+        flows.cuts_changed()
+
+    world.later(50 * MS, "heal", heal)
+    run(world)
+    assert over == {"other": 8, "cut": 58}
+
+
+# Disks
+
+
+def test_a_scheduler_comes_back_only_when_its_epoch_can_be_written_down():
+    simulation = Simulation(SimulationConfig(seed=1, workers=1))
+    world, scheduler = simulation.world, simulation.scheduler
+    world.full_until_ns[scheduler.process.host] = world.now_ns + 10_000 * MS
+    began = world.now_ns
+    scheduler.restart()
+    while scheduler.epoch == 1:
+        assert world.step()
+    assert world.now_ns - began >= 10_000 * MS
+
+
+def test_a_server_whose_disk_is_full_goes_on_from_the_checkpoint_before():
+    config = SimulationConfig(seed=1, workers=2, faults=FaultRates(server_hz=1e-9))
+    simulation = Simulation(config)
+    (server,) = simulation.servers.values()
+    for session in (server.session, *(worker.session for worker in simulation.workers)):
+        session.join()
+    for worker in simulation.workers:
+        worker.start()
+    while not server.checkpoints:
+        assert simulation.world.step()
+    (first,) = server.checkpoints.values()
+    simulation.world.full_until_ns[server.host] = 1 << 62
+    for _ in range(EVENTS):
+        simulation.world.step()
+    (model,) = server.state.models.values()
+    assert model.version.number > first.holds.version.number + 4
+    assert list(server.checkpoints.values()) == [first]
+
+
+# Whole fabrics
+
+
+@pytest.mark.parametrize("seed", range(4000, 4020))
+def test_nothing_is_lost_or_applied_twice_in_any_fabric_whatever_goes_wrong(seed):
+    summary = Simulation(SimulationConfig.drawn_of_any_kind(seed)).run(EVENTS)
+    assert summary.events >= EVENTS
+
+
+def test_storms_know_every_kind_of_fault():
+    seen = Counter[str]()
+    for seed in range(12):
+        seen += Simulation(SimulationConfig.drawn_of_any_kind(seed)).run(EVENTS).faults
+    assert set(seen) >= {"hung", "cut", "disk full", "server died", "several at once", "monitor died", "worker died"}
+
+
+@pytest.mark.parametrize("seed", range(4100, 4104))
+def test_nothing_depends_on_what_the_clocks_of_hosts_show(seed):
+    config = SimulationConfig.drawn_of_any_kind(seed)
+    alike, differ = (Simulation(replace(config, skew_ns=ns)).run(EVENTS) for ns in (0, 10_000_000_000))
+    assert alike == differ
+
+
+def test_updates_computed_from_versions_that_were_lost_long_ago_are_dropped():
+    """Servers die again and again while slow workers compute; found once: only the last death was remembered."""
+    dropped, died = Counter[str](), 0
+    for seed in range(4):
+        config = SimulationConfig(
+            seed=seed,
+            workers=5,
+            tau_max=30,
+            notice_ns=5 * MS,
+            compute_ns=150 * MS,
+            model_bytes=100_000,
+            in_flight=3,
+            faults=FaultRates(server_hz=12.0),
+        )
+        summary = Simulation(config).run(EVENTS)
+        dropped += summary.dropped
+        died += summary.faults["server died"]
+    assert died > 10
+    assert dropped["ROLLED_BACK"] > 0
+
+
+def test_a_server_that_begins_with_nothing_gives_no_version_twice_and_training_goes_on():
+    faults = FaultRates(server_hz=4.0, amnesia=0.5, hang_hz=1.0, crash_hz=0.5, connection_hz=2.0, server_stream_hz=1.0)
+    died, committed = 0, 0
+    for seed in range(4300, 4304):
+        config = SimulationConfig(
+            seed=seed, workers=4, tau_max=8, compute_ns=20 * MS, model_bytes=300_000, faults=faults
+        )
+        summary = Simulation(config).run(EVENTS)
+        died += summary.faults["server died"]
+        committed += summary.committed
+    assert died > 4
+    assert committed > 4
+
+
+def test_a_member_that_hangs_for_long_is_given_up_and_comes_back(monkeypatch):
+    config = SimulationConfig(seed=5, workers=3, answer_ns=50 * MS, faults=FaultRates(hang_hz=12.0))
+    simulation = Simulation(config)
+    given_up, unanswered = [], simulation.scheduler.unanswered
+
+    def noted(process):
+        given_up.append(process.name)
+        unanswered(process)
+
+    monkeypatch.setattr(simulation.scheduler, "unanswered", noted)
+    summary = simulation.run(EVENTS)
+    assert len(given_up) > 2
+    assert summary.committed > 20
+    assert summary.unheard == 0
