@@ -5,7 +5,7 @@ SHELL := /bin/bash
 STAMP := .venv/.setup-done
 ARGS ?=
 
-.PHONY: help setup test check lint format proto demo bench clean
+.PHONY: help setup test check lint format proto fuzz demo bench clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,6 +32,9 @@ format: setup ## rewrite Python and proto files in the project's style
 
 proto: setup ## regenerate mlfabric/v1 from proto/
 	@scripts/generate_proto
+
+fuzz: setup ## fuzz what reads bytes of peers: a minute for each part (ARGS=frames names one; FUZZ_SECONDS=600)
+	@scripts/fuzz $(ARGS)
 
 demo: setup ## train a real model through the fabric; results in demo-report/
 	@.venv/bin/mlfabric demo $(ARGS)

@@ -12,7 +12,7 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mlfabric.channels import TcpOptions
+from mlfabric.channels import MOST_CONNECTIONS, TcpOptions
 from mlfabric.errors import ConfigError
 
 __all__ = ["DEFAULT_SCHEDULER", "WorkerSettings", "parse_ports", "parse_rate", "parse_size"]
@@ -84,7 +84,7 @@ class WorkerSettings:
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> WorkerSettings:
         """Read ``MLFABRIC_SCHEDULER``, ``_NAME``, ``_HOST``, ``_BIND``, ``_ADVERTISE``, ``_DATA_PORTS``, ``_UP``,
-        ``_DOWN``, ``_METRICS_PORT``, ``_DAEMON`` and ``_WORKERS``.
+        ``_DOWN``, ``_MOST_CONNECTIONS``, ``_METRICS_PORT``, ``_DAEMON`` and ``_WORKERS``.
 
         The name defaults to ``worker-`` and torchrun's ``RANK`` (0 without one).
 
@@ -95,6 +95,9 @@ class WorkerSettings:
         metrics = env.get("MLFABRIC_METRICS_PORT", "")
         if metrics and not metrics.isdigit():
             raise ConfigError(f"MLFABRIC_METRICS_PORT={metrics!r}; allowed: a port number, 0 for any, empty for none")
+        connections = env.get("MLFABRIC_MOST_CONNECTIONS", "")
+        if connections and not connections.isdigit():
+            raise ConfigError(f"MLFABRIC_MOST_CONNECTIONS={connections!r}; allowed: a number, empty for the default")
         workers = env.get("MLFABRIC_WORKERS", "")
         if workers and not workers.isdigit():
             raise ConfigError(f"MLFABRIC_WORKERS={workers!r}; allowed: how many workers the job has, empty for unknown")
@@ -108,6 +111,7 @@ class WorkerSettings:
                 ports=parse_ports(env.get("MLFABRIC_DATA_PORTS", "0")),
                 up_bps=parse_rate(env.get("MLFABRIC_UP", "0")),
                 down_bps=parse_rate(env.get("MLFABRIC_DOWN", "0")),
+                most_connections=int(connections or MOST_CONNECTIONS),
             ),
             metrics_port=int(metrics) if metrics else None,
             daemon=env.get("MLFABRIC_DAEMON", ""),

@@ -102,6 +102,8 @@ class Lines(ABC, Generic[LineT]):
 
     async def _read(self, line: LineT) -> None:
         frame = await line.connection.receive()
+        if line.running and frame.kind in (FrameKind.OFFER, FrameKind.WANT):
+            await asyncio.wait(line.running)  # who does not take in an answer is asked for nothing more
         match frame.kind:
             case FrameKind.OFFER:
                 self._begin_offer(line, frame)

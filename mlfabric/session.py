@@ -17,6 +17,7 @@ import grpc
 
 from mlfabric import wire
 from mlfabric.addresses import split_address
+from mlfabric.control import MAX_CONTROL_BYTES
 from mlfabric.errors import RefusedError
 from mlfabric.protocol import Instruction, MemberEvent, Welcome
 from mlfabric.specs import Member
@@ -28,7 +29,6 @@ RETRY_S = 0.2
 WAIT_NOTICE_S = 5.0
 STARTING_S = 1.5
 """So long a member waits without a word: what is started together with its scheduler may well be here first."""
-MAX_CONTROL_BYTES = 16 * 1024 * 1024
 CHANNEL_OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
@@ -37,7 +37,8 @@ CHANNEL_OPTIONS = [
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.use_local_subchannel_pool", 1),
 ]
-_WAIT_FOR = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.FAILED_PRECONDITION)
+_NOT_NOW = (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.RESOURCE_EXHAUSTED)
+_WAIT_FOR = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, *_NOT_NOW)
 
 Register: TypeAlias = "Callable[[fabric_pb2_grpc.FabricServiceAsyncStub], Awaitable[fabric_pb2.Admission]]"
 """Registers by one of the RegisterAs... calls and returns the admission."""
@@ -135,7 +136,7 @@ class SchedulerSession:
         self._waits_since_s = self._waits_since_s or now_s
         if now_s - self._waits_since_s < STARTING_S:
             return
-        unreachable = error.code() is not grpc.StatusCode.FAILED_PRECONDITION
+        unreachable = error.code() not in _NOT_NOW
         what = f"the scheduler at {self.scheduler}" if unreachable else (error.details() or "the scheduler")
         if what != self._noticed or now_s - self._noticed_s >= WAIT_NOTICE_S:
             self._noticed, self._noticed_s = what, now_s

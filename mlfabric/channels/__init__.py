@@ -15,11 +15,13 @@ from mlfabric.channels.base import (
     Handler,
     TransferRecord,
 )
+from mlfabric.channels.bytestream import MOST_CONNECTIONS
 from mlfabric.channels.memory import MemoryChannel, MemoryNetwork
 from mlfabric.channels.tcp import TcpChannel, TcpOptions
 
 __all__ = [
     "MAX_META_BYTES",
+    "MOST_CONNECTIONS",
     "TICKET_BYTES",
     "Channel",
     "Connection",

@@ -9,7 +9,10 @@ from typing import Protocol
 from mlfabric.channels.backlog import Path
 from mlfabric.channels.limiter import TokenBucket
 
-__all__ = ["ByteStream", "Limits"]
+__all__ = ["MOST_CONNECTIONS", "ByteStream", "Limits"]
+
+MOST_CONNECTIONS = 8192
+"""The most connections that others have open to an endpoint, unless configured."""
 
 
 class ByteStream(Protocol):
@@ -65,8 +68,18 @@ class ByteStream(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What an endpoint allows its connections; the buckets are shared by all of them."""
+    """What an endpoint allows its connections; the buckets are shared by all of them.
+
+    Args:
+        max_payload_bytes: a longer announced payload is refused.
+        most_connections: that others have opened, at a time.
+        most_silent: of them, that no frame has come on.
+        silent_s: so long after it was opened a connection on which no frame has come is closed.
+    """
 
     max_payload_bytes: int
+    most_connections: int = MOST_CONNECTIONS
+    most_silent: int = 512
+    silent_s: float = 10.0
     up: tuple[TokenBucket, ...] = ()
     down: tuple[TokenBucket, ...] = ()

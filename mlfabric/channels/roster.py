@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from mlfabric.channels.base import ConnectionClosedError, Handler
 from mlfabric.channels.bytestream import ByteStream, Limits
+from mlfabric.channels.reception import Reception
 from mlfabric.channels.stream import StreamConnection
 from mlfabric.errors import FabricClosedError, FabricError
 
@@ -21,6 +22,7 @@ class Roster:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
+        self._reception = Reception(limits)
         self._connections: set[StreamConnection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -40,7 +42,12 @@ class Roster:
 
     def serve(self, stream: ByteStream, handler: Handler) -> None:
         """Run ``handler`` on an accepted stream in a task of its own and close the connection after it."""
+        if not self._reception.has_place(stream.peer, len(self._tasks)):
+            stream.stop(abrupt=False)
+            stream.close()
+            return
         connection = self.add(stream)
+        self._reception.greet(connection)
         task = asyncio.get_running_loop().create_task(_serve(connection, handler), name=f"serve {stream.peer}")
         self._tasks.add(task)
         task.add_done_callback(self._forget(connection))
@@ -48,6 +55,7 @@ class Roster:
     def _forget(self, connection: StreamConnection) -> Callable[[asyncio.Task[None]], None]:
         def forget(task: asyncio.Task[None]) -> None:
             self._tasks.discard(task)
+            self._reception.forget(connection)
             connection.close()
             if not task.cancelled():
                 _report(task, connection.peer)

@@ -48,6 +48,7 @@ class StreamConnection:
         self._unread_bytes = 0
         self._incoming_paced = False
         self._spread_bps = 0
+        self._heard: Callable[[], None] | None = None
         loop = asyncio.get_running_loop()
         self._stopping: asyncio.Future[None] = loop.create_future()
         self._closed: asyncio.Future[None] = loop.create_future()
@@ -56,6 +57,10 @@ class StreamConnection:
     def peer(self) -> str:
         """Address of the other end."""
         return self._stream.peer
+
+    def when_heard(self, call: Callable[[], None]) -> None:
+        """Call back once, when the first whole frame has come."""
+        self._heard = call
 
     @property
     def unread_bytes(self) -> int:
@@ -188,6 +193,9 @@ class StreamConnection:
             header = await self._receive_header()
             meta = bytearray(header.meta_bytes)
             await self._fill(memoryview(meta))
+        if self._heard is not None:
+            self._heard()
+            self._heard = None
         Pacer(self._limits.down, self._stopping).charge(HEADER_BYTES + header.meta_bytes)
         self._unread_bytes = header.length
         self._incoming_paced = header.paced

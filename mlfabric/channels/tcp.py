@@ -22,7 +22,7 @@ from mlfabric.addresses import MAX_PORT, split_address
 from mlfabric.channels import sockets
 from mlfabric.channels.backlog import Path
 from mlfabric.channels.base import Connection, Handler
-from mlfabric.channels.bytestream import Limits
+from mlfabric.channels.bytestream import MOST_CONNECTIONS, Limits
 from mlfabric.channels.limiter import TokenBucket, chunk_bytes
 from mlfabric.channels.roster import Roster
 from mlfabric.channels.views import drop_front
@@ -53,6 +53,9 @@ class TcpOptions:
         up_bps, down_bps: rates of the emulated network card in bit/s; 0 emulates none.
         max_payload_bytes: a longer announced payload is refused; > 0.
         connect_timeout_s: > 0.
+        most_connections: that others may have open here at a time, > 0; who comes then is cut off.
+        most_silent: of these, that may have sent no frame yet, > 0; the oldest is closed for a newer one.
+        silent_s: so long a connection may be open before its first frame is here, > 0.
     """
 
     bind: str = "127.0.0.1"
@@ -62,6 +65,9 @@ class TcpOptions:
     down_bps: int = 0
     max_payload_bytes: int = 64 << 30
     connect_timeout_s: float = 10.0
+    most_connections: int = MOST_CONNECTIONS
+    most_silent: int = 512
+    silent_s: float = 10.0
 
     def __post_init__(self) -> None:
         lo, hi = self.ports
@@ -80,6 +86,9 @@ class TcpOptions:
             ("down_bps", self.down_bps, self.down_bps >= 0, ">= 0; 0 emulates no network card"),
             ("max_payload_bytes", self.max_payload_bytes, self.max_payload_bytes > 0, "> 0"),
             ("connect_timeout_s", self.connect_timeout_s, self.connect_timeout_s > 0, "> 0"),
+            ("most_connections", self.most_connections, self.most_connections > 0, "> 0"),
+            ("most_silent", self.most_silent, self.most_silent > 0, "> 0"),
+            ("silent_s", self.silent_s, self.silent_s > 0, "> 0"),
         ]
         for name, value, good, allowed in checks:
             if not good:
@@ -264,6 +273,9 @@ class TcpChannel:
         self._roster = Roster(
             Limits(
                 max_payload_bytes=self._options.max_payload_bytes,
+                most_connections=self._options.most_connections,
+                most_silent=self._options.most_silent,
+                silent_s=self._options.silent_s,
                 up=(TokenBucket(up),) if up else (),
                 down=(TokenBucket(down),) if down else (),
             )

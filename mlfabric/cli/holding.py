@@ -74,6 +74,7 @@ def server(
     data_ports: opt.DataPorts = "0",
     up: opt.Up = "0",
     down: opt.Down = "0",
+    most_connections: opt.MostConnections = opt.MOST_CONNECTIONS,
     metrics_port: opt.MetricsPort = None,
     replica_of: ReplicaOf = "",
     div_max: DivMax = math.inf,
@@ -97,7 +98,7 @@ def server(
     from mlfabric.telemetry import ServerMetrics
 
     opt.log_to_stderr(log_level)
-    tcp = data_channel(bind, advertise, data_ports, up, down)
+    tcp = data_channel(bind, advertise, data_ports, up, down, most_connections)
     host, metrics = host or socket.gethostname(), ServerMetrics()
     if replica_of:
         if checkpoint_dir is not None or resume:

@@ -32,6 +32,7 @@ def worker(
     data_ports: opt.DataPorts = "0",
     up: opt.Up = "0",
     down: opt.Down = "0",
+    most_connections: opt.MostConnections = opt.MOST_CONNECTIONS,
     metrics_port: opt.MetricsPort = None,
     log_level: opt.LogLevel = opt.Level.INFO,
     config: opt.Config = None,
@@ -47,7 +48,7 @@ def worker(
         scheduler=scheduler,
         name=name,
         host=host or socket.gethostname(),
-        tcp=data_channel(bind, advertise, data_ports, up, down),
+        tcp=data_channel(bind, advertise, data_ports, up, down, most_connections),
         metrics_port=metrics_port,
         daemon=listen,
     )
@@ -70,6 +71,7 @@ def aggregator(
     data_ports: opt.DataPorts = "0",
     up: opt.Up = "0",
     down: opt.Down = "0",
+    most_connections: opt.MostConnections = opt.MOST_CONNECTIONS,
     metrics_port: opt.MetricsPort = None,
     most_updates: Annotated[
         int, typer.Option(envvar="MLFABRIC_MOST_UPDATES", min=0, help="Updates in one sum at most; 0 for any number.")
@@ -93,7 +95,7 @@ def aggregator(
         scheduler=scheduler,
         name=name,
         host=host or socket.gethostname(),
-        tcp=data_channel(bind, advertise, data_ports, up, down),
+        tcp=data_channel(bind, advertise, data_ports, up, down, most_connections),
         most_updates=most_updates,
         memory_budget_bytes=parse_size(memory_budget),
     )

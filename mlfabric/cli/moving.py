@@ -25,7 +25,7 @@ class Mover(Protocol):
         """Serve until ``stop`` is set, then drain."""
 
 
-def data_channel(bind: str, advertise: str, data_ports: str, up: str, down: str) -> TcpOptions:
+def data_channel(bind: str, advertise: str, data_ports: str, up: str, down: str, most_connections: int) -> TcpOptions:
     """Return the data channel that a command's options describe.
 
     Raises:
@@ -37,6 +37,7 @@ def data_channel(bind: str, advertise: str, data_ports: str, up: str, down: str)
         ports=parse_ports(data_ports),
         up_bps=parse_rate(up),
         down_bps=parse_rate(down),
+        most_connections=most_connections,
     )
 
 

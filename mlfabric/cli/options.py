@@ -10,10 +10,12 @@ from typing import Annotated
 
 import typer
 
+from mlfabric.channels import MOST_CONNECTIONS
 from mlfabric.cli.settings import DEFAULT_FILE, use_file
 from mlfabric.config import DEFAULT_SCHEDULER
 
 __all__ = [
+    "MOST_CONNECTIONS",
     "Advertise",
     "Bind",
     "Config",
@@ -23,6 +25,7 @@ __all__ = [
     "Level",
     "LogLevel",
     "MetricsPort",
+    "MostConnections",
     "Scheduler",
     "Up",
     "examples",
@@ -70,6 +73,12 @@ MetricsPort = Annotated[
 DataPorts = Annotated[
     str,
     typer.Option(envvar="MLFABRIC_DATA_PORTS", help="Port for tensors, or a range as 7000-7099; 0 for any free one."),
+]
+MostConnections = Annotated[
+    int,
+    typer.Option(
+        envvar="MLFABRIC_MOST_CONNECTIONS", min=1, help="Data connections that others may have open here at a time."
+    ),
 ]
 Up = Annotated[
     str, typer.Option(envvar="MLFABRIC_UP", help="Rate of an emulated network card, outgoing, as 800M or 2.5G; 0 none.")

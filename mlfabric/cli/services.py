@@ -5,17 +5,22 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
+from dataclasses import fields
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mlfabric.cli import options as opt
 from mlfabric.cli.serving import serve
-from mlfabric.config import parse_rate
+from mlfabric.config import parse_rate, parse_size
+from mlfabric.errors import ConfigError
 
-__all__ = ["add_to"]
+if TYPE_CHECKING:
+    from mlfabric.scheduler.limits import Limits
+
+__all__ = ["add_to", "limits_of"]
 
 
 class Drop(Enum):
@@ -53,6 +58,15 @@ def scheduler(
         Drop,
         typer.Option(envvar="MLFABRIC_DROP_RULE", help="Which updates are dropped: as few as possible, or alg. 2."),
     ] = Drop.FEASIBLE,
+    limits: Annotated[
+        str,
+        typer.Option(
+            envvar="MLFABRIC_LIMITS",
+            help="How much it takes in before it refuses more, as members=500,updates=20000: "
+            "members, models, model_bytes, updates, updates_per_worker, outcomes_per_worker, gets_per_worker, "
+            "reduces_per_worker, outbox.",
+        ),
+    ] = "",
     state_dir: Annotated[
         Path | None, typer.Option(envvar="MLFABRIC_STATE_DIR", help="Where its epoch is kept across restarts.")
     ] = None,
@@ -76,10 +90,29 @@ def scheduler(
             round_patience_s=round_patience,
             default_bps=parse_rate(default_rate),
             drop_rule=DropRule[drop_rule.name],
+            limits=limits_of(limits),
             state_dir=state_dir,
         )
     )
     raise typer.Exit(serve(lambda stop, ready: runner.run(stop, lambda _: ready())))
+
+
+def limits_of(text: str) -> Limits:
+    """Return a scheduler's limits: the defaults, changed by text like ``"members=500,model_bytes=20Gi"``.
+
+    Raises:
+        ConfigError: not of that form, an unknown limit, or one that is out of range.
+    """
+    from mlfabric.scheduler.limits import Limits
+
+    known = [field.name for field in fields(Limits)]
+    given: dict[str, int] = {}
+    for entry in filter(None, map(str.strip, text.split(","))):
+        name, is_set, value = entry.partition("=")
+        if name not in known or not is_set:
+            raise ConfigError(f"limits: {entry!r}; allowed: NAME=NUMBER with one of {', '.join(known)}")
+        given[name] = parse_size(value)
+    return Limits(**given)
 
 
 def monitor(
@@ -154,6 +187,7 @@ def add_to(app: typer.Typer) -> None:
         epilog=opt.examples(
             "mlfabric scheduler",
             "mlfabric scheduler --bind 0.0.0.0 --advertise head-node --metrics-port 9400 --state-dir /var/lib/mlfabric",
+            "mlfabric scheduler --limits members=100,models=4,model_bytes=20Gi",
         )
     )(scheduler)
     app.command(

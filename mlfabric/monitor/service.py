@@ -7,7 +7,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import grpc
@@ -16,10 +16,12 @@ from grpc_reflection.v1alpha import reflection
 
 from mlfabric import wire
 from mlfabric.channels.interfaces import interface_of
+from mlfabric.control import server_limits
 from mlfabric.errors import ConfigError, UsageError
 from mlfabric.monitor.estimate import Estimate, EstimatorOptions, Link, LinkEstimator, Transfer
 from mlfabric.monitor.news import News
 from mlfabric.monitor.nic import NicSample, NicSampler
+from mlfabric.network import MAX_RATE_BPS
 from mlfabric.protocol import LinkRate, LinksReported, MemberEvent, Welcome
 from mlfabric.session import SchedulerSession, SessionCallbacks
 from mlfabric.specs import Member, Role
@@ -49,6 +51,7 @@ class MonitorConfig:
         half_life_s: see ``EstimatorOptions``.
         up_bps, down_bps: nominal rate of this host's link in bit/s; 0 means unknown.
         software_version: shown on the status page.
+        most_hosts: of how many hosts it keeps estimates, > 0; what names more is refused.
     """
 
     scheduler: str
@@ -64,12 +67,15 @@ class MonitorConfig:
     up_bps: int = 0
     down_bps: int = 0
     software_version: str = ""
+    most_hosts: int = 4096
 
     def __post_init__(self) -> None:
         if self.bind in ("0.0.0.0", "::", "") and not self.advertised:
             raise ConfigError(f"monitor: bind={self.bind!r} wants advertised, the name that members dial; got ''")
         if not (math.isfinite(self.report_interval_s) and self.report_interval_s > 0):
             raise ConfigError(f"monitor: report_interval_s={self.report_interval_s}; allowed: > 0 and finite")
+        if self.most_hosts <= 0:
+            raise ConfigError(f"monitor: most_hosts={self.most_hosts}; allowed: > 0")
         if not 0 <= self.port < 1 << 16:
             raise ConfigError(f"monitor: port={self.port}; allowed: 0 to 65535")
 
@@ -148,8 +154,9 @@ class MonitorService:
     # Serving
 
     async def _serve(self) -> grpc.aio.Server:
-        server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-        recorder = _Recorder(self._estimator, self._metrics)
+        most = self.config.most_hosts
+        server = grpc.aio.server(options=server_limits(2 * most), maximum_concurrent_rpcs=2 * most)
+        recorder = _Recorder(self._estimator, self._metrics, most)
         monitor_pb2_grpc.add_MonitorServiceServicer_to_server(recorder, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         name = monitor_pb2.DESCRIPTOR.services_by_name["MonitorService"].full_name
@@ -198,14 +205,17 @@ class MonitorService:
         news = self._news.of(estimates, now_s)
         if not news:
             return
-        rates = tuple(
-            LinkRate(host=link.host, up=link.up, bps=found.bps, age_ns=round(found.age_s * 1e9))
-            for link, found in news.items()
-        )
-        message = wire.to_links(LinksReported(monitor=self.config.name, rates=rates))
+        message = self._message(news)
         with contextlib.suppress(grpc.aio.AioRpcError):  # the session notices a scheduler that is gone
             await stub.ReportLinks(message, timeout=ANSWER_WITHIN_S)
             self._news.reported(news.items(), now_s)
+
+    def _message(self, news: Mapping[Link, Estimate]) -> fabric_pb2.ReportLinksRequest:
+        rates = tuple(
+            LinkRate(host=link.host, up=link.up, bps=min(found.bps, MAX_RATE_BPS), age_ns=round(found.age_s * 1e9))
+            for link, found in news.items()
+        )
+        return wire.to_links(LinksReported(monitor=self.config.name, rates=rates))
 
     def _estimates(self, now_s: float) -> dict[Link, Estimate]:
         found = {link: self._estimator.estimate(link, now_s) for link in self._estimator.links}
@@ -230,10 +240,12 @@ class MonitorService:
 class _Recorder(monitor_pb2_grpc.MonitorServiceServicer):
     """Takes transfer records."""
 
-    def __init__(self, estimator: LinkEstimator, metrics: MonitorMetrics) -> None:
+    def __init__(self, estimator: LinkEstimator, metrics: MonitorMetrics, most_hosts: int) -> None:
+        self._most_hosts = most_hosts
         self._estimator = estimator
         self._metrics = metrics
         self._hosts: dict[str, str] = {}
+        self._named: set[str] = set()
 
     async def RecordTransfers(
         self,
@@ -246,12 +258,25 @@ class _Recorder(monitor_pb2_grpc.MonitorServiceServicer):
             found = [from_record(record, now_s, self._hosts) for record in request.records]
         except UsageError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        if excess := self._note_hosts(request, found):
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, excess)
         if request.host:
             self._hosts |= {request.host: request.host, request.member: request.host}
             self._estimator.set_nominal(request.host, request.up_bps, request.down_bps)
         self._estimator.observe([transfer for transfer in found if transfer is not None], now_s)
         self._metrics.records(len(found))
         return monitor_pb2.RecordTransfersResponse()
+
+    def _note_hosts(self, request: monitor_pb2.RecordTransfersRequest, found: Sequence[Transfer | None]) -> str:
+        """Remember who is named; say what would be too many: whoever reports may name any host."""
+        named = {host for transfer in found if transfer is not None for host in (transfer.from_host, transfer.to_host)}
+        new = (named | {request.host}) - self._named
+        if len(self._named) + len(new) > self._most_hosts:
+            return f"{len(self._named)} hosts are known and {len(new)} new; allowed: {self._most_hosts}"
+        if request.member not in self._hosts and len(self._hosts) >= 2 * self._most_hosts:
+            return f"{len(self._hosts)} members and hosts are known; allowed: {2 * self._most_hosts}"
+        self._named |= new
+        return ""
 
 
 def from_record(record: monitor_pb2.TransferRecord, now_s: float, hosts: Mapping[str, str]) -> Transfer | None:

@@ -42,6 +42,8 @@ class RefuseReason(Enum):
     PROTOCOL_VERSION = "this member speaks another version of the protocol"
     OUT_OF_RANGE = "a parameter is out of range"
     NOT_YET = "something that it needs is not there yet"
+    NOT_ITS_OWN = "it is about another member's model"
+    TOO_MANY = "there is more of it than the scheduler takes in"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

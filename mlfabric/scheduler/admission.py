@@ -11,7 +11,7 @@ from mlfabric.scheduler.differing import difference, malformed
 from mlfabric.scheduler.model import ModelState
 from mlfabric.scheduler.modes import has_server
 from mlfabric.scheduler.placing import Placing
-from mlfabric.scheduler.records import MemberState
+from mlfabric.scheduler.records import MemberRecord, MemberState
 from mlfabric.scheduler.rounds import Rounds
 from mlfabric.scheduler.sharded import ShardedModel
 from mlfabric.specs import Member, ModelSpec, Role
@@ -50,8 +50,12 @@ class Admission:
         if known is not None and known.state is MemberState.HERE and known.member.incarnation != member.incarnation:
             where = f"a live {known.member.role.value} on host {known.member.host}"
             return RefuseReason.NAME_TAKEN, f"{member.name!r} is taken by {where}; choose another name or stop that one"
+        if (excess := self._excess(event)) is not None:
+            return excess
+        if known is not None and (changed := _changed(known, member, spec)) is not None:
+            return changed
         for held in event.held:
-            if (refusal := self._held_elsewhere(member.name, held)) is not None:
+            if (refusal := self.held_refusal(member.name, held)) is not None:
                 return refusal
         if event.follows is not None:
             return self._replica_refusal(event.follows, member)
@@ -104,7 +108,39 @@ class Admission:
                 return RefuseReason.NAME_TAKEN, f"{detail}; stop that one, or follow another server"
         return None
 
-    def _held_elsewhere(self, server: str, held: ModelSpec) -> tuple[RefuseReason, str] | None:
+    def _excess(self, event: MemberJoined) -> tuple[RefuseReason, str] | None:
+        """Say what there would be too much of; None if nothing."""
+        limits, member, spec = self._context.config.limits, event.member, event.spec
+        known = self._context.members.get(member.name)
+        if known is None or known.state is MemberState.LEFT:
+            count = sum(record.state is not MemberState.LEFT for record in self._context.members.values())
+            if count >= limits.members:
+                return RefuseReason.TOO_MANY, f"{count} members are here or silent; allowed: {limits.members}"
+            if known is None and len(self._context.members) > 2 * limits.members:
+                given = f"{len(self._context.members)} members are remembered"
+                return RefuseReason.TOO_MANY, f"{given}; allowed: {2 * limits.members}, so come under a name of before"
+        hosts = self._context.network.hosts
+        if member.host not in hosts and len(hosts) >= 2 * limits.members:
+            given = f"{len(hosts)} hosts are known and {member.host!r} is not"
+            advice = "a scheduler that begins anew forgets those that are gone"
+            return RefuseReason.TOO_MANY, f"{given}; allowed: {2 * limits.members}; {advice}"
+        specs = [*event.held, *(() if spec is None else (spec,))]
+        for one in specs:
+            if one.layout.size_bytes > limits.model_bytes:
+                given = f"model {one.name!r} of {one.layout.size_bytes} bytes"
+                return RefuseReason.OUT_OF_RANGE, f"{given}; allowed: up to {limits.model_bytes}"
+        known_names = self._models.keys() | self._reductions.keys() | self._wholes.keys()
+        new = sum(1 if one.shard is not None else one.shards for one in specs if one.name not in known_names)
+        count = len(self._models) + len(self._reductions)
+        if new and count + new > limits.models:
+            return RefuseReason.TOO_MANY, f"{count} models are known and {new} new; allowed: {limits.models}"
+        return None
+
+    def held_refusal(self, server: str, held: ModelSpec) -> tuple[RefuseReason, str] | None:
+        """Say why a server cannot hold a model that it says it holds; None if it can."""
+        if not has_server(held.mode):
+            detail = f"model {held.name!r} held by a server with mode {held.mode.value}"
+            return RefuseReason.OUT_OF_RANGE, f"{detail}, which has none; allowed: any other mode"
         if held.name in self._reductions:
             return RefuseReason.NAME_TAKEN, f"model {held.name!r} is reduced among workers; give it another name"
         model = self._models.get(held.name)
@@ -114,3 +150,16 @@ class Admission:
             detail = f"model {held.name!r} is held by server {model.pushes.server!r}"
             return RefuseReason.NAME_TAKEN, f"{detail}; give the model another name"
         return difference(held, model.pushes.spec)
+
+
+def _changed(known: MemberRecord, member: Member, spec: ModelSpec | None) -> tuple[RefuseReason, str] | None:
+    """Say how a process that comes back is not who it was; None if it is, or if it is another process."""
+    if known.member.incarnation != member.incarnation:
+        return None
+    if known.member.role is not member.role:
+        detail = f"{member.name!r} joined as {known.member.role.value} and comes back as {member.role.value}"
+        return RefuseReason.NAME_TAKEN, f"{detail}; a process keeps its role"
+    if spec is not None and known.model and known.model != spec.name:
+        detail = f"{member.name!r} joined with model {known.model!r} and comes back with {spec.name!r}"
+        return RefuseReason.OPTIONS_DIFFER, f"{detail}; a worker keeps its model"
+    return None

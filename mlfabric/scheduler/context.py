@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from mlfabric.network import Network, Path, down_link
 from mlfabric.protocol import GetId, SumId
+from mlfabric.scheduler.limits import Limits
 from mlfabric.scheduler.planning import Aggregator, DropRule
 from mlfabric.scheduler.records import MemberRecord, MemberState, PlanCount
 from mlfabric.scheduler.steps import StepTimes
@@ -32,6 +33,7 @@ class SchedulerConfig:
             without.
         default_bps: rate of a link that nobody stated and nobody measured.
         drop_rule: how updates that cannot make their deadline are found (design, section 5).
+        limits: see there.
     """
 
     epoch: int
@@ -41,6 +43,7 @@ class SchedulerConfig:
     round_patience_ns: int = 1_000_000_000
     default_bps: int = 10_000_000_000
     drop_rule: DropRule = DropRule.FEASIBLE
+    limits: Limits = field(default_factory=Limits)
 
 
 class TicketMaker:
@@ -95,6 +98,12 @@ class Context:
         for named in self._of_role.values():
             named.pop(name, None)
         self.members[name] = self._of_role[record.member.role][name] = record
+
+    def forget(self, record: MemberRecord) -> None:
+        """Forget a member that has left."""
+        self.members.pop(record.member.name)
+        self._of_role[record.member.role].pop(record.member.name)
+        self.steps.forget(record.member.name)
 
     def is_here(self, name: str) -> bool:
         """Tell whether a member of this name can be talked to."""

@@ -53,14 +53,14 @@ class Membership:
         self._reductions = reductions
         self._wholes = wholes
         self._placing = Placing(context, models)
-        self._admission = Admission(context, models, reductions, wholes, self._placing)
+        self.admission = Admission(context, models, reductions, wholes, self._placing)
         self._silent: dict[str, MemberRecord] = {}
         self._missed: dict[str, int] = {}
 
     def join(self, event: MemberJoined, now_ns: int) -> Iterator[Instruction]:
         """Admit a member, or say why not."""
         member = event.member
-        refusal = self._admission.refusal(event)
+        refusal = self.admission.refusal(event)
         if refusal is None:
             try:
                 self._context.network.add_host(member.host, member.up_bps, member.down_bps)
@@ -86,6 +86,7 @@ class Membership:
         self._context.admit(record)
         self._silent.pop(member.name, None)
         self._missed.pop(member.name, None)
+        self._forget_who_left_first()
         yield from self._admit(record, event, "back again" if again else "joined")
 
     def models_of(self, name: str) -> list[ModelState]:
@@ -291,6 +292,19 @@ class Membership:
         if holder is not None:
             holder.forget_worker(record.member.name)
         self._leave_clocks(record.member.name)
+
+    def _forget_who_left_first(self) -> None:
+        """Forget the one who left first, if many have, of those that nothing is about any more."""
+        left = [m for m in self._context.members.values() if m.state is MemberState.LEFT]
+        if len(left) <= self._context.config.limits.members:
+            return
+        models = self._models.values()
+        kept = {m.pushes.server for m in models} | {m.replication.name for m in models}
+        kept |= {u.worker for m in models for u in (*m.pushes.waiting, *m.pushes.planned)}
+        kept |= {g.worker for m in models for g in (*m.gets.waiting, *m.gets.planned)}
+        idle = [m for m in left if m.member.name not in kept and m.member.role is not Role.AGGREGATOR]
+        if idle:
+            self._context.forget(min(idle, key=lambda record: record.since_ns))
 
     def _leave_clocks(self, worker: str, stays: Sequence[ModelState] = ()) -> None:
         """Wait for a worker no longer in any model but the one (or its parts) that it stays with."""

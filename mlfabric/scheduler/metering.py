@@ -74,7 +74,7 @@ class Meter:
         if count.plans > plans:
             self._plan_s += took_s
             self.metrics.plan(took_s, count.updates - updates)
-        self._note(event)
+        self._note(state, event)
         for instruction in instructions:
             if isinstance(instruction, Drop) and instruction.to == instruction.update.worker:
                 self.metrics.settled(instruction.model, instruction.update.worker, Dropped(cause=instruction.cause))
@@ -98,19 +98,23 @@ class Meter:
         else:
             self.metrics.round_voided(ended.model)
 
-    def _note(self, event: MemberEvent) -> None:
+    def _note(self, state: SchedulerState, event: MemberEvent) -> None:
+        """Count what members report of others that are known: anybody may name anything."""
+        members = state.context.members
         match event:
             case PushRequested() | Tick():
                 return
-            case CommitsReported():
-                for commit in event.commits:
+            case CommitsReported() if event.model in state.models:
+                for commit in (c for c in event.commits if c.update.worker in members):
                     outcome = Committed(version=commit.version, tau=commit.tau)
                     self.metrics.settled(event.model, commit.update.worker, outcome)
                     self.metrics.version(event.model, commit.version)
             case TransferEnded(end=TransferEnd.DISCARDED, transfer=UpdateId() as update) if event.cause is not None:
-                self.metrics.settled(event.model, update.worker, Dropped(cause=event.cause))
+                if update.worker in members and event.model in state.models:
+                    self.metrics.settled(event.model, update.worker, Dropped(cause=event.cause))
             case LinksReported():
-                for rate in event.rates:
+                hosts = state.context.network.hosts
+                for rate in (r for r in event.rates if r.host in hosts):
                     self.metrics.link_rate(rate.host, rate.up, rate.bps)
 
     def survey(self, state: SchedulerState) -> None:

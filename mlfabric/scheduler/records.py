@@ -259,6 +259,10 @@ class SettledUpdates:
         """Return the outcome, or None if it is not known (any more)."""
         return self._by_worker.get(update[:2], {}).get(update.counter)
 
+    def count(self, update: UpdateId) -> int:
+        """Return how many outcomes are known of ``update``'s worker incarnation."""
+        return len(self._by_worker.get(update[:2], ()))
+
     def is_over(self, update: UpdateId) -> bool:
         """Tell whether its worker knows the outcome: what still asks for it is a late repetition."""
         return update.counter < self._low.get(update[:2], 0)

@@ -99,6 +99,10 @@ class Rounds:
         """Tell whether a worker has asked for a round that has not begun."""
         return bool(self._queues.get(worker)) and not self.is_reducing(worker)
 
+    def asked_by(self, worker: str) -> int:
+        """Return how many requests of a worker are open."""
+        return len(self._queues.get(worker, ()))
+
     def validate(self) -> None:
         """Check what must hold after every event; a violation is a broken invariant."""
         name = self.spec.name

@@ -10,7 +10,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,10 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from mlfabric.control import server_limits
 from mlfabric.errors import UsageError
 from mlfabric.scheduler.context import SchedulerConfig
+from mlfabric.scheduler.limits import Limits
 from mlfabric.scheduler.metering import Meter
 from mlfabric.scheduler.planning import DropRule
 from mlfabric.scheduler.service import FabricService
@@ -35,7 +37,8 @@ log = logging.getLogger("mlfabric.scheduler")
 SURVEY_S = 1.0
 GRACE_S = 0.5
 YOUNG_OBJECTS = 10_000
-MAX_CONTROL_BYTES = 16 * 1024 * 1024
+SPARE_CALLS = 64
+"""So many connections and calls there may be beyond one session and one call of each member: for people and tools."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +57,7 @@ class SchedulerOptions:
         round_patience_s: see ``SchedulerConfig``; >= 0.
         default_bps: rate of a link that nobody stated and nobody measured; > 0.
         drop_rule: which updates are dropped.
+        limits: how much it takes in.
         state_dir: where the epoch is kept; None derives it from the time of day.
     """
 
@@ -67,6 +71,7 @@ class SchedulerOptions:
     round_patience_s: float = 1.0
     default_bps: int = 10_000_000_000
     drop_rule: DropRule = DropRule.FEASIBLE
+    limits: Limits = field(default_factory=Limits)
     state_dir: Path | None = None
 
     def __post_init__(self) -> None:
@@ -128,12 +133,11 @@ def rare_collections() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _channel_options(answer_s: float) -> list[tuple[str, int]]:
+def _channel_options(answer_s: float, most_calls: int) -> list[tuple[str, int]]:
     """Return the settings of the members' connections: who answers no ping has lost its stream."""
     half_ms = max(1, round(answer_s * 500))
     return [
-        ("grpc.so_reuseport", 0),
-        ("grpc.max_receive_message_length", MAX_CONTROL_BYTES),
+        *server_limits(most_calls),
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.keepalive_permit_without_calls", 1),
@@ -156,6 +160,7 @@ class SchedulerRunner:
             round_patience_ns=round(options.round_patience_s * 1e9),
             default_bps=options.default_bps,
             drop_rule=options.drop_rule,
+            limits=options.limits,
         )
         self._state = SchedulerState(config)
         self._meter = Meter(SchedulerMetrics(), __version__)
@@ -171,7 +176,9 @@ class SchedulerRunner:
                 await self._serve(stop, ready)
 
     async def _serve(self, stop: asyncio.Event, ready: Callable[[str], None]) -> None:
-        server = grpc.aio.server(options=_channel_options(self.options.answer_s))
+        most_calls = 2 * self.options.limits.members + SPARE_CALLS
+        options = _channel_options(self.options.answer_s, most_calls)
+        server = grpc.aio.server(options=options, maximum_concurrent_rpcs=most_calls)
         service = FabricService(self._state, self._meter)
         fabric_pb2_grpc.add_FabricServiceServicer_to_server(service, server)
         status = self._add_standard_services(server)

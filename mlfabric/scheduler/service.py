@@ -40,6 +40,8 @@ __all__ = ["FabricService"]
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 _SESSION_WITHIN_S = 10.0
+_LARGEST_EVENT_BYTES = 64 * 1024
+_LONG_EVENTS = frozenset({"server_holds", "worker_holds", "commits_reported", "replica_reported"})
 _SPOKEN_BY = {
     Role.WORKER: frozenset(
         {
@@ -77,6 +79,8 @@ _STATUS = {
     RefuseReason.PROTOCOL_VERSION: grpc.StatusCode.UNIMPLEMENTED,
     RefuseReason.OUT_OF_RANGE: grpc.StatusCode.INVALID_ARGUMENT,
     RefuseReason.NOT_YET: grpc.StatusCode.FAILED_PRECONDITION,
+    RefuseReason.NOT_ITS_OWN: grpc.StatusCode.PERMISSION_DENIED,
+    RefuseReason.TOO_MANY: grpc.StatusCode.RESOURCE_EXHAUSTED,
 }
 
 
@@ -91,6 +95,7 @@ class _Seat:
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     opened: bool = False
     closed: bool = False
+    task: asyncio.Task[Any] | None = None
 
     def take(self) -> list[session_pb2.Instruction]:
         """Empty the outbox."""
@@ -119,6 +124,7 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
         self._meter = meter
         self._seats: dict[str, _Seat] = {}
         self._epoch = state.context.config.epoch
+        self._limits = state.context.config.limits
         self._timer: asyncio.TimerHandle | None = None
         self._settling = False
         self._torn: dict[str, str] = {}
@@ -173,6 +179,9 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
         for instruction in instructions:
             seat = self._seats.get(instruction.to)
             if seat is not None and not isinstance(instruction, (Welcome, Refuse)):
+                if len(seat.outbox) >= self._limits.outbox:
+                    self._shut_out(instruction.to, seat)
+                    continue
                 seat.outbox.append(wire.to_instruction(instruction))
                 told[instruction.to] = seat
         for seat in sorted(told.values(), key=_rank_of) if told else ():
@@ -265,13 +274,18 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
         self, request_iterator: AsyncIterator[fabric_pb2.SessionRequest], context: _Context
     ) -> AsyncIterator[fabric_pb2.SessionResponse]:
         """Keep a member's stream: its events in, its instructions out."""
-        hello = await anext(request_iterator, None)
+        try:
+            async with asyncio.timeout(_SESSION_WITHIN_S):
+                hello = await anext(request_iterator, None)
+        except TimeoutError:
+            waited = f"nothing was said on this session for {_SESSION_WITHIN_S} s"
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"{waited}; begin with a name and its token")
         seat = self._seats.get(hello.member) if hello is not None else None
         if hello is None or seat is None or not secrets.compare_digest(seat.token, hello.session_token):
             name = hello.member if hello is not None else ""
             detail = f"no registration of {name!r} under this token; register first"
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, detail)
-        name, seat.opened = hello.member, True
+        name, seat.opened, seat.task = hello.member, True, asyncio.current_task()
         await self._take_in_all(name, seat, hello, context)
         reader = asyncio.create_task(self._read(name, seat, request_iterator, context))
         try:
@@ -288,6 +302,17 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
         """Do not wait any longer for the session of a member that has only registered."""
         if not seat.opened:
             self._vacate(name, seat)
+
+    def _shut_out(self, name: str, seat: _Seat) -> None:
+        """End the session of a member that does not read what it is told; when it comes back it is told anew."""
+        if seat.closed:
+            return
+        self._log.warning("%s does not read what it is told: %s instructions wait", name, len(seat.outbox))
+        seat.close()
+        loop = asyncio.get_running_loop()
+        loop.call_soon(self._vacate, name, seat)
+        if seat.task is not None:
+            loop.call_soon(seat.task.cancel)  # its stream may be waiting for the member to read
 
     def _vacate(self, name: str, seat: _Seat) -> None:
         if self._seats.get(name) is seat:
@@ -318,12 +343,24 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
                     article = "an" if seat.role is Role.AGGREGATOR else "a"
                     said = f"{name}: {article} {seat.role.value} said {which}"
                     raise UsageError(f"{said}; allowed: {', '.join(sorted(spoken))}")
+                if which not in _LONG_EVENTS and message.ByteSize() > _LARGEST_EVENT_BYTES:
+                    given = f"{name}: {which} of {message.ByteSize()} bytes"
+                    detail = f"{given}; allowed: up to {_LARGEST_EVENT_BYTES}"
+                    await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, detail)
                 if which == "member_left":
                     self._say_goodbye(name, seat, message.member_left.detail)
                     return
-                self._take_in(wire.from_event(message, name))
+                event = wire.from_event(message, name)
+                await self._check(event, context)
+                self._take_in(event)
         except UsageError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+
+    async def _check(self, event: MemberEvent, context: _Context) -> None:
+        """End the call if it cannot be taken in what its member says."""
+        refusal = self._state.refusal(event)
+        if refusal is not None:
+            await context.abort(_STATUS[refusal[0]], refusal[1])
 
     def _say_goodbye(self, name: str, seat: _Seat, detail: str) -> None:
         del self._seats[name]
@@ -348,6 +385,7 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
             await context.abort(grpc.StatusCode.NOT_FOUND, f"unknown worker {worker!r}; register it first")
         async with _usage(context):
             event = wire.from_event(message, worker)
+        await self._check(event, context)
         self._take_in(event)
 
     async def ReportLinks(
@@ -358,6 +396,7 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
             await context.abort(grpc.StatusCode.NOT_FOUND, f"unknown monitor {request.monitor!r}; register it first")
         async with _usage(context):
             event = wire.from_links(request)
+        await self._check(event, context)
         self._take_in(event)
         return fabric_pb2.ReportLinksResponse()
 

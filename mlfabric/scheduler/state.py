@@ -40,6 +40,7 @@ from mlfabric.protocol import (
     UpdateId,
     WorkerHolds,
 )
+from mlfabric.scheduler.claims import Claims, Refusal
 from mlfabric.scheduler.context import Context, NumberMaker, SchedulerConfig, TicketMaker
 from mlfabric.scheduler.membership import Membership
 from mlfabric.scheduler.model import ModelState
@@ -65,11 +66,16 @@ class SchedulerState:
         self.reductions: dict[str, Rounds] = {}
         self.wholes: dict[str, ShardedModel] = {}
         self._membership = Membership(self.context, self.models, self.reductions, self.wholes)
+        self._claims = Claims(self.context, self.models, self.reductions, self._membership.admission)
 
     @property
     def count(self) -> PlanCount:
         """What was planned so far."""
         return self.context.count
+
+    def refusal(self, event: MemberEvent) -> Refusal | None:
+        """Say why an event is not to be handed to this state machine, though it is well formed; None if it may be."""
+        return self._claims.refusal(event)
 
     def handle(self, event: MemberEvent, now_ns: int) -> list[Instruction]:
         """Take in one event and return the instructions that follow, in order."""
@@ -168,13 +174,16 @@ class SchedulerState:
                 for model in self.models.values():
                     model.pushes.links_changed(now_ns)
                     model.gets.links_changed(now_ns)
-                self.measured.update({(r.host, r.up): now_ns - r.age_ns for r in event.rates})
+                known = self.context.network.hosts
+                self.measured.update({(r.host, r.up): now_ns - r.age_ns for r in event.rates if r.host in known})
             case MemoryReported():
                 if event.name in self.context.members:
                     self.context.members[event.name].memory_bytes = dict(event.kinds)
 
     def _note_steps(self, event: MemberEvent, now_ns: int) -> None:
         """Let workers' steps be timed: by the whole model, or by the first part of one that is cut."""
+        if isinstance(event, TransferEnded) and event.transfer[0] not in self.context.members:
+            return
         model = self.models.get(getattr(event, "model", ""))
         if model is None or not model.pushes.spec.shard:
             self.context.steps.note(event, now_ns)

@@ -113,6 +113,10 @@ class StepTimes:
         """Return what is known of a worker; nothing yet if it was not seen."""
         return self._workers.get(worker, WorkerSteps(0))
 
+    def forget(self, worker: str) -> None:
+        """Forget a worker."""
+        self._workers.pop(worker, None)
+
     def note(self, event: MemberEvent, now_ns: int) -> None:
         """Take in an event; what does not tell of a worker's steps changes nothing."""
         match event:
@@ -124,7 +128,7 @@ class StepTimes:
                     own.get(now_ns)
             case CommitsReported():
                 for commit in event.commits:
-                    if own := self._own(commit.update):
+                    if commit.update.worker in self._workers and (own := self._own(commit.update)):
                         own.committed, own.version = commit.update, commit.version
             case RoundArrived() if event.worker in self._workers:
                 self._workers[event.worker].has_model_ns = now_ns

@@ -6,19 +6,95 @@ learning rate, and the l2 norm of the whole change. ``version`` is the last that
 each, or all of them that one (synchronous training). A lone update is a group of one. The log is written as it happens,
 not fsynced: a checkpoint is what survives a crash of the host, the log of a process that died is whole up to its last
 line.
+
+What cannot be written, as the disk is full, is kept for a while and written when there is room; no line is ever torn.
+Training goes on, since a commit that was made cannot be taken back. If too much is waiting, the oldest is given up, and
+``{"missing": 12}`` stands for so many lines.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
+import logging
+import os
+import time
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TextIO
 
-from mlfabric.errors import FabricError
 from mlfabric.protocol import Commit
 
 __all__ = ["CommitLog"]
+
+log = logging.getLogger("mlfabric.server")
+MOST_WAITING = 10_000
+RETRY_S = 1.0
+
+
+class _File:
+    """One model's log.
+
+    Args:
+        path: where it is appended to.
+        model: whose it is.
+    """
+
+    def __init__(self, path: Path, model: str) -> None:
+        self._path = path
+        self._model = model
+        self._descriptor: int | None = None
+        self._waiting: deque[str] = deque()
+        self._missing = 0
+        self._failed_s: float | None = None
+
+    def append(self, line: str) -> None:
+        """Write a line, or keep it until it can be written."""
+        self._waiting.append(line)
+        if len(self._waiting) > MOST_WAITING:
+            self._waiting.popleft()
+            self._missing += 1
+        if self._failed_s is None or time.monotonic() >= self._failed_s + RETRY_S:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what waits, all of it or nothing."""
+        if not self._waiting:
+            return
+        gap = [json.dumps({"missing": self._missing}) + "\n"] if self._missing else []
+        try:
+            self._write("".join([*gap, *self._waiting]).encode())
+        except OSError as error:
+            if self._failed_s is None:
+                log.error("the commit log of %s cannot be written, and is kept in memory: %s", self._model, error)
+            self._failed_s = time.monotonic()
+            return
+        if self._failed_s is not None:
+            log.warning("the commit log of %s is written again; %s lines of it are missing", self._model, self._missing)
+        self._waiting.clear()
+        self._missing, self._failed_s = 0, None
+
+    def _write(self, data: bytes) -> None:
+        if self._descriptor is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        before_bytes = os.fstat(self._descriptor).st_size
+        try:
+            if os.write(self._descriptor, data) < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._descriptor, before_bytes)
+            raise
+
+    def close(self) -> None:
+        """Write what can be written, and close the file."""
+        self.flush()
+        if self._waiting:
+            log.error("%s lines of the commit log of %s are lost", len(self._waiting) + self._missing, self._model)
+        if self._descriptor is not None:
+            os.close(self._descriptor)
 
 
 class CommitLog:
@@ -30,14 +106,10 @@ class CommitLog:
 
     def __init__(self, directory: Path | None) -> None:
         self._directory = directory
-        self._files: dict[str, TextIO] = {}
+        self._files: dict[str, _File] = {}
 
     def append(self, model: str, commits: Sequence[Commit]) -> None:
-        """Write one group's commits, of which there is at least one.
-
-        Raises:
-            FabricError: the file cannot be written; says why.
-        """
+        """Write one group's commits, of which there is at least one; what cannot be written now is written later."""
         if self._directory is None:
             return
         entry = {
@@ -48,17 +120,10 @@ class CommitLog:
             "lr": [commit.lr for commit in commits],
             "step_norm": commits[-1].step_norm,
         }
-        try:
-            self._file(self._directory, model).write(json.dumps(entry) + "\n")
-        except OSError as error:
-            raise FabricError(f"the commit log of {model} cannot be written: {error}") from error
-
-    def _file(self, directory: Path, model: str) -> TextIO:
         if model not in self._files:
-            directory.mkdir(parents=True, exist_ok=True)
             name = "".join(c if c.isalnum() or c in "-_." else "_" for c in model)
-            self._files[model] = (directory / f"{name}.commits.jsonl").open("a", buffering=1)
-        return self._files[model]
+            self._files[model] = _File(self._directory / f"{name}.commits.jsonl", model)
+        self._files[model].append(json.dumps(entry) + "\n")
 
     def close(self) -> None:
         """Close every file."""

@@ -17,6 +17,7 @@ import grpc
 
 from mlfabric import wire
 from mlfabric.config import WorkerSettings
+from mlfabric.control import server_limits
 from mlfabric.errors import FabricError, RefusedError, UsageError
 from mlfabric.protocol import ModelVersion, Outcome, UpdateId
 from mlfabric.telemetry import MetricsPage, WorkerMetrics
@@ -31,6 +32,9 @@ __all__ = ["BesideOptions", "serve"]
 log = logging.getLogger("mlfabric.worker")
 DEATH_DRAIN_S = 5.0
 DRAIN_S = 30.0
+MOST_TRAINERS = 1024
+"""The most training processes that are served at a time."""
+OPEN_WITHIN_S = 10.0
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -57,7 +61,7 @@ async def serve(options: BesideOptions, stop: asyncio.Event) -> None:
     Raises:
         UsageError: the address cannot be listened on.
     """
-    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    server = grpc.aio.server(options=server_limits(MOST_TRAINERS), maximum_concurrent_rpcs=MOST_TRAINERS)
     metrics = WorkerMetrics()
     service = DaemonService(options.settings, metrics)
     daemon_pb2_grpc.add_DaemonServiceServicer_to_server(service, server)
@@ -94,7 +98,11 @@ class DaemonService(daemon_pb2_grpc.DaemonServiceServicer):
         self, request_iterator: AsyncIterator[daemon_pb2.AttachRequest], context: _Context
     ) -> AsyncIterator[daemon_pb2.AttachResponse]:
         """Be one training process's daemon for as long as its stream lasts."""
-        first = await anext(request_iterator, None)
+        try:
+            async with asyncio.timeout(OPEN_WITHIN_S):
+                first = await anext(request_iterator, None)
+        except TimeoutError:
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"no worker was opened within {OPEN_WITHIN_S} s")
         if first is None or first.WhichOneof("request") != "open":
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must open a worker")
         assert first is not None

@@ -62,7 +62,7 @@ class Segment:
             UnavailableError: it is not there, too small, or not a segment of ours.
         """
         where = Path(path)
-        if where.parent != _DIRECTORY or not where.name.startswith(_PREFIX):
+        if where.parent != _DIRECTORY or "\0" in path or not where.name.startswith(_PREFIX):
             raise UnavailableError(f"{path!r} is no shared memory of mlfabric's; allowed: {_DIRECTORY}/{_PREFIX}...")
         try:
             descriptor = os.open(where, os.O_RDWR | os.O_NOFOLLOW)

@@ -11,6 +11,7 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Iterator
+from concurrent import futures
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Self
@@ -24,12 +25,13 @@ from mlfabric.worker_daemon.growing import GrowingUpdate, Timing, not_finite
 from mlfabric.worker_daemon.reduce_tensors import ReduceHandle, StagedTensors
 from mlfabric.worker_daemon.sending import GivenUpError
 from mlfabric.worker_daemon.tensors import ModelTensors, Trainable
-from mlfabric.worker_daemon.thread import Daemon, OutcomeFuture, VersionFuture
+from mlfabric.worker_daemon.thread import CountFuture, Daemon, OutcomeFuture, VersionFuture
 
 __all__ = ["PushHandle", "Tally", "Worker"]
 
 log = logging.getLogger("mlfabric.worker")
 DRAIN_S = 30.0
+MOST_REDUCING = 1024
 UNKNOWN_NORM = 1e30
 """Of an update that is announced before it is complete: a bound on what a replica lacks counts it as too large."""
 
@@ -107,6 +109,7 @@ class Worker:
         self._together = together
         self._staged = StagedTensors()
         self._open: deque[OutcomeFuture] = deque()
+        self._reducing: deque[CountFuture] = deque()
         self._coming: VersionFuture | None = None
         self._left = False
         self._growing: GrowingUpdate | None = None
@@ -332,15 +335,20 @@ class Worker:
     def all_reduce_async(self, tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM) -> ReduceHandle:
         """Begin an AllReduce; the handle's ``result`` writes it into the tensor, which must be left alone until then.
 
-        Several may be on their way, slices of one tensor too; they are carried out in the order of these calls.
+        Several may be on their way, slices of one tensor too; they are carried out in the order of these calls. When
+        1024 are, this waits for the first of them.
 
         Args, Raises: as for :meth:`all_reduce`.
         """
         if self.mode is not Mode.ALL_REDUCE:
             given = f"all_reduce in mode {self.mode.value}"
             raise UsageError(f"{given}; register with mode=Mode.ALL_REDUCE, or push and get")
+        while self._reducing and (self._reducing[0].done() or len(self._reducing) >= MOST_REDUCING):
+            futures.wait([self._reducing.popleft()])
         staged = self._staged.stage(tensor, ReduceOp(op))
-        return self._staged.handle(staged, self._daemon.reduce(staged.buffers, staged.op, self._together))
+        coming = self._daemon.reduce(staged.buffers, staged.op, self._together)
+        self._reducing.append(coming)
+        return self._staged.handle(staged, coming)
 
     # Leaving
 

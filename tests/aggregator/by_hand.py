@@ -133,9 +133,7 @@ class Stand:
         self.stack = ExitStack()
         self.scheduler = SchedulerByHand()  # type: ignore[abstract]  # aggregators make no other calls
         self.stack.callback(self.scheduler.close)
-        self._place = self.stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-        self._place.settimeout(PATIENCE_S)
-        self.address = f"127.0.0.1:{self._place.getsockname()[1]}"
+        self.listen_anew()
         self.aggregators: dict[str, Any] = {}
 
     def __enter__(self) -> Self:
@@ -143,6 +141,12 @@ class Stand:
 
     def __exit__(self, *raised: object) -> None:
         self.stack.close()
+
+    def listen_anew(self) -> None:
+        """Take sums at another address from now on: over connections that are new, too."""
+        self._place = self.stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        self._place.settimeout(PATIENCE_S)
+        self.address = f"127.0.0.1:{self._place.getsockname()[1]}"
 
     def aggregator(self, name: str = "a", **options: Any) -> Any:
         """Start an aggregator and let it know the models."""

@@ -247,6 +247,9 @@ async def test_ipv6_addresses_are_written_in_brackets() -> None:
         ({"down_bps": -1}, "down_bps=-1"),
         ({"max_payload_bytes": 0}, "max_payload_bytes=0"),
         ({"connect_timeout_s": 0}, "connect_timeout_s=0"),
+        ({"most_connections": 0}, "most_connections=0; allowed: > 0"),
+        ({"most_silent": 0}, "most_silent=0; allowed: > 0"),
+        ({"silent_s": 0}, "silent_s=0; allowed: > 0"),
     ],
 )
 def test_options_that_cannot_work_are_refused(fields: dict[str, Any], says: str) -> None:

@@ -7,7 +7,9 @@ import pytest
 from typer.testing import CliRunner
 
 from mlfabric.cli.app import app
+from mlfabric.cli.services import limits_of
 from mlfabric.errors import ConfigError, UsageError
+from mlfabric.scheduler.limits import Limits
 
 from .conftest import Start
 
@@ -98,6 +100,10 @@ def test_a_member_whose_port_is_in_use_says_so_in_one_line(start: Start, service
         (("server", "--resume"), "resume needs checkpoint_dir"),
         (("server", "--bind", "0.0.0.0"), "give advertised_host"),
         (("monitor", "--report-every", "0"), "allowed: > 0"),
+        (("scheduler", "--limits", "members"), "limits: 'members'; allowed: NAME=NUMBER with one of members, models,"),
+        (("scheduler", "--limits", "cats=9"), "limits: 'cats=9'; allowed: NAME=NUMBER with one of members, models,"),
+        (("scheduler", "--limits", "members=many"), "size 'many'; allowed: a number with"),
+        (("scheduler", "--limits", "members=0"), "limits: members=0; allowed: > 0"),
         (("scheduler", "--batch-window", "-1"), "batch_window_s=-1.0; allowed: 0 to 60"),
     ],
 )
@@ -106,3 +112,8 @@ def test_settings_that_cannot_be_used_are_named_with_what_is_allowed(arguments, 
 
     assert isinstance(error, (ConfigError, UsageError))
     assert message in str(error)
+
+
+def test_limits_are_the_defaults_but_for_those_that_are_given():
+    assert limits_of("") == Limits()
+    assert limits_of("members=500, model_bytes=20Gi") == Limits(members=500, model_bytes=20 << 30)

@@ -93,11 +93,17 @@ def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
         ("MLFABRIC_DATA_PORTS", "a-b"),
         ("MLFABRIC_METRICS_PORT", "x"),
         ("MLFABRIC_WORKERS", "all"),
+        ("MLFABRIC_MOST_CONNECTIONS", "some"),
     ],
 )
 def test_a_malformed_variable_is_named(variable: str, value: str) -> None:
     with pytest.raises(ConfigError, match=f"{value}.*allowed"):
         WorkerSettings.from_environment({variable: value})
+
+
+@pytest.mark.parametrize(("said", "most"), [("", 8192), ("12", 12)])
+def test_how_many_connections_a_worker_takes_can_be_said(said: str, most: int) -> None:
+    assert WorkerSettings.from_environment({"MLFABRIC_MOST_CONNECTIONS": said}).tcp.most_connections == most
 
 
 @pytest.mark.parametrize(("given", "number"), [(None, 4), (2, 2), (1, 1)])

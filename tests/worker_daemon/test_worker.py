@@ -12,6 +12,7 @@ import torch
 
 from mlfabric.errors import FabricClosedError, LayoutError, RefusedError, UsageError
 from mlfabric.protocol import Committed, Dropped, DropReason, Lost, ModelVersion, Outcome, ReduceOp, Welcome
+from mlfabric.specs import Mode
 from mlfabric.worker_daemon.attempts import ReduceBuffers
 from mlfabric.worker_daemon.sending import GivenUpError, Growth, Parcel
 from mlfabric.worker_daemon.tensors import ModelTensors
@@ -261,3 +262,33 @@ def test_a_handler_of_sigterm_that_the_script_has_set_stays(model, daemon) -> No
             assert signal.getsignal(signal.SIGTERM) is mine
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+class SlowReducer(ScriptedDaemon):
+    """Reduces when it is told to."""
+
+    def __init__(self, size_bytes: int) -> None:
+        super().__init__(size_bytes)
+        self.reducing: list[Future[int]] = []
+
+    def reduce(self, buffers: ReduceBuffers, op: ReduceOp, together: int) -> Future[int]:
+        self.reducing.append(Future())
+        return self.reducing[-1]
+
+
+def test_a_reduction_that_is_begun_waits_for_the_first_one_when_there_are_many(model, monkeypatch) -> None:
+    slow, tensors = SlowReducer(SIZE * 4), ModelTensors(model)
+    waited_for: list[Future[int]] = []
+
+    def wait(open_ones: list[Future[int]]) -> None:
+        waited_for.extend(open_ones)
+        assert len(slow.reducing) == 2, "no more is begun before one is over"
+        open_ones[0].set_result(1)
+
+    monkeypatch.setattr("mlfabric.worker_daemon.worker.MOST_REDUCING", 2)
+    monkeypatch.setattr("mlfabric.worker_daemon.worker.futures.wait", wait)
+    with Worker("w", slow, model, tensors, mode=Mode.ALL_REDUCE) as worker:
+        for _ in range(3):
+            worker.all_reduce_async(torch.ones(1))
+    assert waited_for == slow.reducing[:1]
+    assert len(slow.reducing) == 3
