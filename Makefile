@@ -5,7 +5,7 @@ SHELL := /bin/bash
 STAMP := .venv/.setup-done
 ARGS ?=
 
-.PHONY: help setup test check lint format proto fuzz demo bench clean
+.PHONY: help setup test check lint format proto fuzz demo bench soak clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,6 +41,10 @@ demo: setup ## train a real model through the fabric; results in demo-report/
 
 bench: setup ## run benchmarks (ARGS='control --json out.json'; without: list them)
 	@.venv/bin/mlfabric bench $(if $(ARGS),$(ARGS),--help)
+
+soak: setup ## ten workers that come, hang and die for minutes, links that change as root (ARGS='--minutes 60')
+	@scripts/warm_up
+	@.venv/bin/mlfabric soak $(ARGS)
 
 clean: ## remove what git ignores: .venv, caches, reports; but paper-results/ stays
 	@scripts/clean

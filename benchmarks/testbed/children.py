@@ -79,6 +79,14 @@ class Child:
         """Whether it has not ended."""
         return not self._end(0.0)
 
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal, unless it has ended."""
+        self._kill(number)
+
+    def close(self) -> None:
+        """Give back what its pipes take, once it has ended; nobody may wait for it any more."""
+        self._ends.close()
+
     def stop(self, grace_s: float = GRACE_S) -> None:
         """Ask it to end (SIGTERM); kill it if it runs on for ``grace_s`` seconds."""
         self.ask_to_end()

@@ -21,7 +21,7 @@ from benchmarks.testbed.shaping import Bucket, Shaper
 from mlfabric.errors import UnavailableError, UsageError
 from mlfabric.twin.settings import Direction
 
-__all__ = ["INTERFACE", "MOST_HOSTS", "Host", "Testbed", "remove_leftovers", "testbed"]
+__all__ = ["HERE", "INTERFACE", "MOST_HOSTS", "Host", "Testbed", "remove_leftovers", "testbed"]
 
 INTERFACE = "veth0"
 """The link's name inside each host."""
@@ -44,7 +44,7 @@ class Host:
 
     Args:
         name: unique in the testbed.
-        namespace: what ``ip netns exec`` calls it.
+        namespace: what ``ip netns exec`` calls it; empty for this computer as it is.
         address: at which other hosts reach it.
         interface: its link's name inside of it.
     """
@@ -60,23 +60,30 @@ class Host:
         return ["ip", "netns", "exec", self.namespace]
 
 
+HERE = Host(name="here", namespace="", address="127.0.0.1", interface="lo")
+"""This computer, for processes that need no host of their own, and no rights either."""
+
+
 class Testbed:
     """Hosts that are there; made by :func:`testbed`.
 
     Attributes:
         hosts: in the order in which they were named.
+        switch: the namespace of the bridge between them.
         link_bps: the rate that links began with.
     """
 
     __test__ = False  # pytest takes it for tests by its name
 
-    def __init__(self, hosts: Sequence[Host], link_bps: int, queue_s: float, shapers: _Shapers) -> None:
+    def __init__(self, hosts: Sequence[Host], switch: str, link_bps: int, queue_s: float, shapers: _Shapers) -> None:
         self.hosts = tuple(hosts)
+        self.switch = switch
         self.link_bps = link_bps
         self._by_name = {host.name: host for host in hosts}
         self._queue_s = queue_s
         self._shapers = shapers
         self._rates: dict[tuple[str, Direction], int] = {}
+        self._cut: set[tuple[str, Direction]] = set()
         self.set_rates({(host.name, direction): link_bps for host in hosts for direction in Direction})
 
     @property
@@ -111,6 +118,35 @@ class Testbed:
             {link: Bucket(rate_bps=bps, full_bps=self.link_bps, queue_s=self._queue_s) for link, bps in changed.items()}
         )
         self._rates |= changed
+
+    def cut(self, name: str, *directions: Direction) -> None:
+        """Let all packets to or from a host vanish, which neither end is told of; both unless one direction is given.
+
+        Raises:
+            UsageError: there is none of this name.
+        """
+        for direction in directions or Direction:
+            self._let_pass(name, direction, passes=False)
+
+    def mend(self, name: str) -> None:
+        """Let all packets to and from a host pass, as at the beginning; nothing happens if they do.
+
+        Raises:
+            UsageError: there is none of this name.
+        """
+        for direction in Direction:
+            self._let_pass(name, direction, passes=True)
+
+    def _let_pass(self, name: str, direction: Direction, *, passes: bool) -> None:
+        host = self.host(name)
+        own = self.hosts.index(host)
+        if passes is ((name, direction) not in self._cut):
+            return
+        self._cut ^= {(name, direction)}
+        if direction is Direction.UP:
+            _run(["ip", "-n", host.namespace, "-batch", "-"], _neighbour_lines(self.hosts, own, reachable=passes))
+        else:
+            _run(["bridge", "-n", self.switch, "-batch", "-"], [_entry_line(own, known=passes)])
 
 
 class _Shapers:
@@ -160,7 +196,7 @@ def testbed(names: Sequence[str], *, link_bps: int, queue_s: float = 0.05) -> It
         stack.callback(_remove, [switch, *(host.namespace for host in hosts)])
         _build(hosts, switch)
         try:
-            made = Testbed(hosts, link_bps, queue_s, _Shapers(hosts, switch, stack))
+            made = Testbed(hosts, switch, link_bps, queue_s, _Shapers(hosts, switch, stack))
         except OSError as error:
             raise UnavailableError(f"{error}; {ADVICE}") from error
         yield made
@@ -209,7 +245,13 @@ def _switch_lines(hosts: Sequence[Host]) -> Iterator[str]:
 def _forwarding_lines(hosts: Sequence[Host]) -> Iterator[str]:
     for i in range(len(hosts)):
         yield f"link set dev {_port(i)} learning off flood off mcast_flood off bcast_flood off"
-        yield f"fdb add {_hardware_address(i)} dev {_port(i)} master static"
+        yield _entry_line(i, known=True)
+
+
+def _entry_line(i: int, *, known: bool) -> str:
+    """Return what makes the bridge send what is for a host to its port, or, as it floods nothing, nowhere."""
+    entry = f"{_hardware_address(i)} dev {_port(i)} master static"
+    return f"fdb replace {entry}" if known else f"fdb del {entry}"
 
 
 def _host_lines(hosts: Sequence[Host], own: int) -> Iterator[str]:
@@ -218,9 +260,15 @@ def _host_lines(hosts: Sequence[Host], own: int) -> Iterator[str]:
     yield f"addr add {hosts[own].address}/24 dev {INTERFACE}"
     yield f"link set {INTERFACE} up"
     yield f"route replace {_NETWORK}.0/24 dev {INTERFACE} src {hosts[own].address} congctl {CONGESTION_CONTROL}"
+    yield from _neighbour_lines(hosts, own, reachable=True)
+
+
+def _neighbour_lines(hosts: Sequence[Host], own: int, *, reachable: bool) -> Iterator[str]:
+    """Yield what makes a host send to all others, or to an address that nobody has."""
     for i, host in enumerate(hosts):
         if i != own:
-            yield f"neigh add {host.address} lladdr {_hardware_address(i)} dev {INTERFACE} nud permanent"
+            to = _hardware_address(i if reachable else MOST_HOSTS)
+            yield f"neigh replace {host.address} lladdr {to} dev {INTERFACE} nud permanent"
 
 
 def _port(i: int) -> str:

@@ -75,8 +75,9 @@ def _prepare(order: Start, zygote: int) -> None:
     output = os.open(order.output, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     os.dup2(output, sys.stdout.fileno())
     os.dup2(output, sys.stderr.fileno())
-    enter(order.namespace)
-    set_host_name(order.host_name)
+    if order.namespace:
+        enter(order.namespace)
+        set_host_name(order.host_name)
     os.environ.update(order.environment)
     if not order.command:
         faulthandler.enable()

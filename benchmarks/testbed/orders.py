@@ -17,7 +17,7 @@ class Start:
 
     Args:
         number: by which later orders mean it.
-        namespace: to be in.
+        namespace: to be in; empty for that of the launcher, with its host name.
         host_name: to have.
         environment: added to that of the zygote.
         output: path of the file for what it prints.

@@ -42,6 +42,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 class Launcher:
     """Starts processes in hosts for as long as its block runs; stops those that are left at the end.
 
+    Several threads may start processes at the same time.
+
     Args:
         folder: for the files with what children print; made if it is not there. Without one they go at the end.
         preloaded: names of further modules that children find imported; none may start a thread.
@@ -51,6 +53,7 @@ class Launcher:
         self._folder = folder
         self._preloaded = preloaded
         self._children: dict[str, Child] = {}
+        self._numbers = count()
         self._lock = threading.Lock()
         self._stack = ExitStack()
 
@@ -124,7 +127,7 @@ class Launcher:
         assert self._folder is not None, "the launcher's block has not begun"
         output = (self._folder / f"{name}.log").resolve()
         order = Start(
-            number=len(self._children),
+            number=next(self._numbers),
             namespace=host.namespace,
             host_name=host.name,
             environment=tuple(_environment(host).items()),

@@ -16,6 +16,7 @@ recording    record
 simulating   simulate; clusters reads its file
 fuzzing      fuzz
 paper        bench paper
+faults       bench faults, soak
 writing      JSON files, for whatever measures
 testbed      testbed; ending: how it and bench paper end when told to
 """

@@ -10,6 +10,7 @@ from mlfabric.cli import (
     advising,
     asking,
     embedded,
+    faults,
     fuzzing,
     holding,
     making,
@@ -39,7 +40,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 ASKED = (asking, planning, simulating, advising, recording, fuzzing)
-for part in (embedded, *ASKED, making, paper, services, holding, members, testbed):
+for part in (embedded, *ASKED, making, paper, faults, services, holding, members, testbed):
     part.add_to(app)
 
 

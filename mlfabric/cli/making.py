@@ -55,6 +55,7 @@ benchmarks = typer.Typer(
         "mlfabric bench control --json control.json",
         "mlfabric bench data --set rounds=3",
         "mlfabric bench paper --quick",
+        "mlfabric bench faults --trials 2",
     ),
 )
 """The command ``mlfabric bench``, for benchmarks with options of their own to be added to."""

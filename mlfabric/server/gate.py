@@ -61,7 +61,7 @@ class Gate:
         if not self.initialised:
             return Dropped(cause=DropReason.FUTURE_VERSION, detail="the model has no weights yet")
         if base.epoch < self.version.epoch and base.number > (kept := self._kept(base.epoch)):
-            detail = f"version {base.number} was lost; {kept} was kept"
+            detail = f"version {base.number} was lost; {f'{kept} was kept' if kept >= 0 else 'nothing was kept'}"
             return Dropped(cause=DropReason.ROLLED_BACK, detail=detail)
         if base.epoch > self.version.epoch or base.number > self.version.number:
             detail = f"computed from {base}, the model is at {self.version}"

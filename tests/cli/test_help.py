@@ -7,7 +7,20 @@ from mlfabric import __version__
 from mlfabric.cli.app import app
 
 ASKING = ("status", "doctor", "plan", "simulate", "advise", "record", "fuzz", "version")
-COMMANDS = ("scheduler", "server", "worker", "aggregator", "monitor", "up", "run", "bench", "demo", "testbed", *ASKING)
+COMMANDS = (
+    "scheduler",
+    "server",
+    "worker",
+    "aggregator",
+    "monitor",
+    "up",
+    "run",
+    "bench",
+    "demo",
+    "soak",
+    "testbed",
+    *ASKING,
+)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -135,7 +135,8 @@ def test_a_server_that_comes_back_empty_is_given_a_worker_s_weights() -> None:
         running.server()
         outcome = step(worker)
         assert isinstance(outcome, Dropped)
-        assert outcome.cause is DropReason.FUTURE_VERSION
+        assert outcome.cause is DropReason.ROLLED_BACK
+        assert "nothing was kept" in outcome.detail
         assert isinstance(step(worker), Committed)
 
 
