@@ -145,8 +145,11 @@ class Claims:
 
     def _commits(self, event: CommitsReported) -> Refusal | None:
         model = self._models.get(event.model)
-        bound = model.pushes.tau_max if model is not None else 0
-        for commit in event.commits if model is not None else ():
+        if model is None:
+            return None
+        # A bound that goes by the number of workers may have been higher under a scheduler that knew more of them.
+        bound = model.pushes.policy.delay_bound(max(self._limits.members, model.pushes.most_workers))
+        for commit in event.commits:
             if not 0 <= commit.tau <= bound:
                 given = f"CommitsReported: delay {commit.tau} of {tuple(commit.update)}"
                 return RefuseReason.OUT_OF_RANGE, f"{given}; allowed: 0 to {bound}, the bound of {event.model}"

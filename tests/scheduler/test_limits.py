@@ -103,6 +103,15 @@ def test_a_figure_out_of_range_is_not_taken_in(said: MemberEvent, words: str) ->
     assert re.search(words, story)
 
 
+def test_a_scheduler_that_begins_anew_takes_in_delays_of_when_there_were_more_workers() -> None:
+    at = Stage(limits=Limits(members=50)).trained("a", spec=replace(SPEC, tau_max=None))
+    assert at.state.models["net"].pushes.tau_max == 2
+    (cause, _) = at.state.refusal(committed(UpdateId("a", 1, 0), 1, tau=101)) or (None, "")
+    assert cause is RefuseReason.OUT_OF_RANGE
+    told(at, committed(UpdateId("a", 1, 0), 1, tau=60))
+    assert at.state.models["net"].pushes.tau_max >= 60
+
+
 @pytest.mark.parametrize(
     "said",
     [
