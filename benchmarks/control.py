@@ -12,22 +12,14 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import Connection as Pipe
-from typing import Any
 
-import grpc
-
-from benchmarks.control_load import HOST, LoadOptions, measure, run_on_loop, serve_echo
-from mlfabric.launch.ports import free_port
-from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc
+from benchmarks.control_load import LoadOptions, measure, serve_echo
+from benchmarks.processes import HOST, child, next_answer, run_on_loop, scheduler_process, service
 
 __all__ = ["run"]
 
@@ -56,12 +48,12 @@ def run(
     Raises:
         RuntimeError: a measuring process failed or was too slow.
     """
-    with _scheduler() as (address, _), _service("server", "--scheduler", address):
+    with scheduler_process() as (address, _), service("server", "--scheduler", address):
         step = _ask(partial(_train, address, steps))
-    with _scheduler() as (address, pid), _child(_echo_end) as echo:
+    with scheduler_process() as (address, pid), child(_echo_end) as echo:
         options = LoadOptions(
             scheduler=address,
-            echo=f"{HOST}:{_next(echo)}",
+            echo=f"{HOST}:{next_answer(echo)}",
             scheduler_pid=pid,
             rate_per_s=rate_per_s,
             seconds=seconds,
@@ -75,54 +67,10 @@ def run(
 # Processes
 
 
-@contextmanager
-def _service(name: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen([sys.executable, "-m", "mlfabric", name, *arguments, "--log-level", "warning"])
-    try:
-        yield process
-    finally:
-        process.terminate()
-        process.wait()
-
-
-@contextmanager
-def _scheduler() -> Iterator[tuple[str, int]]:
-    """Run a scheduler; gives its address and process id."""
-    port = free_port(HOST)
-    with _service("scheduler", "--port", str(port)) as process, grpc.insecure_channel(f"{HOST}:{port}") as channel:
-        status = fabric_pb2_grpc.FabricServiceStub(channel)
-        status.GetStatus(fabric_pb2.GetStatusRequest(), wait_for_ready=True, timeout=TIMEOUT_S)
-        yield f"{HOST}:{port}", process.pid
-
-
-@contextmanager
-def _child(work: Callable[[Pipe], None]) -> Iterator[Pipe]:
-    """Run ``work`` in a fresh process; gives our end of its pipe."""
-    context = multiprocessing.get_context("spawn")
-    with ExitStack() as stack:
-        ours, theirs = context.Pipe()
-        stack.callback(ours.close)
-        process = context.Process(target=work, args=(theirs,))
-        process.start()
-        stack.callback(process.join)
-        stack.callback(process.kill)
-        theirs.close()
-        yield ours
-
-
 def _ask(work: Callable[[Pipe], None]) -> dict[str, float]:
-    with _child(work) as pipe:
-        answer: dict[str, float] = _next(pipe)
+    with child(work) as pipe:
+        answer: dict[str, float] = next_answer(pipe)
         return answer
-
-
-def _next(pipe: Pipe) -> Any:
-    try:
-        if not pipe.poll(TIMEOUT_S):
-            raise RuntimeError(f"a measuring process did not answer within {TIMEOUT_S} s; is the machine busy?")
-        return pipe.recv()
-    except EOFError as error:
-        raise RuntimeError("a measuring process failed; its own error is above") from error
 
 
 def _echo_end(pipe: Pipe) -> None:

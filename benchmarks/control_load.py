@@ -1,7 +1,5 @@
-"""Load for the control benchmark: many workers and a server, none of which moves a byte, in one process.
+"""Load for the control benchmark: many simulated members in one process, in a closed loop and an open one.
 
-Each has a registration and a session stream of its own, as real members do. The server says of everything that it is
-told to expect that it has arrived and is committed, so the scheduler's tables stay as they are in a running job.
 Also here: the same streams against an echo, to compare with.
 """
 
@@ -12,39 +10,22 @@ import random
 import statistics
 import time
 from collections import defaultdict, deque
-from collections.abc import Coroutine
-from dataclasses import dataclass, field
-from importlib import import_module, util
+from dataclasses import dataclass
 from multiprocessing.connection import Connection as Pipe
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import grpc
 import psutil
 
-from mlfabric import wire
-from mlfabric.protocol import ModelVersion, ServerHolds
+from benchmarks.processes import HOST
+from benchmarks.simulated_members import SERVER, SPEC, SimulatedServer, SimulatedWorker
 from mlfabric.session import CHANNEL_OPTIONS
-from mlfabric.specs import Layout, Member, ModelSpec, Role, TensorSpec
 from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc, session_pb2, types_pb2
 
-__all__ = ["HOST", "LoadOptions", "measure", "run_on_loop", "serve_echo"]
+__all__ = ["LoadOptions", "measure", "serve_echo"]
 
 WORKERS = 256
-REPORT_S = 0.002
-HOST = "127.0.0.1"
-# Small enough that the server's emulated ingress never is what limits: 4 KB on 10 Gbit/s take 3 us.
-SPEC = ModelSpec(name="model", layout=Layout((TensorSpec(name="w", shape=(1024,), dtype="float32"),)))
-SERVER = "server-0"
-
 T = TypeVar("T")
-Call: TypeAlias = "grpc.aio.StreamStreamCall[fabric_pb2.SessionRequest, fabric_pb2.SessionResponse]"
-
-
-def run_on_loop(main: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine on the event loop that services use: uvloop's where it is installed."""
-    factory = import_module("uvloop").new_event_loop if util.find_spec("uvloop") else asyncio.new_event_loop
-    with asyncio.Runner(loop_factory=factory) as runner:
-        return runner.run(main)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,133 +52,33 @@ class LoadOptions:
     seed: int = 0
 
 
-def _member(name: str, role: Role) -> types_pb2.Member:
-    address = f"{HOST}:9" if role is Role.SERVER else ""
-    return wire.to_member(Member(name=name, role=role, incarnation=1, host=f"host-{name}", address=address))
-
-
-async def _open(stub: Any, name: str, admission: fabric_pb2.Admission) -> Call:
-    call: Call = stub.Session()
-    await call.write(fabric_pb2.SessionRequest(member=name, incarnation=1, session_token=admission.session_token))
-    return call
-
-
-@dataclass
-class _Server:
-    """The server that holds nothing: what it is told to expect is committed a moment later."""
-
-    stub: Any
-    version: int = 0
-    expected: dict[tuple[str, int], session_pb2.Expect] = field(default_factory=dict)
-    committed: dict[str, int] = field(default_factory=dict)
-    wake: asyncio.Event = field(default_factory=asyncio.Event)
-
-    async def join(self) -> None:
-        request = fabric_pb2.RegisterAsServerRequest(member=_member(SERVER, Role.SERVER), models=[wire.to_spec(SPEC)])
-        admission = (await self.stub.RegisterAsServer(request, wait_for_ready=True)).admission
-        self.call = await _open(self.stub, SERVER, admission)
-        holds = ServerHolds(server=SERVER, spec=SPEC, version=ModelVersion(1, 0), initialised=True)
-        await self.call.write(fabric_pb2.SessionRequest(events=[wire.to_event(holds)]))
-        self.tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._report())]
-
-    async def _read(self) -> None:
-        while isinstance(response := await self.call.read(), fabric_pb2.SessionResponse):
-            for instruction in response.instructions:
-                if instruction.HasField("expect"):
-                    update = instruction.expect.members[0].update
-                    if self.committed.get(update.worker, -1) < update.counter:
-                        self.expected[update.worker, update.counter] = instruction.expect
-            self.wake.set()
-
-    async def _report(self) -> None:
-        while True:
-            await self.wake.wait()
-            await asyncio.sleep(REPORT_S)
-            self.wake.clear()
-            expected, self.expected = sorted(self.expected.values(), key=lambda e: e.seq), {}
-            if expected:
-                await self.call.write(fabric_pb2.SessionRequest(events=self._events(expected)))
-
-    def _events(self, expected: list[session_pb2.Expect]) -> list[session_pb2.Event]:
-        commits, events = [], []
-        for order in expected:
-            update, base = order.members[0].update, order.members[0].computed_from
-            tau = self.version - base.number
-            self.version += 1
-            self.committed[update.worker] = update.counter
-            version = types_pb2.ModelVersion(epoch=1, number=self.version)
-            commits.append(session_pb2.Commit(update=update, version=version, tau=tau, lr=0.1, step_norm=1.0))
-            ended = session_pb2.TransferEnded(
-                member=SERVER, model=SPEC.name, update=update, end=session_pb2.TRANSFER_END_RECEIVED
-            )
-            events.append(session_pb2.Event(transfer_ended=ended))
-        reported = session_pb2.CommitsReported(server=SERVER, model=SPEC.name, commits=commits)
-        return [*events, session_pb2.Event(commits_reported=reported)]
-
-
-class _Worker:
-    """A worker that asks, and notes how long the answer takes."""
-
-    def __init__(self, name: str, load: _Load) -> None:
-        self.name = name
-        self.counter = 0
-        self.asked_s = 0.0
-        self._load = load
-
-    async def join(self, stub: Any) -> None:
-        request = fabric_pb2.RegisterAsWorkerRequest(
-            member=_member(self.name, Role.WORKER), model=wire.to_spec(SPEC), holds_initial=False
-        )
-        self.call = await _open(stub, self.name, (await stub.RegisterAsWorker(request, wait_for_ready=True)).admission)
-        self.task = asyncio.create_task(self._read())
-
-    async def ask(self, due_s: float) -> None:
-        """Ask to push; latency counts from ``due_s``."""
-        self.asked_s = due_s
-        push = session_pb2.PushRequested(
-            update=types_pb2.RequestId(worker=self.name, incarnation=1, counter=self.counter),
-            model=SPEC.name,
-            size_bytes=SPEC.layout.size_bytes,
-            computed_from=types_pb2.ModelVersion(epoch=1, number=self._load.server.version),
-            norm=1.0,
-            kind=session_pb2.UPDATE_KIND_GRADIENT,
-            resolved_below=max(0, self.counter - 1),
-        )
-        await self.call.write(fabric_pb2.SessionRequest(events=[session_pb2.Event(push_requested=push)]))
-
-    async def _read(self) -> None:
-        while isinstance(response := await self.call.read(), fabric_pb2.SessionResponse):
-            for instruction in response.instructions:
-                kind = instruction.WhichOneof("instruction")
-                if kind not in ("send", "drop"):
-                    continue
-                if getattr(instruction, kind).update.counter == self.counter:
-                    self.counter += 1
-                    await self._load.decided(self)
-
-
 class _Load:
     """All simulated members, closed loop or open."""
 
     def __init__(self, options: LoadOptions) -> None:
         self.latencies_s: list[float] = []
         self.closed = False
-        self.idle: deque[_Worker] = deque()
+        self.idle: deque[SimulatedWorker] = deque()
         self._options = options
         self._scheduler = psutil.Process(options.scheduler_pid)
         self._gaps = random.Random(options.seed)
+
+    @property
+    def version(self) -> int:
+        """The model's newest version."""
+        return self.server.version
 
     async def join(self) -> None:
         address = self._options.scheduler
         channels = [grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) for _ in range(WORKERS + 1)]
         stubs = [fabric_pb2_grpc.FabricServiceStub(channel) for channel in channels]
-        self.server = _Server(stubs[0])
+        self.server = SimulatedServer(stubs[0])
         await self.server.join()
-        self.workers = [_Worker(f"worker-{i}", self) for i in range(WORKERS)]
+        self.workers = [SimulatedWorker(f"worker-{i}", self) for i in range(WORKERS)]
         await asyncio.gather(*(w.join(stub) for w, stub in zip(self.workers, stubs[1:], strict=True)))
         self.idle.extend(self.workers)
 
-    async def decided(self, worker: _Worker) -> None:
+    async def decided(self, worker: SimulatedWorker) -> None:
         now_s = time.perf_counter()
         self.latencies_s.append(now_s - worker.asked_s)
         if self.closed:

@@ -64,7 +64,7 @@ class WorkerSettings:
     """What a worker needs to know of its surroundings.
 
     Args:
-        scheduler: ``host:port`` of the scheduler.
+        scheduler: ``host:port`` of the scheduler, or of several of which one is in office, joined by commas.
         name: of this worker, unique within the fabric.
         host: the machine it runs on; members of one host share its links.
         tcp: its data channel.

@@ -5,6 +5,7 @@
     │   ├── LayoutError       wrong tensor name, shape, dtype or length
     │   └── ConfigError       a setting that is unknown, malformed or out of range
     ├── RefusedError          the scheduler or server refused; nothing was changed
+    ├── FencedError           a newer scheduler has succeeded this one, which ends
     ├── UnavailableError      a member that is needed cannot be reached (yet); worth trying again
     ├── TransferError         a data connection broke, or its peer broke the framing
     └── FabricClosedError     the fabric or this member has ended; nothing more will come
@@ -20,6 +21,7 @@ __all__ = [
     "ConfigError",
     "FabricClosedError",
     "FabricError",
+    "FencedError",
     "LayoutError",
     "RefusedError",
     "TransferError",
@@ -46,6 +48,10 @@ class ConfigError(UsageError):
 
 class RefusedError(FabricError):
     """The scheduler or a server refused a request; nothing was changed."""
+
+
+class FencedError(FabricError):
+    """A newer scheduler has succeeded this one."""
 
 
 class UnavailableError(FabricError):

@@ -2,6 +2,10 @@
 
 Shell-level, shared by every kind of member. What is sent while there is no session is forgotten on purpose: after each
 admission the member announces what it holds, and that says everything (design, section 6).
+
+Several schedulers may be given, of which one is in office: they are tried in turn. A member shows the newest that has
+admitted it to all others, now and then, so that an older one which is still there ends. It follows none that is older
+than that, and goes to one that is newer.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import grpc
@@ -20,25 +24,37 @@ from mlfabric.addresses import split_address
 from mlfabric.control import MAX_CONTROL_BYTES
 from mlfabric.errors import RefusedError
 from mlfabric.protocol import Instruction, MemberEvent, Welcome
-from mlfabric.specs import Member
+from mlfabric.specs import Member, Term
 from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc, session_pb2
 
 __all__ = ["CHANNEL_OPTIONS", "Register", "SchedulerSession", "SessionCallbacks"]
 
-RETRY_S = 0.2
+RETRY_S = 0.1
+WATCH_S = 5.0
+"""So often the other schedulers are shown which is the newest."""
+ANSWER_S = 10.0
+"""A scheduler that takes longer to admit a member hangs; the next one is tried."""
 WAIT_NOTICE_S = 5.0
 STARTING_S = 1.5
 """So long a member waits without a word: what is started together with its scheduler may well be here first."""
 CHANNEL_OPTIONS = [
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 2000),  # so long one attempt may take; only the others are pauses between them
+    ("grpc.max_reconnect_backoff_ms", 200),
     ("grpc.max_receive_message_length", MAX_CONTROL_BYTES),
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.use_local_subchannel_pool", 1),
 ]
 _NOT_NOW = (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.RESOURCE_EXHAUSTED)
-_WAIT_FOR = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, *_NOT_NOW)
+_WAIT_FOR = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    # What calls end with whose scheduler ends, or fails, while it answers them.
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.UNKNOWN,
+    grpc.StatusCode.INTERNAL,
+    *_NOT_NOW,
+)
 
 Register: TypeAlias = "Callable[[fabric_pb2_grpc.FabricServiceAsyncStub], Awaitable[fabric_pb2.Admission]]"
 """Registers by one of the RegisterAs... calls and returns the admission."""
@@ -63,7 +79,7 @@ class SchedulerSession:
     """One member's session.
 
     Args:
-        scheduler: ``host:port`` of the scheduler.
+        scheduler: ``host:port`` of the scheduler, or of several, joined by commas.
         member: who registers.
         register: how.
         callbacks: see there.
@@ -83,6 +99,9 @@ class SchedulerSession:
         self._noticed = ""
         self._noticed_s = 0.0
         self._waits_since_s: float | None = None
+        self._addresses = scheduler.split(",")
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._moving_to = ""
 
     @property
     def is_open(self) -> bool:
@@ -102,50 +121,68 @@ class SchedulerSession:
             RefusedError: the scheduler refuses this member for good; says why.
             UsageError: the scheduler's address is none.
         """
-        split_address(self.scheduler, "scheduler")
-        async with grpc.aio.insecure_channel(self.scheduler, options=CHANNEL_OPTIONS) as channel:
-            stub = fabric_pb2_grpc.FabricServiceStub(channel)
+        for address in self._addresses:
+            split_address(address, "scheduler")
+        async with contextlib.AsyncExitStack() as stack:
+            for address in self._addresses:
+                channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+                self._channels[address] = await stack.enter_async_context(channel)
             while True:
-                admission = await self._admission(stub)
+                stub, admission = await self._admission()
                 detail = await self._talk(stub, admission)
                 if self._leaving:
                     return
                 self._callbacks.lost(detail)
-                self._log.warning("lost the scheduler at %s (%s); will join again", self.scheduler, detail)
+                self._log.warning("lost the scheduler at %s (%s); will join again", self._addresses[0], detail)
                 await asyncio.sleep(RETRY_S)
 
-    async def _admission(self, stub: fabric_pb2_grpc.FabricServiceAsyncStub) -> fabric_pb2.Admission:
+    async def _admission(self) -> tuple[fabric_pb2_grpc.FabricServiceAsyncStub, fabric_pb2.Admission]:
+        """Be admitted by the first of the schedulers that is in office."""
         while True:
+            address = self._addresses[0]
+            stub = fabric_pb2_grpc.FabricServiceStub(self._channels[address])
             try:
-                admission = await self._register(stub)
+                admission = await asyncio.wait_for(self._register(stub), ANSWER_S)
             except grpc.aio.AioRpcError as error:
                 if error.code() not in _WAIT_FOR:
-                    raise RefusedError(f"the scheduler at {self.scheduler} refuses: {error.details()}") from error
-                self._notice(error)
-                await asyncio.sleep(RETRY_S)
+                    raise RefusedError(f"the scheduler at {address} refuses: {error.details()}") from error
+                is_heard = error.code() in _NOT_NOW
+                self._notice(error.details() or "the scheduler" if is_heard else "")
+            except TimeoutError:
+                self._notice("")
             else:
-                self._waits_since_s = None
-                if self._noticed:
-                    self._log.warning("%s joined the scheduler at %s", self.member.name, self.scheduler)
-                    self._noticed = ""
-                return admission
+                term = Term(admission.epoch, admission.instance)
+                if term >= self.member.seen:
+                    self.member = replace(self.member, seen=term)
+                    self._note_joined(address)
+                    return stub, admission
+                self._notice(f"a newer scheduler than that at {address}, of epoch {term.epoch}")
+            self._addresses.append(self._addresses.pop(0))
+            await asyncio.sleep(RETRY_S)
 
-    def _notice(self, error: grpc.aio.AioRpcError) -> None:
+    def _note_joined(self, address: str) -> None:
+        self._waits_since_s = None
+        if self._noticed:
+            self._log.warning("%s joined the scheduler at %s", self.member.name, address)
+            self._noticed = ""
+
+    def _notice(self, lacking: str) -> None:
         """Say what is waited for: when it has been for a moment, when it is something else, and now and again."""
         now_s = asyncio.get_running_loop().time()
         self._waits_since_s = self._waits_since_s or now_s
         if now_s - self._waits_since_s < STARTING_S:
             return
-        unreachable = error.code() not in _NOT_NOW
-        what = f"the scheduler at {self.scheduler}" if unreachable else (error.details() or "the scheduler")
-        if what != self._noticed or now_s - self._noticed_s >= WAIT_NOTICE_S:
+        what = lacking or f"the scheduler at {self.scheduler}"
+        is_news = what != self._noticed and bool(lacking or not self._noticed or len(self._addresses) == 1)
+        if is_news or now_s - self._noticed_s >= WAIT_NOTICE_S:
             self._noticed, self._noticed_s = what, now_s
             self._log.warning("%s waits for %s", self.member.name, what.removeprefix("waiting for "))
 
     async def _talk(self, stub: fabric_pb2_grpc.FabricServiceAsyncStub, admission: fabric_pb2.Admission) -> str:
         """Keep the stream until it breaks; return why."""
         call = stub.Session()
-        writer: asyncio.Task[None] | None = None
+        tasks: list[asyncio.Task[None]] = []
+        self._moving_to = ""
         try:
             welcome = wire.from_admission(admission, self.member.name, self.member.incarnation)
             self._outbox = [wire.to_event(event) for event in self._callbacks.admitted(welcome)]
@@ -159,7 +196,7 @@ class SchedulerSession:
             self._open = True
             self._ended.clear()
             await call.write(hello)
-            writer = asyncio.create_task(self._write(call))
+            tasks = [asyncio.create_task(self._write(call)), asyncio.create_task(self._watch(call))]
             async for response in call:
                 for message in response.instructions:
                     self._callbacks.instructed(wire.from_instruction(message, self.member.name))
@@ -168,12 +205,38 @@ class SchedulerSession:
             return error.details() or error.code().name
         except asyncio.InvalidStateError as error:
             return str(error)
+        except asyncio.CancelledError:
+            own = asyncio.current_task()
+            if not self._moving_to or (own is not None and own.cancelling()):
+                raise
+            return f"a newer one is at {self._moving_to}"
         finally:
             self._open = False
             self._ended.set()
-            if writer is not None:
-                writer.cancel()
+            for task in tasks:
+                task.cancel()
             call.cancel()
+
+    async def _watch(
+        self, call: grpc.aio.StreamStreamCall[fabric_pb2.SessionRequest, fabric_pb2.SessionResponse]
+    ) -> None:
+        """Show the other schedulers which is the newest; end the stream, to go to one that is newer."""
+        while others := self._addresses[1:]:
+            await asyncio.sleep(WATCH_S)
+            for address in others:
+                stub = fabric_pb2_grpc.FabricServiceStub(self._channels[address])
+                request = fabric_pb2.ShowTermRequest(seen=wire.to_term(self.member.seen))
+                try:
+                    own = wire.from_term((await stub.ShowTerm(request, timeout=WATCH_S)).own)
+                except grpc.aio.AioRpcError:
+                    continue
+                if own > self.member.seen:
+                    self.member = replace(self.member, seen=own)
+                    self._addresses.remove(address)
+                    self._addresses.insert(0, address)
+                    self._moving_to = address
+                    call.cancel()
+                    return
 
     async def _write(
         self, call: grpc.aio.StreamStreamCall[fabric_pb2.SessionRequest, fabric_pb2.SessionResponse]

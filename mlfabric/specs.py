@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
+from typing import NamedTuple
 
 from mlfabric.errors import ConfigError, LayoutError
 from mlfabric.rules import MomentumAt, RuleKind, RuleSpec, Schedule
@@ -21,6 +22,8 @@ from mlfabric.rules import MomentumAt, RuleKind, RuleSpec, Schedule
 __all__ = [
     "ALIGNMENT_BYTES",
     "DTYPE_BYTES",
+    "MAX_EPOCH",
+    "NO_TERM",
     "PROTOCOL_VERSION",
     "Layout",
     "Member",
@@ -33,9 +36,12 @@ __all__ = [
     "Schedule",
     "TensorKind",
     "TensorSpec",
+    "Term",
 ]
 
 PROTOCOL_VERSION = 1
+MAX_EPOCH = (1 << 42) - 1
+"""Of a scheduler: sequence numbers of 64 bits begin with it."""
 ALIGNMENT_BYTES = 16
 DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
@@ -276,6 +282,20 @@ class ModelSpec:
         return replace(self, name=f"{self.name}.shard{shard}", layout=layout, server=server, shard=shard)
 
 
+class Term(NamedTuple):
+    """One scheduler's time in office: the greater one is the newer, and fences off all others.
+
+    ``instance`` is drawn at random, and tells apart two schedulers that took the same epoch.
+    """
+
+    epoch: int
+    instance: int
+
+
+NO_TERM = Term(0, 0)
+"""What a member has seen that no scheduler has admitted."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
     """Who joins: its name, role, and where its data connections are accepted.
@@ -287,6 +307,7 @@ class Member:
         host: machine it runs on; members of one host share its links and reach each other without them.
         address: ``host:port`` of its data channel, or of its gRPC service (monitor); "" if it accepts nothing.
         up_bps, down_bps: nominal rate of its host's link in bit/s; 0 means unknown.
+        seen: the newest scheduler that admitted it; an older one that is shown this is fenced off.
     """
 
     name: str
@@ -297,3 +318,4 @@ class Member:
     up_bps: int = 0
     down_bps: int = 0
     protocol_version: int = PROTOCOL_VERSION
+    seen: Term = NO_TERM

@@ -22,7 +22,8 @@ from mlfabric.cli import (
     simulating,
     testbed,
 )
-from mlfabric.errors import FabricError, UsageError
+from mlfabric.errors import FabricError, FencedError, UsageError
+from mlfabric.launch.supervisor import EXIT_FENCED
 
 __all__ = ["app", "run"]
 
@@ -53,6 +54,9 @@ def run() -> int:
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_UNUSABLE
+    except FencedError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_FENCED
     except FabricError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_FAILED

@@ -52,7 +52,12 @@ Config = Annotated[
     ),
 ]
 LogLevel = Annotated[Level, typer.Option(envvar="MLFABRIC_LOG_LEVEL", help="How much is logged, to stderr.")]
-Scheduler = Annotated[str, typer.Option(envvar="MLFABRIC_SCHEDULER", help="HOST:PORT of the scheduler.")]
+Scheduler = Annotated[
+    str,
+    typer.Option(
+        envvar="MLFABRIC_SCHEDULER", help="HOST:PORT of the scheduler; of several, joined by commas, the newest counts."
+    ),
+]
 Host = Annotated[
     str,
     typer.Option(

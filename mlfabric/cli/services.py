@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mlfabric.cli import options as opt
-from mlfabric.cli.serving import serve
+from mlfabric.cli.serving import line_on_stdin, serve
 from mlfabric.config import parse_rate, parse_size
 from mlfabric.errors import ConfigError
 
@@ -70,6 +70,9 @@ def scheduler(
     state_dir: Annotated[
         Path | None, typer.Option(envvar="MLFABRIC_STATE_DIR", help="Where its epoch is kept across restarts.")
     ] = None,
+    standby: Annotated[
+        bool, typer.Option("--standby", help="Load everything, then serve from a line on standard input on.")
+    ] = False,
     log_level: opt.LogLevel = opt.Level.INFO,
     config: opt.Config = None,
 ) -> None:
@@ -94,7 +97,8 @@ def scheduler(
             state_dir=state_dir,
         )
     )
-    raise typer.Exit(serve(lambda stop, ready: runner.run(stop, lambda _: ready())))
+    begin = line_on_stdin if standby else None
+    raise typer.Exit(serve(lambda stop, ready: runner.run(stop, lambda _: ready(), begin)))
 
 
 def limits_of(text: str) -> Limits:
@@ -188,6 +192,7 @@ def add_to(app: typer.Typer) -> None:
             "mlfabric scheduler",
             "mlfabric scheduler --bind 0.0.0.0 --advertise head-node --metrics-port 9400 --state-dir /var/lib/mlfabric",
             "mlfabric scheduler --limits members=100,models=4,model_bytes=20Gi",
+            "mkfifo begin; mlfabric scheduler --standby < begin",
         )
     )(scheduler)
     app.command(

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import sys
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from importlib import import_module, util
 
+from mlfabric.errors import FabricClosedError
 from mlfabric.launch.racing import first_of
 from mlfabric.launch.signals import EXIT_ON_SIGNAL, StopSignals, interrupt
 
-__all__ = ["Service", "serve"]
+__all__ = ["Service", "line_on_stdin", "serve"]
 
 log = logging.getLogger("mlfabric")
 Service = Callable[[asyncio.Event, Callable[[], None]], Awaitable[None]]
@@ -52,6 +54,22 @@ async def _serve(service: Service) -> int:
 
         await first_of(run(), _hurried(signals))
     return EXIT_ON_SIGNAL + signal.SIGINT if signals.received is signal.SIGINT else 0
+
+
+async def line_on_stdin() -> None:
+    """Wait for a line on standard input.
+
+    Raises:
+        FabricClosedError: it ended without one.
+    """
+    reader = asyncio.StreamReader()
+    loop = asyncio.get_running_loop()
+    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    try:
+        if not await reader.readline():
+            raise FabricClosedError("standard input ended before a line told this process to begin")
+    finally:
+        transport.close()
 
 
 async def _hurried(signals: StopSignals) -> None:

@@ -16,7 +16,7 @@ from mlfabric.launch.ports import check_free, free_port, is_wildcard
 from mlfabric.launch.processes import Nursery, Program
 from mlfabric.launch.racing import first_of
 from mlfabric.launch.status import StatusReader
-from mlfabric.launch.supervisor import Supervised
+from mlfabric.launch.supervisor import Start, Supervised
 from mlfabric.launch.workers import per_rank
 from mlfabric.protocol import ReplicationKind
 from mlfabric.v1 import fabric_pb2
@@ -110,11 +110,12 @@ class FabricOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Service:
-    """One service of an embedded fabric: its name, its command line, and what a second start adds to it."""
+    """One service of an embedded fabric: its name, its command line, and what a second start or a spare adds to it."""
 
     name: str
     arguments: tuple[str, ...]
     again: tuple[str, ...] = ()
+    spare: tuple[str, ...] = ()
 
 
 def subcommand(*arguments: str) -> tuple[str, ...]:
@@ -133,7 +134,8 @@ def services(options: FabricOptions, port: int) -> list[Service]:
     common = _flags(bind=options.bind, advertise=options.advertised, log_level=options.log_level, config=options.config)
     member = (*common, "--scheduler", dial)
     metrics = options.metrics_port
-    found = [Service(name=SCHEDULER, arguments=("scheduler", *common, "--port", str(port), *_metrics(metrics, 0)))]
+    arguments = ("scheduler", *common, "--port", str(port), *_metrics(metrics, 0))
+    found = [Service(name=SCHEDULER, arguments=arguments, spare=("--standby",))]
     found += [_server(options, member, i) for i in range(options.servers)]
     found += [_aggregator(options, member, i) for i in range(options.aggregators)]
     if options.replica_div_max or options.replica_div_max_updates or options.is_chain:
@@ -263,13 +265,20 @@ class Fabric:
         await asyncio.gather(*self._keeping, return_exceptions=True)
         scheduler, *members = self._supervised
         for group in (members, [scheduler]):
-            await self._nursery.end([s.process for s in group if s.process is not None])
+            await self._nursery.end([process for supervised in group for process in supervised.processes])
 
 
 async def _follow(task: asyncio.Task[None]) -> None:
     await asyncio.shield(task)
 
 
-def _program(service: Service, first: bool) -> Program:
-    arguments = service.arguments if first else (*service.arguments, *service.again)
-    return Program(name=service.name, argv=subcommand(*arguments), environment=_environment(os.environ))
+def _program(service: Service, start: Start) -> Program | None:
+    if start is Start.SPARE and not service.spare:
+        return None
+    added = {Start.FIRST: (), Start.AGAIN: service.again, Start.SPARE: service.spare}[start]
+    return Program(
+        name=service.name,
+        argv=subcommand(*service.arguments, *added),
+        environment=_environment(os.environ),
+        stands_by=start is Start.SPARE,
+    )

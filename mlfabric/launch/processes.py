@@ -37,11 +37,13 @@ class Program:
         name: shown before each line of its output.
         argv: path of the executable, and its arguments.
         environment: all of it.
+        stands_by: it waits for ``Process.begin`` when it has loaded everything.
     """
 
     name: str
     argv: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
+    stands_by: bool = False
 
 
 def exit_code(returncode: int) -> int:
@@ -107,6 +109,17 @@ class Process:
         if self._forwarding:
             await asyncio.wait(self._forwarding, timeout=OUTPUT_AFTER_END_S)
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended yet, as far as is known."""
+        return not self._ended.is_set()
+
+    def begin(self) -> None:
+        """Tell a program that stands by to begin; nothing happens if it has ended."""
+        assert self._popen.stdin is not None, "it was started to stand by"
+        with contextlib.suppress(BrokenPipeError):
+            self._popen.stdin.write(b"begin\n")
+
     def tell(self, number: signal.Signals) -> None:
         """Send a signal to its process group; nothing happens if that has ended."""
         with contextlib.suppress(ProcessLookupError):
@@ -131,6 +144,8 @@ class Process:
         await asyncio.gather(*self._forwarding, return_exceptions=True)
         for transport in self._pipes:
             transport.close()
+        if self._popen.stdin is not None:
+            self._popen.stdin.close()
 
 
 class Nursery:
@@ -162,7 +177,7 @@ class Nursery:
         return self
 
     async def start(self, program: Program) -> Process:
-        """Start a program; standard input is empty.
+        """Start a program; standard input is empty, but for one that stands by.
 
         Raises:
             UsageError: it cannot be executed.
@@ -170,7 +185,8 @@ class Nursery:
         try:
             popen = subprocess.Popen(
                 [*_BARE_PYTHON, _script(child.__file__), str(os.getpid()), *program.argv],
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE if program.stands_by else subprocess.DEVNULL,
+                bufsize=0,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 env={**program.environment, MARK: self._mark},

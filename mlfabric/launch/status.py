@@ -18,10 +18,10 @@ _ABSENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
 class StatusReader:
-    """Asks one scheduler for the status; an async context manager.
+    """Asks the scheduler for the status; an async context manager.
 
     Args:
-        scheduler: its ``host:port``.
+        scheduler: its ``host:port``, or those of several, joined by commas: the newest that answers counts.
         timeout_s: longest wait for an answer.
     """
 
@@ -30,12 +30,13 @@ class StatusReader:
         self.timeout_s = timeout_s
 
     async def __aenter__(self) -> StatusReader:
-        self._channel = grpc.aio.insecure_channel(self.scheduler, options=CHANNEL_OPTIONS)
-        self._stub = fabric_pb2_grpc.FabricServiceStub(self._channel)
+        addresses = self.scheduler.split(",")
+        self._channels = {a: grpc.aio.insecure_channel(a, options=CHANNEL_OPTIONS) for a in addresses}
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._channel.close()
+        for channel in self._channels.values():
+            await channel.close()
 
     async def read(self) -> fabric_pb2.GetStatusResponse:
         """Return the status.
@@ -43,13 +44,21 @@ class StatusReader:
         Raises:
             UnavailableError: no scheduler answers there, or what answers is none.
         """
+        answers = await asyncio.gather(*map(self._read, self._channels), return_exceptions=True)
+        found = [answer for answer in answers if isinstance(answer, fabric_pb2.GetStatusResponse)]
+        if found:
+            return max(found, key=lambda status: status.epoch)
+        raise next(answer for answer in answers if isinstance(answer, BaseException))
+
+    async def _read(self, address: str) -> fabric_pb2.GetStatusResponse:
+        stub = fabric_pb2_grpc.FabricServiceStub(self._channels[address])
         try:
-            return await self._stub.GetStatus(fabric_pb2.GetStatusRequest(), timeout=self.timeout_s)
+            return await stub.GetStatus(fabric_pb2.GetStatusRequest(), timeout=self.timeout_s)
         except grpc.aio.AioRpcError as error:
             if error.code() in _ABSENT:
-                why = f"no scheduler answers at {self.scheduler} ({error.details()})"
+                why = f"no scheduler answers at {address} ({error.details()})"
             else:
-                why = f"what answers at {self.scheduler} is no scheduler ({error.code().name}: {error.details()})"
+                why = f"what answers at {address} is no scheduler ({error.code().name}: {error.details()})"
             raise UnavailableError(f"{why}; start one with 'mlfabric up', or give --scheduler HOST:PORT") from error
 
     async def round_trip_s(self) -> float:

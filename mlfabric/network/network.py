@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Network", "Reservation"]
 
+MOST_PATHS = 1 << 16
+"""So many are kept; all others, of a thousand hosts a million, are found again when they are asked for."""
+
 
 # Named tuples of different types compare equal (UpdateId, GetId): the type is part of the key.
 _TypedKey = tuple[type, Hashable]
@@ -120,6 +123,10 @@ class Network:
         """Return whether a host is known."""
         return name in self._hosts
 
+    def has_link(self, link: LinkId) -> bool:
+        """Return whether a link is known."""
+        return link in self._free
+
     def unknown_host(self, names: Iterable[str]) -> str | None:
         """Return the first of some hosts that is not known; None if all are."""
         known = self._hosts
@@ -153,6 +160,20 @@ class Network:
                 self._nominal_bps[link] = bps
                 self.set_rate(link, bps)
 
+    def forget_host(self, name: str) -> None:
+        """Forget a host of a star that is gone for good, with its links; nothing happens while they are reserved."""
+        links = {up_link(name), down_link(name)}
+        if not self.is_star or name not in self._hosts:
+            return
+        if any(not links.isdisjoint(held.path) for held in self._reserved.values()):
+            return
+        self._hosts.discard(name)
+        self._overbooked -= links
+        self._touched -= links
+        for link in links:
+            del self._capacity[link], self._free[link], self._latency_ns[link], self._nominal_bps[link]
+        self._paths = {ends: path for ends, path in self._paths.items() if name not in ends}
+
     def path(self, source: str, destination: str) -> Path:
         """Return the links from one host to another; () for the same host.
 
@@ -164,6 +185,8 @@ class Network:
             self._check_host(source)
             self._check_host(destination)
             found = self._routes.find(source, destination) if source != destination else ()
+            if len(self._paths) >= MOST_PATHS:
+                self._paths.clear()
             self._paths[source, destination] = found
         return found
 

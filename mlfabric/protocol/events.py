@@ -9,7 +9,7 @@ from mlfabric.protocol.identities import Commit, DropReason, GetId, ModelVersion
 from mlfabric.protocol.reductions import LinkProbed, ReduceRequested, RoundArrived, RoundBroken
 from mlfabric.protocol.replication import Following, HeldBack, NotKept, ReplicaReported
 from mlfabric.protocol.shards import Prepared
-from mlfabric.specs import Member, ModelSpec
+from mlfabric.specs import Member, ModelSpec, Term
 
 __all__ = [
     "AppliedIds",
@@ -25,6 +25,7 @@ __all__ = [
     "MemoryReported",
     "PushRequested",
     "ServerHolds",
+    "TermShown",
     "Tick",
     "TransferEnd",
     "TransferEnded",
@@ -213,6 +214,13 @@ class LinksReported:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TermShown:
+    """Somebody says which scheduler is the newest that has admitted it, without joining this one."""
+
+    seen: Term
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
     """Time passed; nothing else happened."""
 
@@ -238,5 +246,6 @@ MemberEvent = (
     | HeldBack
     | NotKept
     | Prepared
+    | TermShown
     | Tick
 )

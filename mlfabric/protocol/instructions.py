@@ -44,6 +44,7 @@ class RefuseReason(Enum):
     NOT_YET = "something that it needs is not there yet"
     NOT_ITS_OWN = "it is about another member's model"
     TOO_MANY = "there is more of it than the scheduler takes in"
+    FENCED = "this scheduler has been succeeded by another one"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +52,7 @@ class Welcome:
     """Admit a member.
 
     Args:
+        epoch, instance: the scheduler's term.
         tau_max: the bound in force.
         initialise: this worker is asked for initial weights.
         clock: so many iterations a worker has finished at least, as the others count them, if it is new or was given up
@@ -67,6 +69,7 @@ class Welcome:
     monitor_address: str
     reason: str
     clock: int = 0
+    instance: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -116,9 +116,10 @@ class Admission:
             count = sum(record.state is not MemberState.LEFT for record in self._context.members.values())
             if count >= limits.members:
                 return RefuseReason.TOO_MANY, f"{count} members are here or silent; allowed: {limits.members}"
-            if known is None and len(self._context.members) > 2 * limits.members:
+            most = limits.members + limits.departed
+            if known is None and len(self._context.members) > most:
                 given = f"{len(self._context.members)} members are remembered"
-                return RefuseReason.TOO_MANY, f"{given}; allowed: {2 * limits.members}, so come under a name of before"
+                return RefuseReason.TOO_MANY, f"{given}; allowed: {most}, so come under a name of before"
         hosts = self._context.network.hosts
         if member.host not in hosts and len(hosts) >= 2 * limits.members:
             given = f"{len(hosts)} hosts are known and {member.host!r} is not"

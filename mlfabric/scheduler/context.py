@@ -12,7 +12,7 @@ from mlfabric.scheduler.limits import Limits
 from mlfabric.scheduler.planning import Aggregator, DropRule
 from mlfabric.scheduler.records import MemberRecord, MemberState, PlanCount
 from mlfabric.scheduler.steps import StepTimes
-from mlfabric.specs import Member, Role
+from mlfabric.specs import Member, Role, Term
 
 __all__ = ["SEQ_BITS", "Context", "NumberMaker", "SchedulerConfig", "TicketMaker"]
 
@@ -25,7 +25,7 @@ class SchedulerConfig:
     """Settings of the scheduler's state machine.
 
     Args:
-        epoch: of this scheduler; greater than that of any before it.
+        epoch, instance: this scheduler's term; greater than that of any before it.
         ticket_secret: random bytes from which tickets are made; at least 16.
         batch_window_ns: the longest that an update waits for others while the ingress is busy, where nobody sums.
         silence_ns: a member whose stream broke may come back within this time before it counts as left.
@@ -44,6 +44,12 @@ class SchedulerConfig:
     default_bps: int = 10_000_000_000
     drop_rule: DropRule = DropRule.FEASIBLE
     limits: Limits = field(default_factory=Limits)
+    instance: int = 0
+
+    @property
+    def term(self) -> Term:
+        """This scheduler's time in office."""
+        return Term(self.epoch, self.instance)
 
 
 class TicketMaker:
@@ -99,11 +105,11 @@ class Context:
             named.pop(name, None)
         self.members[name] = self._of_role[record.member.role][name] = record
 
-    def forget(self, record: MemberRecord) -> None:
-        """Forget a member that has left."""
-        self.members.pop(record.member.name)
-        self._of_role[record.member.role].pop(record.member.name)
-        self.steps.forget(record.member.name)
+    def forget(self, name: str) -> None:
+        """Remember nothing of a member that has left."""
+        record = self.members.pop(name)
+        self._of_role[record.member.role].pop(name, None)
+        self.steps.forget(name)
 
     def is_here(self, name: str) -> bool:
         """Tell whether a member of this name can be talked to."""

@@ -15,8 +15,8 @@ class Limits:
     """The most of everything; each > 0.
 
     Args:
-        members: that are here or silent; of those that have left as many are remembered. Hosts are remembered for the
-            scheduler's life, twice as many.
+        members: that are here or silent. Hosts are twice as many at most.
+        departed: that have left and are remembered; the longest gone are forgotten, with their hosts.
         models: with a server or without; a part of a model that is cut counts as one.
         model_bytes: of one model, or of one tensor that is reduced; at most 2**50.
         updates: without an outcome, of all workers together. Beyond it, whoever has more of them than its even share is
@@ -29,6 +29,7 @@ class Limits:
     """
 
     members: int = 4096
+    departed: int = 1000
     models: int = 1024
     model_bytes: int = 1 << 42
     updates: int = 100_000

@@ -6,12 +6,14 @@ name is refused while the first is here, and takes its place once that is silent
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from mlfabric.errors import UsageError
 from mlfabric.network import down_link, up_link
 from mlfabric.protocol import (
+    GetId,
     HostModel,
     Initialise,
     Instruction,
@@ -22,10 +24,12 @@ from mlfabric.protocol import (
     Refuse,
     RefuseReason,
     ServerHolds,
+    UpdateId,
     Welcome,
 )
 from mlfabric.scheduler.admission import Admission
 from mlfabric.scheduler.context import Context
+from mlfabric.scheduler.departed import Departed
 from mlfabric.scheduler.model import ModelState
 from mlfabric.scheduler.modes import has_server
 from mlfabric.scheduler.parts import name_of_whole
@@ -56,6 +60,7 @@ class Membership:
         self.admission = Admission(context, models, reductions, wholes, self._placing)
         self._silent: dict[str, MemberRecord] = {}
         self._missed: dict[str, int] = {}
+        self._departed = Departed(context.config.limits.departed, self._is_needed)
 
     def join(self, event: MemberJoined, now_ns: int) -> Iterator[Instruction]:
         """Admit a member, or say why not."""
@@ -86,7 +91,7 @@ class Membership:
         self._context.admit(record)
         self._silent.pop(member.name, None)
         self._missed.pop(member.name, None)
-        self._forget_who_left_first()
+        self._departed.back(member.name)
         yield from self._admit(record, event, "back again" if again else "joined")
 
     def models_of(self, name: str) -> list[ModelState]:
@@ -207,6 +212,7 @@ class Membership:
             to=record.member.name,
             incarnation=record.member.incarnation,
             epoch=self._context.config.epoch,
+            instance=self._context.config.instance,
             tau_max=models[0].pushes.tau_max if models else 0,
             server=",".join(model.pushes.server for model in models),
             server_address=first.member.address if first else "",
@@ -245,6 +251,7 @@ class Membership:
         self._silent.pop(name, None)
         yield from self._let_go(record, f"{name} left: {detail}")
         self._forget(record)
+        self._note_departed(record)
 
     def next_wakeup_ns(self) -> int | None:
         """Return when the next silent member counts as left, or None."""
@@ -258,6 +265,7 @@ class Membership:
                 record.state, record.since_ns = MemberState.LEFT, now_ns
                 del self._silent[name]
                 self._leave_clocks(name)
+                self._note_departed(record)
         for name, since_ns in list(self._missed.items()):
             if since_ns + self._context.config.silence_ns <= now_ns:
                 del self._missed[name]
@@ -293,18 +301,28 @@ class Membership:
             holder.forget_worker(record.member.name)
         self._leave_clocks(record.member.name)
 
-    def _forget_who_left_first(self) -> None:
-        """Forget the one who left first, if many have, of those that nothing is about any more."""
-        left = [m for m in self._context.members.values() if m.state is MemberState.LEFT]
-        if len(left) <= self._context.config.limits.members:
+    def _note_departed(self, record: MemberRecord) -> None:
+        """Note that a member has left; forget all about those that left long before it."""
+        if record.member.role is Role.AGGREGATOR:
             return
+        self._departed.note(record.member.name)
+        for name in self._departed.take_forgotten():
+            gone = self._context.members[name]
+            self._forget(gone)
+            self._context.forget(name)
+            is_summed = gone.model in self._reductions  # its rounds remember what their links carried
+            if not is_summed and all(other.member.host != gone.member.host for other in self._context.members.values()):
+                self._context.network.forget_host(gone.member.host)
+
+    def _is_needed(self, name: str) -> bool:
+        """Tell whether models are a member's to hold, or something of it is still on its way."""
         models = self._models.values()
-        kept = {m.pushes.server for m in models} | {m.replication.name for m in models}
-        kept |= {u.worker for m in models for u in (*m.pushes.waiting, *m.pushes.planned)}
-        kept |= {g.worker for m in models for g in (*m.gets.waiting, *m.gets.planned)}
-        idle = [m for m in left if m.member.name not in kept and m.member.role is not Role.AGGREGATOR]
-        if idle:
-            self._context.forget(min(idle, key=lambda record: record.since_ns))
+        if any(name in (model.pushes.server, model.replication.name) for model in models):
+            return True
+        updates = itertools.chain.from_iterable((*model.pushes.waiting, *model.pushes.planned) for model in models)
+        gets = itertools.chain.from_iterable((*model.gets.waiting, *model.gets.planned) for model in models)
+        pushes = itertools.chain.from_iterable(whole.open for whole in self._wholes.values())
+        return any(request.worker == name for request in itertools.chain[UpdateId | GetId](updates, gets, pushes))
 
     def _leave_clocks(self, worker: str, stays: Sequence[ModelState] = ()) -> None:
         """Wait for a worker no longer in any model but the one (or its parts) that it stays with."""
@@ -340,5 +358,5 @@ class Membership:
         """Take a monitor's estimates as the links' capacities."""
         for rate in event.rates:
             link = up_link(rate.host) if rate.up else down_link(rate.host)
-            if link in self._context.network.links:
+            if self._context.network.has_link(link):
                 self._context.network.set_rate(link, rate.bps)

@@ -123,6 +123,7 @@ class Meter:
             (m.member.role, m.state.value) for m in state.context.members.values()
         )
         self.metrics.members(counts)
+        self.metrics.keep(state.context.members, state.context.network.hosts)
         self._count_sums(state.count)
         for name, model in state.models.items():
             self.metrics.queue(name, len(model.pushes.waiting))

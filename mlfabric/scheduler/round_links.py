@@ -96,7 +96,7 @@ class RoundLinks:
 
     def _take(self, network: Network, link: LinkId, bps: int, *, is_full: bool, is_held: bool) -> None:
         """Take in what a link carried at best; 0 if that is unknown."""
-        if not bps or link not in network.links:
+        if not bps or not network.has_link(link):
             return
         known = self._known.setdefault(link, _Known())
         known.best_bps = max(known.best_bps, bps)

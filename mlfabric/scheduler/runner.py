@@ -6,9 +6,10 @@ import asyncio
 import gc
 import logging
 import os
+import resource
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +24,7 @@ from mlfabric.errors import UsageError
 from mlfabric.scheduler.context import SchedulerConfig
 from mlfabric.scheduler.limits import Limits
 from mlfabric.scheduler.metering import Meter
-from mlfabric.scheduler.planning import DropRule
+from mlfabric.scheduler.planning import DropRule, is_planner_compiled
 from mlfabric.scheduler.service import FabricService
 from mlfabric.scheduler.state import SchedulerState
 from mlfabric.scheduler.warming import warm_planner
@@ -36,6 +37,10 @@ __all__ = ["SchedulerOptions", "SchedulerRunner", "next_epoch"]
 log = logging.getLogger("mlfabric.scheduler")
 SURVEY_S = 1.0
 GRACE_S = 0.5
+STOOD_STILL_S = 3.0
+"""A scheduler that did nothing for so long may have been succeeded meanwhile."""
+PORT_WITHIN_S = 5.0
+LOOK_AGAIN_S = 0.02
 YOUNG_OBJECTS = 10_000
 SPARE_CALLS = 64
 """So many connections and calls there may be beyond one session and one call of each member: for people and tools."""
@@ -58,7 +63,7 @@ class SchedulerOptions:
         default_bps: rate of a link that nobody stated and nobody measured; > 0.
         drop_rule: which updates are dropped.
         limits: how much it takes in.
-        state_dir: where the epoch is kept; None derives it from the time of day.
+        state_dir: where the epoch is kept; None derives it from the time of day, and from what members have seen.
     """
 
     bind: str = "127.0.0.1"
@@ -88,21 +93,25 @@ class SchedulerOptions:
                 raise UsageError(f"scheduler: {name}={value!r}; allowed: {allowed}")
 
 
-def next_epoch(state_dir: Path | None) -> int:
+def next_epoch(state_dir: Path | None, seen: int = 0) -> int:
     """Return an epoch greater than that of any scheduler before on this state directory, and keep it there.
 
     The time of day in milliseconds is the least, so that without a directory a restart is newer as well.
 
+    Args:
+        state_dir: see ``SchedulerOptions``.
+        seen: an epoch that members have seen; the new one is greater.
+
     Raises:
         UsageError: the directory cannot be written or holds something else.
     """
-    now = time.time_ns() // 1_000_000
+    least = max(time.time_ns() // 1_000_000, seen + 1)
     if state_dir is None:
-        return now
+        return least
     path = state_dir / "epoch"
     try:
         state_dir.mkdir(parents=True, exist_ok=True)
-        epoch = max(now, int(path.read_text()) + 1 if path.exists() else 1)
+        epoch = max(least, int(path.read_text()) + 1 if path.exists() else 1)
         aside = path.with_suffix(".tmp")
         with aside.open("w") as file:
             file.write(f"{epoch}\n")
@@ -114,6 +123,12 @@ def next_epoch(state_dir: Path | None) -> int:
             f"state_dir={str(state_dir)!r}: {error}; give a directory that this process may write"
         ) from error
     return epoch
+
+
+def allow_connections() -> None:
+    """Let this process have as many connections as it may: each member has one, and 1,024 is a common first limit."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 @contextmanager
@@ -152,8 +167,16 @@ class SchedulerRunner:
 
     def __init__(self, options: SchedulerOptions) -> None:
         self.options = options
+        self._instance = secrets.randbits(64)
+        self._meter = Meter(SchedulerMetrics(), __version__)
+        self._state: SchedulerState
+
+    def _renew(self, seen: int = 0) -> SchedulerState:
+        """Begin with nothing, under an epoch that is greater than one that members have seen."""
+        options = self.options
         config = SchedulerConfig(
-            epoch=next_epoch(options.state_dir),
+            epoch=next_epoch(options.state_dir, seen),
+            instance=self._instance,
             ticket_secret=secrets.token_bytes(32),
             batch_window_ns=round(options.batch_window_s * 1e9),
             silence_ns=round(options.silence_s * 1e9),
@@ -163,32 +186,47 @@ class SchedulerRunner:
             limits=options.limits,
         )
         self._state = SchedulerState(config)
-        self._meter = Meter(SchedulerMetrics(), __version__)
+        return self._state
 
-    async def run(self, stop: asyncio.Event, ready: Callable[[str], None]) -> None:
-        """Serve until ``stop`` is set; ``ready`` is called with the address once members can join.
+    async def run(
+        self, stop: asyncio.Event, ready: Callable[[str], None], begin: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
+        """Serve until ``stop`` is set.
+
+        Args:
+            ready: called with the address once members can join.
+            begin: waited for when all is loaded, before an epoch is taken and anything is listened on.
 
         Raises:
-            UsageError: the port is in use or may not be listened on.
+            UsageError: the port is in use or may not be listened on; the epoch cannot be kept.
+            FencedError: a member has seen a newer scheduler.
         """
+        allow_connections()
+        stands_by = begin is not None
+        if begin is not None and not is_planner_compiled():  # whoever serves now has it compiled
+            await begin()
+            begin = None
         async with warm_planner():
+            if begin is not None:
+                log.info("standing by")
+                await begin()
             with rare_collections():
-                await self._serve(stop, ready)
+                await self._serve(stop, ready, PORT_WITHIN_S if stands_by else 0.0)
 
-    async def _serve(self, stop: asyncio.Event, ready: Callable[[str], None]) -> None:
+    async def _serve(self, stop: asyncio.Event, ready: Callable[[str], None], port_within_s: float) -> None:
         most_calls = 2 * self.options.limits.members + SPARE_CALLS
         options = _channel_options(self.options.answer_s, most_calls)
         server = grpc.aio.server(options=options, maximum_concurrent_rpcs=most_calls)
-        service = FabricService(self._state, self._meter)
+        service = FabricService(self._renew(), self._meter, self._renew)
         fabric_pb2_grpc.add_FabricServiceServicer_to_server(service, server)
         status = self._add_standard_services(server)
-        port = self._listen(server)
+        port = await self._listen(server, port_within_s)
         page = self._page()
         await server.start()
         address = f"{self.options.advertised or self.options.bind}:{port}"
         log.info("scheduler at %s, epoch %s", address, self._state.context.config.epoch)
         ready(address)
-        survey = asyncio.create_task(self._survey())
+        survey = asyncio.create_task(self._survey(service))
         stopped = asyncio.create_task(stop.wait())
         try:
             ends: list[asyncio.Future[Any]] = [stopped, service.failed]
@@ -210,15 +248,21 @@ class SchedulerRunner:
         reflection.enable_server_reflection((name, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
         return status
 
-    def _listen(self, server: grpc.aio.Server) -> int:
+    async def _listen(self, server: grpc.aio.Server, within_s: float) -> int:
+        """Listen, and return the port; who takes over waits until the kernel has freed that of the one before."""
         where = f"{self.options.bind}:{self.options.port}"
-        try:
-            port = server.add_insecure_port(where)
-        except RuntimeError as error:
-            raise UsageError(f"cannot listen on {where}: in use or not allowed; choose another port") from error
-        if not port:
-            raise UsageError(f"cannot listen on {where}: in use or not allowed; choose another port")
-        return port
+        until_s = time.monotonic() + within_s
+        while True:
+            try:
+                port = server.add_insecure_port(where)
+                cause = None
+            except RuntimeError as error:
+                port, cause = 0, error
+            if port:
+                return port
+            if time.monotonic() >= until_s:
+                raise UsageError(f"cannot listen on {where}: in use or not allowed; choose another port") from cause
+            await asyncio.sleep(LOOK_AGAIN_S)
 
     def _page(self) -> MetricsPage | None:
         if self.options.metrics_port is None:
@@ -227,7 +271,11 @@ class SchedulerRunner:
         log.info("metrics at http://%s:%s/metrics", self.options.bind, page.start())
         return page
 
-    async def _survey(self) -> None:
+    async def _survey(self, service: FabricService) -> None:
         while True:
             self._meter.survey(self._state)
+            began_s = time.monotonic()
             await asyncio.sleep(SURVEY_S)
+            stood_still_s = time.monotonic() - began_s - SURVEY_S
+            if stood_still_s > STOOD_STILL_S:
+                service.recall(f"this process stood still for {stood_still_s:.1f} s and may have been succeeded")

@@ -11,14 +11,14 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
 
 from mlfabric import wire
-from mlfabric.errors import UsageError
+from mlfabric.errors import FencedError, UsageError
 from mlfabric.protocol import (
     Instruction,
     MemberEvent,
@@ -27,12 +27,14 @@ from mlfabric.protocol import (
     MemberSilent,
     Refuse,
     RefuseReason,
+    TermShown,
     Tick,
     Welcome,
 )
 from mlfabric.scheduler.metering import Meter
 from mlfabric.scheduler.state import SchedulerState
 from mlfabric.scheduler.status import describe
+from mlfabric.scheduler.terms import Verdict
 from mlfabric.specs import Role
 from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc, session_pb2
 
@@ -81,6 +83,7 @@ _STATUS = {
     RefuseReason.NOT_YET: grpc.StatusCode.FAILED_PRECONDITION,
     RefuseReason.NOT_ITS_OWN: grpc.StatusCode.PERMISSION_DENIED,
     RefuseReason.TOO_MANY: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    RefuseReason.FENCED: grpc.StatusCode.FAILED_PRECONDITION,
 }
 
 
@@ -114,13 +117,15 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
     Args:
         state: the state machine; nobody else may touch it.
         meter: counts what is decided.
+        renew: makes a state machine of an epoch greater than this one, if members have seen that.
 
     Attributes:
-        failed: gets the exception when the state machine has broken one of its invariants.
+        failed: gets the exception when the state machine has broken one of its invariants, or was fenced off.
     """
 
-    def __init__(self, state: SchedulerState, meter: Meter) -> None:
+    def __init__(self, state: SchedulerState, meter: Meter, renew: Callable[[int], SchedulerState]) -> None:
         self._state = state
+        self._renew = renew
         self._meter = meter
         self._seats: dict[str, _Seat] = {}
         self._epoch = state.context.config.epoch
@@ -138,8 +143,7 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
         try:
             instructions = self._meter.handle(self._state, event, time.monotonic_ns())
         except Exception as error:  # a broken invariant: it must end the process, not only the call that met it
-            if not self.failed.done():
-                self.failed.set_exception(error)
+            self._end(error)
             raise
         self._post(instructions)
         if not self._settling:
@@ -150,6 +154,8 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
     def _settle(self) -> None:
         """Tick if the state machine is due, and set the timer for when it will be."""
         self._settling = False
+        if self._state.verdict is not Verdict.STAYS:
+            self._give_way()
         self._log_what_is_torn()
         due_ns = self._state.next_wakeup_ns(time.monotonic_ns())
         if self._timer is not None:
@@ -162,6 +168,32 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
             self._take_in(Tick())
         else:
             self._timer = asyncio.get_running_loop().call_later(wait_ns / 1e9, self._wake_up)
+
+    def _give_way(self) -> None:
+        """Begin anew above the epoch that a member has shown; end if another scheduler is in office."""
+        own, seen = self._epoch, self._state.seen.epoch
+        if self._state.verdict is Verdict.RISES:
+            try:
+                self._state = self._renew(seen)
+            except UsageError as error:
+                self._end(error)
+                return
+            self._epoch = self._state.context.config.epoch
+            self.recall(f"a member has seen epoch {seen}: going on as epoch {self._epoch} instead of {own}")
+        else:
+            self._end(FencedError(f"epoch {own} has been succeeded by epoch {seen}; this one ends"))
+            self.recall("it has been succeeded")
+
+    def _end(self, error: Exception) -> None:
+        """Let the process end with this error, unless it ends already."""
+        if not self.failed.done():
+            self.failed.set_exception(error)
+
+    def recall(self, reason: str) -> None:
+        """End all sessions; members come back by themselves, and show the newest scheduler that they have seen."""
+        self._log.warning("ending %s sessions: %s", len(self._seats), reason)
+        for seat in self._seats.values():
+            seat.close()
 
     def _wake_up(self) -> None:
         self._timer = None
@@ -266,6 +298,7 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
             monitor_address=answer.monitor_address,
             reason=answer.reason,
             clock=answer.clock,
+            instance=answer.instance,
         )
 
     # Sessions
@@ -399,6 +432,14 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
         await self._check(event, context)
         self._take_in(event)
         return fabric_pb2.ReportLinksResponse()
+
+    async def ShowTerm(self, request: fabric_pb2.ShowTermRequest, context: _Context) -> fabric_pb2.ShowTermResponse:
+        """Take in the newest scheduler that somebody has seen; tell which this is."""
+        own = self._state.context.config.term
+        async with _usage(context):
+            event = TermShown(seen=wire.from_term(request.seen))
+        self._take_in(event)
+        return fabric_pb2.ShowTermResponse(own=wire.to_term(own))
 
     async def GetStatus(self, request: fabric_pb2.GetStatusRequest, context: _Context) -> fabric_pb2.GetStatusResponse:
         """Describe the fabric."""

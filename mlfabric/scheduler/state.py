@@ -30,10 +30,13 @@ from mlfabric.protocol import (
     PushRequested,
     ReduceId,
     ReduceRequested,
+    Refuse,
+    RefuseReason,
     ReplicaReported,
     RoundArrived,
     RoundBroken,
     ServerHolds,
+    TermShown,
     Tick,
     TransferEnd,
     TransferEnded,
@@ -48,6 +51,8 @@ from mlfabric.scheduler.parts import name_of_whole
 from mlfabric.scheduler.records import MemberRecord, MemberState, PlanCount
 from mlfabric.scheduler.rounds import Rounds
 from mlfabric.scheduler.sharded import ShardedModel
+from mlfabric.scheduler.terms import Verdict, verdict
+from mlfabric.specs import NO_TERM, Member, Term
 
 __all__ = ["SchedulerState"]
 
@@ -56,7 +61,12 @@ _WITHOUT_REPLICA = (GetRequested, LinksReported)
 
 
 class SchedulerState:
-    """Everything that the scheduler knows."""
+    """Everything that the scheduler knows.
+
+    Attributes:
+        verdict: whether it is the newest scheduler, as far as members have shown; if not, it decides nothing any more.
+        seen: the newest term of another scheduler that it was shown.
+    """
 
     def __init__(self, config: SchedulerConfig, network: Network | None = None) -> None:
         network = network if network is not None else Network.star(config.default_bps)
@@ -65,6 +75,8 @@ class SchedulerState:
         self.measured: dict[tuple[str, bool], int] = {}
         self.reductions: dict[str, Rounds] = {}
         self.wholes: dict[str, ShardedModel] = {}
+        self.verdict = Verdict.STAYS
+        self.seen = NO_TERM
         self._membership = Membership(self.context, self.models, self.reductions, self.wholes)
         self._claims = Claims(self.context, self.models, self.reductions, self._membership.admission)
 
@@ -79,6 +91,12 @@ class SchedulerState:
 
     def handle(self, event: MemberEvent, now_ns: int) -> list[Instruction]:
         """Take in one event and return the instructions that follow, in order."""
+        if isinstance(event, MemberJoined):
+            self._look_at(event.member.seen, may_rise=not self.context.members)
+        elif isinstance(event, TermShown):
+            self._look_at(event.seen, may_rise=False)
+        if self.verdict is not Verdict.STAYS:
+            return [self._refusal(event.member)] if isinstance(event, MemberJoined) else []
         self._note_steps(event, now_ns)
         out = list(self._react(event, now_ns))
         for whole in self.wholes.values():
@@ -94,6 +112,8 @@ class SchedulerState:
 
     def next_wakeup_ns(self, now_ns: int) -> int | None:
         """Return when a Tick is due (an instant that is past means at once), or None."""
+        if self.verdict is not Verdict.STAYS:
+            return None
         times = [self._membership.next_wakeup_ns()]
         for model in self.models.values():
             times.append(model.pushes.due_ns(now_ns))
@@ -116,6 +136,17 @@ class SchedulerState:
             rounds.validate()
         for whole in self.wholes.values():
             whole.validate()
+
+    def _look_at(self, seen: Term, *, may_rise: bool) -> None:
+        """Take in the newest scheduler that a member has seen."""
+        found = verdict(self.context.config.term, seen, may_rise=may_rise)
+        if found is not Verdict.STAYS and self.verdict is not Verdict.FENCED:
+            self.verdict, self.seen = found, max(self.seen, seen)
+
+    def _refusal(self, member: Member) -> Refuse:
+        own, seen = self.context.config.epoch, self.seen.epoch
+        reason = f"this scheduler, of epoch {own}, was shown epoch {seen}: {self.verdict.value}"
+        return Refuse(to=member.name, cause=RefuseReason.FENCED, reason=reason)
 
     def _react(self, event: MemberEvent, now_ns: int) -> Iterator[Instruction]:
         if not self._has_a_say(event):
@@ -174,8 +205,10 @@ class SchedulerState:
                 for model in self.models.values():
                     model.pushes.links_changed(now_ns)
                     model.gets.links_changed(now_ns)
-                known = self.context.network.hosts
-                self.measured.update({(r.host, r.up): now_ns - r.age_ns for r in event.rates if r.host in known})
+                hosts = self.context.network.hosts
+                self.measured.update({(r.host, r.up): now_ns - r.age_ns for r in event.rates if r.host in hosts})
+                if len(self.measured) > 2 * len(hosts):
+                    self.measured = {link: at_ns for link, at_ns in self.measured.items() if link[0] in hosts}
             case MemoryReported():
                 if event.name in self.context.members:
                     self.context.members[event.name].memory_bytes = dict(event.kinds)

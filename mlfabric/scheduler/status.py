@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from mlfabric.network import down_link, up_link
 from mlfabric.protocol import ModelVersion
@@ -26,14 +27,15 @@ SHUT_OUT_IN_A_ROW = 10
 
 def describe(state: SchedulerState, meter: Meter, now_ns: int) -> fabric_pb2.GetStatusResponse:
     """Return the status of everything that the scheduler knows."""
+    load = _Load.of(state)
     members = sorted(state.context.members.values(), key=lambda m: (m.member.role.value, m.member.name))
     workers = [m for m in members if m.member.role is Role.WORKER]
     return fabric_pb2.GetStatusResponse(
         epoch=state.context.config.epoch,
-        members=[_member(state, m) for m in members],
+        members=[_member(state, m, load) for m in members],
         models=[_model(state, name, model) for name, model in sorted(state.models.items())]
         + [_reduced(name, rounds, meter) for name, rounds in sorted(state.reductions.items())],
-        workers=[_worker(state, m) for m in workers],
+        workers=[_worker(state, m, load) for m in workers],
         links=_links(state, now_ns),
         planner=fabric_pb2.PlannerStatus(
             plans=state.count.plans,
@@ -44,19 +46,38 @@ def describe(state: SchedulerState, meter: Meter, now_ns: int) -> fabric_pb2.Get
     )
 
 
-def _member(state: SchedulerState, record: MemberRecord) -> fabric_pb2.MemberStatus:
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """How much each worker has open, by model and worker: counted once, for a thousand workers ask for it."""
+
+    sending: dict[str, Counter[str]]
+    waiting: dict[str, Counter[str]]
+    getting: dict[str, Counter[str]]
+
+    @classmethod
+    def of(cls, state: SchedulerState) -> _Load:
+        """Count."""
+        models = state.models.items()
+        return cls(
+            {name: Counter(u.worker for u in model.pushes.planned) for name, model in models},
+            {name: Counter(u.worker for u in model.pushes.waiting) for name, model in models},
+            {name: Counter(g.worker for g in (*model.gets.planned, *model.gets.waiting)) for name, model in models},
+        )
+
+
+def _member(state: SchedulerState, record: MemberRecord, load: _Load) -> fabric_pb2.MemberStatus:
     return fabric_pb2.MemberStatus(
         name=record.member.name,
         role=record.member.role.value,
         host=record.member.host,
         address=record.member.address,
         state=record.state.value,
-        activity=_activity(state, record),
+        activity=_activity(state, record, load),
         memory_bytes=record.memory_bytes,
     )
 
 
-def _activity(state: SchedulerState, record: MemberRecord) -> str:
+def _activity(state: SchedulerState, record: MemberRecord, load: _Load) -> str:
     """Say in words what a member is doing."""
     name = record.member.name
     if record.state is not MemberState.HERE:
@@ -75,10 +96,11 @@ def _activity(state: SchedulerState, record: MemberRecord) -> str:
                 return _of_parts(state.wholes[record.model], name)
             if model is None:
                 return ""
-            sending = sum(u.worker == name for u in model.pushes.planned)
-            waiting = sum(u.worker == name for u in model.pushes.waiting)
-            getting = sum(g.worker == name for g in (*model.gets.planned, *model.gets.waiting))
-            getting_words = "getting the model" + "".join(f": held back, {why}" for why in model.gets.held_back(name))
+            sending, waiting, getting = (
+                counted[record.model][name] for counted in (load.sending, load.waiting, load.getting)
+            )
+            held_back = model.gets.held_back(name) if getting else []
+            getting_words = "getting the model" + "".join(f": held back, {why}" for why in held_back)
             missing, together = model.pushes.missing, model.pushes.spec.workers
             waiting_words = (
                 f"waiting for {missing} of {together} workers" if missing else model.pushes.policy.waiting_words
@@ -187,7 +209,7 @@ def _median(delays: Counter[int]) -> float:
     return 0
 
 
-def _worker(state: SchedulerState, record: MemberRecord) -> fabric_pb2.WorkerStatus:
+def _worker(state: SchedulerState, record: MemberRecord, load: _Load) -> fabric_pb2.WorkerStatus:
     tally, name = record.tally, record.member.name
     steps = state.context.steps.of(name)
     whole = state.wholes.get(record.model)
@@ -197,7 +219,7 @@ def _worker(state: SchedulerState, record: MemberRecord) -> fabric_pb2.WorkerSta
         model=record.model,
         committed=tally.committed,
         dropped=tally.dropped_total,
-        in_flight=sum(u.worker == name for u in model.pushes.planned) if model else 0,
+        in_flight=load.sending[model.pushes.spec.name][name] if model else 0,
         dropped_share=tally.dropped_share,
         warning=_warning(record, model),
         dropped_by_cause={
@@ -222,7 +244,7 @@ def _links(state: SchedulerState, now_ns: int) -> list[fabric_pb2.LinkStatus]:
     hosts = {m.member.host: m.member for m in state.context.members.values()}
     for host, member in sorted(hosts.items()):
         for up, link, nominal in ((True, up_link(host), member.up_bps), (False, down_link(host), member.down_bps)):
-            if link not in network.links:
+            if not network.has_link(link):
                 continue
             status = fabric_pb2.LinkStatus(
                 host=host, up=up, nominal_bps=nominal, estimate_bps=network.rate_bps(link, now_ns)

@@ -114,7 +114,7 @@ class StepTimes:
         return self._workers.get(worker, WorkerSteps(0))
 
     def forget(self, worker: str) -> None:
-        """Forget a worker."""
+        """Forget a worker that has left."""
         self._workers.pop(worker, None)
 
     def note(self, event: MemberEvent, now_ns: int) -> None:

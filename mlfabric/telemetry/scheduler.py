@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from functools import cache
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from mlfabric.protocol import Committed, ModelVersion, Outcome
 from mlfabric.specs import Role
 from mlfabric.telemetry.observed import BATCH_UPDATES, direction, settled_as
+from mlfabric.telemetry.owned import Owned
 
 DELAY_VERSIONS = (0, 1, 2, 4, 8, 16, 32, 64)
 BRIEF_S = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 1e-1, 1.0)
@@ -31,13 +32,13 @@ class SchedulerMetrics:
                 registry=registry,
             ).labels
         )
-        self._updates = cache(
+        self._updates = Owned(
             Counter(
                 "mlfabric_updates_total",
                 "Updates by what became of them; cause says why an update was dropped.",
                 ["model", "worker", "outcome", "cause"],
                 registry=registry,
-            ).labels
+            )
         )
         self._plan = Histogram("mlfabric_plan_seconds", "Time to plan one batch.", buckets=BRIEF_S, registry=registry)
         self._batch = Histogram(
@@ -63,13 +64,13 @@ class SchedulerMetrics:
         self._version = cache(
             Gauge("mlfabric_model_version", "Newest version of the model.", ["model"], registry=registry).labels
         )
-        self._rate = cache(
+        self._rate = Owned(
             Gauge(
                 "mlfabric_link_rate_bytes_per_second",
                 "Rate that plans are made with, of one direction of a host's link.",
                 ["host", "direction"],
                 registry=registry,
-            ).labels
+            )
         )
         self._members = cache(
             Gauge(
@@ -119,9 +120,14 @@ class SchedulerMetrics:
 
     def settled(self, model: str, worker: str, outcome: Outcome) -> None:
         """Count an update whose outcome is known, and the delay of a committed one."""
-        self._updates(model, worker, *settled_as(outcome)).inc()
+        self._updates.of(worker, model, worker, *settled_as(outcome)).inc()
         if isinstance(outcome, Committed):
             self._delay(model).observe(outcome.tau)
+
+    def keep(self, workers: Container[str], hosts: Container[str]) -> None:
+        """Show no more figures of workers and hosts but of those that are known."""
+        self._updates.keep(workers)
+        self._rate.keep(hosts)
 
     def plan(self, seconds: float, updates: int) -> None:
         """Observe one plan: how long it took to make, over how many updates."""
@@ -166,7 +172,7 @@ class SchedulerMetrics:
 
     def link_rate(self, host: str, up: bool, bps: float) -> None:
         """Set the rate in bit/s that plans are made with."""
-        self._rate(host, direction(up)).set(bps / 8)
+        self._rate.of(host, host, direction(up)).set(bps / 8)
 
     def members(self, counts: Mapping[tuple[Role, str], int]) -> None:
         """Set how many members of each role are in each state; what is not named is 0."""

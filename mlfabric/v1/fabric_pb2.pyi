@@ -58,6 +58,7 @@ class Admission(_message.Message):
     MONITOR_ADDRESS_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     CLOCK_FIELD_NUMBER: _builtins.int
+    INSTANCE_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """The scheduler's epoch; a newer one fences off an older one."""
     session_token: _builtins.bytes
@@ -74,6 +75,8 @@ class Admission(_message.Message):
     reason: _builtins.str
     clock: _builtins.int
     """Stale-synchronous: the worker has finished at least so many iterations, as the others count them."""
+    instance: _builtins.int
+    """Together with the epoch the scheduler's term."""
     def __init__(
         self,
         *,
@@ -86,10 +89,11 @@ class Admission(_message.Message):
         monitor_address: _builtins.str = ...,
         reason: _builtins.str = ...,
         clock: _builtins.int = ...,
+        instance: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock", b"clock", "epoch", b"epoch", "initialise", b"initialise", "monitor_address", b"monitor_address", "reason", b"reason", "server", b"server", "server_address", b"server_address", "session_token", b"session_token", "tau_max", b"tau_max"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock", b"clock", "epoch", b"epoch", "initialise", b"initialise", "instance", b"instance", "monitor_address", b"monitor_address", "reason", b"reason", "server", b"server", "server_address", b"server_address", "session_token", b"session_token", "tau_max", b"tau_max"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -520,6 +524,48 @@ class ReportLinksResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReportLinksResponse: _TypeAlias = ReportLinksResponse  # noqa: Y015
+
+@_typing.final
+class ShowTermRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEEN_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def seen(self) -> _types_pb2.Term: ...
+    def __init__(
+        self,
+        *,
+        seen: _types_pb2.Term | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["seen", b"seen"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["seen", b"seen"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ShowTermRequest: _TypeAlias = ShowTermRequest  # noqa: Y015
+
+@_typing.final
+class ShowTermResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OWN_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def own(self) -> _types_pb2.Term:
+        """Of the scheduler that answers."""
+
+    def __init__(
+        self,
+        *,
+        own: _types_pb2.Term | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["own", b"own"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["own", b"own"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ShowTermResponse: _TypeAlias = ShowTermResponse  # noqa: Y015
 
 @_typing.final
 class GetStatusRequest(_message.Message):

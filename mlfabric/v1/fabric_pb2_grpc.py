@@ -84,6 +84,11 @@ class FabricServiceStub:
                 request_serializer=mlfabric_dot_v1_dot_fabric__pb2.GetStatusRequest.SerializeToString,
                 response_deserializer=mlfabric_dot_v1_dot_fabric__pb2.GetStatusResponse.FromString,
                 _registered_method=True)
+        self.ShowTerm = channel.unary_unary(
+                '/mlfabric.v1.FabricService/ShowTerm',
+                request_serializer=mlfabric_dot_v1_dot_fabric__pb2.ShowTermRequest.SerializeToString,
+                response_deserializer=mlfabric_dot_v1_dot_fabric__pb2.ShowTermResponse.FromString,
+                _registered_method=True)
 
 
 class FabricServiceServicer:
@@ -151,6 +156,13 @@ class FabricServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ShowTerm(self, request, context):
+        """Says which scheduler is the newest that has admitted who calls; an older one ends.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_FabricServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -203,6 +215,11 @@ def add_FabricServiceServicer_to_server(servicer, server):
                     servicer.GetStatus,
                     request_deserializer=mlfabric_dot_v1_dot_fabric__pb2.GetStatusRequest.FromString,
                     response_serializer=mlfabric_dot_v1_dot_fabric__pb2.GetStatusResponse.SerializeToString,
+            ),
+            'ShowTerm': grpc.unary_unary_rpc_method_handler(
+                    servicer.ShowTerm,
+                    request_deserializer=mlfabric_dot_v1_dot_fabric__pb2.ShowTermRequest.FromString,
+                    response_serializer=mlfabric_dot_v1_dot_fabric__pb2.ShowTermResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -475,6 +492,33 @@ class FabricService:
             '/mlfabric.v1.FabricService/GetStatus',
             mlfabric_dot_v1_dot_fabric__pb2.GetStatusRequest.SerializeToString,
             mlfabric_dot_v1_dot_fabric__pb2.GetStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ShowTerm(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/mlfabric.v1.FabricService/ShowTerm',
+            mlfabric_dot_v1_dot_fabric__pb2.ShowTermRequest.SerializeToString,
+            mlfabric_dot_v1_dot_fabric__pb2.ShowTermResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -43,6 +43,8 @@ class FabricServiceStub:
     Get: _grpc.UnaryUnaryMultiCallable[_fabric_pb2.GetRequest, _fabric_pb2.GetResponse]
     ReportLinks: _grpc.UnaryUnaryMultiCallable[_fabric_pb2.ReportLinksRequest, _fabric_pb2.ReportLinksResponse]
     GetStatus: _grpc.UnaryUnaryMultiCallable[_fabric_pb2.GetStatusRequest, _fabric_pb2.GetStatusResponse]
+    ShowTerm: _grpc.UnaryUnaryMultiCallable[_fabric_pb2.ShowTermRequest, _fabric_pb2.ShowTermResponse]
+    """Says which scheduler is the newest that has admitted who calls; an older one ends."""
 
 @_typing.type_check_only
 class FabricServiceAsyncStub(FabricServiceStub):
@@ -59,6 +61,8 @@ class FabricServiceAsyncStub(FabricServiceStub):
     Get: _aio.UnaryUnaryMultiCallable[_fabric_pb2.GetRequest, _fabric_pb2.GetResponse]  # type: ignore[assignment]
     ReportLinks: _aio.UnaryUnaryMultiCallable[_fabric_pb2.ReportLinksRequest, _fabric_pb2.ReportLinksResponse]  # type: ignore[assignment]
     GetStatus: _aio.UnaryUnaryMultiCallable[_fabric_pb2.GetStatusRequest, _fabric_pb2.GetStatusResponse]  # type: ignore[assignment]
+    ShowTerm: _aio.UnaryUnaryMultiCallable[_fabric_pb2.ShowTermRequest, _fabric_pb2.ShowTermResponse]  # type: ignore[assignment]
+    """Says which scheduler is the newest that has admitted who calls; an older one ends."""
 
 class FabricServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -132,5 +136,13 @@ class FabricServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _fabric_pb2.GetStatusRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_fabric_pb2.GetStatusResponse, _abc.Awaitable[_fabric_pb2.GetStatusResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def ShowTerm(
+        self,
+        request: _fabric_pb2.ShowTermRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fabric_pb2.ShowTermResponse, _abc.Awaitable[_fabric_pb2.ShowTermResponse]]:
+        """Says which scheduler is the newest that has admitted who calls; an older one ends."""
 
 def add_FabricServiceServicer_to_server(servicer: FabricServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

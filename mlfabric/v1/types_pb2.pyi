@@ -409,6 +409,7 @@ class Member(_message.Message):
     DOWN_BPS_FIELD_NUMBER: _builtins.int
     PROTOCOL_VERSION_FIELD_NUMBER: _builtins.int
     SOFTWARE_VERSION_FIELD_NUMBER: _builtins.int
+    SEEN_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     incarnation: _builtins.int
     """Grows with each process that takes this name."""
@@ -422,6 +423,10 @@ class Member(_message.Message):
     protocol_version: _builtins.int
     software_version: _builtins.str
     """Version of the software, for people."""
+    @_builtins.property
+    def seen(self) -> Global___Term:
+        """The newest scheduler that admitted it, absent before the first."""
+
     def __init__(
         self,
         *,
@@ -433,11 +438,37 @@ class Member(_message.Message):
         down_bps: _builtins.int = ...,
         protocol_version: _builtins.int = ...,
         software_version: _builtins.str = ...,
+        seen: Global___Term | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["seen", b"seen"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "down_bps", b"down_bps", "host", b"host", "incarnation", b"incarnation", "name", b"name", "protocol_version", b"protocol_version", "software_version", b"software_version", "up_bps", b"up_bps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "down_bps", b"down_bps", "host", b"host", "incarnation", b"incarnation", "name", b"name", "protocol_version", b"protocol_version", "seen", b"seen", "software_version", b"software_version", "up_bps", b"up_bps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Member: _TypeAlias = Member  # noqa: Y015
+
+@_typing.final
+class Term(_message.Message):
+    """One scheduler's time in office; the greater pair is the newer one."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    INSTANCE_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    instance: _builtins.int
+    """Tells apart two schedulers that took the same epoch."""
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        instance: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "instance", b"instance"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Term: _TypeAlias = Term  # noqa: Y015

@@ -18,10 +18,12 @@ from mlfabric.wire.specs import (
     from_links,
     from_member,
     from_spec,
+    from_term,
     to_admission,
     to_links,
     to_member,
     to_spec,
+    to_term,
 )
 from mlfabric.wire.values import (
     from_get_id,
@@ -53,6 +55,7 @@ __all__ = [
     "from_reduce_tensor",
     "from_server_holds",
     "from_spec",
+    "from_term",
     "from_transfer_id",
     "from_update_id",
     "from_version",
@@ -68,6 +71,7 @@ __all__ = [
     "to_replication",
     "to_server_holds",
     "to_spec",
+    "to_term",
     "to_transfer_id",
     "to_update_id",
     "to_version",

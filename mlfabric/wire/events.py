@@ -1,7 +1,7 @@
 """Events on the wire: what a member tells the scheduler.
 
 An event speaks for the member whose session carries it, and for nobody else. ``MemberJoined`` is a registration call,
-``LinksReported`` a call of its own; ``MemberSilent`` and ``Tick`` never travel.
+``LinksReported`` a call of its own; ``TermShown``, ``MemberSilent`` and ``Tick`` do not.
 """
 
 from __future__ import annotations

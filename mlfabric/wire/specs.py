@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mlfabric.protocol import LinkRate, LinksReported, Welcome
 from mlfabric.specs import (
+    MAX_EPOCH,
     Layout,
     Member,
     Mode,
@@ -15,6 +16,7 @@ from mlfabric.specs import (
     Schedule,
     TensorKind,
     TensorSpec,
+    Term,
 )
 from mlfabric.v1 import fabric_pb2 as fabric
 from mlfabric.v1 import types_pb2 as types
@@ -26,10 +28,12 @@ __all__ = [
     "from_links",
     "from_member",
     "from_spec",
+    "from_term",
     "to_admission",
     "to_links",
     "to_member",
     "to_spec",
+    "to_term",
 ]
 
 _TENSOR_KIND_TO = {
@@ -177,14 +181,31 @@ def to_member(member: Member, software_version: str = "") -> types.Member:
         down_bps=member.down_bps,
         protocol_version=member.protocol_version,
         software_version=software_version,
+        seen=to_term(member.seen) if member.seen.epoch else None,
     )
+
+
+def to_term(term: Term) -> types.Term:
+    """Make the message of a scheduler's term."""
+    return types.Term(epoch=term.epoch, instance=term.instance)
+
+
+def from_term(message: types.Term) -> Term:
+    """Return the term that a message holds.
+
+    Raises:
+        UsageError: no scheduler can have that epoch.
+    """
+    if message.epoch >= MAX_EPOCH:
+        raise malformed("Term.epoch", message.epoch, f"less than {MAX_EPOCH}")
+    return Term(message.epoch, message.instance)
 
 
 def from_member(message: types.Member, role: Role) -> Member:
     """Return the member that a message holds, in the role that it registers as.
 
     Raises:
-        UsageError: it has no name or no host.
+        UsageError: it has no name or no host, or has seen a scheduler that there cannot be.
     """
     for field in ("name", "host"):
         if not getattr(message, field):
@@ -198,6 +219,7 @@ def from_member(message: types.Member, role: Role) -> Member:
         up_bps=message.up_bps,
         down_bps=message.down_bps,
         protocol_version=message.protocol_version,
+        seen=from_term(message.seen),
     )
 
 
@@ -218,6 +240,7 @@ def to_admission(welcome: Welcome, session_token: bytes) -> fabric.Admission:
         monitor_address=welcome.monitor_address,
         reason=welcome.reason,
         clock=welcome.clock,
+        instance=welcome.instance,
     )
 
 
@@ -240,6 +263,7 @@ def from_admission(message: fabric.Admission, to: str, incarnation: int) -> Welc
         monitor_address=message.monitor_address,
         reason=message.reason,
         clock=message.clock,
+        instance=message.instance,
     )
 
 

@@ -19,6 +19,14 @@ from .conftest import Start, wait_until
 pytestmark = pytest.mark.processes
 
 
+def words_of(pid: int) -> str:
+    """Return a process' command line, "" if it has ended."""
+    try:
+        return " ".join(psutil.Process(pid).cmdline())
+    except psutil.NoSuchProcess:
+        return ""
+
+
 def pid_of(command, words: str) -> int:
     """Return the id of the one process of ``command`` with these words in its command line."""
     found: list[int] = [pid for pid in command.pids() if words in " ".join(psutil.Process(pid).cmdline())]
@@ -65,6 +73,21 @@ def test_a_service_that_dies_is_started_again_and_when_all_is_killed_nothing_is_
 
     command.signal(signal.SIGKILL)
     command.wait_until_nothing_is_left()
+
+
+def test_the_spare_of_a_killed_scheduler_takes_over(start: Start, free_port: int):
+    command = start("up", "--port", str(free_port))
+    command.read_until("mlfabric is up")
+    wait_until(lambda: any("--standby" in words_of(pid) for pid in command.pids()), "its spare is there")
+    (active,) = [pid for pid in command.pids() if " scheduler " in words_of(pid) and "--standby" not in words_of(pid)]
+
+    psutil.Process(active).kill()
+    assert "its spare takes over" in command.read_until("mlfabric: scheduler")
+    command.read_until("server server-0: ")
+
+    command.signal(signal.SIGTERM)
+    assert command.finish()[0] == 0
+    assert command.pids() == []
 
 
 def test_a_port_in_use_is_an_error_that_says_what_to_do(start: Start):
@@ -187,3 +210,4 @@ def test_restarts_come_later_and_later_within_bounds():
     assert delays[:3] == [0.5, 1.0, 2.0]
     assert delays == sorted(delays)
     assert delays[-1] == 30.0
+    assert backoff_s(0) == 0.0, "a spare takes over at once"

@@ -1,5 +1,7 @@
 """Random messages of the wire contract that look like real ones: by field, mostly what could be, sometimes what cannot.
 
+No term of a newer scheduler is drawn: where there is no TLS, whoever shows one ends the scheduler.
+
 A message is drawn from a ``random.Random``, so that a seed stands for it. The contract's own descriptors say what there
 is to fill; a message or field that is added later is drawn, too.
 """
@@ -94,6 +96,8 @@ def _set(message: Message, field: Any, draw: random.Random, words: Words, depth:
         getattr(message, field.name)[draw.choice(words.names)] = draw.choice(INTEGERS)
     elif field.is_repeated:
         _extend(getattr(message, field.name), field, draw, words, depth)
+    elif inner is not None and inner.name == "Term":
+        getattr(message, field.name).epoch = draw.randrange(words.epoch)
     elif inner is not None:
         getattr(message, field.name).SetInParent()
         if depth < DEEPEST:

@@ -111,7 +111,7 @@ class Stand:
 async def stand(**config: Any) -> AsyncIterator[Stand]:
     """Run a scheduler."""
     state = SchedulerState(SchedulerConfig(epoch=EPOCH, ticket_secret=bytes(16), **config))
-    service = FabricService(state, Meter(SchedulerMetrics(), "test"))
+    service = FabricService(state, Meter(SchedulerMetrics(), "test"), _never)
     server = grpc.aio.server()
     fabric_pb2_grpc.add_FabricServiceServicer_to_server(service, server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -122,6 +122,10 @@ async def stand(**config: Any) -> AsyncIterator[Stand]:
             yield Stand(state, service, channel)
         finally:
             await server.stop(None)
+
+
+def _never(seen: int) -> SchedulerState:
+    raise AssertionError(f"nobody shows an epoch above this scheduler's, but {seen}")
 
 
 class Honest:

@@ -21,6 +21,7 @@ ACTIONS = 60
 MANY_NAMES = tuple(f"n{number}" for number in range(200))
 TIGHT = Limits(
     members=30,
+    departed=20,
     models=16,
     updates=60,
     updates_per_worker=4,
@@ -63,7 +64,7 @@ def _is_bounded(state: SchedulerState) -> None:
     """Fail if there is more of anything than the limits say; a server's word about what it holds is believed."""
     limits, members = state.context.config.limits, state.context.members
     assert sum(record.state.value != "left" for record in members.values()) <= limits.members
-    assert len(members) <= 2 * limits.members + 1
+    assert len(members) <= limits.members + limits.departed + 1
     assert len(state.context.network.hosts) <= 2 * limits.members
     assert len(state.measured) <= 4 * limits.members
     assert len(state.models) + len(state.reductions) <= limits.models

@@ -362,3 +362,36 @@ def test_a_profile_passes_all_bytes_and_one_nanosecond_less_does_not(
 def test_sizes_out_of_range_are_refused(star: Network, size_bytes: int) -> None:
     with pytest.raises(UsageError, match="allowed: 0 to 2"):
         star.transfer(star.path("a", "s"), size_bytes, 0)
+
+
+def test_a_host_that_is_gone_is_forgotten_with_its_links_but_not_while_they_are_reserved() -> None:
+    network = Network.star(GBPS)
+    network.add_host("a")
+    network.add_host("b")
+    profile = network.transfer(network.path("a", "b"), 1000, 0)
+    assert profile is not None
+    network.reserve("r", network.path("a", "b"), profile)
+    network.forget_host("a")
+    assert network.has_host("a"), "something is reserved there"
+    network.release("r")
+    network.forget_host("a")
+    assert network.hosts == {"b"}
+    assert network.links == (up_link("b"), down_link("b"))
+    with pytest.raises(UsageError, match="unknown host 'a'"):
+        network.path("a", "b")
+    network.add_host("a", up_bps=5)
+    assert network.rate_bps(up_link("a"), 0) == 5
+    network.validate()
+
+
+def test_paths_are_the_same_after_more_were_asked_for_than_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mlfabric.network.network.MOST_PATHS", 2)
+    network = Network.star(GBPS)
+    for name in "abcd":
+        network.add_host(name)
+    pairs = [(source, destination) for source in "abcd" for destination in "abcd"]
+    for _ in range(2):
+        assert [network.path(*pair) for pair in pairs] == [
+            () if source == destination else (up_link(source), down_link(destination)) for source, destination in pairs
+        ]
+    assert len(network._paths) <= 2

@@ -1,0 +1,203 @@
+"""Schedulers that follow one another, or are there at the same time: the newest counts, the others end."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import mlfabric
+from mlfabric import Committed, ServerOptions, UnavailableError, session
+from mlfabric.channels import FrameKind, TcpOptions
+from mlfabric.config import WorkerSettings
+from mlfabric.errors import FencedError
+from mlfabric.launch import ports
+from mlfabric.launch.status import StatusReader
+from mlfabric.launch.supervisor import EXIT_FENCED
+from mlfabric.scheduler import runner
+from tests.fabric.harness import PATIENCE_S, Fabric, fabric, gradients, small_model, wait_until
+from tests.fabric.relay import Relay
+
+SIZE = 100
+
+
+class Schedulers:
+    """Scheduler processes, each on a port of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._running: list[subprocess.Popen[bytes]] = []
+
+    def start(self) -> tuple[subprocess.Popen[bytes], int]:
+        """Start one; return it when it serves, and its port."""
+        port = ports.free_port("127.0.0.1")
+        with self.file(len(self._running)).open("wb") as log:
+            command = [sys.executable, "-m", "mlfabric", "scheduler", "--port", str(port)]
+            process = subprocess.Popen(command, stderr=log)
+        self._running.append(process)
+        wait_until(lambda: "epoch" in self.log(process), "it serves")
+        return process, port
+
+    def file(self, number: int) -> Path:
+        return self._folder / f"scheduler-{number}.log"
+
+    def log(self, process: subprocess.Popen[bytes]) -> str:
+        return self.file(self._running.index(process)).read_text()
+
+    def end(self) -> None:
+        for process in self._running:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def schedulers(tmp_path: Path) -> Iterator[Schedulers]:
+    schedulers = Schedulers(tmp_path)
+    yield schedulers
+    schedulers.end()
+
+
+def register(scheduler: str, name: str = "w") -> Any:
+    weights = {"w": torch.zeros(SIZE, requires_grad=True)}
+    settings = WorkerSettings(scheduler=scheduler, name=name, tcp=TcpOptions())
+    return mlfabric.register_as_worker(weights, rule=mlfabric.RuleSpec(lr=1.0), settings=settings)
+
+
+def push(worker: Any) -> Any:
+    """Push a step of 1 down from the newest model."""
+    worker.get()
+    worker._model["w"].grad = torch.full((SIZE,), -1.0)
+    return worker.push()
+
+
+@pytest.mark.processes
+def test_a_scheduler_that_wakes_up_after_it_was_succeeded_ends_and_nothing_is_applied_twice(schedulers: Schedulers):
+    older, older_port = schedulers.start()
+    with (
+        Relay(older_port) as name,
+        mlfabric.register_as_server(ServerOptions(scheduler=name.address)),
+        register(name.address) as worker,
+    ):
+        assert push(worker).result(PATIENCE_S) == Committed(version=mlfabric.ModelVersion(1, 1), tau=0)
+        worker.get()
+        older.send_signal(signal.SIGSTOP)
+        worker._model["w"].grad = torch.full((SIZE,), -1.0)
+        open_then = worker.push()  # the older one will read this when it goes on
+        _, newer_port = schedulers.start()
+        name.move(newer_port)
+        assert open_then.result(PATIENCE_S) == Committed(version=mlfabric.ModelVersion(1, 2), tau=0)
+
+        older.send_signal(signal.SIGCONT)
+        name.move(older_port)
+        assert older.wait(PATIENCE_S) == EXIT_FENCED
+        assert "has been succeeded by epoch" in schedulers.log(older)
+        name.move(newer_port)
+        assert push(worker).result(PATIENCE_S) == Committed(version=mlfabric.ModelVersion(1, 3), tau=0)
+        worker.get()
+        assert torch.equal(worker._model["w"].detach(), torch.full((SIZE,), 3.0))
+
+
+@pytest.mark.processes
+def test_members_that_are_given_several_schedulers_go_to_the_one_that_is_there(schedulers: Schedulers):
+    first, first_port = schedulers.start()
+    second_port = ports.free_port("127.0.0.1")
+    both = f"127.0.0.1:{first_port},127.0.0.1:{second_port}"
+    with mlfabric.register_as_server(ServerOptions(scheduler=both)), register(both) as worker:
+        assert isinstance(push(worker).result(PATIENCE_S), Committed)
+        worker.get()
+        first.kill()
+        first.wait()
+        worker._model["w"].grad = torch.full((SIZE,), -1.0)
+        handle = worker.push()
+        with Fabric(port=second_port):
+            assert handle.result(PATIENCE_S) == Committed(version=mlfabric.ModelVersion(1, 2), tau=0)
+            with register(both, "late") as late:
+                assert late.get().number == 2
+            worker.leave()
+
+
+def test_a_scheduler_whose_clock_is_behind_goes_on_above_what_its_members_have_seen(tmp_path: Path):
+    ahead = 10**6 + time.time_ns() // 10**6
+    (tmp_path / "epoch").write_text(f"{ahead}\n")
+    with Fabric(state_dir=tmp_path) as running:
+        running.server()
+        worker = running.worker(small_model())
+        worker.get()
+        gradients(worker._model)
+        assert isinstance(worker.push().result(PATIENCE_S), Committed)
+        assert running.status().epoch == ahead + 1
+        running.restart_scheduler()
+        gradients(worker._model)
+        assert isinstance(worker.push().result(PATIENCE_S), Committed)
+        assert running.status().epoch == ahead + 2
+
+
+def test_a_scheduler_that_stood_still_has_its_members_come_again(monkeypatch, caplog):
+    monkeypatch.setattr(runner, "SURVEY_S", 0.05)
+    monkeypatch.setattr(runner, "STOOD_STILL_S", 0.2)
+    with caplog.at_level(logging.WARNING, "mlfabric"), fabric() as running:
+        worker = running.worker(small_model())
+        worker.get()
+        loop = running.scheduler._loop
+        assert loop is not None
+        loop.call_soon_threadsafe(time.sleep, 0.5)
+        wait_until(lambda: "ending 2 sessions: this process stood still" in caplog.text, "it says so")
+        gradients(worker._model)
+        assert isinstance(worker.push().result(PATIENCE_S), Committed)
+        assert {m.state for m in running.status().members} == {"here"}
+
+
+def test_what_an_older_scheduler_has_planned_is_not_started_at_a_server_that_follows_a_newer_one():
+    with (
+        Fabric() as older,
+        Fabric() as newer,
+        Relay(older.scheduler.port) as name,
+        mlfabric.register_as_server(ServerOptions(scheduler=name.address)) as server,
+    ):
+        older.worker(small_model(), "first").get()
+        raw = older.raw_worker(small_model())
+        raw.tell(raw.request())
+        planned = raw.told("send")
+        name.move(newer.scheduler.port)
+        wait_until(lambda: newer.status().models, "it follows the newer one")
+        refused = raw.offer(planned).receive()
+        assert refused is not None
+        assert refused.kind is FrameKind.REFUSE
+        assert server._service._state.models["model"].version == mlfabric.ModelVersion(1, 0)
+
+        name.move(older.scheduler.port)
+        with pytest.raises(FencedError, match="has been succeeded by epoch"):
+            older.scheduler.wait()
+        name.move(newer.scheduler.port)
+
+
+def test_members_that_know_of_two_schedulers_all_go_to_the_newer_and_the_older_ends(monkeypatch, free_port: int):
+    monkeypatch.setattr(session, "WATCH_S", 0.05)
+    with Fabric() as older:
+        both = f"{older.scheduler.address},127.0.0.1:{free_port}"
+        with mlfabric.register_as_server(ServerOptions(scheduler=both)), register(both) as worker:
+            assert isinstance(push(worker).result(PATIENCE_S), Committed)
+            with Fabric(port=free_port) as newer:
+                with pytest.raises(FencedError, match="has been succeeded by epoch"):
+                    older.scheduler.wait()
+                assert push(worker).result(PATIENCE_S) == Committed(version=mlfabric.ModelVersion(1, 2), tau=0)
+                assert {m.state for m in newer.status().members} == {"here"}
+                worker.leave()
+
+
+async def test_the_status_is_that_of_the_newest_scheduler_that_answers(free_port: int):
+    with Fabric() as older, Fabric() as newer:
+        addresses = (older.scheduler.address, newer.scheduler.address, f"127.0.0.1:{free_port}")
+        async with StatusReader(",".join(addresses)) as reader:
+            assert (await reader.read()).epoch == newer.status().epoch
+        async with StatusReader(addresses[2]) as reader:
+            with pytest.raises(UnavailableError, match="no scheduler answers"):
+                await reader.read()
