@@ -109,8 +109,9 @@ def _machines(rates_bps: Sequence[int]) -> Iterator[Testbed]:
 
 @contextmanager
 def _scheduler(host: Host) -> Iterator[str]:
-    command = [sys.executable, "-m", "mlfabric", "scheduler", "--bind", host.address, "--port", str(SCHEDULER_PORT)]
-    process = subprocess.Popen([*host.command, *command, "--log-level", "warning"])
+    where = ["--bind", host.address, "--port", str(SCHEDULER_PORT), "--insecure"]
+    command = [sys.executable, "-m", "mlfabric", "scheduler", *where, "--log-level", "warning"]
+    process = subprocess.Popen([*host.command, *command])
     try:
         yield f"{host.address}:{SCHEDULER_PORT}"
     finally:
@@ -147,6 +148,7 @@ def _work(task: Task) -> dict[str, list[float]]:
     from mlfabric import Mode, register_as_worker
     from mlfabric.channels import TcpOptions
     from mlfabric.config import WorkerSettings
+    from mlfabric.security import Security
 
     store = f"tcp://{task.store}:{STORE_PORT}"
     dist.init_process_group("gloo", init_method=store, rank=task.rank, world_size=task.workers)
@@ -154,7 +156,7 @@ def _work(task: Task) -> dict[str, list[float]]:
         scheduler=task.scheduler,
         name=f"worker-{task.rank}",
         host=f"machine-{task.rank}",
-        tcp=TcpOptions(bind=task.address, up_bps=task.bps, down_bps=task.bps),
+        tcp=TcpOptions(bind=task.address, up_bps=task.bps, down_bps=task.bps, security=Security(insecure=True)),
     )
     model = {"w": torch.zeros(1, requires_grad=True)}
     times: dict[str, list[float]] = {"gloo": [], "ours": []}

@@ -8,8 +8,6 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Self
 
-from prometheus_client import CollectorRegistry
-
 from mlfabric.telemetry import MetricsPage
 
 __all__ = ["Background"]
@@ -21,25 +19,20 @@ class Background:
     Args:
         name: of the thread.
         run: serves in an event loop of its own until the event is set, then drains.
-        registry: what the metrics page shows.
-        bind: address of the metrics page.
-        metrics_port: where /metrics is served; 0 any free port, None not at all.
+        page: of its metrics; None for none.
 
     Raises:
-        UsageError: the port is in use; nothing was started.
+        UsageError: the page's port is in use; nothing was started.
     """
 
     def __init__(
         self,
         name: str,
         run: Callable[[asyncio.Event], Awaitable[None]],
-        registry: CollectorRegistry,
-        bind: str,
-        metrics_port: int | None,
+        page: MetricsPage | None,
     ) -> None:
-        self._page = MetricsPage(registry, bind, metrics_port or 0)
-        self._has_page = metrics_port is not None
-        if self._has_page:
+        self._page = page
+        if self._page is not None:
             self._page.start()
         self._serve = run
         self._loop = asyncio.new_event_loop()
@@ -78,9 +71,9 @@ class Background:
         """Drain and leave the fabric; a second call does nothing."""
         if self._thread.is_alive():
             self.soon(self._stop.set)
-        if self._has_page:
+        if self._page is not None:
             self._page.stop()
-            self._has_page = False
+            self._page = None
         self.wait()
 
     def __enter__(self) -> Self:

@@ -11,14 +11,18 @@ import re
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from mlfabric.channels import MOST_CONNECTIONS, TcpOptions
 from mlfabric.errors import ConfigError
+from mlfabric.security import Security
+from mlfabric.specs import Role
 
 __all__ = ["DEFAULT_SCHEDULER", "WorkerSettings", "parse_ports", "parse_rate", "parse_size"]
 
 DEFAULT_SCHEDULER = "127.0.0.1:50061"
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_SWITCH = {"": False, "0": False, "false": False, "1": True, "true": True}
 _BINARY_UNITS = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 
@@ -59,6 +63,14 @@ def parse_ports(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2] or match[1])
 
 
+def _security(env: Mapping[str, str]) -> Security:
+    insecure = env.get("MLFABRIC_INSECURE", "")
+    if insecure.lower() not in _SWITCH:
+        raise ConfigError(f"MLFABRIC_INSECURE={insecure!r}; allowed: 1 for yes, 0 or empty for no")
+    folder = env.get("MLFABRIC_TLS", "")
+    return Security.of(Path(folder) if folder else None, Role.WORKER.value, insecure=_SWITCH[insecure.lower()])
+
+
 @dataclass(frozen=True, kw_only=True)
 class WorkerSettings:
     """What a worker needs to know of its surroundings.
@@ -84,12 +96,12 @@ class WorkerSettings:
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> WorkerSettings:
         """Read ``MLFABRIC_SCHEDULER``, ``_NAME``, ``_HOST``, ``_BIND``, ``_ADVERTISE``, ``_DATA_PORTS``, ``_UP``,
-        ``_DOWN``, ``_MOST_CONNECTIONS``, ``_METRICS_PORT``, ``_DAEMON`` and ``_WORKERS``.
+        ``_DOWN``, ``_MOST_CONNECTIONS``, ``_METRICS_PORT``, ``_DAEMON``, ``_WORKERS``, ``_TLS`` and ``_INSECURE``.
 
         The name defaults to ``worker-`` and torchrun's ``RANK`` (0 without one).
 
         Raises:
-            ConfigError: one is malformed.
+            ConfigError: one is malformed, or the certificate cannot be used.
         """
         env = os.environ if environment is None else environment
         metrics = env.get("MLFABRIC_METRICS_PORT", "")
@@ -112,6 +124,7 @@ class WorkerSettings:
                 up_bps=parse_rate(env.get("MLFABRIC_UP", "0")),
                 down_bps=parse_rate(env.get("MLFABRIC_DOWN", "0")),
                 most_connections=int(connections or MOST_CONNECTIONS),
+                security=_security(env),
             ),
             metrics_port=int(metrics) if metrics else None,
             daemon=env.get("MLFABRIC_DAEMON", ""),

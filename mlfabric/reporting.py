@@ -15,6 +15,10 @@ from typing import NamedTuple
 import grpc
 
 from mlfabric.channels import Direction, TransferRecord
+from mlfabric.errors import UsageError
+from mlfabric.security import LOOPBACK, Security
+from mlfabric.security.control import open_channel
+from mlfabric.specs import Role
 from mlfabric.v1 import monitor_pb2, monitor_pb2_grpc
 
 __all__ = ["TransferReporter"]
@@ -22,6 +26,7 @@ __all__ = ["TransferReporter"]
 REPORT_INTERVAL_S = 0.2
 ANSWER_WITHIN_S = 1.0
 KEEP_RECORDS = 4096
+MONITOR = Role.MONITOR.value
 _CHANNEL_OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_reconnect_backoff_ms", 1000)]
 log = logging.getLogger("mlfabric.reporting")
 _pause = asyncio.sleep
@@ -42,11 +47,15 @@ class TransferReporter:
         name: of this member.
         host: the machine that it runs on; "" if ``up_bps`` and ``down_bps`` are unknown as well.
         up_bps, down_bps: nominal rate of the host's link in bit/s; 0 means unknown.
+        security: of the member.
     """
 
-    def __init__(self, name: str, host: str = "", up_bps: int = 0, down_bps: int = 0) -> None:
+    def __init__(
+        self, name: str, host: str = "", up_bps: int = 0, down_bps: int = 0, security: Security = LOOPBACK
+    ) -> None:
         self._header = monitor_pb2.RecordTransfersRequest(member=name, host=host, up_bps=up_bps, down_bps=down_bps)
         self._records: deque[tuple[TransferRecord, _Ends]] = deque()
+        self._security = security
         self._address = ""
         self._connected_to = ""
         self._channel: grpc.aio.Channel | None = None
@@ -113,6 +122,9 @@ class TransferReporter:
         except grpc.aio.AioRpcError as error:
             self.dropped += len(taken)
             log.debug("%s records dropped, the monitor at %s: %s", len(taken), self._address, error.details())
+        except UsageError as error:
+            self.dropped += len(taken)
+            log.warning("%s records dropped: %s", len(taken), error)
         else:
             self.sent += len(taken)
 
@@ -143,7 +155,7 @@ class TransferReporter:
         if not self._address:
             return None
         if self._channel is None:
-            self._channel = grpc.aio.insecure_channel(self._address, options=_CHANNEL_OPTIONS)
+            self._channel = open_channel(self._address, MONITOR, self._security, _CHANNEL_OPTIONS)
             self._connected_to = self._address
         return monitor_pb2_grpc.MonitorServiceStub(self._channel)
 

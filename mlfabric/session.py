@@ -24,6 +24,9 @@ from mlfabric.addresses import split_address
 from mlfabric.control import MAX_CONTROL_BYTES
 from mlfabric.errors import RefusedError
 from mlfabric.protocol import Instruction, MemberEvent, Welcome
+from mlfabric.security import LOOPBACK, SCHEDULER, Security
+from mlfabric.security.control import open_channel
+from mlfabric.security.diagnosis import tls_fault
 from mlfabric.specs import Member, Term
 from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc, session_pb2
 
@@ -83,13 +86,23 @@ class SchedulerSession:
         member: who registers.
         register: how.
         callbacks: see there.
+        security: of this member.
     """
 
-    def __init__(self, scheduler: str, member: Member, register: Register, callbacks: SessionCallbacks) -> None:
+    def __init__(
+        self,
+        scheduler: str,
+        member: Member,
+        register: Register,
+        callbacks: SessionCallbacks,
+        security: Security = LOOPBACK,
+    ) -> None:
         self.scheduler = scheduler
         self.member = member
         self._register = register
         self._callbacks = callbacks
+        self._security = security
+        self._was_in = False
         self._outbox: list[session_pb2.Event] = []
         self._wake = asyncio.Event()
         self._open = False
@@ -118,14 +131,15 @@ class SchedulerSession:
         """Register and keep the stream until cancelled or left.
 
         Raises:
-            RefusedError: the scheduler refuses this member for good; says why.
-            UsageError: the scheduler's address is none.
+            RefusedError: the scheduler refuses this member for good, or TLS between the two has never been and cannot
+                be; says why.
+            UsageError: the scheduler's address is none, or it must not be dialled without TLS.
         """
         for address in self._addresses:
             split_address(address, "scheduler")
         async with contextlib.AsyncExitStack() as stack:
             for address in self._addresses:
-                channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+                channel = open_channel(address, SCHEDULER, self._security, CHANNEL_OPTIONS)
                 self._channels[address] = await stack.enter_async_context(channel)
             while True:
                 stub, admission = await self._admission()
@@ -147,16 +161,17 @@ class SchedulerSession:
                 if error.code() not in _WAIT_FOR:
                     raise RefusedError(f"the scheduler at {address} refuses: {error.details()}") from error
                 is_heard = error.code() in _NOT_NOW
-                self._notice(error.details() or "the scheduler" if is_heard else "")
+                await self._notice(error.details() or "the scheduler" if is_heard else "")
             except TimeoutError:
-                self._notice("")
+                await self._notice("")
             else:
+                self._was_in = True
                 term = Term(admission.epoch, admission.instance)
                 if term >= self.member.seen:
                     self.member = replace(self.member, seen=term)
                     self._note_joined(address)
                     return stub, admission
-                self._notice(f"a newer scheduler than that at {address}, of epoch {term.epoch}")
+                await self._notice(f"a newer scheduler than that at {address}, of epoch {term.epoch}")
             self._addresses.append(self._addresses.pop(0))
             await asyncio.sleep(RETRY_S)
 
@@ -166,8 +181,15 @@ class SchedulerSession:
             self._log.warning("%s joined the scheduler at %s", self.member.name, address)
             self._noticed = ""
 
-    def _notice(self, lacking: str) -> None:
-        """Say what is waited for: when it has been for a moment, when it is something else, and now and again."""
+    async def _notice(self, lacking: str) -> None:
+        """Say what is waited for: when it has been for a moment, when it is something else, and now and again.
+
+        Args:
+            lacking: what a scheduler that answers says is not there yet; "" if none answers.
+
+        Raises:
+            RefusedError: it would be waited for in vain.
+        """
         now_s = asyncio.get_running_loop().time()
         self._waits_since_s = self._waits_since_s or now_s
         if now_s - self._waits_since_s < STARTING_S:
@@ -176,7 +198,21 @@ class SchedulerSession:
         is_news = what != self._noticed and bool(lacking or not self._noticed or len(self._addresses) == 1)
         if is_news or now_s - self._noticed_s >= WAIT_NOTICE_S:
             self._noticed, self._noticed_s = what, now_s
-            self._log.warning("%s waits for %s", self.member.name, what.removeprefix("waiting for "))
+            because = "" if lacking else await self._look_for_tls_faults()
+            self._log.warning("%s waits for %s%s", self.member.name, what.removeprefix("waiting for "), because)
+
+    async def _look_for_tls_faults(self) -> str:
+        """Say in brackets what is wrong with TLS between this member and the schedulers; "" if nothing is known to be.
+
+        Raises:
+            RefusedError: TLS has never been and cannot be, with none of them.
+        """
+        looks = [tls_fault(address, SCHEDULER, self._security) for address in self._addresses]
+        faults = await asyncio.gather(*looks)
+        if all(faults) and not self._was_in:
+            raise RefusedError(f"cannot join the scheduler at {self.scheduler}: {faults[0]}")
+        found = next(filter(None, faults), "")
+        return f" ({found})" if found else ""
 
     async def _talk(self, stub: fabric_pb2_grpc.FabricServiceAsyncStub, admission: fabric_pb2.Admission) -> str:
         """Keep the stream until it breaks; return why."""

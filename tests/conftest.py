@@ -11,6 +11,7 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -41,6 +42,19 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
     return port
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make an authority with a certificate for each role; return its folder."""
+    from mlfabric.security import ROLES, Identity
+    from mlfabric.security.authority import certify, make_authority
+
+    folder = tmp_path_factory.mktemp("certificates")
+    make_authority(folder, days=1)
+    for role in ROLES:
+        certify(folder, Identity(role=role), days=1)
+    return folder
 
 
 @pytest.fixture

@@ -29,6 +29,7 @@ from mlfabric.protocol import (
     TransferEnded,
     UpdateId,
 )
+from mlfabric.security import Security
 from mlfabric.specs import Role
 from mlfabric.telemetry import (
     AggregatorMetrics,
@@ -237,7 +238,7 @@ def test_a_port_in_use_is_refused_and_says_what_to_do() -> None:
 
 def test_an_address_of_another_machine_is_refused() -> None:
     with pytest.raises(UsageError, match=r"cannot listen on 192\.0\.2\.1:0"):
-        MetricsPage(CollectorRegistry(), "192.0.2.1", 0).start()
+        MetricsPage(CollectorRegistry(), "192.0.2.1", 0, Security(insecure=True)).start()
 
 
 def test_a_stopped_page_frees_its_port_and_can_be_started_again() -> None:

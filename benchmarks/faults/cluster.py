@@ -169,8 +169,9 @@ class Cluster:
         self.start_service(name, host, command, "--scheduler", self.scheduler, *own, *options)
 
     def start_service(self, name: str, host: str, *arguments: str) -> None:
-        """Start a command of ``mlfabric``."""
-        child = self._launcher.start(self._host(host), _command, arguments, name=self._unique(name))
+        """Start a command of ``mlfabric``; between hosts it talks without TLS."""
+        plain = ("--insecure",) if self._hosts else ()
+        child = self._launcher.start(self._host(host), _command, (*arguments, *plain), name=self._unique(name))
         self._began(name, host, child)
 
     def start_worker(self, host: str = "") -> str:

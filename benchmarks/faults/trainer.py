@@ -17,6 +17,7 @@ from benchmarks.faults.logs import Got, Joined, Pushed, Told, Writer
 from benchmarks.testbed.processes import to_parent
 from mlfabric.channels import TcpOptions
 from mlfabric.config import WorkerSettings
+from mlfabric.security import Security
 from mlfabric.specs import Mode
 
 __all__ = ["MODEL", "Job", "read", "train"]
@@ -89,7 +90,9 @@ def _register(job: Job, model: dict[str, torch.Tensor]) -> mlfabric.Worker:
         scheduler=job.scheduler,
         name=job.name,
         host=job.host,
-        tcp=TcpOptions(bind=job.address, advertised_host=job.address, up_bps=job.up_bps),
+        tcp=TcpOptions(
+            bind=job.address, advertised_host=job.address, up_bps=job.up_bps, security=Security(insecure=True)
+        ),
     )
     return mlfabric.register_as_worker(
         model,

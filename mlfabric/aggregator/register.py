@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mlfabric.aggregator.service import AggregatorOptions, AggregatorService
 from mlfabric.background import Background
-from mlfabric.telemetry import AggregatorMetrics
+from mlfabric.telemetry import AggregatorMetrics, MetricsPage
 
 __all__ = ["Aggregator", "register_as_aggregator"]
 
@@ -15,9 +15,9 @@ class Aggregator(Background):
     def __init__(self, options: AggregatorOptions, metrics_port: int | None) -> None:
         metrics = AggregatorMetrics()
         self._service = AggregatorService(options, metrics)
-        super().__init__(
-            f"mlfabric {options.name}", self._service.run, metrics.registry, options.tcp.bind, metrics_port
-        )
+        tcp, port = options.tcp, metrics_port
+        page = None if port is None else MetricsPage(metrics.registry, tcp.bind, port, tcp.security)
+        super().__init__(f"mlfabric {options.name}", self._service.run, page)
 
 
 def register_as_aggregator(options: AggregatorOptions, *, metrics_port: int | None = None) -> Aggregator:

@@ -81,7 +81,8 @@ class AggregatorService:
             self._buffers, options.host, self._driver.take_in, self._recorded, metrics.connection_broke
         )
         self._outgoing = Outgoing(self._channel, options.host, self._buffers, self._driver.take_in, self._recorded)
-        self._reporter = TransferReporter(options.name, options.host, options.tcp.up_bps, options.tcp.down_bps)
+        tcp = options.tcp
+        self._reporter = TransferReporter(options.name, options.host, tcp.up_bps, tcp.down_bps, tcp.security)
         self._session: SchedulerSession | None = None
 
     # Running
@@ -95,7 +96,9 @@ class AggregatorService:
         """
         self.address = await self._channel.listen(self._connections.serve)
         callbacks = SessionCallbacks(admitted=self._admitted, instructed=self._instructed, lost=lambda _: None)
-        self._session = SchedulerSession(self.options.scheduler, self._member(), self._register, callbacks)
+        self._session = SchedulerSession(
+            self.options.scheduler, self._member(), self._register, callbacks, self.options.tcp.security
+        )
         try:
             async with side_by_side(self._session.run(), self._reporter.run(), self._report_memory()) as wait:
                 await wait(stop)

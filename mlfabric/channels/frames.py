@@ -6,6 +6,7 @@ read from a peer is checked here, before anything of an announced size is alloca
 
 from __future__ import annotations
 
+import re
 import struct
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ __all__ = ["HEADER_BYTES", "MAGIC", "Header", "check_magic", "decode_header", "e
 
 MAGIC = b"MLFB"
 PACED_FLAG = 1
+_TLS_RECORD = re.compile(rb"[\x14-\x17]\x03[\x00-\x04]", re.DOTALL)
 _HEADER = struct.Struct("!4sHBB16sQQI")
 HEADER_BYTES = _HEADER.size
 _KINDS = {int(kind): kind for kind in FrameKind}
@@ -46,6 +48,8 @@ def encode_header(frame: Frame, *, paced: bool) -> bytes:
 def check_magic(start: bytes | bytearray) -> None:
     """Raise TransferError if a header that starts like this cannot be ours; fewer than four bytes may be given."""
     seen = bytes(start[: len(MAGIC)])
+    if _TLS_RECORD.match(seen):
+        raise TransferError("the peer speaks TLS, and this end does not; give both ends --tls, or none")
     if not MAGIC.startswith(seen):
         raise TransferError(f"the data starts with {seen!r}, wanted {MAGIC!r}: the peer is no mlfabric data channel")
 

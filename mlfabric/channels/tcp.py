@@ -15,29 +15,24 @@ import contextlib
 import errno
 import logging
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 from mlfabric.addresses import MAX_PORT, split_address
-from mlfabric.channels import sockets
-from mlfabric.channels.backlog import Path
+from mlfabric.channels import sockets, tls
 from mlfabric.channels.base import Connection, Handler
 from mlfabric.channels.bytestream import MOST_CONNECTIONS, Limits
 from mlfabric.channels.limiter import TokenBucket, chunk_bytes
 from mlfabric.channels.roster import Roster
-from mlfabric.channels.views import drop_front
+from mlfabric.channels.tcpstream import TcpStream
 from mlfabric.errors import ConfigError, UnavailableError, UsageError
+from mlfabric.security import LOOPBACK, Certificate, Security, explain
 
-__all__ = ["TcpChannel", "TcpOptions", "TcpStream"]
+__all__ = ["TcpChannel", "TcpOptions"]
 
 log = logging.getLogger(__name__)
 
-IOV_MAX = 1024
-STEPS_AT_ONCE = 8
-LEAST_BATCHED_BYTES = 4 * 1024
-SHORT_BATCH_BYTES = 256 * 1024
-BATCH_BYTES = 1024 * 1024
-PIECE_BATCH_BYTES = 4 * 1024 * 1024
 ACCEPT_RETRY_S = 0.1
 MIN_BUFFER_BYTES = 32 * 1024
 
@@ -52,10 +47,12 @@ class TcpOptions:
         ports: first and last port to listen on; (0, 0) takes any free one.
         up_bps, down_bps: rates of the emulated network card in bit/s; 0 emulates none.
         max_payload_bytes: a longer announced payload is refused; > 0.
-        connect_timeout_s: > 0.
+        connect_timeout_s: > 0; the longest wait for a TLS handshake, too.
         most_connections: that others may have open here at a time, > 0; who comes then is cut off.
-        most_silent: of these, that may have sent no frame yet, > 0; the oldest is closed for a newer one.
+        most_silent: of these, that may have sent no frame yet, > 0; the oldest is closed for a newer one. As many more
+            may be in a TLS handshake.
         silent_s: so long a connection may be open before its first frame is here, > 0.
+        security: of this endpoint, and of all other connections of the member that it belongs to.
     """
 
     bind: str = "127.0.0.1"
@@ -68,6 +65,7 @@ class TcpOptions:
     most_connections: int = MOST_CONNECTIONS
     most_silent: int = 512
     silent_s: float = 10.0
+    security: Security = LOOPBACK
 
     def __post_init__(self) -> None:
         lo, hi = self.ports
@@ -101,167 +99,6 @@ class TcpOptions:
         return max(MIN_BUFFER_BYTES, chunk_bytes(min(rates))) if rates else 0
 
 
-class TcpStream:
-    """The bytes of one TCP connection; the socket is nonblocking and owned by the stream.
-
-    After a few system calls the rest of a long transfer runs in the loop's readiness callback, one call a turn: the
-    waiting task is not woken between, and however fast the peer is, other tasks get their turns.
-    """
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
-        self._loop = asyncio.get_running_loop()
-        self._wake_bytes = 1
-        host, port, *_ = sock.getpeername()
-        self._peer = sockets.address_text(host, port)
-
-    @property
-    def peer(self) -> str:
-        """Address of the other end."""
-        return self._peer
-
-    async def write(self, pieces: Sequence[memoryview]) -> None:
-        """Write all pieces, many of them in one system call."""
-        rest = list(pieces)
-
-        def step() -> bool:
-            rest[:] = drop_front(rest, self._sock.sendmsg(rest[:IOV_MAX]))
-            return not rest
-
-        if not _now(step):
-            await self._when_ready(self._loop.add_writer, self._loop.remove_writer, step)
-
-    def write_now(self, piece: memoryview) -> int:
-        """Write as much as the kernel has room for."""
-        try:
-            return self._sock.send(piece)
-        except BlockingIOError:
-            return 0
-
-    async def writable(self) -> None:
-        """Wait until the kernel has room."""
-        await self._when_ready(self._loop.add_writer, self._loop.remove_writer, lambda: True)
-
-    async def drain(self) -> None:
-        """Wait until the kernel has handed everything to the network; it may hold megabytes otherwise."""
-        sockets.want_all_sent(self._sock, wanted=True)
-        await self._when_ready(self._loop.add_writer, self._loop.remove_writer, lambda: True)
-        sockets.want_all_sent(self._sock, wanted=False)
-
-    async def read_into(self, view: memoryview, at_least: int) -> int:
-        """Read ``at_least`` bytes or more; fewer mean that no more will come."""
-        at = 0
-
-        def step() -> bool:
-            nonlocal at
-            n = self._sock.recv_into(view[at:])
-            at += n
-            if at_least >= LEAST_BATCHED_BYTES:
-                most_bytes = BATCH_BYTES if at_least > BATCH_BYTES else SHORT_BATCH_BYTES
-                self._wake_at(max(1, min(most_bytes, at_least - at)))
-            return n == 0 or at >= at_least
-
-        if not _now(step):
-            await self._when_ready(self._loop.add_reader, self._loop.remove_reader, step)
-        return at
-
-    async def read_through(self, view: memoryview, full: Callable[[], memoryview]) -> bool:
-        """Fill one view after the other; tell whether all were filled."""
-        at, ended = 0, False
-
-        def step() -> bool:
-            nonlocal view, at, ended
-            n = self._sock.recv_into(view[at:] if at else view)
-            at += n
-            if at == len(view):
-                view, at = full(), 0
-            ended = n == 0
-            self._wake_at(max(1, min(PIECE_BATCH_BYTES, len(view) - at)))
-            return ended or not len(view)
-
-        if not _now(step):
-            await self._when_ready(self._loop.add_reader, self._loop.remove_reader, step)
-        return not ended
-
-    def _wake_at(self, n_bytes: int) -> None:
-        """Have the socket count as readable from ``n_bytes`` on: a transfer in fewer, longer reads costs less.
-
-        The kernel takes half the receive buffer for a mark beyond that, and the peer's end or reset passes any mark.
-        """
-        if n_bytes != self._wake_bytes:
-            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, n_bytes)
-            self._wake_bytes = n_bytes
-
-    async def _when_ready(
-        self,
-        add: Callable[[int, Callable[[], None]], object],
-        remove: Callable[[int], object],
-        step: Callable[[], bool],
-    ) -> None:
-        """Call ``step`` whenever the socket is ready, until it returns True."""
-        done: asyncio.Future[None] = self._loop.create_future()
-        descriptor = self._sock.fileno()  # of a socket that is not registered the loop makes a text, with system calls
-
-        def ready() -> None:
-            try:
-                finished = done.done() or step()
-            except BlockingIOError:
-                return
-            except OSError as error:
-                remove(descriptor)
-                done.set_exception(error)
-                return
-            if finished:
-                remove(descriptor)
-                if not done.done():
-                    done.set_result(None)
-
-        add(descriptor, ready)
-        try:
-            await done
-        finally:
-            remove(descriptor)
-
-    def spread(self, rate_bps: int) -> bool:
-        """Have the kernel space packets out."""
-        return sockets.spread(self._sock, rate_bps)
-
-    def path(self) -> Path:
-        """Return what the kernel knows of the way to the peer."""
-        return sockets.path_of(self._sock)
-
-    def unacknowledged_bytes(self) -> int:
-        """Return how many of the bytes that were written the peer's kernel has not acknowledged."""
-        return sockets.unacknowledged_bytes(self._sock)
-
-    def waiting_bytes(self) -> int:
-        """Return how many bytes the kernel has received that were not read yet."""
-        return sockets.waiting_bytes(self._sock)
-
-    def delivery_rate_bps(self) -> int:
-        """Return the kernel's estimate of its sending rate in bit/s; 0 if unknown."""
-        return sockets.delivery_rate_bps(self._sock)
-
-    def stop(self, *, abrupt: bool) -> None:
-        """Wake whoever waits in the stream; ``abrupt`` also drops what the kernel has not sent and resets the peer."""
-        if abrupt:
-            sockets.forget_unsent(self._sock)
-        with contextlib.suppress(OSError):  # a connection that the peer has reset cannot be shut down
-            self._sock.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        """Close the socket."""
-        self._sock.close()
-
-
-def _now(step: Callable[[], bool]) -> bool:
-    """Try a few steps without waiting; say whether they were all."""
-    try:
-        return any(step() for _ in range(STEPS_AT_ONCE))
-    except BlockingIOError:
-        return False
-
-
 class TcpChannel:
     """One member's TCP endpoint; made anywhere, used inside one event loop."""
 
@@ -269,6 +106,7 @@ class TcpChannel:
         self._options = options or TcpOptions()
         self._listener: socket.socket | None = None
         self._retry: asyncio.TimerHandle | None = None
+        self._entering: dict[asyncio.Task[None], None] = {}
         up, down = self._options.up_bps, self._options.down_bps
         self._roster = Roster(
             Limits(
@@ -287,6 +125,7 @@ class TcpChannel:
         if self._listener is not None:
             raise UsageError("this data channel listens already; one endpoint has one address")
         options = self._options
+        options.security.check(options.bind, "--bind")
         self._listener = sockets.bind_listener(options.bind, options.ports, options.buffer_bytes)
         self._accept_from(self._listener, handler)
         return sockets.address_text(options.advertised_host or options.bind, self._listener.getsockname()[1])
@@ -297,7 +136,7 @@ class TcpChannel:
     def _accept(self, listener: socket.socket, handler: Handler) -> None:
         loop = asyncio.get_running_loop()
         try:
-            sock, _ = listener.accept()
+            sock, (host, port, *_) = listener.accept()
         except BlockingIOError:
             return
         except OSError as error:
@@ -306,10 +145,44 @@ class TcpChannel:
             self._retry = loop.call_later(ACCEPT_RETRY_S, self._accept_from, listener, handler)
             return
         sock.setblocking(False)
+        if (own := self._options.security.certificate) is not None:
+            self._enter(sock, self._let_in(sock, sockets.address_text(host, port), own, handler))
+            return
         with contextlib.suppress(OSError):  # the peer may be gone again already: then it has no name
             self._roster.serve(TcpStream(sock), handler)
             return
         sock.close()
+
+    def _enter(self, sock: socket.socket, handshake: Coroutine[Any, Any, None]) -> None:
+        """Begin a handshake; of too many, end the oldest."""
+        if len(self._entering) >= self._options.most_silent:
+            oldest = next(iter(self._entering))
+            del self._entering[oldest]
+            oldest.cancel()
+
+        def forget(task: asyncio.Task[None]) -> None:
+            self._entering.pop(task, None)
+            sock.close()  # if the task never began; else it is the stream's, and this does nothing
+
+        task = asyncio.get_running_loop().create_task(handshake)
+        self._entering[task] = None
+        task.add_done_callback(forget)
+
+    async def _let_in(self, sock: socket.socket, peer: str, own: Certificate, handler: Handler) -> None:
+        """Shake hands with who has connected, and serve it if it may come in."""
+        try:
+            async with asyncio.timeout(self._options.connect_timeout_s):
+                stream = await tls.accepted(sock, own)
+        except TimeoutError:
+            why = f"no TLS handshake within {self._options.connect_timeout_s} s"
+        except OSError as error:
+            why = explain(error)
+        except ConfigError as error:
+            why = str(error)
+        else:
+            self._roster.serve(stream, handler)
+            return
+        log.warning("refused a data connection from %s: %s", peer, why)
 
     async def connect(self, address: str) -> Connection:
         """Open a connection to ``host:port``."""
@@ -322,18 +195,21 @@ class TcpChannel:
             waited = f"no answer within {self._options.connect_timeout_s} s"
             raise UnavailableError(f"cannot reach {address}: {waited}") from error
         except OSError as error:
-            raise UnavailableError(f"cannot reach {address}: {error.strerror or error}") from error
+            raise UnavailableError(f"cannot reach {address}: {explain(error)}") from error
+        except ConfigError as error:
+            raise UnavailableError(f"cannot reach {address}: {error}") from error
 
     async def _dial(self, host: str, port: int) -> TcpStream:
         loop = asyncio.get_running_loop()
-        failure = OSError(errno.EADDRNOTAVAIL, "the name has no address")
+        failure, own = OSError(errno.EADDRNOTAVAIL, "the name has no address"), self._options.security.certificate
         for family, kind, proto, _, sockaddr in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            self._options.security.check(str(sockaddr[0]), "data address")
             with contextlib.ExitStack() as undo:
                 sock = undo.enter_context(socket.socket(family, kind, proto))
                 sockets.prepare(sock, self._options.buffer_bytes)
                 try:
                     await loop.sock_connect(sock, sockaddr)
-                    stream = TcpStream(sock)
+                    stream = TcpStream(sock) if own is None else await tls.dialled(sock, own)
                 except OSError as error:
                     failure = error
                     continue
@@ -349,4 +225,7 @@ class TcpChannel:
             asyncio.get_running_loop().remove_reader(self._listener)
             self._listener.close()
             self._listener = None
+        for task in self._entering:
+            task.cancel()
+        await asyncio.gather(*self._entering, return_exceptions=True)
         await self._roster.close()

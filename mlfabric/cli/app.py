@@ -9,6 +9,7 @@ import typer
 from mlfabric.cli import (
     advising,
     asking,
+    certifying,
     embedded,
     faults,
     fuzzing,
@@ -41,7 +42,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 ASKED = (asking, planning, simulating, advising, recording, fuzzing)
-for part in (embedded, *ASKED, making, paper, faults, services, holding, members, testbed):
+for part in (embedded, *ASKED, certifying, making, paper, faults, services, holding, members, testbed):
     part.add_to(app)
 
 

@@ -17,6 +17,7 @@ from mlfabric.cli import checks, tables
 from mlfabric.cli import options as opt
 from mlfabric.errors import UnavailableError
 from mlfabric.launch.status import StatusReader
+from mlfabric.security import CLIENT, Security
 from mlfabric.v1 import fabric_pb2
 
 __all__ = ["add_to"]
@@ -26,6 +27,8 @@ EXIT_FAILED = 1
 
 def status(
     scheduler: opt.Scheduler = opt.DEFAULT_SCHEDULER_ADDRESS,
+    tls: opt.Tls = None,
+    insecure: opt.Insecure = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON; with --watch one line each time.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Go on until Ctrl-C.")] = False,
     every: Annotated[float, typer.Option(min=0.1, help="Seconds between looks, with --watch.")] = 1.0,
@@ -34,35 +37,36 @@ def status(
 
     Who is here, the models' versions and delays, each worker's share, the links, the planner.
     """
+    asker = StatusReader(scheduler, security=Security.of(tls, CLIENT, insecure=insecure))
     if watch:
-        asyncio.run(_watch(scheduler, as_json, every))
+        asyncio.run(_watch(asker, as_json, every))
     else:
-        asyncio.run(_show_once(scheduler, as_json))
+        asyncio.run(_show_once(asker, as_json))
 
 
-async def _show_once(scheduler: str, as_json: bool) -> None:
-    async with StatusReader(scheduler) as reader:
+async def _show_once(asker: StatusReader, as_json: bool) -> None:
+    async with asker as reader:
         found = await reader.read()
     if as_json:
         print(json.dumps(tables.as_plain(found), indent=2))
     else:
-        tables.console().print(tables.status_view(found, scheduler))
+        tables.console().print(tables.status_view(found, asker.scheduler))
 
 
-async def _watch(scheduler: str, as_json: bool, every_s: float) -> None:
+async def _watch(asker: StatusReader, as_json: bool, every_s: float) -> None:
     """Show the status again and again: in place on a terminal, else one after the other."""
     screen = tables.console()
     in_place = screen.is_terminal and not as_json
-    async with StatusReader(scheduler) as reader:
+    async with asker as reader:
         found = await reader.read()
         with Live(console=screen, auto_refresh=False) if in_place else nullcontext() as live:
             while True:
                 if as_json:
                     print(json.dumps(tables.as_plain(found)), flush=True)
                 elif live is None:
-                    screen.print(tables.status_view(found, scheduler))
+                    screen.print(tables.status_view(found, asker.scheduler))
                 else:
-                    live.update(tables.status_view(found, scheduler), refresh=True)
+                    live.update(tables.status_view(found, asker.scheduler), refresh=True)
                 await asyncio.sleep(every_s)
                 found = await _read_again(reader, every_s)
 
@@ -80,13 +84,16 @@ async def _read_again(reader: StatusReader, every_s: float) -> fabric_pb2.GetSta
             await asyncio.sleep(every_s)
 
 
-def doctor(scheduler: opt.Scheduler = opt.DEFAULT_SCHEDULER_ADDRESS) -> None:
+def doctor(
+    scheduler: opt.Scheduler = opt.DEFAULT_SCHEDULER_ADDRESS, tls: opt.Tls = None, insecure: opt.Insecure = False
+) -> None:
     """Check this machine and the way to the fabric.
 
     Ends with code 1 if something would not work.
     """
     expected = scheduler != opt.DEFAULT_SCHEDULER_ADDRESS
-    findings = asyncio.run(checks.examine(scheduler, scheduler_expected=expected))
+    asker = StatusReader(scheduler, checks.DIAL_S, Security.of(tls, CLIENT, insecure=insecure))
+    findings = asyncio.run(checks.examine(asker, scheduler_expected=expected))
     rows = [(f.what, checks.styled(f.level), f.found, f.advice) for f in findings]
     tables.console().print(tables.table("", ("check", "", "found", "what to do"), rows))
     worst = [f for f in findings if f.level is checks.Level.FAIL]
@@ -104,9 +111,11 @@ def add_to(app: typer.Typer) -> None:
     app.command(
         epilog=opt.examples(
             "mlfabric status",
-            "mlfabric status --watch --scheduler head-node:50061",
+            "mlfabric status --watch --scheduler head-node:50061 --tls certificates",
             "mlfabric status --json | jq '.models[0].version'",
         )
     )(status)
-    app.command(epilog=opt.examples("mlfabric doctor", "mlfabric doctor --scheduler head-node:50061"))(doctor)
+    app.command(
+        epilog=opt.examples("mlfabric doctor", "mlfabric doctor --scheduler head-node:50061 --tls certificates")
+    )(doctor)
     app.command(epilog=opt.examples("mlfabric version"))(version)

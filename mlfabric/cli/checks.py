@@ -21,7 +21,7 @@ from mlfabric import __version__
 from mlfabric.addresses import split_address
 from mlfabric.channels import Connection, Frame, FrameKind, TcpChannel, TransferRecord
 from mlfabric.cli.tables import rate_text
-from mlfabric.errors import FabricError, UnavailableError, UsageError
+from mlfabric.errors import FabricError, RefusedError, UnavailableError, UsageError
 from mlfabric.launch.ports import free_port, is_here
 from mlfabric.launch.status import HERE, StatusReader
 from mlfabric.v1 import fabric_pb2
@@ -68,20 +68,20 @@ def _judge(what: str, good: bool, found: str, advice: str, otherwise: Level = Le
     return Finding(what=what, level=Level.OK if good else otherwise, found=found, advice="" if good else advice)
 
 
-async def examine(scheduler: str, *, scheduler_expected: bool) -> list[Finding]:
+async def examine(asker: StatusReader, *, scheduler_expected: bool) -> list[Finding]:
     """Run all checks.
 
     Args:
-        scheduler: ``host:port``.
+        asker: asks the scheduler.
         scheduler_expected: whether it is a fault that none answers there.
 
     Raises:
-        UsageError: ``scheduler`` is no address.
+        UsageError: the scheduler's address is none, or must not be dialled without TLS.
     """
     local: tuple[Callable[[], list[Finding]], ...] = (python, packages, rights, clock, ports, network_cards)
     findings = [finding for check in local for finding in check()]
     findings.append(await loopback_rate())
-    return findings + await fabric(scheduler, scheduler_expected)
+    return findings + await fabric(asker, scheduler_expected)
 
 
 def python() -> list[Finding]:
@@ -187,14 +187,15 @@ async def _channel_rate_bps() -> float:
         await receiver.close()
 
 
-async def fabric(scheduler: str, expected: bool) -> list[Finding]:
+async def fabric(asker: StatusReader, expected: bool) -> list[Finding]:
     """Check the scheduler, and the way from here to each member that accepts connections."""
+    scheduler = asker.scheduler
     host, port = split_address(scheduler)
     try:
-        async with StatusReader(scheduler, DIAL_S) as reader:
+        async with asker as reader:
             status = await reader.read()
             round_trips = [await reader.round_trip_s() for _ in range(LOOKS)]
-    except UnavailableError as error:
+    except (RefusedError, UnavailableError) as error:
         level = Level.FAIL if expected else Level.WARN
         return [
             Finding(what="scheduler", level=level, found=str(error).split(";")[0], advice=_how_to_begin(host, port))

@@ -21,6 +21,7 @@ from mlfabric.launch.signals import EXIT_ON_SIGNAL
 from mlfabric.launch.status import StatusReader
 from mlfabric.launch.workers import JobOptions, per_rank, planned_host, run_job
 from mlfabric.protocol import ReplicationKind
+from mlfabric.security import CLIENT, Security
 
 __all__ = ["add_to"]
 
@@ -55,6 +56,8 @@ def up(
         ),
     ] = None,
     log_level: opt.LogLevel = opt.Level.INFO,
+    tls: opt.Tls = None,
+    insecure: opt.Insecure = False,
     config: opt.Config = None,
 ) -> None:
     """Run a fabric on this machine until Ctrl-C.
@@ -81,6 +84,8 @@ def up(
         checkpoint_dir=checkpoint_dir,
         resume=resume,
         metrics_port=metrics_port,
+        tls=tls,
+        insecure=insecure,
         log_level=log_level.value,
         config=config,
     )
@@ -131,6 +136,8 @@ def run(
         ),
     ] = None,
     log_level: opt.LogLevel = opt.Level.WARNING,
+    tls: opt.Tls = None,
+    insecure: opt.Insecure = False,
     config: opt.Config = None,
 ) -> None:
     """Train with several workers on this machine.
@@ -146,6 +153,8 @@ def run(
         up=flag.rates(worker_up),
         down=flag.rates(worker_down),
         metrics_port=metrics_port,
+        tls=tls,
+        insecure=insecure,
     )
     host, port = split_address(scheduler)
     options = FabricOptions(
@@ -158,6 +167,8 @@ def run(
         replica_div_max_updates=flag.div_max_updates(replica_div_max_updates),
         replication=replication,
         aggregators=aggregators,
+        tls=tls,
+        insecure=insecure,
         log_level=log_level.value,
         config=config,
     )
@@ -193,23 +204,27 @@ def _keep_fabric(options: FabricOptions) -> int:
 def _train(job: JobOptions, options: FabricOptions, *, start: bool) -> int:
     """Run a job in the fabric that answers; if none does, in one with these options, if one may be started."""
 
+    security = Security.of(job.tls, CLIENT, insecure=job.insecure)
+
     async def work(nursery: Nursery) -> int:
-        if await _answers(job.scheduler, start):
+        if await _answers(StatusReader(job.scheduler, PROBE_S, security), start):
             return await run_job(nursery, job)
         return await in_fabric(nursery, options, lambda _: run_job(nursery, job), announce=False)
 
     return asyncio.run(launch(work, code_at_sigterm=EXIT_ON_SIGNAL + signal.SIGTERM))
 
 
-async def _answers(scheduler: str, up: bool) -> bool:
+async def _answers(asker: StatusReader, up: bool) -> bool:
     """Tell whether a scheduler answers; if none does, a fabric is to be started here.
 
     Raises:
         UnavailableError: none answers and none is to be started.
         UsageError: none answers, and its address is not of this machine.
+        RefusedError: TLS between the two cannot be.
     """
+    scheduler = asker.scheduler
     try:
-        async with StatusReader(scheduler, PROBE_S) as reader:
+        async with asker as reader:
             await reader.read()
     except UnavailableError:
         if not up:
@@ -233,6 +248,7 @@ def add_to(app: typer.Typer) -> None:
             "mlfabric up --replica-div-max-updates 40",
             "mlfabric up --replication chain",
             "mlfabric up --aggregators 2 --aggregator-hosts node-1,node-2",
+            "mlfabric up --bind 0.0.0.0 --advertise head-node --tls certificates",
         )
     )(up)
     app.command(
@@ -243,6 +259,6 @@ def add_to(app: typer.Typer) -> None:
             "mlfabric run -n 3 --host-per-worker --worker-up 800M,800M,100M train.py",
             "mlfabric run -n 8 --host-per-worker --worker-up 800M --worker-down 800M --aggregators 3 train.py",
             "mlfabric run -n 4 --replica-div-max-updates 80 train.py",
-            "mlfabric run -n 8 --scheduler head-node:50061 --no-up train.py",
+            "mlfabric run -n 8 --scheduler head-node:50061 --no-up --tls certificates train.py",
         ),
     )(run)

@@ -15,6 +15,7 @@ from mlfabric.cli.moving import data_channel, move
 from mlfabric.config import parse_size
 from mlfabric.errors import UsageError
 from mlfabric.protocol import ReplicationKind
+from mlfabric.security import Security
 
 __all__ = ["add_to"]
 
@@ -75,6 +76,8 @@ def server(
     up: opt.Up = "0",
     down: opt.Down = "0",
     most_connections: opt.MostConnections = opt.MOST_CONNECTIONS,
+    tls: opt.Tls = None,
+    insecure: opt.Insecure = False,
     metrics_port: opt.MetricsPort = None,
     replica_of: ReplicaOf = "",
     div_max: DivMax = math.inf,
@@ -98,7 +101,9 @@ def server(
     from mlfabric.telemetry import ServerMetrics
 
     opt.log_to_stderr(log_level)
-    tcp = data_channel(bind, advertise, data_ports, up, down, most_connections)
+    tcp = data_channel(
+        bind, advertise, data_ports, up, down, most_connections, Security.of(tls, "server", insecure=insecure)
+    )
     host, metrics = host or socket.gethostname(), ServerMetrics()
     if replica_of:
         if checkpoint_dir is not None or resume:
@@ -113,7 +118,7 @@ def server(
             div_max_updates=div_max_updates,
             replication=replication,
         )
-        move(partial(ReplicaService, following, metrics), metrics.registry, bind, metrics_port)
+        move(partial(ReplicaService, following, metrics), metrics.registry, tcp, metrics_port)
     if div_max_updates is not None or not math.isinf(div_max) or replication is ReplicationKind.CHAIN:
         wrong = "--div-max, --div-max-updates and --replication are a replica's"
         raise UsageError(f"{wrong}; give --replica-of, the name of a server")
@@ -129,16 +134,16 @@ def server(
         keep=keep,
         resume=resume,
     )
-    move(partial(ServerService, options, metrics), metrics.registry, bind, metrics_port)
+    move(partial(ServerService, options, metrics), metrics.registry, tcp, metrics_port)
 
 
 def add_to(app: typer.Typer) -> None:
     """Add this command."""
     app.command(
         epilog=opt.examples(
-            "mlfabric server --scheduler head-node:50061",
-            "mlfabric server --name server-1 --bind 0.0.0.0 --advertise node-7 --data-ports 7000-7099",
-            "mlfabric server --replica-of server-0 --div-max-updates 160 --scheduler head-node:50061",
+            "mlfabric server --scheduler head-node:50061 --tls certificates",
+            "mlfabric server --name server-1 --bind 0.0.0.0 --advertise node-7 --data-ports 7000-7099 --insecure",
+            "mlfabric server --replica-of server-0 --div-max-updates 160",
             "mlfabric server --replica-of server-0 --replication chain",
             "mlfabric server --checkpoint-dir checkpoints --checkpoint-every 120 --resume",
         )

@@ -54,7 +54,7 @@ async def in_fabric(
         status = await fabric.ready()
         if announce:
             rows = [("scheduler", fabric.scheduler), *((m.name, m.address) for m in status.members)]
-            _announce(rows, fabric.scheduler)
+            _announce(rows, fabric.scheduler, options)
         code = await work(fabric)
 
     fabric.start()
@@ -65,10 +65,11 @@ async def in_fabric(
     return code
 
 
-def _announce(rows: list[tuple[str, str]], scheduler: str) -> None:
+def _announce(rows: list[tuple[str, str]], scheduler: str, options: FabricOptions) -> None:
     """Print where the services are, and how to train with them."""
     lines = ["mlfabric is up; Ctrl-C stops it", *(f"  {name:<10} {address}" for name, address in rows)]
     where = "" if scheduler == opt.DEFAULT_SCHEDULER_ADDRESS else f"--scheduler {scheduler} "
+    where += f"--tls {options.tls} " if options.tls else "--insecure " if options.insecure else ""
     lines.append(f"train with: mlfabric run -n 4 {where}train.py")
     sys.stdout.write("\n".join(lines) + "\n")
     sys.stdout.flush()

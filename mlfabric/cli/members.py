@@ -14,6 +14,7 @@ from mlfabric.cli import options as opt
 from mlfabric.cli.moving import data_channel, move
 from mlfabric.cli.serving import serve
 from mlfabric.config import WorkerSettings, parse_size
+from mlfabric.security import Security
 
 __all__ = ["add_to"]
 
@@ -33,6 +34,8 @@ def worker(
     up: opt.Up = "0",
     down: opt.Down = "0",
     most_connections: opt.MostConnections = opt.MOST_CONNECTIONS,
+    tls: opt.Tls = None,
+    insecure: opt.Insecure = False,
     metrics_port: opt.MetricsPort = None,
     log_level: opt.LogLevel = opt.Level.INFO,
     config: opt.Config = None,
@@ -48,7 +51,9 @@ def worker(
         scheduler=scheduler,
         name=name,
         host=host or socket.gethostname(),
-        tcp=data_channel(bind, advertise, data_ports, up, down, most_connections),
+        tcp=data_channel(
+            bind, advertise, data_ports, up, down, most_connections, Security.of(tls, "worker", insecure=insecure)
+        ),
         metrics_port=metrics_port,
         daemon=listen,
     )
@@ -72,6 +77,8 @@ def aggregator(
     up: opt.Up = "0",
     down: opt.Down = "0",
     most_connections: opt.MostConnections = opt.MOST_CONNECTIONS,
+    tls: opt.Tls = None,
+    insecure: opt.Insecure = False,
     metrics_port: opt.MetricsPort = None,
     most_updates: Annotated[
         int, typer.Option(envvar="MLFABRIC_MOST_UPDATES", min=0, help="Updates in one sum at most; 0 for any number.")
@@ -91,30 +98,33 @@ def aggregator(
     from mlfabric.telemetry import AggregatorMetrics
 
     opt.log_to_stderr(log_level)
+    tcp = data_channel(
+        bind, advertise, data_ports, up, down, most_connections, Security.of(tls, "aggregator", insecure=insecure)
+    )
     options = AggregatorOptions(
         scheduler=scheduler,
         name=name,
         host=host or socket.gethostname(),
-        tcp=data_channel(bind, advertise, data_ports, up, down, most_connections),
+        tcp=tcp,
         most_updates=most_updates,
         memory_budget_bytes=parse_size(memory_budget),
     )
     metrics = AggregatorMetrics()
-    move(partial(AggregatorService, options, metrics), metrics.registry, bind, metrics_port)
+    move(partial(AggregatorService, options, metrics), metrics.registry, tcp, metrics_port)
 
 
 def add_to(app: typer.Typer) -> None:
     """Add these commands."""
     app.command(
         epilog=opt.examples(
-            "mlfabric worker --listen 127.0.0.1:7100 --name worker-3 --scheduler head-node:50061",
+            "mlfabric worker --listen 127.0.0.1:7100 --name worker-3 --scheduler head-node:50061 --tls certificates",
             "MLFABRIC_DAEMON=127.0.0.1:7100 python train.py",
         )
     )(worker)
     app.command(
         epilog=opt.examples(
-            "mlfabric aggregator --scheduler head-node:50061",
-            "mlfabric aggregator --name aggregator-3 --bind 0.0.0.0 --advertise node-3 --host node-3",
+            "mlfabric aggregator --scheduler head-node:50061 --tls certificates",
+            "mlfabric aggregator --name aggregator-3 --bind 0.0.0.0 --advertise node-3 --tls certificates",
             "mlfabric aggregator --most-updates 8 --memory-budget 4Gi --metrics-port 9410",
         )
     )(aggregator)

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 from mlfabric.channels import TcpOptions
 from mlfabric.cli.serving import serve
 from mlfabric.config import parse_ports, parse_rate
+from mlfabric.security import Security
 from mlfabric.telemetry import MetricsPage
 
 __all__ = ["Mover", "data_channel", "move"]
@@ -25,7 +26,9 @@ class Mover(Protocol):
         """Serve until ``stop`` is set, then drain."""
 
 
-def data_channel(bind: str, advertise: str, data_ports: str, up: str, down: str, most_connections: int) -> TcpOptions:
+def data_channel(
+    bind: str, advertise: str, data_ports: str, up: str, down: str, most_connections: int, security: Security
+) -> TcpOptions:
     """Return the data channel that a command's options describe.
 
     Raises:
@@ -38,10 +41,11 @@ def data_channel(bind: str, advertise: str, data_ports: str, up: str, down: str,
         up_bps=parse_rate(up),
         down_bps=parse_rate(down),
         most_connections=most_connections,
+        security=security,
     )
 
 
-def move(make: Callable[[], Mover], registry: CollectorRegistry, bind: str, metrics_port: int | None) -> NoReturn:
+def move(make: Callable[[], Mover], registry: CollectorRegistry, tcp: TcpOptions, metrics_port: int | None) -> NoReturn:
     """Run a service until a signal ends it, with a metrics page if a port is given; end the command with its code.
 
     Raises:
@@ -53,15 +57,15 @@ def move(make: Callable[[], Mover], registry: CollectorRegistry, bind: str, metr
         ready()
         await service.run(stop)
 
-    with _page(registry, bind, metrics_port):
+    with _page(registry, tcp, metrics_port):
         raise typer.Exit(serve(run))
 
 
-def _page(registry: CollectorRegistry, bind: str, port: int | None) -> ExitStack:
+def _page(registry: CollectorRegistry, tcp: TcpOptions, port: int | None) -> ExitStack:
     """Return a context with a metrics page, or without if no port is given."""
     stack = ExitStack()
     if port is not None:
-        page = MetricsPage(registry, bind, port)
+        page = MetricsPage(registry, tcp.bind, port, tcp.security)
         page.start()
         stack.callback(page.stop)
     return stack

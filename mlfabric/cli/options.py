@@ -22,11 +22,13 @@ __all__ = [
     "DataPorts",
     "Down",
     "Host",
+    "Insecure",
     "Level",
     "LogLevel",
     "MetricsPort",
     "MostConnections",
     "Scheduler",
+    "Tls",
     "Up",
     "examples",
     "log_to_stderr",
@@ -83,6 +85,21 @@ MostConnections = Annotated[
     int,
     typer.Option(
         envvar="MLFABRIC_MOST_CONNECTIONS", min=1, help="Data connections that others may have open here at a time."
+    ),
+]
+Tls = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="MLFABRIC_TLS",
+        help="Folder of a certificate, as mlfabric certs makes it: all connections take mutual TLS.",
+    ),
+]
+Insecure = Annotated[
+    bool,
+    typer.Option(
+        "--insecure",
+        envvar="MLFABRIC_INSECURE",
+        help="Let connections leave this machine without TLS, for a network that you trust.",
     ),
 ]
 Up = Annotated[

@@ -15,6 +15,7 @@ import typer
 from mlfabric.cli import options as opt
 from mlfabric.errors import ConfigError, UsageError
 from mlfabric.launch.status import HERE, StatusReader
+from mlfabric.security import CLIENT, Security
 from mlfabric.specs import Mode
 from mlfabric.twin.settings import Direction
 from mlfabric.twin.trace import TRACE_FORMAT, Trace, parse_trace
@@ -30,6 +31,8 @@ STEADY_SHARE = 0.01
 def record(
     file: Annotated[Path, typer.Argument(help="Where the trace goes; it must not be there yet.", show_default=False)],
     scheduler: opt.Scheduler = opt.DEFAULT_SCHEDULER_ADDRESS,
+    tls: opt.Tls = None,
+    insecure: opt.Insecure = False,
     seconds: Annotated[float, typer.Option("--for", min=0.1, help="Seconds to record; Ctrl-C ends it earlier.")] = 60.0,
     every: Annotated[float, typer.Option(min=0.05, help="Seconds between looks at the fabric.")] = 0.5,
     model: Annotated[str, typer.Option(help="Which model's job; needed where there are several.")] = "",
@@ -40,7 +43,8 @@ def record(
     worker computes, and how training gets on. Nothing in the fabric is changed.
     """
     try:
-        asyncio.run(record_fabric(file, scheduler, model, seconds, every))
+        asker = StatusReader(scheduler, security=Security.of(tls, CLIENT, insecure=insecure))
+        asyncio.run(record_fabric(file, asker, model, seconds, every))
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
     if not file.exists():
@@ -49,12 +53,12 @@ def record(
         print(line)
 
 
-async def record_fabric(file: Path, scheduler: str, model: str, seconds: float, every_s: float) -> None:
+async def record_fabric(file: Path, asker: StatusReader, model: str, seconds: float, every_s: float) -> None:
     """Record a fabric into a file.
 
     Args:
         file: must not be there yet.
-        scheduler: its ``host:port``.
+        asker: asks its scheduler.
         model: whose job; "" for the only one.
         seconds: for how long.
         every_s: between looks, > 0.
@@ -63,7 +67,7 @@ async def record_fabric(file: Path, scheduler: str, model: str, seconds: float, 
         UnavailableError: no scheduler answers.
         UsageError: nothing is there to be recorded, or the file cannot be written; says which.
     """
-    async with StatusReader(scheduler) as reader:
+    async with asker as reader:
         recorder = Recorder(await reader.read(), model)
         began_s = time.monotonic()
         try:

@@ -16,6 +16,7 @@ from mlfabric.cli import options as opt
 from mlfabric.cli.serving import line_on_stdin, serve
 from mlfabric.config import parse_rate, parse_size
 from mlfabric.errors import ConfigError
+from mlfabric.security import SCHEDULER, Security
 
 if TYPE_CHECKING:
     from mlfabric.scheduler.limits import Limits
@@ -34,6 +35,8 @@ def scheduler(
     bind: opt.Bind = "127.0.0.1",
     advertise: opt.Advertise = "",
     port: Annotated[int, typer.Option(envvar="MLFABRIC_PORT", help="Port to listen on; 0 for any free one.")] = 50061,
+    tls: opt.Tls = None,
+    insecure: opt.Insecure = False,
     metrics_port: opt.MetricsPort = None,
     batch_window: Annotated[
         float,
@@ -95,6 +98,7 @@ def scheduler(
             drop_rule=DropRule[drop_rule.name],
             limits=limits_of(limits),
             state_dir=state_dir,
+            security=Security.of(tls, SCHEDULER, insecure=insecure),
         )
     )
     begin = line_on_stdin if standby else None
@@ -128,6 +132,8 @@ def monitor(
     bind: opt.Bind = "127.0.0.1",
     advertise: opt.Advertise = "",
     port: Annotated[int, typer.Option(envvar="MLFABRIC_PORT", help="Port to listen on; 0 for any free one.")] = 0,
+    tls: opt.Tls = None,
+    insecure: opt.Insecure = False,
     metrics_port: opt.MetricsPort = None,
     interface: Annotated[
         str,
@@ -171,6 +177,7 @@ def monitor(
         half_life_s=half_life,
         up_bps=parse_rate(up),
         down_bps=parse_rate(down),
+        security=Security.of(tls, "monitor", insecure=insecure),
     )
 
     async def run(stop: asyncio.Event, ready: Callable[[], None]) -> None:
@@ -190,14 +197,14 @@ def add_to(app: typer.Typer) -> None:
     app.command(
         epilog=opt.examples(
             "mlfabric scheduler",
-            "mlfabric scheduler --bind 0.0.0.0 --advertise head-node --metrics-port 9400 --state-dir /var/lib/mlfabric",
+            "mlfabric scheduler --bind 0.0.0.0 --advertise head-node --tls certificates --state-dir /var/lib/mlfabric",
             "mlfabric scheduler --limits members=100,models=4,model_bytes=20Gi",
             "mkfifo begin; mlfabric scheduler --standby < begin",
         )
     )(scheduler)
     app.command(
         epilog=opt.examples(
-            "mlfabric monitor --scheduler head-node:50061",
-            "mlfabric monitor --bind 0.0.0.0 --advertise node-7 --interface eth0 --up 10G --down 10G",
+            "mlfabric monitor --scheduler head-node:50061 --tls certificates",
+            "mlfabric monitor --bind 0.0.0.0 --advertise node-7 --insecure --interface eth0 --up 10G --down 10G",
         )
     )(monitor)

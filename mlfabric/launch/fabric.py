@@ -19,6 +19,7 @@ from mlfabric.launch.status import StatusReader
 from mlfabric.launch.supervisor import Start, Supervised
 from mlfabric.launch.workers import per_rank
 from mlfabric.protocol import ReplicationKind
+from mlfabric.security import CLIENT, Security
 from mlfabric.v1 import fabric_pb2
 
 __all__ = ["Fabric", "FabricOptions", "Service", "services", "subcommand"]
@@ -52,6 +53,8 @@ class FabricOptions:
             goes on from them.
         resume: begin with the newest of them.
         metrics_port: the scheduler's; the others' follow, one by one.
+        tls: folder of certificates for all roles; None for plain connections.
+        insecure: plain connections may leave this machine.
         log_level: of all services.
         config: settings file that the services read too.
     """
@@ -75,6 +78,8 @@ class FabricOptions:
     checkpoint_dir: Path | None = None
     resume: bool = False
     metrics_port: int | None = None
+    tls: Path | None = None
+    insecure: bool = False
     log_level: str = "info"
     config: Path | None = None
 
@@ -131,7 +136,7 @@ def services(options: FabricOptions, port: int) -> list[Service]:
         port: the scheduler's, known by now.
     """
     dial = f"{'127.0.0.1' if is_wildcard(options.bind) else options.bind}:{port}"
-    common = _flags(bind=options.bind, advertise=options.advertised, log_level=options.log_level, config=options.config)
+    common = _common(options)
     member = (*common, "--scheduler", dial)
     metrics = options.metrics_port
     arguments = ("scheduler", *common, "--port", str(port), *_metrics(metrics, 0))
@@ -145,6 +150,18 @@ def services(options: FabricOptions, port: int) -> list[Service]:
         arguments = ("monitor", *member, "--name", "monitor-0", *_metrics(metrics, place))
         found.append(Service(name="monitor-0", arguments=arguments))
     return found
+
+
+def _common(options: FabricOptions) -> tuple[str, ...]:
+    """Return the flags of all services."""
+    flags = _flags(
+        bind=options.bind,
+        advertise=options.advertised,
+        tls=options.tls,
+        log_level=options.log_level,
+        config=options.config,
+    )
+    return (*flags, *(("--insecure",) if options.insecure else ()))
 
 
 def _server(options: FabricOptions, member: tuple[str, ...], index: int) -> Service:
@@ -225,15 +242,19 @@ class Fabric:
         options: see there.
 
     Raises:
-        UsageError: the scheduler's port is in use.
+        UsageError: the scheduler's port is in use, a certificate cannot be used, or there should be some.
     """
 
     def __init__(self, nursery: Nursery, options: FabricOptions) -> None:
+        self._security = Security.of(options.tls, CLIENT, insecure=options.insecure)
+        self._security.check(options.bind, "--bind")
         self._nursery = nursery
         if options.port:
             check_free(options.bind, options.port)
         self.port = options.port or free_port(options.bind)
         self._services = services(options, self.port)
+        for role in {service.arguments[0] for service in self._services}:
+            Security.of(options.tls, role, insecure=options.insecure)
         self._supervised = [Supervised(nursery, partial(_program, service)) for service in self._services]
         self._keeping: list[asyncio.Task[None]] = []
         advertised = options.advertised or options.bind
@@ -247,7 +268,7 @@ class Fabric:
     async def ready(self) -> fabric_pb2.GetStatusResponse:
         """Wait until workers can train; return the status then."""
         members = frozenset(service.name for service in self._services) - {SCHEDULER}
-        async with StatusReader(self._dial) as reader:
+        async with StatusReader(self._dial, security=self._security) as reader:
             return await reader.wait_for(members)
 
     async def keep(self) -> None:

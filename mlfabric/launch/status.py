@@ -7,7 +7,10 @@ import time
 
 import grpc
 
-from mlfabric.errors import UnavailableError
+from mlfabric.errors import RefusedError, UnavailableError
+from mlfabric.security import LOOPBACK, SCHEDULER, Security
+from mlfabric.security.control import open_channel
+from mlfabric.security.diagnosis import tls_fault
 from mlfabric.session import CHANNEL_OPTIONS
 from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc
 
@@ -23,15 +26,19 @@ class StatusReader:
     Args:
         scheduler: its ``host:port``, or those of several, joined by commas: the newest that answers counts.
         timeout_s: longest wait for an answer.
+        security: of who asks.
     """
 
-    def __init__(self, scheduler: str, timeout_s: float = 3.0) -> None:
+    def __init__(self, scheduler: str, timeout_s: float = 3.0, security: Security = LOOPBACK) -> None:
         self.scheduler = scheduler
         self.timeout_s = timeout_s
+        self._security = security
 
     async def __aenter__(self) -> StatusReader:
-        addresses = self.scheduler.split(",")
-        self._channels = {a: grpc.aio.insecure_channel(a, options=CHANNEL_OPTIONS) for a in addresses}
+        self._channels = {
+            address: open_channel(address, SCHEDULER, self._security, CHANNEL_OPTIONS)
+            for address in self.scheduler.split(",")
+        }
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -43,6 +50,7 @@ class StatusReader:
 
         Raises:
             UnavailableError: no scheduler answers there, or what answers is none.
+            RefusedError: TLS between the two cannot be; says why.
         """
         answers = await asyncio.gather(*map(self._read, self._channels), return_exceptions=True)
         found = [answer for answer in answers if isinstance(answer, fabric_pb2.GetStatusResponse)]
@@ -55,6 +63,8 @@ class StatusReader:
         try:
             return await stub.GetStatus(fabric_pb2.GetStatusRequest(), timeout=self.timeout_s)
         except grpc.aio.AioRpcError as error:
+            if fault := await tls_fault(address, SCHEDULER, self._security):
+                raise RefusedError(f"cannot ask the scheduler at {address}: {fault}") from error
             if error.code() in _ABSENT:
                 why = f"no scheduler answers at {address} ({error.details()})"
             else:
@@ -76,7 +86,7 @@ class StatusReader:
         while True:
             try:
                 status = await self.read()
-            except UnavailableError:
+            except (RefusedError, UnavailableError):
                 status = fabric_pb2.GetStatusResponse()
             if status.epoch and members <= {m.name for m in status.members if m.state == HERE}:
                 return status

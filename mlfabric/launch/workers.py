@@ -8,6 +8,7 @@ import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from mlfabric.errors import UsageError
 from mlfabric.launch.ports import free_port
@@ -29,6 +30,8 @@ class JobOptions:
         host_per_worker: each rank counts as a machine of its own, ``host-<rank>``; else all are on this one.
         up, down: rates of the emulated network cards, one for all ranks, or one for each; empty emulates none.
         metrics_port: of rank 0; the others' follow. 0 any free one each, None no pages.
+        tls: folder of the workers' certificate; None for plain connections.
+        insecure: plain connections may leave this machine.
     """
 
     command: tuple[str, ...]
@@ -38,6 +41,8 @@ class JobOptions:
     up: tuple[str, ...] = ()
     down: tuple[str, ...] = ()
     metrics_port: int | None = None
+    tls: Path | None = None
+    insecure: bool = False
 
     def __post_init__(self) -> None:
         if self.workers < 1:
@@ -78,6 +83,8 @@ def worker_environment(
         "MLFABRIC_HOST": host,
         "MLFABRIC_WORKERS": str(options.workers),
         "MLFABRIC_METRICS_PORT": _metrics(options.metrics_port, rank),
+        "MLFABRIC_TLS": str(options.tls.resolve()) if options.tls else "",
+        "MLFABRIC_INSECURE": "1" if options.insecure else "",
     }
     rates = {"MLFABRIC_UP": per_rank(options.up, rank), "MLFABRIC_DOWN": per_rank(options.down, rank)}
     defaults = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}

@@ -23,6 +23,8 @@ from mlfabric.monitor.news import News
 from mlfabric.monitor.nic import NicSample, NicSampler
 from mlfabric.network import MAX_RATE_BPS
 from mlfabric.protocol import LinkRate, LinksReported, MemberEvent, Welcome
+from mlfabric.security import CLIENT, LOOPBACK, Identity, Security
+from mlfabric.security.control import add_port, caller_of
 from mlfabric.session import SchedulerSession, SessionCallbacks
 from mlfabric.specs import Member, Role
 from mlfabric.telemetry import MetricsPage, MonitorMetrics
@@ -52,6 +54,7 @@ class MonitorConfig:
         up_bps, down_bps: nominal rate of this host's link in bit/s; 0 means unknown.
         software_version: shown on the status page.
         most_hosts: of how many hosts it keeps estimates, > 0; what names more is refused.
+        security: of all its connections.
     """
 
     scheduler: str
@@ -68,6 +71,7 @@ class MonitorConfig:
     down_bps: int = 0
     software_version: str = ""
     most_hosts: int = 4096
+    security: Security = LOOPBACK
 
     def __post_init__(self) -> None:
         if self.bind in ("0.0.0.0", "::", "") and not self.advertised:
@@ -107,8 +111,9 @@ class MonitorService:
         """
         self._nic = self._watched_nic()
         self._server = await self._serve()
-        if self.config.metrics_port is not None:
-            self._page = MetricsPage(self._metrics.registry, self.config.bind, self.config.metrics_port)
+        config = self.config
+        if config.metrics_port is not None:
+            self._page = MetricsPage(self._metrics.registry, config.bind, config.metrics_port, config.security)
             self.metrics_port = self._page.start()
         log.info("monitor %s at %s", self.config.name, self.address)
         member = Member(
@@ -121,7 +126,7 @@ class MonitorService:
             down_bps=self.config.down_bps,
         )
         callbacks = SessionCallbacks(admitted=self._admitted, instructed=lambda _: None, lost=lambda _: None)
-        self._session = SchedulerSession(self.config.scheduler, member, self._register, callbacks)
+        self._session = SchedulerSession(self.config.scheduler, member, self._register, callbacks, self.config.security)
         self._tasks = [asyncio.create_task(self._session.run()), asyncio.create_task(self._report_now_and_again())]
 
     async def run_until(self, stop: asyncio.Event) -> None:
@@ -154,6 +159,8 @@ class MonitorService:
     # Serving
 
     async def _serve(self) -> grpc.aio.Server:
+        # Before there is a server: gRPC's goes on in the background if it was made and never began.
+        self.config.security.check(self.config.bind, "--bind")
         most = self.config.most_hosts
         server = grpc.aio.server(options=server_limits(2 * most), maximum_concurrent_rpcs=2 * most)
         recorder = _Recorder(self._estimator, self._metrics, most)
@@ -169,7 +176,7 @@ class MonitorService:
     def _listen(self, server: grpc.aio.Server) -> int:
         where = f"{_bracketed(self.config.bind)}:{self.config.port}"
         try:
-            return server.add_insecure_port(where)
+            return add_port(server, where, self.config.security)
         except RuntimeError as error:
             raise UsageError(f"monitor: cannot listen on {where}: in use or not to be had; choose another") from error
 
@@ -255,6 +262,10 @@ class _Recorder(monitor_pb2_grpc.MonitorServiceServicer):
         """Take in a member's finished transfers; all of them or, if one is malformed, none."""
         now_s = time.monotonic()
         try:
+            _check_caller(caller_of(context), request.member)
+        except ConfigError as error:
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
+        try:
             found = [from_record(record, now_s, self._hosts) for record in request.records]
         except UsageError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
@@ -277,6 +288,18 @@ class _Recorder(monitor_pb2_grpc.MonitorServiceServicer):
             return f"{len(self._hosts)} members and hosts are known; allowed: {2 * self._most_hosts}"
         self._named |= new
         return ""
+
+
+def _check_caller(caller: Identity | None, member: str) -> None:
+    """Check that who reports may do so under this name.
+
+    Raises:
+        ConfigError: it may not.
+    """
+    if caller is None:
+        return
+    if caller.role == CLIENT or caller.name not in ("", member):
+        raise ConfigError(f"the certificate is that of a {caller}; it does not allow reports of {member!r}")
 
 
 def from_record(record: monitor_pb2.TransferRecord, now_s: float, hosts: Mapping[str, str]) -> Transfer | None:

@@ -15,11 +15,14 @@ from mlfabric.protocol import (
     LinksReported,
     MemberEvent,
     MemoryReported,
+    NotKept,
     PushRequested,
     ReduceRequested,
     RefuseReason,
     RoundArrived,
+    RoundBroken,
     ServerHolds,
+    TransferEnded,
     WorkerHolds,
 )
 from mlfabric.scheduler.admission import Admission
@@ -71,9 +74,14 @@ class Claims:
             case LinksReported():
                 return next((r for rate in event.rates if (r := _rate(f"rate of {rate.host}", rate.bps))), None)
             case RoundArrived():
-                return _rate("up_bps", event.up_bps) or _rate("down_bps", event.down_bps)
+                excess = _rate("up_bps", event.up_bps) or _rate("down_bps", event.down_bps)
+                return excess or self._own_model(event.worker, event.model)
             case LinkProbed():
-                return _rate("bps", event.bps)
+                return _rate("bps", event.bps) or self._own_model(event.worker, event.model)
+            case RoundBroken():
+                return self._own_model(event.worker, event.model)
+            case TransferEnded() | NotKept() if self._is_worker(event.member):
+                return self._own_model(event.member, event.model)
             case CommitsReported():
                 return self._commits(event)
             case ServerHolds() if event.spec.name not in self._models:
@@ -83,10 +91,14 @@ class Claims:
             case _:
                 return None
 
+    def _is_worker(self, name: str) -> bool:
+        record = self._context.members.get(name)
+        return record is not None and record.member.role is Role.WORKER
+
     def _own_model(self, worker: str, model: str) -> Refusal | None:
         record, known = self._context.members.get(worker), self._models.get(model)
         whole = model if known is None else name_of_whole(known.pushes.spec)
-        if record is not None and record.member.role is Role.WORKER and record.model == whole:
+        if record is not None and self._is_worker(worker) and record.model == whole:
             return None
         trains = f"trains {record.model!r}" if record is not None and record.model else "trains nothing"
         return RefuseReason.NOT_ITS_OWN, f"{worker!r} speaks of model {model!r}; allowed: its own, and it {trains}"

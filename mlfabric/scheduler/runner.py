@@ -28,6 +28,8 @@ from mlfabric.scheduler.planning import DropRule, is_planner_compiled
 from mlfabric.scheduler.service import FabricService
 from mlfabric.scheduler.state import SchedulerState
 from mlfabric.scheduler.warming import warm_planner
+from mlfabric.security import LOOPBACK, Security
+from mlfabric.security.control import add_port
 from mlfabric.telemetry import MetricsPage, SchedulerMetrics
 from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc
 from mlfabric.version import __version__
@@ -64,6 +66,7 @@ class SchedulerOptions:
         drop_rule: which updates are dropped.
         limits: how much it takes in.
         state_dir: where the epoch is kept; None derives it from the time of day, and from what members have seen.
+        security: of all its connections.
     """
 
     bind: str = "127.0.0.1"
@@ -78,6 +81,7 @@ class SchedulerOptions:
     drop_rule: DropRule = DropRule.FEASIBLE
     limits: Limits = field(default_factory=Limits)
     state_dir: Path | None = None
+    security: Security = LOOPBACK
 
     def __post_init__(self) -> None:
         checks = [
@@ -200,7 +204,10 @@ class SchedulerRunner:
         Raises:
             UsageError: the port is in use or may not be listened on; the epoch cannot be kept.
             FencedError: a member has seen a newer scheduler.
+            ConfigError: others can reach the address, and there is no TLS.
         """
+        # Before there is a server: gRPC's goes on in the background if it was made and never began.
+        self.options.security.check(self.options.bind, "--bind")
         allow_connections()
         stands_by = begin is not None
         if begin is not None and not is_planner_compiled():  # whoever serves now has it compiled
@@ -254,7 +261,7 @@ class SchedulerRunner:
         until_s = time.monotonic() + within_s
         while True:
             try:
-                port = server.add_insecure_port(where)
+                port = add_port(server, where, self.options.security)
                 cause = None
             except RuntimeError as error:
                 port, cause = 0, error
@@ -265,9 +272,10 @@ class SchedulerRunner:
             await asyncio.sleep(LOOK_AGAIN_S)
 
     def _page(self) -> MetricsPage | None:
-        if self.options.metrics_port is None:
+        options = self.options
+        if options.metrics_port is None:
             return None
-        page = MetricsPage(self._meter.metrics.registry, self.options.bind, self.options.metrics_port)
+        page = MetricsPage(self._meter.metrics.registry, options.bind, options.metrics_port, options.security)
         log.info("metrics at http://%s:%s/metrics", self.options.bind, page.start())
         return page
 

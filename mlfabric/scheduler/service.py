@@ -31,10 +31,12 @@ from mlfabric.protocol import (
     Tick,
     Welcome,
 )
+from mlfabric.scheduler import entry
 from mlfabric.scheduler.metering import Meter
 from mlfabric.scheduler.state import SchedulerState
 from mlfabric.scheduler.status import describe
 from mlfabric.scheduler.terms import Verdict
+from mlfabric.security import Identity
 from mlfabric.specs import Role
 from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc, session_pb2
 
@@ -89,11 +91,12 @@ _STATUS = {
 
 @dataclass(slots=True)
 class _Seat:
-    """A member's place in the shell: its token, and what is to be sent to it."""
+    """A member's place in the shell: its token and certificate, and what is to be sent to it."""
 
     role: Role
     incarnation: int
     token: bytes
+    caller: Identity | None = None
     outbox: list[session_pb2.Instruction] = field(default_factory=list)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     opened: bool = False
@@ -273,8 +276,8 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
         return fabric_pb2.RegisterAsAggregatorResponse(admission=await self._admit(event, context))
 
     async def _admit(self, event: MemberJoined, context: _Context) -> fabric_pb2.Admission:
-        name = event.member.name
-        seat = _Seat(event.member.role, event.member.incarnation, secrets.token_bytes(16))
+        name, caller = event.member.name, await entry.may_join(event, context)
+        seat = _Seat(event.member.role, event.member.incarnation, secrets.token_bytes(16), caller)
         former = self._seats.pop(name, None)
         self._seats[name] = seat
         answer = next(a for a in self._take_in(event) if isinstance(a, (Welcome, Refuse)))
@@ -314,7 +317,8 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
             waited = f"nothing was said on this session for {_SESSION_WITHIN_S} s"
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"{waited}; begin with a name and its token")
         seat = self._seats.get(hello.member) if hello is not None else None
-        if hello is None or seat is None or not secrets.compare_digest(seat.token, hello.session_token):
+        known = seat is not None and hello is not None and secrets.compare_digest(seat.token, hello.session_token)
+        if hello is None or seat is None or not known or seat.caller != await entry.caller(context):
             name = hello.member if hello is not None else ""
             detail = f"no registration of {name!r} under this token; register first"
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, detail)
@@ -414,19 +418,25 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
         return fabric_pb2.GetResponse()
 
     async def _take_in_call(self, message: session_pb2.Event, worker: str, context: _Context) -> None:
-        if worker not in self._seats:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"unknown worker {worker!r}; register it first")
+        await self._check_speaks_for(worker, Role.WORKER, context)
         async with _usage(context):
             event = wire.from_event(message, worker)
         await self._check(event, context)
         self._take_in(event)
 
+    async def _check_speaks_for(self, name: str, role: Role, context: _Context) -> None:
+        """End a single call if it may not speak for this member."""
+        seat = self._seats.get(name)
+        if seat is None or seat.role is not role:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"unknown {role.value} {name!r}; register it first")
+        if seat.caller != await entry.caller(context):
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, f"another certificate has registered {name!r}")
+
     async def ReportLinks(
         self, request: fabric_pb2.ReportLinksRequest, context: _Context
     ) -> fabric_pb2.ReportLinksResponse:
         """Take a monitor's estimates."""
-        if request.monitor not in self._seats:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"unknown monitor {request.monitor!r}; register it first")
+        await self._check_speaks_for(request.monitor, Role.MONITOR, context)
         async with _usage(context):
             event = wire.from_links(request)
         await self._check(event, context)
@@ -434,7 +444,8 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
         return fabric_pb2.ReportLinksResponse()
 
     async def ShowTerm(self, request: fabric_pb2.ShowTermRequest, context: _Context) -> fabric_pb2.ShowTermResponse:
-        """Take in the newest scheduler that somebody has seen; tell which this is."""
+        """Take in the newest scheduler that a member has seen; tell which this is."""
+        await entry.check_is_member(context)
         own = self._state.context.config.term
         async with _usage(context):
             event = TermShown(seen=wire.from_term(request.seen))

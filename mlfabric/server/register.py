@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mlfabric.background import Background
 from mlfabric.server.service import RequestCallback, ServerOptions, ServerService, UpdateCallback
-from mlfabric.telemetry import ServerMetrics
+from mlfabric.telemetry import MetricsPage, ServerMetrics
 
 __all__ = ["Server", "register_as_server"]
 
@@ -16,9 +16,9 @@ class Server(Background):
         metrics = ServerMetrics()
         # First, for it may refuse what it is to resume from: then nothing else has been started.
         self._service = ServerService(options, metrics)
-        super().__init__(
-            f"mlfabric {options.name}", self._service.run, metrics.registry, options.tcp.bind, metrics_port
-        )
+        tcp, port = options.tcp, metrics_port
+        page = None if port is None else MetricsPage(metrics.registry, tcp.bind, port, tcp.security)
+        super().__init__(f"mlfabric {options.name}", self._service.run, page)
 
     def register_update_callback(self, callback: UpdateCallback) -> None:
         """Call ``callback(model, commit)`` after each commit, in the server's thread; it should be brief."""

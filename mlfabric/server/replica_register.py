@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mlfabric.background import Background
 from mlfabric.server.replica_service import ReplicaOptions, ReplicaService
-from mlfabric.telemetry import ServerMetrics
+from mlfabric.telemetry import MetricsPage, ServerMetrics
 
 __all__ = ["ReplicaServer", "register_as_replica"]
 
@@ -15,9 +15,9 @@ class ReplicaServer(Background):
     def __init__(self, options: ReplicaOptions, metrics_port: int | None) -> None:
         metrics = ServerMetrics()
         self._service = ReplicaService(options, metrics)
-        super().__init__(
-            f"mlfabric {options.name}", self._service.run, metrics.registry, options.tcp.bind, metrics_port
-        )
+        tcp, port = options.tcp, metrics_port
+        page = None if port is None else MetricsPage(metrics.registry, tcp.bind, port, tcp.security)
+        super().__init__(f"mlfabric {options.name}", self._service.run, page)
 
 
 def register_as_replica(options: ReplicaOptions, *, metrics_port: int | None = None) -> ReplicaServer:

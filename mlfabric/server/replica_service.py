@@ -114,7 +114,8 @@ class ReplicaService:
         self._connections = Connections(
             self._stores, options.host, self._driver.take_in, self._recorded, metrics.connection_broke
         )
-        self._reporter = TransferReporter(options.name, options.host, options.tcp.up_bps, options.tcp.down_bps)
+        tcp = options.tcp
+        self._reporter = TransferReporter(options.name, options.host, tcp.up_bps, tcp.down_bps, tcp.security)
         self._tasks: set[asyncio.Task[None]] = set()
         self._session: SchedulerSession | None = None
 
@@ -133,7 +134,9 @@ class ReplicaService:
         """
         self.address = await self._channel.listen(self._connections.serve)
         callbacks = SessionCallbacks(admitted=self._admitted, instructed=self._instructed, lost=lambda _: None)
-        self._session = SchedulerSession(self.options.scheduler, self._member(), self._register, callbacks)
+        self._session = SchedulerSession(
+            self.options.scheduler, self._member(), self._register, callbacks, self.options.tcp.security
+        )
         try:
             async with side_by_side(self._session.run(), self._reporter.run(), self._report_memory()) as wait:
                 await wait(stop)

@@ -117,7 +117,8 @@ class ServerService:
             self._state, self._stores, self._channel, options.host, self._driver.take_in, self._metrics.transfer
         )
         self._hand_ons = HandOns(self._stores, self._channel, options.host, self._metrics.transfer)
-        self._reporter = TransferReporter(options.name, options.host, options.tcp.up_bps, options.tcp.down_bps)
+        tcp = options.tcp
+        self._reporter = TransferReporter(options.name, options.host, tcp.up_bps, tcp.down_bps, tcp.security)
         self._log = CommitLog(directory)
         self._update_callbacks: list[UpdateCallback] = []
         self._request_callbacks: list[RequestCallback] = []
@@ -159,7 +160,9 @@ class ServerService:
             down_bps=self.options.tcp.down_bps,
         )
         callbacks = SessionCallbacks(admitted=self._admitted, instructed=self._instructed, lost=lambda _: None)
-        self._session = SchedulerSession(self.options.scheduler, member, self._register, callbacks)
+        self._session = SchedulerSession(
+            self.options.scheduler, member, self._register, callbacks, self.options.tcp.security
+        )
         jobs = (self._session.run(), self._reporter.run(), self._checkpoint_now_and_again(), self._report_memory())
         try:
             async with side_by_side(*jobs) as wait:

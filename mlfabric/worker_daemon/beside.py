@@ -73,7 +73,8 @@ async def serve(options: BesideOptions, stop: asyncio.Event) -> None:
         raise UsageError(f"cannot listen on {address}: in use or not allowed; choose another address") from error
     page = None
     if options.settings.metrics_port is not None:
-        page = MetricsPage(metrics.registry, options.settings.tcp.bind, options.settings.metrics_port)
+        tcp = options.settings.tcp
+        page = MetricsPage(metrics.registry, tcp.bind, options.settings.metrics_port, tcp.security)
         page.start()
     await server.start()
     log.info("worker daemon at %s", address)

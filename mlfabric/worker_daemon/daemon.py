@@ -117,7 +117,8 @@ class WorkerDaemon:
         self._state = DaemonState(options.name, spec.shards)
         self._driver = Driver[act.DaemonEvent, act.Action](self._state, self._do)
         self._channel = TcpChannel(options.tcp)
-        self._reporter = TransferReporter(options.name, options.host, options.tcp.up_bps, options.tcp.down_bps)
+        tcp = options.tcp
+        self._reporter = TransferReporter(options.name, options.host, tcp.up_bps, tcp.down_bps, tcp.security)
         self._transfers = Transfers(self._channel, options.host, self._take_in, self._recorded, options.observer)
         self._kept = Kept(spec, self._channel, options.host, self._take_in, self._recorded)
         self._reductions = Reductions(self._channel, options.host, self._take_in, self._metrics.transfer)
@@ -137,7 +138,7 @@ class WorkerDaemon:
             down_bps=options.tcp.down_bps,
         )
         callbacks = SessionCallbacks(admitted=self._admitted, instructed=self._instructed, lost=lambda _: None)
-        self._session = SchedulerSession(options.scheduler, member, self._register, callbacks)
+        self._session = SchedulerSession(options.scheduler, member, self._register, callbacks, options.tcp.security)
 
     async def start(self) -> Welcome:
         """Join the fabric, waiting for the scheduler and a server if need be.

@@ -83,7 +83,8 @@ class ThreadDaemon:
         self, options: DaemonOptions, spec: ModelSpec, initial: Parcel | None, metrics_port: int | None = None
     ) -> None:
         metrics = WorkerMetrics()
-        self._page = None if metrics_port is None else MetricsPage(metrics.registry, options.tcp.bind, metrics_port)
+        tcp, port = options.tcp, metrics_port
+        self._page = None if port is None else MetricsPage(metrics.registry, tcp.bind, port, tcp.security)
         if self._page is not None:
             self._page.start()
         self._loop = asyncio.new_event_loop()

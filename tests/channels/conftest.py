@@ -18,6 +18,7 @@ from mlfabric.channels import (
     TcpChannel,
     TcpOptions,
 )
+from mlfabric.security import Security
 
 TICKET = bytes(range(16))
 GRANT = Frame(kind=FrameKind.GRANT, ticket=TICKET, meta=b"go")
@@ -31,10 +32,13 @@ def payload(n: int) -> Frame:
     return Frame(kind=FrameKind.PAYLOAD, ticket=TICKET, length=n, digest=7)
 
 
-@pytest.fixture(params=["memory", "tcp"])
+@pytest.fixture(params=["memory", "tcp", "tls"])
 def make(request: pytest.FixtureRequest) -> Iterator[MakeChannel]:
     if request.param == "tcp":
         yield lambda: TcpChannel(TcpOptions(max_payload_bytes=MAX_PAYLOAD_BYTES))
+    elif request.param == "tls":
+        security = Security.of(request.getfixturevalue("certificates"), "server")
+        yield lambda: TcpChannel(TcpOptions(max_payload_bytes=MAX_PAYLOAD_BYTES, security=security))
     else:
         network = MemoryNetwork()
         yield lambda: MemoryChannel(network, max_payload_bytes=MAX_PAYLOAD_BYTES)

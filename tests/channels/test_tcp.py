@@ -29,10 +29,12 @@ from mlfabric.channels import (
 )
 from mlfabric.channels.frames import encode_header
 from mlfabric.errors import ConfigError, TransferError, UnavailableError, UsageError
+from mlfabric.security import Security
 
 HOST = "127.0.0.1"
 TICKET = bytes(16)
 GRANT = Frame(kind=FrameKind.GRANT, ticket=TICKET)
+OPEN_TO_ALL = Security(insecure=True)
 ROOT = Path(__file__).parents[2]
 
 SENDER = """
@@ -219,11 +221,12 @@ async def test_what_an_aborted_sender_has_left_in_its_kernel_is_not_sent_any_mor
 
 async def test_an_address_of_another_machine_cannot_be_listened_on() -> None:
     with pytest.raises(ConfigError, match=r"cannot listen on 192\.0\.2\.1:0"):
-        await TcpChannel(TcpOptions(bind="192.0.2.1")).listen(until_closed)
+        await TcpChannel(TcpOptions(bind="192.0.2.1", security=OPEN_TO_ALL)).listen(until_closed)
 
 
 async def test_a_wildcard_endpoint_is_reached_under_its_advertised_host() -> None:
-    async with serving(TcpOptions(bind="0.0.0.0", advertised_host="localhost")) as (_, address):
+    options = TcpOptions(bind="0.0.0.0", advertised_host="localhost", security=OPEN_TO_ALL)
+    async with serving(options) as (_, address):
         assert address.startswith("localhost:")
         await check_it_serves(address)
 

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from mlfabric.channels import TcpChannel, TcpOptions, sockets
-from mlfabric.channels.tcp import TcpStream
+from mlfabric.channels.tcpstream import TcpStream
 from tests.channels.conftest import GRANT, payload
 
 PAYLOAD_BYTES = 200_000

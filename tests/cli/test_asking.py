@@ -9,6 +9,7 @@ import pytest
 from mlfabric.cli import checks
 from mlfabric.cli.checks import Level
 from mlfabric.cli.tables import as_plain, console, rate_text, size_text, status_view
+from mlfabric.launch.status import StatusReader
 from mlfabric.v1 import fabric_pb2, types_pb2
 
 from .conftest import Start
@@ -169,7 +170,7 @@ async def test_the_data_channel_is_measured():
 
 @pytest.mark.processes
 async def test_a_fabric_in_order_has_no_failures_and_every_member_is_tried(fabric: str):
-    found = await checks.fabric(fabric, expected=True)
+    found = await checks.fabric(StatusReader(fabric), expected=True)
 
     assert {f.what for f in found} >= {"scheduler", "versions", "time of day", "server server-0", "monitor monitor-0"}
     assert all(f.level is not Level.FAIL for f in found)
@@ -177,7 +178,7 @@ async def test_a_fabric_in_order_has_no_failures_and_every_member_is_tried(fabri
 
 @pytest.mark.parametrize(("expected", "level"), [(True, Level.FAIL), (False, Level.WARN)])
 async def test_a_missing_scheduler_is_a_failure_only_where_one_was_named(free_port: int, expected, level):
-    (found,) = await checks.fabric(f"127.0.0.1:{free_port}", expected)
+    (found,) = await checks.fabric(StatusReader(f"127.0.0.1:{free_port}"), expected)
 
     assert found.level is level
     assert found.advice == f"mlfabric up --port {free_port}"

@@ -14,6 +14,7 @@ from benchmarks.testbed.namespaces import entered
 from mlfabric.channels import Connection, Direction, TcpChannel, TcpOptions, TransferRecord
 from mlfabric.channels.progress import Filling
 from mlfabric.monitor.estimate import Link, LinkEstimator, Transfer
+from mlfabric.security import Security
 from mlfabric.streaming.relaying import Relay
 from mlfabric.twin.settings import Direction as Way
 from tests.channels.conftest import payload
@@ -36,7 +37,8 @@ async def line(sender: Host, receiver: Host) -> AsyncIterator[tuple[Connection, 
         accepted.set_result(connection)
         await connection.wait_closed()
 
-    server, client = (TcpChannel(TcpOptions(bind=host.address)) for host in (receiver, sender))
+    open_to_all = Security(insecure=True)
+    server, client = (TcpChannel(TcpOptions(bind=host.address, security=open_to_all)) for host in (receiver, sender))
     try:
         with entered(receiver.namespace):
             address = await server.listen(keep)

@@ -38,6 +38,7 @@ from mlfabric.protocol import (
     Refuse,
     RefuseReason,
     RoundArrived,
+    RoundBroken,
     RoundId,
     TransferEnd,
     TransferEnded,
@@ -120,6 +121,8 @@ def test_a_scheduler_that_begins_anew_takes_in_delays_of_when_there_were_more_wo
         replace(push("nobody"), model="net"),
         get("a", model="other"),
         replace(reduce(), reduce=ReduceId("a", 1, 0)),
+        RoundBroken(worker="a", model="reduced", round=ROUND, detail="broken"),
+        TransferEnded(member="a", model="other", transfer=UpdateId("b", 1, 0), end=TransferEnd.VOIDED),
         WorkerHolds(worker="x", pushes=(push("x"),), gets=()),
     ],
 )
@@ -333,7 +336,8 @@ def test_what_is_not_taken_in_ends_the_session_of_who_said_it_with_a_status_that
 
 def test_links_faster_than_there_are_any_are_refused_and_the_scheduler_lives() -> None:
     with limited() as running:
-        running.raw_worker(small_model(), "a")
+        eyes = wire.to_member(member("a", Role.MONITOR))
+        running.stub().RegisterAsMonitor(fabric_pb2.RegisterAsMonitorRequest(member=eyes))
         rates = [fabric_pb2.LinkRate(host="raw-host", up=True, bps=2**64 - 1)]
         with pytest.raises(grpc.RpcError, match="rate of raw-host=18446744073709551615 bit/s") as caught:
             running.stub().ReportLinks(fabric_pb2.ReportLinksRequest(monitor="a", rates=rates))

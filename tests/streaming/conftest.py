@@ -8,19 +8,21 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
-from mlfabric.channels import Channel, Connection, MemoryChannel, MemoryNetwork, TcpChannel
+from mlfabric.channels import Channel, Connection, MemoryChannel, MemoryNetwork, TcpChannel, TcpOptions
+from mlfabric.security import LOOPBACK, Security
 
 Connect = Callable[[], Awaitable[tuple[Connection, Connection]]]
 
 
-@pytest.fixture(params=["memory", "tcp"])
+@pytest.fixture(params=["memory", "tcp", "tls"])
 async def connect(request: pytest.FixtureRequest) -> AsyncIterator[Connect]:
     """Give a function that returns both ends of a new connection; at the end no task is left."""
     before = asyncio.all_tasks() - {asyncio.current_task()}
     network = MemoryNetwork()
+    secured = Security.of(request.getfixturevalue("certificates"), "aggregator") if request.param == "tls" else LOOPBACK
 
     def make() -> Channel:
-        return TcpChannel() if request.param == "tcp" else MemoryChannel(network)
+        return MemoryChannel(network) if request.param == "memory" else TcpChannel(TcpOptions(security=secured))
 
     async with AsyncExitStack() as stack:
         yield lambda: stack.enter_async_context(_pair(make))

@@ -17,6 +17,7 @@ from mlfabric.channels import TcpOptions
 from mlfabric.cli.recording import Recorder, read_trace, record_fabric
 from mlfabric.config import WorkerSettings
 from mlfabric.errors import ConfigError, UsageError
+from mlfabric.launch.status import StatusReader
 from mlfabric.specs import Mode
 from mlfabric.twin.settings import Direction
 from mlfabric.twin.trace import Trace
@@ -138,7 +139,7 @@ def _train(scheduler: str, rank: int, ended: threading.Event) -> None:
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     file = tmp_path_factory.mktemp("traces") / "live.trace"
     with training(3) as scheduler:
-        asyncio.run(record_fabric(file, scheduler, "", 4.0, 0.2))
+        asyncio.run(record_fabric(file, StatusReader(scheduler), "", 4.0, 0.2))
     return read_trace(file)
 
 
@@ -169,7 +170,7 @@ def test_a_file_that_is_there_is_left_alone(tmp_path: Path):
     file = tmp_path / "kept.trace"
     file.write_text("mine")
     with training(1) as scheduler, pytest.raises(UsageError, match="there already"):
-        asyncio.run(record_fabric(file, scheduler, "", 1.0, 0.2))
+        asyncio.run(record_fabric(file, StatusReader(scheduler), "", 1.0, 0.2))
     assert file.read_text() == "mine"
 
 

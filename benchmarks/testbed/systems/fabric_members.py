@@ -34,6 +34,7 @@ from mlfabric.config import WorkerSettings
 from mlfabric.monitor.service import MonitorConfig, MonitorService
 from mlfabric.scheduler.planning import warm_up
 from mlfabric.scheduler.runner import SchedulerOptions, SchedulerRunner
+from mlfabric.security import Security
 from mlfabric.server.service import ServerOptions, ServerService
 from mlfabric.telemetry import AggregatorMetrics, ServerMetrics
 from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc
@@ -68,6 +69,7 @@ LOOK_S = 0.5
 JOIN_S = 60.0
 SILENCE_S = 60.0
 PR_SET_PDEATHSIG = 1
+WITHIN_TESTBED = Security(insecure=True)
 
 
 def prepare() -> None:
@@ -85,7 +87,7 @@ def settings_of(place: Place) -> WorkerSettings:
 def tcp_of(place: Place) -> TcpOptions:
     """Return the options of a data channel on a host."""
     own = place.addresses[place.name]
-    return TcpOptions(bind=own, advertised_host=own)
+    return TcpOptions(bind=own, advertised_host=own, security=WITHIN_TESTBED)
 
 
 def scheduler_address(place: Place) -> str:
@@ -164,6 +166,7 @@ def scheduler(place: Place, plan: RunPlan) -> ServerLog:
             answer_s=SILENCE_S,
             silence_s=SILENCE_S,
             default_bps=plan.link_bps,
+            security=WITHIN_TESTBED,
         )
     )
     asyncio.run(_decide(place, runner, monitor_config(place, plan)))
@@ -178,6 +181,7 @@ def monitor_config(place: Place, plan: RunPlan) -> MonitorConfig:
         bind=place.addresses[place.name],
         report_interval_s=plan.report_every_s * plan.dilation,
         half_life_s=MonitorConfig(scheduler="").half_life_s * plan.dilation,
+        security=WITHIN_TESTBED,
     )
 
 

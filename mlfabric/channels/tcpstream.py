@@ -1,0 +1,185 @@
+"""The bytes of one TCP connection: plain nonblocking system calls and the loop's readiness callbacks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable, Sequence
+
+from mlfabric.channels import sockets
+from mlfabric.channels.backlog import Path
+from mlfabric.channels.views import drop_front
+
+__all__ = ["TcpStream", "now"]
+
+IOV_MAX = 1024
+STEPS_AT_ONCE = 8
+LEAST_BATCHED_BYTES = 4 * 1024
+SHORT_BATCH_BYTES = 256 * 1024
+BATCH_BYTES = 1024 * 1024
+PIECE_BATCH_BYTES = 4 * 1024 * 1024
+
+
+class TcpStream:
+    """The bytes of one TCP connection; the socket is nonblocking and owned by the stream.
+
+    After a few system calls the rest of a long transfer runs in the loop's readiness callback, one call a turn: the
+    waiting task is not woken between, and however fast the peer is, other tasks get their turns.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._loop = asyncio.get_running_loop()
+        self._wake_bytes = 1
+        host, port, *_ = sock.getpeername()
+        self._peer = sockets.address_text(host, port)
+
+    @property
+    def peer(self) -> str:
+        """Address of the other end."""
+        return self._peer
+
+    async def write(self, pieces: Sequence[memoryview]) -> None:
+        """Write all pieces, many of them in one system call."""
+        rest = list(pieces)
+
+        def step() -> bool:
+            rest[:] = drop_front(rest, self._sock.sendmsg(rest[:IOV_MAX]))
+            return not rest
+
+        if not now(step):
+            await self._when_ready(self._loop.add_writer, self._loop.remove_writer, step)
+
+    def write_now(self, piece: memoryview) -> int:
+        """Write as much as the kernel has room for."""
+        try:
+            return self._sock.send(piece)
+        except BlockingIOError:
+            return 0
+
+    async def writable(self) -> None:
+        """Wait until the kernel has room."""
+        await self._when_ready(self._loop.add_writer, self._loop.remove_writer, lambda: True)
+
+    async def drain(self) -> None:
+        """Wait until the kernel has handed everything to the network; it may hold megabytes otherwise."""
+        sockets.want_all_sent(self._sock, wanted=True)
+        await self._when_ready(self._loop.add_writer, self._loop.remove_writer, lambda: True)
+        sockets.want_all_sent(self._sock, wanted=False)
+
+    async def read_into(self, view: memoryview, at_least: int) -> int:
+        """Read ``at_least`` bytes or more; fewer mean that no more will come."""
+        at = 0
+
+        def step() -> bool:
+            nonlocal at
+            n = self._sock.recv_into(view[at:])
+            at += n
+            if at_least >= LEAST_BATCHED_BYTES:
+                most_bytes = BATCH_BYTES if at_least > BATCH_BYTES else SHORT_BATCH_BYTES
+                self._wake_at(max(1, min(most_bytes, at_least - at)))
+            return n == 0 or at >= at_least
+
+        if not now(step):
+            await self._when_ready(self._loop.add_reader, self._loop.remove_reader, step)
+        return at
+
+    async def read_through(self, view: memoryview, full: Callable[[], memoryview]) -> bool:
+        """Fill one view after the other; tell whether all were filled."""
+        at, ended = 0, False
+
+        def step() -> bool:
+            nonlocal view, at, ended
+            n = self._sock.recv_into(view[at:] if at else view)
+            at += n
+            if at == len(view):
+                view, at = full(), 0
+            ended = n == 0
+            self._wake_at(max(1, min(PIECE_BATCH_BYTES, len(view) - at)))
+            return ended or not len(view)
+
+        if not now(step):
+            await self._when_ready(self._loop.add_reader, self._loop.remove_reader, step)
+        return not ended
+
+    def _wake_at(self, n_bytes: int) -> None:
+        """Have the socket count as readable from ``n_bytes`` on: a transfer in fewer, longer reads costs less.
+
+        The kernel takes half the receive buffer for a mark beyond that, and the peer's end or reset passes any mark.
+        """
+        if n_bytes != self._wake_bytes:
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, n_bytes)
+            self._wake_bytes = n_bytes
+
+    async def _when_ready(
+        self,
+        add: Callable[[int, Callable[[], None]], object],
+        remove: Callable[[int], object],
+        step: Callable[[], bool],
+    ) -> None:
+        """Call ``step`` whenever the socket is ready, until it returns True."""
+        done: asyncio.Future[None] = self._loop.create_future()
+        descriptor = self._sock.fileno()  # of a socket that is not registered the loop makes a text, with system calls
+
+        def ready() -> None:
+            try:
+                finished = done.done() or step()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                remove(descriptor)
+                done.set_exception(error)
+                return
+            if finished:
+                remove(descriptor)
+                if not done.done():
+                    done.set_result(None)
+
+        add(descriptor, ready)
+        try:
+            await done
+        finally:
+            remove(descriptor)
+
+    def spread(self, rate_bps: int) -> bool:
+        """Have the kernel space packets out."""
+        return sockets.spread(self._sock, rate_bps)
+
+    def path(self) -> Path:
+        """Return what the kernel knows of the way to the peer."""
+        return sockets.path_of(self._sock)
+
+    def unacknowledged_bytes(self) -> int:
+        """Return how many of the bytes that were written the peer's kernel has not acknowledged."""
+        return sockets.unacknowledged_bytes(self._sock)
+
+    def waiting_bytes(self) -> int:
+        """Return how many bytes the kernel has received that were not read yet."""
+        return sockets.waiting_bytes(self._sock)
+
+    def delivery_rate_bps(self) -> int:
+        """Return the kernel's estimate of its sending rate in bit/s; 0 if unknown."""
+        return sockets.delivery_rate_bps(self._sock)
+
+    def stop(self, *, abrupt: bool) -> None:
+        """Wake whoever waits in the stream; ``abrupt`` also drops what the kernel has not sent and resets the peer."""
+        if abrupt:
+            sockets.forget_unsent(self._sock)
+        with contextlib.suppress(OSError):  # a connection that the peer has reset cannot be shut down
+            self._shut_down()
+
+    def _shut_down(self) -> None:
+        self._sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._sock.close()
+
+
+def now(step: Callable[[], bool]) -> bool:
+    """Try a few steps without waiting; say whether they were all."""
+    try:
+        return any(step() for _ in range(STEPS_AT_ONCE))
+    except BlockingIOError:
+        return False

@@ -1,0 +1,112 @@
+"""Under TLS: what members hand to the monitor, their pages, and AllReduce, where workers dial each other."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+import threading
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import grpc
+import pytest
+import torch
+from prometheus_client import CollectorRegistry, Counter
+
+import mlfabric
+from mlfabric.channels import Direction, TransferRecord
+from mlfabric.monitor.service import MonitorConfig, MonitorService
+from mlfabric.reporting import TransferReporter
+from mlfabric.security import Identity, Security
+from mlfabric.security.authority import certify
+from mlfabric.security.control import open_channel
+from mlfabric.specs import Mode
+from mlfabric.telemetry import MetricsPage
+from mlfabric.v1 import monitor_pb2, monitor_pb2_grpc
+from tests.fabric.harness import Fabric
+from tests.security.conftest import worker_settings
+
+RECORD = TransferRecord(
+    peer="p", direction=Direction.OUT, bytes=10**6, paced=False, delivery_rate_bps=0, started_ns=0, ended_ns=10**7
+)
+
+
+async def test_a_member_s_records_reach_the_monitor(secured: Fabric, certificates: Path) -> None:
+    monitor = MonitorService(
+        MonitorConfig(scheduler=secured.scheduler.address, security=Security.of(certificates, "monitor"))
+    )
+    await monitor.start()
+    reporter = TransferReporter("server-0", "here", security=Security.of(certificates, "server"))
+    reporter.set_address(monitor.address)
+    reporter.record(RECORD, "here", "there")
+    running = asyncio.create_task(reporter.run())
+    async with asyncio.timeout(30):
+        while not reporter.sent + reporter.dropped:
+            await asyncio.sleep(0.01)
+    running.cancel()
+    await reporter.close()
+    await monitor.close()
+    assert (reporter.sent, reporter.dropped) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("identity", "message"),
+    [
+        (Identity(role="client"), "that of a client; it does not allow reports of 'server-0'"),
+        (Identity(role="worker", name="w3"), "worker 'w3'; it does not allow reports of 'server-0'"),
+    ],
+)
+async def test_nobody_reports_in_another_one_s_name(certificates: Path, identity: Identity, message: str) -> None:
+    own = Security.of(certify(certificates, identity, days=1), identity.role)
+    monitor = MonitorService(MonitorConfig(scheduler="127.0.0.1:1", security=Security.of(certificates, "monitor")))
+    await monitor.start()
+    async with open_channel(monitor.address, "monitor", own) as channel:
+        stub = monitor_pb2_grpc.MonitorServiceStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError, match=message):
+            await stub.RecordTransfers(monitor_pb2.RecordTransfersRequest(member="server-0"))
+    await monitor.close()
+
+
+def test_a_page_is_for_who_has_a_certificate_and_waits_for_nobody(certificates: Path) -> None:
+    registry = CollectorRegistry()
+    Counter("looks", "Looks.", registry=registry).inc()
+    page = MetricsPage(registry, security=Security.of(certificates, "server"))
+    port = page.start()
+    url = f"https://localhost:{port}/metrics"
+    context = ssl.create_default_context(cafile=str(certificates / "ca.pem"))
+    context.check_hostname = False
+    try:
+        with socket.create_connection(("127.0.0.1", port)), pytest.raises((urllib.error.URLError, ssl.SSLError)):
+            urllib.request.urlopen(url, context=context, timeout=10)
+        with contextlib.closing(socket.create_connection(("127.0.0.1", port))) as plain:
+            plain.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+            plain.settimeout(10)
+            assert b"looks" not in plain.recv(1000)
+        context.load_cert_chain(certificates / "client" / "cert.pem", certificates / "client" / "key.pem")
+        with urllib.request.urlopen(url, context=context, timeout=10) as answer:
+            assert "looks_total 1.0" in answer.read().decode()
+    finally:
+        page.stop()
+
+
+def test_workers_sum_their_tensors_under_tls(secured: Fabric, certificates: Path) -> None:
+    sums: dict[str, torch.Tensor] = {}
+
+    def work(name: str, value: float) -> None:
+        model = {"w": torch.zeros(1, requires_grad=True)}
+        settings = worker_settings(secured.scheduler.address, name, certificates)
+        with mlfabric.register_as_worker(
+            model, mode=Mode.ALL_REDUCE, workers=3, model_name="sums", settings=settings
+        ) as worker:
+            sums[name] = torch.full((300_000,), value)
+            worker.all_reduce(sums[name])
+
+    threads = [threading.Thread(target=work, args=(f"adds-{i}", 10.0**i)) for i in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert [bool((total == 111.0).all()) for total in sums.values()] == [True] * 3
