@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from mlfabric.worker_daemon.optimizer import FabricOptimizer
     from mlfabric.worker_daemon.reduce_tensors import ReduceHandle
     from mlfabric.worker_daemon.register import register_as_worker, wrap
+    from mlfabric.worker_daemon.sampler import FabricSampler
     from mlfabric.worker_daemon.worker import PushHandle, Worker
 
 __all__ = [
@@ -46,6 +47,7 @@ __all__ = [
     "FabricClosedError",
     "FabricError",
     "FabricOptimizer",
+    "FabricSampler",
     "LayoutError",
     "Lost",
     "Mode",
@@ -79,6 +81,7 @@ _LAZY = {
     "Aggregator": "mlfabric.aggregator.register",
     "AggregatorOptions": "mlfabric.aggregator.service",
     "FabricOptimizer": "mlfabric.worker_daemon.optimizer",
+    "FabricSampler": "mlfabric.worker_daemon.sampler",
     "PushHandle": "mlfabric.worker_daemon.worker",
     "ReplicaOptions": "mlfabric.server.replica_service",
     "ReplicaServer": "mlfabric.server.replica_register",

@@ -29,6 +29,7 @@ from mlfabric.protocol import (
     TransferEnded,
     UpdateId,
 )
+from mlfabric.samples import SampleCounts
 from mlfabric.security import Security
 from mlfabric.specs import Role
 from mlfabric.telemetry import (
@@ -82,6 +83,7 @@ def server() -> CollectorRegistry:
     metrics.checkpoint("m", 0.4)
     metrics.memory({"updates": 100, "models": 30})
     metrics.memory({"models": 40})
+    metrics.samples("m", SampleCounts(runs=((0, 8, 1), (8, 10, 2)), dropped=((9, 14),), lost=((30, 32),), unplaced=1))
     metrics.transfer(Moved(1000, Direction.IN), "w0")
     metrics.transfer(Moved(500, Direction.OUT), "w0")
     metrics.connection_broke()
@@ -145,6 +147,10 @@ SHOWN: dict[Callable[[], CollectorRegistry], dict[str, float]] = {
         "mlfabric_model_version{model=m}": 8,
         "mlfabric_commit_seconds_count{model=m}": 1,
         "mlfabric_checkpoint_seconds_sum{model=m}": 0.4,
+        "mlfabric_samples{fate=trained,model=m}": 11,
+        "mlfabric_samples{fate=repeated,model=m}": 2,
+        "mlfabric_samples{fate=dropped,model=m}": 4,
+        "mlfabric_samples{fate=lost,model=m}": 2,
         "mlfabric_server_memory_bytes{kind=models}": 40,
         "mlfabric_server_memory_bytes{kind=updates}": 0,
         "mlfabric_received_bytes_total{peer=w0}": 1000,

@@ -32,21 +32,25 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON; with --watch one line each time.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Go on until Ctrl-C.")] = False,
     every: Annotated[float, typer.Option(min=0.1, help="Seconds between looks, with --watch.")] = 1.0,
+    samples: Annotated[
+        bool, typer.Option("--samples", help="With --json: all ranges of samples, not the last.")
+    ] = False,
 ) -> None:
     """Show what the fabric is doing.
 
-    Who is here, the models' versions and delays, each worker's share, the links, the planner.
+    Who is here, the models' versions and delays, each worker's share, the links, the planner; and which samples were
+    trained on, repeated, dropped and lost, where workers say what their updates are computed from.
     """
     asker = StatusReader(scheduler, security=Security.of(tls, CLIENT, insecure=insecure))
     if watch:
         asyncio.run(_watch(asker, as_json, every))
     else:
-        asyncio.run(_show_once(asker, as_json))
+        asyncio.run(_show_once(asker, as_json, samples))
 
 
-async def _show_once(asker: StatusReader, as_json: bool) -> None:
+async def _show_once(asker: StatusReader, as_json: bool, all_samples: bool) -> None:
     async with asker as reader:
-        found = await reader.read()
+        found = await reader.read(all_samples=all_samples)
     if as_json:
         print(json.dumps(tables.as_plain(found), indent=2))
     else:
@@ -113,6 +117,7 @@ def add_to(app: typer.Typer) -> None:
             "mlfabric status",
             "mlfabric status --watch --scheduler head-node:50061 --tls certificates",
             "mlfabric status --json | jq '.models[0].version'",
+            "mlfabric status --json --samples | jq '.models[0].samples'",
         )
     )(status)
     app.command(

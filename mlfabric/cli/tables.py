@@ -84,7 +84,8 @@ def status_view(status: fabric_pb2.GetStatusResponse, scheduler: str) -> Rendera
     # All parts of a model that is on several servers wait for the same.
     waits = [Text(words) for words in dict.fromkeys(m.waits_for for m in status.models) if words]
     probes = [Text(_probes(m)) for m in status.models if m.probes.asked]
-    return Group(Text(head), Text(), *parts, *warnings, *waits, *probes, Text(foot))
+    samples = [Text(_samples(m)) for m in status.models if m.HasField("samples")]
+    return Group(Text(head), Text(), *parts, *warnings, *waits, *probes, *samples, Text(foot))
 
 
 def _members(status: fabric_pb2.GetStatusResponse) -> Table:
@@ -145,6 +146,24 @@ def _probes(model: fabric_pb2.ModelStatus) -> str:
     probes = model.probes
     words = f"{probes.asked} asked for, {probes.answered} answered in time, {probes.changed} links found changed"
     return f"probes of {model.name}: {words}"
+
+
+def _samples(model: fabric_pb2.ModelStatus) -> str:
+    """Say what became of the samples that updates were computed from."""
+    found = model.samples
+    words = [f"{found.trained + found.unplaced} trained on"]
+    words += [
+        f"{number} {fate}"
+        for number, fate in (
+            (found.repeated, "of them more than once"),
+            (found.in_flight, "under way"),
+            (found.dropped, "dropped"),
+            (found.lost, "lost"),
+            (found.missing, "missing"),
+        )
+        if number
+    ]
+    return f"samples of {model.name}: {', '.join(words)}"
 
 
 def _version(model: fabric_pb2.ModelStatus) -> str:

@@ -45,23 +45,24 @@ class StatusReader:
         for channel in self._channels.values():
             await channel.close()
 
-    async def read(self) -> fabric_pb2.GetStatusResponse:
-        """Return the status.
+    async def read(self, *, all_samples: bool = False) -> fabric_pb2.GetStatusResponse:
+        """Return the status; of samples all ranges only if that is asked for.
 
         Raises:
             UnavailableError: no scheduler answers there, or what answers is none.
             RefusedError: TLS between the two cannot be; says why.
         """
-        answers = await asyncio.gather(*map(self._read, self._channels), return_exceptions=True)
+        request = fabric_pb2.GetStatusRequest(all_samples=all_samples)
+        answers = await asyncio.gather(*(self._ask(a, request) for a in self._channels), return_exceptions=True)
         found = [answer for answer in answers if isinstance(answer, fabric_pb2.GetStatusResponse)]
         if found:
             return max(found, key=lambda status: status.epoch)
         raise next(answer for answer in answers if isinstance(answer, BaseException))
 
-    async def _read(self, address: str) -> fabric_pb2.GetStatusResponse:
+    async def _ask(self, address: str, request: fabric_pb2.GetStatusRequest) -> fabric_pb2.GetStatusResponse:
         stub = fabric_pb2_grpc.FabricServiceStub(self._channels[address])
         try:
-            return await stub.GetStatus(fabric_pb2.GetStatusRequest(), timeout=self.timeout_s)
+            return await stub.GetStatus(request, timeout=self.timeout_s)
         except grpc.aio.AioRpcError as error:
             if fault := await tls_fault(address, SCHEDULER, self._security):
                 raise RefusedError(f"cannot ask the scheduler at {address}: {fault}") from error

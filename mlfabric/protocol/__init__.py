@@ -105,6 +105,14 @@ from mlfabric.protocol.replication import (
     Seed,
     Unfollowed,
 )
+from mlfabric.protocol.sampling import (
+    DrawAnswer,
+    NoteDropped,
+    SamplesDropped,
+    SamplesGranted,
+    SamplesReported,
+    SamplesWanted,
+)
 from mlfabric.protocol.shards import Conclude, Prepare, Prepared
 
 __all__ = [
@@ -117,6 +125,7 @@ __all__ = [
     "CommitsReported",
     "Committed",
     "Conclude",
+    "DrawAnswer",
     "Drop",
     "DropReason",
     "Dropped",
@@ -149,6 +158,7 @@ __all__ = [
     "ModelVersion",
     "MonitorAt",
     "NotKept",
+    "NoteDropped",
     "Outcome",
     "Peer",
     "Prepare",
@@ -172,6 +182,10 @@ __all__ = [
     "RoundArrived",
     "RoundBroken",
     "RoundId",
+    "SamplesDropped",
+    "SamplesGranted",
+    "SamplesReported",
+    "SamplesWanted",
     "Seed",
     "Send",
     "Serve",

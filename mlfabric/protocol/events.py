@@ -8,7 +8,9 @@ from enum import Enum
 from mlfabric.protocol.identities import Commit, DropReason, GetId, ModelVersion, TransferId, UpdateId, UpdateKind
 from mlfabric.protocol.reductions import LinkProbed, ReduceRequested, RoundArrived, RoundBroken
 from mlfabric.protocol.replication import Following, HeldBack, NotKept, ReplicaReported
+from mlfabric.protocol.sampling import SamplesDropped, SamplesReported, SamplesWanted
 from mlfabric.protocol.shards import Prepared
+from mlfabric.samples import NO_SAMPLES, SampleCounts, Samples
 from mlfabric.specs import Member, ModelSpec, Term
 
 __all__ = [
@@ -78,6 +80,7 @@ class PushRequested:
         computed_from: the version whose gradient it is.
         norm: l2 norm, computed once at the worker.
         resolved_below: every counter below this one has an outcome that the worker knows.
+        samples: what it was computed from, if that is known.
     """
 
     update: UpdateId
@@ -87,6 +90,7 @@ class PushRequested:
     norm: float
     kind: UpdateKind = UpdateKind.GRADIENT
     resolved_below: int = 0
+    samples: Samples = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +109,8 @@ class WorkerHolds:
 
     Args:
         clock: how many iterations it has finished, counted as by the scheduler before; None if there was none.
+        dropped: what its updates that were dropped were computed from.
+        drawn: what it has drawn, and no committed update of its own was computed from.
     """
 
     worker: str
@@ -112,6 +118,8 @@ class WorkerHolds:
     gets: tuple[GetRequested, ...]
     reduces: tuple[ReduceRequested, ...] = ()
     clock: int | None = None
+    dropped: Samples = ()
+    drawn: Samples = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,8 +139,11 @@ class AppliedIds:
 class ServerHolds:
     """What a server holds of one model when it (re)joins.
 
-    ``epoch_base`` is the number at which its present epoch began (-1: nothing was kept), ``earlier`` the versions at
-    which those before did; ``replica`` is whom it must not be too far ahead of.
+    Args:
+        epoch_base: the number at which its present epoch began; -1: nothing was kept.
+        replica: whom it must not be too far ahead of.
+        earlier: the versions at which its earlier epochs began.
+        samples: what was trained on, and what not.
     """
 
     server: str
@@ -144,6 +155,7 @@ class ServerHolds:
     epoch_base: int = 0
     replica: str = ""
     earlier: tuple[ModelVersion, ...] = ()
+    samples: SampleCounts = NO_SAMPLES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,6 +258,9 @@ MemberEvent = (
     | HeldBack
     | NotKept
     | Prepared
+    | SamplesDropped
+    | SamplesReported
+    | SamplesWanted
     | TermShown
     | Tick
 )

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
+from mlfabric.samples import Samples
+
 __all__ = [
     "Commit",
     "Committed",
@@ -161,6 +163,7 @@ class Commit:
     Args:
         version: that it made.
         step_norm: l2 norm of the change that its group made to the weights; the same for all of the group.
+        samples: what the update was computed from, if that is known.
     """
 
     update: UpdateId
@@ -168,3 +171,4 @@ class Commit:
     tau: int
     lr: float
     step_norm: float
+    samples: Samples = ()

@@ -10,7 +10,9 @@ from mlfabric.protocol.identities import DropReason, GetId, ModelVersion, Outcom
 from mlfabric.protocol.reductions import CancelReduce, Probe, Reduce, ReduceFailed, ReduceSettled
 from mlfabric.protocol.relays import CancelHandOn, CancelSum, HandOn, Sum
 from mlfabric.protocol.replication import Fold, Followed, Keep, Logged, Release, Replicate, Seed, Unfollowed
+from mlfabric.protocol.sampling import NoteDropped, SamplesGranted
 from mlfabric.protocol.shards import Conclude, Prepare
+from mlfabric.samples import Samples
 from mlfabric.specs import ModelSpec
 
 __all__ = [
@@ -130,12 +132,14 @@ class Expected(NamedTuple):
         computed_from: the version whose gradient it is.
         resolved_below: below what its worker knows every outcome.
         norm: l2 norm of the update.
+        samples: what it was computed from, if that is known.
     """
 
     update: UpdateId
     computed_from: ModelVersion
     resolved_below: int
     norm: float = 0.0
+    samples: Samples = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,6 +274,8 @@ Instruction = (
     | Unfollowed
     | Prepare
     | Conclude
+    | NoteDropped
+    | SamplesGranted
     | Reduce
     | CancelReduce
     | ReduceSettled

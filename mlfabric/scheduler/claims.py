@@ -21,6 +21,8 @@ from mlfabric.protocol import (
     RefuseReason,
     RoundArrived,
     RoundBroken,
+    SamplesDropped,
+    SamplesWanted,
     ServerHolds,
     TransferEnded,
     WorkerHolds,
@@ -78,7 +80,7 @@ class Claims:
                 return excess or self._own_model(event.worker, event.model)
             case LinkProbed():
                 return _rate("bps", event.bps) or self._own_model(event.worker, event.model)
-            case RoundBroken():
+            case RoundBroken() | SamplesDropped() | SamplesWanted():
                 return self._own_model(event.worker, event.model)
             case TransferEnded() | NotKept() if self._is_worker(event.member):
                 return self._own_model(event.member, event.model)

@@ -343,6 +343,9 @@ class Membership:
             yield from self._wholes[name].part_back(holds, holds.spec.shard)
         else:
             yield from model.gets.repeat()
+        model.dispenser.forget_trained()
+        yield from model.samples.server_back(holds.samples)
+        model.dispenser.server_back(now_ns)
         yield from self._seek_initial(name, f"{holds.server} came without weights")
 
     def _miss(self, holds: ServerHolds, model: ModelState, now_ns: int) -> None:

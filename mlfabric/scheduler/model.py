@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 
 from mlfabric.protocol import DropReason, Instruction
 from mlfabric.scheduler.context import Context
+from mlfabric.scheduler.dispensing import Dispenser
 from mlfabric.scheduler.gets import Gets
 from mlfabric.scheduler.pushes import Pushes
 from mlfabric.scheduler.replicas import Replication
+from mlfabric.scheduler.sampling import ModelSamples
 from mlfabric.specs import ModelSpec
 
 __all__ = ["ModelState"]
@@ -18,11 +20,16 @@ __all__ = ["ModelState"]
 
 @dataclass(slots=True)
 class ModelState:
-    """Its pushes, gets and replica, delays of what was committed, what was dropped why, who brings initial weights."""
+    """Its pushes, gets and replica, delays of what was committed, what was dropped why, who brings initial weights.
+
+    And what became of the samples that updates were computed from.
+    """
 
     pushes: Pushes
     gets: Gets
     replication: Replication
+    samples: ModelSamples
+    dispenser: Dispenser
     delays: Counter[int] = field(default_factory=Counter)
     dropped: Counter[DropReason] = field(default_factory=Counter)
     initialiser: str = ""
@@ -46,4 +53,5 @@ class ModelState:
         """Make the state of a model that nothing has happened to yet."""
         pushes = Pushes(context, spec, server)
         pushes.follower = replication = Replication(context, pushes)
-        return cls(pushes, Gets(context, pushes), replication)
+        samples = ModelSamples(pushes)
+        return cls(pushes, Gets(context, pushes), replication, samples, Dispenser(context, samples))

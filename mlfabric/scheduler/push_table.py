@@ -193,7 +193,7 @@ class PushTable:
         return Expect(
             to=self.server,
             transfer=planned.transfer,
-            members=tuple(Expected(m.update, m.computed_from, m.resolved_below, m.norm) for m in members),
+            members=tuple(Expected(m.update, m.computed_from, m.resolved_below, m.norm, m.samples) for m in members),
             model=self.spec.name,
             seq=planned.seq,
             ticket=planned.ticket if found is None else found.root.ticket,

@@ -45,7 +45,12 @@ __all__ = ["FabricService"]
 _Context = grpc.aio.ServicerContext[Any, Any]
 _SESSION_WITHIN_S = 10.0
 _LARGEST_EVENT_BYTES = 64 * 1024
-_LONG_EVENTS = frozenset({"server_holds", "worker_holds", "commits_reported", "replica_reported"})
+_LONG_EVENTS = frozenset(
+    {
+        *{"server_holds", "worker_holds", "commits_reported", "replica_reported"},
+        *{"samples_dropped", "samples_wanted", "samples_reported"},
+    }
+)
 _SPOKEN_BY = {
     Role.WORKER: frozenset(
         {
@@ -58,9 +63,11 @@ _SPOKEN_BY = {
             "worker_holds",
         }
         | {"not_kept", "transfer_ended", "memory_reported", "member_left"}
+        | {"samples_dropped", "samples_wanted"}
     ),
     Role.SERVER: frozenset(
         {
+            "samples_reported",
             "server_holds",
             "commits_reported",
             "initial_received",
@@ -454,7 +461,7 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
 
     async def GetStatus(self, request: fabric_pb2.GetStatusRequest, context: _Context) -> fabric_pb2.GetStatusResponse:
         """Describe the fabric."""
-        return describe(self._state, self._meter, time.monotonic_ns())
+        return describe(self._state, self._meter, time.monotonic_ns(), all_samples=request.all_samples)
 
 
 def _rank_of(seat: _Seat) -> int:

@@ -35,6 +35,9 @@ from mlfabric.protocol import (
     ReplicaReported,
     RoundArrived,
     RoundBroken,
+    SamplesDropped,
+    SamplesReported,
+    SamplesWanted,
     ServerHolds,
     TermShown,
     Tick,
@@ -151,6 +154,7 @@ class SchedulerState:
     def _react(self, event: MemberEvent, now_ns: int) -> Iterator[Instruction]:
         if not self._has_a_say(event):
             return
+        yield from self._drop_samples(event)
         match event:
             case Tick():
                 self._membership.expire(now_ns)
@@ -188,6 +192,10 @@ class SchedulerState:
             case ServerHolds():
                 yield from self._membership.reconcile(event, now_ns)
                 self.models[event.spec.name].replication.primary_back(event, now_ns)
+            case SamplesReported() if event.model in self.models:
+                self.models[event.model].samples.reported(event.counts)
+            case SamplesWanted():
+                yield from self._draw(event, now_ns)
             case Prepared() if event.model in self.models:
                 found = self._whole_of(event.model)
                 if found is not None and self.models[event.model].pushes.server == event.server:
@@ -224,13 +232,43 @@ class SchedulerState:
     def _has_a_say(self, event: MemberEvent) -> bool:
         """Tell whether an event comes from whom it can come from: only who holds a model says what it is at."""
         match event:
-            case CommitsReported() | InitialReceived() | HeldBack() | Prepared():
+            case CommitsReported() | InitialReceived() | HeldBack() | Prepared() | SamplesReported():
                 model = self.models.get(event.model)
             case ServerHolds():
                 model = self.models.get(event.spec.name)
             case _:
                 return True
         return model is None or model.pushes.server == event.server
+
+    def _drop_samples(self, event: MemberEvent) -> Iterator[Instruction]:
+        """Note what updates were computed from that were dropped, or whose workers are gone."""
+        match event:
+            case SamplesDropped(worker=worker, samples=samples) | WorkerHolds(worker=worker, dropped=samples):
+                record = self.context.members.get(worker)
+                if record is None:
+                    return
+                for model in self._membership.models_of(record.model)[:1]:
+                    model.dispenser.give_back(record.member, samples)
+                    if isinstance(event, WorkerHolds):
+                        model.dispenser.holds(record.member, event.drawn)
+                    yield from model.samples.drop(samples, f"{worker}'s updates were dropped")
+            case MemberSilent(name=name) | MemberLeft(name=name):
+                gone = (name, event.incarnation)
+                for model in self.models.values():
+                    yield from model.samples.worker_gone(lambda *who: who == gone, f"{name} is gone")
+            case MemberJoined(member=member):
+                for model in self.models.values():
+                    yield from model.samples.worker_gone(
+                        lambda name, incarnation: name == member.name and incarnation != member.incarnation,
+                        f"another process took the name {member.name}",
+                    )
+
+    def _draw(self, event: SamplesWanted, now_ns: int) -> Iterator[Instruction]:
+        record = self.context.members.get(event.worker)
+        if record is not None and record.state is MemberState.HERE:
+            for model in self._membership.models_of(record.model)[:1]:
+                is_known = self.context.is_here(model.pushes.server) and not model.pushes.awaited
+                yield model.dispenser.draw(event, record.member, is_known, now_ns)
 
     def _push(self, event: PushRequested, now_ns: int) -> Iterator[Instruction]:
         model = self.models.get(event.model)
@@ -240,6 +278,7 @@ class SchedulerState:
             if event.update.counter % found[0].count != found[1] or not found[0].has_all_parts:
                 return
             found[0].note(event.update, event.kind)
+        model.samples.asked(event)
         for instruction in model.pushes.request(event, now_ns):
             self._note_drop(model, instruction)
             yield instruction
@@ -305,6 +344,8 @@ class SchedulerState:
             if record := self._tallied(model, commit.update):
                 record.tally.committed += 1
                 record.tally.dropped_in_a_row = 0
+        model.samples.committed(event.commits)
+        model.dispenser.committed(event.commits)
         yield from model.replication.committed(event.commits)
 
     def _ended(self, event: TransferEnded, now_ns: int) -> Iterator[Instruction]:

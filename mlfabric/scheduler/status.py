@@ -14,6 +14,7 @@ from mlfabric.scheduler.parts import name_of_whole, part_of
 from mlfabric.scheduler.records import MemberRecord, MemberState
 from mlfabric.scheduler.replicas import Phase
 from mlfabric.scheduler.rounds import Rounds
+from mlfabric.scheduler.sample_status import describe_samples
 from mlfabric.scheduler.sharded import ShardedModel
 from mlfabric.scheduler.state import SchedulerState
 from mlfabric.specs import Role
@@ -25,15 +26,17 @@ __all__ = ["SHUT_OUT_IN_A_ROW", "describe"]
 SHUT_OUT_IN_A_ROW = 10
 
 
-def describe(state: SchedulerState, meter: Meter, now_ns: int) -> fabric_pb2.GetStatusResponse:
-    """Return the status of everything that the scheduler knows."""
+def describe(
+    state: SchedulerState, meter: Meter, now_ns: int, *, all_samples: bool = False
+) -> fabric_pb2.GetStatusResponse:
+    """Return the status of everything that the scheduler knows; of samples all ranges only if that is asked for."""
     load = _Load.of(state)
     members = sorted(state.context.members.values(), key=lambda m: (m.member.role.value, m.member.name))
     workers = [m for m in members if m.member.role is Role.WORKER]
     return fabric_pb2.GetStatusResponse(
         epoch=state.context.config.epoch,
         members=[_member(state, m, load) for m in members],
-        models=[_model(state, name, model) for name, model in sorted(state.models.items())]
+        models=[_model(state, name, model, all_samples) for name, model in sorted(state.models.items())]
         + [_reduced(name, rounds, meter) for name, rounds in sorted(state.reductions.items())],
         workers=[_worker(state, m, load) for m in workers],
         links=_links(state, now_ns),
@@ -178,7 +181,7 @@ def _helping(state: SchedulerState, aggregator: str) -> Iterator[str]:
             yield f"hands {name} on to {handed}"
 
 
-def _model(state: SchedulerState, name: str, model: ModelState) -> fabric_pb2.ModelStatus:
+def _model(state: SchedulerState, name: str, model: ModelState, all_samples: bool) -> fabric_pb2.ModelStatus:
     pushes = model.pushes
     waits_for = "" if pushes.spec.shard is None else state.wholes[name_of_whole(pushes.spec)].waits_for
     return fabric_pb2.ModelStatus(
@@ -196,6 +199,7 @@ def _model(state: SchedulerState, name: str, model: ModelState) -> fabric_pb2.Mo
         mode=pushes.spec.mode.value,
         waits_for=waits_for,
         size_bytes=pushes.spec.layout.size_bytes,
+        samples=describe_samples(model, all_ranges=all_samples),
     )
 
 

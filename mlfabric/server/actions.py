@@ -17,6 +17,7 @@ from mlfabric.protocol import (
     HostModel,
     MemberEvent,
     ModelVersion,
+    NoteDropped,
     Outcome,
     Prepare,
     Replicate,
@@ -193,6 +194,7 @@ class SeedTaken:
 ServerEvent = (
     HostModel
     | Drop
+    | NoteDropped
     | Followed
     | Replicate
     | Unfollowed

@@ -10,6 +10,7 @@
     version, server_epoch, log_position    integers
     applied         what the server needs to tell applied updates; plain lists, dicts, numbers and strings
     epochs          [[server epoch, version at which it began], ...]
+    samples         what was trained on, and what not: lists of ranges, see ``mlfabric.samples.SampleCounts``
     layout          [[name, [dimension, ...], dtype, kind], ...]
     rule            {field: value} of the rule it was trained with
     spec            {name, mode, tau_max, slack, server, frozen_digest, shards, shard} of the model
@@ -65,12 +66,13 @@ _FIELDS: dict[str, type] = {
     "log_position": int,
     "applied": object,
     "epochs": object,
+    "samples": dict,
     "layout": list,
     "rule": dict,
     "spec": dict,
 }
 # Not in checkpoints of earlier releases.
-_LATER_FIELDS: dict[str, object] = {"squares": {}, "steps": 0, "epochs": []}
+_LATER_FIELDS: dict[str, object] = {"squares": {}, "steps": 0, "epochs": [], "samples": {}}
 _PLAIN_LEAVES = (int, float, str, bool, type(None))
 _RULE_ENUMS: dict[str, type[Enum]] = {"kind": RuleKind, "momentum_at": MomentumAt, "schedule": Schedule}
 _LONGEST_STEM = 80
@@ -88,12 +90,14 @@ class CheckpointExtra:
         log_position: of the commit log: everything up to it is in the checkpoint.
         applied: which updates are in it; opaque here.
         epochs: at which versions server epochs began; opaque here.
+        samples: which samples are in it; opaque here.
     """
 
     server_epoch: int
     log_position: int
     applied: Plain
     epochs: Plain = field(default_factory=list)
+    samples: dict[str, Plain] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +151,7 @@ def load(path: Path, spec: ModelSpec | None = None) -> Loaded:
         log_position=content["log_position"],
         applied=content["applied"],
         epochs=content["epochs"],
+        samples=content["samples"],
     )
     return Loaded(store=store, extra=extra)
 
@@ -245,6 +250,7 @@ def _content(spec: ModelSpec, snapshot: Snapshot, extra: CheckpointExtra) -> dic
         "log_position": extra.log_position,
         "applied": extra.applied,
         "epochs": extra.epochs,
+        "samples": extra.samples,
         "layout": [[t.name, list(t.shape), t.dtype, t.kind.value] for t in spec.layout.tensors],
         "rule": _plain_rule(spec.rule),
         "spec": {

@@ -128,6 +128,7 @@ def commits_of(group: Place, gate: Gate, rule: RuleSpec, step_norm: float = 0.0)
             tau=gate.delay(member, place),
             lr=lr,
             step_norm=step_norm,
+            samples=member.samples,
         )
         for place, (member, lr) in enumerate(zip(members, group[0].lrs or (rate,) * len(members), strict=True))
     )

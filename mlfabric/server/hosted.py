@@ -25,6 +25,7 @@ from mlfabric.protocol import (
     UpdateId,
     UpdateKind,
 )
+from mlfabric.samples import NO_SAMPLES, SampleAccount
 from mlfabric.server.actions import (
     Abandon,
     Action,
@@ -68,6 +69,7 @@ class HostedModel:
         self.incoming = Incoming(spec.mode, spec.shards)
         self.gets = Servings(server, spec, weight_copies)
         self.lead = LeadGate(spec)
+        self.samples = SampleAccount(start.samples if start else NO_SAMPLES)
         self._server = server
         self._reports = Reports(server, spec.name)
         self._epoch = 0
@@ -215,6 +217,7 @@ class HostedModel:
         commits = commits_of(group, self._present_gate(), self.spec.rule, done.step_norm)
         for commit in commits:
             self.applied.add(commit.update, commit.version, commit.tau)
+            self.samples.train(commit.samples)
         self.version = commits[-1].version
         self.lead.committed([m for t in group for m in t.members], commits)
         self.lead.reported = None
@@ -374,6 +377,7 @@ class HostedModel:
             epoch_base=self._epoch_base,
             replica=self.lead.replica,
             earlier=self._earlier,
+            samples=self.samples.counts(),
         )
 
     @property
@@ -389,6 +393,7 @@ class HostedModel:
     def validate(self) -> None:
         """Check what must hold after every event; a violation is a broken invariant."""
         self.incoming.validate()
+        self.samples.validate()
         self.gets.validate(self.version)
         for update in self.incoming.transfer_of:
             assert self.applied.outcome(update) is None, f"{update} is here though it was settled"

@@ -28,6 +28,7 @@ from mlfabric.protocol import (
     UpdateKind,
 )
 from mlfabric.rules import RuleKind
+from mlfabric.samples import SampleAccount, Samples
 from mlfabric.server import actions as act
 from mlfabric.server.applied import AppliedSet
 from mlfabric.server.replica_actions import ApplyPrefix, Part, PlantSeed, PrefixApplied, PrefixRefused, ReplicaAction
@@ -72,6 +73,7 @@ class _Entry:
     lr: float
     members: tuple[UpdateId, ...]
     taus: tuple[int, ...]
+    samples: tuple[Samples, ...]
     ends_group: bool
 
 
@@ -84,6 +86,7 @@ class ReplicaModel:
         self.term = 0
         self.seeded_by: TransferId | None = None
         self.applied = AppliedSet()
+        self.samples = SampleAccount()
         self.transfers: dict[TransferId, _Incoming] = {}
         self.log: list[_Entry] = []
         self._replica = replica
@@ -206,6 +209,7 @@ class ReplicaModel:
                     commits[0].lr,
                     tuple(c.update for c in commits),
                     tuple(c.tau for c in commits),
+                    tuple(c.samples for c in commits),
                     version.number == last,
                 )
             )
@@ -219,6 +223,7 @@ class ReplicaModel:
         assert transfer.seed is not None, "a seed comes with what the primary holds"
         holds = transfer.seed.holds
         self.version, self.applied = holds.version, AppliedSet(holds.applied)
+        self.samples = SampleAccount(holds.samples)
         yield from self._begin_term(transfer, "planted")
 
     def _begin_term(self, seed: _Incoming, reason: str) -> Iterator[ReplicaAction]:
@@ -247,8 +252,9 @@ class ReplicaModel:
         assert self._running is not None, "nothing was to be applied"
         done = [entry for entry in self.log if entry.version <= event.version]
         for entry in done:
-            for update, tau in zip(entry.members, entry.taus, strict=True):
+            for update, tau, samples in zip(entry.members, entry.taus, entry.samples, strict=True):
                 self.applied.add(update, entry.version, tau)
+                self.samples.train(samples)
         self.version = event.version
         self._drop_old_entries()
         running, self._running = self._running, None
@@ -384,6 +390,7 @@ class ReplicaModel:
             version=self.version,
             initialised=self.term > 0,
             applied=self.applied.snapshot(),
+            samples=self.samples.counts(),
         )
 
     def _ended(self, name: TransferId, end: TransferEnd) -> TransferEnded:

@@ -11,27 +11,69 @@ from typing import cast
 
 from mlfabric.errors import FabricError
 from mlfabric.protocol import AppliedIds, ModelVersion, ServerHolds
+from mlfabric.samples import NO_SAMPLES, SampleAccount, SampleCounts
 from mlfabric.server.checkpoint import CheckpointDir, CheckpointExtra, Plain
+from mlfabric.server.commit_log import lost_after
 from mlfabric.server.epochs import begin_epoch
 from mlfabric.server.store import ModelStore
 
 __all__ = ["extra_of", "resume"]
 
 
-def extra_of(version: ModelVersion, applied: Iterable[AppliedIds], epochs: Iterable[ModelVersion]) -> CheckpointExtra:
+def extra_of(
+    version: ModelVersion,
+    applied: Iterable[AppliedIds],
+    epochs: Iterable[ModelVersion],
+    samples: SampleCounts = NO_SAMPLES,
+) -> CheckpointExtra:
     """Return what a checkpoint of this version says besides its tensors: everything up to it is in it.
 
     Args:
         version: of the checkpoint.
         applied: which updates are in it.
         epochs: the versions at which server epochs began, up to the present one.
+        samples: what was trained on, and what not.
     """
     return CheckpointExtra(
         server_epoch=version.epoch,
         log_position=version.number,
         applied=_plain(applied),
         epochs=[list(began) for began in epochs],
+        samples=_plain_counts(samples),
     )
+
+
+def _plain_counts(counts: SampleCounts) -> dict[str, Plain]:
+    return {
+        "runs": _rows(counts.runs),
+        "dropped": _rows(counts.dropped),
+        "lost": _rows(counts.lost),
+        "rollbacks": _rows(counts.rollbacks),
+        "unplaced": counts.unplaced,
+    }
+
+
+def _rows(rows: Iterable[tuple[int, ...]]) -> Plain:
+    return [[*row] for row in rows]
+
+
+def _counts(plain: dict[str, Plain]) -> SampleCounts:
+    """Return the account that a checkpoint holds; that of an earlier release holds none."""
+    try:
+        rows = cast(dict[str, list[list[int]]], plain)
+        account = SampleAccount(
+            SampleCounts(
+                runs=tuple((start, stop, times) for start, stop, times in rows.get("runs", ())),
+                dropped=tuple((start, stop) for start, stop in rows.get("dropped", ())),
+                lost=tuple((start, stop) for start, stop in rows.get("lost", ())),
+                rollbacks=tuple((epoch, kept, last) for epoch, kept, last in rows.get("rollbacks", ())),
+                unplaced=cast(int, plain.get("unplaced", 0)),
+            )
+        )
+        account.validate()
+    except (AssertionError, TypeError, ValueError) as error:
+        raise FabricError(f"the checkpoint's account of samples is damaged: {error}") from error
+    return account.counts()
 
 
 def _plain(applied: Iterable[AppliedIds]) -> Plain:
@@ -72,8 +114,14 @@ def resume(checkpoints: CheckpointDir, server: str) -> list[tuple[ServerHolds, M
     """
     out = []
     for loaded in checkpoints.load_newest():
-        epoch = begin_epoch(checkpoints.epoch_path(loaded.store.spec.name), loaded.extra.server_epoch)
-        version = ModelVersion(epoch, loaded.store.version)
+        kept = ModelVersion(loaded.extra.server_epoch, loaded.store.version)
+        account = SampleAccount(_counts(loaded.extra.samples))
+        lost, last = lost_after(checkpoints.directory, loaded.store.spec.name, kept)
+        if last > kept.number:
+            account.lose(lost, kept.epoch, kept.number, last)
+        version = ModelVersion(
+            begin_epoch(checkpoints.epoch_path(loaded.store.spec.name), kept.epoch), loaded.store.version
+        )
         holds = ServerHolds(
             server=server,
             spec=loaded.store.spec,
@@ -82,6 +130,7 @@ def resume(checkpoints: CheckpointDir, server: str) -> list[tuple[ServerHolds, M
             applied=_ids(loaded.extra.applied),
             epoch_base=version.number,
             earlier=_versions(loaded.extra.epochs),
+            samples=account.counts(),
         )
         out.append((holds, loaded.store))
     return out

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -32,6 +32,8 @@ from mlfabric.v1 import data_pb2
 __all__ = ["SeedSender", "packed", "planted"]
 
 log = logging.getLogger("mlfabric.server")
+MOST_RUNS_OF_SEED = 1_000
+"""Ranges of samples that go with a seed: they must fit into what comes before its bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +173,7 @@ class SeedSender:
             transfer=wire.to_transfer_id(order.transfer),
             size_bytes=copy.payload.nbytes,
             host=self._host,
-            seed=wire.to_server_holds(holds),
+            seed=wire.to_server_holds(replace(holds, samples=holds.samples.within(MOST_RUNS_OF_SEED))),
             steps=copy.steps,
         )
         digest = holds.spec.layout.digest

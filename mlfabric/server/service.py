@@ -22,6 +22,7 @@ from mlfabric.protocol import (
     MemoryReported,
     ModelVersion,
     MonitorAt,
+    SamplesReported,
     Seed,
     SumId,
     TransferEnd,
@@ -30,6 +31,7 @@ from mlfabric.protocol import (
     Welcome,
 )
 from mlfabric.reporting import TransferReporter
+from mlfabric.samples import NO_SAMPLES, SampleCounts
 from mlfabric.server import actions as act
 from mlfabric.server.checkpoint import CheckpointDir, CheckpointExtra
 from mlfabric.server.commit_log import CommitLog
@@ -49,6 +51,7 @@ __all__ = ["ServerOptions", "ServerService"]
 
 log = logging.getLogger("mlfabric.server")
 MEMORY_REPORT_S = 1.0
+SAMPLES_REPORT_S = 0.5
 SETTLE_S = 5.0
 DEFAULT_WEIGHT_COPIES = 16
 UpdateCallback = Callable[[str, Commit], None]
@@ -126,6 +129,7 @@ class ServerService:
         self._settled = asyncio.Event()
         self._milestones: dict[str, Milestones] = {}
         self._saving: set[asyncio.Task[None]] = set()
+        self._counts: dict[str, SampleCounts] = {}
         self.address = ""
 
     def register_update_callback(self, callback: UpdateCallback) -> None:
@@ -163,11 +167,15 @@ class ServerService:
         self._session = SchedulerSession(
             self.options.scheduler, member, self._register, callbacks, self.options.tcp.security
         )
-        jobs = (self._session.run(), self._reporter.run(), self._checkpoint_now_and_again(), self._report_memory())
+        jobs = (
+            *(self._session.run(), self._reporter.run()),
+            *(self._checkpoint_now_and_again(), self._report_memory(), self._report_samples()),
+        )
         try:
             async with side_by_side(*jobs) as wait:
                 await wait(stop)
                 await self._settle()
+                self._report_changed_samples()
                 await self._session.leave("stopped")
                 await asyncio.gather(*self._saving)
                 await self._save()
@@ -305,7 +313,7 @@ class ServerService:
 
     def _extra(self, model: str) -> CheckpointExtra:
         hosted = self._state.models[model]
-        return extra_of(hosted.version, hosted.applied.snapshot(), hosted.epochs)
+        return extra_of(hosted.version, hosted.applied.snapshot(), hosted.epochs, hosted.samples.counts())
 
     def _passed(self, model: str, version: int) -> None:
         """Save a part of a model if it has come to a milestone."""
@@ -325,6 +333,20 @@ class ServerService:
                 log.info("checkpoint of %s: %s", saved.model, saved.path)
         except FabricError as error:
             log.error("no checkpoint was written: %s", error)
+
+    async def _report_samples(self) -> None:
+        """Tell the scheduler what has become of samples, now and again."""
+        while True:
+            self._report_changed_samples()
+            await asyncio.sleep(SAMPLES_REPORT_S)
+
+    def _report_changed_samples(self) -> None:
+        for name, model in self._state.models.items():
+            counts = model.samples.counts()
+            if counts is not self._counts.get(name, NO_SAMPLES):
+                self._counts[name] = counts
+                self._metrics.samples(name, counts)
+                self._report(SamplesReported(server=self.options.name, model=name, counts=counts))
 
     async def _report_memory(self) -> None:
         while True:

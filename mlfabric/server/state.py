@@ -18,6 +18,7 @@ from mlfabric.protocol import (
     GetId,
     HostModel,
     ModelVersion,
+    NoteDropped,
     Outcome,
     Prepare,
     Replicate,
@@ -127,6 +128,8 @@ class ServerState:
                 yield from self._hand_on(event)
             case Unfollowed() if event.model in self.models:
                 self.models[event.model].lead.lift()
+            case NoteDropped() if event.model in self.models:
+                self.models[event.model].samples.drop(event.samples)
             case Drop() if event.model in self.models:
                 yield from self.models[event.model].drop(event)
             case act.SeedTaken():
@@ -148,7 +151,7 @@ class ServerState:
                 yield from self._expire(now_ns)
                 for model in self.models.values():
                     yield from model.expire(now_ns)
-            case Followed() | Replicate() | Unfollowed() | Drop():
+            case Followed() | Replicate() | Unfollowed() | Drop() | NoteDropped():
                 return
             case _:
                 yield from self._progress(event)

@@ -85,6 +85,7 @@ class Followers:
         assert phase is Phase.FOLLOWING, f"{replica.name} of {model} does not follow in the end: {phase.value}"
         assert self._witness.leads.is_promised(model), f"{replica.name} of {model} is too far behind in the end"
         hosted = replica.state.models[model]
+        self._witness.accounts(model, hosted.version.number, hosted.samples.counts())
         assert hosted.is_idle, f"{replica.name} could go on with {model} and does not"
         receiving = [name for name, transfer in hosted.transfers.items() if not transfer.is_held]
         assert not receiving, f"{replica.name} still waits for {receiving} of {model}"

@@ -39,6 +39,7 @@ class Checkpoint:
             applied=former.applied,
             epoch_base=number,
             earlier=earlier,
+            samples=former.samples,
         )
 
 

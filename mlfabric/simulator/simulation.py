@@ -117,6 +117,11 @@ class Simulation:
                 expected = self.witness.weights(name, model.version.number)
                 assert store.value == expected, f"{name} is not the sum of what was committed"
                 assert store.version == model.version.number, f"{name}: store {store.version}, state {model.version}"
+            if model.spec.shard is None:
+                counts, here = model.samples.counts(), [w for w in self.workers if w.is_alive]
+                present = {(w.place.name, w.place.incarnation) for w in here}
+                self.witness.accounts(name, model.version.number, counts)
+                self.witness.dropped_are_known(name, counts, present)
         assert not buffers, f"{server.name} keeps {buffers} buffers that nobody needs"
 
     def _summary(self, taken: int) -> Summary:

@@ -7,7 +7,7 @@ down where they happen, at the workers' handles and at the store.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from enum import Enum
 
@@ -29,6 +29,7 @@ from mlfabric.protocol import (
     UpdateId,
     UpdateKind,
 )
+from mlfabric.samples import SampleCounts, Samples, difference
 from mlfabric.scheduler.state import SchedulerState
 from mlfabric.server.actions import ApplyStep, StepKind
 from mlfabric.simulator.exact import PRIME, Weights, mean_of, single_step
@@ -53,7 +54,10 @@ class Oddity(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Truth:
-    """What an update is: the integer that it adds to the weights, as a vector, and what it was computed from."""
+    """What an update is: the integer that it adds to the weights, as a vector, and what it was computed from.
+
+    ``samples`` are of no other update.
+    """
 
     model: str
     step: int
@@ -61,6 +65,7 @@ class Truth:
     kind: UpdateKind
     oddity: Oddity = Oddity.NONE
     vector: complex = 0j
+    samples: Samples = ()
 
 
 LONGEST_WAIT_NS = 10**9
@@ -290,6 +295,27 @@ class Witness:
         made = self._weights[model]
         assert number < len(made), f"the replica of {model} makes version {number}; the primary has {len(made) - 1}"
         assert weights == made[number], f"the replica of {model} makes another version {number} than the primary"
+
+    def accounts(self, model: str, number: int, counts: SampleCounts) -> None:
+        """Check the account of samples of a server or replica at a version: each update up to it is in it once."""
+        done = {u: made.version.number for u, made in self.applied.items() if self.truths[u].model == model}
+        trained = {one: 1 for u, made in done.items() if made <= number for one in self.truths[u].samples}
+        entered = {(n, n + 1): times for start, stop, times in counts.runs for n in range(start, stop)}
+        assert entered == trained, f"{model} at version {number} was trained on {counts.runs}"
+
+    def dropped_are_known(self, model: str, counts: SampleCounts, present: Set[tuple[str, int]]) -> None:
+        """Check that a server knows of all that was dropped and whose worker is there to say so.
+
+        Args:
+            model: whose account it is.
+            counts: what the server says.
+            present: names and incarnations of the workers that are there.
+        """
+        for update, outcome in self.told.items():
+            truth = self.truths[update]
+            if truth.model == model and isinstance(outcome, Dropped) and update[:2] in present:
+                unknown = difference(truth.samples, counts.dropped)
+                assert not unknown, f"{model}: no word that {update} was dropped"
 
     # At the workers
 

@@ -170,6 +170,8 @@ class SimulatedWorker:
         claimed = ModelVersion(version.epoch, version.number + 1000) if oddity is Oddity.FUTURE else version
         step = self._world.rng.getrandbits(64)
         norm = float("nan") if oddity is Oddity.NAN else self._world.rng.expovariate(1.0)
+        number = len(self.place.witness.truths)
+        samples = ((number, number + 1),) if kind is UpdateKind.GRADIENT else ()
         self.place.witness.truths[update] = Truth(
             model=self.place.spec.name,
             step=step,
@@ -177,6 +179,7 @@ class SimulatedWorker:
             computed_from=claimed,
             kind=kind,
             oddity=oddity,
+            samples=samples,
         )
         size_bytes = self.place.spec.layout.size_bytes
         request = PushRequested(
@@ -186,6 +189,7 @@ class SimulatedWorker:
             computed_from=claimed,
             norm=norm,
             kind=kind,
+            samples=samples,
         )
         self._take_in(act.PushCalled(request=request))
         return update

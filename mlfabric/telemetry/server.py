@@ -8,6 +8,7 @@ from functools import cache
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from mlfabric.protocol import Commit, ModelVersion
+from mlfabric.samples import SampleCounts, count
 from mlfabric.telemetry.observed import WAIT_S, Traffic, Transferred
 
 
@@ -56,6 +57,14 @@ class ServerMetrics:
             "Data connections that broke, or whose other end broke the rules.",
             registry=registry,
         )
+        self._samples = cache(
+            Gauge(
+                "mlfabric_samples",
+                "Samples that were trained on, on top of that repeated, dropped or lost.",
+                ["model", "fate"],
+                registry=registry,
+            ).labels
+        )
         self._kinds: set[str] = set()
         self._traffic = Traffic(registry)
 
@@ -83,6 +92,13 @@ class ServerMetrics:
     def connection_broke(self) -> None:
         """Count a data connection that broke."""
         self._broken.inc()
+
+    def samples(self, model: str, counts: SampleCounts) -> None:
+        """Set what became of the samples that updates were computed from."""
+        self._samples(model, "trained").set(count(counts.trained) + counts.unplaced)
+        self._samples(model, "repeated").set(count(tuple((start, stop) for start, stop, _ in counts.repeated)))
+        self._samples(model, "dropped").set(count(counts.not_trained))
+        self._samples(model, "lost").set(count(counts.not_trained_again))
 
     def transfer(self, record: Transferred, peer: str) -> None:
         """Count the bytes of a transfer from or to ``peer``."""

@@ -3,8 +3,10 @@
 isort:skip_file
 Between a training process and a worker daemon beside it, on one machine: control here, tensors in shared memory."""
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 from mlfabric.v1 import session_pb2 as _session_pb2
 from mlfabric.v1 import types_pb2 as _types_pb2
 import builtins as _builtins
@@ -51,6 +53,8 @@ class AttachRequest(_message.Message):
     GET_FIELD_NUMBER: _builtins.int
     LEAVE_FIELD_NUMBER: _builtins.int
     REDUCE_FIELD_NUMBER: _builtins.int
+    SAMPLES_DROPPED_FIELD_NUMBER: _builtins.int
+    DRAW_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def open(self) -> Global___OpenWorker: ...
     @_builtins.property
@@ -61,6 +65,10 @@ class AttachRequest(_message.Message):
     def leave(self) -> Global___LeaveFabric: ...
     @_builtins.property
     def reduce(self) -> Global___ReduceTensor: ...
+    @_builtins.property
+    def samples_dropped(self) -> _session_pb2.SamplesDropped: ...
+    @_builtins.property
+    def draw(self) -> Global___DrawSamples: ...
     def __init__(
         self,
         *,
@@ -69,12 +77,14 @@ class AttachRequest(_message.Message):
         get: Global___GetModel | None = ...,
         leave: Global___LeaveFabric | None = ...,
         reduce: Global___ReduceTensor | None = ...,
+        samples_dropped: _session_pb2.SamplesDropped | None = ...,
+        draw: Global___DrawSamples | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["get", b"get", "leave", b"leave", "open", b"open", "push", b"push", "reduce", b"reduce", "request", b"request"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["draw", b"draw", "get", b"get", "leave", b"leave", "open", b"open", "push", b"push", "reduce", b"reduce", "request", b"request", "samples_dropped", b"samples_dropped"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["get", b"get", "leave", b"leave", "open", b"open", "push", b"push", "reduce", b"reduce", "request", b"request"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draw", b"draw", "get", b"get", "leave", b"leave", "open", b"open", "push", b"push", "reduce", b"reduce", "request", b"request", "samples_dropped", b"samples_dropped"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["open", "push", "get", "leave", "reduce"]  # noqa: Y015
+    _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["open", "push", "get", "leave", "reduce", "samples_dropped", "draw"]  # noqa: Y015
     _WhichOneofArgType_request: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_request) -> _WhichOneofReturnType_request | None: ...
 
@@ -124,6 +134,7 @@ class PushUpdate(_message.Message):
     NORM_FIELD_NUMBER: _builtins.int
     COMPUTED_FROM_FIELD_NUMBER: _builtins.int
     AND_GET_FIELD_NUMBER: _builtins.int
+    SAMPLES_FIELD_NUMBER: _builtins.int
     call: _builtins.int
     """Counts this worker's calls."""
     norm: _builtins.float
@@ -133,6 +144,10 @@ class PushUpdate(_message.Message):
     def update(self) -> Global___Segment: ...
     @_builtins.property
     def computed_from(self) -> _types_pb2.ModelVersion: ...
+    @_builtins.property
+    def samples(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """As in PushRequested."""
+
     def __init__(
         self,
         *,
@@ -141,10 +156,11 @@ class PushUpdate(_message.Message):
         norm: _builtins.float = ...,
         computed_from: _types_pb2.ModelVersion | None = ...,
         and_get: _builtins.bool = ...,
+        samples: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["computed_from", b"computed_from", "update", b"update"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["and_get", b"and_get", "call", b"call", "computed_from", b"computed_from", "norm", b"norm", "update", b"update"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["and_get", b"and_get", "call", b"call", "computed_from", b"computed_from", "norm", b"norm", "samples", b"samples", "update", b"update"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -249,6 +265,7 @@ class AttachResponse(_message.Message):
     GOT_FIELD_NUMBER: _builtins.int
     LEFT_FIELD_NUMBER: _builtins.int
     REDUCED_FIELD_NUMBER: _builtins.int
+    DRAWN_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def opened(self) -> Global___WorkerOpened: ...
     @_builtins.property
@@ -259,6 +276,8 @@ class AttachResponse(_message.Message):
     def left(self) -> Global___WorkerLeft: ...
     @_builtins.property
     def reduced(self) -> Global___TensorReduced: ...
+    @_builtins.property
+    def drawn(self) -> Global___SamplesDrawn: ...
     def __init__(
         self,
         *,
@@ -267,12 +286,13 @@ class AttachResponse(_message.Message):
         got: Global___ModelGot | None = ...,
         left: Global___WorkerLeft | None = ...,
         reduced: Global___TensorReduced | None = ...,
+        drawn: Global___SamplesDrawn | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["got", b"got", "left", b"left", "opened", b"opened", "reduced", b"reduced", "response", b"response", "settled", b"settled"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["drawn", b"drawn", "got", b"got", "left", b"left", "opened", b"opened", "reduced", b"reduced", "response", b"response", "settled", b"settled"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["got", b"got", "left", b"left", "opened", b"opened", "reduced", b"reduced", "response", b"response", "settled", b"settled"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drawn", b"drawn", "got", b"got", "left", b"left", "opened", b"opened", "reduced", b"reduced", "response", b"response", "settled", b"settled"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_response: _TypeAlias = _typing.Literal["opened", "settled", "got", "left", "reduced"]  # noqa: Y015
+    _WhichOneofReturnType_response: _TypeAlias = _typing.Literal["opened", "settled", "got", "left", "reduced", "drawn"]  # noqa: Y015
     _WhichOneofArgType_response: _TypeAlias = _typing.Literal["response", b"response"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_response) -> _WhichOneofReturnType_response | None: ...
 
@@ -387,3 +407,49 @@ class WorkerLeft(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WorkerLeft: _TypeAlias = WorkerLeft  # noqa: Y015
+
+@_typing.final
+class DrawSamples(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALL_FIELD_NUMBER: _builtins.int
+    WANTED_FIELD_NUMBER: _builtins.int
+    call: _builtins.int
+    @_builtins.property
+    def wanted(self) -> _session_pb2.SamplesWanted: ...
+    def __init__(
+        self,
+        *,
+        call: _builtins.int = ...,
+        wanted: _session_pb2.SamplesWanted | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["wanted", b"wanted"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "wanted", b"wanted"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrawSamples: _TypeAlias = DrawSamples  # noqa: Y015
+
+@_typing.final
+class SamplesDrawn(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALL_FIELD_NUMBER: _builtins.int
+    GRANTED_FIELD_NUMBER: _builtins.int
+    call: _builtins.int
+    @_builtins.property
+    def granted(self) -> _session_pb2.SamplesGranted: ...
+    def __init__(
+        self,
+        *,
+        call: _builtins.int = ...,
+        granted: _session_pb2.SamplesGranted | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["granted", b"granted"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "granted", b"granted"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SamplesDrawn: _TypeAlias = SamplesDrawn  # noqa: Y015

@@ -571,12 +571,17 @@ Global___ShowTermResponse: _TypeAlias = ShowTermResponse  # noqa: Y015
 class GetStatusRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    ALL_SAMPLES_FIELD_NUMBER: _builtins.int
+    all_samples: _builtins.bool
+    """All ranges of samples, not only the last ones of each kind."""
     def __init__(
         self,
+        *,
+        all_samples: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_samples", b"all_samples"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -742,6 +747,7 @@ class ModelStatus(_message.Message):
     WAITS_FOR_FIELD_NUMBER: _builtins.int
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
     PROBES_FIELD_NUMBER: _builtins.int
+    SAMPLES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     server: _builtins.str
     initialised: _builtins.bool
@@ -763,6 +769,10 @@ class ModelStatus(_message.Message):
     def probes(self) -> Global___ProbesStatus:
         """Of AllReduce only."""
 
+    @_builtins.property
+    def samples(self) -> Global___SampleStatus:
+        """Absent where no worker says what its updates were computed from."""
+
     def __init__(
         self,
         *,
@@ -781,14 +791,121 @@ class ModelStatus(_message.Message):
         waits_for: _builtins.str = ...,
         size_bytes: _builtins.int = ...,
         probes: Global___ProbesStatus | None = ...,
+        samples: Global___SampleStatus | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["probes", b"probes", "version", b"version"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["probes", b"probes", "samples", b"samples", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "delay_max", b"delay_max", "delay_p50", b"delay_p50", "dropped", b"dropped", "in_flight", b"in_flight", "initialised", b"initialised", "mode", b"mode", "name", b"name", "probes", b"probes", "server", b"server", "size_bytes", b"size_bytes", "tau_max", b"tau_max", "version", b"version", "waiting", b"waiting", "waits_for", b"waits_for"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "delay_max", b"delay_max", "delay_p50", b"delay_p50", "dropped", b"dropped", "in_flight", b"in_flight", "initialised", b"initialised", "mode", b"mode", "name", b"name", "probes", b"probes", "samples", b"samples", "server", b"server", "size_bytes", b"size_bytes", "tau_max", b"tau_max", "version", b"version", "waiting", b"waiting", "waits_for", b"waits_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ModelStatus: _TypeAlias = ModelStatus  # noqa: Y015
+
+@_typing.final
+class SampleRange(_message.Message):
+    """Half-open range of positions in the stream of samples."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    START_FIELD_NUMBER: _builtins.int
+    STOP_FIELD_NUMBER: _builtins.int
+    TIMES_FIELD_NUMBER: _builtins.int
+    start: _builtins.int
+    stop: _builtins.int
+    times: _builtins.int
+    """How often it was trained on."""
+    def __init__(
+        self,
+        *,
+        start: _builtins.int = ...,
+        stop: _builtins.int = ...,
+        times: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["start", b"start", "stop", b"stop", "times", b"times"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SampleRange: _TypeAlias = SampleRange  # noqa: Y015
+
+@_typing.final
+class SampleStatus(_message.Message):
+    """What became of the samples that updates of one model were computed from: how many, and which."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRAINED_FIELD_NUMBER: _builtins.int
+    REPEATED_FIELD_NUMBER: _builtins.int
+    DROPPED_FIELD_NUMBER: _builtins.int
+    LOST_FIELD_NUMBER: _builtins.int
+    IN_FLIGHT_FIELD_NUMBER: _builtins.int
+    MISSING_FIELD_NUMBER: _builtins.int
+    UNPLACED_FIELD_NUMBER: _builtins.int
+    TRAINED_RANGES_FIELD_NUMBER: _builtins.int
+    REPEATED_RANGES_FIELD_NUMBER: _builtins.int
+    DROPPED_RANGES_FIELD_NUMBER: _builtins.int
+    LOST_RANGES_FIELD_NUMBER: _builtins.int
+    IN_FLIGHT_RANGES_FIELD_NUMBER: _builtins.int
+    MISSING_RANGES_FIELD_NUMBER: _builtins.int
+    RANGES_LEFT_OUT_FIELD_NUMBER: _builtins.int
+    ROLLBACKS_FIELD_NUMBER: _builtins.int
+    trained: _builtins.int
+    """At least once."""
+    repeated: _builtins.int
+    """More than once."""
+    dropped: _builtins.int
+    """Their updates were dropped, and they were not trained on otherwise."""
+    lost: _builtins.int
+    """Trained on, lost with a server, and not trained on again."""
+    in_flight: _builtins.int
+    """Their updates have no outcome yet."""
+    missing: _builtins.int
+    """Before the last one that is known of, and none of these."""
+    unplaced: _builtins.int
+    """Trained on, and in too many ranges to be told apart."""
+    ranges_left_out: _builtins.int
+    """How many ranges there are besides those that are listed."""
+    @_builtins.property
+    def trained_ranges(self) -> _containers.RepeatedCompositeFieldContainer[Global___SampleRange]: ...
+    @_builtins.property
+    def repeated_ranges(self) -> _containers.RepeatedCompositeFieldContainer[Global___SampleRange]: ...
+    @_builtins.property
+    def dropped_ranges(self) -> _containers.RepeatedCompositeFieldContainer[Global___SampleRange]: ...
+    @_builtins.property
+    def lost_ranges(self) -> _containers.RepeatedCompositeFieldContainer[Global___SampleRange]: ...
+    @_builtins.property
+    def in_flight_ranges(self) -> _containers.RepeatedCompositeFieldContainer[Global___SampleRange]: ...
+    @_builtins.property
+    def missing_ranges(self) -> _containers.RepeatedCompositeFieldContainer[Global___SampleRange]: ...
+    @_builtins.property
+    def rollbacks(self) -> _containers.RepeatedCompositeFieldContainer[_session_pb2.Rollback]: ...
+    def __init__(
+        self,
+        *,
+        trained: _builtins.int = ...,
+        repeated: _builtins.int = ...,
+        dropped: _builtins.int = ...,
+        lost: _builtins.int = ...,
+        in_flight: _builtins.int = ...,
+        missing: _builtins.int = ...,
+        unplaced: _builtins.int = ...,
+        trained_ranges: _abc.Iterable[Global___SampleRange] | None = ...,
+        repeated_ranges: _abc.Iterable[Global___SampleRange] | None = ...,
+        dropped_ranges: _abc.Iterable[Global___SampleRange] | None = ...,
+        lost_ranges: _abc.Iterable[Global___SampleRange] | None = ...,
+        in_flight_ranges: _abc.Iterable[Global___SampleRange] | None = ...,
+        missing_ranges: _abc.Iterable[Global___SampleRange] | None = ...,
+        ranges_left_out: _builtins.int = ...,
+        rollbacks: _abc.Iterable[_session_pb2.Rollback] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dropped", b"dropped", "dropped_ranges", b"dropped_ranges", "in_flight", b"in_flight", "in_flight_ranges", b"in_flight_ranges", "lost", b"lost", "lost_ranges", b"lost_ranges", "missing", b"missing", "missing_ranges", b"missing_ranges", "ranges_left_out", b"ranges_left_out", "repeated", b"repeated", "repeated_ranges", b"repeated_ranges", "rollbacks", b"rollbacks", "trained", b"trained", "trained_ranges", b"trained_ranges", "unplaced", b"unplaced"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SampleStatus: _TypeAlias = SampleStatus  # noqa: Y015
 
 @_typing.final
 class ProbesStatus(_message.Message):

@@ -122,6 +122,27 @@ TRANSFER_END_DISCARDED: TransferEnd.ValueType  # 5
 TRANSFER_END_TORN: TransferEnd.ValueType  # 6
 Global___TransferEnd: _TypeAlias = TransferEnd  # noqa: Y015
 
+class _DrawAnswer:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _DrawAnswerEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DrawAnswer.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    DRAW_ANSWER_UNSPECIFIED: _DrawAnswer.ValueType  # 0
+    DRAW_ANSWER_GRANTED: _DrawAnswer.ValueType  # 1
+    DRAW_ANSWER_NOT_YET: _DrawAnswer.ValueType  # 2
+    DRAW_ANSWER_UNDER_WAY: _DrawAnswer.ValueType  # 3
+    DRAW_ANSWER_OVER: _DrawAnswer.ValueType  # 4
+
+class DrawAnswer(_DrawAnswer, metaclass=_DrawAnswerEnumTypeWrapper): ...
+
+DRAW_ANSWER_UNSPECIFIED: DrawAnswer.ValueType  # 0
+DRAW_ANSWER_GRANTED: DrawAnswer.ValueType  # 1
+DRAW_ANSWER_NOT_YET: DrawAnswer.ValueType  # 2
+DRAW_ANSWER_UNDER_WAY: DrawAnswer.ValueType  # 3
+DRAW_ANSWER_OVER: DrawAnswer.ValueType  # 4
+Global___DrawAnswer: _TypeAlias = DrawAnswer  # noqa: Y015
+
 @_typing.final
 class Outcome(_message.Message):
     """What became of an update."""
@@ -241,6 +262,9 @@ class Event(_message.Message):
     HELD_BACK_FIELD_NUMBER: _builtins.int
     LINK_PROBED_FIELD_NUMBER: _builtins.int
     PREPARED_FIELD_NUMBER: _builtins.int
+    SAMPLES_DROPPED_FIELD_NUMBER: _builtins.int
+    SAMPLES_REPORTED_FIELD_NUMBER: _builtins.int
+    SAMPLES_WANTED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def push_requested(self) -> Global___PushRequested: ...
     @_builtins.property
@@ -275,6 +299,12 @@ class Event(_message.Message):
     def link_probed(self) -> Global___LinkProbed: ...
     @_builtins.property
     def prepared(self) -> Global___Prepared: ...
+    @_builtins.property
+    def samples_dropped(self) -> Global___SamplesDropped: ...
+    @_builtins.property
+    def samples_reported(self) -> Global___SamplesReported: ...
+    @_builtins.property
+    def samples_wanted(self) -> Global___SamplesWanted: ...
     def __init__(
         self,
         *,
@@ -295,12 +325,15 @@ class Event(_message.Message):
         held_back: Global___HeldBack | None = ...,
         link_probed: Global___LinkProbed | None = ...,
         prepared: Global___Prepared | None = ...,
+        samples_dropped: Global___SamplesDropped | None = ...,
+        samples_reported: Global___SamplesReported | None = ...,
+        samples_wanted: Global___SamplesWanted | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["commits_reported", b"commits_reported", "event", b"event", "get_requested", b"get_requested", "held_back", b"held_back", "initial_received", b"initial_received", "link_probed", b"link_probed", "member_left", b"member_left", "memory_reported", b"memory_reported", "not_kept", b"not_kept", "prepared", b"prepared", "push_requested", b"push_requested", "reduce_requested", b"reduce_requested", "replica_reported", b"replica_reported", "round_arrived", b"round_arrived", "round_broken", b"round_broken", "server_holds", b"server_holds", "transfer_ended", b"transfer_ended", "worker_holds", b"worker_holds"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["commits_reported", b"commits_reported", "event", b"event", "get_requested", b"get_requested", "held_back", b"held_back", "initial_received", b"initial_received", "link_probed", b"link_probed", "member_left", b"member_left", "memory_reported", b"memory_reported", "not_kept", b"not_kept", "prepared", b"prepared", "push_requested", b"push_requested", "reduce_requested", b"reduce_requested", "replica_reported", b"replica_reported", "round_arrived", b"round_arrived", "round_broken", b"round_broken", "samples_dropped", b"samples_dropped", "samples_reported", b"samples_reported", "samples_wanted", b"samples_wanted", "server_holds", b"server_holds", "transfer_ended", b"transfer_ended", "worker_holds", b"worker_holds"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commits_reported", b"commits_reported", "event", b"event", "get_requested", b"get_requested", "held_back", b"held_back", "initial_received", b"initial_received", "link_probed", b"link_probed", "member_left", b"member_left", "memory_reported", b"memory_reported", "not_kept", b"not_kept", "prepared", b"prepared", "push_requested", b"push_requested", "reduce_requested", b"reduce_requested", "replica_reported", b"replica_reported", "round_arrived", b"round_arrived", "round_broken", b"round_broken", "server_holds", b"server_holds", "transfer_ended", b"transfer_ended", "worker_holds", b"worker_holds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commits_reported", b"commits_reported", "event", b"event", "get_requested", b"get_requested", "held_back", b"held_back", "initial_received", b"initial_received", "link_probed", b"link_probed", "member_left", b"member_left", "memory_reported", b"memory_reported", "not_kept", b"not_kept", "prepared", b"prepared", "push_requested", b"push_requested", "reduce_requested", b"reduce_requested", "replica_reported", b"replica_reported", "round_arrived", b"round_arrived", "round_broken", b"round_broken", "samples_dropped", b"samples_dropped", "samples_reported", b"samples_reported", "samples_wanted", b"samples_wanted", "server_holds", b"server_holds", "transfer_ended", b"transfer_ended", "worker_holds", b"worker_holds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["push_requested", "get_requested", "worker_holds", "server_holds", "commits_reported", "initial_received", "transfer_ended", "member_left", "memory_reported", "reduce_requested", "round_arrived", "round_broken", "replica_reported", "not_kept", "held_back", "link_probed", "prepared"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["push_requested", "get_requested", "worker_holds", "server_holds", "commits_reported", "initial_received", "transfer_ended", "member_left", "memory_reported", "reduce_requested", "round_arrived", "round_broken", "replica_reported", "not_kept", "held_back", "link_probed", "prepared", "samples_dropped", "samples_reported", "samples_wanted"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -317,6 +350,7 @@ class PushRequested(_message.Message):
     NORM_FIELD_NUMBER: _builtins.int
     KIND_FIELD_NUMBER: _builtins.int
     RESOLVED_BELOW_FIELD_NUMBER: _builtins.int
+    SAMPLES_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     size_bytes: _builtins.int
     norm: _builtins.float
@@ -328,6 +362,10 @@ class PushRequested(_message.Message):
     def update(self) -> _types_pb2.RequestId: ...
     @_builtins.property
     def computed_from(self) -> _types_pb2.ModelVersion: ...
+    @_builtins.property
+    def samples(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """What it was computed from: ranges in order, of each how far it is behind the one before, and its length."""
+
     def __init__(
         self,
         *,
@@ -338,10 +376,11 @@ class PushRequested(_message.Message):
         norm: _builtins.float = ...,
         kind: Global___UpdateKind.ValueType = ...,
         resolved_below: _builtins.int = ...,
+        samples: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["computed_from", b"computed_from", "update", b"update"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["computed_from", b"computed_from", "kind", b"kind", "model", b"model", "norm", b"norm", "resolved_below", b"resolved_below", "size_bytes", b"size_bytes", "update", b"update"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["computed_from", b"computed_from", "kind", b"kind", "model", b"model", "norm", b"norm", "resolved_below", b"resolved_below", "samples", b"samples", "size_bytes", b"size_bytes", "update", b"update"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -391,6 +430,8 @@ class WorkerHolds(_message.Message):
     GETS_FIELD_NUMBER: _builtins.int
     REDUCES_FIELD_NUMBER: _builtins.int
     CLOCK_FIELD_NUMBER: _builtins.int
+    DROPPED_SAMPLES_FIELD_NUMBER: _builtins.int
+    DRAWN_SAMPLES_FIELD_NUMBER: _builtins.int
     worker: _builtins.str
     clock: _builtins.int
     """How many iterations it has finished, counted as by the scheduler that it joined before; absent if by none."""
@@ -400,6 +441,14 @@ class WorkerHolds(_message.Message):
     def gets(self) -> _containers.RepeatedCompositeFieldContainer[Global___GetRequested]: ...
     @_builtins.property
     def reduces(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReduceRequested]: ...
+    @_builtins.property
+    def dropped_samples(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """What this worker's dropped updates were computed from; as in PushRequested."""
+
+    @_builtins.property
+    def drawn_samples(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """What it has drawn, and no committed update of its own was computed from."""
+
     def __init__(
         self,
         *,
@@ -408,10 +457,12 @@ class WorkerHolds(_message.Message):
         gets: _abc.Iterable[Global___GetRequested] | None = ...,
         reduces: _abc.Iterable[Global___ReduceRequested] | None = ...,
         clock: _builtins.int | None = ...,
+        dropped_samples: _abc.Iterable[_builtins.int] | None = ...,
+        drawn_samples: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_clock", b"_clock", "clock", b"clock"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_clock", b"_clock", "clock", b"clock", "gets", b"gets", "pushes", b"pushes", "reduces", b"reduces", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_clock", b"_clock", "clock", b"clock", "drawn_samples", b"drawn_samples", "dropped_samples", b"dropped_samples", "gets", b"gets", "pushes", b"pushes", "reduces", b"reduces", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__clock: _TypeAlias = _typing.Literal["clock"]  # noqa: Y015
     _WhichOneofArgType__clock: _TypeAlias = _typing.Literal["_clock", b"_clock"]  # noqa: Y015
@@ -650,6 +701,7 @@ class ServerHolds(_message.Message):
     EPOCH_BASE_FIELD_NUMBER: _builtins.int
     REPLICA_FIELD_NUMBER: _builtins.int
     EARLIER_FIELD_NUMBER: _builtins.int
+    SAMPLES_FIELD_NUMBER: _builtins.int
     server: _builtins.str
     initialised: _builtins.bool
     epoch_base: _builtins.int
@@ -668,6 +720,8 @@ class ServerHolds(_message.Message):
     def earlier(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.ModelVersion]:
         """The versions at which its earlier epochs began."""
 
+    @_builtins.property
+    def samples(self) -> Global___SampleCounts: ...
     def __init__(
         self,
         *,
@@ -680,10 +734,11 @@ class ServerHolds(_message.Message):
         epoch_base: _builtins.int = ...,
         replica: _builtins.str = ...,
         earlier: _abc.Iterable[_types_pb2.ModelVersion] | None = ...,
+        samples: Global___SampleCounts | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec", "version", b"version"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["samples", b"samples", "spec", b"spec", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "earlier", b"earlier", "epoch_base", b"epoch_base", "initialised", b"initialised", "received", b"received", "replica", b"replica", "server", b"server", "spec", b"spec", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "earlier", b"earlier", "epoch_base", b"epoch_base", "initialised", b"initialised", "received", b"received", "replica", b"replica", "samples", b"samples", "server", b"server", "spec", b"spec", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -698,6 +753,7 @@ class Commit(_message.Message):
     TAU_FIELD_NUMBER: _builtins.int
     LR_FIELD_NUMBER: _builtins.int
     STEP_NORM_FIELD_NUMBER: _builtins.int
+    SAMPLES_FIELD_NUMBER: _builtins.int
     tau: _builtins.int
     lr: _builtins.float
     step_norm: _builtins.float
@@ -706,6 +762,10 @@ class Commit(_message.Message):
     def update(self) -> _types_pb2.RequestId: ...
     @_builtins.property
     def version(self) -> _types_pb2.ModelVersion: ...
+    @_builtins.property
+    def samples(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """As in PushRequested."""
+
     def __init__(
         self,
         *,
@@ -714,10 +774,11 @@ class Commit(_message.Message):
         tau: _builtins.int = ...,
         lr: _builtins.float = ...,
         step_norm: _builtins.float = ...,
+        samples: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["update", b"update", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lr", b"lr", "step_norm", b"step_norm", "tau", b"tau", "update", b"update", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lr", b"lr", "samples", b"samples", "step_norm", b"step_norm", "tau", b"tau", "update", b"update", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1032,6 +1093,170 @@ class MemberLeft(_message.Message):
 Global___MemberLeft: _TypeAlias = MemberLeft  # noqa: Y015
 
 @_typing.final
+class SampleCounts(_message.Message):
+    """What became of the samples of one model."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUNS_FIELD_NUMBER: _builtins.int
+    DROPPED_FIELD_NUMBER: _builtins.int
+    LOST_FIELD_NUMBER: _builtins.int
+    ROLLBACKS_FIELD_NUMBER: _builtins.int
+    UNPLACED_FIELD_NUMBER: _builtins.int
+    unplaced: _builtins.int
+    """Trained on, and not in the ranges."""
+    @_builtins.property
+    def runs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Ranges in order: of each how far it is behind the one before, its length, and how often it was trained on."""
+
+    @_builtins.property
+    def dropped(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """As in PushRequested."""
+
+    @_builtins.property
+    def lost(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def rollbacks(self) -> _containers.RepeatedCompositeFieldContainer[Global___Rollback]: ...
+    def __init__(
+        self,
+        *,
+        runs: _abc.Iterable[_builtins.int] | None = ...,
+        dropped: _abc.Iterable[_builtins.int] | None = ...,
+        lost: _abc.Iterable[_builtins.int] | None = ...,
+        rollbacks: _abc.Iterable[Global___Rollback] | None = ...,
+        unplaced: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dropped", b"dropped", "lost", b"lost", "rollbacks", b"rollbacks", "runs", b"runs", "unplaced", b"unplaced"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SampleCounts: _TypeAlias = SampleCounts  # noqa: Y015
+
+@_typing.final
+class Rollback(_message.Message):
+    """Versions of a server's epoch that were lost: those after the first of these, up to the last that is known of."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    KEPT_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    kept: _builtins.int
+    last: _builtins.int
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        kept: _builtins.int = ...,
+        last: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "kept", b"kept", "last", b"last"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Rollback: _TypeAlias = Rollback  # noqa: Y015
+
+@_typing.final
+class SamplesDropped(_message.Message):
+    """Updates that were computed from these samples were dropped, or lost."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    SAMPLES_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    @_builtins.property
+    def samples(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        samples: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "samples", b"samples"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SamplesDropped: _TypeAlias = SamplesDropped  # noqa: Y015
+
+@_typing.final
+class SamplesWanted(_message.Message):
+    """A worker wants samples that nobody has."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SERIAL_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    AGAIN_FIELD_NUMBER: _builtins.int
+    RETURNED_FIELD_NUMBER: _builtins.int
+    serial: _builtins.int
+    """Counts this worker's wishes; the answer repeats it."""
+    model: _builtins.str
+    count: _builtins.int
+    limit: _builtins.int
+    """All before this position."""
+    again: _builtins.bool
+    """Also those whose updates were dropped."""
+    @_builtins.property
+    def returned(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """What it has drawn and will not use; as in PushRequested."""
+
+    def __init__(
+        self,
+        *,
+        serial: _builtins.int = ...,
+        model: _builtins.str = ...,
+        count: _builtins.int = ...,
+        limit: _builtins.int = ...,
+        again: _builtins.bool = ...,
+        returned: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["again", b"again", "count", b"count", "limit", b"limit", "model", b"model", "returned", b"returned", "serial", b"serial"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SamplesWanted: _TypeAlias = SamplesWanted  # noqa: Y015
+
+@_typing.final
+class SamplesReported(_message.Message):
+    """A server's account has changed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SERVER_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    COUNTS_FIELD_NUMBER: _builtins.int
+    server: _builtins.str
+    model: _builtins.str
+    @_builtins.property
+    def counts(self) -> Global___SampleCounts: ...
+    def __init__(
+        self,
+        *,
+        server: _builtins.str = ...,
+        model: _builtins.str = ...,
+        counts: Global___SampleCounts | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "model", b"model", "server", b"server"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SamplesReported: _TypeAlias = SamplesReported  # noqa: Y015
+
+@_typing.final
 class Instruction(_message.Message):
     """Instructions, scheduler to member. Each carries its reason, for logs and for people."""
 
@@ -1068,6 +1293,8 @@ class Instruction(_message.Message):
     UNFOLLOWED_FIELD_NUMBER: _builtins.int
     PREPARE_FIELD_NUMBER: _builtins.int
     CONCLUDE_FIELD_NUMBER: _builtins.int
+    NOTE_DROPPED_FIELD_NUMBER: _builtins.int
+    SAMPLES_GRANTED_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
     @_builtins.property
     def host_model(self) -> Global___HostModel: ...
@@ -1129,6 +1356,10 @@ class Instruction(_message.Message):
     def prepare(self) -> Global___Prepare: ...
     @_builtins.property
     def conclude(self) -> Global___Conclude: ...
+    @_builtins.property
+    def note_dropped(self) -> Global___NoteDropped: ...
+    @_builtins.property
+    def samples_granted(self) -> Global___SamplesGranted: ...
     def __init__(
         self,
         *,
@@ -1163,12 +1394,14 @@ class Instruction(_message.Message):
         unfollowed: Global___Unfollowed | None = ...,
         prepare: Global___Prepare | None = ...,
         conclude: Global___Conclude | None = ...,
+        note_dropped: Global___NoteDropped | None = ...,
+        samples_granted: Global___SamplesGranted | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel_hand_on", b"cancel_hand_on", "cancel_reduce", b"cancel_reduce", "cancel_serve", b"cancel_serve", "cancel_sum", b"cancel_sum", "conclude", b"conclude", "drop", b"drop", "expect", b"expect", "fetch", b"fetch", "fold", b"fold", "followed", b"followed", "hand_on", b"hand_on", "host_model", b"host_model", "initialise", b"initialise", "instruction", b"instruction", "keep", b"keep", "logged", b"logged", "monitor_at", b"monitor_at", "prepare", b"prepare", "probe", b"probe", "reduce", b"reduce", "reduce_failed", b"reduce_failed", "reduce_settled", b"reduce_settled", "release", b"release", "replicate", b"replicate", "resolve", b"resolve", "seed", b"seed", "send", b"send", "serve", b"serve", "sum", b"sum", "unfollowed", b"unfollowed", "void", b"void"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel_hand_on", b"cancel_hand_on", "cancel_reduce", b"cancel_reduce", "cancel_serve", b"cancel_serve", "cancel_sum", b"cancel_sum", "conclude", b"conclude", "drop", b"drop", "expect", b"expect", "fetch", b"fetch", "fold", b"fold", "followed", b"followed", "hand_on", b"hand_on", "host_model", b"host_model", "initialise", b"initialise", "instruction", b"instruction", "keep", b"keep", "logged", b"logged", "monitor_at", b"monitor_at", "note_dropped", b"note_dropped", "prepare", b"prepare", "probe", b"probe", "reduce", b"reduce", "reduce_failed", b"reduce_failed", "reduce_settled", b"reduce_settled", "release", b"release", "replicate", b"replicate", "resolve", b"resolve", "samples_granted", b"samples_granted", "seed", b"seed", "send", b"send", "serve", b"serve", "sum", b"sum", "unfollowed", b"unfollowed", "void", b"void"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel_hand_on", b"cancel_hand_on", "cancel_reduce", b"cancel_reduce", "cancel_serve", b"cancel_serve", "cancel_sum", b"cancel_sum", "conclude", b"conclude", "drop", b"drop", "expect", b"expect", "fetch", b"fetch", "fold", b"fold", "followed", b"followed", "hand_on", b"hand_on", "host_model", b"host_model", "initialise", b"initialise", "instruction", b"instruction", "keep", b"keep", "logged", b"logged", "monitor_at", b"monitor_at", "prepare", b"prepare", "probe", b"probe", "reason", b"reason", "reduce", b"reduce", "reduce_failed", b"reduce_failed", "reduce_settled", b"reduce_settled", "release", b"release", "replicate", b"replicate", "resolve", b"resolve", "seed", b"seed", "send", b"send", "serve", b"serve", "sum", b"sum", "unfollowed", b"unfollowed", "void", b"void"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel_hand_on", b"cancel_hand_on", "cancel_reduce", b"cancel_reduce", "cancel_serve", b"cancel_serve", "cancel_sum", b"cancel_sum", "conclude", b"conclude", "drop", b"drop", "expect", b"expect", "fetch", b"fetch", "fold", b"fold", "followed", b"followed", "hand_on", b"hand_on", "host_model", b"host_model", "initialise", b"initialise", "instruction", b"instruction", "keep", b"keep", "logged", b"logged", "monitor_at", b"monitor_at", "note_dropped", b"note_dropped", "prepare", b"prepare", "probe", b"probe", "reason", b"reason", "reduce", b"reduce", "reduce_failed", b"reduce_failed", "reduce_settled", b"reduce_settled", "release", b"release", "replicate", b"replicate", "resolve", b"resolve", "samples_granted", b"samples_granted", "seed", b"seed", "send", b"send", "serve", b"serve", "sum", b"sum", "unfollowed", b"unfollowed", "void", b"void"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_instruction: _TypeAlias = _typing.Literal["host_model", "initialise", "send", "expect", "drop", "resolve", "void", "fetch", "serve", "cancel_serve", "monitor_at", "sum", "cancel_sum", "hand_on", "cancel_hand_on", "reduce", "cancel_reduce", "reduce_settled", "reduce_failed", "probe", "keep", "fold", "release", "replicate", "logged", "seed", "followed", "unfollowed", "prepare", "conclude"]  # noqa: Y015
+    _WhichOneofReturnType_instruction: _TypeAlias = _typing.Literal["host_model", "initialise", "send", "expect", "drop", "resolve", "void", "fetch", "serve", "cancel_serve", "monitor_at", "sum", "cancel_sum", "hand_on", "cancel_hand_on", "reduce", "cancel_reduce", "reduce_settled", "reduce_failed", "probe", "keep", "fold", "release", "replicate", "logged", "seed", "followed", "unfollowed", "prepare", "conclude", "note_dropped", "samples_granted"]  # noqa: Y015
     _WhichOneofArgType_instruction: _TypeAlias = _typing.Literal["instruction", b"instruction"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_instruction) -> _WhichOneofReturnType_instruction | None: ...
 
@@ -1264,6 +1497,7 @@ class Expected(_message.Message):
     COMPUTED_FROM_FIELD_NUMBER: _builtins.int
     RESOLVED_BELOW_FIELD_NUMBER: _builtins.int
     NORM_FIELD_NUMBER: _builtins.int
+    SAMPLES_FIELD_NUMBER: _builtins.int
     resolved_below: _builtins.int
     norm: _builtins.float
     """l2 norm of the update."""
@@ -1271,6 +1505,10 @@ class Expected(_message.Message):
     def update(self) -> _types_pb2.RequestId: ...
     @_builtins.property
     def computed_from(self) -> _types_pb2.ModelVersion: ...
+    @_builtins.property
+    def samples(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """As in PushRequested."""
+
     def __init__(
         self,
         *,
@@ -1278,10 +1516,11 @@ class Expected(_message.Message):
         computed_from: _types_pb2.ModelVersion | None = ...,
         resolved_below: _builtins.int = ...,
         norm: _builtins.float = ...,
+        samples: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["computed_from", b"computed_from", "update", b"update"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["computed_from", b"computed_from", "norm", b"norm", "resolved_below", b"resolved_below", "update", b"update"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["computed_from", b"computed_from", "norm", b"norm", "resolved_below", b"resolved_below", "samples", b"samples", "update", b"update"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2290,3 +2529,58 @@ class ReduceFailed(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReduceFailed: _TypeAlias = ReduceFailed  # noqa: Y015
+
+@_typing.final
+class NoteDropped(_message.Message):
+    """Enter these samples as dropped."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    SAMPLES_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    @_builtins.property
+    def samples(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        samples: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "samples", b"samples"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NoteDropped: _TypeAlias = NoteDropped  # noqa: Y015
+
+@_typing.final
+class SamplesGranted(_message.Message):
+    """Train on these; nobody else does."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SERIAL_FIELD_NUMBER: _builtins.int
+    SAMPLES_FIELD_NUMBER: _builtins.int
+    ANSWER_FIELD_NUMBER: _builtins.int
+    serial: _builtins.int
+    answer: Global___DrawAnswer.ValueType
+    @_builtins.property
+    def samples(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """As in PushRequested."""
+
+    def __init__(
+        self,
+        *,
+        serial: _builtins.int = ...,
+        samples: _abc.Iterable[_builtins.int] | None = ...,
+        answer: Global___DrawAnswer.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "samples", b"samples", "serial", b"serial"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SamplesGranted: _TypeAlias = SamplesGranted  # noqa: Y015

@@ -13,6 +13,7 @@ from mlfabric.wire.events import from_event, from_get, from_push, from_server_ho
 from mlfabric.wire.instructions import from_instruction, to_instruction
 from mlfabric.wire.reduces import from_reduce_tensor, to_reduce_op
 from mlfabric.wire.replicas import from_following, to_replication
+from mlfabric.wire.sampling import from_granted, from_samples, from_wanted, to_granted, to_samples, to_wanted
 from mlfabric.wire.specs import (
     from_admission,
     from_links,
@@ -46,6 +47,7 @@ __all__ = [
     "from_following",
     "from_get",
     "from_get_id",
+    "from_granted",
     "from_instruction",
     "from_links",
     "from_member",
@@ -53,15 +55,18 @@ __all__ = [
     "from_outcomes",
     "from_push",
     "from_reduce_tensor",
+    "from_samples",
     "from_server_holds",
     "from_spec",
     "from_term",
     "from_transfer_id",
     "from_update_id",
     "from_version",
+    "from_wanted",
     "to_admission",
     "to_event",
     "to_get_id",
+    "to_granted",
     "to_instruction",
     "to_links",
     "to_member",
@@ -69,10 +74,12 @@ __all__ = [
     "to_outcomes",
     "to_reduce_op",
     "to_replication",
+    "to_samples",
     "to_server_holds",
     "to_spec",
     "to_term",
     "to_transfer_id",
     "to_update_id",
     "to_version",
+    "to_wanted",
 ]

@@ -25,9 +25,11 @@ from mlfabric.protocol import (
     TransferId,
     WorkerHolds,
 )
+from mlfabric.samples import MOST_RUNS
 from mlfabric.v1 import session_pb2 as session
-from mlfabric.wire import reduces, replicas, shards
+from mlfabric.wire import reduces, replicas, sampling, shards
 from mlfabric.wire.commits import fill_commits, from_commits
+from mlfabric.wire.sampling import fill_counts, from_counts, from_samples, to_samples
 from mlfabric.wire.specs import fill_spec, from_spec
 from mlfabric.wire.values import (
     END_OF,
@@ -97,6 +99,7 @@ def _fill_push(message: session.PushRequested, event: PushRequested) -> None:
     message.norm = event.norm
     message.kind = KIND_TO[event.kind]
     message.resolved_below = event.resolved_below
+    message.samples.extend(to_samples(event.samples))
 
 
 def from_push(message: session.PushRequested, member: str) -> PushRequested:
@@ -117,6 +120,7 @@ def from_push(message: session.PushRequested, member: str) -> PushRequested:
         norm=message.norm,
         kind=enum_of(KIND_OF, message.kind, "PushRequested.kind"),
         resolved_below=message.resolved_below,
+        samples=from_samples(message.samples, "PushRequested.samples"),
     )
 
 
@@ -155,6 +159,8 @@ def _fill_worker_holds(message: session.WorkerHolds, event: WorkerHolds) -> None
         reduces.fill_reduce_requested(message.reduces.add(), reduce)
     if event.clock is not None:
         message.clock = event.clock
+    message.dropped_samples.extend(to_samples(event.dropped))
+    message.drawn_samples.extend(to_samples(event.drawn))
 
 
 def _from_worker_holds(message: session.WorkerHolds, member: str) -> WorkerHolds:
@@ -165,6 +171,8 @@ def _from_worker_holds(message: session.WorkerHolds, member: str) -> WorkerHolds
         gets=tuple(from_get(get, member) for get in message.gets),
         reduces=tuple(reduces.from_reduce_requested(reduce, member) for reduce in message.reduces),
         clock=message.clock if message.HasField("clock") else None,
+        dropped=from_samples(message.dropped_samples, "WorkerHolds.dropped_samples", MOST_RUNS),
+        drawn=from_samples(message.drawn_samples, "WorkerHolds.drawn_samples", MOST_RUNS),
     )
 
 
@@ -190,6 +198,7 @@ def _fill_server_holds(message: session.ServerHolds, event: ServerHolds) -> None
     message.replica = event.replica
     for began in event.earlier:
         fill_version(message.earlier.add(), began)
+    fill_counts(message.samples, event.samples)
 
 
 def from_server_holds(message: session.ServerHolds, member: str) -> ServerHolds:
@@ -211,6 +220,7 @@ def from_server_holds(message: session.ServerHolds, member: str) -> ServerHolds:
         epoch_base=message.epoch_base,
         replica=message.replica,
         earlier=tuple(from_version(began) for began in message.earlier),
+        samples=from_counts(message.samples),
     )
 
 
@@ -307,6 +317,7 @@ _FILL: Mapping[type, Callable[[session.Event, Any], None]] = {
     **replicas.FILL_EVENT,
     **reduces.FILL_EVENT,
     **shards.FILL_EVENT,
+    **sampling.FILL_EVENT,
 }
 _READ: Mapping[str, Callable[[Any, str], MemberEvent]] = {
     "push_requested": from_push,
@@ -320,4 +331,5 @@ _READ: Mapping[str, Callable[[Any, str], MemberEvent]] = {
     **replicas.READ_EVENT,
     **reduces.READ_EVENT,
     **shards.READ_EVENT,
+    **sampling.READ_EVENT,
 }

@@ -25,7 +25,8 @@ from mlfabric.protocol import (
     Void,
 )
 from mlfabric.v1 import session_pb2 as session
-from mlfabric.wire import reduces, relays, replicas, shards
+from mlfabric.wire import reduces, relays, replicas, sampling, shards
+from mlfabric.wire.sampling import from_samples, to_samples
 from mlfabric.wire.specs import fill_spec, from_spec
 from mlfabric.wire.values import (
     KIND_OF,
@@ -125,6 +126,7 @@ def _fill_expect(message: session.Expect, value: Expect) -> None:
     fill_transfer(message.transfer, value.transfer)
     for member in value.members:
         entry = message.members.add(resolved_below=member.resolved_below, norm=member.norm)
+        entry.samples.extend(to_samples(member.samples))
         fill_request(entry.update, member.update)
         fill_version(entry.computed_from, member.computed_from)
     message.model = value.model
@@ -164,8 +166,13 @@ def _from_expect(message: session.Expect, to: str, reason: str) -> Expect:
 def _from_expected(message: session.Expected) -> Expected:
     need(message, "update")
     need(message, "computed_from")
-    computed_from = from_version(message.computed_from)
-    return Expected(from_update_id(message.update), computed_from, message.resolved_below, message.norm)
+    return Expected(
+        update=from_update_id(message.update),
+        computed_from=from_version(message.computed_from),
+        resolved_below=message.resolved_below,
+        norm=message.norm,
+        samples=from_samples(message.samples, "Expected.samples"),
+    )
 
 
 def _fill_drop(message: session.Drop, value: Drop) -> None:
@@ -288,6 +295,7 @@ _FILL: Mapping[type, Callable[[session.Instruction, Any], None]] = {
     **replicas.FILL,
     **reduces.FILL,
     **shards.FILL,
+    **sampling.FILL,
 }
 _READ: Mapping[str, Callable[[Any, str, str], Instruction]] = {
     "host_model": _from_host_model,
@@ -305,4 +313,5 @@ _READ: Mapping[str, Callable[[Any, str, str], Instruction]] = {
     **replicas.READ,
     **reduces.READ,
     **shards.READ,
+    **sampling.READ,
 }

@@ -29,18 +29,22 @@ from mlfabric.protocol import (
     Replicate,
     Resolve,
     RoundId,
+    SamplesGranted,
+    SamplesWanted,
     Send,
     SumId,
     Tick,
     TransferId,
     UpdateId,
 )
+from mlfabric.samples import Samples
 
 __all__ = [
     "Action",
     "AttemptEnded",
     "DaemonEvent",
     "Deliver",
+    "DrawCalled",
     "DropCopies",
     "DropWindow",
     "EndReplicate",
@@ -52,6 +56,7 @@ __all__ = [
     "FoldCopy",
     "FreezeWindow",
     "GetCalled",
+    "HandOver",
     "KeepAction",
     "KeepCopy",
     "ModelReceived",
@@ -64,6 +69,7 @@ __all__ = [
     "ReplicaAnswered",
     "ReplicaBroken",
     "Request",
+    "SamplesGivenUp",
     "SendBroken",
     "Settle",
     "StartAttempt",
@@ -88,6 +94,21 @@ class PushCalled:
     """The worker handed over an update."""
 
     request: PushRequested
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplesGivenUp:
+    """The worker computed an update from these samples and will not push it."""
+
+    model: str
+    samples: Samples
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawCalled:
+    """The worker wants samples."""
+
+    wanted: SamplesWanted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,6 +210,9 @@ DaemonEvent = (
     | ReplicaAnswered
     | ReplicaBroken
     | PushCalled
+    | SamplesGivenUp
+    | SamplesGranted
+    | DrawCalled
     | GetCalled
     | OutcomeReceived
     | SendBroken
@@ -212,6 +236,14 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HandOver:
+    """Give the worker the samples that it has drawn, or the answer that there are none."""
+
+    granted: SamplesGranted
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StartSend:
     """Offer the update to the server, and send it when granted."""
 
@@ -229,11 +261,15 @@ class StartFetch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settle:
-    """Resolve the handle of a push and let go of its tensors; ``update`` is its first part."""
+    """Resolve the handle of a push and let go of its tensors; ``update`` is its first part.
+
+    ``samples`` are what it was computed from.
+    """
 
     update: UpdateId
     outcome: Outcome
     reason: str
+    samples: Samples = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -355,4 +391,4 @@ class FailReduce:
 
 ReduceAction = StartAttempt | StopAttempt | StartProbes | FinishReduce | FailReduce
 KeepAction = KeepCopy | FoldCopy | DropCopies | FreezeWindow | StartReplicate | EndReplicate | DropWindow
-Action = Request | StartSend | StartFetch | Settle | FailPush | Deliver | KeepAction | ReduceAction
+Action = Request | HandOver | StartSend | StartFetch | Settle | FailPush | Deliver | KeepAction | ReduceAction

@@ -19,7 +19,7 @@ from mlfabric import wire
 from mlfabric.config import WorkerSettings
 from mlfabric.control import server_limits
 from mlfabric.errors import FabricError, RefusedError, UsageError
-from mlfabric.protocol import ModelVersion, Outcome, UpdateId
+from mlfabric.protocol import ModelVersion, Outcome, SamplesGranted, UpdateId
 from mlfabric.telemetry import MetricsPage, WorkerMetrics
 from mlfabric.v1 import daemon_pb2, daemon_pb2_grpc
 from mlfabric.worker_daemon.attempts import ReduceBuffers, padded_bytes
@@ -189,6 +189,10 @@ class _Attachment:
                         self._get(request.get.call, wire.from_version(request.get.min_version), None)
                     case "reduce":
                         self._reduce(request.reduce)
+                    case "draw":
+                        self._draw(request.draw)
+                    case "samples_dropped":
+                        self._daemon.drop_samples(wire.from_samples(request.samples_dropped.samples))
                     case "leave":
                         detail, drain_s = request.leave.detail, request.leave.drain_s
                         break
@@ -202,7 +206,7 @@ class _Attachment:
     def _push(self, call: daemon_pb2.PushUpdate) -> None:
         segment = self._segment(call.update, self._image.size_bytes)
         version = wire.from_version(call.computed_from)
-        update, handle = self._daemon.push(self._parcel(segment), call.norm, version)
+        update, handle = self._daemon.push(self._parcel(segment), call.norm, version, wire.from_samples(call.samples))
         handle.add_done_callback(lambda done: self._settled(call.call, done))
         if call.and_get:
             self._get(call.call + 1, ModelVersion(0, 0), update)
@@ -218,6 +222,18 @@ class _Attachment:
     def _get(self, call: int, min_version: ModelVersion, after: UpdateId | None) -> None:
         got = self._daemon.get(self._image.buffer, min_version, after)
         got.add_done_callback(lambda done: self._got(call, done))
+
+    def _draw(self, call: daemon_pb2.DrawSamples) -> None:
+        granted = self._daemon.draw(wire.from_wanted(call.wanted, self._name))
+        granted.add_done_callback(lambda done: self._drawn(call.call, done))
+
+    def _drawn(self, call: int, done: asyncio.Future[SamplesGranted]) -> None:
+        error = done.exception()
+        if error is None:
+            drawn = daemon_pb2.SamplesDrawn(call=call, granted=wire.to_granted(done.result()))
+            self._answers.put_nowait(daemon_pb2.AttachResponse(drawn=drawn))
+        elif not self._left:
+            self._answers.put_nowait(error)
 
     def _got(self, call: int, done: asyncio.Future[ModelVersion]) -> None:
         error = done.exception()

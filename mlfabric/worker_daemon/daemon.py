@@ -35,12 +35,15 @@ from mlfabric.protocol import (
     ReduceOp,
     ReduceRequested,
     Replicate,
+    SamplesGranted,
+    SamplesWanted,
     TransferId,
     UpdateId,
     UpdateKind,
     Welcome,
 )
 from mlfabric.reporting import TransferReporter
+from mlfabric.samples import Samples
 from mlfabric.session import SchedulerSession, SessionCallbacks
 from mlfabric.specs import Member, Mode, ModelSpec, Role
 from mlfabric.telemetry import WorkerMetrics
@@ -125,6 +128,8 @@ class WorkerDaemon:
         self._pushes: dict[UpdateId, _OpenPush] = {}
         self._gets: dict[GetId, _OpenGet] = {}
         self._updates = self._get_count = self._reduce_count = 0
+        self._draws = 0
+        self._draw: asyncio.Future[SamplesGranted] | None = None
         self._over: BaseException | None = None
         self._incarnation = time.time_ns()
         self._tasks: list[asyncio.Task[None]] = []
@@ -170,6 +175,8 @@ class WorkerDaemon:
         for get in self._gets.values():
             if not get.handle.done():
                 get.handle.set_exception(error)
+        if self._draw is not None and not self._draw.done():
+            self._draw.set_exception(error)
         self._pushes.clear()
         self._gets.clear()
         self._reductions.fail_all(error)
@@ -195,13 +202,34 @@ class WorkerDaemon:
     # What the worker asks for
 
     def push(
-        self, parcel: Parcel, norm: float, computed_from: ModelVersion
+        self, parcel: Parcel, norm: float, computed_from: ModelVersion, samples: Samples = ()
     ) -> tuple[UpdateId, asyncio.Future[Outcome]]:
-        """Hand over an update; the future gives its outcome."""
-        return self._push(parcel, norm, computed_from, UpdateKind.GRADIENT)
+        """Hand over an update; the future gives its outcome. ``samples`` are what it was computed from, if known."""
+        return self._push(parcel, norm, computed_from, UpdateKind.GRADIENT, samples)
+
+    def drop_samples(self, samples: Samples) -> None:
+        """Say that an update was computed from these samples and will not be pushed."""
+        if self._over is None:
+            self._take_in(act.SamplesGivenUp(model=self._shards.names[0], samples=samples))
+
+    def draw(self, wanted: SamplesWanted) -> asyncio.Future[SamplesGranted]:
+        """Draw samples, one wish at a time; the future gives the answer.
+
+        Args:
+            wanted: what is wanted; worker, model and serial are filled in here.
+        """
+        handle: asyncio.Future[SamplesGranted] = asyncio.get_running_loop().create_future()
+        if self._over is not None:
+            handle.set_exception(self._over)
+            return handle
+        self._draws += 1
+        self._draw = handle
+        wanted = replace(wanted, worker=self.options.name, model=self._shards.names[0], serial=self._draws)
+        self._take_in(act.DrawCalled(wanted=wanted))
+        return handle
 
     def _push(
-        self, parcel: Parcel, norm: float, computed_from: ModelVersion, kind: UpdateKind
+        self, parcel: Parcel, norm: float, computed_from: ModelVersion, kind: UpdateKind, samples: Samples = ()
     ) -> tuple[UpdateId, asyncio.Future[Outcome]]:
         update = UpdateId(self.options.name, self._incarnation, self._updates)
         self._updates += self.spec.shards
@@ -219,6 +247,7 @@ class WorkerDaemon:
                 computed_from=computed_from,
                 norm=norm,
                 kind=kind,
+                samples=samples if i == 0 else (),  # one part's account is that of the whole
             )
             self._take_in(act.PushCalled(request=request))
         return update, handle
@@ -281,7 +310,7 @@ class WorkerDaemon:
         if welcome.initialise:
             self._bring_initial()
         self._take_in(act.EpochBegan(epoch=welcome.epoch, clock=welcome.clock))
-        return [self._state.holds()]
+        return [self._state.holds(), *self._state.drawing.open()]
 
     def _instructed(self, instruction: Instruction) -> None:
         match instruction:
@@ -335,6 +364,9 @@ class WorkerDaemon:
                 self._fetch(action.plan)
             case act.Settle():
                 self._settle(action)
+            case act.HandOver():
+                if self._draw is not None and not self._draw.done():
+                    self._draw.set_result(action.granted)
             case act.FailPush():
                 self._pushes.pop(action.update).handle.set_exception(FabricError(action.reason))
             case act.Deliver():

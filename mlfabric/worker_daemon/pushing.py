@@ -17,17 +17,22 @@ from mlfabric.protocol import (
     DropReason,
     Outcome,
     PushRequested,
+    SamplesDropped,
     Send,
     TransferEnd,
     TransferEnded,
     UpdateId,
     UpdateKind,
 )
+from mlfabric.samples import Samples, union
 from mlfabric.worker_daemon import actions as act
 from mlfabric.worker_daemon.keeping import Keeping
 from mlfabric.worker_daemon.pausing import pause_ns
 
 __all__ = ["Pushing"]
+
+MOST_DROPPED = 4096
+"""Ranges of samples that are told to a scheduler that begins anew; the server knows of earlier ones."""
 
 
 @dataclass(slots=True)
@@ -90,6 +95,7 @@ class Pushing:
         self._keeping = keeping
         self.pushes: dict[UpdateId, _Push] = {}
         self.clock = 0
+        self.dropped: Samples = ()
         self._next_counter = 0
 
     def first(self, update: UpdateId) -> UpdateId:
@@ -186,12 +192,21 @@ class Pushing:
         if len(push.outcomes) < self._shards:
             return
         del self.pushes[first]
+        whole = push.requests[min(push.requests)]
         self.clock += part.request.kind is UpdateKind.GRADIENT
         together = _together([push.outcomes[u] for u in sorted(push.outcomes)], part.request.kind)
         if together is None:
             yield act.FailPush(update=first, reason=f"the parts of {first} ended in different ways: {push.outcomes}")
         else:
-            yield act.Settle(update=first, outcome=together, reason=reason)
+            yield act.Settle(update=first, outcome=together, reason=reason, samples=whole.samples)
+            if whole.samples and not isinstance(together, Committed):
+                yield self.drop_samples(whole.model, whole.samples)
+
+    def drop_samples(self, model: str, samples: Samples) -> act.Request:
+        """Note that the update that was computed from these samples was dropped, and tell the scheduler."""
+        self.dropped = union(self.dropped, samples)[-MOST_DROPPED:]
+        event = SamplesDropped(worker=self._worker, model=model, samples=samples)
+        return act.Request(event=event, reason="their update was dropped")
 
     def _current(self, request: PushRequested) -> PushRequested:
         return replace(request, resolved_below=self.resolved_below())

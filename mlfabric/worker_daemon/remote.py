@@ -19,13 +19,14 @@ import grpc
 
 from mlfabric import wire
 from mlfabric.errors import FabricClosedError, RefusedError, UnavailableError, UsageError
-from mlfabric.protocol import Lost, ModelVersion, ReduceOp, Welcome
+from mlfabric.protocol import Lost, ModelVersion, ReduceOp, SamplesWanted, Welcome
+from mlfabric.samples import Samples
 from mlfabric.specs import ModelSpec
-from mlfabric.v1 import daemon_pb2, daemon_pb2_grpc
+from mlfabric.v1 import daemon_pb2, daemon_pb2_grpc, session_pb2
 from mlfabric.worker_daemon.attempts import ReduceBuffers
 from mlfabric.worker_daemon.sending import GivenUpError, Growth, Parcel
 from mlfabric.worker_daemon.shared import Segment
-from mlfabric.worker_daemon.thread import CountFuture, OutcomeFuture, VersionFuture
+from mlfabric.worker_daemon.thread import CountFuture, DrawFuture, OutcomeFuture, VersionFuture
 
 __all__ = ["RemoteDaemon"]
 
@@ -73,6 +74,7 @@ class RemoteDaemon:
         self._pushes: dict[int, _OpenPush] = {}
         self._gets: dict[int, VersionFuture] = {}
         self._reduces: dict[int, _OpenReduce] = {}
+        self._draws: dict[int, DrawFuture] = {}
         self._calls = 0
         self._lock = threading.Lock()
         self._joined: concurrent.futures.Future[Welcome] = concurrent.futures.Future()
@@ -104,7 +106,12 @@ class RemoteDaemon:
             raise
 
     def push(
-        self, parcel: Parcel, norm: float, computed_from: ModelVersion, get_into: memoryview | None
+        self,
+        parcel: Parcel,
+        norm: float,
+        computed_from: ModelVersion,
+        get_into: memoryview | None,
+        samples: Samples = (),
     ) -> tuple[OutcomeFuture, VersionFuture | None]:
         """Push an update, and get what follows it; see ``Daemon``."""
         outcome: OutcomeFuture = OutcomeFuture()
@@ -123,9 +130,26 @@ class RemoteDaemon:
             norm=norm,
             computed_from=wire.to_version(computed_from),
             and_get=version is not None,
+            samples=wire.to_samples(samples),
         )
         self._send(daemon_pb2.AttachRequest(push=push))
         return outcome, version
+
+    def drop_samples(self, samples: Samples) -> None:
+        """Say that samples were used in vain; see ``Daemon``."""
+        self._check_open()
+        dropped = session_pb2.SamplesDropped(samples=wire.to_samples(samples))
+        self._send(daemon_pb2.AttachRequest(samples_dropped=dropped))
+
+    def draw(self, wanted: SamplesWanted) -> DrawFuture:
+        """Draw samples; see ``Daemon``."""
+        granted = DrawFuture()
+        with self._lock:
+            self._check_open()
+            call, self._calls = self._calls, self._calls + 2
+            self._draws[call] = granted
+        self._send(daemon_pb2.AttachRequest(draw=daemon_pb2.DrawSamples(call=call, wanted=wire.to_wanted(wanted))))
+        return granted
 
     def grown(self, growth: Growth, ready_bytes: int) -> None:
         """Refuse: what grows here is not seen there; ``register_as_worker`` checks it before."""
@@ -256,6 +280,10 @@ class RemoteDaemon:
                 with self._lock:
                     got = self._gets.pop(response.got.call)
                 got.set_result(wire.from_version(response.got.version))
+            case "drawn":
+                with self._lock:
+                    drawn = self._draws.pop(response.drawn.call)
+                drawn.set_result(wire.from_granted(response.drawn.granted, self._name, "from its daemon"))
             case "reduced":
                 self._reduced(response.reduced)
             case other:
@@ -282,6 +310,9 @@ class RemoteDaemon:
                 get.set_exception(FabricClosedError(f"the daemon at {self._address} is gone: {detail}"))
             for reduce in self._reduces.values():
                 reduce.workers.set_exception(FabricClosedError(f"the daemon at {self._address} is gone: {detail}"))
+            for drawn in self._draws.values():
+                drawn.set_exception(FabricClosedError(f"the daemon at {self._address} is gone: {detail}"))
+            self._draws.clear()
             self._pushes.clear()
             self._gets.clear()
             self._reduces.clear()

@@ -19,12 +19,14 @@ from mlfabric.protocol import (
     Release,
     Replicate,
     Resolve,
+    SamplesGranted,
     Send,
     Tick,
     UpdateId,
     WorkerHolds,
 )
 from mlfabric.worker_daemon import actions as act
+from mlfabric.worker_daemon.drawing import Drawing
 from mlfabric.worker_daemon.getting import Getting
 from mlfabric.worker_daemon.keeping import Keeping
 from mlfabric.worker_daemon.pausing import FIRST_PAUSE_NS, LONGEST_PAUSE_NS
@@ -49,6 +51,7 @@ class DaemonState:
         self.pushing = Pushing(worker, shards, self.keeping)
         self.getting = Getting(shards, self.pushing.is_open)
         self.reducing = Reducing(worker)
+        self.drawing = Drawing()
         self._admissions = 0
 
     def _is_open(self, update: UpdateId) -> bool:
@@ -71,6 +74,8 @@ class DaemonState:
             gets=self.getting.requests(),
             reduces=self.reducing.requests(),
             clock=self.pushing.clock if self._admissions > 1 else None,
+            dropped=self.pushing.dropped,
+            drawn=self.drawing.drawn,
         )
 
     def validate(self) -> None:
@@ -83,6 +88,13 @@ class DaemonState:
         match event:
             case act.PushCalled():
                 yield from self.pushing.call(event.request)
+            case act.SamplesGivenUp():
+                self.drawing.settled(event.samples)
+                yield self.pushing.drop_samples(event.model, event.samples)
+            case act.DrawCalled():
+                yield from self.drawing.call(event.wanted)
+            case SamplesGranted():
+                yield from self.drawing.granted(event)
             case act.GetCalled():
                 yield from self.getting.call(event.request)
             case Send():
@@ -134,10 +146,13 @@ class DaemonState:
         self.pushing.begin_epoch()
         self.getting.begin_epoch()
         yield act.Request(event=self.holds(), reason=why)
+        for wanted in self.drawing.open():
+            yield act.Request(event=wanted, reason=why)
 
     def _settling(self, actions: Iterator[act.Action]) -> Iterator[act.Action]:
         """Pass actions on, and let the gets that waited for a push follow its outcome."""
         for action in actions:
             yield action
             if isinstance(action, act.Settle):
+                self.drawing.settled(action.samples)
                 yield from self.getting.settled(action.update, action.outcome)

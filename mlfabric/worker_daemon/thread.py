@@ -15,19 +15,21 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from mlfabric.errors import FabricClosedError
-from mlfabric.protocol import ModelVersion, Outcome, ReduceOp, Welcome
+from mlfabric.protocol import ModelVersion, Outcome, ReduceOp, SamplesGranted, SamplesWanted, Welcome
+from mlfabric.samples import Samples
 from mlfabric.specs import ModelSpec
 from mlfabric.telemetry import MetricsPage, WorkerMetrics
 from mlfabric.worker_daemon.attempts import ReduceBuffers
 from mlfabric.worker_daemon.daemon import DaemonOptions, WorkerDaemon
 from mlfabric.worker_daemon.sending import GivenUpError, Growth, Parcel
 
-__all__ = ["CountFuture", "Daemon", "OutcomeFuture", "ThreadDaemon", "VersionFuture"]
+__all__ = ["CountFuture", "Daemon", "DrawFuture", "OutcomeFuture", "ThreadDaemon", "VersionFuture"]
 
 T = TypeVar("T")
 OutcomeFuture = concurrent.futures.Future[Outcome]
 VersionFuture = concurrent.futures.Future[ModelVersion]
 CountFuture = concurrent.futures.Future[int]
+DrawFuture = concurrent.futures.Future[SamplesGranted]
 
 
 class Daemon(Protocol):
@@ -44,9 +46,24 @@ class Daemon(Protocol):
         """Return the memory that models are received in: one image of the model, always the same."""
 
     def push(
-        self, parcel: Parcel, norm: float, computed_from: ModelVersion, get_into: memoryview | None
+        self,
+        parcel: Parcel,
+        norm: float,
+        computed_from: ModelVersion,
+        get_into: memoryview | None,
+        samples: Samples = (),
     ) -> tuple[OutcomeFuture, VersionFuture | None]:
-        """Push an update and, if ``get_into`` is given, get the model that follows it, in one round trip."""
+        """Push an update and, if ``get_into`` is given, get the model that follows it, in one round trip.
+
+        Args:
+            samples: what the update was computed from, if that is known.
+        """
+
+    def drop_samples(self, samples: Samples) -> None:
+        """Say that an update was computed from these samples and will not be pushed."""
+
+    def draw(self, wanted: SamplesWanted) -> DrawFuture:
+        """Draw samples that nobody else has, one wish at a time; ``wanted`` needs no worker, model and serial."""
 
     def grown(self, growth: Growth, ready_bytes: int) -> None:
         """Say how much there is of an update that was pushed before it was complete."""
@@ -123,7 +140,12 @@ class ThreadDaemon:
                 self.leave("it could not join", 0.0)
 
     def push(
-        self, parcel: Parcel, norm: float, computed_from: ModelVersion, get_into: memoryview | None
+        self,
+        parcel: Parcel,
+        norm: float,
+        computed_from: ModelVersion,
+        get_into: memoryview | None,
+        samples: Samples = (),
     ) -> tuple[OutcomeFuture, VersionFuture | None]:
         """Push an update, and get what follows it; see ``Daemon``."""
         self._check_open()
@@ -131,7 +153,7 @@ class ThreadDaemon:
         version: VersionFuture | None = concurrent.futures.Future() if get_into is not None else None
 
         def begin() -> None:
-            update, handle = self._daemon.push(parcel, norm, computed_from)
+            update, handle = self._daemon.push(parcel, norm, computed_from, samples)
             handle.add_done_callback(lambda done: _copy(done, outcome))
             if get_into is not None and version is not None:
                 got = self._daemon.get(get_into, ModelVersion(0, 0), update)
@@ -139,6 +161,22 @@ class ThreadDaemon:
 
         self._loop.call_soon_threadsafe(begin)
         return outcome, version
+
+    def drop_samples(self, samples: Samples) -> None:
+        """Say that samples were used in vain; see ``Daemon``."""
+        self._check_open()
+        self._loop.call_soon_threadsafe(self._daemon.drop_samples, samples)
+
+    def draw(self, wanted: SamplesWanted) -> DrawFuture:
+        """Draw samples; see ``Daemon``."""
+        self._check_open()
+        granted = DrawFuture()
+
+        def begin() -> None:
+            self._daemon.draw(wanted).add_done_callback(lambda done: _copy(done, granted))
+
+        self._loop.call_soon_threadsafe(begin)
+        return granted
 
     def grown(self, growth: Growth, ready_bytes: int) -> None:
         """Send more of an update; see ``Daemon``."""

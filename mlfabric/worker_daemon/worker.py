@@ -10,7 +10,7 @@ import logging
 import signal
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent import futures
 from contextlib import contextmanager
 from types import FrameType, TracebackType
@@ -19,13 +19,15 @@ from typing import Self
 import torch
 
 from mlfabric.errors import LayoutError, UsageError
-from mlfabric.protocol import Committed, Dropped, DropReason, ModelVersion, Outcome, ReduceOp
+from mlfabric.protocol import DropReason, ModelVersion, ReduceOp, SamplesWanted
+from mlfabric.samples import LAST_POSITION, MOST_RUNS, Samples, samples_of
 from mlfabric.specs import Mode
 from mlfabric.worker_daemon.growing import GrowingUpdate, Timing, not_finite
+from mlfabric.worker_daemon.handles import PushHandle, Tally
 from mlfabric.worker_daemon.reduce_tensors import ReduceHandle, StagedTensors
 from mlfabric.worker_daemon.sending import GivenUpError
 from mlfabric.worker_daemon.tensors import ModelTensors, Trainable
-from mlfabric.worker_daemon.thread import CountFuture, Daemon, OutcomeFuture, VersionFuture
+from mlfabric.worker_daemon.thread import CountFuture, Daemon, DrawFuture, OutcomeFuture, VersionFuture
 
 __all__ = ["PushHandle", "Tally", "Worker"]
 
@@ -34,45 +36,6 @@ DRAIN_S = 30.0
 MOST_REDUCING = 1024
 UNKNOWN_NORM = 1e30
 """Of an update that is announced before it is complete: a bound on what a replica lacks counts it as too large."""
-
-
-class PushHandle:
-    """A push on its way; :meth:`result` says what became of it."""
-
-    def __init__(self, future: OutcomeFuture) -> None:
-        self._future = future
-
-    def done(self) -> bool:
-        """Tell whether the outcome is known."""
-        return self._future.done()
-
-    def result(self, timeout_s: float | None = None) -> Outcome:
-        """Wait for the outcome: ``Committed(version, tau)``, ``Dropped(cause, detail)`` or ``Lost(detail)``.
-
-        Raises:
-            TimeoutError: it was not known in time.
-        """
-        return self._future.result(timeout_s)
-
-
-class Tally:
-    """How many of a worker's updates were committed, dropped or lost, and with which delays."""
-
-    def __init__(self) -> None:
-        self.committed = self.dropped = self.lost = 0
-        self.delay_sum = self.delay_max = 0
-
-    def add(self, outcome: Outcome) -> None:
-        """Count an outcome."""
-        match outcome:
-            case Committed():
-                self.committed += 1
-                self.delay_sum += outcome.tau
-                self.delay_max = max(self.delay_max, outcome.tau)
-            case Dropped():
-                self.dropped += 1
-            case _:
-                self.lost += 1
 
 
 class Worker:
@@ -110,6 +73,8 @@ class Worker:
         self._staged = StagedTensors()
         self._open: deque[OutcomeFuture] = deque()
         self._reducing: deque[CountFuture] = deque()
+        self._samples: Samples = ()
+        self._drawing: DrawFuture | None = None
         self._coming: VersionFuture | None = None
         self._left = False
         self._growing: GrowingUpdate | None = None
@@ -157,18 +122,68 @@ class Worker:
         self._coming = None
         return version
 
-    def push(self, model: Trainable | None = None) -> PushHandle:
+    def push(self, model: Trainable | None = None, *, samples: Iterable[tuple[int, int]] = ()) -> PushHandle:
         """Hand over the gradients; ``grad`` of every parameter is None afterwards.
 
         The model that follows this update is asked for in the same round trip, and fetched while training goes on:
         the next :meth:`get` installs it. Gradients that are NaN or Inf are dropped here.
 
+        Args:
+            model: whose gradients; the registered one unless given.
+            samples: as for :meth:`trains_on`, for this update; with overlap say them there.
+
         Raises:
             LayoutError: ``model`` is not of the registered layout; nothing was changed.
-            UsageError: no model was got yet.
+            UsageError: no model was got yet, or ``samples`` are out of range.
             FabricClosedError: this worker has left the fabric.
         """
+        self.trains_on(samples)
         return self._push(self._target(model), install_first=False)
+
+    def trains_on(self, samples: Iterable[tuple[int, int]]) -> None:
+        """Say what the next update is computed from, so that the fabric can tell which samples were trained on.
+
+        What is said before one push adds up; with overlap it must be said before backward. See ``FabricSampler``.
+
+        Args:
+            samples: half-open ranges of positions: sample i of n of the data's epoch e is at ``e * n + i``.
+
+        Raises:
+            UsageError: a range is empty or out of range, or there are more than 256; or it is too late (overlap).
+        """
+        said = samples_of((*self._samples, *samples))
+        if self._growing is not None and said != self._samples:
+            raise UsageError("samples after backward: with overlap the update may be on its way; say them before")
+        self._samples = said
+
+    def draw(
+        self, count: int, limit: int, *, again: bool = True, returned: Iterable[tuple[int, int]] = ()
+    ) -> DrawFuture:
+        """Draw samples that no other worker has or has had; the future gives the answer. One at a time.
+
+        Most scripts use ``FabricSampler``, which does.
+
+        Args:
+            count: how many at most, >= 1.
+            limit: only positions before this one; see :meth:`trains_on`.
+            again: also samples whose updates were dropped.
+            returned: samples that were drawn and will not be used, so that others may.
+
+        Raises:
+            UsageError: an argument is out of range, or the mode is AllReduce.
+            FabricClosedError: this worker has left the fabric.
+        """
+        if self.mode is Mode.ALL_REDUCE:
+            raise UsageError("draw in mode all_reduce, which has no server that knows what was trained on")
+        if count < 1 or not 0 <= limit <= LAST_POSITION:
+            raise UsageError(f"draw {count} samples before {limit}; allowed: 1 or more, 0 <= limit <= 2**62")
+        back = samples_of(returned, MOST_RUNS)
+        if self._drawing is not None and not self._drawing.done():
+            raise UsageError("draw while another draw has no answer; wait for that one's result")
+        self._drawing = self._daemon.draw(
+            SamplesWanted(worker=self.name, model="", serial=0, count=count, limit=limit, again=again, returned=back)
+        )
+        return self._drawing
 
     def exchange(self) -> PushHandle:
         """Push, and install the model that the push before this one brought: communication overlaps computation.
@@ -195,7 +210,7 @@ class Worker:
                 self.version = version
         outcome: OutcomeFuture
         if norm < float("inf"):
-            outcome, self._coming = self._daemon.push(parcel, norm, computed_from, self._image)
+            outcome, self._coming = self._daemon.push(parcel, norm, computed_from, self._image, self._samples)
         else:
             outcome = self._not_finite(norm)
         return self._handle(outcome)
@@ -204,10 +219,13 @@ class Worker:
         log.warning("%s: an update was dropped: its norm is %s", self.name, norm)
         outcome = OutcomeFuture()
         outcome.set_result(not_finite(norm).outcome)
+        if self._samples:
+            self._daemon.drop_samples(self._samples)
         return outcome
 
     def _handle(self, outcome: OutcomeFuture) -> PushHandle:
         self._open.append(outcome)
+        self._samples = ()
         self._count_settled()
         return PushHandle(outcome)
 
@@ -256,7 +274,7 @@ class Worker:
 
     def _announce(self, growing: GrowingUpdate, norm: float) -> OutcomeFuture:
         growing.growth.progress.advance(growing.ready_bytes)
-        outcome, self._coming = self._daemon.push(growing.parcel, norm, self.version, self._image)
+        outcome, self._coming = self._daemon.push(growing.parcel, norm, self.version, self._image, self._samples)
         growing.announce(outcome)
         return outcome
 
@@ -270,7 +288,7 @@ class Worker:
         except UsageError as error:
             if growing.announced is not None:
                 self._daemon.give_up(growing.growth, GivenUpError(DropReason.CHANGED, str(error)))
-                self._open.append(growing.announced)
+                self._handle(growing.announced)
             raise
         if growing.announced is not None:
             if finite:

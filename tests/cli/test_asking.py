@@ -94,6 +94,16 @@ def test_what_became_of_probes_is_said_of_models_that_have_any():
     assert "probes of other" not in text
 
 
+def test_what_became_of_samples_is_said_of_models_whose_workers_say_it():
+    samples = fabric_pb2.SampleStatus(trained=96, repeated=8, dropped=4, missing=2)
+    models = [fabric_pb2.ModelStatus(name="net", samples=samples), fabric_pb2.ModelStatus(name="other")]
+
+    text = shown(fabric_pb2.GetStatusResponse(models=models))
+
+    assert "samples of net: 96 trained on, 8 of them more than once, 4 dropped, 2 missing" in text
+    assert "samples of other" not in text
+
+
 def test_parts_with_nothing_in_them_are_left_out():
     text = shown(fabric_pb2.GetStatusResponse(epoch=1))
 

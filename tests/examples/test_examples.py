@@ -49,6 +49,14 @@ def test_the_single_process_example_trains():
 
 
 @pytest.mark.processes
+def test_two_workers_share_the_digits(free_port):
+    address = f"127.0.0.1:{free_port}"
+    out = run(*MLFABRIC, "run", "-n", "2", "--scheduler", address, str(EXAMPLES / "digits_shared.py"), "--epochs", "4")
+    assert len(out.splitlines()) == 2
+    assert min(float(line.split()[-1]) for line in out.splitlines()) > 0.5
+
+
+@pytest.mark.processes
 @pytest.mark.parametrize("name", ["digits_loop.py", "digits_optimizer.py"])
 def test_two_workers_train_with_each_example(name, free_port):
     address = f"127.0.0.1:{free_port}"

@@ -64,7 +64,7 @@ WORDS = Words(
 WORKER = ("push_requested", "get_requested", "reduce_requested", "round_arrived", "round_broken", "link_probed")
 SERVER = ("server_holds", "commits_reported", "initial_received")
 SAYS = {
-    "RegisterAsWorker": (*WORKER, "worker_holds", "not_kept", "transfer_ended"),
+    "RegisterAsWorker": (*WORKER, "worker_holds", "not_kept", "transfer_ended", "samples_dropped", "samples_wanted"),
     "RegisterAsServer": (
         "server_holds",
         "commits_reported",
@@ -72,6 +72,7 @@ SAYS = {
         "transfer_ended",
         "held_back",
         "prepared",
+        "samples_reported",
     ),
     "RegisterAsReplica": ("replica_reported", "not_kept", "transfer_ended"),
     "RegisterAsAggregator": ("transfer_ended",),

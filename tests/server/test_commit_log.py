@@ -39,6 +39,18 @@ def test_a_log_is_whole_up_to_its_last_line_before_it_is_closed(tmp_path):
     log.close()
 
 
+def test_a_line_that_was_cut_off_does_not_spoil_the_next_one(tmp_path):
+    path = tmp_path / "net.commits.jsonl"
+    for number, left in enumerate(("", '{"epoch": 1, "vers', '{"epoch": 1}\n')):
+        path.write_text(left)
+        log = CommitLog(tmp_path)
+        log.append("net", (commit(A, 7 + number),))
+        log.close()
+        lines = path.read_text().splitlines()
+        assert lines[:-1] == left.splitlines()
+        assert json.loads(lines[-1])["version"] == 7 + number
+
+
 def test_without_a_directory_nothing_is_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     log = CommitLog(None)

@@ -14,6 +14,7 @@ from mlfabric.protocol import (
     CommitsReported,
     Committed,
     Conclude,
+    DrawAnswer,
     Drop,
     Dropped,
     DropReason,
@@ -41,6 +42,7 @@ from mlfabric.protocol import (
     MemoryReported,
     ModelVersion,
     MonitorAt,
+    NoteDropped,
     NotKept,
     Outcome,
     Peer,
@@ -62,6 +64,10 @@ from mlfabric.protocol import (
     RoundArrived,
     RoundBroken,
     RoundId,
+    SamplesDropped,
+    SamplesGranted,
+    SamplesReported,
+    SamplesWanted,
     Seed,
     Send,
     Serve,
@@ -78,6 +84,7 @@ from mlfabric.protocol import (
     Welcome,
     WorkerHolds,
 )
+from mlfabric.samples import SampleCounts, samples_of
 from mlfabric.specs import (
     DTYPE_BYTES,
     Layout,
@@ -121,6 +128,28 @@ def some(strategy: st.SearchStrategy[object]) -> st.SearchStrategy[tuple[object,
     return st.lists(strategy, min_size=1, max_size=3).map(tuple)
 
 
+@st.composite
+def sample_runs(draw: st.DrawFn) -> tuple[tuple[int, int, int], ...]:
+    """Runs of samples in order; those that touch differ in how often they were trained on."""
+    at = 0
+    out: list[tuple[int, int, int]] = []
+    some_runs = st.lists(st.tuples(st.integers(0, 2**40), st.integers(1, 2**40), st.integers(1, 2**63)), max_size=3)
+    for gap, length, drawn in draw(some_runs):
+        times = drawn if gap or not out or out[-1][2] != drawn else drawn + 1
+        out.append((at + gap, at + gap + length, times))
+        at += gap + length
+    return tuple(out)
+
+
+samples = sample_runs().map(lambda runs: samples_of((start, stop) for start, stop, _ in runs))
+sample_counts = st.builds(
+    SampleCounts,
+    runs=sample_runs(),
+    dropped=samples,
+    lost=samples,
+    rollbacks=several(st.tuples(u64, u64, u64)),
+    unplaced=u64,
+)
 tensors = st.builds(
     TensorSpec,
     name=name,
@@ -199,6 +228,7 @@ pushes = st.builds(
     norm=number,
     kind=st.sampled_from(UpdateKind),
     resolved_below=u64,
+    samples=samples,
 )
 gets = st.builds(
     GetRequested,
@@ -218,8 +248,9 @@ holds = st.builds(
     received=several(update_ids),
     epoch_base=u64,
     replica=text,
+    samples=sample_counts,
 )
-commits = st.builds(Commit, update=update_ids, version=versions, tau=i64, lr=number, step_norm=number)
+commits = st.builds(Commit, update=update_ids, version=versions, tau=i64, lr=number, step_norm=number, samples=samples)
 ends = st.builds(
     TransferEnded,
     member=st.just(ME),
@@ -263,7 +294,21 @@ events: st.SearchStrategy[MemberEvent] = st.one_of(
         gets=several(gets),
         reduces=several(reduces),
         clock=st.none() | u64,
+        dropped=samples,
+        drawn=samples,
     ),
+    st.builds(
+        SamplesWanted,
+        worker=st.just(ME),
+        model=text,
+        serial=u64,
+        count=st.integers(1, 2**64 - 1),
+        limit=st.integers(0, 2**62),
+        again=st.booleans(),
+        returned=samples,
+    ),
+    st.builds(SamplesDropped, worker=st.just(ME), model=text, samples=samples),
+    st.builds(SamplesReported, server=st.just(ME), model=text, counts=sample_counts),
     holds,
     st.builds(CommitsReported, server=st.just(ME), model=text, commits=several(commits)),
     st.builds(InitialReceived, server=st.just(ME), model=text, version=versions),
@@ -291,7 +336,7 @@ expects = st.builds(
     Expect,
     to=me,
     transfer=transfer_ids,
-    members=some(st.builds(Expected, update_ids, versions, u64, number)),
+    members=some(st.builds(Expected, update_ids, versions, u64, number, samples)),
     model=text,
     seq=u64,
     ticket=ticket,
@@ -426,6 +471,8 @@ instructions: st.SearchStrategy[Instruction] = st.one_of(
     st.builds(Keep, to=me, model=text, term=u64, receiver=text, address=text, reason=text),
     st.builds(Release, to=me, model=text, term=u64, updates=several(update_ids), reason=text),
     st.builds(Logged, to=me, model=text, commits=several(commits), reason=text),
+    st.builds(SamplesGranted, to=me, serial=u64, samples=samples, answer=st.sampled_from(DrawAnswer), reason=text),
+    st.builds(NoteDropped, to=me, model=text, samples=samples, reason=text),
     st.builds(Unfollowed, to=me, model=text, reason=text),
     st.builds(Prepare, to=me, model=text, unit=u64, transfers=some(transfer_ids), version=versions, reason=text),
     st.builds(Conclude, to=me, model=text, unit=u64, commit=st.booleans(), reason=text),

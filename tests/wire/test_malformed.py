@@ -14,6 +14,7 @@ from mlfabric.protocol import (
     RefuseReason,
     Tick,
 )
+from mlfabric.samples import MOST_RANGES
 from mlfabric.specs import (
     Layout,
     ModelSpec,
@@ -59,12 +60,38 @@ MALFORMED_EVENTS = [
         r"TransferEnded\.transfer=None; allowed: update, get or sum",
     ),
     (S.Event(transfer_ended=S.TransferEnded(member=ME, update=MINE)), r"TransferEnded\.end=0; allowed: 1 \(RECEIVED\)"),
+    (S.Event(samples_dropped=S.SamplesDropped(samples=[1, 2, 3])), r"SamplesDropped\.samples='3 numbers'"),
+    (S.Event(samples_dropped=S.SamplesDropped(samples=[4, 0])), r"SamplesDropped\.samples='samples from 4 up to 4'"),
+    (
+        S.Event(samples_dropped=S.SamplesDropped(samples=[2**62, 1])),
+        r"allowed: ranges that are not empty, up to 2\*\*62",
+    ),
+    (
+        S.Event(
+            push_requested=S.PushRequested(
+                update=MINE, computed_from=VERSION, kind=GRADIENT, samples=[1] * 2 * (MOST_RANGES + 1)
+            )
+        ),
+        r"PushRequested\.samples='514 numbers'; allowed: 2 for each of at most 256 ranges",
+    ),
+    (S.Event(samples_reported=S.SamplesReported(server="x")), r"SamplesReported\.server='x'"),
+    (S.Event(samples_reported=S.SamplesReported(server=ME)), r"SamplesReported\.counts is missing"),
+    (
+        S.Event(samples_reported=S.SamplesReported(server=ME, counts=S.SampleCounts(runs=[0, 4, 0]))),
+        r"SampleCounts\.runs='samples trained on 0 times'",
+    ),
+    (
+        S.Event(samples_reported=S.SamplesReported(server=ME, counts=S.SampleCounts(runs=[0, 4, 1, 0, 4, 1]))),
+        r"SampleCounts\.runs='two runs that are one'",
+    ),
+    (S.Event(samples_wanted=S.SamplesWanted(limit=8)), r"SamplesWanted\.limit='0 samples before 8'"),
     (S.Event(link_probed=S.LinkProbed(bps=1)), r"LinkProbed\.round is missing"),
     (S.Event(link_probed=S.LinkProbed(round=ROUND)), r"LinkProbed\.bps=0; allowed: 1 or more"),
 ]
 MALFORMED_INSTRUCTIONS = [
     (S.Instruction(), r"Instruction\.instruction=None; allowed: host_model,"),
     (S.Instruction(host_model=S.HostModel()), r"HostModel\.spec is missing"),
+    (S.Instruction(samples_granted=S.SamplesGranted()), r"SamplesGranted\.answer=0; allowed: 1 \(GRANTED\)"),
     (S.Instruction(send=S.Send(receiver="s")), r"Send\.update is missing"),
     (
         S.Instruction(expect=S.Expect(transfer=types_pb2.TransferId(update=MINE))),

@@ -19,6 +19,7 @@ import mlfabric
 from mlfabric.config import WorkerSettings
 from mlfabric.worker_daemon.beside import BesideOptions
 from tests.fabric.harness import Fabric, fabric, gradients, small_model, wait_until
+from tests.fabric.test_samples import comes_to
 
 SHARED = Path("/dev/shm")
 TRAINER = """
@@ -75,6 +76,24 @@ def test_training_through_it_is_training_as_in_a_thread(tmp_path: Path) -> None:
             results.append([p.detach().clone() for p in model.parameters()])
     assert all(bool((a == b).all()) for a, b in zip(*results, strict=True))
     assert segments() <= before
+
+
+def test_samples_are_drawn_and_accounted_for_through_it(tmp_path: Path) -> None:
+    with fabric() as running, daemon(running, tmp_path) as (_, address):
+        model = small_model()
+        with mlfabric.register_as_worker(model, settings=replace(running.settings("w0"), daemon=address)) as worker:
+            worker.get()
+            sampler = mlfabric.FabricSampler(worker, 10, batch_size=4, shuffle=False)
+            seen = []
+            for step, batch in enumerate(sampler.over(sampler)):
+                gradients(model, step)
+                if step == 1:
+                    next(iter(model.parameters())).grad[0] = float("nan")  # type: ignore[index]
+                seen.append(batch)
+                worker.push().result(15)
+                worker.get()
+        assert seen == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9], [4, 5, 6, 7]]
+        comes_to(running, trained=[(0, 10, 1)])
 
 
 def test_a_model_on_several_servers_is_trained_through_it_as_on_one(tmp_path: Path) -> None:

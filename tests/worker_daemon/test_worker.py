@@ -11,7 +11,19 @@ import pytest
 import torch
 
 from mlfabric.errors import FabricClosedError, LayoutError, RefusedError, UsageError
-from mlfabric.protocol import Committed, Dropped, DropReason, Lost, ModelVersion, Outcome, ReduceOp, Welcome
+from mlfabric.protocol import (
+    Committed,
+    Dropped,
+    DropReason,
+    Lost,
+    ModelVersion,
+    Outcome,
+    ReduceOp,
+    SamplesGranted,
+    SamplesWanted,
+    Welcome,
+)
+from mlfabric.samples import Samples
 from mlfabric.specs import Mode
 from mlfabric.worker_daemon.attempts import ReduceBuffers
 from mlfabric.worker_daemon.sending import GivenUpError, Growth, Parcel
@@ -28,6 +40,9 @@ class ScriptedDaemon:
         self.pushes: list[tuple[Parcel, float, ModelVersion, Future[Outcome]]] = []
         self.gets: list[tuple[ModelVersion, Future[ModelVersion]]] = []
         self.left: list[tuple[str, float]] = []
+        self.samples: list[Samples] = []
+        self.dropped_samples: list[Samples] = []
+        self.draws: list[tuple[SamplesWanted, Future[SamplesGranted]]] = []
         self._image = np.zeros(size_bytes // 4, dtype=np.float32)
 
     def buffer(self) -> memoryview:
@@ -47,11 +62,24 @@ class ScriptedDaemon:
         )
 
     def push(
-        self, parcel: Parcel, norm: float, computed_from: ModelVersion, get_into: memoryview | None
+        self,
+        parcel: Parcel,
+        norm: float,
+        computed_from: ModelVersion,
+        get_into: memoryview | None,
+        samples: Samples = (),
     ) -> tuple[Future[Outcome], Future[ModelVersion] | None]:
         outcome: Future[Outcome] = Future()
+        self.samples.append(samples)
         self.pushes.append((parcel, norm, computed_from, outcome))
         return outcome, self.get(self.buffer(), ModelVersion(0, 0)) if get_into is not None else None
+
+    def drop_samples(self, samples: Samples) -> None:
+        self.dropped_samples.append(samples)
+
+    def draw(self, wanted: SamplesWanted) -> Future[SamplesGranted]:
+        self.draws.append((wanted, Future()))
+        return self.draws[-1][1]
 
     def get(self, buffer: memoryview, min_version: ModelVersion) -> Future[ModelVersion]:
         got: Future[ModelVersion] = Future()

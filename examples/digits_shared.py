@@ -1,0 +1,33 @@
+"""Workers that share the data, each sample with one of them: ``mlfabric run -n 4 examples/digits_shared.py``."""
+
+# mypy: allow-untyped-calls
+
+import argparse
+
+import torch
+from sklearn.datasets import load_digits
+from torch.nn.functional import cross_entropy
+
+import mlfabric
+
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("--epochs", type=int, default=40)
+epochs = parser.parse_args().epochs
+
+pixels, labels = load_digits(return_X_y=True)
+images, digits = torch.tensor(pixels / 16, dtype=torch.float32), torch.tensor(labels)
+train, test = slice(0, 1437), slice(1437, None)
+
+model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10))
+worker = mlfabric.register_as_worker(model, rule=mlfabric.RuleSpec(lr=0.05, momentum=0.5))
+sampler = mlfabric.FabricSampler(worker, train.stop, batch_size=32, epochs=epochs)
+
+for batch in sampler.over(sampler):
+    worker.get()
+    loss = cross_entropy(model(images[batch]), digits[batch])
+    loss.backward()
+    worker.push()
+
+worker.get()
+right = model(images[test]).argmax(dim=1) == digits[test]
+print(f"accuracy {right.float().mean():.3f}")
