@@ -6,6 +6,8 @@ admission the member announces what it holds, and that says everything (design, 
 Several schedulers may be given, of which one is in office: they are tried in turn. A member shows the newest that has
 admitted it to all others, now and then, so that an older one which is still there ends. It follows none that is older
 than that, and goes to one that is newer.
+
+While there is a scheduler that hears them, signs of life are sent to it from beside this process (``mlfabric/pulse``).
 """
 
 from __future__ import annotations
@@ -13,13 +15,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
+import socket
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import grpc
 
-from mlfabric import wire
+from mlfabric import pulse, wire
 from mlfabric.addresses import split_address
 from mlfabric.control import MAX_CONTROL_BYTES
 from mlfabric.errors import RefusedError
@@ -87,6 +92,7 @@ class SchedulerSession:
         register: how.
         callbacks: see there.
         security: of this member.
+        processes: those that make up the member, besides this one: while one is stopped, so is the member.
     """
 
     def __init__(
@@ -96,13 +102,17 @@ class SchedulerSession:
         register: Register,
         callbacks: SessionCallbacks,
         security: Security = LOOPBACK,
+        processes: tuple[pulse.Process, ...] = (),
     ) -> None:
         self.scheduler = scheduler
-        self.member = member
+        self.member = replace(member, pulse_key=secrets.token_bytes(pulse.KEY_BYTES))
         self._register = register
         self._callbacks = callbacks
         self._security = security
         self._was_in = False
+        self._processes = processes
+        self._call: grpc.aio.StreamStreamCall[fabric_pb2.SessionRequest, fabric_pb2.SessionResponse] | None = None
+        self._opened_ns = 0
         self._outbox: list[session_pb2.Event] = []
         self._wake = asyncio.Event()
         self._open = False
@@ -137,18 +147,50 @@ class SchedulerSession:
         """
         for address in self._addresses:
             split_address(address, "scheduler")
-        async with contextlib.AsyncExitStack() as stack:
-            for address in self._addresses:
-                channel = open_channel(address, SCHEDULER, self._security, CHANNEL_OPTIONS)
-                self._channels[address] = await stack.enter_async_context(channel)
+        try:
             while True:
-                stub, admission = await self._admission()
-                detail = await self._talk(stub, admission)
+                # Connections of its own each time: one over a link that was down for long is slow to find out.
+                async with contextlib.AsyncExitStack() as stack:
+                    for address in self._addresses:
+                        channel = open_channel(address, SCHEDULER, self._security, CHANNEL_OPTIONS)
+                        self._channels[address] = await stack.enter_async_context(channel)
+                    stub, admission = await self._admission()
+                    await self._send_pulses(admission.pulse_port)
+                    detail = await self._talk(stub, admission)
                 if self._leaving:
                     return
                 self._callbacks.lost(detail)
                 self._log.warning("lost the scheduler at %s (%s); will join again", self._addresses[0], detail)
                 await asyncio.sleep(RETRY_S)
+        finally:
+            pulse.forget(self.member.pulse_key)
+
+    async def _send_pulses(self, port: int) -> None:
+        """Have signs of life sent to the scheduler, if it hears any."""
+        loop = asyncio.get_running_loop()
+        if not port:
+            pulse.forget(self.member.pulse_key)
+            return
+        try:
+            host, _ = split_address(self._addresses[0], "scheduler")
+            found = await loop.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
+        except OSError as error:
+            self._log.warning("no signs of life are sent to %s: %s", self._addresses[0], error)
+            return
+        pulse.watch(
+            pulse.Watch(
+                key=self.member.pulse_key,
+                address=str(found[0][4][0]),
+                port=port,
+                processes=self._processes,
+                recalled=lambda sent_ns: _soon(loop, self._recalled, sent_ns),
+            )
+        )
+
+    def _recalled(self, sent_ns: int) -> None:
+        """Begin again: the scheduler heard a pulse of that instant, and has no session of this member."""
+        if self._call is not None and self._open and self._opened_ns < sent_ns:
+            self._call.cancel()
 
     async def _admission(self) -> tuple[fabric_pb2_grpc.FabricServiceAsyncStub, fabric_pb2.Admission]:
         """Be admitted by the first of the schedulers that is in office."""
@@ -216,7 +258,7 @@ class SchedulerSession:
 
     async def _talk(self, stub: fabric_pb2_grpc.FabricServiceAsyncStub, admission: fabric_pb2.Admission) -> str:
         """Keep the stream until it breaks; return why."""
-        call = stub.Session()
+        call = self._call = stub.Session()
         tasks: list[asyncio.Task[None]] = []
         self._moving_to = ""
         try:
@@ -229,7 +271,7 @@ class SchedulerSession:
                 events=self._take(),
             )
             # Open from here on: what is sent while the greeting is on its way follows it, nothing falls between.
-            self._open = True
+            self._open, self._opened_ns = True, time.monotonic_ns()
             self._ended.clear()
             await call.write(hello)
             tasks = [asyncio.create_task(self._write(call)), asyncio.create_task(self._watch(call))]
@@ -242,12 +284,13 @@ class SchedulerSession:
         except asyncio.InvalidStateError as error:
             return str(error)
         except asyncio.CancelledError:
-            own = asyncio.current_task()
-            if not self._moving_to or (own is not None and own.cancelling()):
+            if not call.cancelled() or _is_cancelled():
                 raise
-            return f"a newer one is at {self._moving_to}"
+            if self._moving_to:
+                return f"a newer one is at {self._moving_to}"
+            return "it says that this member is not with it"
         finally:
-            self._open = False
+            self._open, self._call = False, None
             self._ended.set()
             for task in tasks:
                 task.cancel()
@@ -299,3 +342,15 @@ class SchedulerSession:
     def _take(self) -> list[session_pb2.Event]:
         events, self._outbox = self._outbox, []
         return events
+
+
+def _is_cancelled() -> bool:
+    """Tell whether the running task is to end, or only a call that it waits for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _soon(loop: asyncio.AbstractEventLoop, call: Callable[[int], None], argument: int) -> None:
+    """Call from another thread, unless the loop has ended."""
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(call, argument)

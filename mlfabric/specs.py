@@ -308,6 +308,7 @@ class Member:
         address: ``host:port`` of its data channel, or of its gRPC service (monitor); "" if it accepts nothing.
         up_bps, down_bps: nominal rate of its host's link in bit/s; 0 means unknown.
         seen: the newest scheduler that admitted it; an older one that is shown this is fenced off.
+        pulse_key: what its signs of life are sealed with; b"" if it sends none.
     """
 
     name: str
@@ -319,3 +320,4 @@ class Member:
     down_bps: int = 0
     protocol_version: int = PROTOCOL_VERSION
     seen: Term = NO_TERM
+    pulse_key: bytes = field(default=b"", repr=False)

@@ -101,6 +101,16 @@ class Testbed:
             raise UsageError(f"host {name!r}; allowed: {', '.join(self._by_name)}")
         return self._by_name[name]
 
+    def cut_off(self, name: str, *, cut: bool = True) -> None:
+        """Pull out the other end of a host's cable, or plug it in again: packets vanish, and nobody is told.
+
+        Raises:
+            UsageError: there is no host of this name.
+            UnavailableError: it cannot be done here; says why.
+        """
+        port = _port(self.hosts.index(self.host(name)))
+        _run(["ip", "-n", self.switch, "-batch", "-"], [f"link set {port} {'down' if cut else 'up'}"])
+
     def set_rates(self, rates_bps: Mapping[tuple[str, Direction], int]) -> None:
         """Change rates while the links are in use; links that are not mentioned, or have that rate, stay as they are.
 

@@ -7,7 +7,6 @@ the state machine gave it up; only a connection whose framing is whole goes back
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,7 @@ from mlfabric import wire
 from mlfabric.aggregator import actions as act
 from mlfabric.aggregator.buffers import Buffers
 from mlfabric.channels import Channel, Connection, Frame, FrameKind
+from mlfabric.dialling import Dialled
 from mlfabric.errors import FabricError, TransferError
 from mlfabric.lines import Recorded, reason_of
 from mlfabric.protocol import GetId, Sum, SumId
@@ -54,12 +54,11 @@ class Outgoing:
         take_in: Callable[[act.AggregatorEvent], None],
         recorded: Recorded,
     ) -> None:
-        self._channel = channel
         self._host = host
         self._buffers = buffers
         self._take_in = take_in
         self._recorded = recorded
-        self._idle: defaultdict[str, list[Connection]] = defaultdict(list)
+        self._dialled = Dialled(channel)
         self._errands: dict[SumId | GetId, _Errand] = {}
 
     def offer(self, order: act.OfferSum) -> None:
@@ -82,6 +81,10 @@ class Outgoing:
         errand = self._errands.pop(which, None)
         if errand is not None:
             errand.task.cancel()
+
+    def break_off(self, address: str) -> None:
+        """Let every errand to an address fail: its other end does not answer any more."""
+        self._dialled.break_off(address)
 
     async def close(self) -> None:
         """Cancel every errand."""
@@ -205,30 +208,20 @@ class Outgoing:
         """Do work over a connection and take in how it ended; a connection in an unknown state is closed."""
         connection: Connection | None = None
         try:
-            connection = await self._connection(address)
+            connection = await self._dialled.take(address)
             ended = await work(connection)
         except (FabricError, DecodeError) as error:
-            self._discard(address, connection)
+            self._dialled.discard(address, connection)
             ended = failed(str(error))
         except asyncio.CancelledError:
             if connection is not None:
-                connection.close()
+                self._dialled.drop(address, connection)
             raise
         else:
-            self._idle[address].append(connection)
+            self._dialled.keep(address, connection)
         # Ended by itself: what follows must not find it to be given up.
         self._errands.pop(which, None)
         self._take_in(ended)
-
-    async def _connection(self, address: str) -> Connection:
-        idle = self._idle[address]
-        return idle.pop() if idle else await self._channel.connect(address)
-
-    def _discard(self, address: str, broken: Connection | None) -> None:
-        """Close a broken connection, and idle ones to the same place: whatever broke it may have broken them."""
-        for connection in (broken, *self._idle.pop(address, ())):
-            if connection is not None:
-                connection.close()
 
     def _spawn(self, which: SumId | GetId, work: Coroutine[Any, Any, None], may_seal: asyncio.Event) -> None:
         self._errands[which] = _Errand(asyncio.create_task(work), may_seal)

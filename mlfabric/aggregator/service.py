@@ -23,6 +23,7 @@ from mlfabric.protocol import (
     MemberEvent,
     MemoryReported,
     MonitorAt,
+    PeerLost,
     SumId,
     Welcome,
 )
@@ -138,6 +139,9 @@ class AggregatorService:
     def _instructed(self, instruction: Instruction) -> None:
         if isinstance(instruction, MonitorAt):
             self._reporter.set_address(instruction.address)
+            return
+        if isinstance(instruction, PeerLost):
+            self._outgoing.break_off(instruction.address)
             return
         if isinstance(instruction, HostModel):
             log.info("model %s: %s", instruction.spec.name, instruction.reason)

@@ -32,6 +32,7 @@ MEASURED = {
     "planner": "How long a plan takes.",
     "restart": "How long trainers wait for a new scheduler.",
     "twin": "How long the twin takes for a thousand workers.",
+    "silence": "Workers that are stopped or cut off, and busy ones.",
     "summing": "Sums of updates on their way.",
     "links": "Emulated links: rates reached, cost of changes.",
 }

@@ -23,6 +23,7 @@ __all__ = [
     "MemberEvent",
     "MemberJoined",
     "MemberLeft",
+    "MemberLost",
     "MemberSilent",
     "MemoryReported",
     "PushRequested",
@@ -61,6 +62,15 @@ class MemberSilent:
 
     name: str
     incarnation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberLost:
+    """A member does not answer any more, its process or its host: nobody is to wait for it. It may come back."""
+
+    name: str
+    incarnation: int
+    detail: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,6 +250,7 @@ class Tick:
 MemberEvent = (
     MemberJoined
     | MemberSilent
+    | MemberLost
     | MemberLeft
     | PushRequested
     | GetRequested

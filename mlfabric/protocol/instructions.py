@@ -25,6 +25,7 @@ __all__ = [
     "Initialise",
     "Instruction",
     "MonitorAt",
+    "PeerLost",
     "Refuse",
     "RefuseReason",
     "Resolve",
@@ -59,6 +60,7 @@ class Welcome:
         initialise: this worker is asked for initial weights.
         clock: so many iterations a worker has finished at least, as the others count them, if it is new or was given up
             by this scheduler: who comes late starts here.
+        lost: it did not answer any more, and all that it was sending or getting is void.
     """
 
     to: str
@@ -72,6 +74,7 @@ class Welcome:
     reason: str
     clock: int = 0
     instance: int = 0
+    lost: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +83,15 @@ class Refuse:
 
     to: str
     cause: RefuseReason
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerLost:
+    """Who accepts connections at this address does not answer any more: break off what is on its way to or from it."""
+
+    to: str
+    address: str
     reason: str
 
 
@@ -238,18 +250,20 @@ class Serve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CancelServe:
-    """Nobody will come for this get any more."""
+    """Nobody will come for this get any more; if its worker is gone, what is being sent to it is broken off."""
 
     to: str
     model: str
     get: GetId
     reason: str
+    gone: bool = False
 
 
 Instruction = (
     Welcome
     | Refuse
     | MonitorAt
+    | PeerLost
     | HostModel
     | Initialise
     | Send

@@ -265,6 +265,7 @@ class GetTable:
 
     def worker_gone(self, worker: str, reason: str) -> Iterator[Instruction]:
         """Let go of a worker's gets."""
+        is_gone = bool(self._context.members[worker].lost)
         for get in [g for g in self.waiting if g.worker == worker]:
             del self.waiting[get]
         for get in [g for g in self.planned if g.worker == worker]:
@@ -273,7 +274,7 @@ class GetTable:
                 yield from self._take_back(get, reason)
             else:
                 self._remove(get)
-                yield CancelServe(to=planned.source, model=self._model, get=get, reason=reason)
+                yield CancelServe(to=planned.source, model=self._model, get=get, reason=reason, gone=is_gone)
         self.apart = {g for g in self.apart if g.worker != worker}
 
     def aggregator_gone(self, aggregator: str, reason: str) -> Iterator[Instruction]:

@@ -19,8 +19,10 @@ from mlfabric.protocol import (
     Instruction,
     LinksReported,
     MemberJoined,
+    MemberLost,
     ModelVersion,
     MonitorAt,
+    PeerLost,
     Refuse,
     RefuseReason,
     ServerHolds,
@@ -88,6 +90,7 @@ class Membership:
             member, MemberState.HERE, now_ns, event.most_updates, holds_initial=event.holds_initial, tally=tally
         )
         record.follows = event.follows
+        record.was_lost = known is not None and again and bool(known.lost)
         self._context.admit(record)
         self._silent.pop(member.name, None)
         self._missed.pop(member.name, None)
@@ -220,6 +223,7 @@ class Membership:
             monitor_address=self._monitor_for(record),
             reason=reason,
             clock=models[0].pushes.clocks.beginning(record.member.name) if models else 0,
+            lost=record.was_lost,
         )
 
     def _monitor_for(self, record: MemberRecord) -> str:
@@ -242,6 +246,30 @@ class Membership:
         self._silent[name] = record
         yield from self._let_go(record, f"{name} fell silent")
 
+    def lost(self, event: MemberLost, now_ns: int) -> Iterator[Instruction]:
+        """Let go of a member that does not answer any more, and wait for it no longer if it is a worker.
+
+        Others count as left only in their time: with a replica goes the bound that it is there for.
+        """
+        record = self._context.members.get(event.name)
+        is_known = record is not None and record.member.incarnation == event.incarnation
+        if record is None or not is_known or record.state is MemberState.LEFT:
+            return
+        was_here = record.state is MemberState.HERE
+        record.lost = event.detail
+        if was_here:
+            record.state, record.since_ns = MemberState.SILENT, now_ns
+            self._silent[event.name] = record
+        is_waited_for = record.member.role is not Role.WORKER
+        if was_here or not is_waited_for:
+            yield from self._let_go(record, f"{event.name}: {event.detail}")
+        if not is_waited_for:
+            self._give_up(record, now_ns)
+        elif was_here and record.member.role is not Role.MONITOR:
+            for other in (*self._context.here(Role.WORKER), *self._context.here(Role.AGGREGATOR)):
+                reason = f"{event.name}: {event.detail}"
+                yield PeerLost(to=other.member.name, address=record.member.address, reason=reason)
+
     def left(self, name: str, incarnation: int, detail: str, now_ns: int) -> Iterator[Instruction]:
         """Note that a member said good-bye."""
         record = self._context.members.get(name)
@@ -259,17 +287,21 @@ class Membership:
         return min(since_ns) + self._context.config.silence_ns if since_ns else None
 
     def expire(self, now_ns: int) -> None:
-        """Count members that were silent for too long as left; they may come back and ask what became of an update."""
-        for name, record in list(self._silent.items()):
+        """Count members that were silent for too long as left."""
+        for record in list(self._silent.values()):
             if record.since_ns + self._context.config.silence_ns <= now_ns:
-                record.state, record.since_ns = MemberState.LEFT, now_ns
-                del self._silent[name]
-                self._leave_clocks(name)
-                self._note_departed(record)
+                self._give_up(record, now_ns)
         for name, since_ns in list(self._missed.items()):
             if since_ns + self._context.config.silence_ns <= now_ns:
                 del self._missed[name]
                 self._leave_clocks(name)
+
+    def _give_up(self, record: MemberRecord, now_ns: int) -> None:
+        """Count a silent member as left; it may come back and ask what became of an update."""
+        record.state, record.since_ns = MemberState.LEFT, now_ns
+        del self._silent[record.member.name]
+        self._leave_clocks(record.member.name)
+        self._note_departed(record)
 
     def _let_go(self, record: MemberRecord, reason: str) -> Iterator[Instruction]:
         if record.member.role is Role.MONITOR:

@@ -110,7 +110,10 @@ class WorkerTally:
 
 @dataclass(slots=True)
 class MemberRecord:
-    """A member that joined at least once; ``most_updates`` is of an aggregator, ``follows`` of a replica."""
+    """A member that joined at least once; ``most_updates`` is of an aggregator, ``follows`` of a replica.
+
+    ``lost`` says why nobody waits for it, if it does not answer any more; ``was_lost`` is of one that is back since.
+    """
 
     member: Member
     state: MemberState
@@ -121,6 +124,8 @@ class MemberRecord:
     tally: WorkerTally = field(default_factory=WorkerTally)
     memory_bytes: dict[str, int] = field(default_factory=dict)
     follows: Following | None = None
+    lost: str = ""
+    was_lost: bool = False
 
 
 @dataclass(slots=True)

@@ -6,8 +6,8 @@ says when it has the result; once all have it, it is *settled*, and not before: 
 all, and it is planned anew among those that are left. So no worker goes on with a sum that another one does not have.
 There is one round at a time.
 
-A worker that falls silent may be back in a moment: the round waits for it for a while. One that comes back later
-is told that the others have done the round without it.
+A worker that falls silent may be back in a moment: the round waits for it for a while, unless it is known to answer no
+more. One that comes back later is told that the others have done the round without it.
 
 A new scheduler learns from the workers which attempt was the last to be settled, and whose result of it they have.
 """
@@ -203,7 +203,9 @@ class Rounds:
             yield from self._void(reason)
         self._queues.pop(worker, None)
         if record.state is MemberState.SILENT and key in self._asked:
-            self._may_return.setdefault(key, record.since_ns + self._context.config.round_patience_ns)
+            patience_ns = 0 if record.lost else self._context.config.round_patience_ns
+            until_ns = record.since_ns + patience_ns
+            self._may_return[key] = min(until_ns, self._may_return.get(key, until_ns))
         else:
             self._may_return.pop(key, None)
             self._outcomes.pop(key, None)

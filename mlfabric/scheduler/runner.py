@@ -23,6 +23,7 @@ from mlfabric.control import server_limits
 from mlfabric.errors import UsageError
 from mlfabric.scheduler.context import SchedulerConfig
 from mlfabric.scheduler.limits import Limits
+from mlfabric.scheduler.listening import listen_for_pulses
 from mlfabric.scheduler.metering import Meter
 from mlfabric.scheduler.planning import DropRule, is_planner_compiled
 from mlfabric.scheduler.service import FabricService
@@ -224,10 +225,11 @@ class SchedulerRunner:
         most_calls = 2 * self.options.limits.members + SPARE_CALLS
         options = _channel_options(self.options.answer_s, most_calls)
         server = grpc.aio.server(options=options, maximum_concurrent_rpcs=most_calls)
-        service = FabricService(self._renew(), self._meter, self._renew)
+        port = await self._listen(server, port_within_s)
+        pulses = listen_for_pulses(self.options.bind, port)
+        service = FabricService(self._renew(), self._meter, self._renew, pulses)
         fabric_pb2_grpc.add_FabricServiceServicer_to_server(service, server)
         status = self._add_standard_services(server)
-        port = await self._listen(server, port_within_s)
         page = self._page()
         await server.start()
         address = f"{self.options.advertised or self.options.bind}:{port}"
@@ -244,6 +246,7 @@ class SchedulerRunner:
             stopped.cancel()
             survey.cancel()
             await status.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
+            service.close()
             await server.stop(GRACE_S)
             if page is not None:
                 page.stop()

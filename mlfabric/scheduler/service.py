@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
+import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from mlfabric.protocol import (
     MemberEvent,
     MemberJoined,
     MemberLeft,
+    MemberLost,
     MemberSilent,
     Refuse,
     RefuseReason,
@@ -32,7 +34,9 @@ from mlfabric.protocol import (
     Welcome,
 )
 from mlfabric.scheduler import entry
+from mlfabric.scheduler.listening import Listener
 from mlfabric.scheduler.metering import Meter
+from mlfabric.scheduler.silence import Found
 from mlfabric.scheduler.state import SchedulerState
 from mlfabric.scheduler.status import describe
 from mlfabric.scheduler.terms import Verdict
@@ -128,12 +132,19 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
         state: the state machine; nobody else may touch it.
         meter: counts what is decided.
         renew: makes a state machine of an epoch greater than this one, if members have seen that.
+        pulses: where signs of life arrive; None hears none.
 
     Attributes:
         failed: gets the exception when the state machine has broken one of its invariants, or was fenced off.
     """
 
-    def __init__(self, state: SchedulerState, meter: Meter, renew: Callable[[int], SchedulerState]) -> None:
+    def __init__(
+        self,
+        state: SchedulerState,
+        meter: Meter,
+        renew: Callable[[int], SchedulerState],
+        pulses: socket.socket | None = None,
+    ) -> None:
         self._state = state
         self._renew = renew
         self._meter = meter
@@ -145,6 +156,11 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
         self._torn: dict[str, str] = {}
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._log = logging.getLogger("mlfabric.scheduler")
+        self._listener = Listener(pulses, self._lose)
+
+    def close(self) -> None:
+        """Listen for nobody any more."""
+        self._listener.close()
 
     # Events in, instructions out
 
@@ -284,6 +300,9 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
 
     async def _admit(self, event: MemberJoined, context: _Context) -> fabric_pb2.Admission:
         name, caller = event.member.name, await entry.may_join(event, context)
+        if self._listener.is_stopped(event.member):
+            why = f"waiting for a process of {name}, which is stopped"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, why)
         seat = _Seat(event.member.role, event.member.incarnation, secrets.token_bytes(16), caller)
         former = self._seats.pop(name, None)
         self._seats[name] = seat
@@ -296,6 +315,7 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
             await context.abort(_STATUS[answer.cause], answer.reason)
         if former is not None:
             former.close()
+        self._listener.watch(event.member)
         asyncio.get_running_loop().call_later(_SESSION_WITHIN_S, self._give_up, name, seat)
         self._log.info("%s %s: %s", event.member.role.value, event.member.name, answer.reason)
         return fabric_pb2.Admission(
@@ -309,6 +329,8 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
             reason=answer.reason,
             clock=answer.clock,
             instance=answer.instance,
+            lost=answer.lost,
+            pulse_port=self._listener.port,
         )
 
     # Sessions
@@ -357,6 +379,15 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
         loop.call_soon(self._vacate, name, seat)
         if seat.task is not None:
             loop.call_soon(seat.task.cancel)  # its stream may be waiting for the member to read
+
+    def _lose(self, found: Found, incarnation: int) -> None:
+        """End the session of a member that does not answer any more; it may join again."""
+        seat = self._seats.pop(found.member, None)
+        self._log.warning("%s is waited for no longer: %s", found.member, found.cause.value)
+        self._meter.metrics.lost(found.cause.name.lower())
+        self._take_in(MemberLost(name=found.member, incarnation=incarnation, detail=found.cause.value))
+        if seat is not None:
+            seat.close()
 
     def _vacate(self, name: str, seat: _Seat) -> None:
         if self._seats.get(name) is seat:
@@ -408,6 +439,7 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
 
     def _say_goodbye(self, name: str, seat: _Seat, detail: str) -> None:
         del self._seats[name]
+        self._listener.forget(name)
         self._take_in(MemberLeft(name=name, incarnation=seat.incarnation, detail=detail))
         self._log.info("%s left: %s", name, detail)
         seat.close()

@@ -23,6 +23,7 @@ from mlfabric.protocol import (
     MemberEvent,
     MemberJoined,
     MemberLeft,
+    MemberLost,
     MemberSilent,
     MemoryReported,
     NotKept,
@@ -179,6 +180,8 @@ class SchedulerState:
                 yield from self._membership.join(event, now_ns)
             case MemberSilent():
                 yield from self._membership.silent(event.name, event.incarnation, now_ns)
+            case MemberLost():
+                yield from self._membership.lost(event, now_ns)
             case MemberLeft():
                 yield from self._membership.left(event.name, event.incarnation, event.detail, now_ns)
             case WorkerHolds():

@@ -84,7 +84,7 @@ def _activity(state: SchedulerState, record: MemberRecord, load: _Load) -> str:
     """Say in words what a member is doing."""
     name = record.member.name
     if record.state is not MemberState.HERE:
-        return ""
+        return record.lost
     match record.member.role:
         case Role.SERVER:
             held = [

@@ -253,9 +253,9 @@ class RefuseOffer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abandon:
-    """Close this connection: its transfer was voided, or offered anew on another one."""
+    """Close this connection: its transfer was voided, or offered anew on another one, or who it is for is gone."""
 
-    transfer: TransferId
+    transfer: TransferId | GetId
     connection: int
     reason: str
 

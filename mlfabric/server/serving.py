@@ -19,7 +19,7 @@ from collections.abc import Container, Iterator
 
 from mlfabric.precedence import conflict, take_out
 from mlfabric.protocol import GetId, ModelVersion, Serve, TransferEnd, TransferEnded, UpdateId
-from mlfabric.server.actions import Action, PinModel, RefuseWant, Report, ServeModel, UnpinModel, Wanted
+from mlfabric.server.actions import Abandon, Action, PinModel, RefuseWant, Report, ServeModel, UnpinModel, Wanted
 from mlfabric.server.transfers import UNCLAIMED_NS, GetState, OutgoingModel
 from mlfabric.specs import ModelSpec
 
@@ -123,10 +123,13 @@ class Servings:
                 yield from self._forget(get, "it was never wanted")
                 yield self._report(get.get, TransferEnd.BROKEN, "it was never wanted")
 
-    def cancel(self, get: GetId, reason: str) -> Iterator[Action]:
-        """Forget a get that is not being served."""
+    def cancel(self, get: GetId, reason: str, *, gone: bool = False) -> Iterator[Action]:
+        """Forget a get that is not being served; break it off if it is and its worker is gone."""
         known = self.gets.get(get)
-        if known is not None and known.state is not GetState.SERVING:
+        if known is not None and known.state is GetState.SERVING:
+            if gone and known.connection is not None:
+                yield Abandon(transfer=get, connection=known.connection, reason=reason)
+        elif known is not None:
             yield from self._forget(known, reason)
             if known.connection is not None:
                 yield RefuseWant(get=get, connection=known.connection, reason=reason)

@@ -121,7 +121,7 @@ class ServerState:
                 yield from self._serve(event, now_ns)
             case CancelServe():
                 if event.model in self.models:
-                    yield from self.models[event.model].gets.cancel(event.get, event.reason)
+                    yield from self.models[event.model].gets.cancel(event.get, event.reason, gone=event.gone)
             case Followed() if event.model in self.models:
                 self.models[event.model].lead.follow(event)
             case Replicate() if event.model in self.models:

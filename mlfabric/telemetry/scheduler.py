@@ -77,6 +77,14 @@ class SchedulerMetrics:
                 "mlfabric_members", "Members that joined, by role and state.", ["role", "state"], registry=registry
             ).labels
         )
+        self._lost = cache(
+            Counter(
+                "mlfabric_members_lost_total",
+                "Members found not to answer any more: stopped, ended, silent with their host.",
+                ["cause"],
+                registry=registry,
+            ).labels
+        )
         self._round_s = cache(
             Histogram(
                 "mlfabric_round_seconds",
@@ -173,6 +181,10 @@ class SchedulerMetrics:
     def link_rate(self, host: str, up: bool, bps: float) -> None:
         """Set the rate in bit/s that plans are made with."""
         self._rate.of(host, host, direction(up)).set(bps / 8)
+
+    def lost(self, cause: str) -> None:
+        """Count a member that does not answer any more."""
+        self._lost(cause).inc()
 
     def members(self, counts: Mapping[tuple[Role, str], int]) -> None:
         """Set how many members of each role are in each state; what is not named is 0."""

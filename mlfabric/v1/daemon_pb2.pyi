@@ -98,6 +98,7 @@ class OpenWorker(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     IMAGE_FIELD_NUMBER: _builtins.int
     INITIAL_FIELD_NUMBER: _builtins.int
+    PROCESS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     @_builtins.property
     def model(self) -> _types_pb2.ModelSpec: ...
@@ -109,6 +110,10 @@ class OpenWorker(_message.Message):
     def initial(self) -> Global___Segment:
         """Initial weights."""
 
+    @_builtins.property
+    def process(self) -> Global___Process:
+        """The training process, if it can be looked at: while it is stopped, others do not wait for it."""
+
     def __init__(
         self,
         *,
@@ -116,14 +121,38 @@ class OpenWorker(_message.Message):
         model: _types_pb2.ModelSpec | None = ...,
         image: Global___Segment | None = ...,
         initial: Global___Segment | None = ...,
+        process: Global___Process | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["image", b"image", "initial", b"initial", "model", b"model"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["image", b"image", "initial", b"initial", "model", b"model", "process", b"process"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["image", b"image", "initial", b"initial", "model", b"model", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["image", b"image", "initial", b"initial", "model", b"model", "name", b"name", "process", b"process"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___OpenWorker: _TypeAlias = OpenWorker  # noqa: Y015
+
+@_typing.final
+class Process(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PID_FIELD_NUMBER: _builtins.int
+    STARTED_FIELD_NUMBER: _builtins.int
+    pid: _builtins.int
+    started: _builtins.int
+    """In the kernel's clock ticks since boot: tells it from a later process with this id."""
+    def __init__(
+        self,
+        *,
+        pid: _builtins.int = ...,
+        started: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pid", b"pid", "started", b"started"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Process: _TypeAlias = Process  # noqa: Y015
 
 @_typing.final
 class PushUpdate(_message.Message):

@@ -59,6 +59,8 @@ class Admission(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     CLOCK_FIELD_NUMBER: _builtins.int
     INSTANCE_FIELD_NUMBER: _builtins.int
+    PULSE_PORT_FIELD_NUMBER: _builtins.int
+    LOST_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """The scheduler's epoch; a newer one fences off an older one."""
     session_token: _builtins.bytes
@@ -77,6 +79,10 @@ class Admission(_message.Message):
     """Stale-synchronous: the worker has finished at least so many iterations, as the others count them."""
     instance: _builtins.int
     """Together with the epoch the scheduler's term."""
+    pulse_port: _builtins.int
+    """UDP port of the scheduler's host for signs of life (mlfabric/pulse/beat.py); 0 if it hears none."""
+    lost: _builtins.bool
+    """The member did not answer any more: all that it was sending or getting is void."""
     def __init__(
         self,
         *,
@@ -90,10 +96,12 @@ class Admission(_message.Message):
         reason: _builtins.str = ...,
         clock: _builtins.int = ...,
         instance: _builtins.int = ...,
+        pulse_port: _builtins.int = ...,
+        lost: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock", b"clock", "epoch", b"epoch", "initialise", b"initialise", "instance", b"instance", "monitor_address", b"monitor_address", "reason", b"reason", "server", b"server", "server_address", b"server_address", "session_token", b"session_token", "tau_max", b"tau_max"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock", b"clock", "epoch", b"epoch", "initialise", b"initialise", "instance", b"instance", "lost", b"lost", "monitor_address", b"monitor_address", "pulse_port", b"pulse_port", "reason", b"reason", "server", b"server", "server_address", b"server_address", "session_token", b"session_token", "tau_max", b"tau_max"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1295,6 +1295,7 @@ class Instruction(_message.Message):
     CONCLUDE_FIELD_NUMBER: _builtins.int
     NOTE_DROPPED_FIELD_NUMBER: _builtins.int
     SAMPLES_GRANTED_FIELD_NUMBER: _builtins.int
+    PEER_LOST_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
     @_builtins.property
     def host_model(self) -> Global___HostModel: ...
@@ -1360,6 +1361,8 @@ class Instruction(_message.Message):
     def note_dropped(self) -> Global___NoteDropped: ...
     @_builtins.property
     def samples_granted(self) -> Global___SamplesGranted: ...
+    @_builtins.property
+    def peer_lost(self) -> Global___PeerLost: ...
     def __init__(
         self,
         *,
@@ -1396,12 +1399,13 @@ class Instruction(_message.Message):
         conclude: Global___Conclude | None = ...,
         note_dropped: Global___NoteDropped | None = ...,
         samples_granted: Global___SamplesGranted | None = ...,
+        peer_lost: Global___PeerLost | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel_hand_on", b"cancel_hand_on", "cancel_reduce", b"cancel_reduce", "cancel_serve", b"cancel_serve", "cancel_sum", b"cancel_sum", "conclude", b"conclude", "drop", b"drop", "expect", b"expect", "fetch", b"fetch", "fold", b"fold", "followed", b"followed", "hand_on", b"hand_on", "host_model", b"host_model", "initialise", b"initialise", "instruction", b"instruction", "keep", b"keep", "logged", b"logged", "monitor_at", b"monitor_at", "note_dropped", b"note_dropped", "prepare", b"prepare", "probe", b"probe", "reduce", b"reduce", "reduce_failed", b"reduce_failed", "reduce_settled", b"reduce_settled", "release", b"release", "replicate", b"replicate", "resolve", b"resolve", "samples_granted", b"samples_granted", "seed", b"seed", "send", b"send", "serve", b"serve", "sum", b"sum", "unfollowed", b"unfollowed", "void", b"void"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel_hand_on", b"cancel_hand_on", "cancel_reduce", b"cancel_reduce", "cancel_serve", b"cancel_serve", "cancel_sum", b"cancel_sum", "conclude", b"conclude", "drop", b"drop", "expect", b"expect", "fetch", b"fetch", "fold", b"fold", "followed", b"followed", "hand_on", b"hand_on", "host_model", b"host_model", "initialise", b"initialise", "instruction", b"instruction", "keep", b"keep", "logged", b"logged", "monitor_at", b"monitor_at", "note_dropped", b"note_dropped", "peer_lost", b"peer_lost", "prepare", b"prepare", "probe", b"probe", "reduce", b"reduce", "reduce_failed", b"reduce_failed", "reduce_settled", b"reduce_settled", "release", b"release", "replicate", b"replicate", "resolve", b"resolve", "samples_granted", b"samples_granted", "seed", b"seed", "send", b"send", "serve", b"serve", "sum", b"sum", "unfollowed", b"unfollowed", "void", b"void"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel_hand_on", b"cancel_hand_on", "cancel_reduce", b"cancel_reduce", "cancel_serve", b"cancel_serve", "cancel_sum", b"cancel_sum", "conclude", b"conclude", "drop", b"drop", "expect", b"expect", "fetch", b"fetch", "fold", b"fold", "followed", b"followed", "hand_on", b"hand_on", "host_model", b"host_model", "initialise", b"initialise", "instruction", b"instruction", "keep", b"keep", "logged", b"logged", "monitor_at", b"monitor_at", "note_dropped", b"note_dropped", "prepare", b"prepare", "probe", b"probe", "reason", b"reason", "reduce", b"reduce", "reduce_failed", b"reduce_failed", "reduce_settled", b"reduce_settled", "release", b"release", "replicate", b"replicate", "resolve", b"resolve", "samples_granted", b"samples_granted", "seed", b"seed", "send", b"send", "serve", b"serve", "sum", b"sum", "unfollowed", b"unfollowed", "void", b"void"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel_hand_on", b"cancel_hand_on", "cancel_reduce", b"cancel_reduce", "cancel_serve", b"cancel_serve", "cancel_sum", b"cancel_sum", "conclude", b"conclude", "drop", b"drop", "expect", b"expect", "fetch", b"fetch", "fold", b"fold", "followed", b"followed", "hand_on", b"hand_on", "host_model", b"host_model", "initialise", b"initialise", "instruction", b"instruction", "keep", b"keep", "logged", b"logged", "monitor_at", b"monitor_at", "note_dropped", b"note_dropped", "peer_lost", b"peer_lost", "prepare", b"prepare", "probe", b"probe", "reason", b"reason", "reduce", b"reduce", "reduce_failed", b"reduce_failed", "reduce_settled", b"reduce_settled", "release", b"release", "replicate", b"replicate", "resolve", b"resolve", "samples_granted", b"samples_granted", "seed", b"seed", "send", b"send", "serve", b"serve", "sum", b"sum", "unfollowed", b"unfollowed", "void", b"void"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_instruction: _TypeAlias = _typing.Literal["host_model", "initialise", "send", "expect", "drop", "resolve", "void", "fetch", "serve", "cancel_serve", "monitor_at", "sum", "cancel_sum", "hand_on", "cancel_hand_on", "reduce", "cancel_reduce", "reduce_settled", "reduce_failed", "probe", "keep", "fold", "release", "replicate", "logged", "seed", "followed", "unfollowed", "prepare", "conclude", "note_dropped", "samples_granted"]  # noqa: Y015
+    _WhichOneofReturnType_instruction: _TypeAlias = _typing.Literal["host_model", "initialise", "send", "expect", "drop", "resolve", "void", "fetch", "serve", "cancel_serve", "monitor_at", "sum", "cancel_sum", "hand_on", "cancel_hand_on", "reduce", "cancel_reduce", "reduce_settled", "reduce_failed", "probe", "keep", "fold", "release", "replicate", "logged", "seed", "followed", "unfollowed", "prepare", "conclude", "note_dropped", "samples_granted", "peer_lost"]  # noqa: Y015
     _WhichOneofArgType_instruction: _TypeAlias = _typing.Literal["instruction", b"instruction"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_instruction) -> _WhichOneofReturnType_instruction | None: ...
 
@@ -1955,7 +1959,10 @@ class CancelServe(_message.Message):
 
     MODEL_FIELD_NUMBER: _builtins.int
     GET_FIELD_NUMBER: _builtins.int
+    GONE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
+    gone: _builtins.bool
+    """Its worker does not answer any more: what is being sent to it is broken off."""
     @_builtins.property
     def get(self) -> _types_pb2.RequestId: ...
     def __init__(
@@ -1963,10 +1970,11 @@ class CancelServe(_message.Message):
         *,
         model: _builtins.str = ...,
         get: _types_pb2.RequestId | None = ...,
+        gone: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["get", b"get"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["get", b"get", "model", b"model"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["get", b"get", "gone", b"gone", "model", b"model"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1990,6 +1998,27 @@ class MonitorAt(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___MonitorAt: _TypeAlias = MonitorAt  # noqa: Y015
+
+@_typing.final
+class PeerLost(_message.Message):
+    """Who accepts connections at this address does not answer any more: break off what is on its way to or from it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    address: _builtins.str
+    def __init__(
+        self,
+        *,
+        address: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PeerLost: _TypeAlias = PeerLost  # noqa: Y015
 
 @_typing.final
 class Keep(_message.Message):

@@ -410,6 +410,7 @@ class Member(_message.Message):
     PROTOCOL_VERSION_FIELD_NUMBER: _builtins.int
     SOFTWARE_VERSION_FIELD_NUMBER: _builtins.int
     SEEN_FIELD_NUMBER: _builtins.int
+    PULSE_KEY_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     incarnation: _builtins.int
     """Grows with each process that takes this name."""
@@ -423,6 +424,8 @@ class Member(_message.Message):
     protocol_version: _builtins.int
     software_version: _builtins.str
     """Version of the software, for people."""
+    pulse_key: _builtins.bytes
+    """What its signs of life are sealed with, 32 bytes; empty if it sends none."""
     @_builtins.property
     def seen(self) -> Global___Term:
         """The newest scheduler that admitted it, absent before the first."""
@@ -439,10 +442,11 @@ class Member(_message.Message):
         protocol_version: _builtins.int = ...,
         software_version: _builtins.str = ...,
         seen: Global___Term | None = ...,
+        pulse_key: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["seen", b"seen"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "down_bps", b"down_bps", "host", b"host", "incarnation", b"incarnation", "name", b"name", "protocol_version", b"protocol_version", "seen", b"seen", "software_version", b"software_version", "up_bps", b"up_bps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "down_bps", b"down_bps", "host", b"host", "incarnation", b"incarnation", "name", b"name", "protocol_version", b"protocol_version", "pulse_key", b"pulse_key", "seen", b"seen", "software_version", b"software_version", "up_bps", b"up_bps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -19,6 +19,7 @@ from mlfabric.protocol import (
     Initialise,
     Instruction,
     MonitorAt,
+    PeerLost,
     Resolve,
     Send,
     Serve,
@@ -263,12 +264,14 @@ def _from_serve(message: session.Serve, to: str, reason: str) -> Serve:
 
 def _fill_cancel(message: session.CancelServe, value: CancelServe) -> None:
     message.model = value.model
+    message.gone = value.gone
     fill_request(message.get, value.get)
 
 
 def _from_cancel(message: session.CancelServe, to: str, reason: str) -> CancelServe:
     need(message, "get")
-    return CancelServe(to=to, model=message.model, get=from_get_id(message.get), reason=reason)
+    get = from_get_id(message.get)
+    return CancelServe(to=to, model=message.model, get=get, reason=reason, gone=message.gone)
 
 
 def _fill_monitor_at(message: session.MonitorAt, value: MonitorAt) -> None:
@@ -277,6 +280,14 @@ def _fill_monitor_at(message: session.MonitorAt, value: MonitorAt) -> None:
 
 def _from_monitor_at(message: session.MonitorAt, to: str, reason: str) -> MonitorAt:
     return MonitorAt(to=to, address=message.address, reason=reason)
+
+
+def _fill_peer_lost(message: session.PeerLost, value: PeerLost) -> None:
+    message.address = value.address
+
+
+def _from_peer_lost(message: session.PeerLost, to: str, reason: str) -> PeerLost:
+    return PeerLost(to=to, address=message.address, reason=reason)
 
 
 _FILL: Mapping[type, Callable[[session.Instruction, Any], None]] = {
@@ -291,6 +302,7 @@ _FILL: Mapping[type, Callable[[session.Instruction, Any], None]] = {
     Serve: lambda message, value: _fill_serve(message.serve, value),
     CancelServe: lambda message, value: _fill_cancel(message.cancel_serve, value),
     MonitorAt: lambda message, value: _fill_monitor_at(message.monitor_at, value),
+    PeerLost: lambda message, value: _fill_peer_lost(message.peer_lost, value),
     **relays.FILL,
     **replicas.FILL,
     **reduces.FILL,
@@ -309,6 +321,7 @@ _READ: Mapping[str, Callable[[Any, str, str], Instruction]] = {
     "serve": _from_serve,
     "cancel_serve": _from_cancel,
     "monitor_at": _from_monitor_at,
+    "peer_lost": _from_peer_lost,
     **relays.READ,
     **replicas.READ,
     **reduces.READ,

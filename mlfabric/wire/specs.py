@@ -182,6 +182,7 @@ def to_member(member: Member, software_version: str = "") -> types.Member:
         protocol_version=member.protocol_version,
         software_version=software_version,
         seen=to_term(member.seen) if member.seen.epoch else None,
+        pulse_key=member.pulse_key,
     )
 
 
@@ -220,6 +221,7 @@ def from_member(message: types.Member, role: Role) -> Member:
         down_bps=message.down_bps,
         protocol_version=message.protocol_version,
         seen=from_term(message.seen),
+        pulse_key=message.pulse_key,
     )
 
 
@@ -241,6 +243,7 @@ def to_admission(welcome: Welcome, session_token: bytes) -> fabric.Admission:
         reason=welcome.reason,
         clock=welcome.clock,
         instance=welcome.instance,
+        lost=welcome.lost,
     )
 
 
@@ -264,6 +267,7 @@ def from_admission(message: fabric.Admission, to: str, incarnation: int) -> Welc
         reason=message.reason,
         clock=message.clock,
         instance=message.instance,
+        lost=message.lost,
     )
 
 

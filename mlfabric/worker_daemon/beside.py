@@ -20,6 +20,7 @@ from mlfabric.config import WorkerSettings
 from mlfabric.control import server_limits
 from mlfabric.errors import FabricError, RefusedError, UsageError
 from mlfabric.protocol import ModelVersion, Outcome, SamplesGranted, UpdateId
+from mlfabric.pulse import Process
 from mlfabric.telemetry import MetricsPage, WorkerMetrics
 from mlfabric.v1 import daemon_pb2, daemon_pb2_grpc
 from mlfabric.worker_daemon.attempts import ReduceBuffers, padded_bytes
@@ -140,7 +141,11 @@ class _Attachment:
         self._image = self._segment(opened.image, spec.layout.size_bytes)
         initial = self._segment(opened.initial, spec.layout.size_bytes)
         options = DaemonOptions(
-            scheduler=settings.scheduler, name=opened.name or settings.name, host=settings.host, tcp=settings.tcp
+            scheduler=settings.scheduler,
+            name=opened.name or settings.name,
+            host=settings.host,
+            tcp=settings.tcp,
+            processes=(Process(opened.process.pid, opened.process.started),) if opened.HasField("process") else (),
         )
         self._name = options.name
         self._daemon = WorkerDaemon(options, spec, self._parcel(initial), metrics)

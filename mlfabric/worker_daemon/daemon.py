@@ -30,6 +30,7 @@ from mlfabric.protocol import (
     ModelVersion,
     MonitorAt,
     Outcome,
+    PeerLost,
     PushRequested,
     ReduceId,
     ReduceOp,
@@ -42,6 +43,7 @@ from mlfabric.protocol import (
     UpdateKind,
     Welcome,
 )
+from mlfabric.pulse import Process
 from mlfabric.reporting import TransferReporter
 from mlfabric.samples import Samples
 from mlfabric.session import SchedulerSession, SessionCallbacks
@@ -71,6 +73,7 @@ class DaemonOptions:
         name, host: see ``Member``.
         tcp: its data channel.
         observer: told of finished transfers and settled updates, in the daemon's thread; it should be brief.
+        processes: the training process, if the daemon is not in it.
     """
 
     scheduler: str
@@ -78,6 +81,7 @@ class DaemonOptions:
     host: str = "localhost"
     tcp: TcpOptions = field(default_factory=TcpOptions)
     observer: Observer = nobody
+    processes: tuple[Process, ...] = ()
 
 
 @dataclass(slots=True)
@@ -143,7 +147,8 @@ class WorkerDaemon:
             down_bps=options.tcp.down_bps,
         )
         callbacks = SessionCallbacks(admitted=self._admitted, instructed=self._instructed, lost=lambda _: None)
-        self._session = SchedulerSession(options.scheduler, member, self._register, callbacks, options.tcp.security)
+        security, processes = options.tcp.security, options.processes
+        self._session = SchedulerSession(options.scheduler, member, self._register, callbacks, security, processes)
 
     async def start(self) -> Welcome:
         """Join the fabric, waiting for the scheduler and a server if need be.
@@ -307,6 +312,8 @@ class WorkerDaemon:
         self._server = welcome.server
         if not self.welcome.done():
             self.welcome.set_result(welcome)
+        if welcome.lost:
+            self._transfers.break_off_all()
         if welcome.initialise:
             self._bring_initial()
         self._take_in(act.EpochBegan(epoch=welcome.epoch, clock=welcome.clock))
@@ -316,6 +323,8 @@ class WorkerDaemon:
         match instruction:
             case MonitorAt():
                 self._reporter.set_address(instruction.address)
+            case PeerLost():
+                self._transfers.break_off(instruction.address)
             case Initialise():
                 self._bring_initial()
             case Replicate() if (growth := self._growth(instruction.transfer)) is not None:

@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 import grpc
 
-from mlfabric import wire
+from mlfabric import pulse, wire
 from mlfabric.errors import FabricClosedError, RefusedError, UnavailableError, UsageError
 from mlfabric.protocol import Lost, ModelVersion, ReduceOp, SamplesWanted, Welcome
 from mlfabric.samples import Samples
@@ -96,7 +96,14 @@ class RemoteDaemon:
         """
         initial = _announced(self._initial)
         image = _announced(self._image)
-        opened = daemon_pb2.OpenWorker(name=self._name, model=wire.to_spec(self._spec), image=image, initial=initial)
+        process = pulse.this_process()
+        opened = daemon_pb2.OpenWorker(
+            name=self._name,
+            model=wire.to_spec(self._spec),
+            image=image,
+            initial=initial,
+            process=None if process is None else daemon_pb2.Process(pid=process.pid, started=process.started),
+        )
         self._requests.put_nowait(daemon_pb2.AttachRequest(open=opened))
         self._thread.start()
         try:

@@ -7,7 +7,6 @@ whatever happens; only a connection whose framing is whole goes back.
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,6 +16,7 @@ from google.protobuf.message import DecodeError
 from mlfabric import wire
 from mlfabric.channels import Channel, Connection, Frame, FrameKind, TransferRecord
 from mlfabric.channels.progress import Progress
+from mlfabric.dialling import Dialled
 from mlfabric.errors import FabricError, TransferError
 from mlfabric.protocol import Dropped, DropReason, Fetch, ModelVersion, Outcome, Send
 from mlfabric.v1 import data_pb2
@@ -106,12 +106,11 @@ class Transfers:
         recorded: Callable[[TransferRecord, str], None],
         observer: Observer,
     ) -> None:
-        self._channel = channel
         self._host = host
         self._take_in = take_in
         self._recorded = recorded
         self._observer = observer
-        self._idle: defaultdict[str, list[Connection]] = defaultdict(list)
+        self._dialled = Dialled(channel)
         self._tasks: set[asyncio.Task[None]] = set()
 
     def send(self, plan: Send, parcel: Parcel) -> None:
@@ -122,6 +121,14 @@ class Transfers:
         """Begin an attempt to fetch a model into ``buffer``."""
         self._spawn(self._fetch(plan, buffer, digest))
 
+    def break_off(self, address: str) -> None:
+        """Break every attempt at an address: its other end does not answer any more."""
+        self._dialled.break_off(address)
+
+    def break_off_all(self) -> None:
+        """Break every attempt, and use none of the connections again: the other ends have given them up."""
+        self._dialled.break_off_all()
+
     async def close(self) -> None:
         """Cancel every attempt."""
         for task in self._tasks:
@@ -131,15 +138,15 @@ class Transfers:
     async def _send(self, plan: Send, parcel: Parcel) -> None:
         connection: Connection | None = None
         try:
-            connection = await self._connection(plan.address)
+            connection = await self._dialled.take(plan.address)
             outcome = await self._push(connection, plan, parcel)
         except GivenUpError as error:
             self._take_in(act.OutcomeReceived(update=plan.update, outcome=error.outcome))
         except (FabricError, DecodeError) as error:
-            self._discard(plan.address, connection)
+            self._dialled.discard(plan.address, connection)
             self._take_in(act.SendBroken(update=plan.update, ticket=plan.ticket, detail=str(error)))
         else:
-            self._idle[plan.address].append(connection)
+            self._dialled.keep(plan.address, connection)
             if isinstance(outcome, str):
                 self._take_in(act.SendBroken(update=plan.update, ticket=plan.ticket, detail=outcome))
             else:
@@ -181,7 +188,7 @@ class Transfers:
             return
         meta = data_pb2.RefuseMeta(reason=DropReason.CHANGED.value).SerializeToString()
         await connection.send(Frame(kind=FrameKind.REFUSE, ticket=plan.ticket, meta=meta))
-        connection.close()  # nobody waits for what the receiver says to that
+        self._dialled.drop(plan.address, connection)  # nobody waits for what the receiver says to that
         raise GivenUpError(DropReason.CHANGED, "hand over tensors that nothing writes to any more")
 
     async def _bytes(self, connection: Connection, frame: Frame, plan: Send, parcel: Parcel) -> TransferRecord | None:
@@ -194,13 +201,13 @@ class Transfers:
     async def _fetch(self, plan: Fetch, buffer: memoryview, digest: int) -> None:
         connection: Connection | None = None
         try:
-            connection = await self._connection(plan.address)
+            connection = await self._dialled.take(plan.address)
             version = await self._model(connection, plan, buffer, digest)
         except (FabricError, DecodeError) as error:
-            self._discard(plan.address, connection)
+            self._dialled.discard(plan.address, connection)
             self._take_in(act.FetchBroken(get=plan.get, ticket=plan.ticket, detail=str(error)))
         else:
-            self._idle[plan.address].append(connection)
+            self._dialled.keep(plan.address, connection)
             if isinstance(version, str):
                 self._take_in(act.FetchBroken(get=plan.get, ticket=plan.ticket, detail=version))
             else:
@@ -231,16 +238,6 @@ class Transfers:
                 ended_ns=record.ended_ns,
             )
             self._observer(seen)
-
-    async def _connection(self, address: str) -> Connection:
-        idle = self._idle[address]
-        return idle.pop() if idle else await self._channel.connect(address)
-
-    def _discard(self, address: str, broken: Connection | None) -> None:
-        """Close a broken connection, and idle ones to the same place: whatever broke it may have broken them."""
-        for connection in (broken, *self._idle.pop(address, ())):
-            if connection is not None:
-                connection.close()
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(coroutine)

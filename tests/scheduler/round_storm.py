@@ -19,6 +19,7 @@ from mlfabric.protocol import (
     MemberEvent,
     MemberJoined,
     MemberLeft,
+    MemberLost,
     MemberSilent,
     Peer,
     Reduce,
@@ -124,14 +125,17 @@ class Storm:
             each.state.validate()
 
     def strike(self, player: Player) -> None:
-        """Break a stream (noticed or not), let a worker hang, kill it, or start another scheduler."""
-        kind = self.draw.choice(("stream", "stream", "again", "death", "hang", "scheduler"))
+        """Break a stream (noticed or not), find a worker stopped, let one hang, kill it, or start another scheduler."""
+        kind = self.draw.choice(("stream", "stream", "lost", "again", "death", "hang", "scheduler"))
         if kind == "scheduler":
             self.start_scheduler()
         elif kind == "hang":
             player.hangs = self.draw.randrange(LONGEST_HANG)
         elif kind == "again":
             player.up = None  # its next registration is the first that the scheduler hears of it
+        elif kind == "lost":
+            self.tell(MemberLost(name=player.name, incarnation=player.incarnation, detail="its process is stopped"))
+            player.up = None
         elif player.up is not None or kind == "death":
             self.tell(MemberSilent(name=player.name, incarnation=player.incarnation))
             player.up = None

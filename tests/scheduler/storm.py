@@ -17,6 +17,7 @@ from mlfabric.protocol import (
     Instruction,
     MemberEvent,
     MemberJoined,
+    MemberLost,
     MemberSilent,
     Outcome,
     Refuse,
@@ -161,7 +162,10 @@ class Party:
     def fall_silent(self) -> None:
         if self.session is not None:
             self.session = None
-            self.world.hear(MemberSilent(name=self.name, incarnation=self.incarnation))
+            if self.world.random.random() < 0.3:
+                self.world.hear(MemberLost(name=self.name, incarnation=self.incarnation, detail="stopped"))
+            else:
+                self.world.hear(MemberSilent(name=self.name, incarnation=self.incarnation))
             self.world.later(1, 300, self.join)
 
     def join(self) -> None:

@@ -22,6 +22,7 @@ from mlfabric.protocol import (
     LinkProbed,
     MemberEvent,
     MemberJoined,
+    MemberLost,
     MemberSilent,
     MemoryReported,
     ModelVersion,
@@ -185,6 +186,7 @@ said: st.SearchStrategy[MemberEvent] = st.one_of(
         replica=st.sampled_from(("", "r", "q")),
     ),
     st.builds(MemberSilent, name=anyone, incarnation=st.just(1)),
+    st.builds(MemberLost, name=anyone, incarnation=st.just(1), detail=st.just("its process is stopped")),
     back_again,
 )
 

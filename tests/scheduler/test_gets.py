@@ -12,6 +12,7 @@ from mlfabric.protocol import (
     GetId,
     LinkRate,
     LinksReported,
+    MemberLost,
     MemberSilent,
     Send,
     Serve,
@@ -265,6 +266,13 @@ def test_the_gets_of_a_silent_worker_are_cancelled(stage):
     assert stage.tell(MemberSilent(name="a", incarnation=1)) == [cancel]
     stage.worker("a")
     assert stage.ask(WorkerHolds(worker="a", pushes=(), gets=(request,))) == served(request, 2)
+
+
+def test_a_get_of_a_worker_that_does_not_answer_any_more_is_broken_off(stage):
+    request = get("a")
+    stage.ask(request)
+    cancel = CancelServe(to="s", model="net", get=request.get, reason="", gone=True)
+    assert stage.tell(MemberLost(name="a", incarnation=1, detail="its process is stopped")) == [cancel]
 
 
 def test_a_get_over_a_link_without_capacity_is_tried_again_later(stage):

@@ -17,10 +17,12 @@ from mlfabric.protocol import (
     LinksReported,
     MemberJoined,
     MemberLeft,
+    MemberLost,
     MemberSilent,
     MemoryReported,
     ModelVersion,
     MonitorAt,
+    PeerLost,
     Refuse,
     RefuseReason,
     Resolve,
@@ -310,6 +312,42 @@ def test_a_good_bye_is_final_for_what_was_asked(stage):
     stage.tell(committed(update("a"), 1))
     stage.tell(MemberLeft(name="a", incarnation=1, detail="done"))
     assert update("a") not in stage.pushes.settled
+
+
+@pytest.mark.parametrize("silent_before", [False, True])
+def test_a_worker_that_does_not_answer_any_more_counts_as_left_and_its_outcomes_are_kept(stage, silent_before):
+    stage.trained("a")
+    stage.ask(push("a"))
+    stage.tell(committed(update("a"), 1))
+    if silent_before:
+        stage.tell(MemberSilent(name="a", incarnation=1))
+    stage.tell(MemberLost(name="a", incarnation=1, detail="its process is stopped"))
+    record = stage.state.context.members["a"]
+    assert (record.state, record.lost) == (MemberState.LEFT, "its process is stopped")
+    assert update("a") in stage.pushes.settled
+    joining = MemberJoined(member=member("a", Role.WORKER), spec=SPEC)
+    assert [told.lost for told in stage.tell(joining) if isinstance(told, Welcome)] == [True]
+    assert (stage.state.context.members["a"].state, stage.state.context.members["a"].lost) == (MemberState.HERE, "")
+    assert [told.lost for told in stage.tell(joining) if isinstance(told, Welcome)] == [False]
+
+
+def test_a_server_that_does_not_answer_any_more_counts_as_left_in_its_time(stage):
+    stage.trained("a", "b")
+    stage.aggregator("g")
+    told = stage.tell(MemberLost(name="s", incarnation=1, detail="its process is stopped"))
+    assert told == [PeerLost(to=name, address="s:1", reason="") for name in ("a", "b", "g")]
+    server = stage.state.context.members["s"]
+    assert server.state.value == "silent"
+    stage.wait(stage.state.context.config.silence_ns // MS)
+    stage.tick()
+    assert server.state.value == "left"
+
+
+def test_what_an_earlier_incarnation_does_not_answer_is_no_matter(stage):
+    stage.trained("a")
+    stage.tell(MemberLost(name="a", incarnation=7, detail="its process is stopped"))
+    stage.tell(MemberLost(name="nobody", incarnation=1, detail="its process is stopped"))
+    assert stage.state.context.is_here("a")
 
 
 def test_the_silence_of_an_earlier_incarnation_is_none(stage):

@@ -13,6 +13,7 @@ from mlfabric.protocol import (
     Instruction,
     MemberEvent,
     MemberLeft,
+    MemberLost,
     MemberSilent,
     Peer,
     Reduce,
@@ -173,6 +174,24 @@ def test_one_that_is_back_too_late_is_told_that_the_round_was_done_without_it() 
     assert told(team.tick()) == [("Reduce", "a")]
     team.worker("b", spec=JOB)
     assert told(team.ask(asks("b"))) == [("ReduceFailed", "b")]
+    assert told(team.ask(asks("b"))) == [("ReduceFailed", "b")]
+    team.arrive("a", 2)
+    team.ask(asks("a", 1))
+    assert told(team.ask(asks("b", 1, settled=None))) == [("Reduce", "a"), ("Reduce", "b")]
+
+
+@pytest.mark.parametrize("before", [[], [MemberSilent(name="b", incarnation=1)]], ids=["", "after its stream broke"])
+def test_one_that_does_not_answer_any_more_is_not_waited_for_and_is_told_so_when_it_is_back(
+    before: list[MemberEvent],
+) -> None:
+    team = Team("a", "b")
+    team.ask(asks("a"))
+    team.ask(asks("b"))
+    for event in before:
+        assert ("Reduce", "a") not in told(team.ask(event))
+    answers = told(team.ask(MemberLost(name="b", incarnation=1, detail="its process is stopped")))
+    assert answers[-1] == ("Reduce", "a")
+    team.worker("b", spec=JOB)
     assert told(team.ask(asks("b"))) == [("ReduceFailed", "b")]
     team.arrive("a", 2)
     team.ask(asks("a", 1))

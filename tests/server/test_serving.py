@@ -186,6 +186,17 @@ def test_a_cancelled_get_is_refused_unless_it_is_being_served(stage):
     assert H in stage.model.gets.gets
 
 
+def test_a_get_that_is_being_served_is_broken_off_if_its_worker_is_gone(stage):
+    stage.tell(serve(G))
+    stage.tell(want(G, 4))
+    told = stage.tell(CancelServe(to="s", model="net", get=G, reason="", gone=True))
+    assert told == [act.Abandon(transfer=G, connection=4, reason="")]
+    assert stage.tell(act.GetBroken(get=G, connection=4, detail="closed")) == [
+        end_report(G, TransferEnd.BROKEN, detail="closed")
+    ]
+    assert not stage.model.gets.gets
+
+
 def test_a_second_want_takes_the_place_of_the_first(stage):
     stage.tell(serve(G, min_version=1))
     stage.tell(want(G, 1))

@@ -46,6 +46,7 @@ from mlfabric.protocol import (
     NotKept,
     Outcome,
     Peer,
+    PeerLost,
     Prepare,
     Prepared,
     Probe,
@@ -479,13 +480,14 @@ instructions: st.SearchStrategy[Instruction] = st.one_of(
     st.builds(CancelSum, to=me, model=text, sum=sum_ids, reason=text),
     st.builds(CancelHandOn, to=me, model=text, get=get_ids, reason=text),
     st.builds(MonitorAt, to=me, address=text, reason=text),
+    st.builds(PeerLost, to=me, address=text, reason=text),
     st.builds(HostModel, to=me, spec=specs, reason=text),
     st.builds(Initialise, to=me, model=text, reason=text),
     st.builds(Drop, to=me, model=text, update=update_ids, cause=st.sampled_from(DropReason), reason=text),
     st.builds(Resolve, to=me, update=update_ids, outcome=outcomes, reason=text),
     st.builds(Void, to=me, model=text, transfer=transfer_ids, reason=text),
     st.builds(Fetch, to=me, get=get_ids, source=text, address=text, ticket=ticket, reason=text),
-    st.builds(CancelServe, to=me, model=text, get=get_ids, reason=text),
+    st.builds(CancelServe, to=me, model=text, get=get_ids, reason=text, gone=st.booleans()),
 )
 welcomes = st.builds(
     Welcome,
@@ -499,5 +501,6 @@ welcomes = st.builds(
     monitor_address=text,
     reason=text,
     clock=u64,
+    lost=st.booleans(),
 )
 link_rates = st.builds(LinkRate, host=name, up=st.booleans(), bps=u64, age_ns=u64)

@@ -16,6 +16,7 @@ from mlfabric.protocol import (
     Expect,
     Fetch,
     MemberLeft,
+    MemberLost,
     MemberSilent,
     ModelVersion,
     Resolve,
@@ -124,6 +125,24 @@ def test_a_silent_worker_is_waited_for_until_it_counts_as_left(stage):
     assert stage.tick() == []
     stage.wait(1)
     assert sorted(sends(stage.tick())) == ["a", "b"]
+
+
+@pytest.mark.parametrize("before", [[], [MemberSilent(name="c", incarnation=1)]], ids=["", "after its stream broke"])
+def test_a_worker_that_does_not_answer_any_more_is_not_waited_for(stage, before):
+    under_way(stage, "a", "b")
+    for event in before:
+        assert stage.ask(event) == []
+    lost = MemberLost(name="c", incarnation=1, detail="its process is stopped")
+    assert sorted(sends(stage.ask(lost))) == ["a", "b"]
+
+
+def test_a_worker_that_was_lost_takes_part_again_when_it_is_back(stage):
+    under_way(stage, "a", "b")
+    stage.ask(MemberLost(name="c", incarnation=1, detail="its process is stopped"))
+    stage.worker("c", spec=SYNCHRONOUS)
+    stage.tell(iteration(1, update("a"), update("b")))
+    assert under_way(stage, "a", "b", counter=1, version=1) == []
+    assert sorted(sends(under_way(stage, "c", version=1))) == ["a", "b", "c"]
 
 
 def test_a_worker_that_leaves_is_not_waited_for(stage):

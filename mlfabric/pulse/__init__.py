@@ -1,0 +1,9 @@
+"""Signs of life of a member's process, sent from beside it: see ``beat.py`` for why, ``keeper.py`` for how it is used.
+
+Shell-level, shared by every kind of member; the scheduler reads them (``scheduler/listening.py``).
+"""
+
+from mlfabric.pulse.beat import KEY_BYTES
+from mlfabric.pulse.keeper import Process, Watch, forget, this_process, watch
+
+__all__ = ["KEY_BYTES", "Process", "Watch", "forget", "this_process", "watch"]
