@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import os
 import resource
 import secrets
 import time
@@ -20,7 +19,8 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from mlfabric.control import server_limits
-from mlfabric.errors import UsageError
+from mlfabric.epochs import begin_epoch
+from mlfabric.errors import FabricError, UsageError
 from mlfabric.scheduler.context import SchedulerConfig
 from mlfabric.scheduler.limits import Limits
 from mlfabric.scheduler.listening import listen_for_pulses
@@ -113,21 +113,13 @@ def next_epoch(state_dir: Path | None, seen: int = 0) -> int:
     least = max(time.time_ns() // 1_000_000, seen + 1)
     if state_dir is None:
         return least
-    path = state_dir / "epoch"
     try:
         state_dir.mkdir(parents=True, exist_ok=True)
-        epoch = max(least, int(path.read_text()) + 1 if path.exists() else 1)
-        aside = path.with_suffix(".tmp")
-        with aside.open("w") as file:
-            file.write(f"{epoch}\n")
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
-    except (OSError, ValueError) as error:
+        return begin_epoch(state_dir / "epoch", least)
+    except (OSError, FabricError) as error:
         raise UsageError(
             f"state_dir={str(state_dir)!r}: {error}; give a directory that this process may write"
         ) from error
-    return epoch
 
 
 def allow_connections() -> None:

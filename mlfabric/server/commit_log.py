@@ -36,10 +36,6 @@ MOST_WAITING = 10_000
 RETRY_S = 1.0
 _END_BYTES = 1 << 18
 
-__all__ = ["CommitLog", "lost_after", "path_of"]
-
-_END_BYTES = 1 << 18
-
 
 def path_of(directory: Path, model: str) -> Path:
     """Return where the log of a model is."""

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import cast
 
+from mlfabric.epochs import begin_epoch
 from mlfabric.errors import FabricError
 from mlfabric.protocol import AppliedIds, ModelVersion, ServerHolds
 from mlfabric.samples import NO_SAMPLES, SampleAccount, SampleCounts
 from mlfabric.server.checkpoint import CheckpointDir, CheckpointExtra, Plain
 from mlfabric.server.commit_log import lost_after
-from mlfabric.server.epochs import begin_epoch
 from mlfabric.server.store import ModelStore
 
 __all__ = ["extra_of", "resume"]
@@ -120,7 +120,7 @@ def resume(checkpoints: CheckpointDir, server: str) -> list[tuple[ServerHolds, M
         if last > kept.number:
             account.lose(lost, kept.epoch, kept.number, last)
         version = ModelVersion(
-            begin_epoch(checkpoints.epoch_path(loaded.store.spec.name), kept.epoch), loaded.store.version
+            begin_epoch(checkpoints.epoch_path(loaded.store.spec.name), kept.epoch + 1), loaded.store.version
         )
         holds = ServerHolds(
             server=server,

@@ -24,7 +24,7 @@ class Checkpoint:
     weights: Weights
 
     def next_epoch(self, last: int) -> int:
-        """Return the server epoch to go on under, if ``last`` was begun last, as ``server/epochs.py`` does."""
+        """Return the server epoch to go on under, if ``last`` was begun last, as ``mlfabric/epochs.py`` does."""
         return max(self.holds.version.epoch, last) + 1
 
     def resumed(self, epoch: int) -> ServerHolds:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from mlfabric.epochs import begin_epoch
 from mlfabric.errors import FabricError
 from mlfabric.protocol import DropReason, Expected, ModelVersion, UpdateId
 from mlfabric.server.checkpoint import CheckpointDir, CheckpointExtra
-from mlfabric.server.epochs import begin_epoch
 from mlfabric.server.gate import Gate
 from mlfabric.server.resume import extra_of, resume
 from mlfabric.server.store import ModelStore
@@ -16,9 +16,9 @@ from mlfabric.specs import Layout, ModelSpec, RuleSpec, TensorSpec
 SPEC = ModelSpec(name="m/1", layout=Layout((TensorSpec(name="w", shape=(2,), dtype="float32"),)), rule=RuleSpec(lr=0.1))
 
 
-def test_an_epoch_is_later_than_the_checkpoints_and_than_all_before(tmp_path):
+def test_an_epoch_is_later_than_all_before_and_not_below_what_is_asked_for(tmp_path):
     path = tmp_path / "m.epoch"
-    assert [begin_epoch(path, 1), begin_epoch(path, 1), begin_epoch(path, 7), begin_epoch(path, 2)] == [2, 3, 8, 9]
+    assert [begin_epoch(path, 2), begin_epoch(path, 2), begin_epoch(path, 8), begin_epoch(path, 3)] == [2, 3, 8, 9]
 
 
 def test_a_server_that_begins_twice_from_one_checkpoint_gives_no_version_twice(tmp_path):
