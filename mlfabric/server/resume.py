@@ -6,6 +6,7 @@ that were lost with them (design, section 6).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from typing import cast
 
@@ -18,6 +19,8 @@ from mlfabric.server.commit_log import lost_after
 from mlfabric.server.store import ModelStore
 
 __all__ = ["extra_of", "resume"]
+
+log = logging.getLogger("mlfabric.server")
 
 
 def extra_of(
@@ -114,14 +117,15 @@ def resume(checkpoints: CheckpointDir, server: str) -> list[tuple[ServerHolds, M
     """
     out = []
     for loaded in checkpoints.load_newest():
+        name = loaded.store.spec.name
         kept = ModelVersion(loaded.extra.server_epoch, loaded.store.version)
         account = SampleAccount(_counts(loaded.extra.samples))
-        lost, last = lost_after(checkpoints.directory, loaded.store.spec.name, kept)
+        lost, last = lost_after(checkpoints.directory, name, kept)
         if last > kept.number:
             account.lose(lost, kept.epoch, kept.number, last)
-        version = ModelVersion(
-            begin_epoch(checkpoints.epoch_path(loaded.store.spec.name), kept.epoch + 1), loaded.store.version
-        )
+            span = f"{kept.number + 1} to {last}"
+            log.warning("model %s: versions %s came after its last checkpoint and are lost", name, span)
+        version = ModelVersion(begin_epoch(checkpoints.epoch_path(name), kept.epoch + 1), loaded.store.version)
         holds = ServerHolds(
             server=server,
             spec=loaded.store.spec,

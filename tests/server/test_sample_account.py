@@ -145,11 +145,14 @@ def test_what_the_log_has_after_the_checkpoint_is_lost(tmp_path: Path) -> None:
     assert holds.version == ModelVersion(3, 3)
 
 
-def test_versions_that_were_lost_are_known_where_nobody_says_what_they_were_computed_from(tmp_path: Path) -> None:
+def test_versions_that_were_lost_are_known_and_said_where_nobody_says_what_they_were_computed_from(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     logged(tmp_path, (2, 4, ()))
     saved(tmp_path, 3, NO_SAMPLES)
     ((holds, _),) = resume(CheckpointDir(tmp_path), "s")
     assert (holds.samples.lost, holds.samples.rollbacks) == ((), ((2, 3, 4),))
+    assert "model net: versions 4 to 4 came after its last checkpoint and are lost" in caplog.text
 
 
 def test_damaged_lines_of_a_log_count_as_not_written(tmp_path: Path) -> None:
