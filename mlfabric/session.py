@@ -198,7 +198,9 @@ class SchedulerSession:
             address = self._addresses[0]
             stub = fabric_pb2_grpc.FabricServiceStub(self._channels[address])
             try:
-                admission = await asyncio.wait_for(self._register(stub), ANSWER_S)
+                # Not wait_for: in Python 3.11 that forgets to be cancelled if the call fails at the same moment.
+                async with asyncio.timeout(ANSWER_S):
+                    admission = await self._register(stub)
             except grpc.aio.AioRpcError as error:
                 if error.code() not in _WAIT_FOR:
                     raise RefusedError(f"the scheduler at {address} refuses: {error.details()}") from error

@@ -247,7 +247,7 @@ holds = st.builds(
     initialised=st.booleans(),
     applied=several(applied),
     received=several(update_ids),
-    epoch_base=u64,
+    epoch_base=st.integers(0, 2**63 - 1),
     replica=text,
     samples=sample_counts,
 )
