@@ -12,7 +12,7 @@ from pathlib import Path
 
 from mlfabric.errors import FabricError
 
-__all__ = ["begin_epoch"]
+__all__ = ["begin_epoch", "note_epoch"]
 
 
 def begin_epoch(path: Path, least: int) -> int:
@@ -25,9 +25,36 @@ def begin_epoch(path: Path, least: int) -> int:
     Raises:
         FabricError: the file cannot be written (full disk, no right) or holds something else.
     """
+    epoch = max(least, _noted(path) + 1)
+    _note(path, epoch)
+    return epoch
+
+
+def note_epoch(path: Path, epoch: int) -> None:
+    """Keep an epoch that was begun because the scheduler said so, unless a greater one is kept there.
+
+    Args:
+        path: as in :func:`begin_epoch`; its folder is made if there is none.
+        epoch: that was begun.
+
+    Raises:
+        FabricError: as in :func:`begin_epoch`.
+    """
+    if epoch > _noted(path):
+        _note(path, epoch)
+
+
+def _noted(path: Path) -> int:
+    try:
+        return int(path.read_text()) if path.exists() else -1
+    except (OSError, ValueError) as error:
+        raise _unkept(path, error) from error
+
+
+def _note(path: Path, epoch: int) -> None:
     aside = path.with_name(f".{path.name}.tmp")
     try:
-        epoch = max(least, int(path.read_text()) + 1 if path.exists() else 0)
+        path.parent.mkdir(parents=True, exist_ok=True)
         with aside.open("w") as file:
             file.write(f"{epoch}\n")
             file.flush()
@@ -38,8 +65,9 @@ def begin_epoch(path: Path, least: int) -> int:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-    except (OSError, ValueError) as error:
-        raise FabricError(
-            f"the epoch could not be kept in {path}: {error}; check its content, free space and rights"
-        ) from error
-    return epoch
+    except OSError as error:
+        raise _unkept(path, error) from error
+
+
+def _unkept(path: Path, error: Exception) -> FabricError:
+    return FabricError(f"the epoch could not be kept in {path}: {error}; check its content, free space and rights")

@@ -127,6 +127,11 @@ class SchedulerSession:
         self._moving_to = ""
 
     @property
+    def addresses(self) -> str:
+        """The schedulers' addresses as they were given, beginning with that of the one which is followed."""
+        return ",".join(self._addresses)
+
+    @property
     def is_open(self) -> bool:
         """Tell whether the stream is up."""
         return self._open

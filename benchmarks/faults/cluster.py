@@ -17,6 +17,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import grpc
+
 from benchmarks.faults.judging import Evidence, Writing
 from benchmarks.faults.ledger import Contents, Ledger
 from benchmarks.faults.logs import Entry, Tail, commits
@@ -28,13 +30,26 @@ from benchmarks.testbed.processes import Launcher
 from mlfabric.config import parse_rate
 from mlfabric.launch.ports import free_port
 from mlfabric.specs import Mode
+from mlfabric.v1.fabric_pb2 import GetStatusRequest
+from mlfabric.v1.fabric_pb2_grpc import FabricServiceStub
 
-__all__ = ["SCHEDULER", "SERVER", "Cluster", "ClusterPlan", "StuckError", "aggregator_name", "host_of", "worker_name"]
+__all__ = [
+    "SCHEDULER",
+    "SERVER",
+    "Cluster",
+    "ClusterPlan",
+    "StuckError",
+    "aggregator_name",
+    "host_of",
+    "replica_name",
+    "worker_name",
+]
 
 SCHEDULER = "scheduler"
 SERVER = "server-0"
 LOOK_S = 0.005
 END_S = 60.0
+ASK_S = 2.0
 
 
 class StuckError(RuntimeError):
@@ -55,6 +70,7 @@ class ClusterPlan:
         worker_rate, server_rate: of the emulated network cards, as in ``"50M"``; "" emulates none. By default an update
             is on its way for about as long as a worker computes, so that a fault finds workers at either.
         checkpoint_every_s: between checkpoints.
+        replica_updates: how many commits the server may be ahead of a replica; None for no replica.
     """
 
     workers: int = 3
@@ -66,6 +82,12 @@ class ClusterPlan:
     worker_rate: str = "20M"
     server_rate: str = ""
     checkpoint_every_s: float = 0.2
+    replica_updates: int | None = None
+
+
+def replica_name(number: int) -> str:
+    """Return the name of a replica, which its process has for as long as it is none else."""
+    return f"replica-{number}"
 
 
 def worker_name(number: int) -> str:
@@ -119,7 +141,7 @@ class Cluster:
         self._hosts = hosts or {}
         self._running: dict[str, Child] = {}
         self._planned: dict[str, str] = {}
-        self._starts = 0
+        self._starts = self._replicas = 0
         at = self._host(SCHEDULER)
         with _inside(at):
             self._port = free_port(at.address)
@@ -139,12 +161,16 @@ class Cluster:
         """Start services and workers; wait until each worker has had an update committed and there is a checkpoint."""
         self.start_scheduler()
         self.start_server()
+        if self.plan.replica_updates is not None:
+            self.start_replica()
         for i in range(self.plan.aggregators):
             self.start_aggregator(i)
         for _ in range(self.plan.workers):
             self.start_worker()
         self.wait(lambda: all(self.commits(name, 0) for name in self.trainers), "every worker's first commit")
         self.wait(lambda: any(self.checkpoints.glob("*.pt")), "the first checkpoint")
+        if self.plan.replica_updates is not None:
+            self.wait_until_followed()
 
     def start_scheduler(self) -> None:
         """Start the scheduler, always on the same port."""
@@ -157,6 +183,31 @@ class Cluster:
         every = ("--checkpoint-every", str(self.plan.checkpoint_every_s), *(("--resume",) if again else ()))
         rate = ("--down", self.plan.server_rate) if self.plan.server_rate else ()
         self.start_member(SERVER, SERVER, "server", *folder, *every, *rate)
+
+    def start_replica(self) -> str:
+        """Start one more replica of the server; return its name."""
+        name = replica_name(self._replicas)
+        self._replicas += 1
+        folder = self.folder / name
+        self.commit_logs.append(folder / f"{MODEL}.commits.jsonl")
+        bound = ("--replica-of", SERVER, "--div-max-updates", str(self.plan.replica_updates))
+        every = ("--checkpoint-dir", str(folder), "--checkpoint-every", str(self.plan.checkpoint_every_s))
+        self.start_member(name, name, "server", *bound, *every)
+        return name
+
+    def wait_until_followed(self) -> None:
+        """Wait until the newest replica follows the server."""
+        name = replica_name(self._replicas - 1)
+        self.wait(lambda: self.activity(name).startswith("follows"), f"{name} follows the server")
+
+    def activity(self, member: str) -> str:
+        """Return what a member does, as the scheduler says on this machine; "" of one that is not there."""
+        with grpc.insecure_channel(self.scheduler) as channel:
+            try:
+                status = FabricServiceStub(channel).GetStatus(GetStatusRequest(), timeout=ASK_S)
+            except grpc.RpcError:
+                return ""
+        return next((m.activity for m in status.members if m.name == member and m.state == "here"), "")
 
     def start_aggregator(self, number: int) -> None:
         """Start an aggregator on the host of the worker of its number."""
@@ -323,7 +374,13 @@ class Cluster:
         for name in [name for name in self._running if name != SCHEDULER] + [SCHEDULER]:
             self._running[name].stop(END_S)
         entries = tuple(self._entries())
-        return Evidence(ledger=self.plan.ledger, writings=self._writings(), entries=entries, final=final)
+        return Evidence(
+            ledger=self.plan.ledger,
+            writings=self._writings(),
+            entries=entries,
+            final=final,
+            most_lost=self.plan.replica_updates,
+        )
 
     def _nobody_trains(self) -> bool:
         self.check()

@@ -48,12 +48,14 @@ class Evidence:
     Args:
         entries: of all commit logs, in any order.
         final: the model at the end.
+        most_lost: how many updates may be lost whenever another server goes on; None for any number.
     """
 
     ledger: Ledger
     writings: Sequence[Writing]
     entries: Sequence[Entry]
     final: Contents
+    most_lost: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +98,7 @@ def judge(evidence: Evidence) -> Verdict:
     epochs = _Epochs(evidence.entries, evidence.final.version)
     kept = sorted((e for e in evidence.entries if epochs.holds(e.version)), key=lambda entry: entry.version.number)
     sizes = {entry.version: len(entry.updates) for entry in kept}
-    broken = [*_of_model(evidence), *_of_log(kept, evidence.final.version)]
+    broken = [*_of_model(evidence), *_of_log(kept, evidence.final.version), *_of_lost(evidence, kept)]
     logged = Counter(worker for entry in kept for worker, _, _ in entry.updates)
     committed = lost = twice = 0
     for writing in evidence.writings:
@@ -136,6 +138,15 @@ def _of_log(kept: Sequence[Entry], final: ModelVersion) -> Iterator[str]:
         yield f"the log ends at version {number}, the final model is {final.number}"
     ids = Counter(update for entry in kept for update in entry.updates)
     yield from (f"the log has {update} {count} times" for update, count in ids.items() if count > 1)
+
+
+def _of_lost(evidence: Evidence, kept: Sequence[Entry]) -> Iterator[str]:
+    """Yield at which server epochs more was lost than the bound of a replica allows."""
+    there = {update for entry in kept for update in entry.updates}
+    lost = Counter(entry.version.epoch for entry in evidence.entries for u in entry.updates if u not in there)
+    for epoch, count in sorted(lost.items()):
+        if evidence.most_lost is not None and count > evidence.most_lost:
+            yield f"{count} updates of server epoch {epoch} were lost; the bound is {evidence.most_lost}"
 
 
 def _of_writing(evidence: Evidence, writing: Writing, epochs: _Epochs, sizes: dict[ModelVersion, int]) -> Verdict:

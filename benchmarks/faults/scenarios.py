@@ -12,7 +12,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.faults.cluster import SCHEDULER, SERVER, Cluster, ClusterPlan, aggregator_name, host_of, worker_name
+from benchmarks.faults.cluster import (
+    SCHEDULER,
+    SERVER,
+    Cluster,
+    ClusterPlan,
+    aggregator_name,
+    host_of,
+    replica_name,
+    worker_name,
+)
 from benchmarks.faults.ledger import Ledger
 from benchmarks.testbed.hosts import Testbed
 from mlfabric.specs import Mode
@@ -134,6 +143,77 @@ class ServerKilled(Scenario):
         at_ns = _now_and_killed(cluster, SERVER)
         cluster.start_server(again=True)
         return Strike(at_ns=at_ns, survivors=_others(cluster))
+
+
+class ServerReplaced(Scenario):
+    """SIGKILL of the server, whose place its replica takes.
+
+    Args:
+        updates: how many commits the replica may be behind.
+    """
+
+    def __init__(self, updates: int) -> None:
+        self.plan = ClusterPlan(replica_updates=updates)
+        self.what = f"SIGKILL of the server, its replica within {updates} updates"
+
+    def strike(self, cluster: Cluster, bed: Testbed | None, draw: random.Random) -> Strike:
+        """Kill it."""
+        return Strike(at_ns=_now_and_killed(cluster, SERVER), survivors=_others(cluster))
+
+
+class ServerReplacedTwice(ServerReplaced):
+    """The same, and then of the server that was its replica, whose place the next one takes."""
+
+    def __init__(self, updates: int) -> None:
+        super().__init__(updates)
+        self.what = "the same once more, with the next replica"
+
+    def prepare(self, cluster: Cluster) -> None:
+        """Let it happen for the first time."""
+        cluster.kill(SERVER)
+        since_ns = time.monotonic_ns()
+        cluster.wait(lambda: all(cluster.commits(w, since_ns) for w in cluster.trainers), "commits of all workers")
+        cluster.start_replica()
+        cluster.wait_until_followed()
+
+    def strike(self, cluster: Cluster, bed: Testbed | None, draw: random.Random) -> Strike:
+        """Kill the server that was a replica."""
+        return Strike(at_ns=_now_and_killed(cluster, replica_name(0)), survivors=_others(cluster))
+
+
+class ServerStopped(ServerReplaced):
+    """SIGSTOP of the server, whose place its replica takes; SIGCONT later, when it is refused and ends."""
+
+    def __init__(self, updates: int) -> None:
+        super().__init__(updates)
+        self.what = "SIGSTOP of the server, replaced, SIGCONT"
+
+    def strike(self, cluster: Cluster, bed: Testbed | None, draw: random.Random) -> Strike:
+        """Stop it."""
+        at_ns = time.monotonic_ns()
+        cluster.signal(SERVER, signal.SIGSTOP)
+        return Strike(at_ns=at_ns, survivors=_others(cluster))
+
+    def heal(self, cluster: Cluster, bed: Testbed | None, strike: Strike) -> None:
+        """Let it go on, and end."""
+        cluster.signal(SERVER, signal.SIGCONT)
+        cluster.wait(lambda: not cluster.runs(SERVER), "the server that was replaced ends")
+        cluster.kill(SERVER)
+
+
+class ServerAndSchedulerKilled(ServerReplaced):
+    """SIGKILL of the server and of the scheduler, which is started again at once."""
+
+    def __init__(self, updates: int) -> None:
+        super().__init__(updates)
+        self.what = "SIGKILL of server and scheduler, replaced"
+
+    def strike(self, cluster: Cluster, bed: Testbed | None, draw: random.Random) -> Strike:
+        """Kill both, and start the scheduler again."""
+        at_ns = _now_and_killed(cluster, SERVER, SCHEDULER)
+        cluster.start_scheduler()
+        cluster.wait_until_reachable()
+        return Strike(at_ns=at_ns, survivors=_others(cluster), outage_s=(time.monotonic_ns() - at_ns) / 1e9)
 
 
 SUMMING = ClusterPlan(workers=4, aggregators=2, worker_rate="40M", server_rate="20M", step_s=0.01)
@@ -279,6 +359,11 @@ SCENARIOS: dict[str, Scenario] = {
     "scheduler_back_after_1s": SchedulerKilled(1.0),
     "scheduler_back_after_5s": SchedulerKilled(5.0),
     "server_resumed": ServerKilled(),
+    "server_replaced": ServerReplaced(8),
+    "server_replaced_strict": ServerReplaced(0),
+    "server_replaced_twice": ServerReplacedTwice(8),
+    "server_stopped": ServerStopped(8),
+    "server_and_scheduler_killed": ServerAndSchedulerKilled(8),
     "aggregator_killed": AggregatorKilled(),
     "host_killed": HostKilled(),
     "churn": Churn(),

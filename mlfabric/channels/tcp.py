@@ -130,6 +130,15 @@ class TcpChannel:
         self._accept_from(self._listener, handler)
         return sockets.address_text(options.advertised_host or options.bind, self._listener.getsockname()[1])
 
+    def serve_by(self, handler: Handler) -> None:
+        """Let another handler serve the connections that are accepted from now on."""
+        if self._listener is None:
+            raise UsageError("this data channel does not listen yet")
+        if self._retry is not None:
+            self._retry.cancel()
+            self._retry = None
+        self._accept_from(self._listener, handler)
+
     def _accept_from(self, listener: socket.socket, handler: Handler) -> None:
         asyncio.get_running_loop().add_reader(listener, self._accept, listener, handler)
 

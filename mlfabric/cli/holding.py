@@ -94,7 +94,8 @@ def server(
 ) -> None:
     """Hold models and apply updates in the scheduler's order.
 
-    Hands out models and writes checkpoints; or, with --replica-of, follows another server within a bound.
+    Hands out models and writes checkpoints; or, with --replica-of, follows another server within a bound, and takes
+    its place when that dies: then it writes checkpoints, too.
     """
     from mlfabric.server.replica_service import ReplicaOptions, ReplicaService
     from mlfabric.server.service import ServerOptions, ServerService
@@ -106,8 +107,8 @@ def server(
     )
     host, metrics = host or socket.gethostname(), ServerMetrics()
     if replica_of:
-        if checkpoint_dir is not None or resume:
-            raise UsageError("--replica-of with --checkpoint-dir or --resume; a replica is seeded by its primary")
+        if resume:
+            raise UsageError("--replica-of with --resume; a replica is seeded by its primary")
         following = ReplicaOptions(
             scheduler=scheduler,
             replica_of=replica_of,
@@ -117,6 +118,11 @@ def server(
             div_max=div_max,
             div_max_updates=div_max_updates,
             replication=replication,
+            receive_budget_bytes=parse_size(receive_budget),
+            weight_copies=weight_copies,
+            checkpoint_dir=checkpoint_dir,
+            checkpoint_every_s=checkpoint_every,
+            keep=keep,
         )
         move(partial(ReplicaService, following, metrics), metrics.registry, tcp, metrics_port)
     if div_max_updates is not None or not math.isinf(div_max) or replication is ReplicationKind.CHAIN:

@@ -123,7 +123,7 @@ def _delays(model: fabric_pb2.ModelStatus) -> tuple[str, str]:
 def _models(status: fabric_pb2.GetStatusResponse) -> Table:
     columns = (
         *("name", "server", "mode", "version>", "tau_max>", "delay p50>", "delay max>"),
-        *("waiting>", "in flight>", "committed>", "dropped>"),
+        *("waiting>", "in flight>", "committed>", "dropped>", "lost>"),
     )
     rows = [
         (
@@ -134,7 +134,7 @@ def _models(status: fabric_pb2.GetStatusResponse) -> Table:
                 _version(m),
             ),
             *(_bound(m), *_delays(m), str(m.waiting), str(m.in_flight)),
-            *(str(m.committed), str(m.dropped)),
+            *(str(m.committed), str(m.dropped), str(m.lost)),
         )
         for m in status.models
     ]

@@ -11,11 +11,12 @@ from functools import partial
 from pathlib import Path
 
 import mlfabric
-from mlfabric.errors import UsageError
+from mlfabric.errors import RefusedError, UnavailableError, UsageError
+from mlfabric.launch.pairs import Pair
 from mlfabric.launch.ports import check_free, free_port, is_wildcard
 from mlfabric.launch.processes import Nursery, Program
 from mlfabric.launch.racing import first_of
-from mlfabric.launch.status import StatusReader
+from mlfabric.launch.status import HERE, StatusReader
 from mlfabric.launch.supervisor import Start, Supervised
 from mlfabric.launch.workers import per_rank
 from mlfabric.protocol import ReplicationKind
@@ -25,6 +26,7 @@ from mlfabric.v1 import fabric_pb2
 __all__ = ["Fabric", "FabricOptions", "Service", "services", "subcommand"]
 
 SCHEDULER = "scheduler"
+REPLICATED, REPLICA = "server-0", "replica-0"
 _ENVIRONMENT_PREFIX = "MLFABRIC_"
 
 
@@ -108,6 +110,11 @@ class FabricOptions:
             raise UsageError(f"--bind {self.bind} cannot be dialled; give --advertise, the name that others reach")
 
     @property
+    def has_replica(self) -> bool:
+        """Whether server-0 has a replica."""
+        return bool(self.replica_div_max or self.replica_div_max_updates or self.is_chain)
+
+    @property
     def is_chain(self) -> bool:
         """Whether server-0 hands on to a replica what it commits."""
         return self.replication is ReplicationKind.CHAIN
@@ -135,16 +142,15 @@ def services(options: FabricOptions, port: int) -> list[Service]:
         options: what is wanted.
         port: the scheduler's, known by now.
     """
-    dial = f"{'127.0.0.1' if is_wildcard(options.bind) else options.bind}:{port}"
     common = _common(options)
-    member = (*common, "--scheduler", dial)
+    member = (*common, "--scheduler", _dial(options, port))
     metrics = options.metrics_port
     arguments = ("scheduler", *common, "--port", str(port), *_metrics(metrics, 0))
     found = [Service(name=SCHEDULER, arguments=arguments, spare=("--standby",))]
     found += [_server(options, member, i) for i in range(options.servers)]
     found += [_aggregator(options, member, i) for i in range(options.aggregators)]
-    if options.replica_div_max or options.replica_div_max_updates or options.is_chain:
-        found.append(_replica(options, member))
+    if options.has_replica:
+        found.append(_replica(options, member, _replica_host(options), _replica_place(options)))
     if options.monitor:
         place = options.servers + options.aggregators + 1
         arguments = ("monitor", *member, "--name", "monitor-0", *_metrics(metrics, place))
@@ -164,12 +170,42 @@ def _common(options: FabricOptions) -> tuple[str, ...]:
     return (*flags, *(("--insecure",) if options.insecure else ()))
 
 
-def _server(options: FabricOptions, member: tuple[str, ...], index: int) -> Service:
-    name = f"server-{index}"
+def changed_places(options: FabricOptions, port: int) -> tuple[Service, Service]:
+    """Return server-0 where its replica was, and that where server-0 was: each on the other's host.
+
+    Args:
+        options, port: as for :func:`services`.
+    """
+    member = (*_common(options), "--scheduler", _dial(options, port))
+    server = _server(options, member, 0, _replica_host(options), _replica_place(options))
+    return server, _replica(options, member, _server_host(options, 0), 1)
+
+
+def _dial(options: FabricOptions, port: int) -> str:
+    return f"{'127.0.0.1' if is_wildcard(options.bind) else options.bind}:{port}"
+
+
+def _server_host(options: FabricOptions, index: int) -> str:
     emulated = bool(options.server_up or options.server_down)
+    return per_rank(tuple(options.server_host.split(",")), index) or (f"server-{index}" if emulated else "")
+
+
+def _replica_host(options: FabricOptions) -> str:
+    return options.replica_host or (REPLICA if options.server_up or options.server_down else "")
+
+
+def _replica_place(options: FabricOptions) -> int:
+    return options.servers + options.aggregators + 2
+
+
+def _server(
+    options: FabricOptions, member: tuple[str, ...], index: int, host: str | None = None, place: int | None = None
+) -> Service:
+    """Return a server, on its own host and with its own port of metrics unless others are given."""
+    name = f"server-{index}"
     flags = _flags(
         name=name,
-        host=per_rank(tuple(options.server_host.split(",")), index) or (name if emulated else ""),
+        host=_server_host(options, index) if host is None else host,
         up=options.server_up,
         down=options.server_down,
         checkpoint_dir=_checkpoint_dir(options, name),
@@ -177,7 +213,13 @@ def _server(options: FabricOptions, member: tuple[str, ...], index: int) -> Serv
     resume = ("--resume",)
     return Service(
         name=name,
-        arguments=("server", *member, *flags, *_metrics(options.metrics_port, index + 1), *resume[: options.resume]),
+        arguments=(
+            "server",
+            *member,
+            *flags,
+            *_metrics(options.metrics_port, place or index + 1),
+            *resume[: options.resume],
+        ),
         again=resume[: options.checkpoint_dir is not None and not options.resume],
     )
 
@@ -188,21 +230,19 @@ def _checkpoint_dir(options: FabricOptions, server: str) -> Path | None:
     return options.checkpoint_dir if alone or options.checkpoint_dir is None else options.checkpoint_dir / server
 
 
-def _replica(options: FabricOptions, member: tuple[str, ...]) -> Service:
-    name = "replica-0"
-    emulated = bool(options.server_up or options.server_down)
+def _replica(options: FabricOptions, member: tuple[str, ...], host: str, place: int) -> Service:
     flags = _flags(
-        name=name,
-        host=options.replica_host or (name if emulated else ""),
+        name=REPLICA,
+        host=host,
         up=options.server_up,
         down=options.server_down,
-        replica_of="server-0",
+        replica_of=REPLICATED,
+        checkpoint_dir=_checkpoint_dir(options, REPLICATED),
         div_max=options.replica_div_max,
         div_max_updates=options.replica_div_max_updates,
         replication=options.replication.value if options.is_chain else "",
     )
-    place = options.servers + options.aggregators + 2
-    return Service(name=name, arguments=("server", *member, *flags, *_metrics(options.metrics_port, place)))
+    return Service(name=REPLICA, arguments=("server", *member, *flags, *_metrics(options.metrics_port, place)))
 
 
 def _aggregator(options: FabricOptions, member: tuple[str, ...], index: int) -> Service:
@@ -256,10 +296,37 @@ class Fabric:
         for role in {service.arguments[0] for service in self._services}:
             Security.of(options.tls, role, insecure=options.insecure)
         self._supervised = [Supervised(nursery, partial(_program, service)) for service in self._services]
+        if options.has_replica:
+            self._supervise_pair(options)
         self._keeping: list[asyncio.Task[None]] = []
         advertised = options.advertised or options.bind
         self.scheduler = f"{advertised}:{self.port}"
-        self._dial = f"{'127.0.0.1' if is_wildcard(options.bind) else options.bind}:{self.port}"
+        self._dial = _dial(options, self.port)
+
+    def _supervise_pair(self, options: FabricOptions) -> None:
+        """Let server-0 and its replica be either when they are started again."""
+        names = [service.name for service in self._services]
+        places = names.index(REPLICATED), names.index(REPLICA)
+        own, changed = [self._services[place] for place in places], changed_places(options, self.port)
+        supervised = [self._supervised[place] for place in places]
+        pair = Pair(self._is_served, lambda number: any(p.is_running for p in supervised[number].processes))
+
+        def program(number: int, start: Start) -> Program | None:
+            is_as_before = pair.is_replica(number) == (number == 1)
+            return _program(own[number] if is_as_before else changed[1 - number], start)
+
+        for number in range(2):
+            supervised[number].program = partial(program, number)
+            supervised[number].prepare = partial(pair.prepare, number)
+
+    async def _is_served(self) -> bool | None:
+        """Tell whether there is server-0; None if no scheduler says so."""
+        async with StatusReader(self._dial, security=self._security) as reader:
+            try:
+                status = await reader.read()
+            except (RefusedError, UnavailableError):
+                return None
+        return any(member.name == REPLICATED and member.state == HERE for member in status.members)
 
     def start(self) -> None:
         """Start all services."""

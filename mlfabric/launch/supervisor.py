@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -49,10 +49,12 @@ class Supervised:
     Args:
         nursery: starts it.
         program: given what to start it as, what to start; None for ``Start.SPARE`` if there is to be none.
+        prepare: settles what it is started as after it died; None if there is nothing to settle.
     """
 
     nursery: Nursery
     program: Callable[[Start], Program | None]
+    prepare: Callable[[], Awaitable[None]] | None = None
     process: Process | None = None
     spare: Process | None = None
 
@@ -105,6 +107,8 @@ class Supervised:
         pause_s = backoff_s(deaths)
         self.nursery.output.say(f"{what}; starting it again in {pause_s:g} s")
         await asyncio.sleep(pause_s)
+        if self.prepare is not None:
+            await self.prepare()
         return await self._start(Start.AGAIN)
 
     async def _start(self, start: Start) -> Process:

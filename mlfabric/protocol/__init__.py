@@ -78,6 +78,7 @@ from mlfabric.protocol.instructions import (
     Void,
     Welcome,
 )
+from mlfabric.protocol.promotion import GroupOf, NewServer, Promote
 from mlfabric.protocol.reductions import (
     CancelReduce,
     LinkProbed,
@@ -139,6 +140,7 @@ __all__ = [
     "Following",
     "GetId",
     "GetRequested",
+    "GroupOf",
     "HandOn",
     "HandOnTo",
     "HeldBack",
@@ -160,6 +162,7 @@ __all__ = [
     "MemoryReported",
     "ModelVersion",
     "MonitorAt",
+    "NewServer",
     "NotKept",
     "NoteDropped",
     "Outcome",
@@ -168,6 +171,7 @@ __all__ = [
     "Prepare",
     "Prepared",
     "Probe",
+    "Promote",
     "PushRequested",
     "Reduce",
     "ReduceFailed",

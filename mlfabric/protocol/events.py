@@ -46,6 +46,10 @@ class MemberJoined:
         holds_initial: a worker can provide initial weights.
         most_updates: how many an aggregator takes into one sum, >= 0; 0 for any number.
         follows: what a replica follows.
+        server_epoch: of a server: the greatest of its models' versions, 0 if it has none.
+        promoted: of a server that was a replica until now: that replica's name; "" of any other, and once it was
+            admitted.
+        succeeds: of a server that has ever been a replica: that replica's name.
     """
 
     member: Member
@@ -54,6 +58,9 @@ class MemberJoined:
     holds_initial: bool = False
     most_updates: int = 0
     follows: Following | None = None
+    server_epoch: int = 0
+    promoted: str = ""
+    succeeds: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,11 +73,16 @@ class MemberSilent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberLost:
-    """A member does not answer any more, its process or its host: nobody is to wait for it. It may come back."""
+    """A member does not answer any more, its process or its host: nobody is to wait for it. It may come back.
+
+    Args:
+        has_ended: its process is no more, so it will not.
+    """
 
     name: str
     incarnation: int
     detail: str
+    has_ended: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

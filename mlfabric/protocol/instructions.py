@@ -7,6 +7,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from mlfabric.protocol.identities import DropReason, GetId, ModelVersion, Outcome, TransferId, UpdateId, UpdateKind
+from mlfabric.protocol.promotion import NewServer, Promote
 from mlfabric.protocol.reductions import CancelReduce, Probe, Reduce, ReduceFailed, ReduceSettled
 from mlfabric.protocol.relays import CancelHandOn, CancelSum, HandOn, Sum
 from mlfabric.protocol.replication import Fold, Followed, Keep, Logged, Release, Replicate, Seed, Unfollowed
@@ -48,6 +49,7 @@ class RefuseReason(Enum):
     NOT_ITS_OWN = "it is about another member's model"
     TOO_MANY = "there is more of it than the scheduler takes in"
     FENCED = "this scheduler has been succeeded by another one"
+    SUPERSEDED = "another process has taken its place"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +63,7 @@ class Welcome:
         clock: so many iterations a worker has finished at least, as the others count them, if it is new or was given up
             by this scheduler: who comes late starts here.
         lost: it did not answer any more, and all that it was sending or getting is void.
+        server_epoch: under which a worker's model is served.
     """
 
     to: str
@@ -75,6 +78,7 @@ class Welcome:
     clock: int = 0
     instance: int = 0
     lost: bool = False
+    server_epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,6 +290,8 @@ Instruction = (
     | Seed
     | Followed
     | Unfollowed
+    | Promote
+    | NewServer
     | Prepare
     | Conclude
     | NoteDropped

@@ -43,12 +43,14 @@ class Following:
         norm: l2 distance, >= 0; 0 for no lead at all, infinite for no such bound.
         updates: commits, >= 0; None for no such bound.
         kind: how it follows; CHAIN comes with a norm of 0.
+        is_seeded: it has a model, and could take its server's place.
     """
 
     server: str
     norm: float = math.inf
     updates: int | None = None
     kind: ReplicationKind = ReplicationKind.BOUNDED
+    is_seeded: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from mlfabric.scheduler.differing import difference, malformed
 from mlfabric.scheduler.model import ModelState
 from mlfabric.scheduler.modes import has_server
 from mlfabric.scheduler.placing import Placing
+from mlfabric.scheduler.promotions import Promotions
 from mlfabric.scheduler.records import MemberRecord, MemberState
 from mlfabric.scheduler.rounds import Rounds
 from mlfabric.scheduler.sharded import ShardedModel
@@ -25,6 +26,7 @@ class Admission:
     Args:
         models, reductions, wholes: all that there are, by name.
         placing: tells whether there are servers for a new model.
+        promotions: tells who takes whose place.
     """
 
     def __init__(
@@ -34,12 +36,14 @@ class Admission:
         reductions: Mapping[str, Rounds],
         wholes: Mapping[str, ShardedModel],
         placing: Placing,
+        promotions: Promotions,
     ) -> None:
         self._context = context
         self._models = models
         self._reductions = reductions
         self._wholes = wholes
         self._placing = placing
+        self._promotions = promotions
 
     def refusal(self, event: MemberJoined) -> tuple[RefuseReason, str] | None:
         """Say why a member cannot join now; None if it can."""
@@ -47,13 +51,16 @@ class Admission:
         if (flaw := malformed(member, spec)) is not None:
             return flaw
         known = self._context.members.get(member.name)
-        if known is not None and known.state is MemberState.HERE and known.member.incarnation != member.incarnation:
+        is_other = known is not None and known.member.incarnation != member.incarnation
+        if known is not None and is_other and known.state is MemberState.HERE and not self._promotions.is_newer(event):
             where = f"a live {known.member.role.value} on host {known.member.host}"
             return RefuseReason.NAME_TAKEN, f"{member.name!r} is taken by {where}; choose another name or stop that one"
         if (excess := self._excess(event)) is not None:
             return excess
         if known is not None and (changed := _changed(known, member, spec)) is not None:
             return changed
+        if member.role is Role.SERVER and (superseded := self._promotions.refusal(event)) is not None:
+            return superseded
         for held in event.held:
             if (refusal := self.held_refusal(member.name, held)) is not None:
                 return refusal
@@ -90,11 +97,14 @@ class Admission:
         return placed if isinstance(placed, tuple) else None
 
     def _replica_refusal(self, follows: Following, member: Member) -> tuple[RefuseReason, str] | None:
-        """Say why a replica cannot follow a server now, or return None; one that is silent may come back."""
+        """Say why a replica cannot follow a server now, or return None; one that is silent may come back.
+
+        One that has a model may follow a server that is not here: it may have to take its place.
+        """
         record = self._context.members.get(follows.server)
-        if record is None or record.state is not MemberState.HERE:
+        if not follows.is_seeded and (record is None or record.state is not MemberState.HERE):
             return RefuseReason.NOT_YET, f"waiting for server {follows.server!r} to join the scheduler"
-        if record.member.role is not Role.SERVER:
+        if record is not None and record.member.role is not Role.SERVER:
             detail = f"{follows.server!r} is a {record.member.role.value}"
             return RefuseReason.OUT_OF_RANGE, f"{detail}; a replica follows a server"
         for model in self._models.values():

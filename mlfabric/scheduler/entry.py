@@ -30,7 +30,8 @@ async def may_join(event: MemberJoined, context: _Context) -> Identity | None:
     """Return who calls, as ``caller`` does, if it may join like this; end the call with PERMISSION_DENIED if not."""
     found = await caller(context)
     model = event.spec.name if event.spec is not None else ""
-    reason = found.refusal(event.member.role, event.member.name, model) if found is not None else None
+    member = event.member
+    reason = found.refusal(member.role, member.name, model, event.succeeds) if found is not None else None
     if reason is not None:
         log.warning("refused %s: %s", event.member.name, reason)
         await context.abort(grpc.StatusCode.PERMISSION_DENIED, reason)

@@ -292,6 +292,14 @@ class GetTable:
             planned.source = self._pushes.server
             yield from self._instruct(planned, (), "the server came back")
 
+    def begin_anew(self, reason: str) -> Iterator[Instruction]:
+        """Forget every plan: who holds the model now has heard of none; workers that are here ask again."""
+        for own in list(self.hand_ons.planned.values()):
+            if own.above is None:
+                yield from self._drop(own, reason)
+        for get in list(self.planned):
+            self._remove(get)
+
     def _take_back(self, get: GetId, reason: str) -> Iterator[Instruction]:
         """Take a get off its hand-on; its worker asks again."""
         by = self.planned[get].by

@@ -23,6 +23,7 @@ log = logging.getLogger("mlfabric.scheduler")
 JUDGE_S = 0.05
 RECEIVE_BUFFER_BYTES = 4 << 20
 MOST_AT_ONCE = 4096
+MOST_DEPOSED = 64
 
 
 def listen_for_pulses(host: str, port: int) -> socket.socket | None:
@@ -70,6 +71,7 @@ class Listener:
         self._silences = Silences()
         self._senders: dict[bytes, _Sender] = {}
         self._id_of: dict[str, bytes] = {}
+        self._deposed: dict[bytes, _Sender] = {}
         self._timer: asyncio.TimerHandle | None = None
         if sock is not None:
             asyncio.get_running_loop().add_reader(sock, self._read)
@@ -81,6 +83,7 @@ class Listener:
 
     def watch(self, member: Member) -> None:
         """Listen for a member that has joined; nobody listens for one that came without a key."""
+        self._depose(member)
         self.forget(member.name, member.pulse_key)
         if self._socket is None or len(member.pulse_key) != beat.KEY_BYTES:
             return
@@ -95,6 +98,14 @@ class Listener:
         self._silences.watch(member.name, member.host, time.monotonic_ns())
         if self._timer is None:
             self._wait()
+
+    def _depose(self, member: Member) -> None:
+        """Remember whose name another process takes: if it is heard again it is told to join again, and refused."""
+        former = self._senders.get(self._id_of.get(member.name, b""))
+        if former is not None and former.key != member.pulse_key:
+            self._deposed[beat.id_of(former.key)] = former
+            while len(self._deposed) > MOST_DEPOSED:
+                del self._deposed[next(iter(self._deposed))]
 
     def forget(self, name: str, next_key: bytes = b"") -> None:
         """Listen no more for a member; what was learnt of it is kept if it goes on with the key that is given."""
@@ -128,11 +139,16 @@ class Listener:
                 datagram, address = self._socket.recvfrom(beat.MOST_BYTES + 1)
             except OSError:  # nothing more
                 return True
-            sender = self._senders.get(beat.pulse_id(datagram))
+            pulse_id = beat.pulse_id(datagram)
+            sender = self._senders.get(pulse_id) or self._deposed.get(pulse_id)
             opened = None if sender is None else beat.open_pulse(sender.key, datagram)
             if sender is None or opened is None or opened[0] <= sender.sent_ns:
                 continue
             sender.sent_ns, stopped_ms, ended = opened
+            if sender is self._deposed.get(pulse_id):
+                if not (stopped_ms or ended):
+                    self._recall(sender, address)
+                continue
             self._silences.heard(sender.name, now_ns, 1_000_000 * stopped_ms, ended=ended)
             if self._silences.is_found(sender.name) and not (stopped_ms or ended):
                 self._recall(sender, address)

@@ -22,6 +22,7 @@ from mlfabric.protocol import (
     MemberLost,
     ModelVersion,
     MonitorAt,
+    NewServer,
     PeerLost,
     Refuse,
     RefuseReason,
@@ -36,6 +37,7 @@ from mlfabric.scheduler.model import ModelState
 from mlfabric.scheduler.modes import has_server
 from mlfabric.scheduler.parts import name_of_whole
 from mlfabric.scheduler.placing import Placing
+from mlfabric.scheduler.promotions import Promotions
 from mlfabric.scheduler.records import MemberRecord, MemberState, WorkerTally
 from mlfabric.scheduler.rounds import Rounds
 from mlfabric.scheduler.sharded import ShardedModel
@@ -59,9 +61,11 @@ class Membership:
         self._reductions = reductions
         self._wholes = wholes
         self._placing = Placing(context, models)
-        self.admission = Admission(context, models, reductions, wholes, self._placing)
+        self.promotions = Promotions(context, models)
+        self.admission = Admission(context, models, reductions, wholes, self._placing, self.promotions)
         self._silent: dict[str, MemberRecord] = {}
         self._missed: dict[str, int] = {}
+        self._begun_anew: set[str] = set()
         self._departed = Departed(context.config.limits.departed, self._is_needed)
 
     def join(self, event: MemberJoined, now_ns: int) -> Iterator[Instruction]:
@@ -78,6 +82,7 @@ class Membership:
             return
         known = self._context.members.get(member.name)
         again = known is not None and known.member.incarnation == member.incarnation
+        displaces = bool(event.promoted) or (known is not None and not again and known.state is MemberState.HERE)
         if known is not None and not again:
             yield from self._let_go(known, "another process took its name")
             self._forget(known)
@@ -95,7 +100,10 @@ class Membership:
         self._silent.pop(member.name, None)
         self._missed.pop(member.name, None)
         self._departed.back(member.name)
-        yield from self._admit(record, event, "back again" if again else "joined")
+        joined = f"{event.promoted} takes its primary's place" if event.promoted else "joined"
+        yield from self._admit(record, event, "back again" if again else joined)
+        if displaces and member.role is Role.SERVER:
+            yield from self._begin_anew(event, now_ns)
 
     def models_of(self, name: str) -> list[ModelState]:
         """Return the parts of a model of this name, or the model itself if it is not cut; none if it is unknown."""
@@ -127,7 +135,32 @@ class Membership:
                 yield from self._admit_aggregator(record.member)
             case _:
                 yield self._welcome(record, [], False, reason)
+                self.promotions.taken(record.member.name)
                 yield from self._admit_server(record.member.name, event.held, record.since_ns)
+
+    def _begin_anew(self, event: MemberJoined, now_ns: int) -> Iterator[Instruction]:
+        """Let nothing go on that was planned with another process of a server's name; its replica is one no longer."""
+        server = event.member.name
+        replica = self._context.members.get(event.promoted)
+        if replica is not None:
+            yield from self.left(event.promoted, replica.member.incarnation, f"it is server {server} now", now_ns)
+        reason = f"another process is server {server} now"
+        for name, model in sorted(self._models.items()):
+            if model.pushes.server != server:
+                continue
+            yield from model.pushes.begin_anew(reason)
+            yield from model.gets.begin_anew(reason)
+            self._begun_anew.add(name)
+
+    def _tell_of_server(self, model: ModelState) -> Iterator[Instruction]:
+        """Tell workers of another process that serves their model, now that it knows itself that it does."""
+        name, epoch = model.pushes.spec.name, model.pushes.server_epoch
+        if name in self._begun_anew:
+            self._begun_anew.remove(name)
+            for worker in self._context.here(Role.WORKER):
+                if worker.model == name:
+                    reason = f"another process is server {model.pushes.server} now"
+                    yield NewServer(to=worker.member.name, model=name, server_epoch=epoch, reason=reason)
 
     def _admit_aggregator(self, aggregator: Member) -> Iterator[Instruction]:
         """Tell an aggregator what all models look like, and what it missed; nobody may have heard what it handed on."""
@@ -224,6 +257,7 @@ class Membership:
             reason=reason,
             clock=models[0].pushes.clocks.beginning(record.member.name) if models else 0,
             lost=record.was_lost,
+            server_epoch=models[0].pushes.server_epoch if models and models[0].pushes.spec.shard is None else 0,
         )
 
     def _monitor_for(self, record: MemberRecord) -> str:
@@ -275,7 +309,7 @@ class Membership:
         record = self._context.members.get(name)
         if record is None or record.member.incarnation != incarnation or record.state is MemberState.LEFT:
             return
-        record.state, record.since_ns = MemberState.LEFT, now_ns
+        record.state, record.since_ns, record.has_resigned = MemberState.LEFT, now_ns, True
         self._silent.pop(name, None)
         yield from self._let_go(record, f"{name} left: {detail}")
         self._forget(record)
@@ -370,6 +404,7 @@ class Membership:
             yield from self._announce_model(holds.spec)
         self._miss(holds, model, now_ns)
         yield from model.pushes.reconcile(holds)
+        yield from self._tell_of_server(model)
         name = name_of_whole(holds.spec)
         if holds.spec.shard is not None:
             yield from self._wholes[name].part_back(holds, holds.spec.shard)

@@ -14,6 +14,7 @@ from mlfabric.protocol import (
     Dropped,
     DropReason,
     Instruction,
+    Lost,
     ModelVersion,
     PushRequested,
     ServerHolds,
@@ -33,6 +34,9 @@ from mlfabric.specs import Member
 
 __all__ = ["PushEnds"]
 
+MOST_SIZES = 4096
+"""Of so many versions it is remembered how many updates made them."""
+
 
 class PushEnds(PushTable):
     """What becomes of the updates of one model."""
@@ -50,6 +54,8 @@ class PushEnds(PushTable):
         """Note that a group was committed; return its commits that are news, without that of initial weights."""
         fresh = []
         for commit in event.commits:
+            self._sizes[commit.version.number] += 1
+            self._sizes.pop(commit.version.number - MOST_SIZES, None)
             if (yield from self._commit(commit)):
                 fresh.append(commit)
         yield from self._break_up()
@@ -226,6 +232,9 @@ class PushEnds(PushTable):
 
     def reconcile(self, holds: ServerHolds) -> Iterator[Instruction]:
         """Take over what a (re)joined server says it holds, and repeat what it does not know."""
+        if holds.version.epoch > self.version.epoch and self.whole is None:
+            self._lose(holds)
+        self.server_epoch = max(self.server_epoch, holds.version.epoch)
         self.version, self.initialised, self.awaited = holds.version, holds.initialised, False
         self.has_formed |= holds.version.number > max(0, holds.epoch_base)
         for ids in holds.applied:
@@ -239,6 +248,37 @@ class PushEnds(PushTable):
             if update not in self.planned and update not in self.settled:
                 yield from self._adopt(update)
         yield from self.repeat(frozenset(holds.received))
+
+    def _lose(self, holds: ServerHolds) -> None:
+        """Count as lost what was committed under earlier server epochs after the version that the server goes on from.
+
+        Who made them was told of most; the others hear of it when they ask. A replica that has taken its primary's
+        place may have committed some once more.
+        """
+        former, epoch = self.version, holds.version.epoch
+        self.began = (*holds.earlier, ModelVersion(epoch, holds.epoch_base))
+        gone = [n for n in range(1, former.number + 1) if self.is_lost(ModelVersion(former.epoch, n))]
+        again = (
+            isinstance(self.settled.get(UpdateId(ids.worker, ids.incarnation, counter)), Committed)
+            for ids in holds.applied
+            for counter, version, _ in ids.recent
+            if version.epoch == epoch
+        )
+        self.lost += max(0, sum(self._sizes.pop(number, 1) for number in gone) - sum(again))
+        detail = f"it was committed after version {holds.epoch_base}, the last one that server epoch {epoch} has"
+        for update, outcome in list(self.settled.items()):
+            if isinstance(outcome, Committed) and self.is_lost(outcome.version):
+                self.settled.add(update, Lost(detail=detail))
+
+    def begin_anew(self, reason: str) -> Iterator[Instruction]:
+        """Forget every plan: who holds the model now has heard of none; workers that are here ask again."""
+        for found in list(self.sums):
+            if not found.voided:
+                yield from self._cancel(found, reason)
+        for update in list(self.planned):
+            self._release(update)
+        self._broken_up.clear()
+        self.iteration = None
 
     def repeat(self, held: frozenset[UpdateId] = frozenset()) -> Iterator[Instruction]:
         """Repeat to a server that came back what it may have missed; ``held`` has arrived or is arriving there.

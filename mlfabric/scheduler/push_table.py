@@ -76,6 +76,8 @@ class PushTable:
     ``has_formed`` means that as many workers have joined as the first iteration was to wait for.
     ``whole`` is the model that this one is a part of; ``refused`` are the updates of a part that were dropped since
     that has looked.
+    ``server_epoch`` is the one under which the model is served, ``began`` are the versions at which that one and those
+    before began, and ``lost`` counts the updates that were committed after what the next one began with.
     ``policy`` decides what depends on the mode; ``clocks`` are those of the workers that are waited for.
     """
 
@@ -83,6 +85,9 @@ class PushTable:
         self.spec = spec
         self.server = server
         self.version = ModelVersion(1, 0)
+        self.server_epoch = 1
+        self.began: tuple[ModelVersion, ...] = ()
+        self.lost = 0
         self.initialised = False
         self.awaited = False
         self.most_workers = 1
@@ -108,6 +113,11 @@ class PushTable:
         self._pace = Pace()
         self._seq = context.config.epoch << SEQ_BITS
         self._broken_up: set[SumId] = set()
+        self._sizes: Counter[int] = Counter()
+
+    def is_lost(self, version: ModelVersion) -> bool:
+        """Tell whether a version was made under a server epoch after what a later one began with."""
+        return any(began.epoch > version.epoch and version.number > began.number for began in self.began)
 
     @property
     def tau_max(self) -> int:

@@ -107,6 +107,9 @@ class Pushes(Sequencing):
         if event.kind is UpdateKind.GRADIENT and event.computed_from > newest:
             detail = f"computed from {tuple(event.computed_from)}; the newest possible version is {tuple(newest)}"
             return Dropped(cause=DropReason.FUTURE_VERSION, detail=detail)
+        base, is_whole = event.computed_from, self.whole is None and event.kind is UpdateKind.GRADIENT
+        if is_whole and self.is_lost(base):
+            return Dropped(cause=DropReason.ROLLED_BACK, detail=f"version {base.number} was lost")
         if event.kind is UpdateKind.INITIAL and self.initialised:
             return Dropped(cause=DropReason.DUPLICATE, detail="the model has weights already")
         return self.policy.outdated(event, self.version) if event.kind is UpdateKind.GRADIENT else None

@@ -113,6 +113,7 @@ class MemberRecord:
     """A member that joined at least once; ``most_updates`` is of an aggregator, ``follows`` of a replica.
 
     ``lost`` says why nobody waits for it, if it does not answer any more; ``was_lost`` is of one that is back since.
+    ``has_resigned`` says that it said good-bye.
     """
 
     member: Member
@@ -126,6 +127,7 @@ class MemberRecord:
     follows: Following | None = None
     lost: str = ""
     was_lost: bool = False
+    has_resigned: bool = False
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ from enum import Enum
 from mlfabric.divergence import Limit, Units
 from mlfabric.network import Profile
 from mlfabric.protocol import (
+    Commit,
     Drop,
     DropReason,
     Expect,
@@ -111,6 +112,8 @@ class ReplicaSending:
         self._inherited: set[UpdateId] = set()
         self._orphaned_ns: int | None = None
         self._given_up: set[UpdateId] = set()
+        self._is_seeded = False
+        self._told: dict[UpdateId, Commit] = {}
         self._hole = ""
         self._is_unheard = False
 

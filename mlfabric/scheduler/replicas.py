@@ -18,6 +18,7 @@ from itertools import groupby
 from mlfabric.divergence import Limit, units_above
 from mlfabric.protocol import (
     Commit,
+    GroupOf,
     HeldBack,
     HostModel,
     Instruction,
@@ -36,6 +37,7 @@ from mlfabric.protocol import (
     UpdateKind,
     Void,
 )
+from mlfabric.scheduler.foretelling import foretold
 from mlfabric.scheduler.records import MemberRecord, MemberState
 from mlfabric.scheduler.replica_plans import ReplicaPlans
 from mlfabric.scheduler.replica_sending import Entry, Phase, Window
@@ -56,6 +58,8 @@ class Replication(ReplicaPlans):
 
     def committed(self, commits: tuple[Commit, ...]) -> Iterator[Instruction]:
         """Note a group that the primary committed; hand it on to the replica, and tell workers what to fold."""
+        if self._is_seeded:
+            self._told.update((c.update, c) for c in commits)
         fresh = tuple(c for c in commits if c.version.number > self._logged)
         if self.phase is Phase.NONE or not fresh or not self._pushes.initialised:
             return
@@ -89,7 +93,9 @@ class Replication(ReplicaPlans):
         elif event.term == self.term and self.phase is Phase.FOLLOWING:
             self._applied(event.version)
         self.version, self._reported = event.version, event.held
-        if event.term > 0:
+        self._told = {u: c for u, c in self._told.items() if c.version > event.version}
+        self._is_seeded = event.term > 0
+        if self._is_seeded:
             yield self._followed("the replica holds more")
         for update in event.held if not self.is_chain else ():
             if update not in self._held and update not in self._in_flight:
@@ -134,13 +140,34 @@ class Replication(ReplicaPlans):
         if event.alone:
             for transfer in event.transfers:
                 found = self._pushes.sums.of(transfer) if isinstance(transfer, SumId) else None
-                self._wanted.update(found.members if found is not None else ())
+                if isinstance(transfer, SumId):  # one of a former scheduler may have any in it that is not settled
+                    self._wanted.update(found.members if found is not None else self._pushes.planned)
                 self._wanted.update({transfer} if isinstance(transfer, UpdateId) else ())
 
     def not_kept(self, event: NotKept) -> None:
         """Note a hole."""
         if event.term == self.term and self.phase is not Phase.NONE:
             self._hole = f"{event.member}: {event.detail}"
+
+    def primary_holds(self, holds: ServerHolds) -> None:
+        """Note what the primary committed and could not tell when it did, before its word is taken over."""
+        if not self._is_seeded:
+            return
+        rule = self._pushes.spec.rule
+        for ids in holds.applied:
+            for counter, version, tau in ids.recent:
+                update = UpdateId(ids.worker, ids.incarnation, counter)
+                if version.epoch != self.version.epoch or version <= self.version or update in self._told:
+                    continue
+                planned = self._pushes.planned.get(update)
+                self._told[update] = Commit(
+                    update=update,
+                    version=version,
+                    tau=tau,
+                    lr=rule.lr_at(version.number - 1, tau),
+                    step_norm=0.0,
+                    samples=planned.request.samples if planned is not None else (),
+                )
 
     def primary_back(self, holds: ServerHolds, now_ns: int) -> None:
         """Note at which version the primary is that came back: what it did meanwhile was not told."""
@@ -150,6 +177,16 @@ class Replication(ReplicaPlans):
         missed = self.phase in (Phase.SEEDING, Phase.FOLLOWING) and version.number != self._logged
         if began_anew or missed:
             self._hole = f"the primary came back at version {tuple(version)}; the log ends at {self._logged}"
+
+    def told(self) -> Iterator[GroupOf]:
+        """Give what the primary has told of, and the replica has not reported."""
+        if self._told:
+            yield GroupOf(self._model, tuple(sorted(self._told.values(), key=lambda commit: commit.version)))
+
+    def foretell(self) -> Iterator[GroupOf]:
+        """Give what the primary, whose place the replica takes, may have committed and not told."""
+        for commits in foretold(self._pushes, self._held & self._alone, self._told, self.version):
+            yield GroupOf(self._model, commits)
 
     # What follows
 
@@ -227,6 +264,8 @@ class Replication(ReplicaPlans):
             yield Keep(to=worker, model=self._model, term=self.term, receiver="", address="", reason=reason)
         yield Unfollowed(to=self._pushes.server, model=self._model, reason=reason)
         self.phase, self.replica, self.following = Phase.NONE, None, None
+        self._is_seeded = False
+        self._told.clear()
         self._workers.clear()
 
     def _clear(self) -> None:
@@ -361,7 +400,7 @@ class Replication(ReplicaPlans):
         if not self._alone or self.phase is not Phase.FOLLOWING:
             return
         pushes = self._pushes
-        logged = {u for entry in self._entries for u in entry.members}
+        logged, held = {u for entry in self._entries for u in entry.members}, len(self._held)
         for update in sorted(self._alone - logged):
             asked = update in pushes.planned or update in pushes.waiting
             over = update in pushes.settled or pushes.settled.is_over(update)
@@ -371,3 +410,5 @@ class Replication(ReplicaPlans):
                 self._alone.discard(update)
                 self._held.discard(update)
                 yield Void(to=self.name, model=self._model, transfer=update, reason="it will not be committed")
+        if len(self._held) < held:  # the primary, which may be sent one of them again, must not count on it
+            yield self._followed("some of what the replica has will not be committed")

@@ -114,9 +114,8 @@ def next_epoch(state_dir: Path | None, seen: int = 0) -> int:
     if state_dir is None:
         return least
     try:
-        state_dir.mkdir(parents=True, exist_ok=True)
         return begin_epoch(state_dir / "epoch", least)
-    except (OSError, FabricError) as error:
+    except FabricError as error:
         raise UsageError(
             f"state_dir={str(state_dir)!r}: {error}; give a directory that this process may write"
         ) from error

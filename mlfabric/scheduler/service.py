@@ -36,7 +36,7 @@ from mlfabric.protocol import (
 from mlfabric.scheduler import entry
 from mlfabric.scheduler.listening import Listener
 from mlfabric.scheduler.metering import Meter
-from mlfabric.scheduler.silence import Found
+from mlfabric.scheduler.silence import Found, LostBy
 from mlfabric.scheduler.state import SchedulerState
 from mlfabric.scheduler.status import describe
 from mlfabric.scheduler.terms import Verdict
@@ -97,6 +97,7 @@ _STATUS = {
     RefuseReason.NOT_ITS_OWN: grpc.StatusCode.PERMISSION_DENIED,
     RefuseReason.TOO_MANY: grpc.StatusCode.RESOURCE_EXHAUSTED,
     RefuseReason.FENCED: grpc.StatusCode.FAILED_PRECONDITION,
+    RefuseReason.SUPERSEDED: grpc.StatusCode.ABORTED,
 }
 
 
@@ -267,6 +268,9 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
             event = MemberJoined(
                 member=wire.from_member(request.member, Role.SERVER),
                 held=tuple(wire.from_spec(spec) for spec in request.models),
+                server_epoch=request.server_epoch,
+                promoted=request.promoted,
+                succeeds=request.succeeds,
             )
         return fabric_pb2.RegisterAsServerResponse(admission=await self._admit(event, context))
 
@@ -300,6 +304,10 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
 
     async def _admit(self, event: MemberJoined, context: _Context) -> fabric_pb2.Admission:
         name, caller = event.member.name, await entry.may_join(event, context)
+        replica = self._seats.get(event.promoted)
+        if event.promoted and (replica is None or replica.caller != caller):
+            why = f"waiting for replica {event.promoted!r}, which is to take the place of {name}, and nobody else"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, why)
         if self._listener.is_stopped(event.member):
             why = f"waiting for a process of {name}, which is stopped"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, why)
@@ -331,6 +339,7 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
             instance=answer.instance,
             lost=answer.lost,
             pulse_port=self._listener.port,
+            server_epoch=answer.server_epoch,
         )
 
     # Sessions
@@ -385,7 +394,13 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
         seat = self._seats.pop(found.member, None)
         self._log.warning("%s is waited for no longer: %s", found.member, found.cause.value)
         self._meter.metrics.lost(found.cause.name.lower())
-        self._take_in(MemberLost(name=found.member, incarnation=incarnation, detail=found.cause.value))
+        event = MemberLost(
+            name=found.member,
+            incarnation=incarnation,
+            detail=found.cause.value,
+            has_ended=found.cause is LostBy.ENDED,
+        )
+        self._take_in(event)
         if seat is not None:
             seat.close()
 

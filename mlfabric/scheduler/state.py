@@ -102,6 +102,8 @@ class SchedulerState:
         if self.verdict is not Verdict.STAYS:
             return [self._refusal(event.member)] if isinstance(event, MemberJoined) else []
         self._note_steps(event, now_ns)
+        promotions = self._membership.promotions
+        promotions.look_at(event, now_ns)
         out = list(self._react(event, now_ns))
         for whole in self.wholes.values():
             whole.look_at(event)
@@ -112,13 +114,14 @@ class SchedulerState:
         if not isinstance(event, _WITHOUT_REPLICA):
             for model in self.models.values():
                 out.extend(model.replication.advance(now_ns))
+            out.extend(promotions.advance(now_ns))
         return out
 
     def next_wakeup_ns(self, now_ns: int) -> int | None:
         """Return when a Tick is due (an instant that is past means at once), or None."""
         if self.verdict is not Verdict.STAYS:
             return None
-        times = [self._membership.next_wakeup_ns()]
+        times = [self._membership.next_wakeup_ns(), self._membership.promotions.next_wakeup_ns()]
         for model in self.models.values():
             times.append(model.pushes.due_ns(now_ns))
             times.append(model.gets.due_ns(now_ns))
@@ -193,6 +196,8 @@ class SchedulerState:
                 for reduce in event.reduces:
                     yield from self._reduce(reduce, now_ns)
             case ServerHolds():
+                if event.spec.name in self.models:
+                    self.models[event.spec.name].replication.primary_holds(event)
                 yield from self._membership.reconcile(event, now_ns)
                 self.models[event.spec.name].replication.primary_back(event, now_ns)
             case SamplesReported() if event.model in self.models:

@@ -196,6 +196,7 @@ def _model(state: SchedulerState, name: str, model: ModelState, all_samples: boo
         delay_p50=_median(model.delays),
         committed=model.delays.total(),
         dropped=sum(model.dropped.values()),
+        lost=pushes.lost,
         mode=pushes.spec.mode.value,
         waits_for=waits_for,
         size_bytes=pushes.spec.layout.size_bytes,

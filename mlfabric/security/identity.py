@@ -71,18 +71,22 @@ class Identity:
             raise ConfigError(f"URI {uri!r} in a certificate; allowed: {SCHEME}JOB/ROLE or {SCHEME}JOB/ROLE/NAME")
         return cls(role=rest[0], job=unquote(job), name=unquote(rest[1]) if len(rest) == 2 else "")
 
-    def refusal(self, role: Role, name: str, model: str = "") -> str | None:
+    def refusal(self, role: Role, name: str, model: str = "", succeeds: str = "") -> str | None:
         """Say why the holder cannot join like this; None if it can.
 
         Args:
             role: that it wants to have.
             name: that it wants to join under.
             model: that a worker wants to train.
+            succeeds: the replica that a server was before it took its primary's place, and with it the primary's name;
+                "" of one that never was a replica.
         """
         wanted = _NEEDED.get(role, role.value)
         if self.role != wanted:
             return f"the certificate is that of a {self}; to join as {role.value} takes that of a {wanted}"
-        if self.name not in ("", name):
+        if succeeds and self.name not in ("", succeeds):
+            return f"the certificate is that of {self}; it does not allow the place of replica {succeeds!r}"
+        if not succeeds and self.name not in ("", name):
             return f"the certificate is that of {self}; it does not allow the name {name!r}"
         if self.job not in ("", model):
             return f"the certificate is that of a {self}; it does not allow model {model!r}"

@@ -7,14 +7,13 @@ ADAM group by group, as the primary did. Nothing that is not in the log is ever 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
-from itertools import groupby
 
 from mlfabric.protocol import (
+    Commit,
     Expect,
-    Logged,
     ModelVersion,
     NotKept,
     ReplicaReported,
@@ -28,10 +27,12 @@ from mlfabric.protocol import (
     UpdateKind,
 )
 from mlfabric.rules import RuleKind
-from mlfabric.samples import SampleAccount, Samples
+from mlfabric.samples import SampleAccount
 from mlfabric.server import actions as act
 from mlfabric.server.applied import AppliedSet
+from mlfabric.server.bequest import Bequest
 from mlfabric.server.replica_actions import ApplyPrefix, Part, PlantSeed, PrefixApplied, PrefixRefused, ReplicaAction
+from mlfabric.server.replica_log import Entry, entries_of
 from mlfabric.specs import Mode, ModelSpec
 
 __all__ = ["ReplicaModel"]
@@ -65,20 +66,12 @@ class _Incoming:
         return self.state is _State.HELD
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    """A version of the log; ``ends_group``: what was committed together with it ends here."""
-
-    version: ModelVersion
-    lr: float
-    members: tuple[UpdateId, ...]
-    taus: tuple[int, ...]
-    samples: tuple[Samples, ...]
-    ends_group: bool
-
-
 class ReplicaModel:
-    """The state of one model; every door returns the actions that follow."""
+    """The state of one model; every door returns the actions that follow.
+
+    ``bequest`` is what it goes on with when it takes its primary's place. If nothing comes of that after the model went
+    further than the log, the next seed is taken whatever it is of.
+    """
 
     def __init__(self, replica: str, spec: ModelSpec, kind: ReplicationKind = ReplicationKind.BOUNDED) -> None:
         self.spec = spec
@@ -88,17 +81,19 @@ class ReplicaModel:
         self.applied = AppliedSet()
         self.samples = SampleAccount()
         self.transfers: dict[TransferId, _Incoming] = {}
-        self.log: list[_Entry] = []
+        self.log: list[Entry] = []
         self._replica = replica
         self._is_chain = kind is ReplicationKind.CHAIN
         self._running: tuple[TransferId, ...] | None = None
         self._seed: TransferId | None = None
         self._reported: ReplicaReported | None = None
+        self.bequest = Bequest(spec)
+        self._foretold: list[tuple[Commit, ...]] = []
 
     @property
     def is_idle(self) -> bool:
         """Nothing is being applied, and nothing that is here can be."""
-        return self._running is None and self._seed is None and not self._longest_prefix()
+        return self._running is None and self._seed is None and not self._foretold and not self._longest_prefix()
 
     # Transfers
 
@@ -192,27 +187,43 @@ class ReplicaModel:
 
     # The log
 
-    def logged(self, order: Logged) -> None:
+    def logged(self, group: tuple[Commit, ...]) -> None:
         """Note a group that the primary committed, once; after a gap only a seed helps."""
-        first = order.commits[0].version
+        first = group[0].version
         known = self.log[-1].version if self.log else self.version
         if first.epoch == known.epoch and first.number <= known.number:
             return
         if self.log and (first.number != self.log[-1].version.number + 1 or first.epoch != self.log[-1].version.epoch):
             self.log.clear()
-        last = order.commits[-1].version.number
-        for version, step in groupby(order.commits, key=lambda c: c.version):
-            commits = list(step)
-            self.log.append(
-                _Entry(
-                    version,
-                    commits[0].lr,
-                    tuple(c.update for c in commits),
-                    tuple(c.tau for c in commits),
-                    tuple(c.samples for c in commits),
-                    version.number == last,
-                )
+        self.log += entries_of(group)
+
+    def take_foretold(self, known: Iterable[Commit], groups: Sequence[tuple[Commit, ...]]) -> None:
+        """Go on alone from here: with what the primary may have committed and not told.
+
+        Args:
+            known: what the primary has told of, and this replica may not have come to.
+            groups: what it may have committed, in order.
+        """
+        self.bequest.ends(self.log, known)
+        self._foretold = list(groups)
+
+    def forget_foretold(self) -> None:
+        """Let the log say no more than the primary has committed, from here on."""
+        self._foretold = []
+
+    def _foretell(self) -> None:
+        """Let the log, once it leads no further, go on with what is foretold next and can be applied."""
+        while self._foretold and not self._longest_prefix():
+            group = self._foretold.pop(0)
+            ahead = group[0].version.number - 1 - self.version.number
+            commits = tuple(
+                replace(c, version=ModelVersion(self.version.epoch, c.version.number - ahead), tau=c.tau - ahead)
+                for c in group
             )
+            if not any(c.tau < 0 or self.applied.knows(c.update) for c in commits):
+                self.bequest.certain = self.certain or self.version
+                self.log.clear()
+                self.logged(commits)
 
     # What the store did
 
@@ -224,6 +235,7 @@ class ReplicaModel:
         holds = transfer.seed.holds
         self.version, self.applied = holds.version, AppliedSet(holds.applied)
         self.samples = SampleAccount(holds.samples)
+        self.bequest.begin(holds)
         yield from self._begin_term(transfer, "planted")
 
     def _begin_term(self, seed: _Incoming, reason: str) -> Iterator[ReplicaAction]:
@@ -255,6 +267,7 @@ class ReplicaModel:
             for update, tau, samples in zip(entry.members, entry.taus, entry.samples, strict=True):
                 self.applied.add(update, entry.version, tau)
                 self.samples.train(samples)
+        self.bequest.applied(done)
         self.version = event.version
         self._drop_old_entries()
         running, self._running = self._running, None
@@ -283,6 +296,7 @@ class ReplicaModel:
             assert isinstance(transfer.order.transfer, SumId), "seeds are numbered as sums are"
             yield from self._take_seed(transfer, transfer.order.transfer, transfer.seed)
         if self._running is None and self._seed is None:
+            self._foretell()
             yield from self._apply()
         report = self._report()
         if report != self._reported:
@@ -290,9 +304,12 @@ class ReplicaModel:
             yield act.Report(event=report)
 
     def _take_seed(self, transfer: _Incoming, name: SumId, seed: act.SeedOffered) -> Iterator[ReplicaAction]:
-        """Plant a seed, unless the model is further than it: to go back would break the bound."""
+        """Plant a seed, unless the model is further than it: to go back would break the bound.
+
+        One of a lesser server epoch is of a server whose place was taken, and which does not know that.
+        """
         version = seed.holds.version
-        if self.term and version.epoch == self.version.epoch and version < self.version:
+        if self.term and not self.certain and version < self.version:
             self._seed = None
             yield from self._begin_term(transfer, f"it is of {version.number}, the model at {self.version.number}")
             return
@@ -307,7 +324,7 @@ class ReplicaModel:
             replica=self._replica,
             model=self.spec.name,
             term=self.term,
-            version=self.version,
+            version=self.certain or self.version,
             held=tuple(sorted(held)),
         )
 
@@ -382,16 +399,14 @@ class ReplicaModel:
                 return count
         return 0
 
-    def holds(self) -> ServerHolds:
-        """Return what this replica could go on with as a server."""
-        return ServerHolds(
-            server=self._replica,
-            spec=self.spec,
-            version=self.version,
-            initialised=self.term > 0,
-            applied=self.applied.snapshot(),
-            samples=self.samples.counts(),
-        )
+    @property
+    def certain(self) -> ModelVersion | None:
+        """The last version of the log, once the model goes further; None until then."""
+        return self.bequest.certain
+
+    def holds(self, server: str, server_epoch: int) -> ServerHolds:
+        """Return what this replica goes on with as a server, under a new server epoch."""
+        return self.bequest.holds(server, server_epoch, self.version, self.applied, self.samples)
 
     def _ended(self, name: TransferId, end: TransferEnd) -> TransferEnded:
         return TransferEnded(member=self._replica, model=self.spec.name, transfer=name, end=end)

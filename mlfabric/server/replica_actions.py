@@ -7,7 +7,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mlfabric.protocol import Expect, HostModel, Logged, ModelVersion, ServerHolds, SumId, TransferId, Void
+from mlfabric.protocol import (
+    Expect,
+    GroupOf,
+    HostModel,
+    Logged,
+    ModelVersion,
+    Promote,
+    ServerHolds,
+    SumId,
+    TransferId,
+    Void,
+)
 from mlfabric.server import actions as act
 
 __all__ = [
@@ -20,6 +31,7 @@ __all__ = [
     "ReplicaEvent",
     "SeedPlanted",
     "SeedRefused",
+    "TakeOver",
 ]
 
 
@@ -61,6 +73,7 @@ ReplicaEvent = (
     | Expect
     | Void
     | Logged
+    | Promote
     | act.EpochBegan
     | act.Offered
     | act.Wanted
@@ -119,6 +132,22 @@ class PlantSeed:
     reason: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakeOver:
+    """Come as the server whose place this replica takes, with the models as they are now: nothing changes them.
+
+    Args:
+        server: its name.
+        holds: what it holds of each model.
+        made: what was made of the models since the end of the primary's log, in order.
+    """
+
+    server: str
+    holds: tuple[ServerHolds, ...]
+    made: tuple[GroupOf, ...] = ()
+    reason: str
+
+
 ReplicaAction = (
     act.Grant
     | act.RefuseOffer
@@ -129,4 +158,5 @@ ReplicaAction = (
     | act.Report
     | ApplyPrefix
     | PlantSeed
+    | TakeOver
 )

@@ -8,12 +8,13 @@ import math
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from mlfabric import wire
 from mlfabric.channels import Direction, TcpChannel, TcpOptions, TransferRecord
 from mlfabric.driving import Driver, side_by_side
-from mlfabric.errors import LayoutError, UsageError
+from mlfabric.errors import LayoutError, RefusedError, UsageError
 from mlfabric.protocol import (
     HostModel,
     Instruction,
@@ -27,6 +28,7 @@ from mlfabric.protocol import (
 from mlfabric.reporting import TransferReporter
 from mlfabric.server import actions as act
 from mlfabric.server.connections import Connections
+from mlfabric.server.inheritance import Inheritance
 from mlfabric.server.replica_actions import (
     ApplyPrefix,
     PlantSeed,
@@ -36,11 +38,13 @@ from mlfabric.server.replica_actions import (
     ReplicaEvent,
     SeedPlanted,
     SeedRefused,
+    TakeOver,
 )
 from mlfabric.server.replica_state import ReplicaState
 from mlfabric.server.replica_steps import apply_prefix
 from mlfabric.server.rules import NotFinite
 from mlfabric.server.seeding import planted
+from mlfabric.server.service import DEFAULT_WEIGHT_COPIES, ServerOptions, ServerService
 from mlfabric.server.store import ModelStore
 from mlfabric.server.stores import INLINE_BYTES, Stores
 from mlfabric.session import SchedulerSession, SessionCallbacks
@@ -68,6 +72,8 @@ class ReplicaOptions:
         div_max_updates: how many commits it may be ahead, >= 0; None for no such bound.
         replication: CHAIN lets the primary hand on what it commits before it does; no lead is allowed then, so neither
             bound is given.
+        receive_budget_bytes, weight_copies, checkpoint_dir, checkpoint_every_s, keep: see ``ServerOptions``; for when
+            it has taken its primary's place. Before that it writes nothing.
     """
 
     scheduler: str
@@ -78,6 +84,11 @@ class ReplicaOptions:
     div_max: float = math.inf
     div_max_updates: int | None = None
     replication: ReplicationKind = ReplicationKind.BOUNDED
+    receive_budget_bytes: int = 0
+    weight_copies: int = DEFAULT_WEIGHT_COPIES
+    checkpoint_dir: Path | None = None
+    checkpoint_every_s: float = 60.0
+    keep: int = 3
 
     @property
     def norm_max(self) -> float:
@@ -100,7 +111,7 @@ class ReplicaOptions:
 
 
 class ReplicaService:
-    """One replica."""
+    """One replica; ``server`` is what it is, or is about to be, once it was told to take its primary's place."""
 
     def __init__(self, options: ReplicaOptions, metrics: ServerMetrics) -> None:
         self.options = options
@@ -118,6 +129,11 @@ class ReplicaService:
         self._reporter = TransferReporter(options.name, options.host, tcp.up_bps, tcp.down_bps, tcp.security)
         self._tasks: set[asyncio.Task[None]] = set()
         self._session: SchedulerSession | None = None
+        self.server: ServerService | None = None
+        self._heir: asyncio.Task[None] | None = None
+        self._is_promoted = False
+        self._over = asyncio.Event()
+        self._stop = asyncio.Event()
 
     def store(self, model: str) -> ModelStore | None:
         """Return the store of a model, None before it was seeded."""
@@ -126,7 +142,7 @@ class ReplicaService:
     # Running
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Follow until ``stop`` is set, then say good-bye.
+        """Follow until ``stop`` is set, then say good-bye; as a server, from when its primary's place is taken on.
 
         Raises:
             RefusedError: the scheduler refuses this replica for good.
@@ -137,18 +153,78 @@ class ReplicaService:
         self._session = SchedulerSession(
             self.options.scheduler, self._member(), self._register, callbacks, self.options.tcp.security
         )
+        self._stop = stop
+        jobs = (self._session.run(), self._reporter.run(), self._report_memory(), self._until_over(stop))
         try:
-            async with side_by_side(self._session.run(), self._reporter.run(), self._report_memory()) as wait:
-                await wait(stop)
-                await self._session.leave("stopped")
+            async with side_by_side(*jobs) as wait:
+                await wait(self._over)
+                await self._session.leave("it is the server now" if self._is_promoted else "stopped")
         finally:
             await self._close()
+        if self._heir is not None:
+            await self._heir
+
+    async def _until_over(self, stop: asyncio.Event) -> None:
+        await stop.wait()
+        self._over.set()
 
     async def _close(self) -> None:
-        await self._channel.close()
+        if not self._is_promoted:
+            self._end_heir()
+            await self._channel.close()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._reporter.close()
         self._driver.close()
+
+    # Taking the primary's place
+
+    def _begin_heir(self, action: TakeOver) -> None:
+        """Come as a server, beside being a replica until the scheduler has admitted it."""
+        self._end_heir()
+        assert self._session is not None, "it was told over its session"
+        log.info("taking the place of server %s: %s", action.server, action.reason)
+        inheritance = Inheritance(
+            replica=self.options.name,
+            seen=self._session.member.seen,
+            made=action.made,
+            held=tuple((holds, self._stores.store(holds.spec.name)) for holds in action.holds),
+            channel=self._channel,
+            address=self.address,
+            admitted=self._promoted,
+        )
+        options = ServerOptions(
+            scheduler=self._session.addresses,
+            name=action.server,
+            host=self.options.host,
+            tcp=self.options.tcp,
+            receive_budget_bytes=self.options.receive_budget_bytes,
+            weight_copies=self.options.weight_copies,
+            checkpoint_dir=self.options.checkpoint_dir,
+            checkpoint_every_s=self.options.checkpoint_every_s,
+            keep=self.options.keep,
+        )
+        self.server = ServerService(options, self._metrics, inheritance)
+        self._heir = asyncio.create_task(self._be_server(self.server))
+
+    async def _be_server(self, server: ServerService) -> None:
+        try:
+            await server.run(self._stop)
+        except RefusedError as error:
+            if self._is_promoted:
+                raise
+            log.warning("%s stays a replica: %s", self.options.name, error)
+            self._channel.serve_by(self._connections.serve)
+
+    def _promoted(self) -> None:
+        self._is_promoted = True
+        self._over.set()
+
+    def _end_heir(self) -> None:
+        """Be a replica only."""
+        if self._heir is not None and not self._is_promoted:
+            self._heir.cancel()
+            self._heir, self.server = None, None
+            self._channel.serve_by(self._connections.serve)
 
     def _member(self) -> Member:
         return Member(
@@ -169,10 +245,12 @@ class ReplicaService:
             div_max=self.options.norm_max,
             div_max_updates=self.options.div_max_updates,
             replication=wire.to_replication(self.options.replication),
+            seeded=self._state.is_seeded,
         )
         return (await stub.RegisterAsReplica(request)).admission
 
     def _admitted(self, welcome: Welcome) -> list[MemberEvent]:
+        self._end_heir()
         self._reporter.set_address(welcome.monitor_address)
         self._driver.take_in(act.EpochBegan(epoch=welcome.epoch))
         return list(self._state.holds())
@@ -204,6 +282,8 @@ class ReplicaService:
             case ApplyPrefix():
                 buffers = {part.transfer: self._stores.buffer(part.transfer) for part in action.parts}
                 self._run(self._apply(action, buffers), sum(b.nbytes for b in buffers.values()))
+            case TakeOver():
+                self._begin_heir(action)
 
     def _run(self, work: Callable[[], ReplicaEvent], size_bytes: int) -> None:
         """Do some work here if it is small, else in a thread, and take in what it comes to."""

@@ -1,6 +1,9 @@
 """The replica's state machine: the models that it follows, one mutating door. Pure.
 
 Offers may overtake the scheduler's word about them, as at a server; they wait for it at most as long.
+
+A replica that is told to take its primary's place applies what it holds, and then changes no more. Until it is admitted
+as a server it is still a replica: one that joins again as such follows on, unless it is told once more.
 """
 
 from __future__ import annotations
@@ -8,7 +11,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from mlfabric.protocol import Expect, HostModel, Logged, ReplicaReported, ReplicationKind, Tick, TransferId, Void
+from mlfabric.protocol import (
+    Expect,
+    HostModel,
+    Logged,
+    Promote,
+    ReplicaReported,
+    ReplicationKind,
+    Tick,
+    TransferId,
+    Void,
+)
 from mlfabric.server import actions as act
 from mlfabric.server.replica import ReplicaModel
 from mlfabric.server.replica_actions import (
@@ -18,6 +31,7 @@ from mlfabric.server.replica_actions import (
     ReplicaEvent,
     SeedPlanted,
     SeedRefused,
+    TakeOver,
 )
 from mlfabric.server.state import EARLY_WAIT_NS
 
@@ -43,14 +57,33 @@ class ReplicaState:
         self.kind = kind
         self.epoch = 0
         self.models: dict[str, ReplicaModel] = {}
+        self.promotion: Promote | None = None
         self._early: dict[TransferId, _Early] = {}
+        self._is_handed_over = False
+
+    @property
+    def is_seeded(self) -> bool:
+        """It has models, and could take its server's place."""
+        return any(model.term for model in self.models.values())
 
     def handle(self, event: ReplicaEvent | Tick, now_ns: int) -> list[ReplicaAction]:
         """Take in one event and return what to do, in order."""
         out = list(self._react(event, now_ns))
-        for model in self.models.values():
-            out.extend(model.advance())
+        if not self._is_handed_over:
+            for model in self.models.values():
+                out.extend(model.advance())
+            out.extend(self._hand_over())
         return out
+
+    def _hand_over(self) -> Iterator[ReplicaAction]:
+        """Hand the models over to a server once all that can be applied is."""
+        order = self.promotion
+        if order is not None and all(model.is_idle for model in self.models.values()):
+            self._is_handed_over = True
+            seeded = [model for model in self.models.values() if model.term]
+            holds = tuple(model.holds(order.server, order.server_epoch) for model in seeded)
+            made = tuple(group for model in seeded for group in model.bequest.made(order.server_epoch))
+            yield TakeOver(server=order.server, holds=holds, made=made, reason=order.reason)
 
     def next_wakeup_ns(self) -> int | None:
         """Return when a Tick is due, or None."""
@@ -76,11 +109,21 @@ class ReplicaState:
             case Void() if event.model in self.models:
                 yield from self.models[event.model].void(event.transfer, event.reason)
             case Logged() if event.model in self.models:
-                self.models[event.model].logged(event)
-            case act.EpochBegan() if event.epoch > self.epoch:
-                self.epoch = event.epoch
+                self.models[event.model].logged(event.commits)
+            case Promote():
+                if self.promotion is None or self.promotion.server_epoch != event.server_epoch:
+                    self.promotion, self._is_handed_over = event, False
+                    for name, model in self.models.items():
+                        known = [commit for group in event.known if group.model == name for commit in group.commits]
+                        model.take_foretold(known, [g.commits for g in event.foretold if g.model == name])
+            case act.EpochBegan():
+                self.promotion, self._is_handed_over = None, False
                 for model in self.models.values():
-                    yield from model.begin_epoch()
+                    model.forget_foretold()
+                if event.epoch > self.epoch:
+                    self.epoch = event.epoch
+                    for model in self.models.values():
+                        yield from model.begin_epoch()
             case act.Offered():
                 yield from self._offer(event, now_ns)
             case act.Wanted():

@@ -12,6 +12,7 @@ from pathlib import Path
 from mlfabric import wire
 from mlfabric.channels import Direction, TcpChannel, TcpOptions, TransferRecord
 from mlfabric.driving import Driver, side_by_side
+from mlfabric.epochs import note_epoch
 from mlfabric.errors import FabricError, UsageError
 from mlfabric.protocol import (
     Commit,
@@ -37,13 +38,14 @@ from mlfabric.server.checkpoint import CheckpointDir, CheckpointExtra
 from mlfabric.server.commit_log import CommitLog
 from mlfabric.server.connections import Connections
 from mlfabric.server.handing_on import HandOns
+from mlfabric.server.inheritance import Inheritance
 from mlfabric.server.milestones import Milestones
 from mlfabric.server.resume import extra_of, resume
 from mlfabric.server.seeding import SeedSender
 from mlfabric.server.state import ServerConfig, ServerState
 from mlfabric.server.stores import Saving, Stores
 from mlfabric.session import SchedulerSession, SessionCallbacks
-from mlfabric.specs import Member, Role
+from mlfabric.specs import NO_TERM, Member, Role
 from mlfabric.telemetry import ServerMetrics
 from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc
 
@@ -95,14 +97,23 @@ class ServerOptions:
 
 
 class ServerService:
-    """One parameter server."""
+    """One parameter server.
 
-    def __init__(self, options: ServerOptions, metrics: ServerMetrics) -> None:
+    Args:
+        options: see there.
+        metrics: counts what happens.
+        inheritance: what it begins with if it was a replica until now.
+    """
+
+    def __init__(self, options: ServerOptions, metrics: ServerMetrics, inheritance: Inheritance | None = None) -> None:
         self.options = options
         self._metrics = metrics
+        self._inheritance = inheritance
+        self._promoted = inheritance.replica if inheritance is not None else ""
         directory = options.checkpoint_dir
-        checkpoints = CheckpointDir(directory, options.keep) if directory else None
+        self._checkpoints = checkpoints = CheckpointDir(directory, options.keep) if directory else None
         held = resume(checkpoints, options.name) if checkpoints and options.resume else []
+        held += inheritance.held if inheritance is not None else ()
         budget = options.receive_budget_bytes or 1 << 30
         config = ServerConfig(name=options.name, receive_budget_bytes=budget, weight_copies=options.weight_copies)
         self._state = ServerState(config, [h for h, _ in held])
@@ -111,11 +122,11 @@ class ServerService:
         self._stores = Stores(self._driver.take_in, saving)
         for holds, store in held:
             self._stores.add(holds.spec, store)
-            log.info("resumed model %s at version %s", holds.spec.name, holds.version.number)
+            log.info("model %s goes on from version %s", holds.spec.name, holds.version.number)
         self._connections = Connections(
             self._stores, options.host, self._driver.take_in, self._recorded, metrics.connection_broke
         )
-        self._channel = TcpChannel(options.tcp)
+        self._channel = TcpChannel(options.tcp) if inheritance is None else inheritance.channel
         self._seeds = SeedSender(
             self._state, self._stores, self._channel, options.host, self._driver.take_in, self._metrics.transfer
         )
@@ -153,7 +164,9 @@ class ServerService:
         if self.options.resume:
             # Before anybody hears of the new epoch: who crashes from here on must not resume under the same one again.
             await self._stores.save()
-        self.address = await self._channel.listen(self._connections.serve)
+        if self._inheritance is not None:
+            self._note_epochs(self._inheritance)
+        self.address = await self._listen()
         member = Member(
             name=self.options.name,
             role=Role.SERVER,
@@ -162,6 +175,7 @@ class ServerService:
             address=self.address,
             up_bps=self.options.tcp.up_bps,
             down_bps=self.options.tcp.down_bps,
+            seen=self._inheritance.seen if self._inheritance is not None else NO_TERM,
         )
         callbacks = SessionCallbacks(admitted=self._admitted, instructed=self._instructed, lost=lambda _: None)
         self._session = SchedulerSession(
@@ -185,11 +199,28 @@ class ServerService:
             await asyncio.gather(*self._saving, return_exceptions=True)
             await self._seeds.close()
             await self._hand_ons.close()
-            await self._channel.close()
+            if not self._promoted:
+                await self._channel.close()
             await self._stores.close()
             await self._reporter.close()
             self._log.close()
             self._driver.close()
+
+    def _note_epochs(self, inheritance: Inheritance) -> None:
+        """Keep the server epochs that begin beside the checkpoints: who resumes from older ones begins later ones."""
+        if self._checkpoints is None:
+            return
+        for holds, _ in inheritance.held:
+            try:
+                note_epoch(self._checkpoints.epoch_path(holds.spec.name), holds.version.epoch)
+            except FabricError as error:  # nobody else can serve: better so than not at all
+                log.error("%s", error)
+
+    async def _listen(self) -> str:
+        if self._inheritance is None:
+            return await self._channel.listen(self._connections.serve)
+        self._channel.serve_by(self._connections.serve)
+        return self._inheritance.address
 
     async def _settle(self) -> None:
         """Wait for the end of what is prepared, so that the parts of a model stay at one version; not for ever."""
@@ -201,11 +232,22 @@ class ServerService:
 
     async def _register(self, stub: fabric_pb2_grpc.FabricServiceAsyncStub) -> fabric_pb2.Admission:
         assert self._session is not None
-        specs = [wire.to_spec(holds.spec) for holds in self._state.holds()]
-        request = fabric_pb2.RegisterAsServerRequest(member=wire.to_member(self._session.member), models=specs)
+        request = fabric_pb2.RegisterAsServerRequest(
+            member=wire.to_member(self._session.member),
+            models=[wire.to_spec(holds.spec) for holds in self._state.holds()],
+            server_epoch=self._server_epoch() if self._state.models else 0,
+            promoted=self._promoted,
+            succeeds=self._inheritance.replica if self._inheritance is not None else "",
+        )
         return (await stub.RegisterAsServer(request)).admission
 
     def _admitted(self, welcome: Welcome) -> list[MemberEvent]:
+        if self._inheritance is not None and self._promoted:
+            self._promoted = ""
+            self._inheritance.admitted()
+            for group in self._inheritance.made:
+                self._log.append(group.model, group.commits)
+            self._save_soon()
         self._reporter.set_address(welcome.monitor_address)
         self._seeds.stop_all()
         self._driver.take_in(act.EpochBegan(epoch=welcome.epoch))
@@ -322,9 +364,12 @@ class ServerService:
         now_s = time.monotonic()
         begun = Milestones(self.options.checkpoint_every_s, version - 1, now_s)
         if self._milestones.setdefault(model, begun).is_due(version, now_s):
-            task = asyncio.create_task(self._save([model]))
-            self._saving.add(task)
-            task.add_done_callback(self._saving.discard)
+            self._save_soon([model])
+
+    def _save_soon(self, models: Sequence[str] | None = None) -> None:
+        task = asyncio.create_task(self._save(models))
+        self._saving.add(task)
+        task.add_done_callback(self._saving.discard)
 
     async def _save(self, models: Sequence[str] | None = None) -> None:
         try:

@@ -71,7 +71,7 @@ class SimulatedAggregator:
         self.models: dict[GetId, Payload] = {}
         self.handed_on = 0
         callbacks = SessionCallbacks(joining=self._joining, admitted=self._admitted, instructed=self._instructed)
-        self.session = Session(world, scheduler, name, host, callbacks)
+        self.session = Session(world, scheduler, name, world.process(name, host), callbacks)
         self._world = world
         self._flows = flows
         self._errands = Errands(world, self.process, book, self.take_in)

@@ -52,11 +52,11 @@ class Attempts:
         self._take_in = take_in
         self._open: dict[int, Connection] = {}
         self._count = 0
-        self._is_alive = True
+        self._stops = 0
 
-    def break_off(self) -> None:
-        """Break every connection: the process is gone."""
-        self._is_alive = False
+    def stop(self) -> None:
+        """Give up every attempt, and its connection with it; when the process is gone, this is all there is to it."""
+        self._stops += 1
         for connection in self._open.values():
             connection.close(End.NEAR)
         self._open.clear()
@@ -142,8 +142,10 @@ class Attempts:
         connection.send(End.FAR, "WANT", partial(receiver.wanted, connection.number, plan.get, plan.ticket))
 
     def _nobody_there(self, address: str, broken: Callable[[str], None]) -> None:
+        stops = self._stops
+
         def refused() -> None:
-            if self._is_alive:
+            if self._stops == stops:
                 broken(f"nobody answers at {address}")
 
         self._world.later(self._world.latency_ns(), f"{self._process.host} finds nobody at {address}", refused)

@@ -33,9 +33,9 @@ class FaultRates:
         rollback_hz: how often all servers of a model that is cut die, and go on from checkpoints of one older version.
         replica_hz: how often a replica's process dies; most come back, with nothing, or another one takes their place.
         away: share of attempts to join again that are made only after a second or so.
-        server_hz: how often the process of a server without a replica, whose models are whole, dies; it goes on from
-            its newest checkpoints.
-        amnesia: share of these deaths after which it begins with nothing; the scheduler has to live on.
+        server_hz: how often a server's process dies whose models are whole: a replica takes its place, or without one
+            it goes on from its newest checkpoints.
+        amnesia: share of the deaths without a replica after which it begins with nothing; the scheduler has to live on.
         hang_hz: how often some process is stopped for a while.
         cut_hz: how often two hosts, or one and the scheduler's, cannot reach each other for a while.
         disk_hz: how often a server or the scheduler can write nothing for a while.
@@ -300,6 +300,8 @@ class Summary:
         sums: how many were committed, by how many updates they had.
         handed_on: gets that an aggregator answered.
         promises: how often a primary came to be within the bound of a replica that follows.
+        promotions: how often a replica took its primary's place.
+        lost: updates that were committed, and not by then at the replica that took the place of who committed them.
         terms_by_hole: how many of the last scheduler's terms were begun because something was missing.
     """
 
@@ -313,6 +315,8 @@ class Summary:
     sums: Counter[int] = field(default_factory=Counter)
     handed_on: int = 0
     promises: int = 0
+    promotions: int = 0
+    lost: int = 0
     terms_by_hole: int = 0
     faults: Counter[str] = field(default_factory=Counter)
     digest: int = 0

@@ -74,7 +74,7 @@ class StoreDouble:
         self._buffers.append(self._current)
 
     def resume(self, version: int, weights: Weights) -> None:
-        """Go on from a checkpoint."""
+        """Go on from what another store had."""
         self.initialise(weights[0])
         self.version, self._history = version, weights[1]
 

@@ -55,15 +55,18 @@ class Fabric:
         self.scheduler = SimulatedScheduler(self.world, self.witness)
         self.book = Book()
         self.servers = {name: self._server(name) for name in (f"server-{i}" for i in range(config.servers))}
-        self.followers = Followers(self.world, self.flows, self.scheduler, self.witness, self.book, config.replicas)
+        self.followers = Followers(self.world, self.flows, self.scheduler, self.witness, self.book, self.servers)
         self.aggregators = [self.aggregator(i, 1) for i in range(config.aggregators)]
         self.workers = [self.worker(i, 1) for i in range(config.workers)]
 
     def _server(self, name: str) -> SimulatedServer:
-        kind = SimulatedServer if self.config.shards == 1 else PartServer
-        server = kind(self.world, self.flows, self.scheduler, self.witness, self.book, name)
+        server = self._of_kind(name)
         self.book.add(name, server)
         return server
+
+    def _of_kind(self, name: str) -> SimulatedServer:
+        kind = SimulatedServer if self.config.shards == 1 else PartServer
+        return kind(self.world, self.flows, self.scheduler, self.witness, self.book, name)
 
     def aggregator(self, number: int, incarnation: int) -> SimulatedAggregator:
         """Return a new process of an aggregator."""
@@ -101,7 +104,7 @@ class Fabric:
 
     def resumed(self, former: SimulatedServer, checkpoints: Collection[Checkpoint]) -> SimulatedServer:
         """Return a new process of a server, which goes on from checkpoints."""
-        new = type(former)(self.world, self.flows, self.scheduler, self.witness, self.book, former.name)
+        new = self._of_kind(former.name)
         new.resume(former, f"{former.name} of incarnation {former.incarnation + 1}", checkpoints)
         self.book.add(new.address, new)
         self.servers[new.name] = new

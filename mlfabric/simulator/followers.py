@@ -1,11 +1,16 @@
-"""The replicas of a simulated fabric: how they die and come back, and what must hold once everything is quiet."""
+"""The replicas of a simulated fabric: how they die and come back, take their primaries' places, rest in the end."""
 
 from __future__ import annotations
 
+from functools import partial
+
 from mlfabric.scheduler.replica_sending import Phase
 from mlfabric.scheduler.state import SchedulerState
+from mlfabric.server.replica_actions import TakeOver
 from mlfabric.simulator.calls import Book
+from mlfabric.simulator.deposed import DeposedWitness
 from mlfabric.simulator.flows import Flows
+from mlfabric.simulator.promoted import PromotedServer
 from mlfabric.simulator.replica import SimulatedReplica
 from mlfabric.simulator.scheduler import SimulatedScheduler
 from mlfabric.simulator.server import SimulatedServer
@@ -23,19 +28,30 @@ class Followers:
     """The replica of each server that has one; ``living`` maps the server to it."""
 
     def __init__(
-        self, world: World, flows: Flows, scheduler: SimulatedScheduler, witness: Witness, book: Book, count: int
+        self,
+        world: World,
+        flows: Flows,
+        scheduler: SimulatedScheduler,
+        witness: Witness,
+        book: Book,
+        servers: dict[str, SimulatedServer],
     ) -> None:
         self._world = world
         self._flows = flows
         self._scheduler = scheduler
         self._witness = witness
         self._book = book
+        self._servers = servers
         self._born = 0
-        self.living = {f"server-{i}": self._new(f"replica-{i}", f"server-{i}") for i in range(count)}
+        self._deposed: list[SimulatedServer] = []
+        names = list(servers)[: world.config.replicas]
+        self.living = {name: self._new(f"replica-{i}", name) for i, name in enumerate(names)}
 
     def _new(self, name: str, server: str) -> SimulatedReplica:
         self._born += 1
-        replica = SimulatedReplica(self._world, self._flows, self._scheduler, self._witness, name, self._born, server)
+        replica = SimulatedReplica(
+            self._world, self._flows, self._scheduler, self._witness, name, self._born, server, self._take_over
+        )
         self._book.add(replica.address, replica)
         return replica
 
@@ -52,7 +68,7 @@ class Followers:
     def crash(self) -> None:
         """Let one die: it comes back with nothing, soon or late, or one of another name does, or none."""
         replica = self.drawn()
-        if replica is None or not replica.is_alive:
+        if replica is None or not replica.is_alive or not self._servers[replica.server].is_alive:
             return
         self._world.fault("replica died", replica.name)
         replica.die()
@@ -64,6 +80,59 @@ class Followers:
         new = self.living[replica.server] = self._new(name, replica.server)
         delay_ns = self._world.pause_ns(LONG_NS if draw >= ANOTHER_NAME else RESTART_NS)
         self._world.later(delay_ns, f"{name} starts", new.session.join, new.process)
+
+    # Promotion
+
+    def can_replace(self, server: str) -> bool:
+        """Tell whether a server may die because there is one that can take its place."""
+        replica = self.living.get(server)
+        return replica is not None and replica.is_alive and replica.state.is_seeded
+
+    def _take_over(self, replica: SimulatedReplica, action: TakeOver) -> None:
+        """Let a replica's process come as a server."""
+        if replica.heir is not None:
+            replica.heir.die()
+        self._born += 1
+        heir = PromotedServer(
+            self._world,
+            self._flows,
+            self._scheduler,
+            self._witness,
+            self._book,
+            replica,
+            self._servers[action.server].incarnation + self._born,
+            action,
+            partial(self._begun, replica),
+        )
+        self._book.add(heir.address, heir)
+        replica.heir = heir
+        heir.session.join()
+
+    def end_deposed(self) -> None:
+        """End the servers whose places were taken and that have not heard of it."""
+        for server in self._deposed:
+            if server.is_alive:
+                server.die()
+        self._deposed.clear()
+
+    def _begun(self, replica: SimulatedReplica, heir: PromotedServer) -> None:
+        """Let a replica's process be a server; another replica follows it after a while."""
+        former = self._servers[heir.name]
+        self._world.fault("replica promoted", heir.name, "deposed" if former.is_alive else "died")
+        former.depose(DeposedWitness(self._witness))
+        self._deposed.append(former)
+        # One that has never heard of the former server knows nothing of what that may have committed and not told.
+        is_blind = former.state.epoch < self._scheduler.epoch
+        self._servers[heir.name] = heir
+        for held in heir.holds:
+            made = [entry.under(held.version.epoch) for entry in replica.foretold[held.spec.name]]
+            self._witness.promoted(held.spec.name, held.version, held.epoch_base, made, is_blind)
+            weights = heir.stores[held.spec.name].weights[0]
+            assert weights == self._witness.weights(held.spec.name, held.version.number), f"{heir.name} took over torn"
+        replica.heir = None
+        replica.retire()
+        new = self.living[heir.name] = self._new(replica.name, heir.name)
+        self._world.later(self._world.pause_ns(RESTART_NS), f"{new.name} starts", new.session.join, new.process)
 
     # The end
 

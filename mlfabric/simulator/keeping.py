@@ -12,7 +12,7 @@ from mlfabric.simulator.exact import Image, added, carried, own_step
 from mlfabric.simulator.lines import Connection, End
 from mlfabric.simulator.payloads import Feed, Payload, Way
 from mlfabric.simulator.processes import Process
-from mlfabric.simulator.witness import Truth
+from mlfabric.simulator.witness import Oddity, Truth
 from mlfabric.simulator.world import World
 from mlfabric.specs import ModelSpec
 from mlfabric.worker_daemon import actions as act
@@ -120,10 +120,13 @@ class SimulatedKept:
             del self._attempts[plan.transfer]
             self._take_in(act.ReplicaBroken(transfer=plan.transfer, ticket=plan.ticket, detail=what))
 
-    def _image(self, transfer: TransferId) -> tuple[Image, int]:
+    def _image(self, transfer: TransferId) -> tuple[Image | None, int]:
+        """Return what is sent, None for what is not finite, and its size."""
         size_bytes = self._spec.layout.size_bytes
         if isinstance(transfer, SumId):
             return self._frozen[transfer], self._spec.rule.sum_images * size_bytes
+        if self._truths[transfer].oddity is Oddity.INFINITE:
+            return None, size_bytes
         return (self._copies[transfer],), size_bytes
 
     def _offer(self, plan: Replicate, receiver: Receiver) -> None:

@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from mlfabric.protocol import Followed, UpdateId
 from mlfabric.rules import RuleKind, RuleSpec
 from mlfabric.server.actions import ApplyStep, StepKind
 from mlfabric.simulator.motion import Motion, moved
 
-__all__ = ["Leads", "Process"]
+__all__ = ["Before", "Leads", "Process"]
 
 ROUNDING = 1e-6
 
@@ -64,6 +64,14 @@ class _Track:
     order: Followed | None = None
     is_promised: bool = False
     is_stepping: bool = False
+
+
+class Before(NamedTuple):
+    """How far a primary was allowed to be ahead when its replica took its place, None if not, and where it was."""
+
+    model: str
+    order: Followed | None
+    weights: complex
 
 
 class Leads:
@@ -151,6 +159,33 @@ class Leads:
         track.process, track.version, track.holdings = process, version, holdings
         self._check(model, f"when {process.name} held {list(map(sorted, holdings))} beyond version {version}")
 
+    def promoted(self, model: str, version: int) -> Before:
+        """Note that a replica goes on from this version as the server, and nobody follows it; return what was before.
+
+        What is lost is within the bound, if any was in force, also what the former server commits from now on.
+        """
+        track = self._tracks[model]
+        motions, log = track.motions[: version + 1], track.log[:version]
+        self._tracks[model] = _Track(track.rule, motions, log)
+        return Before(model, track.order if track.is_promised else None, track.motions[-1].weights)
+
+    def check_lost(self, before: Before, updates: int) -> None:
+        """Check that so many updates, and so much way, may have been lost to a promotion."""
+        if before.order is None:
+            return
+        distance = abs(before.weights - self._tracks[before.model].motions[-1].weights) if updates else 0.0
+        assert _is_within(before.order, updates, distance), (
+            f"{before.model} goes on {updates} updates and {distance:.6g} behind what was committed; "
+            f"the bound is {before.order.updates} updates and {before.order.norm:.6g}"
+        )
+
+    def of_deposed(self) -> Leads:
+        """Return what is known, for servers that go on though others have taken their places."""
+        leads = Leads()
+        for model, track in self._tracks.items():
+            leads._tracks[model] = _Track(track.rule, list(track.motions), list(track.log))
+        return leads
+
     # What must hold
 
     def recoverable(self, model: str) -> int:
@@ -184,8 +219,7 @@ class Leads:
         if order is None or process is None or not process.is_alive or process.name != order.replica:
             return
         updates, distance = self.lead(model)
-        is_within = distance <= order.norm * (1 + ROUNDING) + ROUNDING * (order.norm > 0)
-        is_within &= updates <= (0 if order.norm == 0 else updates if order.updates is None else order.updates)
+        is_within = _is_within(order, updates, distance)
         assert is_within or not track.is_promised, (
             f"{model} is {updates} updates and {distance:.6g} ahead of what {process.name} can recover {when}; "
             f"the bound is {order.updates} updates and {order.norm:.6g}"
@@ -194,3 +228,8 @@ class Leads:
             track.is_promised, self.promises = True, self.promises + 1
         if track.is_promised:
             self.longest[model] = max(self.longest[model], updates)
+
+
+def _is_within(order: Followed, updates: int, distance: float) -> bool:
+    most = 0 if order.norm == 0 else updates if order.updates is None else order.updates
+    return updates <= most and distance <= order.norm * (1 + ROUNDING) + ROUNDING * (order.norm > 0)

@@ -71,7 +71,7 @@ class PartWitness(Witness):
         if not (is_gradient and lost and isinstance(outcome, Committed)):
             super()._agrees(who, update, outcome)
             return
-        known = [lost for part in self.parts_of(self.push_of(update)) for lost in self._lost.get(part, [])]
+        known = [lost for part in self.parts_of(self.push_of(update)) for lost in self.lost.get(part, [])]
         really = known or [self._said.setdefault(self.push_of(update), outcome)]
         assert outcome in really, f"{who} says {outcome} of {update}, which was lost; it was {really}"
 

@@ -53,7 +53,7 @@ class PartWorker(SimulatedWorker):
         """End the process: every connection breaks."""
         super().die()
         for attempts in self._of_parts:
-            attempts.break_off()
+            attempts.stop()
 
     # The session
 

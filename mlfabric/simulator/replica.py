@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from mlfabric.protocol import (
     Following,
@@ -11,6 +13,7 @@ from mlfabric.protocol import (
     Instruction,
     MemberEvent,
     MemberJoined,
+    ModelVersion,
     MonitorAt,
     Seed,
     SumId,
@@ -25,10 +28,13 @@ from mlfabric.server.replica_actions import (
     ApplyPrefix,
     PlantSeed,
     PrefixApplied,
+    PrefixRefused,
     ReplicaAction,
     ReplicaEvent,
     SeedPlanted,
+    TakeOver,
 )
+from mlfabric.server.replica_log import Entry
 from mlfabric.server.replica_state import ReplicaState
 from mlfabric.simulator.calls import Caller
 from mlfabric.simulator.double import ReceiveBuffers
@@ -49,7 +55,7 @@ from mlfabric.simulator.lines import Connection, End
 from mlfabric.simulator.payloads import CHUNKS
 from mlfabric.simulator.processes import Process
 from mlfabric.simulator.session import Listener, Session, SessionCallbacks
-from mlfabric.simulator.witness import Witness
+from mlfabric.simulator.witness import MadeVersion, Witness
 from mlfabric.simulator.world import World
 from mlfabric.specs import Member, Role
 
@@ -68,6 +74,14 @@ class _Line:
     whole: dict[int, Image | None] = field(default_factory=dict)
 
 
+class Heir(Protocol):
+    """The server that a replica's process is about to be."""
+
+    def die(self) -> None:
+        """Be none."""
+        ...
+
+
 class SimulatedReplica:
     """One process of a replica of ``server``."""
 
@@ -82,6 +96,7 @@ class SimulatedReplica:
         name: str,
         incarnation: int,
         server: str,
+        take_over: Callable[[SimulatedReplica, TakeOver], None],
     ) -> None:
         self.name = name
         self.host = f"host of {name}"
@@ -92,10 +107,13 @@ class SimulatedReplica:
         self.stores: dict[str, tuple[int, Weights]] = {}
         self.buffers = ReceiveBuffers()
         callbacks = SessionCallbacks(joining=self._joining, admitted=self._admitted, instructed=self._instructed)
-        self.session = Session(world, scheduler, name, self.host, callbacks)
+        self.session = Session(world, scheduler, name, world.process(name, self.host), callbacks)
         self._world = world
         self._flows = flows
         self._witness = witness
+        self._take_over = take_over
+        self.heir: Heir | None = None
+        self.foretold: dict[str, list[MadeVersion]] = defaultdict(list)
         self._lines: dict[int, _Line] = {}
         self._numbers = 0
         self._driver = SimulatedDriver[ReplicaEvent, ReplicaAction](
@@ -115,7 +133,17 @@ class SimulatedReplica:
 
     def die(self) -> None:
         """End the process: every connection breaks."""
+        if self.heir is not None:
+            self.heir.die()
         self.session.die()
+        self._close()
+
+    def retire(self) -> None:
+        """End as a replica: the process is a server now."""
+        self.session.leave(self.incarnation)
+        self._close()
+
+    def _close(self) -> None:
         for line in self._lines.values():
             line.connection.close(End.FAR)
         self._lines.clear()
@@ -134,10 +162,18 @@ class SimulatedReplica:
             up_bps=config.link_bps,
             down_bps=config.link_bps,
         )
-        follows = Following(server=self.server, norm=config.div_max, updates=config.div_max_updates)
+        follows = Following(
+            server=self.server,
+            norm=config.div_max,
+            updates=config.div_max_updates,
+            is_seeded=self.state.is_seeded,
+        )
         return MemberJoined(member=member, follows=follows)
 
     def _admitted(self, welcome: Welcome) -> list[MemberEvent]:
+        if self.heir is not None:
+            self.heir.die()
+            self.heir = None
         self._take_in(act.EpochBegan(epoch=welcome.epoch))
         return list(self.state.holds())
 
@@ -217,6 +253,8 @@ class SimulatedReplica:
         counted = {name for name, transfer in transfers.items() if transfer.holds_buffer}
         assert counted == self.buffers.names(), f"{self.name} keeps {self.buffers.names()}; it counts {counted}"
         for name, model in self.state.models.items():
+            if model.certain is not None or self._is_astray(name, model.version):
+                continue  # it may be about to be a server, with more than is known to be committed
             held = (t for t in model.transfers.values() if t.is_held and t.order.kind is not UpdateKind.STATE)
             holdings = tuple(frozenset(transfer.members) for transfer in held)
             self._witness.leads.holds(name, self, self.stores[name][0] if name in self.stores else 0, holdings)
@@ -241,6 +279,8 @@ class SimulatedReplica:
                 self._plant(action)
             case ApplyPrefix():
                 self._apply(action)
+            case TakeOver():
+                self._take_over(self, action)
 
     def _grant(self, action: act.Grant) -> None:
         line = self._lines[action.connection]
@@ -271,19 +311,40 @@ class SimulatedReplica:
         image = self.buffers.image(action.transfer)
         assert image is not None, "a seed is finite"
         weights, version = (image[0], image[1]), action.holds.version.number
-        self._witness.follows(action.model, version, weights)
+        if not self._is_astray(action.model, action.holds.version):
+            self._witness.follows(action.model, version, weights)
+        self.foretold[action.model].clear()
         event = SeedPlanted(model=action.model, transfer=action.transfer)
         self._later(f"{action.transfer} planted", action.model, (version, weights), event)
 
     def _apply(self, action: ApplyPrefix) -> None:
         version, weights = self.stores[action.model]
         model = self.state.models[action.model]
+        done = [entry for entry in model.log if entry.version <= action.version]
+        if self._is_hopeless(action, done):
+            refused = PrefixRefused(model=action.model, detail="the steps are not finite")
+            self._later(f"{self.name} refused", action.model, (version, weights), refused)
+            return
         after = _after(model, weights, action, self.buffers)
-        made = len({entry.version for entry in model.log if entry.version <= action.version})
+        made = len({entry.version for entry in done})
         assert version + made == action.version.number, f"{action} after version {version}"
-        self._witness.follows(action.model, action.version.number, after)
+        if self._is_astray(action.model, model.version):
+            pass
+        elif model.certain is None:
+            self._witness.follows(action.model, action.version.number, after)
+        else:
+            self.foretold[action.model] += [MadeVersion(e.version, e.lr, e.members, e.ends_group) for e in done]
         event = PrefixApplied(model=action.model, version=action.version)
         self._later(f"{self.name} applied", action.model, (action.version.number, after), event)
+
+    def _is_astray(self, model: str, version: ModelVersion) -> bool:
+        """Tell whether a version is that of a server whose place was taken, which a new scheduler did not know."""
+        return version.epoch < self._witness.epoch_of(model)
+
+    def _is_hopeless(self, action: ApplyPrefix, done: Sequence[Entry]) -> bool:
+        """Tell whether steps are not finite: the primary would have made none of them."""
+        images = [self.buffers.image(part.transfer) for part in action.parts]
+        return None in images or any(self._witness.is_huge(update) for entry in done for update in entry.members)
 
     def _later(self, what: str, model: str, store: tuple[int, Weights], event: ReplicaEvent) -> None:
         """Let a store have changed after a while."""

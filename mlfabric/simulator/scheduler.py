@@ -106,6 +106,8 @@ class SimulatedScheduler:
             self._world.later(
                 self._world.latency_ns(), f"{name} refused", lambda: session.refused(answer), session.process
             )
+            self._post(instructions)
+            self._settle()
             return
         if former is not None:
             former[0].close(End.FAR)

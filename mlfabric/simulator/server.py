@@ -15,6 +15,8 @@ from mlfabric.protocol import (
     MemberEvent,
     MemberJoined,
     MonitorAt,
+    Refuse,
+    RefuseReason,
     Seed,
     TransferId,
     Unfollowed,
@@ -39,7 +41,7 @@ from mlfabric.simulator.seeding import Copy, SimulatedSeeder, Turns
 from mlfabric.simulator.session import Listener, Session, SessionCallbacks
 from mlfabric.simulator.witness import Witness
 from mlfabric.simulator.world import World
-from mlfabric.specs import Member, Role
+from mlfabric.specs import NO_TERM, Member, Role, Term
 
 __all__ = ["SimulatedServer"]
 
@@ -60,24 +62,41 @@ class _Line:
 
 
 class SimulatedServer:
-    """One server."""
+    """One server.
+
+    Args:
+        process: that it is in; None for a new one.
+    """
 
     chunks = 1
 
     def __init__(
-        self, world: World, flows: Flows, scheduler: Listener, witness: Witness, book: Book, name: str
+        self,
+        world: World,
+        flows: Flows,
+        scheduler: Listener,
+        witness: Witness,
+        book: Book,
+        name: str,
+        process: Process | None = None,
     ) -> None:
         self.name = name
         self.incarnation = 1
         self.address = name
-        self.host = f"host of {name}"
+        process = process or world.process(name, f"host of {name}")
+        self.host = process.host
         budget = world.config.receive_updates * world.config.model_bytes
         copies = world.config.weight_copies
         self.state = ServerState(ServerConfig(name=name, receive_budget_bytes=budget, weight_copies=copies))
         self.stores: dict[str, StoreDouble] = {}
         self.buffers = ReceiveBuffers()
-        callbacks = SessionCallbacks(joining=self._joining, admitted=self._admitted, instructed=self._instructed)
-        self.session = Session(world, scheduler, name, self.host, callbacks)
+        self.promoted = self.succeeds = ""
+        self._seen = NO_TERM
+        self._is_deposed = False
+        callbacks = SessionCallbacks(
+            joining=self._joining, admitted=self._admitted, instructed=self._instructed, refused=self._refused
+        )
+        self.session = Session(world, scheduler, name, process, callbacks)
         self._world = world
         self._flows = flows
         self._witness = witness
@@ -139,10 +158,31 @@ class SimulatedServer:
             address=self.address,
             up_bps=bps,
             down_bps=bps,
+            seen=self._seen,
         )
-        return MemberJoined(member=member, held=tuple(h.spec for h in self.state.holds()))
+        held = self.state.holds()
+        return MemberJoined(
+            member=member,
+            held=tuple(h.spec for h in held),
+            server_epoch=max((h.version.epoch for h in held), default=0),
+            promoted=self.promoted,
+            succeeds=self.succeeds,
+        )
+
+    def _refused(self, refusal: Refuse) -> bool:
+        """End if another process has taken this one's place."""
+        is_over = refusal.cause is RefuseReason.SUPERSEDED
+        is_over |= self._is_deposed and refusal.cause is RefuseReason.NAME_TAKEN
+        if is_over:
+            self.die()
+        return not is_over
+
+    def depose(self, witness: Witness) -> None:
+        """Let nothing count that it does from now on: another process has taken its place, and it may not know yet."""
+        self._witness, self._is_deposed = witness, True
 
     def _admitted(self, welcome: Welcome) -> list[MemberEvent]:
+        self._seen = Term(welcome.epoch, welcome.instance)
         self.seeder.stop_all()
         self._take_in(act.EpochBegan(epoch=welcome.epoch))
         return list(self.state.holds())
@@ -335,9 +375,11 @@ class SimulatedServer:
         self.stores[action.model].initialise(image[0])
         self._witness.installs(action.update, self.state.models[action.model].version)
         self._take_in(act.Installed(model=action.model, update=action.update))
+        self._keep_first(action.model)
+
+    def _keep_first(self, model: str) -> None:
         if self._world.config.faults.kills_servers:
-            what = f"first checkpoint of {action.model}"
-            self._world.later(0, what, partial(self._begin_checkpoint, action.model))
+            self._world.later(0, f"first checkpoint of {model}", partial(self._begin_checkpoint, model))
 
     def _apply(self, action: act.ApplyStep) -> None:
         incoming = self.state.models[action.model].incoming

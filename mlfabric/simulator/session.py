@@ -50,19 +50,23 @@ class SessionCallbacks:
         joining: how it registers.
         admitted: called at each admission; returns what it announces.
         instructed: called with every instruction, in order.
+        refused: called when it is refused; tells whether it tries again.
     """
 
     joining: Callable[[], MemberJoined]
     admitted: Callable[[Welcome], Iterable[MemberEvent]]
     instructed: Callable[[Instruction], None]
+    refused: Callable[[Refuse], bool] = lambda refusal: True
 
 
 class Session:
     """One process's session with the scheduler; ``opened`` is a stream over which no admission has come yet."""
 
-    def __init__(self, world: World, scheduler: Listener, name: str, host: str, callbacks: SessionCallbacks) -> None:
+    def __init__(
+        self, world: World, scheduler: Listener, name: str, process: Process, callbacks: SessionCallbacks
+    ) -> None:
         self.name = name
-        self.process = world.process(name, host)
+        self.process = process
         self.callbacks = callbacks
         self.stream: Stream | None = None
         self.opened: Stream | None = None
@@ -86,9 +90,9 @@ class Session:
         self._world.later(self._world.pause_ns(usual_ns), f"{self.name} tries again", self.join, self.process)
 
     def refused(self, refusal: Refuse) -> None:
-        """Take a refusal; whoever started this process will try again."""
+        """Take a refusal; whoever started this process will try again, unless that is hopeless."""
         self._world.note(f"{self.name} was refused:", refusal.reason)
-        if self.is_alive:
+        if self.is_alive and self.callbacks.refused(refusal):
             self.join_later()
 
     def welcomed(self, stream: Stream, welcome: Welcome) -> None:

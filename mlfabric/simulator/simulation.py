@@ -137,6 +137,8 @@ class Simulation:
             sums=self.witness.sums,
             handed_on=sum(aggregator.handed_on for aggregator in self.aggregators),
             promises=self.witness.leads.promises,
+            promotions=self.witness.promotions,
+            lost=len(self.witness.lost.keys() - self.witness.applied.keys()),
             terms_by_hole=sum(m.replication.terms_begun_by_hole for m in self.scheduler.state.models.values()),
             faults=self.world.counts,
             digest=self.world.digest,

@@ -124,6 +124,8 @@ class Storm:
 
     def _restart_scheduler(self) -> None:
         self._world.fault("scheduler died")
+        # What a new scheduler hears first of such a server is not promised, see design, section 6.
+        self._fabric.followers.end_deposed()
         self._fabric.scheduler.restart()
 
     def _crash_monitor(self) -> None:
@@ -132,8 +134,12 @@ class Storm:
         self._monitor_back_ns = self._world.now_ns + self._world.pause_ns(LONG_NS)
 
     def _crash_server(self) -> None:
-        """Let a server of whole models die; it goes on from its newest checkpoints."""
+        """Let a server of whole models die: its replica takes its place, or it goes on from its newest checkpoints."""
         server = self._world.rng.choice(list(self._fabric.servers.values()))
+        if server.is_alive and self._fabric.followers.can_replace(server.name):
+            self._world.fault("server died", server.name)
+            server.die()
+            return
         is_followed = server.name in self._fabric.followers.living
         has_all = server.checkpoints.keys() >= server.state.models.keys() or self._fabric.config.faults.amnesia > 0
         if isinstance(server, PartServer) or is_followed or not (server.is_alive and has_all):

@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from mlfabric.protocol import (
     CommitsReported,
@@ -19,10 +20,12 @@ from mlfabric.protocol import (
     Expect,
     GetId,
     Instruction,
+    Lost,
     MemberEvent,
     ModelVersion,
     Outcome,
     Resolve,
+    ServerHolds,
     SumId,
     TransferEnded,
     TransferId,
@@ -36,7 +39,7 @@ from mlfabric.simulator.exact import PRIME, Weights, mean_of, single_step
 from mlfabric.simulator.leads import Leads
 from mlfabric.specs import RuleKind, RuleSpec
 
-__all__ = ["Oddity", "Truth", "Witness"]
+__all__ = ["MadeVersion", "Oddity", "Truth", "Witness"]
 
 
 class Oddity(Enum):
@@ -68,6 +71,19 @@ class Truth:
     samples: Samples = ()
 
 
+class MadeVersion(NamedTuple):
+    """A version that a replica made of what its primary may have committed, see ``scheduler/foretelling.py``."""
+
+    version: ModelVersion
+    lr: float
+    members: tuple[UpdateId, ...]
+    ends_group: bool
+
+    def under(self, epoch: int) -> MadeVersion:
+        """Return it as a version of another server epoch."""
+        return self._replace(version=ModelVersion(epoch, self.version.number))
+
+
 LONGEST_WAIT_NS = 10**9
 """More than an update takes over any link here, and so much longer than a batch is kept open."""
 
@@ -85,12 +101,15 @@ class Witness:
         self.sums = Counter[int]()
         self.rules: dict[str, RuleSpec] = {}
         self.leads = Leads()
+        self.lost: dict[UpdateId, list[Committed]] = defaultdict(list)
+        self.promotions = 0
+        self._server_epochs: dict[tuple[str, int], int] = {}
+        self._told_epochs: dict[tuple[str, int], int] = {}
         self._versions: dict[str, ModelVersion] = {}
         self._weights: dict[str, list[Weights]] = {}
         self._steps: set[int] = set()
         self._bounds: dict[str, int] = {}
         self._expected: dict[TransferId, Expect] = {}
-        self._lost: dict[UpdateId, list[Committed]] = defaultdict(list)
         self._values: dict[tuple[str, ModelVersion], int] = {}
         self._given: set[tuple[str, ModelVersion]] = set()
         self._began: dict[str, list[ModelVersion]] = defaultdict(list)
@@ -117,10 +136,13 @@ class Witness:
                 self._agrees("the scheduler", instruction.update, Dropped(cause=instruction.cause))
             elif isinstance(instruction, Resolve):
                 self._agrees("the scheduler", instruction.update, instruction.outcome)
+                self._keeps_up(state, instruction.update, instruction.outcome)
         if isinstance(event, CommitsReported):
             self._remembered(state, [c.update for c in event.commits])
         elif isinstance(event, TransferEnded) and isinstance(event.transfer, UpdateId):
             self._remembered(state, [event.transfer])
+        elif isinstance(event, ServerHolds):
+            self.remembered(state)
 
     def _counts_on(self, state: SchedulerState, model: str, version: ModelVersion) -> None:
         """Check that what a scheduler takes for the newest version was made, and never goes back."""
@@ -152,6 +174,16 @@ class Witness:
             outcome = model.pushes.settled.get(update) if model is not None else None
             if outcome is not None:
                 self._agrees("the scheduler's memory", update, outcome)
+                self._keeps_up(state, update, outcome)
+
+    def _keeps_up(self, state: SchedulerState, update: UpdateId, outcome: Outcome) -> None:
+        """Check that a scheduler that knows of a server calls nothing committed that was lost with the former one."""
+        truth = self.truths[update]
+        pushes = state.models[truth.model].pushes
+        is_checked = truth.kind is UpdateKind.GRADIENT and pushes.spec.shard is None
+        if is_checked and isinstance(outcome, Committed) and outcome.version.epoch < pushes.version.epoch:
+            now = f"under server epoch {pushes.version.epoch}"
+            assert not self.is_lost(truth.model, outcome.version), f"{update} is called {outcome} {now}; it was lost"
 
     # At the server
 
@@ -183,13 +215,18 @@ class Witness:
         assert len(set(workers)) == len(workers), f"an iteration has two updates of one worker: {members}"
 
     def _may_be_applied(self, update: UpdateId) -> None:
+        self._is_fit(update)
+        truth = self.truths[update]
+        base = truth.computed_from
+        assert not self.is_lost(truth.model, base), f"{update} was computed from {base}, which was lost"
+
+    def _is_fit(self, update: UpdateId) -> None:
+        """Check that an update may be applied, whatever it was computed from."""
         truth, told = self.truths[update], self.told.get(update)
         assert update not in self.applied, f"{update} is applied twice"
         may_be_seen_by_the_store = truth.oddity in (Oddity.NONE, Oddity.OVERFLOW, Oddity.INFINITE)
         assert may_be_seen_by_the_store, f"{update} is applied though {truth.oddity.value}"
         assert not isinstance(told, Dropped), f"{update} is applied though its worker was told {told}"
-        base = truth.computed_from
-        assert not self.is_lost(truth.model, base), f"{update} was computed from {base}, which was lost"
 
     def is_huge(self, update: UpdateId) -> bool:
         """Tell whether a step with this update in it makes the weights infinite."""
@@ -279,7 +316,7 @@ class Witness:
         """Note that an epoch began with what was made up to a version: the rest is lost."""
         for update, outcome in list(self.applied.items()):
             if self.truths[update].model == model and outcome.version.number > began.number:
-                self._lost[update].append(self.applied.pop(update))
+                self.lost[update].append(self.applied.pop(update))
                 self._steps.discard(self.truths[update].step)
         del self._weights.setdefault(model, [])[began.number + 1 :]
         self._began[model].append(began)
@@ -289,6 +326,10 @@ class Witness:
         return any(b.epoch > version.epoch and version.number > b.number for b in self._began[model])
 
     # At the replica
+
+    def epoch_of(self, model: str) -> int:
+        """Return the newest server epoch of a model; a replica that follows a server of an earlier one is astray."""
+        return self._version_of(model).epoch
 
     def follows(self, model: str, number: int, weights: Weights) -> None:
         """Check what a replica is about to make its version of this number."""
@@ -317,13 +358,63 @@ class Witness:
                 unknown = difference(truth.samples, counts.dropped)
                 assert not unknown, f"{model}: no word that {update} was dropped"
 
+    def promoted(
+        self, model: str, version: ModelVersion, base: int, entries: Sequence[MadeVersion], is_blind: bool = False
+    ) -> None:
+        """Note that a replica goes on from this version as the server.
+
+        Args:
+            model: that it has.
+            version: that it begins with.
+            base: up to which the former server's log is in that; what that made after it is lost.
+            entries: what the replica has made since, which the former server may have made as well, or not.
+            is_blind: the scheduler could not foretell any.
+        """
+        self.promotions += 1
+        before = self.leads.promoted(model, base)
+        made = {u for u, outcome in self.applied.items() if self.truths[u].model == model}
+        self._lose(model, ModelVersion(version.epoch, base))
+        self._versions[model] = ModelVersion(version.epoch, base)
+        self._values[model, self._versions[model]] = self.weights(model, base)
+        self._make_again(model, entries)
+        assert self._versions[model] == version, f"{model} goes on at {version}; made was {self._versions[model]}"
+        if not is_blind:
+            self.leads.check_lost(before, len(made - self.applied.keys()))
+
+    def _make_again(self, model: str, entries: Sequence[MadeVersion]) -> None:
+        """Make versions that a replica has made, by the log that it went by."""
+        made = {entry.version for entry in entries}
+        kind = StepKind.MEAN if len(made) < sum(len(entry.members) for entry in entries) else StepKind.SUM
+        for step in _groups(entries):
+            members = [update for entry in step for update in entry.members]
+            for update in members:
+                self._is_fit(update)
+            lrs = tuple(entry.lr for entry in step for _ in entry.members)
+            version = step[-1].version
+            step_made = ApplyStep(model=model, transfers=(), kind=kind, lrs=lrs, version=version, reason="foretold")
+            self.commits(members, step_made)
+
+    def loses(self, model: str, update: UpdateId, outcome: Committed, weights: int) -> None:
+        """Note a commit of a server whose place another one has taken, and the weights of the version that it made."""
+        self.lost[update].append(outcome)
+        self._gives(model, outcome.version)
+        self._values[model, outcome.version] = weights
+
     # At the workers
+
+    def hears(self, worker: tuple[str, int], server_epoch: int) -> None:
+        """Note under which server epoch a worker, by name and incarnation, was told that its model is served."""
+        self._told_epochs[worker] = max(self._told_epochs.get(worker, 0), server_epoch)
 
     def learns(self, update: UpdateId, outcome: Outcome) -> None:
         """Check what the handle of a push resolves to."""
         assert update not in self.told, f"{update} was settled twice: {self.told[update]}, {outcome}"
         self.told[update] = outcome
         self._agrees("its worker", update, outcome)
+        epoch = self._told_epochs.get(update[:2], 0)
+        if isinstance(outcome, Committed) and outcome.version.epoch < epoch:
+            is_lost = self.is_lost(self.truths[update].model, outcome.version)
+            assert not is_lost, f"{update}: its worker knows of server epoch {epoch}, and believes {outcome}"
         if isinstance(outcome, Dropped):
             self.dropped[outcome.cause.name] += 1
         elif self.truths[update].oddity is not Oddity.NONE:
@@ -332,6 +423,10 @@ class Witness:
     def delivers(self, get: GetId, model: str, version: ModelVersion, value: int, after: UpdateId | None) -> None:
         """Check that a get follows its update and is a version that was made."""
         self.gets += 1
+        process = get.worker, get.incarnation
+        before = self._server_epochs.setdefault(process, version.epoch)
+        assert version.epoch >= before, f"{get} brought {version} after a model of server epoch {before}"
+        self._server_epochs[process] = version.epoch
         really = self._values.get((model, version))
         assert really is not None, f"{get} brought {version}, which was never made; the newest is {self._versions}"
         assert value == really, f"{get} brought version {version} torn"
@@ -357,9 +452,22 @@ class Witness:
             return
         really = self.applied.get(update)
         if isinstance(outcome, Committed) and self.is_lost(truth.model, outcome.version):
-            lost = self._lost.get(update, [])
+            lost = self.lost.get(update, [])
             assert outcome in lost, f"{who} says {outcome} of {update}, which was lost; it was {lost}"
+        elif isinstance(outcome, Lost):
+            assert update in self.lost, f"{who} says {outcome} of {update}, which never was committed"
+            assert really is None, f"{who} says {outcome} of {update}; it is {really}"
         elif isinstance(outcome, Committed):
             assert outcome == really, f"{who} says {outcome} of {update}; it is {really}"
         else:
             assert really is None, f"{who} says {outcome} of {update}; it is {really}"
+
+
+def _groups(entries: Sequence[MadeVersion]) -> Iterator[list[MadeVersion]]:
+    """Give what was made together."""
+    group: list[MadeVersion] = []
+    for entry in entries:
+        group.append(entry)
+        if entry.ends_group:
+            yield group
+            group = []

@@ -17,6 +17,7 @@ from mlfabric.protocol import (
     MemberJoined,
     ModelVersion,
     MonitorAt,
+    NewServer,
     PushRequested,
     Tick,
     UpdateId,
@@ -61,7 +62,7 @@ class SimulatedWorker:
         self.place = place
         self.state = DaemonState(place.name)
         callbacks = SessionCallbacks(joining=self._joining, admitted=self._admitted, instructed=self._instructed)
-        self.session = Session(world, place.scheduler, place.name, place.host, callbacks)
+        self.session = Session(world, place.scheduler, place.name, world.process(place.name, place.host), callbacks)
         self._world = world
         self._updates = 0
         self._gets = 0
@@ -95,7 +96,7 @@ class SimulatedWorker:
     def die(self) -> None:
         """End the process: every connection breaks."""
         self.session.die()
-        self._attempts.break_off()
+        self._attempts.stop()
         self.kept.break_off()
 
     # The session
@@ -115,14 +116,21 @@ class SimulatedWorker:
     def _admitted(self, welcome: Welcome) -> list[MemberEvent]:
         if welcome.initialise:
             self._bring_initial()
-        self._take_in(act.EpochBegan(epoch=welcome.epoch, clock=welcome.clock))
+        self._hears(welcome.server_epoch)
+        began = act.EpochBegan(epoch=welcome.epoch, clock=welcome.clock, server_epoch=welcome.server_epoch)
+        self._take_in(began)
         return []
 
     def _instructed(self, instruction: Instruction) -> None:
         if isinstance(instruction, Initialise):
             self._bring_initial()
         elif not isinstance(instruction, MonitorAt):
+            if isinstance(instruction, NewServer):
+                self._hears(instruction.server_epoch)
             self._take_in(instruction)  # type: ignore[arg-type]
+
+    def _hears(self, server_epoch: int) -> None:
+        self.place.witness.hears((self.place.name, self.place.incarnation), server_epoch)
 
     def _bring_initial(self) -> None:
         if not any(push.request.kind is UpdateKind.INITIAL for push in self.state.pushing.parts.values()):
@@ -224,6 +232,8 @@ class SimulatedWorker:
                 self._attempts.send(action.plan)
             case act.StartFetch():
                 self._attempts.fetch(action.plan)
+            case act.StopTransfers():
+                self._attempts.stop()
             case act.Settle():
                 self._here.discard(action.update)
                 self.place.witness.learns(action.update, action.outcome)

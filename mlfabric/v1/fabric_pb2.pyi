@@ -61,6 +61,7 @@ class Admission(_message.Message):
     INSTANCE_FIELD_NUMBER: _builtins.int
     PULSE_PORT_FIELD_NUMBER: _builtins.int
     LOST_FIELD_NUMBER: _builtins.int
+    SERVER_EPOCH_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """The scheduler's epoch; a newer one fences off an older one."""
     session_token: _builtins.bytes
@@ -83,6 +84,8 @@ class Admission(_message.Message):
     """UDP port of the scheduler's host for signs of life (mlfabric/pulse/beat.py); 0 if it hears none."""
     lost: _builtins.bool
     """The member did not answer any more: all that it was sending or getting is void."""
+    server_epoch: _builtins.int
+    """The server epoch under which a worker's model is served."""
     def __init__(
         self,
         *,
@@ -98,10 +101,11 @@ class Admission(_message.Message):
         instance: _builtins.int = ...,
         pulse_port: _builtins.int = ...,
         lost: _builtins.bool = ...,
+        server_epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock", b"clock", "epoch", b"epoch", "initialise", b"initialise", "instance", b"instance", "lost", b"lost", "monitor_address", b"monitor_address", "pulse_port", b"pulse_port", "reason", b"reason", "server", b"server", "server_address", b"server_address", "session_token", b"session_token", "tau_max", b"tau_max"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock", b"clock", "epoch", b"epoch", "initialise", b"initialise", "instance", b"instance", "lost", b"lost", "monitor_address", b"monitor_address", "pulse_port", b"pulse_port", "reason", b"reason", "server", b"server", "server_address", b"server_address", "server_epoch", b"server_epoch", "session_token", b"session_token", "tau_max", b"tau_max"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -161,6 +165,15 @@ class RegisterAsServerRequest(_message.Message):
 
     MEMBER_FIELD_NUMBER: _builtins.int
     MODELS_FIELD_NUMBER: _builtins.int
+    SERVER_EPOCH_FIELD_NUMBER: _builtins.int
+    PROMOTED_FIELD_NUMBER: _builtins.int
+    SUCCEEDS_FIELD_NUMBER: _builtins.int
+    server_epoch: _builtins.int
+    """The greatest epoch of their versions."""
+    promoted: _builtins.str
+    """The replica that it was until it was told to take its primary's place; empty once it was admitted."""
+    succeeds: _builtins.str
+    """The replica that it was once, before it was admitted and after it; empty if it never was one."""
     @_builtins.property
     def member(self) -> _types_pb2.Member: ...
     @_builtins.property
@@ -172,10 +185,13 @@ class RegisterAsServerRequest(_message.Message):
         *,
         member: _types_pb2.Member | None = ...,
         models: _abc.Iterable[_types_pb2.ModelSpec] | None = ...,
+        server_epoch: _builtins.int = ...,
+        promoted: _builtins.str = ...,
+        succeeds: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["member", b"member"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["member", b"member", "models", b"models"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["member", b"member", "models", b"models", "promoted", b"promoted", "server_epoch", b"server_epoch", "succeeds", b"succeeds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -210,6 +226,7 @@ class RegisterAsReplicaRequest(_message.Message):
     DIV_MAX_FIELD_NUMBER: _builtins.int
     DIV_MAX_UPDATES_FIELD_NUMBER: _builtins.int
     REPLICATION_FIELD_NUMBER: _builtins.int
+    SEEDED_FIELD_NUMBER: _builtins.int
     server: _builtins.str
     """The primary: each of its models is followed."""
     div_max: _builtins.float
@@ -217,6 +234,8 @@ class RegisterAsReplicaRequest(_message.Message):
     div_max_updates: _builtins.int
     """The most commits that the primary may be ahead; absent for no such bound."""
     replication: Global___Replication.ValueType
+    seeded: _builtins.bool
+    """It has a model, and could take the server's place."""
     @_builtins.property
     def member(self) -> _types_pb2.Member: ...
     def __init__(
@@ -227,10 +246,11 @@ class RegisterAsReplicaRequest(_message.Message):
         div_max: _builtins.float = ...,
         div_max_updates: _builtins.int | None = ...,
         replication: Global___Replication.ValueType = ...,
+        seeded: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_div_max_updates", b"_div_max_updates", "div_max_updates", b"div_max_updates", "member", b"member"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_div_max_updates", b"_div_max_updates", "div_max", b"div_max", "div_max_updates", b"div_max_updates", "member", b"member", "replication", b"replication", "server", b"server"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_div_max_updates", b"_div_max_updates", "div_max", b"div_max", "div_max_updates", b"div_max_updates", "member", b"member", "replication", b"replication", "seeded", b"seeded", "server", b"server"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__div_max_updates: _TypeAlias = _typing.Literal["div_max_updates"]  # noqa: Y015
     _WhichOneofArgType__div_max_updates: _TypeAlias = _typing.Literal["_div_max_updates", b"_div_max_updates"]  # noqa: Y015
@@ -756,6 +776,7 @@ class ModelStatus(_message.Message):
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
     PROBES_FIELD_NUMBER: _builtins.int
     SAMPLES_FIELD_NUMBER: _builtins.int
+    LOST_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     server: _builtins.str
     initialised: _builtins.bool
@@ -771,6 +792,8 @@ class ModelStatus(_message.Message):
     """Of a model in parts: what it waits for, in words; empty if nothing is in the way."""
     size_bytes: _builtins.int
     """Of the model; of AllReduce the size of the last round's tensor."""
+    lost: _builtins.int
+    """Updates that were committed, and not in what the present server began with."""
     @_builtins.property
     def version(self) -> _types_pb2.ModelVersion: ...
     @_builtins.property
@@ -800,10 +823,11 @@ class ModelStatus(_message.Message):
         size_bytes: _builtins.int = ...,
         probes: Global___ProbesStatus | None = ...,
         samples: Global___SampleStatus | None = ...,
+        lost: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["probes", b"probes", "samples", b"samples", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "delay_max", b"delay_max", "delay_p50", b"delay_p50", "dropped", b"dropped", "in_flight", b"in_flight", "initialised", b"initialised", "mode", b"mode", "name", b"name", "probes", b"probes", "samples", b"samples", "server", b"server", "size_bytes", b"size_bytes", "tau_max", b"tau_max", "version", b"version", "waiting", b"waiting", "waits_for", b"waits_for"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "delay_max", b"delay_max", "delay_p50", b"delay_p50", "dropped", b"dropped", "in_flight", b"in_flight", "initialised", b"initialised", "lost", b"lost", "mode", b"mode", "name", b"name", "probes", b"probes", "samples", b"samples", "server", b"server", "size_bytes", b"size_bytes", "tau_max", b"tau_max", "version", b"version", "waiting", b"waiting", "waits_for", b"waits_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

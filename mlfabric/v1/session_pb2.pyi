@@ -1291,6 +1291,8 @@ class Instruction(_message.Message):
     SEED_FIELD_NUMBER: _builtins.int
     FOLLOWED_FIELD_NUMBER: _builtins.int
     UNFOLLOWED_FIELD_NUMBER: _builtins.int
+    PROMOTE_FIELD_NUMBER: _builtins.int
+    NEW_SERVER_FIELD_NUMBER: _builtins.int
     PREPARE_FIELD_NUMBER: _builtins.int
     CONCLUDE_FIELD_NUMBER: _builtins.int
     NOTE_DROPPED_FIELD_NUMBER: _builtins.int
@@ -1354,6 +1356,10 @@ class Instruction(_message.Message):
     @_builtins.property
     def unfollowed(self) -> Global___Unfollowed: ...
     @_builtins.property
+    def promote(self) -> Global___Promote: ...
+    @_builtins.property
+    def new_server(self) -> Global___NewServer: ...
+    @_builtins.property
     def prepare(self) -> Global___Prepare: ...
     @_builtins.property
     def conclude(self) -> Global___Conclude: ...
@@ -1395,17 +1401,19 @@ class Instruction(_message.Message):
         seed: Global___Seed | None = ...,
         followed: Global___Followed | None = ...,
         unfollowed: Global___Unfollowed | None = ...,
+        promote: Global___Promote | None = ...,
+        new_server: Global___NewServer | None = ...,
         prepare: Global___Prepare | None = ...,
         conclude: Global___Conclude | None = ...,
         note_dropped: Global___NoteDropped | None = ...,
         samples_granted: Global___SamplesGranted | None = ...,
         peer_lost: Global___PeerLost | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel_hand_on", b"cancel_hand_on", "cancel_reduce", b"cancel_reduce", "cancel_serve", b"cancel_serve", "cancel_sum", b"cancel_sum", "conclude", b"conclude", "drop", b"drop", "expect", b"expect", "fetch", b"fetch", "fold", b"fold", "followed", b"followed", "hand_on", b"hand_on", "host_model", b"host_model", "initialise", b"initialise", "instruction", b"instruction", "keep", b"keep", "logged", b"logged", "monitor_at", b"monitor_at", "note_dropped", b"note_dropped", "peer_lost", b"peer_lost", "prepare", b"prepare", "probe", b"probe", "reduce", b"reduce", "reduce_failed", b"reduce_failed", "reduce_settled", b"reduce_settled", "release", b"release", "replicate", b"replicate", "resolve", b"resolve", "samples_granted", b"samples_granted", "seed", b"seed", "send", b"send", "serve", b"serve", "sum", b"sum", "unfollowed", b"unfollowed", "void", b"void"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel_hand_on", b"cancel_hand_on", "cancel_reduce", b"cancel_reduce", "cancel_serve", b"cancel_serve", "cancel_sum", b"cancel_sum", "conclude", b"conclude", "drop", b"drop", "expect", b"expect", "fetch", b"fetch", "fold", b"fold", "followed", b"followed", "hand_on", b"hand_on", "host_model", b"host_model", "initialise", b"initialise", "instruction", b"instruction", "keep", b"keep", "logged", b"logged", "monitor_at", b"monitor_at", "new_server", b"new_server", "note_dropped", b"note_dropped", "peer_lost", b"peer_lost", "prepare", b"prepare", "probe", b"probe", "promote", b"promote", "reduce", b"reduce", "reduce_failed", b"reduce_failed", "reduce_settled", b"reduce_settled", "release", b"release", "replicate", b"replicate", "resolve", b"resolve", "samples_granted", b"samples_granted", "seed", b"seed", "send", b"send", "serve", b"serve", "sum", b"sum", "unfollowed", b"unfollowed", "void", b"void"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel_hand_on", b"cancel_hand_on", "cancel_reduce", b"cancel_reduce", "cancel_serve", b"cancel_serve", "cancel_sum", b"cancel_sum", "conclude", b"conclude", "drop", b"drop", "expect", b"expect", "fetch", b"fetch", "fold", b"fold", "followed", b"followed", "hand_on", b"hand_on", "host_model", b"host_model", "initialise", b"initialise", "instruction", b"instruction", "keep", b"keep", "logged", b"logged", "monitor_at", b"monitor_at", "note_dropped", b"note_dropped", "peer_lost", b"peer_lost", "prepare", b"prepare", "probe", b"probe", "reason", b"reason", "reduce", b"reduce", "reduce_failed", b"reduce_failed", "reduce_settled", b"reduce_settled", "release", b"release", "replicate", b"replicate", "resolve", b"resolve", "samples_granted", b"samples_granted", "seed", b"seed", "send", b"send", "serve", b"serve", "sum", b"sum", "unfollowed", b"unfollowed", "void", b"void"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel_hand_on", b"cancel_hand_on", "cancel_reduce", b"cancel_reduce", "cancel_serve", b"cancel_serve", "cancel_sum", b"cancel_sum", "conclude", b"conclude", "drop", b"drop", "expect", b"expect", "fetch", b"fetch", "fold", b"fold", "followed", b"followed", "hand_on", b"hand_on", "host_model", b"host_model", "initialise", b"initialise", "instruction", b"instruction", "keep", b"keep", "logged", b"logged", "monitor_at", b"monitor_at", "new_server", b"new_server", "note_dropped", b"note_dropped", "peer_lost", b"peer_lost", "prepare", b"prepare", "probe", b"probe", "promote", b"promote", "reason", b"reason", "reduce", b"reduce", "reduce_failed", b"reduce_failed", "reduce_settled", b"reduce_settled", "release", b"release", "replicate", b"replicate", "resolve", b"resolve", "samples_granted", b"samples_granted", "seed", b"seed", "send", b"send", "serve", b"serve", "sum", b"sum", "unfollowed", b"unfollowed", "void", b"void"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_instruction: _TypeAlias = _typing.Literal["host_model", "initialise", "send", "expect", "drop", "resolve", "void", "fetch", "serve", "cancel_serve", "monitor_at", "sum", "cancel_sum", "hand_on", "cancel_hand_on", "reduce", "cancel_reduce", "reduce_settled", "reduce_failed", "probe", "keep", "fold", "release", "replicate", "logged", "seed", "followed", "unfollowed", "prepare", "conclude", "note_dropped", "samples_granted", "peer_lost"]  # noqa: Y015
+    _WhichOneofReturnType_instruction: _TypeAlias = _typing.Literal["host_model", "initialise", "send", "expect", "drop", "resolve", "void", "fetch", "serve", "cancel_serve", "monitor_at", "sum", "cancel_sum", "hand_on", "cancel_hand_on", "reduce", "cancel_reduce", "reduce_settled", "reduce_failed", "probe", "keep", "fold", "release", "replicate", "logged", "seed", "followed", "unfollowed", "promote", "new_server", "prepare", "conclude", "note_dropped", "samples_granted", "peer_lost"]  # noqa: Y015
     _WhichOneofArgType_instruction: _TypeAlias = _typing.Literal["instruction", b"instruction"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_instruction) -> _WhichOneofReturnType_instruction | None: ...
 
@@ -2268,6 +2276,67 @@ class Unfollowed(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Unfollowed: _TypeAlias = Unfollowed  # noqa: Y015
+
+@_typing.final
+class Promote(_message.Message):
+    """Apply what is held of the log, then register as this server."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SERVER_FIELD_NUMBER: _builtins.int
+    SERVER_EPOCH_FIELD_NUMBER: _builtins.int
+    FORETOLD_FIELD_NUMBER: _builtins.int
+    KNOWN_FIELD_NUMBER: _builtins.int
+    server: _builtins.str
+    server_epoch: _builtins.int
+    """That it serves under; greater than any before."""
+    @_builtins.property
+    def foretold(self) -> _containers.RepeatedCompositeFieldContainer[Global___Logged]:
+        """What the primary may have committed and not told."""
+
+    @_builtins.property
+    def known(self) -> _containers.RepeatedCompositeFieldContainer[Global___Logged]:
+        """What it has told of after the version that the replica is known to have."""
+
+    def __init__(
+        self,
+        *,
+        server: _builtins.str = ...,
+        server_epoch: _builtins.int = ...,
+        foretold: _abc.Iterable[Global___Logged] | None = ...,
+        known: _abc.Iterable[Global___Logged] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["foretold", b"foretold", "known", b"known", "server", b"server", "server_epoch", b"server_epoch"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Promote: _TypeAlias = Promote  # noqa: Y015
+
+@_typing.final
+class NewServer(_message.Message):
+    """Another process serves the model: ask again for what is open, nothing of an earlier one counts."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    SERVER_EPOCH_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    server_epoch: _builtins.int
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        server_epoch: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "server_epoch", b"server_epoch"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NewServer: _TypeAlias = NewServer  # noqa: Y015
 
 @_typing.final
 class Prepare(_message.Message):

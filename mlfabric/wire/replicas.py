@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from mlfabric.protocol import (
     Fold,
     Followed,
     Following,
+    GroupOf,
     HeldBack,
     Instruction,
     Keep,
     Logged,
     MemberEvent,
+    NewServer,
     NotKept,
+    Promote,
     Release,
     ReplicaReported,
     Replicate,
@@ -61,6 +64,7 @@ def from_following(message: fabric.RegisterAsReplicaRequest) -> Following:
         norm=_norm(message.div_max, "RegisterAsReplicaRequest.div_max"),
         updates=message.div_max_updates if message.HasField("div_max_updates") else None,
         kind=enum_of(_KIND_OF, message.replication, "RegisterAsReplicaRequest.replication"),
+        is_seeded=message.seeded,
     )
 
 
@@ -266,6 +270,38 @@ def _from_unfollowed(message: session.Unfollowed, to: str, reason: str) -> Unfol
     return Unfollowed(to=to, model=message.model, reason=reason)
 
 
+def _fill_promote(message: session.Promote, value: Promote) -> None:
+    message.server, message.server_epoch = value.server, value.server_epoch
+    for groups, into in ((value.known, message.known), (value.foretold, message.foretold)):
+        for group in groups:
+            found = into.add()
+            found.model = group.model
+            fill_commits(found.commits, group.commits)
+
+
+def _from_promote(message: session.Promote, to: str, reason: str) -> Promote:
+    return Promote(
+        to=to,
+        server=message.server,
+        server_epoch=message.server_epoch,
+        known=_groups(message.known),
+        foretold=_groups(message.foretold),
+        reason=reason,
+    )
+
+
+def _groups(messages: Iterable[session.Logged]) -> tuple[GroupOf, ...]:
+    return tuple(GroupOf(group.model, from_commits(group.commits)) for group in messages)
+
+
+def _fill_new_server(message: session.NewServer, value: NewServer) -> None:
+    message.model, message.server_epoch = value.model, value.server_epoch
+
+
+def _from_new_server(message: session.NewServer, to: str, reason: str) -> NewServer:
+    return NewServer(to=to, model=message.model, server_epoch=message.server_epoch, reason=reason)
+
+
 FILL_EVENT: Mapping[type, Callable[[session.Event, Any], None]] = {
     ReplicaReported: lambda message, event: _fill_reported(message.replica_reported, event),
     HeldBack: lambda message, event: _fill_held_back(message.held_back, event),
@@ -285,6 +321,8 @@ FILL: Mapping[type, Callable[[session.Instruction, Any], None]] = {
     Seed: lambda message, value: _fill_seed(message.seed, value),
     Followed: lambda message, value: _fill_followed(message.followed, value),
     Unfollowed: lambda message, value: _fill_unfollowed(message.unfollowed, value),
+    Promote: lambda message, value: _fill_promote(message.promote, value),
+    NewServer: lambda message, value: _fill_new_server(message.new_server, value),
 }
 READ: Mapping[str, Callable[[Any, str, str], Instruction]] = {
     "keep": _from_keep,
@@ -295,4 +333,6 @@ READ: Mapping[str, Callable[[Any, str, str], Instruction]] = {
     "seed": _from_seed,
     "followed": _from_followed,
     "unfollowed": _from_unfollowed,
+    "promote": _from_promote,
+    "new_server": _from_new_server,
 }

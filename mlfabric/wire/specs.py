@@ -244,6 +244,7 @@ def to_admission(welcome: Welcome, session_token: bytes) -> fabric.Admission:
         clock=welcome.clock,
         instance=welcome.instance,
         lost=welcome.lost,
+        server_epoch=welcome.server_epoch,
     )
 
 
@@ -268,6 +269,7 @@ def from_admission(message: fabric.Admission, to: str, incarnation: int) -> Welc
         clock=message.clock,
         instance=message.instance,
         lost=message.lost,
+        server_epoch=message.server_epoch,
     )
 
 

@@ -17,6 +17,7 @@ from mlfabric.protocol import (
     Keep,
     MemberEvent,
     ModelVersion,
+    NewServer,
     Outcome,
     Probe,
     PushRequested,
@@ -78,15 +79,21 @@ __all__ = [
     "StartReplicate",
     "StartSend",
     "StopAttempt",
+    "StopTransfers",
 ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochBegan:
-    """A scheduler admitted us (again); it may know nothing of what is open. ``clock`` as in ``Welcome``."""
+    """A scheduler admitted us (again); it may know nothing of what is open.
+
+    Args:
+        clock, server_epoch: as in ``Welcome``.
+    """
 
     epoch: int
     clock: int = 0
+    server_epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,6 +229,7 @@ DaemonEvent = (
     | Drop
     | Resolve
     | Fetch
+    | NewServer
     | Tick
     | ReduceEvent
 )
@@ -256,6 +264,13 @@ class StartFetch:
     """Fetch the model."""
 
     plan: Fetch
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopTransfers:
+    """Give up every attempt to send an update or to fetch the model; nothing more is heard of them."""
+
     reason: str
 
 
@@ -391,4 +406,15 @@ class FailReduce:
 
 ReduceAction = StartAttempt | StopAttempt | StartProbes | FinishReduce | FailReduce
 KeepAction = KeepCopy | FoldCopy | DropCopies | FreezeWindow | StartReplicate | EndReplicate | DropWindow
-Action = Request | HandOver | StartSend | StartFetch | Settle | FailPush | Deliver | KeepAction | ReduceAction
+Action = (
+    Request
+    | HandOver
+    | StartSend
+    | StartFetch
+    | StopTransfers
+    | Settle
+    | FailPush
+    | Deliver
+    | KeepAction
+    | ReduceAction
+)

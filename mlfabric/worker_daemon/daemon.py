@@ -316,7 +316,8 @@ class WorkerDaemon:
             self._transfers.break_off_all()
         if welcome.initialise:
             self._bring_initial()
-        self._take_in(act.EpochBegan(epoch=welcome.epoch, clock=welcome.clock))
+        began = act.EpochBegan(epoch=welcome.epoch, clock=welcome.clock, server_epoch=welcome.server_epoch)
+        self._take_in(began)
         return [self._state.holds(), *self._state.drawing.open()]
 
     def _instructed(self, instruction: Instruction) -> None:
@@ -371,6 +372,8 @@ class WorkerDaemon:
                 self._transfers.send(action.plan, self._part(action.plan.update))
             case act.StartFetch():
                 self._fetch(action.plan)
+            case act.StopTransfers():
+                self._transfers.stop()
             case act.Settle():
                 self._settle(action)
             case act.HandOver():

@@ -102,7 +102,7 @@ class _Get:
 
 
 class Getting:
-    """Every get of one worker that is not delivered.
+    """Every get of one worker that is not delivered; a model of a lesser epoch than ``server_epoch`` never is.
 
     Args:
         shards: how many parts its model has, >= 1.
@@ -113,6 +113,7 @@ class Getting:
         self._shards = shards
         self._is_push_open = is_push_open
         self.gets: dict[GetId, _Get] = {}
+        self.server_epoch = 1
 
     def next_wakeup_ns(self) -> int | None:
         """Return when something is to be asked for again, or None."""
@@ -153,7 +154,7 @@ class Getting:
         get, part = self._find(event.get)
         if get is None or part is None:
             return
-        if part.is_outdated:
+        if part.is_outdated or event.version.epoch < self.server_epoch:
             yield from self._end(get, part, "what came was asked for before", now_ns)
             return
         part.arrived = event.version
@@ -187,6 +188,13 @@ class Getting:
                     part.is_outdated, part.newer = True, None
                 else:
                     get.parts[name] = _Part(part.request, broke=runs)
+
+    def begin_anew(self) -> None:
+        """Let nothing that is here or on its way count any more: another process is the server now."""
+        for get in self.gets.values():
+            get.ask_again_ns = None
+            for name, part in get.parts.items():
+                get.parts[name] = _Part(part.request)
 
     def tick(self, now_ns: int) -> Iterator[act.Action]:
         """Ask again for what is due."""

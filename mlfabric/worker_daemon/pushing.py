@@ -157,6 +157,11 @@ class Pushing:
                     del push.outcomes[update]
                     self.parts[update] = _Part(push.requests[update])
 
+    def begin_anew(self) -> None:
+        """Let no attempt count any more: another process is the server now."""
+        for update, part in self.parts.items():
+            self.parts[update] = _Part(part.request)
+
     def tick(self, now_ns: int) -> Iterator[act.Action]:
         """Ask again for what is due."""
         for part in self.parts.values():

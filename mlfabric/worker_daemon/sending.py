@@ -129,10 +129,14 @@ class Transfers:
         """Break every attempt, and use none of the connections again: the other ends have given them up."""
         self._dialled.break_off_all()
 
-    async def close(self) -> None:
-        """Cancel every attempt."""
+    def stop(self) -> None:
+        """Give up every attempt: nothing more is heard of any."""
         for task in self._tasks:
             task.cancel()
+
+    async def close(self) -> None:
+        """Cancel every attempt."""
+        self.stop()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _send(self, plan: Send, parcel: Parcel) -> None:
@@ -140,6 +144,9 @@ class Transfers:
         try:
             connection = await self._dialled.take(plan.address)
             outcome = await self._push(connection, plan, parcel)
+        except asyncio.CancelledError:
+            self._dialled.discard(plan.address, connection)
+            raise
         except GivenUpError as error:
             self._take_in(act.OutcomeReceived(update=plan.update, outcome=error.outcome))
         except (FabricError, DecodeError) as error:
@@ -203,6 +210,9 @@ class Transfers:
         try:
             connection = await self._dialled.take(plan.address)
             version = await self._model(connection, plan, buffer, digest)
+        except asyncio.CancelledError:
+            self._dialled.discard(plan.address, connection)
+            raise
         except (FabricError, DecodeError) as error:
             self._dialled.discard(plan.address, connection)
             self._take_in(act.FetchBroken(get=plan.get, ticket=plan.ticket, detail=str(error)))

@@ -15,6 +15,7 @@ from mlfabric.protocol import (
     Fetch,
     Fold,
     Keep,
+    NewServer,
     Outcome,
     Release,
     Replicate,
@@ -116,6 +117,12 @@ class DaemonState:
                 yield from self.getting.broken(event, now_ns)
             case act.EpochBegan():
                 yield from self._begin_epoch(event)
+            case NewServer():
+                yield from self._begin_anew(event.server_epoch, event.reason)
+                for push in self.pushing.requests():
+                    yield act.Request(event=push, reason=event.reason)
+                for get in self.getting.requests():
+                    yield act.Request(event=get, reason=event.reason)
             case Tick():
                 yield from self.pushing.tick(now_ns)
                 yield from self.getting.tick(now_ns)
@@ -135,8 +142,19 @@ class DaemonState:
             case _:
                 yield from self.reducing.handle(event)
 
+    def _begin_anew(self, server_epoch: int, reason: str) -> Iterator[act.Action]:
+        """Let nothing that is under way to or from an earlier server count any more."""
+        self.getting.server_epoch = max(self.getting.server_epoch, server_epoch)
+        self.pushing.begin_anew()
+        self.getting.begin_anew()
+        yield act.StopTransfers(reason=reason)
+
     def _begin_epoch(self, event: act.EpochBegan) -> Iterator[act.Action]:
         why = f"epoch {event.epoch} knows nothing of us"
+        if event.server_epoch > self.getting.server_epoch:
+            yield from self._begin_anew(
+                event.server_epoch, f"the model is served under server epoch {event.server_epoch}"
+            )
         if event.epoch > self.epoch:
             yield from self.keeping.end(why)
         if event.epoch == self.epoch or not self.epoch:

@@ -1,20 +1,30 @@
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import signal
 import socket
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+import torch
 
+import mlfabric
+from mlfabric.channels import TcpOptions
+from mlfabric.config import WorkerSettings
 from mlfabric.errors import UsageError
 from mlfabric.launch.fabric import FabricOptions, services
 from mlfabric.launch.ports import check_free
+from mlfabric.launch.status import HERE, StatusReader
 from mlfabric.launch.supervisor import backoff_s
-from mlfabric.protocol import ReplicationKind
+from mlfabric.protocol import Committed, ReplicationKind
+from mlfabric.v1 import fabric_pb2
 
-from .conftest import Start, wait_until
+from .conftest import Command, Start, wait_until
 
 pytestmark = pytest.mark.processes
 
@@ -32,6 +42,32 @@ def pid_of(command, words: str) -> int:
     found: list[int] = [pid for pid in command.pids() if words in " ".join(psutil.Process(pid).cmdline())]
     assert len(found) == 1
     return found[0]
+
+
+def member(scheduler: str, name: str) -> fabric_pb2.MemberStatus:
+    """Return what the scheduler says of a member, something empty if that is not here."""
+
+    async def read() -> fabric_pb2.GetStatusResponse:
+        async with StatusReader(scheduler) as reader:
+            return await reader.read()
+
+    found = [m for m in asyncio.run(read()).members if m.name == name and m.state == HERE]
+    return found[0] if found else fabric_pb2.MemberStatus()
+
+
+def is_followed(scheduler: str, version: int) -> bool:
+    return member(scheduler, "replica-0").activity == f"follows net at version {version}, 0 updates behind"
+
+
+def pid_at(command: Command, address: str) -> int:
+    """Return the id of the process of ``command`` that listens at an address."""
+    port = int(address.rpartition(":")[2])
+    (found,) = (
+        pid
+        for pid in command.pids()
+        if any(c.status == psutil.CONN_LISTEN and c.laddr.port == port for c in psutil.Process(pid).net_connections())
+    )
+    return found
 
 
 def test_a_fabric_comes_up_says_where_and_ctrl_c_leaves_nothing(start: Start, free_port: int):
@@ -88,6 +124,29 @@ def test_the_spare_of_a_killed_scheduler_takes_over(start: Start, free_port: int
     command.signal(signal.SIGTERM)
     assert command.finish()[0] == 0
     assert command.pids() == []
+
+
+def test_server_and_replica_change_places_whenever_the_server_dies(start: Start, free_port: int, tmp_path: Path):
+    folder = tmp_path / "kept"
+    bound = ("--replica-div-max-updates", "0", "--checkpoint-dir", str(folder))
+    command = start("up", "--port", str(free_port), *bound)
+    command.read_until("mlfabric is up")
+    scheduler = f"127.0.0.1:{free_port}"
+    model = {"w": torch.zeros(4, requires_grad=True)}
+    settings = WorkerSettings(scheduler=scheduler, tcp=TcpOptions())
+    with mlfabric.register_as_worker(model, model_name="net", settings=settings) as worker:
+        for epoch in (1, 2, 3):
+            worker.get()
+            model["w"].grad = torch.ones(4)
+            outcome = worker.push().result()
+            assert isinstance(outcome, Committed)
+            assert outcome.version.epoch == epoch
+            wait_until(partial(is_followed, scheduler, epoch), f"version {epoch} is at the replica")
+            os.kill(pid_at(command, member(scheduler, "server-0").address), signal.SIGKILL)
+    command.signal(signal.SIGTERM)
+    command.finish()
+    logged = [json.loads(line) for line in (folder / "net.commits.jsonl").read_text().splitlines()]
+    assert [(entry["epoch"], entry["version"]) for entry in logged] == [(1, 1), (2, 2), (3, 3)]
 
 
 def test_a_port_in_use_is_an_error_that_says_what_to_do(start: Start):

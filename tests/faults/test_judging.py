@@ -86,6 +86,18 @@ def test_what_a_checkpoint_missed_is_lost_and_allowed(history: History) -> None:
     assert judge(history.evidence()) == Verdict(committed=6, lost=1, twice=0, broken=())
 
 
+@pytest.mark.parametrize(("bound", "is_broken"), [(0, True), (1, False), (None, False)])
+def test_no_more_is_lost_at_a_new_server_than_the_bound_of_its_replica(
+    history: History, bound: int | None, is_broken: bool
+) -> None:
+    history.checkpoint()
+    history.step("a")
+    history.resume()
+    history.step("b")
+    found = judge(replace(history.evidence(), most_lost=bound)).broken
+    assert found == (("1 updates of server epoch 1 were lost; the bound is 0",) if is_broken else ())
+
+
 def test_what_is_in_the_checkpoint_may_not_be_lost(history: History) -> None:
     history.resume()  # from the beginning
     history.version = ModelVersion(2, 5)

@@ -85,6 +85,7 @@ FITTING = frozenset(
         grpc.StatusCode.INVALID_ARGUMENT,
         grpc.StatusCode.NOT_FOUND,
         grpc.StatusCode.ALREADY_EXISTS,
+        grpc.StatusCode.ABORTED,
         grpc.StatusCode.PERMISSION_DENIED,
         grpc.StatusCode.UNAUTHENTICATED,
         grpc.StatusCode.RESOURCE_EXHAUSTED,

@@ -205,3 +205,18 @@ def test_a_member_whose_process_is_stopped_is_not_let_in_before_it_runs() -> Non
         wait_until(raw._admitted, "it is let in")
         assert [m.state for m in running.status().members if m.name == "raw"] == ["here"]
         beside.socket.close()
+
+
+async def test_whose_name_another_process_has_taken_is_told_to_join_again_and_not_judged(scheduler: Scheduler) -> None:
+    scheduler.listener.watch(A)
+    scheduler.beside.send(stopped_ms=300)
+    await scheduler.next()
+    scheduler.listener.watch(replace(A, incarnation=6, pulse_key=secrets.token_bytes(beat.KEY_BYTES)))
+    scheduler.beside.send(stopped_ms=400)
+    await scheduler.read_all()
+    with pytest.raises(BlockingIOError):
+        scheduler.beside.socket.recv(100)
+    scheduler.beside.send()
+    await scheduler.read_all()
+    assert beat.open_recall(KEY, scheduler.beside.socket.recv(100)) == scheduler.beside.sent_ns
+    assert [found for found, _ in scheduler.found if found.member == "a"] == [Found("a", LostBy.STOPPED)]

@@ -68,6 +68,7 @@ def welcome(name, initialise=False, incarnation=1, tau_max=4, monitor="", server
         initialise=initialise,
         monitor_address=monitor,
         reason="",
+        server_epoch=1 if server else 0,
     )
 
 

@@ -168,6 +168,13 @@ def test_what_is_held_back_goes_to_the_replica_at_once():
     assert [r.transfer for r in only(Replicate, found)] == [update("b")]
 
 
+def test_of_a_sum_of_a_former_scheduler_that_is_held_back_all_goes_to_the_replica_that_may_be_in_it():
+    stage = seeded(Stage().trained("a"), updates=100)
+    stage.ask(push("a"))
+    found = stage.tell(HeldBack(server="s", model="net", transfers=(SumId(0, 9),), alone=True, detail=""))
+    assert [r.transfer for r in only(Replicate, found)] == [update("a")]
+
+
 def test_an_update_that_is_dropped_is_forgotten_by_the_replica():
     stage = seeded(Stage().trained("a"), updates=0)
     stage.ask(push("a"))
@@ -331,7 +338,7 @@ def test_members_of_a_window_are_told_to_the_replica_in_the_order_of_commits():
 
 def test_a_primary_that_began_anew_at_the_version_of_the_log_is_followed_in_a_new_term():
     stage = seeded(Stage().trained("a"), updates=100)
-    stage.tell(MemberSilent(name="s", incarnation=1))
+    stage.tell(MemberLeft(name="s", incarnation=1))
     stage.server(incarnation=2)
     found = stage.tell(replace(holds(0), version=ModelVersion(2, 0)))
     assert only(Seed, found)[0].term == TERM + 2

@@ -93,3 +93,13 @@ def test_tensors_pass_between_members_and_not_between_jobs(own: Identity, peer: 
     found = own.stranger(peer)
     assert (found is None) == (refused is None)
     assert refused is None or refused in str(found)
+
+
+@pytest.mark.parametrize(("name", "is_allowed"), [("", True), ("replica-0", True), ("server-0", False), ("x", False)])
+def test_the_place_of_a_server_takes_the_certificate_of_the_replica_that_it_was(name: str, is_allowed: bool) -> None:
+    found = Identity(role="server", name=name).refusal(Role.SERVER, "server-0", succeeds="replica-0")
+    assert (found is None) == is_allowed
+
+
+def test_no_other_role_than_a_server_s_takes_a_server_s_place() -> None:
+    assert Identity(role="worker").refusal(Role.SERVER, "server-0", succeeds="worker") is not None

@@ -104,6 +104,35 @@ def test_a_job_cannot_touch_another_one_s_model_nor_take_another_name(secured: F
         as_worker(stub, "w7", "mine")
 
 
+def test_a_replica_takes_its_server_s_name_and_nobody_else_can(certificates: Path) -> None:
+    own = certify(certificates, Identity(role="server", name="heir"), days=1)
+    other = certify(certificates, Identity(role="server", name="other"), days=1)
+
+    def takes(stub: Any, promoted: str) -> Any:
+        joins = member(Role.SERVER, "dead")
+        return stub.RegisterAsServer(pb.RegisterAsServerRequest(member=joins, promoted=promoted, succeeds="heir"))
+
+    with Fabric(security=Security.of(certificates, "scheduler")) as running:
+        with Caller(running.scheduler.address, other) as stub:
+            code, detail = refusal(lambda: takes(stub, "heir"))
+            assert code is grpc.StatusCode.PERMISSION_DENIED
+            assert "does not allow the place of replica 'heir'" in detail
+        with Caller(running.scheduler.address, certificates / "server") as stub:
+            as_server(stub, "server-0", "")
+        with Caller(running.scheduler.address, own) as stub:
+            assert "does not allow the name 'dead'" in refusal(lambda: as_server(stub, "dead", ""))[1]
+            as_replica(stub, "heir", "")
+            assert refusal(lambda: takes(stub, "heir"))[0] is grpc.StatusCode.ABORTED  # it was not told to
+        with Caller(running.scheduler.address, certificates / "server") as stub:
+            code, detail = refusal(lambda: takes(stub, "heir"))
+            assert code is grpc.StatusCode.FAILED_PRECONDITION
+            assert "and nobody else" in detail
+        with Caller(
+            running.scheduler.address, own
+        ) as stub:  # a scheduler that begins anew has not told it, but knows none
+            assert takes(stub, "").admission.session_token
+
+
 @pytest.mark.parametrize("bad", ["foreign", "expired", None])
 def test_callers_without_a_good_certificate_reach_nothing(
     secured: Fabric, certificates: Path, bad: str | None, request: pytest.FixtureRequest, tmp_path: Path

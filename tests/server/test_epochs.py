@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mlfabric.epochs import begin_epoch
+from mlfabric.epochs import begin_epoch, note_epoch
 from mlfabric.errors import FabricError
 from mlfabric.protocol import DropReason, Expected, ModelVersion, UpdateId
 from mlfabric.server.checkpoint import CheckpointDir, CheckpointExtra
@@ -36,6 +36,13 @@ def test_a_server_that_cannot_write_its_epoch_down_does_not_begin(spoil, tmp_pat
     spoil(path)
     with pytest.raises(FabricError, match=r"could not be kept in .*m\.epoch"):
         begin_epoch(path, 1)
+
+
+def test_an_epoch_that_the_scheduler_gave_is_kept_unless_a_later_one_was_begun(tmp_path):
+    path = tmp_path / "folder" / "m.epoch"
+    note_epoch(path, 4)
+    note_epoch(path, 3)
+    assert begin_epoch(path, 2) == 5
 
 
 def test_what_was_lost_in_an_earlier_epoch_stays_lost_however_far_later_ones_came():

@@ -25,6 +25,7 @@ from mlfabric.protocol import (
     Followed,
     GetId,
     GetRequested,
+    GroupOf,
     HandOn,
     HandOnTo,
     HeldBack,
@@ -42,6 +43,7 @@ from mlfabric.protocol import (
     MemoryReported,
     ModelVersion,
     MonitorAt,
+    NewServer,
     NoteDropped,
     NotKept,
     Outcome,
@@ -50,6 +52,7 @@ from mlfabric.protocol import (
     Prepare,
     Prepared,
     Probe,
+    Promote,
     PushRequested,
     Reduce,
     ReduceFailed,
@@ -454,6 +457,7 @@ probes = st.builds(
     slot_ns=u64,
     reason=text,
 )
+groups = several(st.builds(GroupOf, text, several(commits)))
 instructions: st.SearchStrategy[Instruction] = st.one_of(
     st.builds(Reduce, to=me, reduce=reduce_ids, round=rounds, workers=u32, parts=several(parts), reason=text),
     st.builds(CancelReduce, to=me, round=rounds, reason=text),
@@ -475,6 +479,8 @@ instructions: st.SearchStrategy[Instruction] = st.one_of(
     st.builds(SamplesGranted, to=me, serial=u64, samples=samples, answer=st.sampled_from(DrawAnswer), reason=text),
     st.builds(NoteDropped, to=me, model=text, samples=samples, reason=text),
     st.builds(Unfollowed, to=me, model=text, reason=text),
+    st.builds(Promote, to=me, server=text, server_epoch=u64, known=groups, foretold=groups, reason=text),
+    st.builds(NewServer, to=me, model=text, server_epoch=u64, reason=text),
     st.builds(Prepare, to=me, model=text, unit=u64, transfers=some(transfer_ids), version=versions, reason=text),
     st.builds(Conclude, to=me, model=text, unit=u64, commit=st.booleans(), reason=text),
     st.builds(CancelSum, to=me, model=text, sum=sum_ids, reason=text),

@@ -1,0 +1,372 @@
+"""When a replica is told to take its primary's place, who is fenced off, what is lost; step by step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from mlfabric.protocol import (
+    AppliedIds,
+    Commit,
+    Committed,
+    Drop,
+    Expect,
+    GroupOf,
+    Instruction,
+    Keep,
+    Lost,
+    MemberJoined,
+    MemberLeft,
+    MemberLost,
+    MemberSilent,
+    ModelVersion,
+    NewServer,
+    Promote,
+    Refuse,
+    RefuseReason,
+    ReplicaReported,
+    Resolve,
+    Send,
+    Tick,
+    TransferEnd,
+    Welcome,
+)
+from mlfabric.scheduler.promotions import LEAST_PATIENCE_NS
+from mlfabric.scheduler.records import MemberState
+from mlfabric.specs import Role, Term
+from tests.scheduler.stage import SPEC, Stage, ended, holds, member, push, update
+from tests.scheduler.test_replicas import TERM, commit, following, only, reported, seeded
+
+PATIENCE_MS = LEAST_PATIENCE_NS // 10**6
+
+
+def followed(*workers: str, version: int = 3, updates: int = 4) -> Stage:
+    """Return a fabric whose replica has that version."""
+    return seeded(Stage().trained(*workers, version=version), version=version, updates=updates)
+
+
+def silent(stage: Stage, name: str = "s", incarnation: int = 1) -> list[Instruction]:
+    return stage.tell(MemberSilent(name=name, incarnation=incarnation))
+
+
+def lose_primary(stage: Stage) -> list[Instruction]:
+    """Let the primary fall silent for so long that its replica is told."""
+    silent(stage)
+    stage.wait(PATIENCE_MS)
+    return stage.tick()
+
+
+def claim(stage: Stage, server_epoch: int = 2, incarnation: int = 7, promoted: str = "r") -> list[Instruction]:
+    joins = member("s", Role.SERVER, incarnation, host="h-r", address="r:1")
+    event = MemberJoined(member=joins, held=(SPEC,), server_epoch=server_epoch, promoted=promoted, succeeds=promoted)
+    return stage.tell(event)
+
+
+def serves(stage: Stage, number: int, epoch: int = 2, **fields: Any) -> list[Instruction]:
+    """Let the new server say what it holds."""
+    return stage.tell(replace(holds(number, epoch_base=number, **fields), version=ModelVersion(epoch, number)))
+
+
+def back(stage: Stage, incarnation: int = 1, server_epoch: int = 1) -> list[Instruction]:
+    joins = member("s", Role.SERVER, incarnation, address="s:1")
+    return stage.tell(MemberJoined(member=joins, held=(SPEC,), server_epoch=server_epoch))
+
+
+def refusals(found: list[Instruction]) -> list[RefuseReason]:
+    return [i.cause for i in only(Refuse, found)]
+
+
+def test_a_replica_is_told_to_take_the_place_of_a_primary_that_does_not_come_back_in_time():
+    stage = followed("a")
+    assert not only(Promote, silent(stage))
+    stage.wait(PATIENCE_MS - 1)
+    assert not stage.tick()
+    stage.wait(1)
+    assert only(Promote, stage.tick()) == [Promote(to="r", server="s", server_epoch=2, foretold=(), reason="")]
+    assert not only(Promote, stage.tell(Tick()))
+
+
+def test_a_primary_that_is_stopped_or_cut_off_is_replaced_and_fenced_off_when_it_wakes_up():
+    stage = followed("a")
+    assert not only(Promote, stage.tell(MemberLost(name="s", incarnation=1, detail="stopped")))
+    stage.wait(PATIENCE_MS)
+    assert only(Promote, stage.tick())
+    assert refusals(back(stage)) == [RefuseReason.NOT_YET]
+    claim(stage)
+    serves(stage, 3)
+    assert not stage.tell(MemberLost(name="s", incarnation=1, detail="stopped"))
+    assert refusals(back(stage)) == [RefuseReason.NAME_TAKEN]
+
+
+def test_a_primary_that_wakes_up_before_its_replica_is_told_is_let_back():
+    stage = followed("a")
+    stage.tell(MemberLost(name="s", incarnation=1, detail="stopped"))
+    assert only(Welcome, back(stage))
+    stage.wait(10 * PATIENCE_MS)
+    assert not only(Promote, stage.tick())
+
+
+def test_a_primary_whose_process_has_ended_is_not_waited_for():
+    stage = followed("a")
+    silent(stage)
+    assert only(Promote, stage.tell(MemberLost(name="s", incarnation=1, detail="ended", has_ended=True)))
+
+
+def test_a_primary_that_is_back_in_time_is_not_replaced():
+    stage = followed("a")
+    silent(stage)
+    stage.wait(PATIENCE_MS - 1)
+    assert only(Welcome, back(stage))
+    stage.wait(10 * PATIENCE_MS)
+    assert not only(Promote, stage.tick())
+
+
+def test_where_members_take_long_to_come_back_a_primary_is_waited_for_longer():
+    stage = followed("a")
+    silent(stage, "a")
+    stage.wait(PATIENCE_MS)
+    stage.worker("a")
+    silent(stage)
+    stage.wait(2 * PATIENCE_MS - 1)
+    assert not stage.tick()
+    stage.wait(1)
+    assert only(Promote, stage.tick())
+
+
+def test_a_primary_that_said_good_bye_is_not_replaced():
+    stage = followed("a")
+    stage.tell(MemberLeft(name="s", incarnation=1))
+    stage.wait(10 * PATIENCE_MS)
+    assert not only(Promote, stage.tell(Tick()))
+
+
+def test_a_replica_that_has_no_model_yet_is_not_told():
+    stage = Stage().trained("a", version=3)
+    stage.tell(MemberJoined(member=member("r", Role.REPLICA, address="r:1"), follows=following(updates=4)))
+    silent(stage)
+    stage.wait(10 * PATIENCE_MS)
+    assert not only(Promote, stage.tell(Tick()))
+
+
+def test_a_second_process_of_the_primarys_name_means_that_the_first_is_dead_and_waits_for_the_replica():
+    stage = followed("a")
+    silent(stage)
+    found = stage.tell(MemberJoined(member=member("s", Role.SERVER, 2, address="s:1")))
+    assert refusals(found) == [RefuseReason.NOT_YET]
+    assert only(Promote, found)
+
+
+def test_a_replica_that_is_admitted_as_the_server_is_one_no_longer_and_workers_hear_of_it():
+    stage = followed("a", "b")
+    lose_primary(stage)
+    found = claim(stage)
+    assert only(Welcome, found)
+    assert [(k.to, k.receiver) for k in only(Keep, found)] == [("a", ""), ("b", "")]
+    assert stage.state.context.members["r"].state is MemberState.LEFT
+    told = [NewServer(to=name, model="net", server_epoch=2, reason="") for name in ("a", "b")]
+    assert only(NewServer, serves(stage, 3)) == told
+    assert stage.pushes.version == (2, 3)
+
+
+def test_nothing_planned_at_the_old_server_survives_and_what_is_asked_for_again_goes_to_the_new_one():
+    stage = followed("a")
+    stage.ask(push("a", 0, computed_from=3))
+    lose_primary(stage)
+    claim(stage)
+    assert not stage.pushes.planned
+    serves(stage, 3)
+    found = stage.ask(push("a", 0, computed_from=3))
+    assert [(i.receiver, i.address) for i in only(Send, found)] == [("s", "r:1")]
+    assert [i.to for i in only(Expect, found)] == ["s"]
+
+
+def test_what_was_committed_after_the_version_that_is_gone_on_from_is_lost_and_counted():
+    stage = followed("a")
+    commit(stage, "a", 4, 0)
+    commit(stage, "a", 5, 1)
+    stage.tell(reported(4))
+    lose_primary(stage)
+    claim(stage)
+    serves(stage, 4)
+    assert stage.pushes.lost == 1
+    (resolved,) = only(Resolve, stage.ask(push("a", 1, computed_from=4)))
+    assert isinstance(resolved.outcome, Lost)
+    (resolved,) = only(Resolve, stage.ask(push("a", 0, computed_from=3)))
+    assert resolved.outcome == Committed(version=ModelVersion(1, 4), tau=0)
+
+
+def test_what_was_computed_on_a_lost_version_is_dropped_before_it_travels():
+    stage = followed("a")
+    commit(stage, "a", 4)
+    lose_primary(stage)
+    claim(stage)
+    serves(stage, 3)
+    (drop,) = only(Drop, stage.ask(push("a", 1, computed_from=4)))
+    assert drop.cause.name == "ROLLED_BACK"
+
+
+def test_what_the_replica_holds_and_the_primary_may_have_committed_is_foretold():
+    stage = followed("a", updates=0)
+    stage.ask(push("a", 0, computed_from=3))
+    stage.tell(ended(update("a", 0), TransferEnd.RECEIVED, by="r"))
+    (order,) = only(Promote, lose_primary(stage))
+    commit = Commit(update=update("a", 0), version=ModelVersion(1, 4), tau=0, lr=SPEC.rule.lr_at(3, 0), step_norm=0.0)
+    assert order.foretold == (GroupOf("net", (commit,)),)
+    assert not order.known
+
+
+def test_what_the_primary_told_of_and_the_replica_did_not_report_is_told_to_it():
+    stage = followed("a")
+    commit(stage, "a", 4, 0)
+    commit(stage, "a", 5, 1)
+    stage.tell(reported(4))
+    (order,) = only(Promote, lose_primary(stage))
+    assert [(g.model, [c.version for c in g.commits]) for g in order.known] == [("net", [(1, 5)])]
+
+
+def test_what_was_committed_and_is_made_once_more_is_not_counted_as_lost():
+    stage = followed("a")
+    commit(stage, "a", 4, 0)
+    commit(stage, "a", 5, 1)
+    lose_primary(stage)
+    claim(stage)
+    again = AppliedIds(worker="a", incarnation=1, low=0, recent=((0, ModelVersion(2, 4), 0),))
+    stage.tell(replace(holds(4, epoch_base=3, applied=(again,)), version=ModelVersion(2, 4)))
+    assert stage.pushes.lost == 1
+    (resolved,) = only(Resolve, stage.ask(push("a", 0, computed_from=3)))
+    assert resolved.outcome == Committed(version=ModelVersion(2, 4), tau=0)
+
+
+def test_an_old_primary_waits_while_its_replica_takes_its_place_and_is_refused_for_good_afterwards():
+    stage = followed("a")
+    lose_primary(stage)
+    assert refusals(back(stage)) == [RefuseReason.NOT_YET]
+    claim(stage)
+    assert refusals(back(stage)) == [RefuseReason.NAME_TAKEN]
+    serves(stage, 3)
+    silent(stage, incarnation=7)
+    assert refusals(back(stage)) == [RefuseReason.SUPERSEDED]
+
+
+def test_a_replica_that_dies_before_it_is_the_server_lets_the_primary_back():
+    stage = followed("a")
+    lose_primary(stage)
+    stage.tell(MemberLeft(name="r", incarnation=1))
+    assert only(Welcome, back(stage))
+    assert refusals(claim(stage)) == [RefuseReason.SUPERSEDED]
+
+
+def test_nobody_takes_a_place_untold():
+    stage = followed("a")
+    silent(stage)
+    assert refusals(claim(stage)) == [RefuseReason.SUPERSEDED]
+    stage.wait(PATIENCE_MS)
+    stage.tick()
+    assert refusals(claim(stage, server_epoch=5)) == [RefuseReason.SUPERSEDED]
+    assert refusals(claim(stage, promoted="other")) == [RefuseReason.SUPERSEDED]
+
+
+def test_a_replica_that_comes_back_is_told_once_more():
+    stage = followed("a")
+    lose_primary(stage)
+    silent(stage, "r")
+    found = stage.tell(
+        MemberJoined(
+            member=member("r", Role.REPLICA, address="r:1"), follows=replace(following(updates=4), is_seeded=True)
+        )
+    )
+    assert [p.server_epoch for p in only(Promote, found)] == [2]
+
+
+def test_under_a_new_scheduler_a_replica_that_has_a_model_takes_the_place_of_a_server_that_never_comes():
+    stage = Stage(epoch=2)
+    joins = member("r", Role.REPLICA, address="r:1")
+    assert refusals(stage.tell(MemberJoined(member=joins, follows=following(updates=4)))) == [RefuseReason.NOT_YET]
+    follows = replace(following(updates=4), is_seeded=True)
+    assert only(Welcome, stage.tell(MemberJoined(member=joins, follows=follows)))
+    stage.tell(ReplicaReported(replica="r", model="net", term=TERM + 1, version=ModelVersion(1, 9)))
+    stage.wait(PATIENCE_MS)
+    assert [p.server_epoch for p in only(Promote, stage.tick())] == [2]
+    claim(stage)
+    serves(stage, 9)
+    assert stage.pushes.version == (2, 9)
+
+
+def test_under_a_new_scheduler_a_process_that_was_never_admitted_waits_for_the_replica_of_its_name():
+    stage = Stage(epoch=2)
+    follows = replace(following(updates=4), is_seeded=True)
+    stage.tell(MemberJoined(member=member("r", Role.REPLICA, address="r:1"), follows=follows))
+    stage.tell(ReplicaReported(replica="r", model="net", term=TERM + 1, version=ModelVersion(1, 9)))
+    found = back(stage, incarnation=5, server_epoch=2)
+    assert refusals(found) == [RefuseReason.NOT_YET]
+    assert only(Promote, found)
+
+
+def test_under_a_new_scheduler_a_primary_that_was_admitted_by_the_former_one_is_let_in():
+    stage = Stage(epoch=2)
+    follows = replace(following(updates=4), is_seeded=True)
+    stage.tell(MemberJoined(member=member("r", Role.REPLICA, address="r:1"), follows=follows))
+    stage.tell(ReplicaReported(replica="r", model="net", term=TERM + 1, version=ModelVersion(1, 9)))
+    joins = member("s", Role.SERVER, 1, address="s:1", seen=Term(1, 0))
+    assert only(Welcome, stage.tell(MemberJoined(member=joins, held=(SPEC,), server_epoch=1)))
+
+
+def test_a_server_of_a_greater_epoch_displaces_an_older_one_that_a_new_scheduler_heard_of_first():
+    stage = Stage(epoch=2)
+    back(stage)
+    stage.tell(holds(30))
+    stage.worker("a")
+    stage.ask(push("a", 0, computed_from=20))
+    joins = member("s", Role.SERVER, 7, host="h-r", address="r:1")
+    assert refusals(stage.tell(MemberJoined(member=joins, held=(SPEC,), server_epoch=2))) == [RefuseReason.NAME_TAKEN]
+    found = stage.tell(MemberJoined(member=joins, held=(SPEC,), server_epoch=2, succeeds="r"))
+    assert only(Welcome, found)
+    assert not stage.pushes.planned
+    assert [i.to for i in only(NewServer, serves(stage, 25))] == ["a"]
+    assert refusals(back(stage)) == [RefuseReason.NAME_TAKEN]
+
+
+def test_so_does_a_replica_of_the_server_that_took_the_place_of_the_one_that_is_here():
+    stage = Stage(epoch=2)
+    back(stage)
+    stage.tell(holds(30))
+    follows = replace(following(updates=4), is_seeded=True)
+    stage.tell(MemberJoined(member=member("r", Role.REPLICA, address="r:1"), follows=follows))
+    found = stage.tell(ReplicaReported(replica="r", model="net", term=TERM + 1, version=ModelVersion(2, 25)))
+    assert [p.server_epoch for p in only(Promote, found)] == [3]
+    assert only(Welcome, claim(stage, server_epoch=3))
+    stage.worker("a")
+    earlier = (ModelVersion(1, 0), ModelVersion(2, 20))
+    stage.tell(replace(holds(25, epoch_base=25, earlier=earlier), version=ModelVersion(3, 25)))
+    assert stage.pushes.lost == 10
+    (drop,) = only(Drop, stage.ask(push("a", 0, computed_from=21)))
+    assert drop.cause.name == "ROLLED_BACK"
+
+
+def test_who_joins_later_is_told_the_server_epoch():
+    stage = followed("a")
+    lose_primary(stage)
+    claim(stage)
+    (welcome,) = only(Welcome, stage.worker("b"))
+    assert welcome.server_epoch == 1  # the new server may never hear that it is one
+    serves(stage, 3)
+    (welcome,) = only(Welcome, stage.worker("c"))
+    assert welcome.server_epoch == 2
+
+
+def test_the_next_replica_of_the_new_server_is_told_in_its_turn():
+    stage = followed("a")
+    lose_primary(stage)
+    claim(stage)
+    serves(stage, 3)
+    stage.tell(
+        MemberJoined(member=member("r", Role.REPLICA, 2, address="r:2"), follows=following(updates=4)),
+    )
+    stage.tell(
+        ReplicaReported(
+            replica="r", model="net", term=stage.state.models["net"].replication.term, version=ModelVersion(2, 3)
+        )
+    )
+    silent(stage, incarnation=7)
+    stage.wait(PATIENCE_MS)
+    assert [p.server_epoch for p in only(Promote, stage.tick())] == [3]
