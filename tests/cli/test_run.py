@@ -124,7 +124,7 @@ def test_without_a_fabric_and_told_not_to_start_one_it_says_so(start: Start, fre
 
 
 def test_no_fabric_is_started_for_an_address_of_another_machine(start: Start):
-    code, output = start("run", "--scheduler", "192.0.2.1:50061", "train.py").finish()
+    code, output = start("run", "--insecure", "--scheduler", "192.0.2.1:50061", "train.py").finish()
 
     assert code == 2
     assert "which is not this machine" in output

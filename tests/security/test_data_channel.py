@@ -53,8 +53,11 @@ async def listening(at: TcpChannel) -> AsyncIterator[tuple[str, asyncio.Queue[Fr
 
 async def first_byte(host: str, port: int, context: ssl.SSLContext) -> bytes:
     """Connect and wait for what the other end says first."""
-    reader, _ = await asyncio.open_connection(host, port, ssl=context, server_hostname="")
-    return await reader.read(1)
+    reader, writer = await asyncio.open_connection(host, port, ssl=context, server_hostname="")
+    try:
+        return await reader.read(1)
+    finally:
+        writer.transport.abort()
 
 
 async def logged(said: Said, text: str) -> None:
@@ -76,7 +79,11 @@ async def test_frames_pass_between_members_of_one_authority_and_cannot_be_read_i
                 sink.write(data)
             sink.close()
 
-        await asyncio.gather(pump(reader, out), pump(there, writer))
+        try:
+            await asyncio.gather(pump(reader, out), pump(there, writer))
+        finally:
+            for end in (out, writer):
+                end.transport.abort()
 
     near = channel(certificates)
     async with listening(channel(certificates, "server")) as (address, came):

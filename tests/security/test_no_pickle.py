@@ -122,7 +122,11 @@ class Tap:
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
         out_reader, out_writer = await asyncio.open_connection(*self._there)
-        await asyncio.gather(self._pump(reader, out_writer), self._pump(out_reader, writer))
+        try:
+            await asyncio.gather(self._pump(reader, out_writer), self._pump(out_reader, writer))
+        finally:
+            for end in (writer, out_writer):
+                end.transport.abort()
 
     async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
         try:
@@ -144,10 +148,12 @@ class Tap:
             for task in others:
                 task.cancel()
             await asyncio.gather(*others, return_exceptions=True)
+            await asyncio.sleep(0)  # connections that were aborted are closed in the next turn
 
         asyncio.run_coroutine_threadsafe(end(), self._loop).result(30)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
+        self._loop.close()
         self._loop.close()
 
 
