@@ -89,7 +89,17 @@ class PartWitness(Witness):
         """Check that a get brought one version of every part, with its own push in it."""
         for shard, value in enumerate(values):
             part = None if after is None else self.parts_of(after)[shard]
-            self.delivers(get, f"{model}.shard{shard}", version, value, part)
+            name = f"{model}.shard{shard}"
+            self._counts_as(name, version)
+            self.delivers(get, name, version, value, part)
+
+    def _counts_as(self, part: str, version: ModelVersion) -> None:
+        """Note that a part whose server did not begin anew counts under the epoch of one that did."""
+        for epoch in range(version.epoch - 1, 0, -1):
+            own = ModelVersion(epoch, version.number)
+            if (part, own) in self._values and not self.is_lost(part, own):
+                self._values.setdefault((part, version), self._values[part, own])
+                return
 
     def rested(self, state: SchedulerState, now_ns: int) -> None:
         """Check that nobody waits for others while nothing is under way; parts wait until all are asked for."""

@@ -63,6 +63,10 @@ def witness_of(simulation: Simulation) -> PartWitness:
     return simulation.witness
 
 
+def test_parts_count_under_the_epoch_of_the_one_whose_server_began_with_nothing():
+    assert Simulation(SimulationConfig.drawn_of_any_kind(81)).run(5000).events >= 5000
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("seed", range(8))
 def test_all_parts_make_the_same_steps_whatever_breaks(seed, mode):
