@@ -119,7 +119,10 @@ def limits_of(text: str) -> Limits:
         name, is_set, value = entry.partition("=")
         if name not in known or not is_set:
             raise ConfigError(f"limits: {entry!r}; allowed: NAME=NUMBER with one of {', '.join(known)}")
-        given[name] = parse_size(value)
+        try:
+            given[name] = parse_size(value)
+        except ConfigError as error:
+            raise ConfigError(f"limits: {entry!r}: {error}") from None
     return Limits(**given)
 
 

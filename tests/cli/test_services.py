@@ -105,7 +105,7 @@ def test_a_member_whose_port_is_in_use_says_so_in_one_line(start: Start, service
             "limits: 'members'; allowed: NAME=NUMBER with one of members, departed,",
         ),
         (("scheduler", "--limits", "cats=9"), "limits: 'cats=9'; allowed: NAME=NUMBER with one of members, departed,"),
-        (("scheduler", "--limits", "members=many"), "size 'many'; allowed: a number with"),
+        (("scheduler", "--limits", "members=many"), "limits: 'members=many': size 'many'; allowed: a number with"),
         (("scheduler", "--limits", "members=0"), "limits: members=0; allowed: > 0"),
         (("scheduler", "--batch-window", "-1"), "batch_window_s=-1.0; allowed: 0 to 60"),
     ],
