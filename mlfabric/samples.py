@@ -176,6 +176,7 @@ class SampleAccount:
             self._at.append(stop)
             self._times.append(0)
         self._snapshot: SampleCounts | None = counts
+        self._is_touched = True
 
     def train(self, samples: Samples) -> None:
         """Count samples whose update was committed."""
@@ -212,6 +213,9 @@ class SampleAccount:
 
     def validate(self) -> None:
         """Check what must hold after every change; a violation is a broken invariant."""
+        if not self._is_touched:
+            return
+        self._is_touched = False
         before = [0, *self._times]
         assert all(a < b for a, b in zip(self._at, self._at[1:], strict=False)), f"not in order: {self._at}"
         assert all(a != b for a, b in zip(before, self._times, strict=False)), f"runs that touch: {self._times}"
@@ -223,6 +227,7 @@ class SampleAccount:
                 yield self._at[i], self._at[i + 1], times
 
     def _count(self, start: int, stop: int) -> None:
+        self._is_touched = True
         first, last = self._cut(start), self._cut(stop)
         for i in range(first, last):
             self._times[i] += 1

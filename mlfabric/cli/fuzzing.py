@@ -11,6 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import partial
+from itertools import count
 from multiprocessing import get_context
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,6 +28,7 @@ __all__ = ["add_to"]
 EVENTS = 5000
 STORY_LINES = 60
 _AT_A_TIME = 4
+_LINE_EVERY = 200
 
 
 def fuzz(
@@ -88,9 +90,15 @@ def _played(work: Callable[[int], Played], numbers: range, jobs: int) -> Iterato
 
 @contextmanager
 def _bar(seeds: int) -> Iterator[Callable[[], None]]:
-    """Show how many seeds are played, if somebody looks on."""
+    """Show how many seeds are played: with a bar if somebody looks on, else a line now and then."""
     if not sys.stderr.isatty():
-        yield lambda: None
+        done = count(1)
+
+        def advance() -> None:
+            if (number := next(done)) % _LINE_EVERY == 0:
+                print(f"{number} of {seeds} seeds", file=sys.stderr, flush=True)
+
+        yield advance
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn

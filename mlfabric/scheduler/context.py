@@ -156,7 +156,7 @@ class Context:
     @property
     def has_aggregators(self) -> bool:
         """Whether any aggregator is here."""
-        return any(True for _ in self.here(Role.AGGREGATOR))
+        return any(m.state is MemberState.HERE for m in self._of_role[Role.AGGREGATOR].values())
 
     def ingress_bps(self, member: str, now_ns: int) -> int:
         """Return what the link of a member's host carries towards it."""

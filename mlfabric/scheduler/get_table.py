@@ -60,12 +60,14 @@ class GetTable:
         """Check what must hold after every event; a violation is a broken invariant."""
         hand_ons = self.hand_ons.planned
         by = {get: planned.by for get, planned in self.planned.items() if planned.by is not None}
-        by |= {get: planned.above for get, planned in hand_ons.items() if planned.above is not None}
-        awaited = {target: name for name, planned in hand_ons.items() for target in planned.targets}
-        assert by == awaited, f"{self._model}: gets are answered by {by}, hand-ons wait for {awaited}"
-        assert all(h.targets for h in hand_ons.values()), f"{self._model}: a hand-on without targets: {hand_ons}"
-        both = self.waiting.keys() & self.planned.keys()
-        assert not both, f"{self._model}: gets that wait and are planned: {both}"
+        if by or hand_ons:
+            by |= {get: planned.above for get, planned in hand_ons.items() if planned.above is not None}
+            awaited = {target: name for name, planned in hand_ons.items() for target in planned.targets}
+            assert by == awaited, f"{self._model}: gets are answered by {by}, hand-ons wait for {awaited}"
+            assert all(h.targets for h in hand_ons.values()), f"{self._model}: a hand-on without targets: {hand_ons}"
+        assert self.waiting.keys().isdisjoint(self.planned), (
+            f"{self._model}: gets that wait and are planned: {self.waiting.keys() & self.planned.keys()}"
+        )
 
     # Carrying plans out
 

@@ -175,14 +175,17 @@ class Gets(GetTable):
     def _ready(self, there: Mapping[GetId, int], now_ns: int) -> list[WaitingGet]:
         """Return what can be planned: not what follows an update that is late, for nobody is to wait for that."""
         pushes = self._pushes
-        standing, late_ns = pushes.standing(), now_ns - self._gather_ns(now_ns)
-        return [
+        late_ns = now_ns - self._gather_ns(now_ns)
+        ready = [
             waiting
             for waiting in self.waiting.values()
             if (waiting.request.after_update is None or waiting.request.after_update not in pushes.waiting)
             and not 0 < there[waiting.request.get] < late_ns
-            and not pushes.policy.holds_back(waiting.request, standing)
         ]
+        if not ready or not pushes.policy.waits_for_others:
+            return ready
+        standing = pushes.standing()
+        return [waiting for waiting in ready if not pushes.policy.holds_back(waiting.request, standing)]
 
     def _candidate(self, request: GetRequested, ready_ns: int) -> GetCandidate:
         return GetCandidate(

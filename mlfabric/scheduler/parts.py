@@ -41,19 +41,19 @@ def name_of_whole(spec: ModelSpec) -> str:
 
 def whole_of(part: UpdateId, shards: int) -> UpdateId:
     """Return the push that a part belongs to, as an id counted in pushes."""
-    return part._replace(counter=part.counter // shards)
+    return UpdateId(part.worker, part.incarnation, part.counter // shards)
 
 
 def part_of(push: UpdateId, shard: int, shards: int) -> UpdateId:
     """Return the id of one part of a push."""
-    return push._replace(counter=push.counter * shards + shard)
+    return UpdateId(push.worker, push.incarnation, push.counter * shards + shard)
 
 
 def whole_get_of(part: GetId, shards: int) -> GetId:
     """Return the get that a part belongs to, as an id counted in whole gets."""
-    return part._replace(counter=part.counter // shards)
+    return GetId(part.worker, part.incarnation, part.counter // shards)
 
 
 def part_of_get(get: GetId, shard: int, shards: int) -> GetId:
     """Return the id of one part of a get."""
-    return get._replace(counter=get.counter * shards + shard)
+    return GetId(get.worker, get.incarnation, get.counter * shards + shard)

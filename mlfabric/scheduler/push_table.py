@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from mlfabric.network import Path, Profile
 from mlfabric.protocol import (
@@ -162,15 +163,12 @@ class PushTable:
         self._validate_order()
 
     def _validate_order(self) -> None:
-        before: PlannedUpdate | None = None
-        for planned in self.planned.values():
-            together = self.spec.mode is Mode.SYNCHRONOUS or (
-                before is not None and planned.transfer == before.transfer
-            )
-            fits = before is None or before.seq < planned.seq or (before.seq == planned.seq and together)
-            seqs = [p.seq for p in self.planned.values()]
-            assert fits, f"{self.spec.name}: planned is not in the order of seq: {seqs}"
-            before = planned
+        for before, planned in pairwise(self.planned.values()):
+            fits = before.seq < planned.seq
+            if before.seq == planned.seq:
+                fits = self.spec.mode is Mode.SYNCHRONOUS or planned.transfer == before.transfer
+            seqs = self.planned.values()
+            assert fits, f"{self.spec.name}: planned is not in the order of seq: {[p.seq for p in seqs]}"
 
     # Instructions
 

@@ -52,6 +52,8 @@ __all__ = ["Pushes"]
 class Pushes(Sequencing):
     """The requests for updates of one model, and their plans."""
 
+    _planned_with: tuple[int, PlannerConfig] | None = None
+
     @cached_property
     def _elements(self) -> int:
         tensors = self.spec.layout.tensors
@@ -125,15 +127,20 @@ class Pushes(Sequencing):
         """Return when the next plan is to be made, None if nothing calls for one."""
         if self.awaited or not self._context.is_here(self.server) or not self._is_settled:
             return None
-        if next(self._outdated(), None) is not None:
+        if not self.waiting and not self.planned:
+            return None
+        if self.policy.has_barrier and next(self._outdated(), None) is not None:
             return now_ns
         times = (self._batch_due_ns(now_ns), self._overdue_ns(), self._drift_due_ns(now_ns))
-        return min((t for t in times if t is not None), default=None)
+        return min([t for t in times if t is not None], default=None)
 
     def planner_config(self) -> PlannerConfig:
         """Return how updates and gets are to be planned."""
-        config = self.policy.planner_config(self.most_workers, self._context.config.drop_rule)
-        return replace(config, chunk_bytes=chunk_bytes(self.spec.layout.size_bytes))
+        if self._planned_with is None or self._planned_with[0] != self.most_workers:
+            config = self.policy.planner_config(self.most_workers, self._context.config.drop_rule)
+            config = replace(config, chunk_bytes=chunk_bytes(self.spec.layout.size_bytes))
+            self._planned_with = self.most_workers, config
+        return self._planned_with[1]
 
     def standing(self) -> Standing:
         """Return what the mode decides by."""
@@ -148,6 +155,8 @@ class Pushes(Sequencing):
         )
 
     def _batch_due_ns(self, now_ns: int) -> int | None:
+        if not self.waiting:
+            return None
         ready = [(max(w.since_ns, w.blocked_until_ns), w.request.update) for w in self._ready()]
         if not ready:
             return None
@@ -199,7 +208,7 @@ class Pushes(Sequencing):
             for u, w in self.waiting.items()
             if u not in self.planned and (self.initialised or w.request.kind is UpdateKind.INITIAL)
         ]
-        batch = self.policy.batch(found, self.standing()) if found else found
+        batch = self.policy.batch(found, self.standing()) if found and self.policy.waits_for_others else found
         apart = [w for w in batch if w.request.update in self.apart]
         return apart if apart and not self.policy.has_barrier else batch
 
@@ -213,12 +222,15 @@ class Pushes(Sequencing):
 
     def _overdue_ns(self) -> int | None:
         """Return when the first that is out becomes overdue, if others wait behind it or in it."""
-        sums = [found.overdue_ns for found in self._sums_out()]
+        if self.policy.has_barrier:
+            return min((found.overdue_ns for found in self._sums_out()), default=None)
         sequence = self._sequence()
         first = next((planned for planned in sequence if not planned.received), None)
-        if sums or first is None or self.policy.has_barrier or next(sequence, None) is None:
-            return min(sums, default=None)
-        return first.overdue_ns()
+        if first is None:
+            return None
+        if first.sum is not None:
+            return self.sums.whole(first.sum).overdue_ns
+        return None if next(sequence, None) is None else first.overdue_ns()
 
     def _sums_out(self) -> list[PlannedSum]:
         """Return the sums that are out and have nothing before them that is: only these can be overdue."""

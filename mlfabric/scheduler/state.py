@@ -123,12 +123,10 @@ class SchedulerState:
             return None
         times = [self._membership.next_wakeup_ns(), self._membership.promotions.next_wakeup_ns()]
         for model in self.models.values():
-            times.append(model.pushes.due_ns(now_ns))
-            times.append(model.gets.due_ns(now_ns))
-            times.append(model.replication.next_wakeup_ns())
-        times.extend(rounds.due_ns(now_ns) for rounds in self.reductions.values())
-        times.extend(whole.due_ns() for whole in self.wholes.values())
-        return min((t for t in times if t is not None), default=None)
+            times += model.pushes.due_ns(now_ns), model.gets.due_ns(now_ns), model.replication.next_wakeup_ns()
+        times += [rounds.due_ns(now_ns) for rounds in self.reductions.values()]
+        times += [whole.due_ns() for whole in self.wholes.values()]
+        return min([t for t in times if t is not None], default=None)
 
     def validate(self) -> None:
         """Check what must hold after every event; a violation is a broken invariant."""

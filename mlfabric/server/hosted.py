@@ -178,9 +178,9 @@ class HostedModel:
 
     def next_wakeup_ns(self) -> int | None:
         """Return when ``expire`` is due, or None."""
-        unclaimed = [t.since_ns for t in self._unclaimed()]
-        times = [self.gets.next_wakeup_ns(), min(unclaimed) + UNCLAIMED_NS if unclaimed else None]
-        return min((t for t in times if t is not None), default=None)
+        due_ns = self.gets.next_wakeup_ns()
+        times = [t.since_ns + UNCLAIMED_NS for t in self._unclaimed()]
+        return min(times if due_ns is None else (*times, due_ns), default=None)
 
     def expire(self, now_ns: int) -> Iterator[Action]:
         """Stop waiting for what nobody came for: its worker has no use for it (any more)."""
@@ -257,7 +257,7 @@ class HostedModel:
 
     def advance(self, now_ns: int) -> Iterator[Action]:
         """Commit, grant and serve whatever may now be committed, granted and served."""
-        if not self.incoming.applying():
+        if any(t.is_complete for t in self.incoming.transfers.values()) and not self.incoming.applying():
             yield from self._advance_sequence()
         yield from grants(self.incoming, self.spec.name, self._budget_bytes)
         if self.initialised:

@@ -58,7 +58,8 @@ class Incoming:
 
     def applying(self) -> Place:
         """Return what is being applied, in the order in which it is added up."""
-        return _in_order(t for t in self.transfers.values() if t.state is TransferState.APPLYING)
+        found = [t for t in self.transfers.values() if t.state is TransferState.APPLYING]
+        return _in_order(found) if len(found) > 1 else found
 
     def places(self) -> list[Place]:
         """Return the places of the sequence in the order of commits."""

@@ -14,7 +14,6 @@ does, so that commits may go on.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Container, Iterator
 
 from mlfabric.precedence import conflict, take_out
@@ -163,12 +162,15 @@ class Servings:
             now_ns: it is now.
         """
         self._now_ns = now_ns
+        self._lacks_copy = False
+        if not self.gets:
+            return
         running = [g for g in self.gets.values() if g.state is GetState.SERVING and not g.is_late(now_ns)]
         waiting: list[OutgoingModel] = []
-        self._lacks_copy = False
-        for get in sorted(self.gets.values(), key=lambda g: g.order):
+        wanted = [g for g in self.gets.values() if g.state is GetState.WANTED]
+        for get in sorted(wanted, key=lambda g: g.order):
             due = self._due_version(get, version, unsettled)
-            if get.state is not GetState.WANTED or due is None:
+            if due is None:
                 continue
             blocked = any(conflict(get.get, other.get, self.gets) for other in (*running, *waiting))
             lacks_copy = get.get not in self._pinned_by and not self.may_pin(due)
@@ -208,7 +210,7 @@ class Servings:
 
     def validate(self, version: ModelVersion) -> None:
         """Check what must hold after every event; a violation is a broken invariant."""
-        pinned = Counter(self._pinned_by.values())
+        pinned = set(self._pinned_by.values())
         assert len(pinned) < self._buffers, f"{self._model}: too many pinned versions {pinned}"
         assert all(v <= version for v in pinned), f"{self._model}: a future version is pinned"
         serving = {g.get for g in self.gets.values() if g.state is GetState.SERVING}

@@ -93,8 +93,8 @@ class ServerState:
     def next_wakeup_ns(self) -> int | None:
         """Return when a Tick is due, or None."""
         times = [model.next_wakeup_ns() for model in self.models.values()]
-        times.extend(early.until_ns for early in self._early.values())
-        return min((t for t in times if t is not None), default=None)
+        times += [early.until_ns for early in self._early.values()]
+        return min([t for t in times if t is not None], default=None)
 
     def holds(self) -> list[ServerHolds]:
         """Announce every model, for a scheduler that may know nothing."""

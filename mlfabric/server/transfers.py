@@ -28,6 +28,10 @@ class TransferState(Enum):
     APPLYING = "applying"
 
 
+_COMPLETE = (TransferState.RECEIVED, TransferState.APPLYING)
+_BUFFERED = (TransferState.RECEIVING, *_COMPLETE)
+
+
 @dataclass(slots=True, kw_only=True)
 class IncomingTransfer:
     """A transfer that this server was told to expect.
@@ -87,12 +91,12 @@ class IncomingTransfer:
     @property
     def is_complete(self) -> bool:
         """All its bytes are here."""
-        return self.state in (TransferState.RECEIVED, TransferState.APPLYING)
+        return self.state in _COMPLETE
 
     @property
     def holds_buffer(self) -> bool:
         """A buffer is reserved for it."""
-        return self.is_complete or self.state is TransferState.RECEIVING
+        return self.state in _BUFFERED
 
 
 class GetState(Enum):

@@ -7,7 +7,6 @@ long as its links take, others make it slower, and a plan's prediction may be wr
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -110,9 +109,12 @@ class Flows:
             stalled = [flow for flow, _ in found]
             open_flows = [flow for flow in open_flows if flow not in stalled]
         while open_flows:
-            users = Counter(link for flow in open_flows for link in flow.path)
+            users: dict[LinkId, int] = {}
+            for flow in open_flows:
+                for link in flow.path:
+                    users[link] = users.get(link, 0) + 1
             even = {link: left[link] // count for link, count in users.items()}
-            most = [min([flow.pace_bps, *(even[link] for link in flow.path)]) for flow in open_flows]
+            most = [min([flow.pace_bps, *[even[link] for link in flow.path]]) for flow in open_flows]
             least = min(most)
             found += [(flow, max(1, bps)) for flow, bps in zip(open_flows, most, strict=True) if bps == least]
             for flow, bps in zip(open_flows, most, strict=True):

@@ -54,10 +54,11 @@ class _Line:
         """Let ``action`` happen at an end after all that was sent to it before, unless the line breaks first."""
         if not self.is_open:
             return
-        world, to = self.world, self.ends[towards]
-        at_ns = max(self._free_ns[towards], world.now_ns + world.latency_ns() + self._held_ns(towards))
-        self._free_ns[towards] = at_ns
-        world.later(at_ns - world.now_ns, f"{self.name} {what}", lambda: self._deliver(towards, action), to)
+        world, free_ns = self.world, self._free_ns
+        at_ns = world.now_ns + world.latency_ns() + self._held_ns(towards)
+        free_ns[towards] = at_ns = max(free_ns[towards], at_ns)
+        deliver = partial(self._deliver, towards, action)
+        world.later(at_ns - world.now_ns, f"{self.name} {what}", deliver, self.ends[towards])
 
     def _held_ns(self, towards: End) -> int:
         """Return for how long what is said to an end is held by a partition."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mlfabric.protocol import Committed, GetId, ModelVersion, Outcome, TransferId, UpdateId, UpdateKind
+from mlfabric.scheduler.parts import part_of, whole_of
 from mlfabric.scheduler.state import SchedulerState
 from mlfabric.server.actions import ApplyStep, StepKind
 from mlfabric.simulator.witness import Oddity, Truth, Witness
@@ -27,11 +28,11 @@ class PartWitness(Witness):
 
     def push_of(self, part: UpdateId) -> UpdateId:
         """Return the push that a part belongs to."""
-        return part._replace(counter=part.counter // self.shards)
+        return whole_of(part, self.shards)
 
     def parts_of(self, push: UpdateId) -> list[UpdateId]:
         """Return the parts of a push."""
-        return [push._replace(counter=push.counter * self.shards + shard) for shard in range(self.shards)]
+        return [part_of(push, shard, self.shards) for shard in range(self.shards)]
 
     def begins(self, action: ApplyStep, members: Sequence[UpdateId], others: Sequence[TransferId]) -> None:
         """Check that transfers may be applied together; parts have no order but that of the units."""

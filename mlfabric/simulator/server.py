@@ -274,8 +274,8 @@ class SimulatedServer:
         self._driver.take_in(event)
 
     def _check_buffers(self) -> None:
-        incoming = [model.incoming.transfers.values() for model in self.state.models.values()]
-        held = {t.transfer for transfers in incoming for t in transfers if t.holds_buffer}
+        models = self.state.models.values()
+        held = [t.transfer for model in models for t in model.incoming.transfers.values() if t.holds_buffer]
         assert len(held) == len(self.buffers), f"{len(self.buffers)} buffers are kept for {held}"
 
     def _do(self, action: act.Action) -> None:

@@ -7,12 +7,12 @@ what belongs to a process that is stopped waits until that goes on.
 
 from __future__ import annotations
 
-import heapq
 import math
 import random
 import zlib
 from collections import Counter, deque
 from collections.abc import Callable
+from heapq import heappop, heappush
 from typing import Protocol
 
 from mlfabric.simulator.config import SimulationConfig
@@ -90,18 +90,17 @@ class World:
         """Let something happen after a while, to the process that runs now unless another is given."""
         assert delay_ns >= 0, f"{what} {delay_ns} ns from now"
         timer = Timer(what, action, process or self._running)
-        self._put(self.now_ns + delay_ns, timer)
-        return timer
-
-    def _put(self, at_ns: int, timer: Timer) -> None:
         self._count += 1
-        heapq.heappush(self._queue, (at_ns, self._count, timer))
+        heappush(self._queue, (self.now_ns + delay_ns, self._count, timer))
+        return timer
 
     def step(self) -> bool:
         """Let the next thing happen; return False if there is nothing left."""
-        while self._queue:
-            at_ns, _, timer = heapq.heappop(self._queue)
-            if timer.action is None:
+        queue = self._queue
+        while queue:
+            at_ns, _, timer = heappop(queue)
+            action = timer.action
+            if action is None:
                 continue
             process = timer.process
             if process.kept is not None:
@@ -109,7 +108,7 @@ class World:
                 continue
             self.now_ns, self._running = at_ns, process
             self.digest = zlib.crc32(f"{at_ns} {timer.what}".encode(), self.digest)
-            timer.action()
+            action()
             return True
         return False
 
@@ -131,7 +130,8 @@ class World:
         """Let a process that was stopped take in what came meanwhile."""
         kept, process.kept = process.kept, None
         for timer in kept or ():
-            self._put(self.now_ns, timer)
+            self._count += 1
+            heappush(self._queue, (self.now_ns, self._count, timer))
 
     def lines_across(self, one: str, other: str) -> list[Line]:
         """Return the lines between two hosts that are open."""

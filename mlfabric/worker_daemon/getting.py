@@ -117,7 +117,7 @@ class Getting:
 
     def next_wakeup_ns(self) -> int | None:
         """Return when something is to be asked for again, or None."""
-        return min((g.ask_again_ns for g in self.gets.values() if g.ask_again_ns is not None), default=None)
+        return min([g.ask_again_ns for g in self.gets.values() if g.ask_again_ns is not None], default=None)
 
     def requests(self) -> tuple[GetRequested, ...]:
         """Return what is asked for, as a scheduler needs it that knows nothing."""
@@ -228,7 +228,7 @@ class Getting:
             yield from get.ask("the model that came is too old, or of several versions")
 
     def _first(self, get: GetId) -> GetId:
-        return get._replace(counter=get.counter - get.counter % self._shards)
+        return GetId(get.worker, get.incarnation, get.counter - get.counter % self._shards)
 
     def _find(self, name: GetId) -> tuple[_Get | None, _Part | None]:
         get = self.gets.get(self._first(name))

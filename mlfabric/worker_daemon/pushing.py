@@ -100,7 +100,7 @@ class Pushing:
 
     def first(self, update: UpdateId) -> UpdateId:
         """Return the first part of an update's push: the name of the whole."""
-        return update._replace(counter=update.counter - update.counter % self._shards)
+        return UpdateId(update.worker, update.incarnation, update.counter - update.counter % self._shards)
 
     def is_open(self, update: UpdateId) -> bool:
         """Tell whether the push that an update is part of has no outcome."""
@@ -108,7 +108,7 @@ class Pushing:
 
     def next_wakeup_ns(self) -> int | None:
         """Return when something is to be asked for again, or None."""
-        return min((p.ask_again_ns for p in self.parts.values() if p.ask_again_ns is not None), default=None)
+        return min([p.ask_again_ns for p in self.parts.values() if p.ask_again_ns is not None], default=None)
 
     def resolved_below(self) -> int:
         """Return the counter below which every push has its outcome."""

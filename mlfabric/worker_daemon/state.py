@@ -64,8 +64,8 @@ class DaemonState:
 
     def next_wakeup_ns(self) -> int | None:
         """Return when a Tick is due, or None."""
-        parts = (self.pushing, self.getting, self.keeping)
-        return min((t for t in (part.next_wakeup_ns() for part in parts) if t is not None), default=None)
+        times = (self.pushing.next_wakeup_ns(), self.getting.next_wakeup_ns(), self.keeping.next_wakeup_ns())
+        return min([t for t in times if t is not None], default=None)
 
     def holds(self) -> WorkerHolds:
         """Announce everything that is open, for a scheduler that may know nothing."""

@@ -153,12 +153,6 @@ def test_a_server_whose_disk_is_full_goes_on_from_the_checkpoint_before():
 # Whole fabrics
 
 
-@pytest.mark.parametrize("seed", range(4000, 4020))
-def test_nothing_is_lost_or_applied_twice_in_any_fabric_whatever_goes_wrong(seed):
-    summary = Simulation(SimulationConfig.drawn_of_any_kind(seed)).run(EVENTS)
-    assert summary.events >= EVENTS
-
-
 def test_storms_know_every_kind_of_fault():
     seen = Counter[str]()
     for seed in range(12):

@@ -19,7 +19,7 @@ FOUND_ONCE = (11, 21, 29, 30, 35, 51, 55, 70, 76, 91, 203, 282, 341, 2199)
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("seed", range(2000, 2004))
+@pytest.mark.parametrize("seed", range(2000, 2002))
 def test_no_lead_is_ever_above_its_bound_and_all_goes_on_whatever_breaks(seed, mode):
     summary = Simulation(SimulationConfig.drawn_with_replicas(seed, mode=mode)).run(EVENTS)
     assert summary.events >= EVENTS

@@ -1,4 +1,7 @@
-"""The whole fabric in virtual time: a hundred storms, and proof that the witness would notice (design, section 9)."""
+"""The whole fabric in virtual time: storms whose plans are validated, too, and proof that the witness would notice.
+
+Many more seeds, without that, are played by ``mlfabric fuzz``, which ``scripts/test`` calls (design, section 9).
+"""
 
 from __future__ import annotations
 
@@ -19,14 +22,14 @@ EVENTS = 2000
 MODES = [Mode.ASYNCHRONOUS, Mode.SYNCHRONOUS, Mode.STALE_SYNCHRONOUS]
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(8))
 def test_nothing_is_lost_or_applied_twice_whatever_breaks(seed):
     summary = Simulation(SimulationConfig.drawn(seed)).run(EVENTS)
     assert summary.events >= EVENTS
     assert summary.gets > 0
 
 
-@pytest.mark.parametrize("seed", range(300, 312))
+@pytest.mark.parametrize("seed", range(300, 304))
 def test_nothing_is_lost_or_applied_twice_where_news_is_slower_than_bytes(seed):
     faults = replace(STORMY, connection_hz=15.0, worker_stream_hz=4.0, server_stream_hz=2.0, outcome_lost=0.15)
     config = SimulationConfig(
@@ -43,7 +46,7 @@ def test_nothing_is_lost_or_applied_twice_where_news_is_slower_than_bytes(seed):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("seed", range(400, 418))
+@pytest.mark.parametrize("seed", range(400, 404))
 def test_nothing_is_lost_or_applied_twice_where_updates_are_summed_on_their_way(seed, mode):
     summary = Simulation(SimulationConfig.drawn_with_sums(seed, mode=mode)).run(EVENTS)
     assert summary.events >= EVENTS

@@ -41,7 +41,8 @@ class Policy(Protocol):
     """A mode's answers for one model.
 
     Attributes:
-        waits_for_others: what a worker may do depends on how far the others are.
+        waits_for_others: what a worker may do depends on how far the others are. If not, all that waits is planned, and
+            no get is held back.
         has_barrier: nothing is planned before every worker is ready: what is planned then goes at once, has no
             order, and cannot be overtaken; what misses its iteration is outdated.
         waiting_words: what a worker is doing whose update is not planned yet.
