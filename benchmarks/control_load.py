@@ -68,6 +68,10 @@ class _Load:
         """The model's newest version."""
         return self.server.version
 
+    def resolved_below(self, worker: str) -> int:
+        """The counter below which a worker's pushes are over."""
+        return self.server.resolved_below(worker)
+
     async def join(self) -> None:
         address = self._options.scheduler
         channels = [grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) for _ in range(WORKERS + 1)]

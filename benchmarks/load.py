@@ -49,6 +49,14 @@ class _Share:
     seed: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Board:
+    """What the server tells the workers of all processes: the newest version, and of each the pushes that are over."""
+
+    version: Any
+    resolved: Any
+
+
 @dataclass
 class _Found:
     """What one process has seen."""
@@ -101,6 +109,8 @@ def run(
         sizes = _sizes(scheduler, seconds, settle_s)
         used_s = sum(scheduler.cpu_times()[:2]) - used_s
         found = [next_answer(pipe, LAST_ANSWERS_S + JOIN_WITHIN_S) for pipe in all_]
+        for pipe in all_:
+            pipe.send("end")
     latencies_ms = sorted(1e3 * s for share in found for s in share.latencies_s)
     return {
         "workers": workers,
@@ -137,7 +147,8 @@ def _simulators(
     scheduler: str, workers: int, processes: int, every_s: float, seconds: float, seed: int
 ) -> Iterator[list[Pipe]]:
     """Run the processes that simulate members; the server has joined when they are given."""
-    version = multiprocessing.get_context("spawn").Value("q", 0)
+    context = multiprocessing.get_context("spawn")
+    board = _Board(version=context.Value("q", 0), resolved=context.Array("q", workers, lock=False))
     with ExitStack() as stack:
         pipes = []
         for i in range(processes):
@@ -150,26 +161,26 @@ def _simulators(
                 seconds=seconds,
                 seed=seed + i,
             )
-            pipes.append(stack.enter_context(child(partial(_simulate, share, version))))
+            pipes.append(stack.enter_context(child(partial(_simulate, share, board))))
         for pipe in pipes:
             next_answer(pipe, JOIN_WITHIN_S)
         yield pipes
 
 
-def _simulate(share: _Share, version: Any, pipe: Pipe) -> None:
-    run_on_loop(_Simulator(share, version).run(pipe))
+def _simulate(share: _Share, board: _Board, pipe: Pipe) -> None:
+    run_on_loop(_Simulator(share, board).run(pipe))
 
 
 class _Simulator:
     """The members of one process.
 
     Args:
-        version: the model's newest version, shared by all processes.
+        board: shared by all processes.
     """
 
-    def __init__(self, share: _Share, version: Any) -> None:
+    def __init__(self, share: _Share, board: _Board) -> None:
         self._share = share
-        self._version = version
+        self._board = board
         self._random = random.Random(share.seed)
         self._answered: dict[str, asyncio.Event] = {}
         self._found = _Found()
@@ -177,7 +188,11 @@ class _Simulator:
     @property
     def version(self) -> int:
         """The model's newest version."""
-        return int(self._version.value)
+        return int(self._board.version.value)
+
+    def resolved_below(self, worker: str) -> int:
+        """The counter below which a worker's pushes are over."""
+        return int(self._board.resolved[_number(worker)])
 
     async def decided(self, worker: SimulatedWorker) -> None:
         """Note how long a worker has waited."""
@@ -185,7 +200,7 @@ class _Simulator:
         self._answered[worker.name].set()
 
     async def run(self, pipe: Pipe) -> None:
-        """Join, push and tell what was seen, each when told to."""
+        """Join, push and tell what was seen, each when told to; the server stays until all have pushed."""
         server = asyncio.create_task(self._serve()) if self._share.first == 0 else None
         if server is not None:
             await server
@@ -197,6 +212,7 @@ class _Simulator:
         await self._push(workers)
         self._found.lost = sum(worker.task.done() for worker in workers)
         pipe.send(self._found)
+        await asyncio.to_thread(pipe.recv)
 
     def _stub(self) -> Any:
         """Return a stub on a connection of its own."""
@@ -205,13 +221,15 @@ class _Simulator:
         )
 
     async def _serve(self) -> None:
-        """Join as the server; from then on the others are told its version."""
+        """Join as the server; from then on the others are told what it has committed."""
         server = SimulatedServer(self._stub())
         await server.join()
 
         async def tell() -> None:
             while True:
-                self._version.value = server.version
+                self._board.version.value = server.version
+                for worker in server.committed:
+                    self._board.resolved[_number(worker)] = server.resolved_below(worker)
                 await asyncio.sleep(VERSION_EVERY_S)
 
         self._telling = asyncio.create_task(tell())
@@ -219,7 +237,7 @@ class _Simulator:
     async def _join(self) -> list[SimulatedWorker]:
         """Have all workers join at once; return those that were let in."""
         first = self._share.first
-        workers = [SimulatedWorker(f"worker-{i}", self) for i in range(first, first + self._share.workers)]
+        workers = [SimulatedWorker(_name(i), self) for i in range(first, first + self._share.workers)]
         joined = await asyncio.gather(*(worker.join(self._stub()) for worker in workers), return_exceptions=True)
         self._found.refused = sum(end is not None for end in joined)
         return [worker for worker, end in zip(workers, joined, strict=True) if end is None]
@@ -245,3 +263,11 @@ class _Simulator:
             answered.clear()
             await worker.ask(due_s)
             await answered.wait()
+
+
+def _name(number: int) -> str:
+    return f"worker-{number}"
+
+
+def _number(name: str) -> int:
+    return int(name.removeprefix("worker-"))

@@ -35,6 +35,9 @@ class Listener(Protocol):
     def version(self) -> int:
         """The model's newest version, from which the next update is computed."""
 
+    def resolved_below(self, worker: str) -> int:
+        """The counter below which a worker's pushes are over."""
+
     async def decided(self, worker: SimulatedWorker) -> None:
         """Take note that a worker was answered."""
 
@@ -67,6 +70,10 @@ class SimulatedServer:
         holds = ServerHolds(server=SERVER, spec=SPEC, version=ModelVersion(1, 0), initialised=True)
         await self.call.write(fabric_pb2.SessionRequest(events=[wire.to_event(holds)]))
         self.tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._report())]
+
+    def resolved_below(self, worker: str) -> int:
+        """The counter below which a worker's pushes are over, as far as they are committed."""
+        return self.committed.get(worker, -1) + 1
 
     async def _read(self) -> None:
         while isinstance(response := await self.call.read(), fabric_pb2.SessionResponse):
@@ -129,7 +136,7 @@ class SimulatedWorker:
             computed_from=types_pb2.ModelVersion(epoch=1, number=self._listener.version),
             norm=1.0,
             kind=session_pb2.UPDATE_KIND_GRADIENT,
-            resolved_below=max(0, self.counter - 1),
+            resolved_below=self._listener.resolved_below(self.name),
         )
         await self.call.write(fabric_pb2.SessionRequest(events=[session_pb2.Event(push_requested=push)]))
 
