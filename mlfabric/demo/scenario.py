@@ -40,6 +40,7 @@ class Scenario:
         slowness: by rank, how much longer than ``pace_s`` a step takes; also says how many workers there are.
         rates: by rank, of the worker's emulated network card, both ways, as in "400M"; none emulates none.
         server_rate: of the server's; "" emulates none.
+        replica_div_max_updates: how many updates a replica of the server may lack; "" for no replica.
         evaluate_every_s: how often worker 0 evaluates its model on the test set.
         least_accuracy: what the final model must reach.
         most_difference: how far it may be below the single process.
@@ -61,6 +62,7 @@ class Scenario:
     slowness: tuple[float, ...] = (1.0, 1.0, 2.5, 1.0)
     rates: tuple[str, ...] = ("500M", "500M", "500M", "125M")
     server_rate: str = "500M"
+    replica_div_max_updates: str = ""
     evaluate_every_s: float = 1.0
     least_accuracy: float = 0.96
     most_difference: float = 0.02

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from mlfabric.demo.events import log_path
 from mlfabric.demo.scenario import Scenario
@@ -21,7 +22,7 @@ from mlfabric.launch.signals import EXIT_ON_SIGNAL, StopSignals
 from mlfabric.launch.status import StatusReader
 from mlfabric.launch.workers import JobOptions, run_job
 
-__all__ = ["OUTPUT_FILE", "Counted", "Look", "Share", "Told", "launched", "prepare", "run_scenario"]
+__all__ = ["OUTPUT_FILE", "Beside", "Counted", "Look", "Share", "Told", "launched", "prepare", "run_scenario"]
 
 OUTPUT_FILE = "output.log"
 START_WITHIN_S = 60.0
@@ -33,6 +34,8 @@ Look = Callable[[], None]
 """Called now and then while the workers train."""
 Told = Callable[[str], None]
 """Told of each phase that begins."""
+Beside = Callable[[str], Awaitable[NoReturn]]
+"""Runs while the workers train; given the scheduler's address."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +54,7 @@ class Counted:
 
     applied: int
     dropped: int
+    lost: int
     tau_max: int
     delay_max: int
     delay_p50: float
@@ -101,7 +105,9 @@ async def _launched(work: Callable[[Nursery], Awaitable[None]], folder: Path) ->
     return EXIT_ON_SIGNAL + signals.received if signals.received else 0
 
 
-async def run_scenario(nursery: Nursery, folder: Path, look: Look, told: Told) -> tuple[Counted, Verdict]:
+async def run_scenario(
+    nursery: Nursery, folder: Path, look: Look, told: Told, beside: Beside | None = None
+) -> tuple[Counted, Verdict]:
     """Run the scenario in ``folder``: train through a fabric, evaluate, train alone.
 
     Raises:
@@ -115,6 +121,7 @@ async def run_scenario(nursery: Nursery, folder: Path, look: Look, told: Told) -
         server_down=scenario.server_rate,
         server_host="server-0",
         checkpoint_dir=folder / CHECKPOINTS,
+        replica_div_max_updates=scenario.replica_div_max_updates,
         log_level="warning",
     )
     fabric = Fabric(nursery, options)
@@ -123,7 +130,8 @@ async def run_scenario(nursery: Nursery, folder: Path, look: Look, told: Told) -
     async def work() -> None:
         await _ready(fabric, folder)
         told(f"training with {scenario.workers} workers")
-        await first_of(_train(nursery, fabric.scheduler, scenario, folder), _looking(look))
+        others = () if beside is None else (beside(fabric.scheduler),)
+        await first_of(_train(nursery, fabric.scheduler, scenario, folder), _looking(look), *others)
         look()
         found.append(await _count(fabric.scheduler))
 
@@ -163,7 +171,7 @@ async def _train(nursery: Nursery, scheduler: str, scenario: Scenario, folder: P
         raise FabricError(f"a worker failed with code {code}{_last_lines(folder)}")
 
 
-async def _looking(look: Look) -> None:
+async def _looking(look: Look) -> NoReturn:
     while True:
         look()
         await asyncio.sleep(LOOK_EVERY_S)
@@ -180,6 +188,7 @@ async def _count(scheduler: str) -> Counted:
     return Counted(
         applied=model.committed,
         dropped=model.dropped,
+        lost=model.lost,
         tau_max=model.tau_max,
         delay_max=model.delay_max,
         delay_p50=model.delay_p50,

@@ -30,7 +30,7 @@ def good() -> Results:
     return Results(
         scenario=Scenario(slowness=(1.0, 1.0), rates=()),
         counted=Counted(
-            applied=4, dropped=1, tau_max=2, delay_max=2, delay_p50=0, plans=4, mean_plan_ms=0.5, shares=shares
+            applied=4, dropped=1, lost=0, tau_max=2, delay_max=2, delay_p50=0, plans=4, mean_plan_ms=0.5, shares=shares
         ),
         verdict=Verdict(accuracy=0.97, single_process_accuracy=0.98, version=4),
         events=[*applied, dropped],
