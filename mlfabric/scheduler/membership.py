@@ -101,7 +101,7 @@ class Membership:
         self._missed.pop(member.name, None)
         self._departed.back(member.name)
         joined = f"{event.promoted} takes its primary's place" if event.promoted else "joined"
-        yield from self._admit(record, event, "back again" if again else joined)
+        yield from self._admit(record, event, "back again" if again else joined, again)
         if displaces and member.role is Role.SERVER:
             yield from self._begin_anew(event, now_ns)
 
@@ -121,7 +121,7 @@ class Membership:
             self._wholes[name].add_part(spec.shard, model)
         return model
 
-    def _admit(self, record: MemberRecord, event: MemberJoined, reason: str) -> Iterator[Instruction]:
+    def _admit(self, record: MemberRecord, event: MemberJoined, reason: str, again: bool) -> Iterator[Instruction]:
         match record.member.role:
             case Role.WORKER if event.spec is not None:
                 yield from self._admit_worker(record, event.spec, reason)
@@ -136,7 +136,7 @@ class Membership:
             case _:
                 yield self._welcome(record, [], False, reason)
                 self.promotions.taken(record.member.name)
-                yield from self._admit_server(record.member.name, event.held, record.since_ns)
+                yield from self._admit_server(record.member.name, event.held, record.since_ns, again)
 
     def _begin_anew(self, event: MemberJoined, now_ns: int) -> Iterator[Instruction]:
         """Let nothing go on that was planned with another process of a server's name; its replica is one no longer."""
@@ -175,8 +175,13 @@ class Membership:
             name = record.member.name
             yield HostModel(to=name, spec=spec, reason=f"updates of {spec.name} may be summed here")
 
-    def _admit_server(self, server: str, held: tuple[ModelSpec, ...], now_ns: int) -> Iterator[Instruction]:
-        """Wait for what the server says of the models that it brings; tell it of those that it should hold."""
+    def _admit_server(
+        self, server: str, held: tuple[ModelSpec, ...], now_ns: int, again: bool
+    ) -> Iterator[Instruction]:
+        """Wait for what the server says of the models that it brings; tell it of those that it should hold.
+
+        A process that is here ``again`` without a model was never told of it, and so has made no version of it.
+        """
         for spec in held:
             if spec.name not in self._models:
                 self._make_model(spec, server)
@@ -186,9 +191,9 @@ class Membership:
         brought = {spec.name for spec in held}
         for name, model in sorted(self._models.items()):
             if model.pushes.server == server and name not in brought:
-                spec = model.pushes.spec
-                # What was made is lost, known here or not, and its numbers are given again: so under another epoch.
-                began = ModelVersion(model.pushes.version.epoch + 1, 0)
+                spec, epoch = model.pushes.spec, model.pushes.version.epoch
+                # Another process's versions are lost, known here or not; their numbers are given under another epoch.
+                began = ModelVersion(epoch if again and not model.pushes.initialised else epoch + 1, 0)
                 yield HostModel(to=server, spec=spec, reason=f"{name} is held here", epoch=began.epoch)
                 yield from self.reconcile(
                     ServerHolds(server=server, spec=spec, version=began, initialised=False), now_ns

@@ -5,7 +5,8 @@ which fill n ranges of one image. It is delivered when all are here with one ver
 are: whatever breaks or differs, all parts are asked for again once none of them is on its way.
 
 A model that was asked for after a push is delivered once that push has its outcome and only if it holds it: a server
-that lost the update's connection may have served without it. Else it is fetched again.
+that lost the update's connection may have served without it. Else it is fetched again, as is a model of an earlier
+server epoch than one that came while it waited, or was on its way.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class _Part:
         arrived: the version that is here, and waits for the other parts or for an outcome.
         broke: it is neither here nor on its way, and is to be asked for again.
         is_outdated: what is on its way does not count.
+        least_epoch: what is here or on its way does not count if it is of an earlier server epoch.
     """
 
     request: GetRequested
@@ -38,6 +40,7 @@ class _Part:
     arrived: ModelVersion | None = None
     broke: bool = False
     is_outdated: bool = False
+    least_epoch: int = 0
 
     @property
     def is_on_its_way(self) -> bool:
@@ -102,7 +105,9 @@ class _Get:
 
 
 class Getting:
-    """Every get of one worker that is not delivered; a model of a lesser epoch than ``server_epoch`` never is.
+    """Every get of one worker that is not delivered.
+
+    A model of a lesser epoch than ``server_epoch`` never is, nor one of a lesser epoch than one that came before it.
 
     Args:
         shards: how many parts its model has, >= 1.
@@ -114,6 +119,7 @@ class Getting:
         self._is_push_open = is_push_open
         self.gets: dict[GetId, _Get] = {}
         self.server_epoch = 1
+        self._newest_epoch = 0
 
     def next_wakeup_ns(self) -> int | None:
         """Return when something is to be asked for again, or None."""
@@ -154,12 +160,17 @@ class Getting:
         get, part = self._find(event.get)
         if get is None or part is None:
             return
-        if part.is_outdated or event.version.epoch < self.server_epoch:
+        if part.is_outdated or self._is_past(part, event.version):
             yield from self._end(get, part, "what came was asked for before", now_ns)
             return
+        self._newest_epoch = max(self._newest_epoch, event.version.epoch)
         part.arrived = event.version
         yield from self._deliver(get)
         get.pause(now_ns)
+
+    def _is_past(self, part: _Part, version: ModelVersion) -> bool:
+        """Tell whether a version is of an earlier server epoch than what the worker was told of, or has."""
+        return version.epoch < max(self.server_epoch, self._newest_epoch, part.least_epoch)
 
     def broken(self, event: act.FetchBroken, now_ns: int) -> Iterator[act.Action]:
         """Carry out a newer plan, or ask again later."""
@@ -175,6 +186,16 @@ class Getting:
         if start := part.next_plan():
             yield act.StartFetch(plan=start, reason=f"a newer plan, after: {detail}")
         get.pause(now_ns)
+
+    def begin_scheduler(self) -> None:
+        """Let a scheduler that knows nothing give the model to a server that begins in the first epoch.
+
+        What is here or on its way, as the former one planned it, counts only if it did under that one.
+        """
+        for part in (part for get in self.gets.values() for part in get.parts.values()):
+            if part.running is not None:
+                part.least_epoch = max(part.least_epoch, self._newest_epoch)
+        self._newest_epoch = 0
 
     def begin_epoch(self) -> None:
         """Let nothing of a get count that is cut and not all here: all of it is asked for again."""
@@ -215,7 +236,8 @@ class Getting:
         if len(get.parts) < self._shards or (request.after_update and self._is_push_open(request.after_update)):
             return
         version = max((v for v in versions if v is not None), default=ModelVersion(0, 0))
-        if versions == {version} and version >= request.min_version:
+        is_past = any(self._is_past(part, version) for part in get.parts.values())
+        if versions == {version} and version >= request.min_version and not is_past:
             del self.gets[request.get]
             yield act.Deliver(get=request.get, version=version, reason="the model is here")
             return

@@ -156,6 +156,7 @@ class DaemonState:
                 event.server_epoch, f"the model is served under server epoch {event.server_epoch}"
             )
         if event.epoch > self.epoch:
+            self.getting.begin_scheduler()
             yield from self.keeping.end(why)
         if event.epoch == self.epoch or not self.epoch:
             self.pushing.clock = max(self.pushing.clock, event.clock)

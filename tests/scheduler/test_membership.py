@@ -386,7 +386,17 @@ def test_a_server_that_missed_its_model_is_told_of_it_again(stage):
     stage.tell(MemberSilent(name="s", incarnation=1))
     again = stage.server()
     ask = Initialise(to="a", model="net", reason="")
-    assert again[1:] == [replace(host_model(), epoch=2), sent(request, 1, 1), expected(request, 1, 1), ask]
+    assert again[1:] == [host_model(), sent(request, 1, 1), expected(request, 1, 1), ask]
+
+
+def test_an_epoch_begins_with_another_process_and_not_with_one_that_missed_its_model():
+    stage = Stage()
+    stage.trained("a", version=7)
+    stage.tell(MemberSilent(name="s", incarnation=1))
+    assert replace(host_model(), epoch=2) in stage.server(incarnation=2)
+    stage.tell(MemberSilent(name="s", incarnation=2))
+    assert replace(host_model(), epoch=2) in stage.server(incarnation=2)
+    assert stage.pushes.version == ModelVersion(2, 0)
 
 
 def test_a_server_that_lost_its_model_begins_anew_with_a_workers_weights(stage):

@@ -8,8 +8,11 @@ from mlfabric.protocol import (
     Drop,
     DropReason,
     Expect,
+    HostModel,
+    InitialReceived,
     MemberLeft,
     MemberSilent,
+    ModelVersion,
     Prepare,
     Send,
     Serve,
@@ -57,6 +60,17 @@ def test_a_unit_that_is_not_decided_is_given_up_when_a_server_comes_back_and_beg
     told = back(stage, 1, 0, received=(part("a", 0, 1),))
     assert told[0] == conclude(0, commit=False)
     assert told[-2:] == [prepare(0, ("a", 0), number=2), prepare(1, ("a", 0), number=2)]
+
+
+def test_a_part_whose_server_missed_its_model_lets_the_others_count_as_before():
+    stage = ShardStage()
+    for server in ("s0", "s1"):
+        stage.server(server)
+    stage.worker("a", spec=CUT)
+    stage.tell(InitialReceived(server="s0", model="net.shard0", version=ModelVersion(1, 0)))
+    stage.tell(MemberSilent(name="s1", incarnation=1))
+    assert [i.epoch for i in kinds(stage.server("s1"), HostModel)] == [1]
+    assert stage.whole.parts[0].pushes.version == ModelVersion(1, 0)
 
 
 def test_a_server_that_says_twice_what_it_holds_is_told_that_the_unit_between_is_given_up():

@@ -1,0 +1,98 @@
+"""Models of an earlier server epoch that were under way, or waited, when one of a later epoch came."""
+
+from __future__ import annotations
+
+import pytest
+
+from mlfabric.protocol import GetId, ModelVersion, Tick
+from mlfabric.worker_daemon import actions as act
+from mlfabric.worker_daemon.state import FIRST_PAUSE_NS
+from tests.worker_daemon import test_shards as cut
+from tests.worker_daemon.test_state import DONE, Stage, answered, asks, fetch, get, settles, update
+
+OLD, NEW = ModelVersion(1, 7), ModelVersion(2, 5)
+
+
+def comes(counter: int, version: ModelVersion) -> act.ModelReceived:
+    return act.ModelReceived(get=GetId("a", 1, counter), version=version)
+
+
+def brings(counter: int, version: ModelVersion) -> act.Deliver:
+    return act.Deliver(get=GetId("a", 1, counter), version=version, reason="")
+
+
+@pytest.fixture
+def stage():
+    """A worker with two gets under way, the first of which follows a push."""
+    stage = Stage()
+    stage.push(0)
+    stage.get(0, after=update(0))
+    stage.get(1)
+    stage.tell(fetch(0))
+    stage.tell(fetch(1))
+    return stage
+
+
+def test_a_model_that_waited_while_one_of_a_later_epoch_came_is_fetched_again(stage):
+    stage.tell(comes(0, OLD))
+    assert stage.tell(comes(1, NEW)) == [brings(1, NEW)]
+    again = get(0, after=update(0), min_version=7)
+    assert stage.tell(answered(0, DONE)) == [settles(0, DONE), asks(again)]
+    stage.tell(fetch(0, b"2"))
+    assert stage.tell(comes(0, NEW)) == [brings(0, NEW)]
+
+
+def test_a_model_that_waited_while_one_of_a_later_epoch_came_is_fetched_by_a_plan_that_came_meanwhile(stage):
+    stage.tell(comes(0, OLD))
+    stage.tell(comes(1, NEW))
+    stage.tell(fetch(0, b"2"))
+    again = act.StartFetch(plan=fetch(0, b"2"), reason="")
+    assert stage.tell(answered(0, DONE)) == [settles(0, DONE), again]
+
+
+def test_a_model_that_waits_makes_those_that_come_later_be_of_its_epoch(stage):
+    stage.tell(comes(0, NEW))
+    assert stage.tell(comes(1, OLD)) == []
+    stage.now_ns = FIRST_PAUSE_NS
+    assert stage.tell(Tick()) == [asks(get(1))]
+    stage.tell(fetch(1, b"2"))
+    assert stage.tell(comes(1, NEW)) == [brings(1, NEW)]
+    assert stage.tell(answered(0, DONE)) == [settles(0, DONE), brings(0, NEW)]
+
+
+def test_a_worker_that_has_a_model_of_a_later_epoch_still_hears_when_it_is_admitted_that_all_is_sent_anew(stage):
+    stage.tell(comes(1, NEW))
+    assert stage.tell(act.EpochBegan(epoch=1, server_epoch=2))[0] == act.StopTransfers(reason="")
+
+
+def test_a_new_scheduler_may_give_a_model_of_the_first_epoch_but_what_the_former_planned_is_of_none_before(stage):
+    stage.tell(comes(1, NEW))
+    stage.tell(act.EpochBegan(epoch=2))
+    assert stage.tell(comes(0, OLD)) == []
+    stage.now_ns = FIRST_PAUSE_NS
+    assert stage.tell(Tick()) == [asks(get(0, after=update(0)))]
+    stage.tell(answered(0, DONE))
+    stage.get(2)
+    stage.tell(fetch(2))
+    assert stage.tell(comes(2, OLD)) == [brings(2, OLD)]
+
+
+def test_what_waited_is_fetched_again_under_a_new_scheduler_too(stage):
+    stage.tell(comes(0, OLD))
+    stage.tell(comes(1, NEW))
+    stage.tell(act.EpochBegan(epoch=2))
+    again = get(0, after=update(0), min_version=7)
+    assert stage.tell(answered(0, DONE)) == [settles(0, DONE), asks(again)]
+
+
+def test_the_parts_of_a_cut_model_are_fetched_again_if_a_part_of_a_later_epoch_came_while_they_waited():
+    stage = cut.Stage()
+    stage.push(0, 1)
+    stage.get(0, 1, after=0)
+    stage.get(2, 3)
+    stage.tell(*(cut.fetch(counter) for counter in range(4)))
+    stage.tell(comes(0, OLD), comes(1, OLD), comes(2, NEW))
+    stage.tell(cut.answered(0, cut.LATE))
+    told = stage.tell(cut.answered(1, cut.LATE))
+    again = cut.asks(cut.get(0, 0, min_version=7), cut.get(1, 1, min_version=7))
+    assert [action for action in told if action in again] == again
