@@ -77,6 +77,9 @@ class Promotions:
                 known = self._context.members.get(event.member.name)
                 if known is None and _is_fresh(event):
                     self._dead.add(event.member.name)
+                if known is not None and known.state is MemberState.LEFT:
+                    # It was forgotten here what a replica held: it says so before it is told anything.
+                    self._seeded.pop((event.member.name, event.member.incarnation), None)
                 if known is None or known.state is not MemberState.SILENT:
                     return
                 if known.member.incarnation == event.member.incarnation:

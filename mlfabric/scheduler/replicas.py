@@ -170,11 +170,14 @@ class Replication(ReplicaPlans):
                 )
 
     def primary_back(self, holds: ServerHolds, now_ns: int) -> None:
-        """Note at which version the primary is that came back: what it did meanwhile was not told."""
+        """Note at which version the primary is that came back: what it did meanwhile was not told.
+
+        One that took another one's place may be back at a version that the log has already.
+        """
         version = holds.version
         self._orphaned_ns = now_ns if holds.replica and self.phase is Phase.NONE else None
         began_anew = self.phase is Phase.FOLLOWING and version.epoch != self.version.epoch
-        missed = self.phase in (Phase.SEEDING, Phase.FOLLOWING) and version.number != self._logged
+        missed = self.phase is not Phase.NONE and version.number != self._logged
         if began_anew or missed:
             self._hole = f"the primary came back at version {tuple(version)}; the log ends at {self._logged}"
 
@@ -264,8 +267,7 @@ class Replication(ReplicaPlans):
             yield Keep(to=worker, model=self._model, term=self.term, receiver="", address="", reason=reason)
         yield Unfollowed(to=self._pushes.server, model=self._model, reason=reason)
         self.phase, self.replica, self.following = Phase.NONE, None, None
-        self._is_seeded = False
-        self._told.clear()
+        self._is_seeded = False  # what was told stays: the process may come back with what it has, and need it
         self._workers.clear()
 
     def _clear(self) -> None:

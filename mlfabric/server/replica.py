@@ -85,6 +85,7 @@ class ReplicaModel:
         self._replica = replica
         self._is_chain = kind is ReplicationKind.CHAIN
         self._running: tuple[TransferId, ...] | None = None
+        self._applying: tuple[Entry, ...] = ()
         self._seed: TransferId | None = None
         self._reported: ReplicaReported | None = None
         self.bequest = Bequest(spec)
@@ -260,9 +261,9 @@ class ReplicaModel:
         yield self._hole(transfer.order.seq, detail)
 
     def prefix_applied(self, event: PrefixApplied) -> Iterator[ReplicaAction]:
-        """Note that the prefix is applied."""
+        """Note that the prefix is applied, whatever became of the log meanwhile."""
         assert self._running is not None, "nothing was to be applied"
-        done = [entry for entry in self.log if entry.version <= event.version]
+        done, self._applying = self._applying, ()
         for entry in done:
             for update, tau, samples in zip(entry.members, entry.taus, entry.samples, strict=True):
                 self.applied.add(update, entry.version, tau)
@@ -277,7 +278,7 @@ class ReplicaModel:
     def prefix_refused(self, event: PrefixRefused) -> Iterator[ReplicaAction]:
         """Note that what the primary did cannot be done here: only a seed helps."""
         assert self._running is not None, "nothing was to be applied"
-        running, self._running = self._running, None
+        running, self._running, self._applying = self._running, None, ()
         for name in running:
             yield from self._forget(name, event.detail)
         self.log.clear()
@@ -351,7 +352,7 @@ class ReplicaModel:
             if transfer.state is _State.HELD and own:
                 parts.append(self._part(name, transfer, max(own), shares[transfer.members[0]]))
         parts.sort(key=lambda part: part.place)
-        self._running = tuple(part.transfer for part in parts)
+        self._running, self._applying = tuple(part.transfer for part in parts), tuple(entries)
         yield ApplyPrefix(
             model=self.spec.name,
             parts=tuple(parts),

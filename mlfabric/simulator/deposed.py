@@ -42,6 +42,7 @@ class DeposedWitness(Witness):
     def commits(self, members: Sequence[UpdateId], action: ApplyStep) -> None:
         """Note that updates were applied together, and are lost."""
         super().commits(members, action)
-        for update in members:
-            outcome = self.applied[update]
-            self._heir.loses(action.model, update, outcome, self.weights(action.model, outcome.version.number))
+        outcomes = {update: self.applied[update] for update in members}
+        versions = {outcome.version for outcome in outcomes.values()}
+        made = {version: self.weights(action.model, version.number) for version in sorted(versions)}
+        self._heir.loses(action.model, outcomes, made)

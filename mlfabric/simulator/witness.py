@@ -7,7 +7,7 @@ down where they happen, at the workers' handles and at the store.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
@@ -394,11 +394,19 @@ class Witness:
             step_made = ApplyStep(model=model, transfers=(), kind=kind, lrs=lrs, version=version, reason="foretold")
             self.commits(members, step_made)
 
-    def loses(self, model: str, update: UpdateId, outcome: Committed, weights: int) -> None:
-        """Note a commit of a server whose place another one has taken, and the weights of the version that it made."""
-        self.lost[update].append(outcome)
-        self._gives(model, outcome.version)
-        self._values[model, outcome.version] = weights
+    def loses(self, model: str, outcomes: Mapping[UpdateId, Committed], made: Mapping[ModelVersion, int]) -> None:
+        """Note what a server whose place another one has taken committed together.
+
+        Args:
+            model: that it has.
+            outcomes: of the updates; those of an iteration make one version.
+            made: the versions, and their weights.
+        """
+        for update, outcome in outcomes.items():
+            self.lost[update].append(outcome)
+        for version, weights in made.items():
+            self._gives(model, version)
+            self._values[model, version] = weights
 
     # At the workers
 

@@ -8,12 +8,14 @@ from typing import Any
 from mlfabric.protocol import (
     AppliedIds,
     Commit,
+    CommitsReported,
     Committed,
     Drop,
     Expect,
     GroupOf,
     Instruction,
     Keep,
+    Logged,
     Lost,
     MemberJoined,
     MemberLeft,
@@ -26,15 +28,17 @@ from mlfabric.protocol import (
     RefuseReason,
     ReplicaReported,
     Resolve,
+    Seed,
     Send,
     Tick,
     TransferEnd,
+    Void,
     Welcome,
 )
 from mlfabric.scheduler.promotions import LEAST_PATIENCE_NS
 from mlfabric.scheduler.records import MemberState
 from mlfabric.specs import Role, Term
-from tests.scheduler.stage import SPEC, Stage, ended, holds, member, push, update
+from tests.scheduler.stage import SPEC, Stage, committed, ended, holds, member, push, update
 from tests.scheduler.test_replicas import TERM, commit, following, only, reported, seeded
 
 PATIENCE_MS = LEAST_PATIENCE_NS // 10**6
@@ -278,6 +282,27 @@ def test_a_replica_that_comes_back_is_told_once_more():
     assert [p.server_epoch for p in only(Promote, found)] == [2]
 
 
+def test_a_replica_that_counted_as_left_says_what_it_holds_before_it_is_told():
+    stage = followed("a", updates=0)
+    stage.ask(push("a", 0, computed_from=3, samples=((0, 8),)))
+    stage.tell(ended(update("a", 0), TransferEnd.RECEIVED, by="r"))
+    stage.tell(reported(3, update("a", 0)))
+    made = replace(committed(update("a", 0), 4).commits[0], samples=((0, 8),))
+    stage.tell(CommitsReported(server="s", model="net", commits=(made,)))
+    (order,) = only(Promote, lose_primary(stage))
+    silent(stage, "r")
+    stage.wait(10_000)
+    stage.tick()
+    stage.wait(PATIENCE_MS)
+    assert stage.state.context.members["r"].state is MemberState.LEFT
+    joins, follows = member("r", Role.REPLICA, address="r:1"), replace(following(updates=0), is_seeded=True)
+    assert not only(Promote, stage.tell(MemberJoined(member=joins, follows=follows)))
+    (again,) = only(Promote, stage.tell(reported(3, update("a", 0))))
+    assert again == replace(order, server_epoch=3)
+    assert again.known == (GroupOf("net", (made,)),)
+    assert [c.samples for g in again.foretold for c in g.commits] == [((0, 8),)]
+
+
 def test_under_a_new_scheduler_a_replica_that_has_a_model_takes_the_place_of_a_server_that_never_comes():
     stage = Stage(epoch=2)
     joins = member("r", Role.REPLICA, address="r:1")
@@ -370,3 +395,20 @@ def test_the_next_replica_of_the_new_server_is_told_in_its_turn():
     silent(stage, incarnation=7)
     stage.wait(PATIENCE_MS)
     assert [p.server_epoch for p in only(Promote, stage.tick())] == [3]
+
+
+def test_the_log_of_the_next_replica_begins_where_the_new_server_does_though_it_joins_before_that_is_known():
+    stage = followed("a", updates=0)
+    commit(stage, "a", 4, 0)
+    lose_primary(stage)
+    claim(stage)
+    joins = member("r", Role.REPLICA, 2, address="r:2")
+    stage.tell(MemberJoined(member=joins, follows=following(updates=0)))
+    (seed,) = only(Seed, serves(stage, 3))
+    stage.tell(ReplicaReported(replica="r", model="net", term=seed.term, version=ModelVersion(2, 3)))
+    stage.ask(push("a", 1, computed_from=3))
+    stage.tell(ended(update("a", 1), TransferEnd.RECEIVED, by="r"))
+    again = Commit(update=update("a", 1), version=ModelVersion(2, 4), tau=0, lr=0.1, step_norm=1.0)
+    found = stage.tell(CommitsReported(server="s", model="net", commits=(again,)))
+    assert [logged.commits for logged in only(Logged, found)] == [(again,)]
+    assert not only(Void, found)

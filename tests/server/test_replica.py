@@ -295,6 +295,22 @@ def test_a_new_scheduler_finds_the_model_and_what_the_primary_may_have_counted_o
     ]
 
 
+@pytest.mark.parametrize("forgets_the_log", [act.EpochBegan(epoch=5), 7], ids=["a new scheduler", "a gap"])
+def test_what_is_being_applied_is_known_of_though_the_log_is_forgotten_meanwhile(forgets_the_log):
+    stage = Stage()
+    stage.bring(A0)
+    logged = Commit(update=A0, version=ModelVersion(1, 1), tau=0, lr=0.1, step_norm=1.0, samples=((3, 5),))
+    assert applied(stage.tell(Logged(to="r", model="net", commits=(logged,), reason="")))
+    if isinstance(forgets_the_log, int):
+        stage.log(forgets_the_log, B0)
+    else:
+        stage.tell(forgets_the_log)
+    stage.tell(PrefixApplied(model="net", version=ModelVersion(1, 1)))
+    assert stage.model.version == (1, 1)
+    assert stage.model.applied.knows(A0)
+    assert stage.model.samples.counts().trained == ((3, 5),)
+
+
 def test_a_group_that_is_logged_twice_counts_once():
     stage = Stage()
     stage.log(1, A0)

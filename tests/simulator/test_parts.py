@@ -22,6 +22,7 @@ from mlfabric.protocol import (
 )
 from mlfabric.server.actions import ApplyStep, StepKind
 from mlfabric.simulator.config import SimulationConfig
+from mlfabric.simulator.deposed import DeposedWitness
 from mlfabric.simulator.double import ReceiveBuffers, StoreDouble
 from mlfabric.simulator.exact import PRIME, cut, exact, joined
 from mlfabric.simulator.flows import Flows
@@ -248,6 +249,16 @@ def test_the_witness_sees_one_version_of_an_iteration():
     witness.commits((A, B), step(A, B, kind=StepKind.MEAN, lrs=(0.5, 0.5)))
     assert [witness.applied[name] for name in (A, B)] == [Committed(version=ModelVersion(1, 1), tau=0)] * 2
     assert exact(2) * witness.weights("net", 1) % PRIME == 197
+
+
+def test_of_a_server_that_was_replaced_the_witness_takes_an_iteration_for_one_version_that_no_other_gives():
+    witness = witness_of(0, 0)
+    one, other = DeposedWitness(witness), DeposedWitness(witness)
+    iteration = (A, B), step(A, B, kind=StepKind.MEAN, lrs=(0.5, 0.5))
+    one.commits(*iteration)
+    assert witness.lost == {name: [Committed(version=ModelVersion(1, 1), tau=0)] for name in (A, B)}
+    with pytest.raises(AssertionError, match="given twice"):
+        other.commits(*iteration)
 
 
 def test_the_witness_notices_versions_that_a_group_cannot_make():
