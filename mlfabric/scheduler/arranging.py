@@ -26,7 +26,7 @@ class Arranging(Summing):
             if planned is not None:
                 yield from self._void(planned, left.reason, TornBy.REFUSED)
             else:
-                yield self._turn_away(update, Dropped(cause=left.cause, detail=left.reason))
+                yield from self._turn_away(update, Dropped(cause=left.cause, detail=left.reason))
 
     def _arrange(self, found: Plan, adders: Mapping[str, Member], last_seq: int, now_ns: int) -> Iterator[Instruction]:
         shared_seq = self._place_of_plan(len(found.groups))
@@ -71,12 +71,13 @@ class Arranging(Summing):
         planned, after = self._take(self.waiting[commit.update].request, profile, seq)
         yield from self._instruct(planned, after, commit.reason)
 
-    def _turn_away(self, update: UpdateId, refusal: Dropped) -> Drop:
-        """Settle an update that no plan holds: it will not be sent."""
+    def _turn_away(self, update: UpdateId, refusal: Dropped) -> Iterator[Instruction]:
+        """Settle an update that no plan holds: it will not be sent, and no iteration is to wait for it."""
         self.waiting.pop(update, None)
         self._forget(update)
         self._enter_outcome(update, refusal)
-        return Drop(to=update.worker, model=self.spec.name, update=update, cause=refusal.cause, reason=refusal.detail)
+        yield Drop(to=update.worker, model=self.spec.name, update=update, cause=refusal.cause, reason=refusal.detail)
+        yield from self._recount_parts(f"{update} is dropped")
 
     def _take(self, request: PushRequested, profile: Profile, seq: int) -> tuple[PlannedUpdate, tuple[TransferId, ...]]:
         """Plan an update that goes to the server by itself; return what it starts after."""

@@ -323,6 +323,7 @@ class PushEnds(PushTable):
                 yield Drop(
                     to=update.worker, model=self.spec.name, update=update, cause=refusal.cause, reason=refusal.detail
                 )
+            yield from self._recount_parts(f"{update} is dropped")
         elif planned.received:
             yield Drop(to=self.server, model=self.spec.name, update=update, cause=refusal.cause, reason=refusal.detail)
         elif not planned.voided:
@@ -338,6 +339,7 @@ class PushEnds(PushTable):
             self.waiting.pop(update, None)
             self._forget(update)
             self._enter_outcome(update, outcome)
+            yield from self._recount_parts(f"{update} was lost")
         elif planned.received:
             cause = DropReason.ROLLED_BACK
             yield Drop(to=self.server, model=self.spec.name, update=update, cause=cause, reason=reason)

@@ -85,7 +85,7 @@ class Pushes(Sequencing):
             else:
                 self.waiting[update] = WaitingUpdate(event, now_ns)
         elif planned is None and (refusal := self._refusal(event)) is not None:
-            yield self._turn_away(update, refusal)
+            yield from self._turn_away(update, refusal)
         elif update in self.waiting:
             self.waiting[update].request = event
         else:
@@ -243,7 +243,7 @@ class Pushes(Sequencing):
         """Order everything that is not committed and instruct whoever is concerned."""
         yield from self._tear_overdue(now_ns)
         for update, refusal in list(self._outdated()):
-            yield self._turn_away(update, refusal)
+            yield from self._turn_away(update, refusal)
         batch = self._ready()
         for waiting in [w for w in batch if self._goes_at_once(w)]:
             batch.remove(waiting)
@@ -251,7 +251,7 @@ class Pushes(Sequencing):
         self._pace.look(self.version.number, now_ns)
         for waiting, hopeless in [(w, why) for w in batch if (why := self._hopeless(w.request, now_ns)) is not None]:
             batch.remove(waiting)
-            yield self._turn_away(waiting.request.update, hopeless)
+            yield from self._turn_away(waiting.request.update, hopeless)
         is_drift = self._drift.is_due(now_ns)
         if is_drift:
             yield from self._tear_ahead(now_ns)

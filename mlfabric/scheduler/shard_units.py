@@ -309,7 +309,7 @@ class ShardUnits(ShardTable):
             self.roster = set(chosen.values())
 
     def _may_take_part(self, push: UpdateId, number: int) -> bool:
-        """Tell whether a push can be in the iteration that is made from this version; doom what has missed its own."""
+        """Tell whether a push can be in the iteration that is made from this version; doom what never can."""
         known = self.open[push]
         if known.kind is not UpdateKind.GRADIENT or known.doomed is not None or known.lost is not None:
             return False
@@ -319,6 +319,9 @@ class ShardUnits(ShardTable):
         if computed_from.number < number and known.turn:
             detail = f"computed from version {computed_from.number}; {self.name} is at version {number}"
             self._doom(push, Dropped(cause=DropReason.DEADLINE_PAST, detail=detail))
+        elif computed_from.number > number and computed_from.epoch < self.version.epoch and known.turn:
+            detail = f"version {computed_from.number} was lost; {self.name} is at version {number}"
+            self._doom(push, Dropped(cause=DropReason.ROLLED_BACK, detail=detail))
         return computed_from.number == number and self._is_asked(push)
 
     def validate_units(self) -> None:

@@ -44,8 +44,14 @@ class Summing(PushEnds):
         return 1 if self._steps_once else self.spec.rule.sum_images
 
     def _lrs(self, commits: Sequence[Commit]) -> tuple[float, ...]:
-        """Return the learning rate of each member's step, at the version that the plan gives it."""
-        return () if self._steps_once else tuple(self.spec.rule.lr_at(c.version, c.tau) for c in commits)
+        """Return the learning rate of each member's step, at the version that the plan gives it.
+
+        If the server's news is late, a worker may know a newer version than the scheduler; its update is applied to
+        that one at the earliest, without delay.
+        """
+        if self._steps_once:
+            return ()
+        return tuple(self.spec.rule.lr_at(c.version - min(c.tau, 0), max(c.tau, 0)) for c in commits)
 
     def _coefficients(self, commits: Sequence[Commit], lrs: Sequence[float]) -> dict[UpdateId, Coefficients]:
         found = [_PLAIN] * len(commits) if self._steps_once else member_coefficients(self.spec.rule, lrs)

@@ -193,6 +193,23 @@ def test_a_push_that_no_server_was_to_commit_is_sent_anew_to_all_and_refused_ali
     assert {(i.to, i.cause) for i in kinds(told, Drop)} == {(f"s{s}", DropReason.ROLLED_BACK) for s in range(2)}
 
 
+def test_a_push_of_a_version_that_was_lost_is_dropped_though_no_iteration_takes_it():
+    stage = ShardStage(epoch=2)
+    specs = [replace(spec, mode=Mode.SYNCHRONOUS, tau_max=None) for spec in PARTS]
+    for shard, spec in enumerate(specs):
+        stage.server(f"s{shard}", held=(spec,))
+    for worker in "ab":
+        stage.worker(worker, spec=spec_of(Mode.SYNCHRONOUS))
+    for shard, spec in enumerate(specs):
+        stage.tell(replace(part_holds(shard, 254, received=(part("a", 0, shard),)), spec=spec))
+    assert not stage.asks("a", computed_from=254)
+    assert {i.update for i in kinds(rolls_back(stage), Send)} == {part("a", 0, s) for s in range(2)}
+    told = stage.arrives("a")
+    assert {(i.to, i.update, i.cause) for i in kinds(told, Drop)} == {
+        (f"s{shard}", part("a", 0, shard), DropReason.ROLLED_BACK) for shard in range(2)
+    }
+
+
 def test_a_worker_that_was_away_meanwhile_is_told_when_it_comes_back():
     stage = ShardStage().begin("a", "b", version=253)
     stage.whole_way("a", version=254)

@@ -171,6 +171,16 @@ def test_learning_rates_are_those_of_the_versions_that_the_plan_gives():
     assert of(Expect, told)[0].lrs == tuple(rule.lr_at(v) for v in (1, 2, 3))
 
 
+def test_updates_of_a_version_that_the_server_has_not_told_of_yet_are_rated_as_fresh():
+    rule = RuleSpec(kind=RuleKind.ADADELAY, smoothness=2.0, delay_scale=0.5)
+    stage = narrow("a", "b", "c", "d", spec=replace(WIDE, rule=rule))
+    ask_all(stage, "a")
+    stage.tell(MemberSilent(name="a", incarnation=1))
+    for worker in "bcd":
+        stage.tell(push(worker, computed_from=1))
+    assert of(Expect, stage.tick())[0].lrs == (rule.lr_at(1), rule.lr_at(1), rule.lr_at(2, 1))
+
+
 @pytest.mark.parametrize(
     "spec",
     [replace(WIDE, rule=RuleSpec(kind=RuleKind.ADAM, lr=0.1)), replace(WIDE, tau_max=None, mode=Mode.SYNCHRONOUS)],

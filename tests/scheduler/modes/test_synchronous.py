@@ -193,6 +193,34 @@ def test_an_update_that_broke_on_its_way_is_sent_again_in_the_same_iteration(sta
     assert [(e.transfer, e.seq, e.parts) for e in expects(told)] == [(update("c"), first.seq, 3)]
 
 
+def rolled_back(stage: Stage, *gone: str) -> list[Any]:
+    """Let the connections of some break in an iteration of version 1, and the server resume from version 0."""
+    for worker in gone:
+        stage.tell(ended(update(worker), TransferEnd.BROKEN))
+        stage.tell(ended(update(worker), TransferEnd.VOIDED))
+    resumed = replace(holds(version=0, spec=SYNCHRONOUS), version=ModelVersion(2, 0), epoch_base=0)
+    return stage.tell(resumed)
+
+
+def test_an_iteration_does_not_wait_for_an_update_that_is_turned_away():
+    stage = Stage().trained("a", "b", "c", version=1, spec=SYNCHRONOUS)
+    under_way(stage, "a", "b", "c", version=1)
+    assert {e.parts for e in expects(rolled_back(stage, "c"))} == {3}
+    told = under_way(stage, "c", version=1)
+    assert [i.cause for i in told if isinstance(i, Drop)] == [DropReason.ROLLED_BACK]
+    assert {(e.transfer, e.parts) for e in expects(told)} == {(update("a"), 2), (update("b"), 2)}
+
+
+def test_an_iteration_whose_last_update_is_turned_away_holds_no_get_back():
+    stage = Stage().trained("a", version=1, spec=SYNCHRONOUS)
+    under_way(stage, "a", version=1)
+    stage.tell(get("a", after=update("a")))
+    rolled_back(stage, "a")
+    told = under_way(stage, "a", version=1)
+    assert [i.cause for i in told if isinstance(i, Drop)] == [DropReason.ROLLED_BACK]
+    assert [i.to for i in told if isinstance(i, Fetch)] == ["a"]
+
+
 def test_a_worker_that_comes_back_in_time_takes_part(stage):
     under_way(stage, "a", "b")
     stage.tell(push("c"))
