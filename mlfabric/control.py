@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-__all__ = ["HANDSHAKE_S", "MAX_CONTROL_BYTES", "server_limits"]
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+
+__all__ = ["HANDSHAKE_S", "MAX_CONTROL_BYTES", "Decoding", "server_limits"]
 
 MAX_CONTROL_BYTES = 16 * 1024 * 1024
 """The longest message; what tells of a model with some 100,000 tensors is that long."""
@@ -22,3 +29,48 @@ def server_limits(connections: int) -> list[tuple[str, int]]:
         ("grpc.max_allowed_incoming_connections", connections),
         ("grpc.server_handshake_timeout_ms", round(1000 * HANDSHAKE_S)),
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Malformed:
+    """What came in place of a message; ``words`` say why it is none."""
+
+    words: str
+
+
+class Decoding(grpc.aio.ServerInterceptor):
+    """Answers a call whose bytes are no message of its kind with INVALID_ARGUMENT; gRPC says UNKNOWN and logs a fault.
+
+    Streams are left as they are: who reads their requests meets the ``DecodeError``.
+    """
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        """Return what handles a call."""
+        handler: Any = await continuation(handler_call_details)
+        if handler is None or handler.unary_unary is None:
+            return handler  # type: ignore[no-any-return]
+        read = _reader(handler.request_deserializer)
+        return grpc.unary_unary_rpc_method_handler(_unary(handler.unary_unary), read, handler.response_serializer)
+
+
+def _reader(read: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    def read_or_note(raw: bytes) -> Any:
+        try:
+            return read(raw)
+        except DecodeError as error:
+            return _Malformed(str(error))
+
+    return read_or_note
+
+
+def _unary(behaviour: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
+    async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        if isinstance(request, _Malformed):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, request.words)
+        return await behaviour(request, context)
+
+    return call

@@ -48,12 +48,22 @@ class TransferReporter:
         host: the machine that it runs on; "" if ``up_bps`` and ``down_bps`` are unknown as well.
         up_bps, down_bps: nominal rate of the host's link in bit/s; 0 means unknown.
         security: of the member.
+        succeeds: the replica that it was before it took its server's place; "" of one that never was a replica.
     """
 
     def __init__(
-        self, name: str, host: str = "", up_bps: int = 0, down_bps: int = 0, security: Security = LOOPBACK
+        self,
+        name: str,
+        host: str = "",
+        up_bps: int = 0,
+        down_bps: int = 0,
+        security: Security = LOOPBACK,
+        *,
+        succeeds: str = "",
     ) -> None:
-        self._header = monitor_pb2.RecordTransfersRequest(member=name, host=host, up_bps=up_bps, down_bps=down_bps)
+        self._header = monitor_pb2.RecordTransfersRequest(
+            member=name, host=host, up_bps=up_bps, down_bps=down_bps, succeeds=succeeds
+        )
         self._records: deque[tuple[TransferRecord, _Ends]] = deque()
         self._security = security
         self._address = ""

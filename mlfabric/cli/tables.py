@@ -177,10 +177,10 @@ def _version(model: fabric_pb2.ModelStatus) -> str:
 
 
 def _workers(status: fabric_pb2.GetStatusResponse) -> Table:
-    columns = ("name", "model", "committed>", "in flight>", "dropped>", "lost>", "dropped share>", "why dropped")
+    columns = ("name", "model", "committed>", "in flight>", "dropped>", "dropped share>", "why dropped")
     rows = [
         (
-            *(w.name, w.model, str(w.committed), str(w.in_flight), str(w.dropped), str(w.lost)),
+            *(w.name, w.model, str(w.committed), str(w.in_flight), str(w.dropped)),
             f"{w.dropped_share:.1%}",
             ", ".join(f"{count} {cause}" for cause, count in sorted(w.dropped_by_cause.items()) if count),
         )

@@ -16,7 +16,7 @@ from grpc_reflection.v1alpha import reflection
 
 from mlfabric import wire
 from mlfabric.channels.interfaces import interface_of
-from mlfabric.control import server_limits
+from mlfabric.control import Decoding, server_limits
 from mlfabric.errors import ConfigError, UsageError
 from mlfabric.monitor.estimate import Estimate, EstimatorOptions, Link, LinkEstimator, Transfer
 from mlfabric.monitor.news import News
@@ -162,7 +162,9 @@ class MonitorService:
         # Before there is a server: gRPC's goes on in the background if it was made and never began.
         self.config.security.check(self.config.bind, "--bind")
         most = self.config.most_hosts
-        server = grpc.aio.server(options=server_limits(2 * most), maximum_concurrent_rpcs=2 * most)
+        server = grpc.aio.server(
+            interceptors=[Decoding()], options=server_limits(2 * most), maximum_concurrent_rpcs=2 * most
+        )
         recorder = _Recorder(self._estimator, self._metrics, most)
         monitor_pb2_grpc.add_MonitorServiceServicer_to_server(recorder, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
@@ -262,7 +264,7 @@ class _Recorder(monitor_pb2_grpc.MonitorServiceServicer):
         """Take in a member's finished transfers; all of them or, if one is malformed, none."""
         now_s = time.monotonic()
         try:
-            _check_caller(caller_of(context), request.member)
+            _check_caller(caller_of(context), request.member, request.succeeds)
         except ConfigError as error:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
         try:
@@ -290,16 +292,25 @@ class _Recorder(monitor_pb2_grpc.MonitorServiceServicer):
         return ""
 
 
-def _check_caller(caller: Identity | None, member: str) -> None:
-    """Check that who reports may do so under this name.
+def _check_caller(caller: Identity | None, member: str, succeeds: str) -> None:
+    """Check that who reports may do so under this name, or as the replica that it was before.
+
+    A server's word is taken for which replica it was: that the scheduler had told that to take its place was for the
+    scheduler to check.
 
     Raises:
         ConfigError: it may not.
     """
     if caller is None:
         return
-    if caller.role == CLIENT or caller.name not in ("", member):
-        raise ConfigError(f"the certificate is that of a {caller}; it does not allow reports of {member!r}")
+    if caller.role == Role.SERVER.value:
+        refusal = caller.refusal(Role.SERVER, member, succeeds=succeeds)
+    elif caller.role == CLIENT or caller.name not in ("", member) or succeeds:
+        refusal = f"the certificate is that of a {caller}; it does not allow reports of {member!r}"
+    else:
+        refusal = None
+    if refusal is not None:
+        raise ConfigError(refusal)
 
 
 def from_record(record: monitor_pb2.TransferRecord, now_s: float, hosts: Mapping[str, str]) -> Transfer | None:

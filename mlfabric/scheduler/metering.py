@@ -27,6 +27,7 @@ from mlfabric.protocol import (
 from mlfabric.scheduler.probing import ProbeCount
 from mlfabric.scheduler.records import PlanCount
 from mlfabric.scheduler.state import SchedulerState
+from mlfabric.scheduler.waits import Wait, count_waits
 from mlfabric.specs import Role
 from mlfabric.telemetry import SchedulerMetrics
 
@@ -127,6 +128,9 @@ class Meter:
         self._count_sums(state.count)
         for name, model in state.models.items():
             self.metrics.queue(name, len(model.pushes.waiting))
+        for name, found in count_waits(state).items():
+            for wait in Wait:
+                self.metrics.waiting(name, wait.value, found[wait])
         for name, rounds in state.reductions.items():
             known, self._probes[name] = self._probes.get(name, ProbeCount()), rounds.probes
             self.metrics.probes(name, *(now - before for now, before in zip(rounds.probes, known, strict=True)))

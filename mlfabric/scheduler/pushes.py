@@ -157,7 +157,7 @@ class Pushes(Sequencing):
     def _batch_due_ns(self, now_ns: int) -> int | None:
         if not self.waiting:
             return None
-        ready = [(max(w.since_ns, w.blocked_until_ns), w.request.update) for w in self._ready()]
+        ready = [(max(w.since_ns, w.blocked_until_ns), w.request.update) for w in self.ready()]
         if not ready:
             return None
         since_ns, first = min(ready)
@@ -197,7 +197,7 @@ class Pushes(Sequencing):
             if (expected_ns := self._context.steps.of(record.member.name).expected_ns) is not None:
                 yield expected_ns
 
-    def _ready(self) -> list[WaitingUpdate]:
+    def ready(self) -> list[WaitingUpdate]:
         """Return what can be planned now: gradients only once there are weights that they can be applied to."""
         if self.whole is not None:
             return [
@@ -244,7 +244,7 @@ class Pushes(Sequencing):
         yield from self._tear_overdue(now_ns)
         for update, refusal in list(self._outdated()):
             yield from self._turn_away(update, refusal)
-        batch = self._ready()
+        batch = self.ready()
         for waiting in [w for w in batch if self._goes_at_once(w)]:
             batch.remove(waiting)
             yield from self._plan_at_once(waiting, now_ns)

@@ -82,6 +82,11 @@ class Rounds:
         return sum(len(queue) for queue in self._queues.values()) - asked
 
     @property
+    def waits_for_workers(self) -> bool:
+        """Whether the next round waits for workers, not for a way to plan it."""
+        return self.waits_for not in ("", self._no_way)
+
+    @property
     def running(self) -> int:
         """How many workers the running round has; 0 if there is none."""
         return len(self._running.parts) if self._running is not None else 0

@@ -18,7 +18,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from mlfabric.control import server_limits
+from mlfabric.control import Decoding, server_limits
 from mlfabric.epochs import begin_epoch
 from mlfabric.errors import FabricError, UsageError
 from mlfabric.scheduler.context import SchedulerConfig
@@ -215,7 +215,7 @@ class SchedulerRunner:
     async def _serve(self, stop: asyncio.Event, ready: Callable[[str], None], port_within_s: float) -> None:
         most_calls = 2 * self.options.limits.members + SPARE_CALLS
         options = _channel_options(self.options.answer_s, most_calls)
-        server = grpc.aio.server(options=options, maximum_concurrent_rpcs=most_calls)
+        server = grpc.aio.server(interceptors=[Decoding()], options=options, maximum_concurrent_rpcs=most_calls)
         port = await self._listen(server, port_within_s)
         pulses = listen_for_pulses(self.options.bind, port)
         service = FabricService(self._renew(), self._meter, self._renew, pulses)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from mlfabric import wire
 from mlfabric.errors import FencedError, UsageError
@@ -354,6 +355,8 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
         except TimeoutError:
             waited = f"nothing was said on this session for {_SESSION_WITHIN_S} s"
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"{waited}; begin with a name and its token")
+        except DecodeError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         seat = self._seats.get(hello.member) if hello is not None else None
         known = seat is not None and hello is not None and secrets.compare_digest(seat.token, hello.session_token)
         if hello is None or seat is None or not known or seat.caller != await entry.caller(context):
@@ -419,6 +422,8 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
         try:
             async for request in requests:
                 await self._take_in_all(name, seat, request, context)
+        except DecodeError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         finally:
             seat.close()
 

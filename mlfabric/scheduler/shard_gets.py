@@ -91,7 +91,7 @@ class ShardGets(ShardLevels):
     def held_back(self, worker: str) -> list[str]:
         """Say why the mode holds gets of a worker back."""
         waiting = [g for g, known in self.gets.items() if g.worker == worker and not known.is_served]
-        return [why for get in waiting if (why := self._holds_back(self.gets[get]))]
+        return [why for get in waiting if (why := self.holds_back(self.gets[get]))]
 
     def _serve_gets(self) -> Iterator[Instruction]:
         """Serve what is due, at the version of all parts."""
@@ -106,15 +106,16 @@ class ShardGets(ShardLevels):
                 yield from self.parts[shard].gets.serve_exactly(request, version, self._now_ns)
 
     def _is_due(self, known: OpenGet) -> bool:
-        requests = known.asked.values()
-        after = {whole_of(r.after_update, self.count) for r in requests if r.after_update is not None}
-        if any(push in self.open and push not in self._lost for push in after):
+        if self.follows_open(known) or any(r.min_version > self.version for r in known.asked.values()):
             return False
-        if any(r.min_version > self.version for r in requests):
-            return False
-        return not self._holds_back(known)
+        return not self.holds_back(known)
 
-    def _holds_back(self, known: OpenGet) -> str:
+    def follows_open(self, known: OpenGet) -> bool:
+        """Tell whether a get follows a push that is not settled."""
+        after = {whole_of(r.after_update, self.count) for r in known.asked.values() if r.after_update is not None}
+        return any(push in self.open and push not in self._lost for push in after)
+
+    def holds_back(self, known: OpenGet) -> str:
         """Say why the mode holds a get back: by the first part, as the clocks of all parts never move at once."""
         if (request := known.asked.get(0)) is None:
             return ""

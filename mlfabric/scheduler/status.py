@@ -17,6 +17,7 @@ from mlfabric.scheduler.rounds import Rounds
 from mlfabric.scheduler.sample_status import describe_samples
 from mlfabric.scheduler.sharded import ShardedModel
 from mlfabric.scheduler.state import SchedulerState
+from mlfabric.scheduler.waits import count_waits
 from mlfabric.specs import Role
 from mlfabric.v1 import fabric_pb2
 from mlfabric.wire import to_version
@@ -33,11 +34,12 @@ def describe(
     load = _Load.of(state)
     members = sorted(state.context.members.values(), key=lambda m: (m.member.role.value, m.member.name))
     workers = [m for m in members if m.member.role is Role.WORKER]
+    waits = {name: {w.value: n for w, n in found.items() if n} for name, found in count_waits(state).items()}
     return fabric_pb2.GetStatusResponse(
         epoch=state.context.config.epoch,
         members=[_member(state, m, load) for m in members],
-        models=[_model(state, name, model, all_samples) for name, model in sorted(state.models.items())]
-        + [_reduced(name, rounds, meter) for name, rounds in sorted(state.reductions.items())],
+        models=[_model(state, name, model, waits[name], all_samples) for name, model in sorted(state.models.items())]
+        + [_reduced(name, rounds, waits[name], meter) for name, rounds in sorted(state.reductions.items())],
         workers=[_worker(state, m, load) for m in workers],
         links=_links(state, now_ns),
         planner=fabric_pb2.PlannerStatus(
@@ -157,7 +159,7 @@ def _reducing(rounds: Rounds, worker: str) -> str:
     return "computing"
 
 
-def _reduced(name: str, rounds: Rounds, meter: Meter) -> fabric_pb2.ModelStatus:
+def _reduced(name: str, rounds: Rounds, waits: dict[str, int], meter: Meter) -> fabric_pb2.ModelStatus:
     """Describe an AllReduce job; its versions are the rounds that are done."""
     return fabric_pb2.ModelStatus(
         name=name,
@@ -167,6 +169,7 @@ def _reduced(name: str, rounds: Rounds, meter: Meter) -> fabric_pb2.ModelStatus:
         in_flight=rounds.running,
         committed=rounds.done,
         mode=rounds.spec.mode.value,
+        waits_by_cause=waits,
         size_bytes=meter.reduced_bytes.get(name, 0),
         probes=fabric_pb2.ProbesStatus(**rounds.probes._asdict()),
     )
@@ -181,7 +184,9 @@ def _helping(state: SchedulerState, aggregator: str) -> Iterator[str]:
             yield f"hands {name} on to {handed}"
 
 
-def _model(state: SchedulerState, name: str, model: ModelState, all_samples: bool) -> fabric_pb2.ModelStatus:
+def _model(
+    state: SchedulerState, name: str, model: ModelState, waits: dict[str, int], all_samples: bool
+) -> fabric_pb2.ModelStatus:
     pushes = model.pushes
     waits_for = "" if pushes.spec.shard is None else state.wholes[name_of_whole(pushes.spec)].waits_for
     return fabric_pb2.ModelStatus(
@@ -197,6 +202,7 @@ def _model(state: SchedulerState, name: str, model: ModelState, all_samples: boo
         committed=model.delays.total(),
         dropped=sum(model.dropped.values()),
         lost=pushes.lost,
+        waits_by_cause=waits,
         mode=pushes.spec.mode.value,
         waits_for=waits_for,
         size_bytes=pushes.spec.layout.size_bytes,

@@ -132,7 +132,9 @@ class ServerService:
         )
         self._hand_ons = HandOns(self._stores, self._channel, options.host, self._metrics.transfer)
         tcp = options.tcp
-        self._reporter = TransferReporter(options.name, options.host, tcp.up_bps, tcp.down_bps, tcp.security)
+        self._reporter = TransferReporter(
+            options.name, options.host, tcp.up_bps, tcp.down_bps, tcp.security, succeeds=self._promoted
+        )
         self._log = CommitLog(directory)
         self._update_callbacks: list[UpdateCallback] = []
         self._request_callbacks: list[RequestCallback] = []

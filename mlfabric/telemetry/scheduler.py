@@ -61,6 +61,14 @@ class SchedulerMetrics:
         self._queue = cache(
             Gauge("mlfabric_queue_updates", "Updates that wait for a plan.", ["model"], registry=registry).labels
         )
+        self._waiting = cache(
+            Gauge(
+                "mlfabric_waiting_requests",
+                "Updates, gets and reductions that no plan holds yet; cause says what they wait for.",
+                ["model", "cause"],
+                registry=registry,
+            ).labels
+        )
         self._version = cache(
             Gauge("mlfabric_model_version", "Newest version of the model.", ["model"], registry=registry).labels
         )
@@ -173,6 +181,10 @@ class SchedulerMetrics:
     def queue(self, model: str, updates: int) -> None:
         """Set how many updates wait for a plan."""
         self._queue(model).set(updates)
+
+    def waiting(self, model: str, cause: str, requests: int) -> None:
+        """Set how many requests wait for something."""
+        self._waiting(model, cause).set(requests)
 
     def version(self, model: str, version: ModelVersion) -> None:
         """Set the newest version of a model."""

@@ -708,7 +708,6 @@ class WorkerStatus(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     COMMITTED_FIELD_NUMBER: _builtins.int
     DROPPED_FIELD_NUMBER: _builtins.int
-    LOST_FIELD_NUMBER: _builtins.int
     IN_FLIGHT_FIELD_NUMBER: _builtins.int
     DROPPED_SHARE_FIELD_NUMBER: _builtins.int
     WARNING_FIELD_NUMBER: _builtins.int
@@ -719,7 +718,6 @@ class WorkerStatus(_message.Message):
     model: _builtins.str
     committed: _builtins.int
     dropped: _builtins.int
-    lost: _builtins.int
     in_flight: _builtins.int
     dropped_share: _builtins.float
     """Of this worker's settled updates."""
@@ -740,7 +738,6 @@ class WorkerStatus(_message.Message):
         model: _builtins.str = ...,
         committed: _builtins.int = ...,
         dropped: _builtins.int = ...,
-        lost: _builtins.int = ...,
         in_flight: _builtins.int = ...,
         dropped_share: _builtins.float = ...,
         warning: _builtins.str = ...,
@@ -750,7 +747,7 @@ class WorkerStatus(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "compute_s", b"compute_s", "dropped", b"dropped", "dropped_by_cause", b"dropped_by_cause", "dropped_share", b"dropped_share", "in_flight", b"in_flight", "lost", b"lost", "model", b"model", "name", b"name", "steps", b"steps", "warning", b"warning"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "compute_s", b"compute_s", "dropped", b"dropped", "dropped_by_cause", b"dropped_by_cause", "dropped_share", b"dropped_share", "in_flight", b"in_flight", "model", b"model", "name", b"name", "steps", b"steps", "warning", b"warning"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -759,6 +756,26 @@ Global___WorkerStatus: _TypeAlias = WorkerStatus  # noqa: Y015
 @_typing.final
 class ModelStatus(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class WaitsByCauseEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     NAME_FIELD_NUMBER: _builtins.int
     SERVER_FIELD_NUMBER: _builtins.int
@@ -777,6 +794,7 @@ class ModelStatus(_message.Message):
     PROBES_FIELD_NUMBER: _builtins.int
     SAMPLES_FIELD_NUMBER: _builtins.int
     LOST_FIELD_NUMBER: _builtins.int
+    WAITS_BY_CAUSE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     server: _builtins.str
     initialised: _builtins.bool
@@ -804,6 +822,10 @@ class ModelStatus(_message.Message):
     def samples(self) -> Global___SampleStatus:
         """Absent where no worker says what its updates were computed from."""
 
+    @_builtins.property
+    def waits_by_cause(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Updates, gets and reductions that no plan holds yet, by what they wait for (mlfabric/scheduler/waits.py)."""
+
     def __init__(
         self,
         *,
@@ -824,10 +846,11 @@ class ModelStatus(_message.Message):
         probes: Global___ProbesStatus | None = ...,
         samples: Global___SampleStatus | None = ...,
         lost: _builtins.int = ...,
+        waits_by_cause: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["probes", b"probes", "samples", b"samples", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "delay_max", b"delay_max", "delay_p50", b"delay_p50", "dropped", b"dropped", "in_flight", b"in_flight", "initialised", b"initialised", "lost", b"lost", "mode", b"mode", "name", b"name", "probes", b"probes", "samples", b"samples", "server", b"server", "size_bytes", b"size_bytes", "tau_max", b"tau_max", "version", b"version", "waiting", b"waiting", "waits_for", b"waits_for"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "delay_max", b"delay_max", "delay_p50", b"delay_p50", "dropped", b"dropped", "in_flight", b"in_flight", "initialised", b"initialised", "lost", b"lost", "mode", b"mode", "name", b"name", "probes", b"probes", "samples", b"samples", "server", b"server", "size_bytes", b"size_bytes", "tau_max", b"tau_max", "version", b"version", "waiting", b"waiting", "waits_by_cause", b"waits_by_cause", "waits_for", b"waits_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -86,11 +86,14 @@ class RecordTransfersRequest(_message.Message):
     HOST_FIELD_NUMBER: _builtins.int
     UP_BPS_FIELD_NUMBER: _builtins.int
     DOWN_BPS_FIELD_NUMBER: _builtins.int
+    SUCCEEDS_FIELD_NUMBER: _builtins.int
     member: _builtins.str
     host: _builtins.str
     """The member's own host, and the nominal rates of that host's link in bit/s; empty and 0 mean unknown."""
     up_bps: _builtins.int
     down_bps: _builtins.int
+    succeeds: _builtins.str
+    """The replica that the member was before it took its server's place, and whose certificate it has; empty if none."""
     @_builtins.property
     def records(self) -> _containers.RepeatedCompositeFieldContainer[Global___TransferRecord]: ...
     def __init__(
@@ -101,10 +104,11 @@ class RecordTransfersRequest(_message.Message):
         host: _builtins.str = ...,
         up_bps: _builtins.int = ...,
         down_bps: _builtins.int = ...,
+        succeeds: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["down_bps", b"down_bps", "host", b"host", "member", b"member", "records", b"records", "up_bps", b"up_bps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["down_bps", b"down_bps", "host", b"host", "member", b"member", "records", b"records", "succeeds", b"succeeds", "up_bps", b"up_bps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

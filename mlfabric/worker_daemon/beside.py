@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from mlfabric import wire
 from mlfabric.config import WorkerSettings
-from mlfabric.control import server_limits
+from mlfabric.control import Decoding, server_limits
 from mlfabric.errors import FabricError, RefusedError, UsageError
 from mlfabric.protocol import ModelVersion, Outcome, SamplesGranted, UpdateId
 from mlfabric.pulse import Process
@@ -35,7 +36,13 @@ DEATH_DRAIN_S = 5.0
 DRAIN_S = 30.0
 MOST_TRAINERS = 1024
 """The most training processes that are served at a time."""
+MOST_CALLS = 8192
+"""The most calls of one training process that are open: more than a scheduler takes from a worker."""
+MOST_SEGMENTS = 2 * MOST_CALLS
+"""The most pieces of memory that one training process shares."""
 OPEN_WITHIN_S = 10.0
+LONGEST_DRAIN_S = 24 * 3600.0
+_ANSWERS = {"push": 1, "get": 1, "reduce": 1, "draw": 1}
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -62,7 +69,9 @@ async def serve(options: BesideOptions, stop: asyncio.Event) -> None:
     Raises:
         UsageError: the address cannot be listened on.
     """
-    server = grpc.aio.server(options=server_limits(MOST_TRAINERS), maximum_concurrent_rpcs=MOST_TRAINERS)
+    server = grpc.aio.server(
+        interceptors=[Decoding()], options=server_limits(MOST_TRAINERS), maximum_concurrent_rpcs=MOST_TRAINERS
+    )
     metrics = WorkerMetrics()
     service = DaemonService(options.settings, metrics)
     daemon_pb2_grpc.add_DaemonServiceServicer_to_server(service, server)
@@ -105,6 +114,8 @@ class DaemonService(daemon_pb2_grpc.DaemonServiceServicer):
                 first = await anext(request_iterator, None)
         except TimeoutError:
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"no worker was opened within {OPEN_WITHIN_S} s")
+        except DecodeError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         if first is None or first.WhichOneof("request") != "open":
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must open a worker")
         assert first is not None
@@ -115,6 +126,8 @@ class DaemonService(daemon_pb2_grpc.DaemonServiceServicer):
             yield await attachment.join()
             async for response in attachment.talk(request_iterator):
                 yield response
+        except _TooMuchError as error:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
         except RefusedError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         except FabricError as error:
@@ -130,16 +143,22 @@ class DaemonService(daemon_pb2_grpc.DaemonServiceServicer):
         await asyncio.gather(*(attachment.leave(detail, DRAIN_S) for attachment in self._attached))
 
 
+class _TooMuchError(FabricError):
+    """A training process has more of something open than it may."""
+
+
 class _Attachment:
     """One training process: its worker and its shared memory."""
 
     def __init__(self, settings: WorkerSettings, metrics: WorkerMetrics, opened: daemon_pb2.OpenWorker) -> None:
         self._answers: asyncio.Queue[daemon_pb2.AttachResponse | BaseException | None] = asyncio.Queue()
+        self._open_calls = 0
         spec = wire.from_spec(opened.model)
         self._digest = spec.layout.digest
+        self._size_bytes = spec.layout.size_bytes
         self._segments: dict[str, Segment] = {}
-        self._image = self._segment(opened.image, spec.layout.size_bytes)
-        initial = self._segment(opened.initial, spec.layout.size_bytes)
+        self._image = self._segment(opened.image, self._size_bytes)
+        initial = self._segment(opened.initial, self._size_bytes)
         options = DaemonOptions(
             scheduler=settings.scheduler,
             name=opened.name or settings.name,
@@ -149,14 +168,26 @@ class _Attachment:
         )
         self._name = options.name
         self._daemon = WorkerDaemon(options, spec, self._parcel(initial), metrics)
-        self._left = False
+        self._leaving: asyncio.Task[None] | None = None
+        self._is_alone = asyncio.Event()
 
     def _segment(self, announced: daemon_pb2.Segment, size_bytes: int) -> Segment:
         if announced.size_bytes != size_bytes:
             raise UsageError(f"a segment of {announced.size_bytes} bytes came; the model has {size_bytes}")
+        return self._mapped(announced)
+
+    def _mapped(self, announced: daemon_pb2.Segment) -> Segment:
+        """Return a segment, mapped when it is first announced, with the size that it had then."""
         known = self._segments.get(announced.path)
         if known is None:
+            if len(self._segments) >= MOST_SEGMENTS:
+                raise _TooMuchError(f"a segment came on top of {MOST_SEGMENTS}; allowed: as many")
             known = self._segments[announced.path] = Segment.attach(announced.path, announced.size_bytes)
+        if known.size_bytes != announced.size_bytes:
+            raise UsageError(
+                f"{announced.path} was announced with {known.size_bytes} bytes before, and now with "
+                f"{announced.size_bytes}; allowed: one size"
+            )
         return known
 
     def _parcel(self, segment: Segment) -> Parcel:
@@ -179,6 +210,7 @@ class _Attachment:
                 if isinstance(answer, BaseException):
                     raise answer
                 yield answer
+                self._open_calls -= 1
         finally:
             reader.cancel()
 
@@ -187,6 +219,7 @@ class _Attachment:
         drain_s = DEATH_DRAIN_S
         try:
             async for request in requests:
+                self._count(request)
                 match request.WhichOneof("request"):
                     case "push":
                         self._push(request.push)
@@ -199,17 +232,25 @@ class _Attachment:
                     case "samples_dropped":
                         self._daemon.drop_samples(wire.from_samples(request.samples_dropped.samples))
                     case "leave":
-                        detail, drain_s = request.leave.detail, request.leave.drain_s
+                        detail, drain_s = request.leave.detail, _drain_s(request.leave)
                         break
                     case _:
-                        raise UsageError("a worker is opened once")
+                        raise UsageError("a worker is opened once; then come its calls")
+        except DecodeError as error:
+            self._answers.put_nowait(UsageError(str(error)))
         except FabricError as error:
-            detail = str(error)
-        finally:
+            self._answers.put_nowait(error)
+        else:
             await self.leave(detail, drain_s)
 
+    def _count(self, request: daemon_pb2.AttachRequest) -> None:
+        """Count the answers that a request will have, until they are taken."""
+        self._open_calls += _ANSWERS.get(request.WhichOneof("request") or "", 0) + request.push.and_get
+        if self._open_calls > MOST_CALLS:
+            raise _TooMuchError(f"{self._open_calls} calls are open; allowed: {MOST_CALLS}")
+
     def _push(self, call: daemon_pb2.PushUpdate) -> None:
-        segment = self._segment(call.update, self._image.size_bytes)
+        segment = self._segment(call.update, self._size_bytes)
         version = wire.from_version(call.computed_from)
         update, handle = self._daemon.push(self._parcel(segment), call.norm, version, wire.from_samples(call.samples))
         handle.add_done_callback(lambda done: self._settled(call.call, done))
@@ -237,7 +278,7 @@ class _Attachment:
         if error is None:
             drawn = daemon_pb2.SamplesDrawn(call=call, granted=wire.to_granted(done.result()))
             self._answers.put_nowait(daemon_pb2.AttachResponse(drawn=drawn))
-        elif not self._left:
+        elif self._leaving is None:
             self._answers.put_nowait(error)
 
     def _got(self, call: int, done: asyncio.Future[ModelVersion]) -> None:
@@ -245,7 +286,7 @@ class _Attachment:
         if error is None:
             got = daemon_pb2.ModelGot(call=call, version=wire.to_version(done.result()))
             self._answers.put_nowait(daemon_pb2.AttachResponse(got=got))
-        elif not self._left:
+        elif self._leaving is None:
             self._answers.put_nowait(error)
 
     def _reduce(self, call: daemon_pb2.ReduceTensor) -> None:
@@ -261,7 +302,7 @@ class _Attachment:
     def _part(self, announced: daemon_pb2.Segment, size_bytes: int) -> memoryview:
         if announced.size_bytes < size_bytes:
             raise UsageError(f"a segment of {announced.size_bytes} bytes came for a tensor; it needs {size_bytes}")
-        return self._segment(announced, announced.size_bytes).buffer[:size_bytes]
+        return self._mapped(announced).buffer[:size_bytes]
 
     def _reduced(self, call: int, done: asyncio.Future[int]) -> None:
         error = done.exception()
@@ -269,20 +310,40 @@ class _Attachment:
             workers = 0 if error is not None else done.result()
             reduced = daemon_pb2.TensorReduced(call=call, workers=workers, error="" if error is None else str(error))
             self._answers.put_nowait(daemon_pb2.AttachResponse(reduced=reduced))
-        elif not self._left:
+        elif self._leaving is None:
             self._answers.put_nowait(error)
 
     async def leave(self, detail: str, drain_s: float) -> None:
         """Wait for open pushes for at most ``drain_s``, leave the fabric, end the answers; once."""
-        if self._left:
-            return
-        self._left = True
+        if self._leaving is None:
+            self._leaving = asyncio.create_task(self._leave(detail, drain_s))
+        await asyncio.shield(self._leaving)
+
+    async def _leave(self, detail: str, drain_s: float) -> None:
         log.info("%s leaves: %s", self._name, detail)
-        await self._daemon.close(detail, drain_s)
+        draining = asyncio.create_task(self._daemon.drain(drain_s))
+        alone = asyncio.create_task(self._is_alone.wait())
+        await asyncio.wait((draining, alone), return_when=asyncio.FIRST_COMPLETED)
+        for task in (draining, alone):
+            task.cancel()
+        await asyncio.gather(draining, alone, return_exceptions=True)
+        await self._daemon.close(detail)
         self._answers.put_nowait(daemon_pb2.AttachResponse(left=daemon_pb2.WorkerLeft()))
         self._answers.put_nowait(None)
 
     async def close(self) -> None:
-        """Leave, if that has not happened, and remove the shared memory."""
+        """Leave, if that has not happened, wait for nothing any more, and remove the shared memory."""
+        self._is_alone.set()
         await self.leave("its training process is gone", 0.0)
         self._image.remove_family()
+
+
+def _drain_s(leave: daemon_pb2.LeaveFabric) -> float:
+    """Return how long a worker that leaves waits.
+
+    Raises:
+        UsageError: not a time.
+    """
+    if not 0 <= leave.drain_s <= LONGEST_DRAIN_S:
+        raise UsageError(f"LeaveFabric.drain_s={leave.drain_s}; allowed: 0 to {LONGEST_DRAIN_S:.0f}")
+    return leave.drain_s

@@ -168,6 +168,7 @@ class WorkerDaemon:
     def _session_ended(self, session: asyncio.Task[None]) -> None:
         error = None if session.cancelled() else session.exception()
         self._over = error or FabricClosedError("this worker has left the fabric; register again for more")
+        self._driver.close()
         self._fail_all(self._over)
 
     def _fail_all(self, error: BaseException) -> None:
@@ -186,12 +187,16 @@ class WorkerDaemon:
         self._gets.clear()
         self._reductions.fail_all(error)
 
-    async def close(self, detail: str, drain_s: float) -> None:
-        """Wait for open pushes and AllReduces for at most ``drain_s``, say good-bye, stop."""
+    async def drain(self, drain_s: float) -> None:
+        """Wait for open pushes and AllReduces, for at most ``drain_s`` each."""
         handles = [push.handle for push in self._pushes.values()]
         if handles:
             await asyncio.wait(handles, timeout=drain_s)
         await self._reductions.drain(drain_s)
+
+    async def close(self, detail: str, drain_s: float = 0.0) -> None:
+        """Drain, say good-bye, stop."""
+        await self.drain(drain_s)
         await self._session.leave(detail)
         await self._transfers.close()
         await self._kept.close()
@@ -361,6 +366,8 @@ class WorkerDaemon:
     # Events in, actions out
 
     def _take_in(self, event: act.DaemonEvent) -> None:
+        if self._over is not None:  # nobody waits any more for what a transfer under way still brings
+            return
         self._driver.take_in(event)
         self._metrics.in_flight(len(self._pushes))
 

@@ -7,6 +7,7 @@ process died before it could, including those that it was never told of.
 from __future__ import annotations
 
 import contextlib
+import glob
 import mmap
 import os
 import secrets
@@ -83,7 +84,7 @@ class Segment:
     def remove_family(self) -> None:
         """Remove the names of this segment and of all others of its family."""
         family = self.path.name.partition(".")[0]
-        for path in _DIRECTORY.glob(f"{family}.*"):
+        for path in _DIRECTORY.glob(f"{glob.escape(family)}.*"):
             path.unlink(missing_ok=True)
 
     def remove(self) -> None:

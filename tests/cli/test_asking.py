@@ -74,6 +74,16 @@ def test_a_status_shows_every_part():
         assert words in text
 
 
+def test_what_was_lost_with_a_server_is_counted_by_model():
+    models = [fabric_pb2.ModelStatus(name="net", committed=40, dropped=3, lost=17)]
+    lines = shown(fabric_pb2.GetStatusResponse(models=models)).splitlines()
+
+    head = next(number for number, line in enumerate(lines) if line.split()[:2] == ["name", "server"])
+    assert lines[head].split()[-3:] == ["committed", "dropped", "lost"]
+    assert lines[head + 1].split()[-3:] == ["40", "3", "17"]
+    assert not fabric_pb2.WorkerStatus.DESCRIPTOR.fields_by_name.get("lost")
+
+
 def test_a_worker_that_is_shut_out_is_warned_of():
     assert "warning: worker-1 is shut out: its last 10 updates were dropped" in shown(full_status())
 

@@ -97,6 +97,11 @@ CALLS: Readers = (
     (types_pb2.Term, wire.from_term),
     (fabric_pb2.Admission, lambda message: wire.from_admission(message, ME, 1)),
     (daemon_pb2.ReduceTensor, wire.from_reduce_tensor),
+    (
+        daemon_pb2.PushUpdate,
+        lambda message: (wire.from_version(message.computed_from), wire.from_samples(message.samples)),
+    ),
+    (daemon_pb2.DrawSamples, lambda message: wire.from_wanted(message.wanted, ME)),
 )
 META: Readers = (
     (data_pb2.OfferMeta, lambda message: wire.from_transfer_id(message.transfer)),

@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
 from mlfabric import wire
+from mlfabric.control import Decoding
 from mlfabric.protocol import ModelVersion, PushRequested, UpdateId
 from mlfabric.scheduler.context import SchedulerConfig
 from mlfabric.scheduler.metering import Meter
@@ -114,7 +115,7 @@ async def stand(**config: Any) -> AsyncIterator[Stand]:
     """Run a scheduler."""
     state = SchedulerState(SchedulerConfig(epoch=EPOCH, ticket_secret=bytes(16), **config))
     service = FabricService(state, Meter(SchedulerMetrics(), "test"), _never)
-    server = grpc.aio.server()
+    server = grpc.aio.server(interceptors=[Decoding()])
     fabric_pb2_grpc.add_FabricServiceServicer_to_server(service, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -218,6 +219,10 @@ class Hostile:
 
     async def _call(self, name: str, request: Any) -> None:
         try:
+            if self._draw.random() < 0.1:
+                raw: Any = self._at.channel.unary_unary(f"/{SERVICE.full_name}/{name}")
+                await raw(noise(request.SerializeToString(), self._draw), timeout=PATIENCE_S)
+                return
             answer = await getattr(self._at.stub, name)(request, timeout=PATIENCE_S)
         except grpc.aio.AioRpcError as error:
             _check(error.code(), f"{name}({request}): {error.details()}")
@@ -240,7 +245,9 @@ class Hostile:
         await self._open(name)
 
     async def _open(self, name: str) -> None:
-        session = self._sessions[name] = self._at.stub.Session()
+        path = f"/{SERVICE.full_name}/Session"
+        method: Any = self._at.channel.stream_stream(path, request_serializer=_as_bytes)
+        session = self._sessions[name] = method()
         self._readers.add(asyncio.create_task(_read(session, name)))
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             token = self._tokens[name] if self._draw.random() < 0.95 else b"wrong"
@@ -254,7 +261,9 @@ class Hostile:
         session = self._sessions[name]
         events = [self._event(name) for _ in range(self._draw.choice((0, 1, 1, 3)))]
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            await session.write(fabric_pb2.SessionRequest(events=events))
+            request = fabric_pb2.SessionRequest(events=events)
+            damaged = self._draw.random() < 0.03
+            await session.write(noise(request.SerializeToString(), self._draw) if damaged else request)
             if self._draw.random() < 0.03:
                 await session.done_writing()
             elif self._draw.random() < 0.03:
@@ -273,6 +282,11 @@ class Hostile:
             with contextlib.suppress(DecodeError):
                 return session_pb2.Event.FromString(noise(event.SerializeToString(), self._draw))
         return event
+
+
+def _as_bytes(request: Any) -> bytes:
+    """Serialize a request, unless somebody has, and perhaps changed it."""
+    return request if isinstance(request, bytes) else bytes(request.SerializeToString())
 
 
 async def _read(session: Any, name: str) -> None:

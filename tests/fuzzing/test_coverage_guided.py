@@ -1,4 +1,4 @@
-"""A few seconds of coverage-guided fuzzing of each part that reads bytes of peers; ``make fuzz`` takes longer."""
+"""Three seconds of coverage-guided fuzzing of each part that reads bytes of peers; ``make fuzz`` takes longer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-SECONDS = 4
+SECONDS = 3
 ROOT = Path(__file__).parents[2]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from typing import Any
 
 import grpc
 import pytest
@@ -15,7 +16,7 @@ from mlfabric.monitor.service import MonitorConfig, MonitorService
 from mlfabric.network import MAX_RATE_BPS
 from mlfabric.v1 import monitor_pb2, monitor_pb2_grpc
 
-from .messages import Words, random_message
+from .messages import Words, noise, random_message
 
 WORDS = Words(names=("a", "b", "c"), models=("net",), samples={}, size_bytes=2**20, epoch=1, wildness=0.1)
 NOBODY = "127.0.0.1:9"
@@ -34,10 +35,12 @@ async def _storm(seed: int, calls: int, most_hosts: int) -> None:
     try:
         async with grpc.aio.insecure_channel(monitor.address) as channel:
             stub = monitor_pb2_grpc.MonitorServiceStub(channel)
+            raw: Any = channel.unary_unary("/mlfabric.v1.MonitorService/RecordTransfers")
             await stub.RecordTransfers(_honest(), timeout=20)
             for _ in range(calls):
                 request = random_message(monitor_pb2.RecordTransfersRequest, draw, WORDS)
-                call = stub.RecordTransfers(request, timeout=20)
+                damaged = noise(request.SerializeToString(), draw)
+                call = raw(damaged, timeout=20) if draw.random() < 0.2 else stub.RecordTransfers(request, timeout=20)
                 assert await call.code() in FITTING, f"{await call.code()} does not fit: {await call.details()}"
             await stub.RecordTransfers(_honest(), timeout=20)
             estimates = monitor._estimates(time.monotonic())

@@ -57,17 +57,48 @@ async def test_a_member_s_records_reach_the_monitor(secured: Fabric, certificate
     [
         (Identity(role="client"), "that of a client; it does not allow reports of 'server-0'"),
         (Identity(role="worker", name="w3"), "worker 'w3'; it does not allow reports of 'server-0'"),
+        (Identity(role="server", name="spare"), "server 'spare'; it does not allow the name 'server-0'"),
     ],
 )
 async def test_nobody_reports_in_another_one_s_name(certificates: Path, identity: Identity, message: str) -> None:
+    said = await said_of_reports(certificates, identity)
+    assert said.startswith("PERMISSION_DENIED")
+    assert message in said
+
+
+@pytest.mark.parametrize(
+    ("identity", "message"),
+    [
+        (Identity(role="server", name="heir"), ""),
+        (Identity(role="server"), ""),
+        (Identity(role="server", name="spare"), "server 'spare'; it does not allow the place of replica 'heir'"),
+        (Identity(role="server", name="server-0"), "'server-0'; it does not allow the place of replica 'heir'"),
+        (Identity(role="worker", name="heir"), "worker 'heir'; it does not allow reports of 'server-0'"),
+        (Identity(role="worker"), "that of a worker; it does not allow reports of 'server-0'"),
+    ],
+)
+async def test_in_its_server_s_name_a_replica_reports_that_has_taken_its_place(
+    certificates: Path, identity: Identity, message: str
+) -> None:
+    said = await said_of_reports(certificates, identity, succeeds="heir")
+    assert message in said
+    assert said.startswith("PERMISSION_DENIED") == bool(message)
+
+
+async def said_of_reports(certificates: Path, identity: Identity, succeeds: str = "") -> str:
+    """Report as ``server-0`` with a certificate; return why that is refused, "" if it is not."""
     own = Security.of(certify(certificates, identity, days=1), identity.role)
     monitor = MonitorService(MonitorConfig(scheduler="127.0.0.1:1", security=Security.of(certificates, "monitor")))
     await monitor.start()
-    async with open_channel(monitor.address, "monitor", own) as channel:
-        stub = monitor_pb2_grpc.MonitorServiceStub(channel)
-        with pytest.raises(grpc.aio.AioRpcError, match=message):
-            await stub.RecordTransfers(monitor_pb2.RecordTransfersRequest(member="server-0"))
-    await monitor.close()
+    try:
+        async with open_channel(monitor.address, "monitor", own) as channel:
+            stub = monitor_pb2_grpc.MonitorServiceStub(channel)
+            await stub.RecordTransfers(monitor_pb2.RecordTransfersRequest(member="server-0", succeeds=succeeds))
+    except grpc.aio.AioRpcError as error:
+        return f"{error.code().name}: {error.details()}"
+    finally:
+        await monitor.close()
+    return ""
 
 
 def test_a_page_is_for_who_has_a_certificate_and_waits_for_nobody(certificates: Path) -> None:

@@ -236,6 +236,6 @@ def test_a_sum_that_is_put_behind_without_its_place_is_caught(monkeypatch):
 
 
 def test_updates_that_are_left_out_for_good_once_their_sum_was_late_are_caught(monkeypatch):
-    ready = Pushes._ready
-    monkeypatch.setattr(Pushes, "_ready", lambda self: [w for w in ready(self) if not self.late[w.request.update]])
+    ready = Pushes.ready
+    monkeypatch.setattr(Pushes, "ready", lambda self: [w for w in ready(self) if not self.late[w.request.update]])
     caught("wait though nothing is under way", slow_links)
