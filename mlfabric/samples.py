@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from operator import lt, ne
 
 from mlfabric.errors import UsageError
 
@@ -217,8 +218,8 @@ class SampleAccount:
             return
         self._is_touched = False
         before = [0, *self._times]
-        assert all(a < b for a, b in zip(self._at, self._at[1:], strict=False)), f"not in order: {self._at}"
-        assert all(a != b for a, b in zip(before, self._times, strict=False)), f"runs that touch: {self._times}"
+        assert all(map(lt, self._at, self._at[1:])), f"not in order: {self._at}"
+        assert all(map(ne, before, self._times)), f"runs that touch: {self._times}"
         assert min(before) == 0 == before[-1], f"counts are below 0, or have no end: {self._times}"
 
     def _runs(self) -> Iterator[Run]:

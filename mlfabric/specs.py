@@ -55,6 +55,8 @@ class Role(Enum):
     AGGREGATOR = "aggregator"
     REPLICA = "replica"
 
+    __hash__ = object.__hash__  # members are looked up by it all the time; that of Enum is written in Python
+
 
 class Mode(Enum):
     """How far workers may run apart (design, section 5)."""

@@ -6,11 +6,13 @@ never congested, so each host has one link up to :data:`CORE` and one down from 
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 __all__ = ["CORE", "LinkId", "Path", "down_link", "up_link"]
 
 CORE = "*"
+MOST_NAMES = 4096
 
 
 class LinkId(NamedTuple):
@@ -28,11 +30,13 @@ class LinkId(NamedTuple):
 Path = tuple[LinkId, ...]
 
 
+@lru_cache(MOST_NAMES)
 def up_link(host: str) -> LinkId:
     """Return the link from ``host`` into the core of a star."""
     return LinkId(host, CORE)
 
 
+@lru_cache(MOST_NAMES)
 def down_link(host: str) -> LinkId:
     """Return the link from the core of a star to ``host``."""
     return LinkId(CORE, host)

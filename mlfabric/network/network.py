@@ -130,7 +130,10 @@ class Network:
     def unknown_host(self, names: Iterable[str]) -> str | None:
         """Return the first of some hosts that is not known; None if all are."""
         known = self._hosts
-        return next((name for name in names if name not in known), None)
+        for name in names:
+            if name not in known:
+                return name
+        return None
 
     def add_host(self, name: str, up_bps: int = 0, down_bps: int = 0) -> None:
         """Add a host to a star, or learn a nominal rate of one that is known already.
@@ -212,7 +215,8 @@ class Network:
 
     def rate_bps(self, link: LinkId, at_ns: int) -> int:
         """Return a link's capacity at an instant, whatever is reserved of it."""
-        return self._line(self._capacity, link).at(max(at_ns, self._floor_ns))
+        line = self._capacity.get(link) or self._line(self._capacity, link)
+        return line.at(at_ns if at_ns > self._floor_ns else self._floor_ns)
 
     def free_bps(self, link: LinkId, at_ns: int) -> int:
         """Return a link's residual capacity at an instant, >= 0."""
@@ -307,7 +311,7 @@ class Network:
         at_ns = until_ns = max(now_ns, self._floor_ns)
         while at_ns < HORIZON_NS and at_ns - until_ns < needs_ns:
             is_busy = max(0, free.at(at_ns)) < free_share * capacity.at(at_ns)
-            at_ns = min(line.next_change(at_ns) for line in (free, capacity))
+            at_ns = min(free.next_change(at_ns), capacity.next_change(at_ns))
             until_ns = at_ns if is_busy else until_ns
         return until_ns
 
@@ -338,12 +342,13 @@ class Network:
 
     def validate_touched(self) -> None:
         """Assert the same of the links that were touched since this was last asserted of them."""
-        touched, self._touched = self._touched, set()
-        self._validate(touched)
+        if self._touched:
+            touched, self._touched = self._touched, set()
+            self._validate(touched)
 
     def _validate(self, links: Iterable[LinkId]) -> None:
         used: dict[LinkId, Timeline] = {link: Timeline(0) for link in links}
-        for path, profile in self._reserved.values() if used else ():
+        for path, profile in self._reserved.values():
             pieces = None
             for link in path:
                 if (line := used.get(link)) is not None:
@@ -357,7 +362,8 @@ class Network:
         free, capacity = self._free[link], self._capacity[link]
         free.validate(merged=True)
         capacity.validate(merged=False)
-        for at_ns in {max(t, self._floor_ns) for line in (free, capacity, used) for t in line.times[:-1]}:
+        floor_ns = self._floor_ns
+        for at_ns in {floor_ns, *[t for line in (free, capacity, used) for t in line.times[1:-1] if t > floor_ns]}:
             expected = capacity.at(at_ns) - used.at(at_ns)
             assert free.at(at_ns) == expected, f"{link} at {at_ns}: free {free.at(at_ns)}, should be {expected}"
             assert expected >= 0 or link in self._overbooked, f"{link} at {at_ns}: {expected} bit/s free"

@@ -7,7 +7,7 @@ it is one longer than ``values``. All times are integer nanoseconds, all values 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from itertools import pairwise
+from operator import lt, ne
 
 __all__ = ["HORIZON_NS", "Timeline"]
 
@@ -32,6 +32,8 @@ class Timeline:
 
     def at(self, at_ns: int) -> int:
         """Return the value at ``at_ns``."""
+        if at_ns < self.times[1]:
+            return self.values[0]
         return self.values[bisect_right(self.times, at_ns, 0, len(self.values)) - 1]
 
     def least(self, start_ns: int, end_ns: int) -> int:
@@ -78,8 +80,8 @@ class Timeline:
         times, values = self.times, self.values
         assert len(times) == len(values) + 1, f"{len(times)} boundaries of {len(values)} values"
         assert (times[0], times[-1]) == (0, HORIZON_NS), f"boundaries {times}"
-        assert all(a < b for a, b in pairwise(times)), f"boundaries do not ascend: {times}"
-        assert not merged or all(a != b for a, b in pairwise(values)), f"neighbours not merged: {values}"
+        assert all(map(lt, times, times[1:])), f"boundaries do not ascend: {times}"
+        assert not merged or all(map(ne, values, values[1:])), f"neighbours not merged: {values}"
 
     def _split(self, at_ns: int) -> int:
         i = bisect_left(self.times, at_ns)

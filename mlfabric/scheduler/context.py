@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
-from mlfabric.network import Network, Path, down_link
+from mlfabric.network import Network, Path, down_link, up_link
 from mlfabric.protocol import GetId, SumId
 from mlfabric.scheduler.limits import Limits
 from mlfabric.scheduler.planning import Aggregator, DropRule
@@ -122,7 +122,10 @@ class Context:
 
     def here(self, role: Role) -> list[MemberRecord]:
         """Return the members of this role that can be talked to, by name."""
-        found = [m for m in self._of_role[role].values() if m.state is MemberState.HERE]
+        named = self._of_role[role]
+        if not named:
+            return []
+        found = [m for m in named.values() if m.state is MemberState.HERE]
         return sorted(found, key=lambda m: m.member.name) if len(found) > 1 else found
 
     def host(self, name: str) -> str:
@@ -156,12 +159,17 @@ class Context:
     @property
     def has_aggregators(self) -> bool:
         """Whether any aggregator is here."""
-        return any(m.state is MemberState.HERE for m in self._of_role[Role.AGGREGATOR].values())
+        return bool(self.here(Role.AGGREGATOR))
 
     def ingress_bps(self, member: str, now_ns: int) -> int:
         """Return what the link of a member's host carries towards it."""
-        return self.network.rate_bps(down_link(self.host(member)), now_ns)
+        return self.network.rate_bps(down_link(self.members[member].member.host), now_ns)
+
+    def egress_bps(self, member: str, now_ns: int) -> int:
+        """Return what the link of a member's host carries away from it."""
+        return self.network.rate_bps(up_link(self.members[member].member.host), now_ns)
 
     def path(self, source: str, destination: str) -> Path:
         """Return the links between the hosts of two members."""
-        return self.network.path(self.host(source), self.host(destination))
+        members = self.members
+        return self.network.path(members[source].member.host, members[destination].member.host)

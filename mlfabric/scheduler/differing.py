@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from mlfabric.protocol import RefuseReason
 from mlfabric.specs import PROTOCOL_VERSION, Member, ModelSpec
 
 __all__ = ["difference", "malformed"]
 
 LONGEST_NAME = 200
+_UNSET = {"tau_max": None, "server": "", "workers": 0}
 
 
 def difference(given: ModelSpec, known: ModelSpec) -> tuple[RefuseReason, str] | None:
@@ -17,15 +16,10 @@ def difference(given: ModelSpec, known: ModelSpec) -> tuple[RefuseReason, str] |
     layout = given.layout.difference(known.layout)
     if layout:
         return RefuseReason.LAYOUT_DIFFERS, f"model {known.name!r}: given against registered: {layout}"
-    asked = replace(
-        given,
-        tau_max=known.tau_max if given.tau_max is None else given.tau_max,
-        server=given.server or known.server,
-        workers=given.workers or known.workers,
-    )
     for name in ("rule", "mode", "tau_max", "slack", "server", "workers", "frozen_digest", "shards", "shard"):
-        mine, theirs = getattr(asked, name), getattr(known, name)
-        if mine != theirs and not (name in ("server", "workers") and not theirs):
+        mine, theirs = getattr(given, name), getattr(known, name)
+        is_unset = name in _UNSET and mine == _UNSET[name]
+        if mine != theirs and not is_unset and not (name in ("server", "workers") and not theirs):
             detail = f"model {known.name!r}: {name}={mine} given, {theirs} registered"
             advice = "load the same weights or seed" if name == "frozen_digest" else "give the same, or leave it out"
             return RefuseReason.OPTIONS_DIFFER, f"{detail}; {advice}"

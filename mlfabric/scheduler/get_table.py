@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from mlfabric.network import Path, Profile, up_link
+from mlfabric.network import Path, Profile
 from mlfabric.protocol import (
     CancelServe,
     Fetch,
@@ -214,35 +214,34 @@ class GetTable:
 
     # What is to come
 
-    def _booked_ns(self, get: GetId, now_ns: int) -> int:
-        """Return until when the server sends what was planned before."""
+    def _booked_ns(self, get: GetId, expected: Mapping[UpdateId, int], now_ns: int) -> int:
+        """Return until when the server sends what was planned before, given when updates are to be committed."""
         path = self._context.path(self._pushes.server, get.worker)
         booked_ns = self._context.network.busy_until(path[0], now_ns) if path else now_ns
         starts = {planned.get: planned.profile.start_ns for planned in self._unsent_hand_ons()}
         starts |= {own: planned.profile.start_ns for own, planned in self.planned.items() if planned.by is None}
         if not starts:
             return booked_ns
-        expected = self._pushes.expected_ns(now_ns)
-        coming = [self._coming(own, expected, now_ns) for own in sorted(starts, key=starts.__getitem__)]
+        least_ns = self._least_ns(now_ns)
+        coming = [self._coming(own, expected, least_ns) for own in sorted(starts, key=starts.__getitem__)]
         return max(booked_ns, self._succession.dry_ns(coming, now_ns))
 
     def _unsent_hand_ons(self) -> Iterator[PlannedHandOn]:
         """Return the hand-ons that the server has still to send, or to go on sending."""
         return (planned for planned in self.hand_ons.planned.values() if planned.above is None and not planned.fetched)
 
-    def _coming(self, get: GetId, expected: Mapping[UpdateId, int], now_ns: int) -> Coming:
+    def _coming(self, get: GetId, expected: Mapping[UpdateId, int], least_ns: int) -> Coming:
         """Return what the server's link has to do for a get: it begins when the updates are committed."""
         own = self.hand_ons.planned.get(get)
         profile = self.planned[get].profile if own is None else own.profile
         requests = [self.planned[get].request] if own is None else self._answered_by(own)
-        there_ns = max((expected.get(r.after_update, 0) for r in requests if r.after_update is not None), default=0)
-        needs_ns = self._least_ns(now_ns)
+        there_ns = max([expected.get(r.after_update, 0) for r in requests if r.after_update is not None], default=0)
         span_ns = profile.end_ns - profile.start_ns
-        return Coming(max(profile.end_ns, there_ns + needs_ns), needs_ns, shares=span_ns > 2 * needs_ns)
+        return Coming(max(profile.end_ns, there_ns + least_ns), least_ns, shares=span_ns > 2 * least_ns)
 
     def _least_ns(self, now_ns: int) -> int:
         """Return how long the server takes to send the model if its link has nothing else to do."""
-        rate_bps = self._context.network.rate_bps(up_link(self._context.host(self._pushes.server)), now_ns)
+        rate_bps = self._context.egress_bps(self._pushes.server, now_ns)
         return self._pushes.spec.layout.size_bytes * 8 * 10**9 // max(1, rate_bps)
 
     # Ends
@@ -251,7 +250,7 @@ class GetTable:
         """Note that a get was served, or broke; a worker that still wants it asks again."""
         own, planned, served = self.hand_ons.planned.get(get), self.planned.get(get), event.end is TransferEnd.SERVED
         if served and event.member == self._pushes.server and (own is not None or planned is not None):
-            self._succession.over(self._coming(get, {}, now_ns), now_ns)
+            self._succession.over(self._coming(get, {}, self._least_ns(now_ns)), now_ns)
         if own is not None and served:
             own.fetched = True
             self._free_links(get)

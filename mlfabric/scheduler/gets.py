@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from mlfabric.protocol import GetId, GetRequested, Instruction
+from mlfabric.protocol import GetId, GetRequested, Instruction, UpdateId
 from mlfabric.scheduler.get_table import GetTable
 from mlfabric.scheduler.patience import keep_open_until_ns
 from mlfabric.scheduler.planning import (
@@ -54,6 +54,8 @@ class Gets(GetTable):
     def due_ns(self, now_ns: int) -> int | None:
         """Return when waiting gets are to be planned (again), None if none can be."""
         pushes = self._pushes
+        if not self.waiting and self._drift.due_ns is None:
+            return None
         if pushes.whole is not None:
             return None  # parts are served together, see scheduler/shard_gets.py
         ready = pushes.initialised and not pushes.awaited and self._context.is_here(pushes.server)
@@ -68,11 +70,12 @@ class Gets(GetTable):
         """Return when what is ready is to be planned: little before the server can send it; at once if let down."""
         if not self.waiting:
             return None
-        there = self._there(now_ns)
+        expected = self._pushes.expected_ns(now_ns)
+        there = self._there(expected)
         ready = self._ready(there, now_ns)
         if not ready:
             return None
-        dry_ns = self._booked_ns(ready[0].request.get, now_ns)
+        dry_ns = self._booked_ns(ready[0].request.get, expected, now_ns)
         due_ns = min(max(self._closes_ns(w, dry_ns, there), w.blocked_until_ns) for w in ready)
         if due_ns <= now_ns and not any(w.request.get in self.apart for w in ready):
             due_ns = self._keep_open_until_ns([there[w.request.get] for w in ready], now_ns) or due_ns
@@ -89,7 +92,7 @@ class Gets(GetTable):
             return waiting.since_ns
         return max(dry_ns, there[waiting.request.get]) - EGRESS_LEAD_NS - self._succession.lead_ns
 
-    def _there(self, now_ns: int) -> dict[GetId, int]:
+    def _there(self, expected: Mapping[UpdateId, int]) -> dict[GetId, int]:
         """Return by get that waits when the update that it follows is to be committed; 0 if that is over."""
         found, planned = dict.fromkeys(self.waiting, 0), self._pushes.planned
         followed = {
@@ -98,7 +101,7 @@ class Gets(GetTable):
             if (update := waiting.request.after_update) is not None and update in planned
         }
         if followed:
-            expected, follower = self._pushes.expected_ns(now_ns), self._pushes.follower
+            follower = self._pushes.follower
             for get, update in followed.items():
                 found[get] = max(expected.get(update, 0), follower.there_ns(update) if follower else 0)
         return found
@@ -129,7 +132,9 @@ class Gets(GetTable):
 
     def plan(self, now_ns: int) -> Iterator[Instruction]:
         """Plan every get whose update (if any) is planned or settled; what has not started, too, if links changed."""
-        ready, again = self._batch(now_ns), self._take_back_ahead(now_ns)
+        expected = self._pushes.expected_ns(now_ns)
+        there = self._there(expected)
+        ready, again = self._batch(there, expected, now_ns), self._take_back_ahead(now_ns)
         helpers = {} if again else self._helpers(ready)
         state = FabricState(
             now_ns=now_ns,
@@ -137,7 +142,6 @@ class Gets(GetTable):
             slowest_clock=self._pushes.clocks.slowest,
             distributors=tuple(distributor for _, distributor in helpers.values()),
         )
-        there = self._there(now_ns)
         there_ns = max(now_ns, max((there[request.get] for request in ready), default=0))
         candidates = (
             *(self._candidate(request, there_ns) for request in ready),
@@ -149,14 +153,13 @@ class Gets(GetTable):
                 waiting.blocked_until_ns = now_ns + BLOCKED_NS
         yield from self._carry_out(found, {host: member for host, (member, _) in helpers.items()})
 
-    def _batch(self, now_ns: int) -> list[GetRequested]:
+    def _batch(self, there: Mapping[GetId, int], expected: Mapping[UpdateId, int], now_ns: int) -> list[GetRequested]:
         """Return what is answered together: what is ready when the server can send again, or little later."""
-        there = self._there(now_ns)
         ready = [w.request for w in self._ready(there, now_ns) if w.blocked_until_ns <= now_ns]
         apart = [request for request in ready if request.get in self.apart]
         if apart or not ready:
             return apart
-        dry_ns = self._booked_ns(ready[0].get, now_ns)
+        dry_ns = self._booked_ns(ready[0].get, expected, now_ns)
         start_ns = max(now_ns, dry_ns, min(there[request.get] for request in ready))
         latest_ns = start_ns + self._gather_ns(now_ns)
         return [request for request in ready if there[request.get] <= latest_ns]
@@ -175,7 +178,7 @@ class Gets(GetTable):
     def _ready(self, there: Mapping[GetId, int], now_ns: int) -> list[WaitingGet]:
         """Return what can be planned: not what follows an update that is late, for nobody is to wait for that."""
         pushes = self._pushes
-        late_ns = now_ns - self._gather_ns(now_ns)
+        late_ns = now_ns - self._gather_ns(now_ns) if any(there.values()) else 0
         ready = [
             waiting
             for waiting in self.waiting.values()

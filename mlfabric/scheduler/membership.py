@@ -322,8 +322,10 @@ class Membership:
 
     def next_wakeup_ns(self) -> int | None:
         """Return when the next silent member counts as left, or None."""
+        if not self._silent and not self._missed:
+            return None
         since_ns = [*(m.since_ns for m in self._silent.values()), *self._missed.values()]
-        return min(since_ns) + self._context.config.silence_ns if since_ns else None
+        return min(since_ns) + self._context.config.silence_ns
 
     def expire(self, now_ns: int) -> None:
         """Count members that were silent for too long as left."""

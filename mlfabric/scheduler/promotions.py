@@ -147,8 +147,10 @@ class Promotions:
     def next_wakeup_ns(self) -> int | None:
         """Return when a Tick is due, or None."""
         replicas = self._context.here(Role.REPLICA)
-        due = (self._due_ns(replica, replica.follows.server) for replica in replicas if replica.follows is not None)
-        return min((ns for ns in due if ns is not None), default=None)
+        if not replicas:
+            return None
+        due = [self._due_ns(replica, replica.follows.server) for replica in replicas if replica.follows is not None]
+        return min([ns for ns in due if ns is not None], default=None)
 
     def _due_ns(self, replica: MemberRecord, server: str) -> int | None:
         """Return when a replica is to be told to take its server's place, None while nothing calls for that."""

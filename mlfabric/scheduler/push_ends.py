@@ -81,14 +81,15 @@ class PushEnds(PushTable):
                 part = next(part for part in found.parts if part.sum == transfer)
                 self._lateness.note(now_ns - part.profile.end_ns)
                 if part is found.root:
-                    self._succession.over(self._coming(self.planned[min(found.open)], now_ns), now_ns)
+                    first = self.planned[min(found.open)]
+                    self._succession.over(self._coming(first, self.least_ns(now_ns)), now_ns)
                     self.sums.put_off_behind(found.seq, now_ns)
             return
         planned = self.planned.get(transfer)
         if planned is not None and planned.profile is not None and not planned.received:
             self._lateness.note(now_ns - planned.profile.end_ns)
             if planned.sum is None:
-                self._succession.over(self._coming(planned, now_ns), now_ns)
+                self._succession.over(self._coming(planned, self.least_ns(now_ns)), now_ns)
                 self.sums.put_off_behind(planned.seq, now_ns)
 
     def ended(self, event: TransferEnded, transfer: TransferId) -> Generator[Instruction, None, Dropped | None]:

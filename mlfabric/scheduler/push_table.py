@@ -144,9 +144,13 @@ class PushTable:
     def validate(self) -> None:
         """Check what must hold after every event; a violation is a broken invariant."""
         name = self.spec.name
-        both = [u for u in self.planned if u in self.settled]
+        if not self.planned:
+            assert not len(self.sums), f"{name}: sums of nothing that is planned: {list(self.sums)}"
+            return
+        both = [u for u in self.planned if self.settled.get(u) is not None]
         assert not both, f"{name}: planned though settled: {both}"
-        self.sums.validate()
+        if len(self.sums):
+            self.sums.validate()
         for update, planned in self.planned.items():
             if planned.sum is not None:
                 found = self.sums.whole(planned.sum)
@@ -221,11 +225,11 @@ class PushTable:
         rate_bps = self._context.ingress_bps(self.server, now_ns)
         return self.spec.layout.size_bytes * 8 * 10**9 // max(1, rate_bps)
 
-    def _coming(self, planned: PlannedUpdate, now_ns: int) -> Coming:
+    def _coming(self, planned: PlannedUpdate, least_ns: int) -> Coming:
         """Return what the server's link has to do for an update, or for the sum that it is in."""
         found = None if planned.sum is None else self.sums.whole(planned.sum)
         profile = planned.profile if found is None else found.root.profile
-        needs_ns = self.least_ns(now_ns) * (1 if found is None else found.images)
+        needs_ns = least_ns * (1 if found is None else found.images)
         if profile is None:
             return Coming(0, needs_ns)
         span_ns = profile.end_ns - profile.start_ns

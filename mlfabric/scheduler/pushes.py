@@ -125,9 +125,9 @@ class Pushes(Sequencing):
 
     def due_ns(self, now_ns: int) -> int | None:
         """Return when the next plan is to be made, None if nothing calls for one."""
-        if self.awaited or not self._context.is_here(self.server) or not self._is_settled:
-            return None
         if not self.waiting and not self.planned:
+            return None
+        if self.awaited or not self._context.is_here(self.server) or not self._is_settled:
             return None
         if self.policy.has_barrier and next(self._outdated(), None) is not None:
             return now_ns
@@ -222,15 +222,17 @@ class Pushes(Sequencing):
 
     def _overdue_ns(self) -> int | None:
         """Return when the first that is out becomes overdue, if others wait behind it or in it."""
-        if self.policy.has_barrier:
-            return min((found.overdue_ns for found in self._sums_out()), default=None)
-        sequence = self._sequence()
-        first = next((planned for planned in sequence if not planned.received), None)
-        if first is None:
+        if not self.planned:
             return None
-        if first.sum is not None:
-            return self.sums.whole(first.sum).overdue_ns
-        return None if next(sequence, None) is None else first.overdue_ns()
+        if self.policy.has_barrier:
+            return min([found.overdue_ns for found in self._sums_out()], default=None)
+        sequence = self._sequence()
+        for place, first in enumerate(sequence):
+            if not first.received:
+                if first.sum is not None:
+                    return self.sums.whole(first.sum).overdue_ns
+                return None if place + 1 == len(sequence) else first.overdue_ns()
+        return None
 
     def _sums_out(self) -> list[PlannedSum]:
         """Return the sums that are out and have nothing before them that is: only these can be overdue."""

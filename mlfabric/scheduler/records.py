@@ -254,7 +254,8 @@ class SettledUpdates:
         self._low: dict[tuple[str, int], int] = {}
 
     def __contains__(self, update: UpdateId) -> bool:
-        return self.get(update) is not None
+        known = self._by_worker.get(update[:2])
+        return known is not None and update.counter in known
 
     def items(self) -> Iterator[tuple[UpdateId, Outcome]]:
         """Return everything that is known."""
@@ -264,7 +265,8 @@ class SettledUpdates:
 
     def get(self, update: UpdateId) -> Outcome | None:
         """Return the outcome, or None if it is not known (any more)."""
-        return self._by_worker.get(update[:2], {}).get(update.counter)
+        known = self._by_worker.get(update[:2])
+        return None if known is None else known.get(update.counter)
 
     def count(self, update: UpdateId) -> int:
         """Return how many outcomes are known of ``update``'s worker incarnation."""

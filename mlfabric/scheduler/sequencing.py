@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import groupby
+from operator import attrgetter
 from typing import NamedTuple
 
 from mlfabric.protocol import Dropped, DropReason, Instruction, PushRequested, UpdateId, UpdateKind
@@ -18,9 +19,12 @@ from mlfabric.scheduler.arranging import Arranging
 from mlfabric.scheduler.patience import Late, Way, committed_meanwhile, patience_ns, room_ns, ways
 from mlfabric.scheduler.planning import is_planner_loaded
 from mlfabric.scheduler.records import PlannedUpdate
+from mlfabric.scheduler.succession import Coming
 from mlfabric.specs import Mode
 
 __all__ = ["Sequencing", "Split"]
+
+_TRANSFER = attrgetter("transfer")
 
 
 class Split(NamedTuple):
@@ -48,20 +52,17 @@ class Sequencing(Arranging):
         apart = self.whole is not None and not self.policy.has_barrier  # commits by itself: a sum has one coefficient
         return not apart and is_planner_loaded() and self._context.has_aggregators
 
-    def _in_sequence(self) -> list[PlannedUpdate]:
+    def _sequence(self) -> list[PlannedUpdate]:
         """Return the updates that will each make a version, by ``seq``."""
-        return list(self._sequence())
-
-    def _sequence(self) -> Iterator[PlannedUpdate]:
         gradient = UpdateKind.GRADIENT
-        return (p for p in self.planned.values() if (p.received or not p.voided) and p.request.kind is gradient)
+        return [p for p in self.planned.values() if (p.received or not p.voided) and p.request.kind is gradient]
 
     def _split(self, now_ns: int, coming: int) -> Split:
         """Split what is planned by who keeps a place before ``coming`` new updates.
 
         In an iteration, which has no order, everything does.
         """
-        planned = self._in_sequence()
+        planned = self._sequence()
         if self.spec.mode is Mode.SYNCHRONOUS:
             return Split(planned, [], [], [])
         behind, too_late = self._behind(planned, now_ns, coming) if self._can_sum else ([], [])
@@ -74,11 +75,11 @@ class Sequencing(Arranging):
 
     def expected_ns(self, now_ns: int) -> Mapping[UpdateId, int]:
         """Return when what is planned is to be committed; 0 for what the server has and waits for nobody."""
-        if self.policy.has_barrier:
+        if self.policy.has_barrier or not self.planned:
             return self.commit_ns
         found, there_ns = dict(self.commit_ns), 0
-        transfers = [list(group) for _, group in groupby(self._sequence(), key=lambda p: p.transfer)]
-        coming = [self._coming(transfer[0], now_ns) for transfer in transfers if not transfer[0].received]
+        transfers = [list(group) for _, group in groupby(self._sequence(), key=_TRANSFER)]
+        coming = self._to_come([transfer[0] for transfer in transfers], now_ns)
         ends_ns = iter(self._succession.ends_ns(coming, now_ns))
         for transfer in transfers:
             there_ns = there_ns if transfer[0].received else max(there_ns, next(ends_ns))
@@ -87,13 +88,20 @@ class Sequencing(Arranging):
 
     def _dry_ns(self, now_ns: int) -> int:
         """Return when all that is on its way to the server is there."""
-        firsts = (next(group) for _, group in groupby(self._sequence(), key=lambda p: p.transfer))
-        coming = [self._coming(first, now_ns) for first in firsts if not first.received]
-        return self._succession.dry_ns(coming, now_ns)
+        firsts = [next(group) for _, group in groupby(self._sequence(), key=_TRANSFER)]
+        return self._succession.dry_ns(self._to_come(firsts, now_ns), now_ns)
+
+    def _to_come(self, firsts: list[PlannedUpdate], now_ns: int) -> list[Coming]:
+        """Return what the server's link has to do for transfers, of which one update each is given."""
+        out = [planned for planned in firsts if not planned.received]
+        if not out:
+            return []
+        least_ns = self.least_ns(now_ns)
+        return [self._coming(planned, least_ns) for planned in out]
 
     def _room_ns(self, now_ns: int, coming: int) -> int:
         """Return for how long the server's link must have room before ``coming`` updates are planned."""
-        planned = self._in_sequence()
+        planned = self._sequence()
         behind = self._behind(planned, now_ns, coming)[0] if self._can_sum else []
         make_way = {one.request.update for transfer in behind for one in transfer}
         stay_ns = (self._due_ns(p, now_ns) for p in planned if not p.received and p.request.update not in make_way)
@@ -121,7 +129,7 @@ class Sequencing(Arranging):
         To make way, a transfer must be late, and all that is in it fresh enough.
         """
         soon_ns = now_ns + self.least_ns(now_ns)
-        transfers = [list(group) for _, group in groupby(planned, key=lambda p: p.transfer)]
+        transfers = [list(group) for _, group in groupby(planned, key=_TRANSFER)]
         late = [transfer for transfer in transfers if self._makes_way(transfer[0], now_ns, soon_ns)] if coming else []
         place = self.version.number + len(planned) + coming - sum(map(len, late))
         found = list(zip(late, ways([self._late(t, now_ns) for t in late], place, self.tau_max), strict=True))

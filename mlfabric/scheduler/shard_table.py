@@ -87,12 +87,12 @@ class ShardTable:
     @property
     def is_known(self) -> bool:
         """Whether every part's server has said what it holds."""
-        return self.has_all_parts and not any(pushes.awaited for pushes in self.tables)
+        return self.has_all_parts and True not in [pushes.awaited for pushes in self.tables]
 
     @property
     def is_settled(self) -> bool:
         """Whether every part is where it was placed and stands as the others do: something can be planned."""
-        here = self.is_known and all(self._context.is_here(pushes.server) for pushes in self.tables)
+        here = self.is_known and all(map(self._context.is_here, [pushes.server for pushes in self.tables]))
         return here and not self.torn
 
     @property

@@ -62,6 +62,8 @@ __all__ = ["SchedulerState"]
 
 _WITHOUT_REPLICA = (GetRequested, LinksReported)
 """Events that never change what a replica gets."""
+_ABOUT_SAMPLES = (SamplesDropped, WorkerHolds, MemberSilent, MemberLeft, MemberJoined)
+"""Events that tell of updates that were dropped, or of workers that are gone."""
 
 
 class SchedulerState:
@@ -124,8 +126,10 @@ class SchedulerState:
         times = [self._membership.next_wakeup_ns(), self._membership.promotions.next_wakeup_ns()]
         for model in self.models.values():
             times += model.pushes.due_ns(now_ns), model.gets.due_ns(now_ns), model.replication.next_wakeup_ns()
-        times += [rounds.due_ns(now_ns) for rounds in self.reductions.values()]
-        times += [whole.due_ns() for whole in self.wholes.values()]
+        for rounds in self.reductions.values():
+            times.append(rounds.due_ns(now_ns))
+        for whole in self.wholes.values():
+            times.append(whole.due_ns())
         return min([t for t in times if t is not None], default=None)
 
     def validate(self) -> None:
@@ -136,7 +140,7 @@ class SchedulerState:
             model.gets.validate()
             model.replication.validate()
             bound = model.pushes.tau_max
-            assert all(tau <= bound for tau in model.delays), f"{name}: delay above {bound}: {model.delays}"
+            assert max(model.delays, default=0) <= bound, f"{name}: delay above {bound}: {model.delays}"
         for rounds in self.reductions.values():
             rounds.validate()
         for whole in self.wholes.values():
@@ -156,7 +160,8 @@ class SchedulerState:
     def _react(self, event: MemberEvent, now_ns: int) -> Iterator[Instruction]:
         if not self._has_a_say(event):
             return
-        yield from self._drop_samples(event)
+        if isinstance(event, _ABOUT_SAMPLES):
+            yield from self._drop_samples(event)
         match event:
             case Tick():
                 self._membership.expire(now_ns)

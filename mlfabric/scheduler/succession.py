@@ -67,6 +67,8 @@ class Succession:
         """Tell whether one is so late that it cannot be the link's fault: nobody is to wait for it any longer."""
         is_overtaken = one.end_ns < self._last_planned_ns
         due_ns = one.end_ns if is_overtaken else max(one.end_ns, self.last_ns + one.needs_ns)
+        if now_ns <= due_ns:
+            return False
         return now_ns > due_ns + max(PATIENCE * one.needs_ns, 2 * self._lateness.usual_ns, OVERDUE_SLACK_NS)
 
     def ends_ns(self, coming: Iterable[Coming], now_ns: int) -> list[int]:
@@ -86,6 +88,8 @@ class Succession:
         """Return from when on the link has nothing to do for as long as one transfer needs at least."""
         ahead = [one for one in coming if not one.shares]
         dry_ns = now_ns
+        if not ahead:
+            return dry_ns
         for one, end_ns in sorted(zip(ahead, self.ends_ns(ahead, now_ns), strict=True), key=lambda pair: pair[1]):
             if end_ns - one.needs_ns >= dry_ns + one.needs_ns:
                 break

@@ -49,7 +49,8 @@ class AppliedSet:
     def knows(self, update: UpdateId) -> bool:
         """Tell whether ``update`` was applied or dropped, or is below the low-water mark."""
         window = self._windows.get(update[:2])
-        return window is not None and (update.counter < window.low or self.outcome(update) is not None)
+        counter = update.counter
+        return window is not None and (counter < window.low or counter in window.recent or counter in window.dropped)
 
     def outcome(self, update: UpdateId) -> Committed | Dropped | None:
         """Return what became of ``update``, or None if that is open or below the low-water mark."""

@@ -179,6 +179,8 @@ class HostedModel:
     def next_wakeup_ns(self) -> int | None:
         """Return when ``expire`` is due, or None."""
         due_ns = self.gets.next_wakeup_ns()
+        if not self.incoming.transfers:
+            return due_ns
         times = [t.since_ns + UNCLAIMED_NS for t in self._unclaimed()]
         return min(times if due_ns is None else (*times, due_ns), default=None)
 
@@ -257,7 +259,8 @@ class HostedModel:
 
     def advance(self, now_ns: int) -> Iterator[Action]:
         """Commit, grant and serve whatever may now be committed, granted and served."""
-        if any(t.is_complete for t in self.incoming.transfers.values()) and not self.incoming.applying():
+        states = [t.state for t in self.incoming.transfers.values()]
+        if TransferState.RECEIVED in states and TransferState.APPLYING not in states:
             yield from self._advance_sequence()
         yield from grants(self.incoming, self.spec.name, self._budget_bytes)
         if self.initialised:

@@ -63,7 +63,8 @@ class Incoming:
 
     def places(self) -> list[Place]:
         """Return the places of the sequence in the order of commits."""
-        ordered = sorted(self.transfers.values(), key=lambda t: (not _is_initial(t), t.seq))
+        initial_kind = UpdateKind.INITIAL
+        ordered = sorted(self.transfers.values(), key=lambda t: (t.kind is not initial_kind, t.seq))
         if not self._has_iterations:
             return [[transfer] for transfer in ordered]
         initial = [[t] for t in ordered if _is_initial(t)]
@@ -112,13 +113,17 @@ class Incoming:
 
     def validate(self) -> None:
         """Check what must hold after every event; a violation is a broken invariant."""
-        members = {m.update: t.transfer for t in self.transfers.values() for m in t.members}
+        if not self.transfers:
+            assert not self.transfer_of, f"{self.transfer_of} are listed; there is no transfer"
+            return
+        pairs = [(m.update, t.transfer) for t in self.transfers.values() for m in t.members]
+        members = dict(pairs)
         assert self.transfer_of == members, f"members are listed as {self.transfer_of}; they are {members}"
-        count = sum(len(t.members) for t in self.transfers.values())
-        assert len(members) == count, f"an update is in two transfers at once: {list(self.transfers.values())}"
+        assert len(members) == len(pairs), f"an update is in two transfers at once: {list(self.transfers.values())}"
         applying = self.applying()
-        together = self._has_iterations and not any(map(_is_initial, applying))
-        assert len(applying) <= 1 or together, f"several transfers are applied at once: {applying}"
+        if len(applying) > 1:
+            together = self._has_iterations and not any(map(_is_initial, applying))
+            assert together, f"several transfers are applied at once: {applying}"
         for transfer in self.transfers.values():
             needs = transfer.state in (TransferState.OFFERED, TransferState.RECEIVING)
             assert not needs or transfer.connection is not None, (

@@ -105,6 +105,8 @@ class Servings:
 
     def next_wakeup_ns(self) -> int | None:
         """Return when ``expire`` is due, or None."""
+        if not self.gets:
+            return None
         unclaimed = [g.since_ns + UNCLAIMED_NS for g in self.gets.values() if g.state is GetState.PLANNED]
         return min([*unclaimed, *self._late_ns()], default=None)
 
@@ -165,9 +167,11 @@ class Servings:
         self._lacks_copy = False
         if not self.gets:
             return
+        wanted = [g for g in self.gets.values() if g.state is GetState.WANTED]
+        if not wanted:
+            return
         running = [g for g in self.gets.values() if g.state is GetState.SERVING and not g.is_late(now_ns)]
         waiting: list[OutgoingModel] = []
-        wanted = [g for g in self.gets.values() if g.state is GetState.WANTED]
         for get in sorted(wanted, key=lambda g: g.order):
             due = self._due_version(get, version, unsettled)
             if due is None:
@@ -210,6 +214,9 @@ class Servings:
 
     def validate(self, version: ModelVersion) -> None:
         """Check what must hold after every event; a violation is a broken invariant."""
+        if not self.gets:
+            assert not self._pinned_by, f"{self._model}: pins {self._pinned_by} for nobody"
+            return
         pinned = set(self._pinned_by.values())
         assert len(pinned) < self._buffers, f"{self._model}: too many pinned versions {pinned}"
         assert all(v <= version for v in pinned), f"{self._model}: a future version is pinned"

@@ -9,23 +9,17 @@ from __future__ import annotations
 __all__ = ["Cuts"]
 
 
-class Cuts:
-    """Every direction that is cut, and until when."""
-
-    def __init__(self) -> None:
-        self._until_ns: dict[tuple[str, str], int] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._until_ns)
+class Cuts(dict[tuple[str, str], int]):
+    """Every direction that is cut, and until when; nearly always empty."""
 
     def cut(self, source: str, destination: str, until_ns: int) -> None:
         """Let nothing arrive in one direction until then, or longer if it is cut for longer already."""
         way = (source, destination)
-        self._until_ns[way] = max(until_ns, self._until_ns.get(way, 0))
+        self[way] = max(until_ns, self.get(way, 0))
 
     def held_ns(self, source: str, destination: str, at_ns: int) -> int:
         """Return for how long what is said at ``at_ns`` is held; 0 if nothing is in its way."""
-        return max(0, self._until_ns.get((source, destination), 0) - at_ns)
+        return max(0, self.get((source, destination), 0) - at_ns)
 
     def stalls(self, source: str, destination: str, at_ns: int) -> bool:
         """Tell whether bytes between two hosts do not move."""
@@ -34,5 +28,5 @@ class Cuts:
 
     def forget(self, at_ns: int) -> None:
         """Forget what is over."""
-        for way in [way for way, until_ns in self._until_ns.items() if until_ns <= at_ns]:
-            del self._until_ns[way]
+        for way in [way for way, until_ns in self.items() if until_ns <= at_ns]:
+            del self[way]

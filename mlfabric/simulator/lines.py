@@ -32,6 +32,9 @@ class End(Enum):
         return End.FAR if self is End.NEAR else End.NEAR
 
 
+BOTH = (End.NEAR, End.FAR)
+
+
 class _Line:
     """Ordered messages between two ends until it breaks or is closed."""
 
@@ -55,16 +58,15 @@ class _Line:
         if not self.is_open:
             return
         world, free_ns = self.world, self._free_ns
-        at_ns = world.now_ns + world.latency_ns() + self._held_ns(towards)
+        now_ns, latency_ns = world.now_ns, world.latency_ns()
+        at_ns = now_ns + latency_ns + (self._held_ns(towards) if world.cuts else 0)
         free_ns[towards] = at_ns = max(free_ns[towards], at_ns)
         deliver = partial(self._deliver, towards, action)
-        world.later(at_ns - world.now_ns, f"{self.name} {what}", deliver, self.ends[towards])
+        world.later(at_ns - now_ns, f"{self.name} {what}", deliver, self.ends[towards])
 
     def _held_ns(self, towards: End) -> int:
         """Return for how long what is said to an end is held by a partition."""
         world = self.world
-        if not world.cuts:
-            return 0
         return world.cuts.held_ns(self.ends[towards.other].host, self.ends[towards].host, world.now_ns)
 
     def _deliver(self, towards: End, action: Callable[[], None]) -> None:
@@ -84,7 +86,7 @@ class _Line:
         """End the line for both ends without a word: it has served its purpose."""
         self.is_open = False
         self.world.lines.pop(self, None)
-        self._quiet.update(End)
+        self._quiet.update(BOTH)
 
     def break_up(self) -> None:
         """Break the line; each end that is not quiet notices after a while."""
@@ -95,7 +97,7 @@ class _Line:
             return
         self.is_open = False
         self.world.lines.pop(self, None)
-        for end in End:
+        for end in BOTH:
             delay_ns = held_ns + self.world.pause_ns(self.world.config.notice_ns)
             what = f"{self.name} broke at the {end.value} end"
             self.world.later(delay_ns, what, partial(self._notice, end), self.ends[end])

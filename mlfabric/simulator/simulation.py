@@ -39,10 +39,10 @@ class Simulation:
         """
         try:
             self._start()
-            taken = self._run(events)
+            taken = self.world.play(events)
             self.world.is_stormy = False
             self.world.note("the storm is over")
-            taken += self._run(MOST_EVENTS_AFTERWARDS)
+            taken += self.world.play(MOST_EVENTS_AFTERWARDS)
             assert not self.world.step(), f"something still happens after {MOST_EVENTS_AFTERWARDS} more events"
             self._check_quiet()
         except Exception as error:
@@ -50,12 +50,6 @@ class Simulation:
             error.add_note(f"{self.config}\n{self.world.story()}")
             raise
         return self._summary(taken)
-
-    def _run(self, events: int) -> int:
-        for taken in range(events):
-            if not self.world.step():
-                return taken
-        return events
 
     def _start(self) -> None:
         for server in self.servers.values():

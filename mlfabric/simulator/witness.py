@@ -127,9 +127,10 @@ class Witness:
     def heard(self, state: SchedulerState, event: MemberEvent, instructions: list[Instruction]) -> None:
         """Check what the scheduler says of outcomes, and what it remembers of those that it was just told."""
         for name, model in state.models.items():
-            self._bounds[name] = max(self._bounds.get(name, 0), model.pushes.tau_max)
-            if model.pushes.initialised:
-                self._counts_on(state, name, model.pushes.version)
+            pushes = model.pushes
+            self._bounds[name] = max(self._bounds.get(name, 0), pushes.tau_max)
+            if pushes.initialised and self._known.get(name) != (state, pushes.version):
+                self._counts_on(state, name, pushes.version)
         for instruction in instructions:
             # A server that is told to drop an update may have applied it by then, and does not.
             if isinstance(instruction, Drop) and instruction.to == instruction.update.worker:
@@ -161,8 +162,9 @@ class Witness:
             if idle and state.context.is_here(pushes.server):
                 due_ns = pushes.due_ns(now_ns) if pushes.waiting else now_ns
                 late_ns = LONGEST_WAIT_NS if due_ns is None else due_ns - now_ns
-                why = f"{list(pushes.waiting)} wait though nothing is under way to {pushes.server}"
-                assert late_ns < LONGEST_WAIT_NS, why
+                assert late_ns < LONGEST_WAIT_NS, (
+                    f"{list(pushes.waiting)} wait though nothing is under way to {pushes.server}"
+                )
 
     def remembered(self, state: SchedulerState) -> None:
         """Check every outcome that the scheduler remembers."""

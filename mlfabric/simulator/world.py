@@ -7,12 +7,12 @@ what belongs to a process that is stopped waits until that goes on.
 
 from __future__ import annotations
 
-import math
 import random
 import zlib
 from collections import Counter, deque
 from collections.abc import Callable
 from heapq import heappop, heappush
+from math import log
 from typing import Protocol
 
 from mlfabric.simulator.config import SimulationConfig
@@ -96,8 +96,12 @@ class World:
 
     def step(self) -> bool:
         """Let the next thing happen; return False if there is nothing left."""
-        queue = self._queue
-        while queue:
+        return self.play(1) == 1
+
+    def play(self, events: int) -> int:
+        """Let the next things happen, one after the other; return how many, fewer if there is nothing left."""
+        queue, taken = self._queue, 0
+        while queue and taken < events:
             at_ns, _, timer = heappop(queue)
             action = timer.action
             if action is None:
@@ -109,8 +113,8 @@ class World:
             self.now_ns, self._running = at_ns, process
             self.digest = zlib.crc32(f"{at_ns} {timer.what}".encode(), self.digest)
             action()
-            return True
-        return False
+            taken += 1
+        return taken
 
     # Processes
 
@@ -149,7 +153,8 @@ class World:
 
     def pause_ns(self, mean_ns: int) -> int:
         """Draw a duration: exponential with this mean, at most ten times as long."""
-        return min(10 * mean_ns, round(-math.log(1.0 - self.rng.random()) * mean_ns))
+        drawn_ns = round(-log(1.0 - self.rng.random()) * mean_ns)
+        return drawn_ns if drawn_ns <= 10 * mean_ns else 10 * mean_ns
 
     def gap_ns(self, hz: float) -> int:
         """Draw the time until something happens next that happens so often; never, if it does not."""

@@ -101,7 +101,8 @@ class _Get:
     def raise_min(self, version: ModelVersion) -> None:
         """Want at least this version."""
         for part in self.parts.values():
-            part.request = replace(part.request, min_version=max(part.request.min_version, version))
+            if part.request.min_version < version:
+                part.request = replace(part.request, min_version=version)
 
 
 class Getting:
@@ -250,7 +251,8 @@ class Getting:
             yield from get.ask("the model that came is too old, or of several versions")
 
     def _first(self, get: GetId) -> GetId:
-        return GetId(get.worker, get.incarnation, get.counter - get.counter % self._shards)
+        place = get.counter % self._shards
+        return GetId(get.worker, get.incarnation, get.counter - place) if place else get
 
     def _find(self, name: GetId) -> tuple[_Get | None, _Part | None]:
         get = self.gets.get(self._first(name))

@@ -63,7 +63,7 @@ class Keeping:
 
     def next_wakeup_ns(self) -> int | None:
         """Return when something is to be tried again, or None."""
-        return min((s.again_ns for s in self.sending.values() if s.again_ns is not None), default=None)
+        return min([s.again_ns for s in self.sending.values() if s.again_ns is not None], default=None)
 
     def keep(self, order: Keep) -> Iterator[act.Action]:
         """Begin a term, or end keeping."""

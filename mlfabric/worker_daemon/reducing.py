@@ -82,6 +82,8 @@ class Reducing:
 
     def validate(self) -> None:
         """Check what must hold after every event; a violation is a broken invariant."""
+        if not self.open:
+            return
         attempted = [opened for opened in self.open.values() if opened.attempt is not None]
         assert len(attempted) <= 1, f"{len(attempted)} rounds are carried out at the same time"
         for opened in self.open.values():

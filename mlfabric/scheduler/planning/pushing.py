@@ -7,7 +7,7 @@ could relay it: nothing is to be summed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
@@ -105,7 +105,8 @@ def _directly(batch: Batch, ordering: Ordering, network: Network, state: FabricS
     """The hot case: what the ordering says is the plan."""
     server = state.servers[0]
     sources = {candidate.update: candidate for candidate in batch.updates}
-    ordering = replace(ordering, slots=tuple(ordering.slots))  # all are looked at, several times
+    # All are looked at, several times.
+    ordering = Ordering(slots=tuple(ordering.slots), left=ordering.left, placed=ordering.placed)
 
     def transfer(slot: Slot) -> Transfer:
         candidate = sources[slot.update]
