@@ -6,6 +6,7 @@ replay a failure. ``CI`` in the environment chooses ``ci``; ``--hypothesis-profi
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import socket
@@ -20,9 +21,24 @@ from hypothesis import settings
 if TYPE_CHECKING:
     from benchmarks.testbed.hosts import Testbed
 
+
 settings.register_profile("dev", deadline=None, print_blob=True)
 settings.register_profile("ci", deadline=None, print_blob=True, derandomize=True, database=None)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+
+# To look again and again through what is loaded meanwhile would take a quarter of the time of collecting the tests.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Keep the garbage collector off all that collecting the tests has loaded, which is a million objects.
+
+    Each scheduler that a test starts in here collects first, and would look through them.
+    """
+    gc.enable()
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

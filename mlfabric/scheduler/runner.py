@@ -131,9 +131,10 @@ def allow_connections() -> None:
 def rare_collections() -> Iterator[None]:
     """Keep the garbage collector off what was loaded at the start: a pass over all of it would stop every decision.
 
-    What lives now is never looked at again; new objects are, after more of them than usual.
+    What lives now is never looked at again; new objects are, after more of them than usual. A process that keeps it off
+    something already goes on doing so afterwards.
     """
-    before = gc.get_threshold()
+    before, was_off = gc.get_threshold(), gc.get_freeze_count() > 0
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS, *before[1:])
@@ -141,7 +142,8 @@ def rare_collections() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(*before)
-        gc.unfreeze()
+        if not was_off:
+            gc.unfreeze()
 
 
 def _channel_options(answer_s: float, most_calls: int) -> list[tuple[str, int]]:

@@ -16,7 +16,7 @@ import pytest
 
 from mlfabric.launch.guard import marked
 
-PATIENCE_S = 60.0
+PATIENCE_S = 100.0
 
 
 def wait_until(holds: Callable[[], bool], what: str) -> None:

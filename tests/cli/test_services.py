@@ -26,8 +26,15 @@ def test_a_scheduler_ends_in_an_orderly_way_when_told(start: Start, number, code
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("service", ["server", "aggregator", "monitor"])
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("service", "number", "code"),
+    [
+        ("server", signal.SIGTERM, 0),
+        ("aggregator", signal.SIGINT, 130),
+        ("monitor", signal.SIGTERM, 0),
+        ("monitor", signal.SIGINT, 130),
+    ],
+)
 def test_a_member_that_waits_for_the_scheduler_can_be_ended(start: Start, free_port: int, service, number, code):
     command = start(service, "--scheduler", f"127.0.0.1:{free_port}")
     command.read_until("waits for the scheduler")

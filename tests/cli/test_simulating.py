@@ -48,7 +48,7 @@ def run(*arguments: object):
 
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.name)
 def test_every_example_runs(file: Path):
-    result = run(file, "--iterations", 2)
+    result = run(file, "--iterations", 1)
 
     assert result.exit_code == 0, result.output
     assert "updates/s" in result.stdout or "updates " in result.stdout

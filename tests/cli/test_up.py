@@ -136,13 +136,14 @@ def test_server_and_replica_change_places_whenever_the_server_dies(start: Start,
     settings = WorkerSettings(scheduler=scheduler, tcp=TcpOptions())
     with mlfabric.register_as_worker(model, model_name="net", settings=settings) as worker:
         for epoch in (1, 2, 3):
+            if epoch > 1:
+                wait_until(partial(is_followed, scheduler, epoch - 1), f"version {epoch - 1} is at the replica")
+                os.kill(pid_at(command, member(scheduler, "server-0").address), signal.SIGKILL)
             worker.get()
             model["w"].grad = torch.ones(4)
             outcome = worker.push().result()
             assert isinstance(outcome, Committed)
             assert outcome.version.epoch == epoch
-            wait_until(partial(is_followed, scheduler, epoch), f"version {epoch} is at the replica")
-            os.kill(pid_at(command, member(scheduler, "server-0").address), signal.SIGKILL)
     command.signal(signal.SIGTERM)
     command.finish()
     logged = [json.loads(line) for line in (folder / "net.commits.jsonl").read_text().splitlines()]

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.fabric.harness import Fabric, fabric
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MLFABRIC = (sys.executable, "-m", "mlfabric")
 WITHIN_S = 120
@@ -44,6 +46,18 @@ def run(*command: str) -> str:
     return done.stdout
 
 
+def run_two(name: str, *arguments: str) -> str:
+    """Run an example with two workers, through a fabric in this process; return what they print."""
+    with fabric() as running:
+        job = ("run", "-n", "2", "--no-up", "--scheduler", running.scheduler.address, str(EXAMPLES / name))
+        return run(*MLFABRIC, *job, *arguments)
+
+
+def accuracies(out: str) -> dict[str, float]:
+    """Return what each rank says at its end."""
+    return {line.split()[0]: float(line.split()[-1]) for line in out.splitlines()}
+
+
 def test_the_single_process_example_trains():
     assert float(run(sys.executable, str(EXAMPLES / "digits_single.py"), "--steps", "100").split()[-1]) > 0.5
 
@@ -53,74 +67,49 @@ def test_two_workers_share_the_digits(free_port):
     address = f"127.0.0.1:{free_port}"
     out = run(*MLFABRIC, "run", "-n", "2", "--scheduler", address, str(EXAMPLES / "digits_shared.py"), "--epochs", "4")
     assert len(out.splitlines()) == 2
-    assert min(float(line.split()[-1]) for line in out.splitlines()) > 0.5
+    assert min(accuracies(out).values()) > 0.5
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("name", ["digits_loop.py", "digits_optimizer.py"])
-def test_two_workers_train_with_each_example(name, free_port):
-    address = f"127.0.0.1:{free_port}"
-    out = run(*MLFABRIC, "run", "-n", "2", "--scheduler", address, str(EXAMPLES / name), "--steps", "60")
-    accuracies = {line.split()[0]: float(line.split()[-1]) for line in out.splitlines()}
-    assert set(accuracies) == {"[0]", "[1]"}
-    assert min(accuracies.values()) > 0.5
+def test_two_workers_train_with_an_optimizer():
+    found = accuracies(run_two("digits_optimizer.py", "--steps", "60"))
+    assert set(found) == {"[0]", "[1]"}
+    assert min(found.values()) > 0.5
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("name", ["digits_synchronous.py", "digits_stale.py", "digits_all_reduce.py"])
-def test_workers_train_together_in_each_mode(name, free_port):
-    address = f"127.0.0.1:{free_port}"
-    out = run(*MLFABRIC, "run", "-n", "2", "--scheduler", address, str(EXAMPLES / name), "--steps", "100")
-    accuracies = {line.split()[0]: float(line.split()[-1]) for line in out.splitlines()}
-    assert set(accuracies) == {"[0]", "[1]"}
-    assert min(accuracies.values()) > 0.5
+def test_workers_train_together_in_each_mode(name):
+    found = accuracies(run_two(name, "--steps", "100"))
+    assert set(found) == {"[0]", "[1]"}
+    assert min(found.values()) > 0.5
     if name != "digits_stale.py":
-        assert accuracies["[0]"] == accuracies["[1]"]
+        assert found["[0]"] == found["[1]"]
 
 
 @pytest.mark.processes
-def test_a_server_of_ones_own_hears_of_commits_and_gets(free_port):
-    address = f"127.0.0.1:{free_port}"
-    command = [sys.executable, str(EXAMPLES / "custom_server.py"), "--scheduler", address, "--every", "10"]
-    with (
-        subprocess.Popen([*MLFABRIC, "scheduler", "--port", str(free_port)], stderr=subprocess.DEVNULL) as scheduler,
-        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server,
-    ):
-        try:
-            job = (
-                "run",
-                "-n",
-                "2",
-                "--no-up",
-                "--scheduler",
-                address,
-                str(EXAMPLES / "digits_loop.py"),
-                "--steps",
-                "15",
-            )
-            wait_for(address)
-            run(*MLFABRIC, *job)
-            server.send_signal(signal.SIGINT)
-            assert server.stdout is not None
-            lines = server.stdout.read().splitlines()
-            assert server.wait(WITHIN_S) == 0
-        finally:
-            server.kill()
-            scheduler.terminate()
+def test_a_server_of_ones_own_hears_of_commits_and_gets_while_two_workers_train():
+    with Fabric() as running:
+        address = running.scheduler.address
+        command = [sys.executable, str(EXAMPLES / "custom_server.py"), "--scheduler", address, "--every", "10"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+            try:
+                loop = (str(EXAMPLES / "digits_loop.py"), "--steps", "60")
+                out = run(*MLFABRIC, "run", "-n", "2", "--no-up", "--scheduler", address, *loop)
+                server.send_signal(signal.SIGINT)
+                assert server.stdout is not None
+                lines = server.stdout.read().splitlines()
+                assert server.wait(WITHIN_S) == 0
+            finally:
+                server.kill()
+    assert set(accuracies(out)) == {"[0]", "[1]"}
+    assert min(accuracies(out).values()) > 0.5
     assert any(line.startswith("model: version 10 by worker-") for line in lines)
     assert lines[-1].startswith("gets: {'worker-0': ")
 
 
-def wait_for(address: str) -> None:
-    """Wait until a scheduler answers."""
-    while subprocess.run([*MLFABRIC, "status", "--scheduler", address], check=False, capture_output=True).returncode:
-        pass
-
-
 @pytest.mark.processes
-def test_two_workers_teach_a_model_to_write(free_port):
-    short = ("--steps", "40", "--width", "48", "--sample", "20")
-    address = f"127.0.0.1:{free_port}"
-    out = run(*MLFABRIC, "run", "-n", "2", "--scheduler", address, str(EXAMPLES / "char_lm.py"), *short)
+def test_two_workers_teach_a_model_to_write():
+    out = run_two("char_lm.py", "--steps", "40", "--width", "48", "--sample", "20")
     blind = float(out.splitlines()[0].split()[-1])
     assert float(out.split()[-1]) < blind - 1

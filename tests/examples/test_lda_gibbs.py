@@ -121,9 +121,11 @@ def test_dropped_changes_go_again_and_the_counts_never_drift() -> None:
 
 @pytest.mark.processes
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # lda.datasets leaves its files to the collector
-def test_two_workers_find_topics_in_the_news(free_port: int) -> None:
-    job = ("run", "-n", "2", "--scheduler", f"127.0.0.1:{free_port}", lda_gibbs.__file__, "--sweeps=40")
-    done = subprocess.run([*MLFABRIC, *job], check=False, capture_output=True, text=True, timeout=WITHIN_S)
+def test_two_workers_find_topics_in_the_news() -> None:
+    with fabric() as running:
+        address = running.scheduler.address
+        job = ("run", "-n", "2", "--no-up", "--scheduler", address, lda_gibbs.__file__, "--sweeps=40")
+        done = subprocess.run([*MLFABRIC, *job], check=False, capture_output=True, text=True, timeout=WITHIN_S)
     assert done.returncode == 0, done.stderr
     texts, held_out = lda_gibbs.load()
     assert f"[0] counted {texts.sum()} words, 0 of them wrongly" in done.stdout

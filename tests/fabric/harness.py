@@ -31,7 +31,7 @@ from mlfabric.worker_daemon.tensors import ModelTensors
 
 __all__ = ["Fabric", "RawWorker", "SchedulerThread", "fabric", "gradients", "small_model", "spec_of", "wait_until"]
 
-PATIENCE_S = 15.0
+PATIENCE_S = 30.0
 MAX_PAYLOAD_BYTES = 1 << 40
 
 

@@ -35,7 +35,7 @@ __all__ = [
     "wait_for_replica",
 ]
 
-PATIENCE_S = 15.0
+PATIENCE_S = 30.0
 RULES = {
     "plain": RuleSpec(lr=0.05, weight_decay=0.01),
     "momentum at the server": RuleSpec(

@@ -165,9 +165,10 @@ def test_what_an_older_scheduler_has_planned_is_not_started_at_a_server_that_fol
         older.worker(small_model(), "first").get()
         raw = older.raw_worker(small_model())
         raw.tell(raw.request())
-        planned = raw.told("send")
+        planned, state = raw.told("send"), server._service._state
+        before = state.epoch
         name.move(newer.scheduler.port)
-        wait_until(lambda: newer.status().models, "it follows the newer one")
+        wait_until(lambda: state.epoch > before, "it follows the newer one")
         refused = raw.offer(planned).receive()
         assert refused is not None
         assert refused.kind is FrameKind.REFUSE

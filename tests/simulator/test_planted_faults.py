@@ -69,7 +69,7 @@ def test_a_server_that_does_not_tell_an_old_connection_from_the_one_that_took_it
 
     monkeypatch.setattr(HostedModel, "broken", of_any_connection)
     monkeypatch.setattr(HostedModel, "offer", beside_the_old)
-    caught("lost its buffer while", with_only(latency_ns=5_000_000, notice_ns=60_000_000, cut_hz=40.0))
+    caught("lost its buffer while", with_only(latency_ns=5_000_000, notice_ns=60_000_000, cut_hz=40.0), first=17)
 
 
 # Clocks
@@ -136,4 +136,4 @@ def test_an_update_that_was_computed_from_a_lost_version_is_caught(monkeypatch):
 def test_a_checkpoint_without_the_names_of_what_is_in_it_is_caught(monkeypatch):
     resumed = Checkpoint.resumed
     monkeypatch.setattr(Checkpoint, "resumed", lambda self, epoch: replace(resumed(self, epoch), applied=()))
-    caught("is applied twice", with_only(several_hz=8.0, latency_ns=5_000_000))
+    caught("is applied twice", with_only(several_hz=8.0, latency_ns=5_000_000), first=12)

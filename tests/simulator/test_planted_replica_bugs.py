@@ -61,4 +61,4 @@ def test_folds_that_forget_what_others_did_between_are_caught(monkeypatch):
 def test_a_window_that_is_sent_in_spite_of_a_hole_is_caught(monkeypatch):
     not_kept = Keeping._not_kept
     monkeypatch.setattr(Keeping, "_not_kept", lambda self, update: iter([next(not_kept(self, update))]))
-    caught("nothing is folded", within(3, worker_stream_hz=40.0))
+    caught("nothing is folded", within(3, worker_stream_hz=40.0), first=4)

@@ -48,7 +48,7 @@ def test_a_replica_that_forgets_what_its_seed_was_trained_on_is_caught(monkeypat
         self.samples = SampleAccount()
 
     monkeypatch.setattr(ReplicaModel, "planted", empty)
-    caught("was trained on", SimulationConfig.drawn_with_replicas)
+    caught("was trained on", SimulationConfig.drawn_with_replicas, first=3)
 
 
 def test_a_worker_that_does_not_tell_the_next_scheduler_of_drops_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,4 +63,4 @@ def test_a_scheduler_that_does_not_tell_a_server_what_it_missed_is_caught(monkey
         return iter(())
 
     monkeypatch.setattr(ModelSamples, "server_back", forgets)
-    caught("no word that")
+    caught("no word that", first=12)

@@ -73,7 +73,7 @@ def test_a_primary_that_is_let_back_while_its_replica_takes_its_place_is_caught(
 
 def test_a_worker_that_goes_on_with_a_server_that_was_replaced_is_caught(monkeypatch):
     monkeypatch.setattr(DaemonState, "_begin_anew", lambda self, server_epoch, reason: iter(()))
-    caught("and believes", slow)
+    caught("and believes", slow, first=40)
 
 
 def test_a_scheduler_that_still_calls_committed_what_was_lost_is_caught(monkeypatch):
@@ -83,4 +83,4 @@ def test_a_scheduler_that_still_calls_committed_what_was_lost_is_caught(monkeypa
 
 def test_a_replica_that_is_not_foretold_what_may_have_been_committed_is_caught(monkeypatch):
     monkeypatch.setattr(replicas, "foretold", lambda pushes, held, told, version: iter(()))
-    caught("behind what was committed", strict)
+    caught("behind what was committed", strict, first=15)

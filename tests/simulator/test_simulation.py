@@ -22,14 +22,14 @@ EVENTS = 2000
 MODES = [Mode.ASYNCHRONOUS, Mode.SYNCHRONOUS, Mode.STALE_SYNCHRONOUS]
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_nothing_is_lost_or_applied_twice_whatever_breaks(seed):
     summary = Simulation(SimulationConfig.drawn(seed)).run(EVENTS)
     assert summary.events >= EVENTS
     assert summary.gets > 0
 
 
-@pytest.mark.parametrize("seed", range(300, 304))
+@pytest.mark.parametrize("seed", range(300, 302))
 def test_nothing_is_lost_or_applied_twice_where_news_is_slower_than_bytes(seed):
     faults = replace(STORMY, connection_hz=15.0, worker_stream_hz=4.0, server_stream_hz=2.0, outcome_lost=0.15)
     config = SimulationConfig(
@@ -46,7 +46,7 @@ def test_nothing_is_lost_or_applied_twice_where_news_is_slower_than_bytes(seed):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("seed", range(400, 404))
+@pytest.mark.parametrize("seed", range(400, 402))
 def test_nothing_is_lost_or_applied_twice_where_updates_are_summed_on_their_way(seed, mode):
     summary = Simulation(SimulationConfig.drawn_with_sums(seed, mode=mode)).run(EVENTS)
     assert summary.events >= EVENTS
@@ -71,7 +71,7 @@ def test_a_get_waits_for_a_slower_one_only_while_the_server_may_not_copy_its_wei
 @pytest.mark.parametrize("mode", MODES)
 def test_calm_fabrics_sum_and_hand_models_on_in_every_mode(mode):
     sums, handed_on = Counter[int](), 0
-    for seed in range(500, 506):
+    for seed in range(500, 503):
         config = SimulationConfig.drawn_with_sums(seed, CALM, mode)
         summary = Simulation(replace(config, workers=8, in_flight=2, server_share=0.2, most_updates=0)).run(EVENTS)
         sums += summary.sums
@@ -91,7 +91,7 @@ def test_storms_tear_sums_and_sums_survive_storms():
     assert torn > 5
 
 
-@pytest.mark.parametrize("seed", range(700, 704))
+@pytest.mark.parametrize("seed", range(700, 702))
 def test_in_calm_weather_every_iteration_has_an_update_of_every_worker(seed):
     config = SimulationConfig.drawn_with_sums(seed, CALM, Mode.SYNCHRONOUS)
     simulation = Simulation(replace(config, in_flight=1))
@@ -102,7 +102,7 @@ def test_in_calm_weather_every_iteration_has_an_update_of_every_worker(seed):
     assert {took_part[version] for version in middle} == {config.workers}
 
 
-@pytest.mark.parametrize("seed", range(800, 804))
+@pytest.mark.parametrize("seed", range(800, 802))
 def test_in_calm_weather_nobody_is_further_ahead_than_the_slack_allows(seed, monkeypatch):
     config = replace(SimulationConfig.drawn_with_sums(seed, CALM, Mode.STALE_SYNCHRONOUS), in_flight=1)
     finished, most = Counter[str](), 0
@@ -121,7 +121,7 @@ def test_in_calm_weather_nobody_is_further_ahead_than_the_slack_allows(seed, mon
 
 
 @pytest.mark.parametrize("slack", [0, 2, 4])
-@pytest.mark.parametrize("seed", range(820, 826))
+@pytest.mark.parametrize("seed", range(820, 823))
 def test_the_slack_holds_though_schedulers_begin_anew_again_and_again(seed, slack, monkeypatch):
     config = SimulationConfig(
         seed=seed,
@@ -160,7 +160,7 @@ def test_the_slack_holds_though_schedulers_begin_anew_again_and_again(seed, slac
     assert most <= slack + 1
 
 
-@pytest.mark.parametrize("seed", range(200, 210))
+@pytest.mark.parametrize("seed", range(200, 204))
 def test_a_calm_fabric_drops_nothing_but_what_its_bound_forbids(seed):
     config = replace(SimulationConfig.drawn(seed, CALM), latency_ns=100_000)
     summary = Simulation(config).run(EVENTS)

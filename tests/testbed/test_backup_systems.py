@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ PLAN = RunPlan(
     delay_bound=10 * WORKERS,
     link_bps=LINK_BPS,
 )
+TOPICS = WorkloadSpec(model="lda-12", batch_size=1, seed=2, workers=WORKERS)
 with_digits = pytest.mark.skipif(not digits_file().exists(), reason="no digits here: scripts/fetch_digits (needs npm)")
 
 
@@ -52,13 +53,17 @@ def real(test: Any) -> Any:
     return test
 
 
-def run(system: Any, plan: RunPlan) -> RunLogs:
+@pytest.fixture(scope="module")
+def launcher() -> Iterator[Launcher]:
+    workloads = (*PLAN.workload.preloaded, *TOPICS.preloaded)
+    with Launcher(preloaded=[*(system.__name__ for system in (replicated, checkpointed, fabric)), *workloads]) as made:
+        yield made
+
+
+def run(launcher: Launcher, system: Any, plan: RunPlan) -> RunLogs:
     system.prepare()
     try:
-        with (
-            testbed([*system.SERVICES, *RANKS], link_bps=LINK_BPS) as bed,
-            Launcher(preloaded=[system.__name__, *plan.workload.preloaded]) as launcher,
-        ):
+        with testbed([*system.SERVICES, *RANKS], link_bps=LINK_BPS) as bed:
             children = {
                 host.name: launcher.start(
                     host,
@@ -78,12 +83,13 @@ def _taken(logs: RunLogs) -> int:
     return len(logs.commits().workers)
 
 
-@pytest.mark.parametrize("kind", [BackupKind.REPLICA, BackupKind.CHAIN], ids=lambda kind: kind.value)
-@real
-@with_digits
-def test_a_replica_that_may_not_be_behind_gets_all_that_was_committed(kind: BackupKind):
-    logs = run(replicated, replace(PLAN, backup=Backup(kind=kind)))
+@pytest.fixture(scope="module")
+def strict(launcher: Launcher) -> RunLogs:
+    """Run with a replica that may not be behind."""
+    return run(launcher, replicated, replace(PLAN, max_steps=3 * STEPS, backup=Backup(kind=BackupKind.REPLICA)))
 
+
+def all_is_replicated(logs: RunLogs) -> None:
     cost = logs.backup()
     assert cost is not None
     assert cost.times == cost.disk_s == 0
@@ -94,10 +100,21 @@ def test_a_replica_that_may_not_be_behind_gets_all_that_was_committed(kind: Back
 
 @real
 @with_digits
-def test_a_replica_that_may_be_behind_gets_less():
-    plan = replace(PLAN, max_steps=3 * STEPS)
-    strict = run(replicated, replace(plan, backup=Backup(kind=BackupKind.REPLICA)))
-    bounded = run(replicated, replace(plan, backup=Backup(kind=BackupKind.REPLICA, lead_updates=6 * WORKERS)))
+def test_a_replica_that_may_not_be_behind_gets_all_that_was_committed(strict: RunLogs):
+    all_is_replicated(strict)
+
+
+@real
+@with_digits
+def test_a_replica_in_a_chain_gets_all_that_was_committed(launcher: Launcher):
+    all_is_replicated(run(launcher, replicated, replace(PLAN, backup=Backup(kind=BackupKind.CHAIN))))
+
+
+@real
+@with_digits
+def test_a_replica_that_may_be_behind_gets_less(launcher: Launcher, strict: RunLogs):
+    backup = Backup(kind=BackupKind.REPLICA, lead_updates=6 * WORKERS)
+    bounded = run(launcher, replicated, replace(PLAN, max_steps=3 * STEPS, backup=backup))
 
     of_strict, of_bounded = strict.backup(), bounded.backup()
     assert of_strict is not None
@@ -107,8 +124,8 @@ def test_a_replica_that_may_be_behind_gets_less():
 
 @real
 @with_digits
-def test_a_checkpoint_is_written_for_every_so_many_updates():
-    logs = run(checkpointed, replace(PLAN, backup=Backup(kind=BackupKind.CHECKPOINT, lead_updates=2)))
+def test_a_checkpoint_is_written_for_every_so_many_updates(launcher: Launcher):
+    logs = run(launcher, checkpointed, replace(PLAN, backup=Backup(kind=BackupKind.CHECKPOINT, lead_updates=2)))
 
     cost = logs.backup()
     assert cost is not None
@@ -118,10 +135,9 @@ def test_a_checkpoint_is_written_for_every_so_many_updates():
 
 
 @real
-def test_no_word_is_lost_or_counted_twice_through_the_fabric_though_changes_are_turned_away():
-    workload = WorkloadSpec(model="lda-12", batch_size=1, seed=2, workers=WORKERS)
-    plan = replace(PLAN, workload=workload, learning_rate=WORKERS, momentum=0.0, delay_bound=0, max_steps=4 * STEPS)
-    logs = run(fabric, plan)
+def test_no_word_is_lost_or_counted_twice_through_the_fabric_though_changes_are_turned_away(launcher: Launcher):
+    plan = replace(PLAN, workload=TOPICS, learning_rate=WORKERS, momentum=0.0, delay_bound=0, max_steps=4 * STEPS)
+    logs = run(launcher, fabric, plan)
 
     assert sum(log.dropped for log in logs.workers) > 0, "no delay is allowed, and all push at once"
     last = logs.workers[0].snapshots[-1]
@@ -130,7 +146,7 @@ def test_no_word_is_lost_or_counted_twice_through_the_fabric_though_changes_are_
     assert np.array_equal(counts, np.rint(counts))
     assert np.array_equal(counts.sum(axis=1), TEXTS.sum(axis=0))
     assert counts.min() >= 0
-    assert not np.array_equal(last.weights, workload.build().initial())
+    assert not np.array_equal(last.weights, TOPICS.build().initial())
 
 
 def test_the_monitor_reports_as_often_as_the_plan_says_in_dilated_time():

@@ -35,7 +35,7 @@ def helped(workers: int, **options: Any) -> Cluster:
 
 @pytest.mark.parametrize("mode", [Mode.ASYNCHRONOUS, Mode.STALE_SYNCHRONOUS])
 def test_less_effort_changes_an_iteration_by_less_than_a_tenth(mode, monkeypatch):
-    clusters = [helped(40, mode=mode, iterations=30, seed=seed) for seed in (1, 2, 3)]
+    clusters = [helped(40, mode=mode, iterations=20, seed=seed) for seed in (1, 2)]
     full = [simulate(cluster).mean_iteration_s for cluster in clusters]
     monkeypatch.setattr(planned, "LEAN_ABOVE", 8)
     monkeypatch.setattr(planned, "OTHER_HELPERS", 6)

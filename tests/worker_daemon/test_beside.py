@@ -96,15 +96,18 @@ def test_samples_are_drawn_and_accounted_for_through_it(tmp_path: Path) -> None:
         comes_to(running, trained=[(0, 10, 1)])
 
 
-def test_a_model_on_several_servers_is_trained_through_it_as_on_one(tmp_path: Path) -> None:
+def test_a_model_on_several_servers_is_trained_through_it_as_on_one_in_a_thread(tmp_path: Path) -> None:
     rule = mlfabric.RuleSpec(lr=0.1, momentum=0.9)
     results = []
     for servers in (1, 2):
-        with fabric() as running, daemon(running, tmp_path) as (_, address):
-            if servers > 1:
-                running.server(name="another")
+        with fabric() as running:
             model = small_model()
-            train(running, model, rule, address, servers)
+            if servers == 1:
+                train(running, model, rule, "")
+            else:
+                running.server(name="another")
+                with daemon(running, tmp_path) as (_, address):
+                    train(running, model, rule, address, servers)
             results.append([p.detach().clone() for p in model.parameters()])
     assert all(bool((a == b).all()) for a, b in zip(*results, strict=True))
 
