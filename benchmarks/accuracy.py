@@ -16,7 +16,7 @@ import sys
 import tempfile
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import psutil
 
@@ -109,7 +109,7 @@ def _pair(seed: int, updates: int, kills: int) -> dict[str, float]:
     }
 
 
-async def _kill(kills: int, updates: int, lost: list[int], scheduler: str) -> NoReturn:
+async def _kill(kills: int, updates: int, lost: list[int], scheduler: str) -> None:
     """Kill who serves so many times, in even distances; note after each how many updates were lost by it."""
     async with StatusReader(scheduler) as reader:
         for count in range(1, kills + 1):
@@ -118,7 +118,7 @@ async def _kill(kills: int, updates: int, lost: list[int], scheduler: str) -> No
             _serving(status).kill()
             status = await _followed(reader, epoch=before.version.epoch + 1)
             lost.append(status.models[0].lost - before.lost)
-        return await asyncio.get_running_loop().create_future()
+        await asyncio.get_running_loop().create_future()
 
 
 async def _followed(reader: StatusReader, epoch: int = 0, number: int = 0) -> fabric_pb2.GetStatusResponse:

@@ -6,10 +6,10 @@ import asyncio
 import os
 import shutil
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any
 
 from mlfabric.demo.events import log_path
 from mlfabric.demo.scenario import Scenario
@@ -34,8 +34,8 @@ Look = Callable[[], None]
 """Called now and then while the workers train."""
 Told = Callable[[str], None]
 """Told of each phase that begins."""
-Beside = Callable[[str], Awaitable[NoReturn]]
-"""Runs while the workers train; given the scheduler's address."""
+Beside = Callable[[str], Coroutine[Any, Any, None]]
+"""Runs while the workers train, and never ends by itself; given the scheduler's address."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +171,7 @@ async def _train(nursery: Nursery, scheduler: str, scenario: Scenario, folder: P
         raise FabricError(f"a worker failed with code {code}{_last_lines(folder)}")
 
 
-async def _looking(look: Look) -> NoReturn:
+async def _looking(look: Look) -> None:
     while True:
         look()
         await asyncio.sleep(LOOK_EVERY_S)
