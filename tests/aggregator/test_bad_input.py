@@ -87,7 +87,7 @@ def test_a_ticket_that_nobody_vouches_for_is_refused(stand: Stand, monkeypatch: 
 
     reason = "the scheduler never announced this ticket"
     assert (refusal_of(line), refusal_of(wanting)) == (reason, reason)
-    assert stand.metric("mlfabric_refused_transfers_total") == 2
+    wait_until(lambda: stand.metric("mlfabric_refused_transfers_total") == 2, "both are counted")
     a_good_sum_is_made(stand)
 
 
