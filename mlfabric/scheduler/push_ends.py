@@ -52,26 +52,32 @@ class PushEnds(PushTable):
 
     def committed(self, event: CommitsReported) -> Generator[Instruction, None, list[Commit]]:
         """Note that a group was committed; return its commits that are news, without that of initial weights."""
-        fresh = []
+        fresh, before = [], self.version
         for commit in event.commits:
-            self._sizes[commit.version.number] += 1
-            self._sizes.pop(commit.version.number - MOST_SIZES, None)
-            if (yield from self._commit(commit)):
+            if (yield from self._commit(commit, before)):
                 fresh.append(commit)
         yield from self._break_up()
         return fresh
 
-    def _commit(self, commit: Commit) -> Generator[Instruction, None, bool]:
-        fresh = self._is_open(commit.update)
+    def _commit(self, commit: Commit, before: ModelVersion) -> Generator[Instruction, None, bool]:
+        fresh = self._is_open(commit.update) and not self._was_told(commit, before)
         planned = self.planned.get(commit.update)
         if (planned is None or planned.adopted) and self.spec.tau_max is None:
             # An earlier scheduler planned it, under the bound of its time: the bound only grows.
             self.most_workers = max(self.most_workers, least_workers(commit.tau))
         self.version = max(self.version, commit.version)
         if fresh:
+            self._sizes[commit.version.number] += 1
+            self._sizes.pop(commit.version.number - MOST_SIZES, None)
             yield from self._settle(commit.update, Committed(version=commit.version, tau=commit.tau))
         is_initial = planned is not None and planned.request.kind is UpdateKind.INITIAL
         return fresh and not is_initial
+
+    def _was_told(self, commit: Commit, before: ModelVersion) -> bool:
+        """Tell whether a commit is told again of whose worker nothing is known any more: it has left."""
+        update = commit.update
+        is_live = self._context.is_live(update.worker, update.incarnation)
+        return commit.version <= before and not is_live and update not in self.planned
 
     def arrived(self, transfer: TransferId, now_ns: int) -> None:
         """Note how late a transfer has arrived where it was to go, which then reports its end."""
@@ -241,9 +247,10 @@ class PushEnds(PushTable):
         for ids in holds.applied:
             self.settled.forget_below(UpdateId(ids.worker, ids.incarnation, 0), ids.low)
             for counter, version, tau in ids.recent:
-                yield from self._settle(
-                    UpdateId(ids.worker, ids.incarnation, counter), Committed(version=version, tau=tau)
-                )
+                update = UpdateId(ids.worker, ids.incarnation, counter)
+                if self._is_open(update):
+                    self._sizes[version.number] += 1
+                yield from self._settle(update, Committed(version=version, tau=tau))
         yield from self._break_up()
         for update in holds.received:
             if update not in self.planned and update not in self.settled:

@@ -12,13 +12,14 @@ from mlfabric.protocol import (
     Resolve,
     Send,
     Tick,
+    TransferEnd,
 )
 from mlfabric.scheduler.departed import Departed
 from mlfabric.scheduler.limits import Limits
 from mlfabric.scheduler.metering import Meter
 from mlfabric.scheduler.records import MemberState
 from mlfabric.telemetry import SchedulerMetrics
-from tests.scheduler.stage import GIGABIT, Stage, committed, holds, push, update
+from tests.scheduler.stage import GIGABIT, Stage, committed, ended, holds, push, update
 
 MOST = 3
 FEW = Limits(departed=MOST)
@@ -108,3 +109,22 @@ def test_who_is_back_counts_as_departed_no_more():
     assert list(known.take_forgotten()) == []
     known.note("e")
     assert list(known.take_forgotten()) == ["b"]
+
+
+def test_a_commit_that_is_told_again_after_its_worker_has_left_counts_once() -> None:
+    stage = Stage().trained("a", "b")
+    for worker, number in (("a", 1), ("b", 2)):
+        stage.ask(push(worker))
+        stage.tell(committed(update(worker), number, tau=number - 1))
+    stage.tell(MemberLeft(name="a", incarnation=1))
+    stage.tell(committed(update("a"), 1))
+    assert stage.state.models["net"].delays.total() == 2
+
+
+def test_what_is_committed_after_its_worker_has_left_counts() -> None:
+    stage = Stage().trained("a")
+    stage.ask(push("a"))
+    stage.tell(ended(update("a"), TransferEnd.RECEIVED))
+    stage.tell(MemberLeft(name="a", incarnation=1))
+    stage.tell(committed(update("a"), 1))
+    assert stage.state.models["net"].delays.total() == 1
