@@ -38,7 +38,7 @@ class Strike:
         at_ns: when.
         survivors: workers that have to go on.
         back: workers that have to be there again once it is undone.
-        outage_s: how long somebody was away on purpose without whom nobody can go on; >= 0.
+        outage_s: how long somebody was away without whom nobody can go on, with the start of the new process; >= 0.
     """
 
     at_ns: int
