@@ -9,7 +9,6 @@ as a server it is still a replica: one that joins again as such follows on, unle
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from mlfabric.protocol import (
     Expect,
@@ -23,6 +22,7 @@ from mlfabric.protocol import (
     Void,
 )
 from mlfabric.server import actions as act
+from mlfabric.server.early import Early
 from mlfabric.server.replica import ReplicaModel
 from mlfabric.server.replica_actions import (
     PrefixApplied,
@@ -33,15 +33,8 @@ from mlfabric.server.replica_actions import (
     SeedRefused,
     TakeOver,
 )
-from mlfabric.server.state import EARLY_WAIT_NS
 
 __all__ = ["ReplicaState"]
-
-
-@dataclass(slots=True)
-class _Early:
-    event: act.Offered
-    until_ns: int
 
 
 class ReplicaState:
@@ -58,7 +51,7 @@ class ReplicaState:
         self.epoch = 0
         self.models: dict[str, ReplicaModel] = {}
         self.promotion: Promote | None = None
-        self._early: dict[TransferId, _Early] = {}
+        self._early: Early[act.Offered] = Early()
         self._is_handed_over = False
 
     @property
@@ -87,7 +80,7 @@ class ReplicaState:
 
     def next_wakeup_ns(self) -> int | None:
         """Return when a Tick is due, or None."""
-        return min((early.until_ns for early in self._early.values()), default=None)
+        return self._early.next_wakeup_ns()
 
     def holds(self) -> list[ReplicaReported]:
         """Announce every model, for a scheduler that may know nothing."""
@@ -104,8 +97,8 @@ class ReplicaState:
                 self.models.setdefault(event.spec.name, ReplicaModel(self.name, event.spec, self.kind))
             case Expect() if event.model in self.models:
                 yield from self.models[event.model].expect(event)
-                if early := self._early.pop(event.transfer, None):
-                    yield from self._offer(early.event, now_ns)
+                if early := self._early.take(event.transfer, event.ticket):
+                    yield from self._offer(early, now_ns)
             case Void() if event.model in self.models:
                 yield from self.models[event.model].void(event.transfer, event.reason)
             case Logged() if event.model in self.models:
@@ -140,9 +133,7 @@ class ReplicaState:
                 if model := self._model_of(event.transfer):
                     yield from model.received(event.transfer, event.connection)
             case act.TransferBroken():
-                early = self._early.get(event.transfer)
-                if early is not None and early.event.connection == event.connection:
-                    del self._early[event.transfer]
+                self._early.forget(event.transfer, event.connection)
                 if model := self._model_of(event.transfer):
                     yield from model.broken(event.transfer, event.connection)
             case SeedPlanted():
@@ -162,13 +153,12 @@ class ReplicaState:
             # The primary has not heard our answer.
             yield act.Answer(transfer=event.transfer, connection=event.connection, outcomes=(), reason="it is planted")
         else:
-            self._early[event.transfer] = _Early(event, now_ns + EARLY_WAIT_NS)
+            self._early.wait(event, now_ns)
 
     def _expire(self, now_ns: int) -> Iterator[ReplicaAction]:
-        for transfer in [t for t, early in self._early.items() if early.until_ns <= now_ns]:
-            event = self._early.pop(transfer).event
-            reason = "the scheduler never announced this ticket"
-            yield act.RefuseOffer(transfer=transfer, connection=event.connection, reason=reason)
+        reason = "the scheduler never announced this ticket"
+        for offer in self._early.expire(now_ns):
+            yield act.RefuseOffer(transfer=offer.transfer, connection=offer.connection, reason=reason)
 
     def _model_of(self, transfer: TransferId) -> ReplicaModel | None:
         return next((model for model in self.models.values() if transfer in model.transfers), None)

@@ -1,8 +1,4 @@
-"""The server's state machine: several models side by side, one mutating door. Pure.
-
-Offers and wants may overtake the scheduler's word about them (two connections, no common order). They wait here for it
-at most ``EARLY_WAIT_NS``; a ticket that the scheduler never vouches for is refused then.
-"""
+"""The server's state machine: several models side by side, one mutating door. Pure."""
 
 from __future__ import annotations
 
@@ -32,14 +28,13 @@ from mlfabric.protocol import (
     Void,
 )
 from mlfabric.server import actions as act
+from mlfabric.server.early import Early
 from mlfabric.server.hosted import HostedModel
 from mlfabric.server.shard import ShardModel
 from mlfabric.server.transfers import TransferState
 from mlfabric.specs import ModelSpec
 
-__all__ = ["EARLY_WAIT_NS", "ServerConfig", "ServerState"]
-
-EARLY_WAIT_NS = 5_000_000_000
+__all__ = ["ServerConfig", "ServerState"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,12 +54,6 @@ class ServerConfig:
     weight_copies: int = 0
 
 
-@dataclass(slots=True)
-class _Early:
-    event: act.Offered | act.Wanted
-    until_ns: int
-
-
 class ServerState:
     """Every model that a server holds.
 
@@ -78,7 +67,8 @@ class ServerState:
         self.epoch = 0
         self.models = {h.spec.name: self._model(h.spec, h) for h in held}
         self._is_stopping = False
-        self._early: dict[tuple[type, TransferId | GetId], _Early] = {}
+        self._offers: Early[act.Offered] = Early()
+        self._wants: Early[act.Wanted] = Early()
 
     def handle(self, event: act.ServerEvent | Tick, now_ns: int) -> list[act.Action]:
         """Take in one event and return what to do, in order."""
@@ -93,7 +83,7 @@ class ServerState:
     def next_wakeup_ns(self) -> int | None:
         """Return when a Tick is due, or None."""
         times = [model.next_wakeup_ns() for model in self.models.values()]
-        times += [early.until_ns for early in self._early.values()]
+        times += [self._offers.next_wakeup_ns(), self._wants.next_wakeup_ns()]
         return min([t for t in times if t is not None], default=None)
 
     def holds(self) -> list[ServerHolds]:
@@ -191,14 +181,14 @@ class ServerState:
                 if model := self._model_of(event.transfer):
                     yield from model.received(event.transfer, event.connection)
             case act.TransferBroken():
-                self._forget_early(event.transfer, event.connection)
+                self._offers.forget(event.transfer, event.connection)
                 if model := self._model_of(event.transfer):
                     yield from model.broken(event.transfer, event.connection, event.detail)
             case act.GetServed():
                 if model := self._model_of(event.get):
                     yield from model.gets.ended(event.get, TransferEnd.SERVED, event.connection)
             case act.GetBroken():
-                self._forget_early(event.get, event.connection)
+                self._wants.forget(event.get, event.connection)
                 if model := self._model_of(event.get):
                     yield from model.gets.ended(event.get, TransferEnd.BROKEN, event.connection, event.detail)
             case act.StepDone():
@@ -234,9 +224,8 @@ class ServerState:
         if model is None:
             return
         yield from model.expect(order, now_ns)
-        early = self._early.pop((type(order.transfer), order.transfer), None)
-        if early is not None and isinstance(early.event, act.Offered):
-            yield from self._offer(early.event, early.until_ns - EARLY_WAIT_NS)
+        if early := self._offers.take(order.transfer, order.ticket):
+            yield from self._offer(early, now_ns)
 
     def _void(self, order: Void) -> Iterator[act.Action]:
         if order.model in self.models:
@@ -253,9 +242,8 @@ class ServerState:
         if model is None:
             return
         yield from model.serve(order, now_ns)
-        early = self._early.pop((GetId, order.get), None)
-        if early is not None and isinstance(early.event, act.Wanted):
-            yield from self._want(early.event, early.until_ns - EARLY_WAIT_NS)
+        if early := self._wants.take(order.get, order.ticket):
+            yield from self._want(early, now_ns)
 
     def _offer(self, event: act.Offered, now_ns: int) -> Iterator[act.Action]:
         model = self._model_of(event.transfer)
@@ -269,7 +257,7 @@ class ServerState:
                 reason="it was settled before",
             )
         else:
-            self._early[type(event.transfer), event.transfer] = _Early(event, now_ns + EARLY_WAIT_NS)
+            self._offers.wait(event, now_ns)
 
     def _outcome(self, transfer: TransferId) -> tuple[UpdateId, Outcome] | None:
         """Return what became of an update; a sum has no outcome of its own."""
@@ -285,21 +273,14 @@ class ServerState:
         if model is not None and model.gets.gets[event.get].plan.ticket == event.ticket:
             yield from model.gets.want(event)
         else:
-            self._early[GetId, event.get] = _Early(event, now_ns + EARLY_WAIT_NS)
+            self._wants.wait(event, now_ns)
 
     def _expire(self, now_ns: int) -> Iterator[act.Action]:
-        for key in [k for k, early in self._early.items() if early.until_ns <= now_ns]:
-            event = self._early.pop(key).event
-            reason = "the scheduler never announced this ticket"
-            if isinstance(event, act.Offered):
-                yield act.RefuseOffer(transfer=event.transfer, connection=event.connection, reason=reason)
-            else:
-                yield act.RefuseWant(get=event.get, connection=event.connection, reason=reason)
-
-    def _forget_early(self, request: TransferId | GetId, connection: int) -> None:
-        early = self._early.get((type(request), request))
-        if early is not None and early.event.connection == connection:
-            del self._early[type(request), request]
+        reason = "the scheduler never announced this ticket"
+        for offer in self._offers.expire(now_ns):
+            yield act.RefuseOffer(transfer=offer.transfer, connection=offer.connection, reason=reason)
+        for want in self._wants.expire(now_ns):
+            yield act.RefuseWant(get=want.get, connection=want.connection, reason=reason)
 
     def _model_of(self, request: TransferId | GetId) -> HostedModel | None:
         for model in self.models.values():

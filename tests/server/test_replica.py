@@ -31,7 +31,7 @@ from mlfabric.rules import RuleKind, RuleSpec
 from mlfabric.server import actions as act
 from mlfabric.server.replica_actions import ApplyPrefix, Part, PlantSeed, PrefixApplied, PrefixRefused, SeedPlanted
 from mlfabric.server.replica_state import ReplicaState
-from mlfabric.server.state import EARLY_WAIT_NS
+from mlfabric.server.early import EARLY_WAIT_NS
 from mlfabric.specs import Mode
 from tests.server.stage import LAYOUT, SIZE, SPEC, update
 
@@ -265,6 +265,17 @@ def test_an_offer_may_come_before_the_word_about_it_but_not_long_before():
     stage.tell(offer(B0, connection=2))
     stage.now_ns = EARLY_WAIT_NS
     assert stage.tell(Tick()) == [act.RefuseOffer(transfer=B0, connection=2, reason="")]
+
+
+def test_a_guessed_ticket_does_not_displace_the_one_that_is_meant():
+    stage = Stage()
+    stage.tell(offer(A0))
+    stage.tell(replace(offer(A0, connection=2), ticket=b"guessed"))
+    (granted,) = stage.tell(expect(A0, members=(A0,)))
+    assert isinstance(granted, act.Grant)
+    assert granted.connection == 1
+    stage.now_ns = EARLY_WAIT_NS
+    assert stage.tell(Tick()) == [act.RefuseOffer(transfer=A0, connection=2, reason="")]
 
 
 def test_what_is_of_another_size_is_refused():

@@ -17,7 +17,8 @@ from mlfabric.protocol import (
     UpdateKind,
 )
 from mlfabric.server import actions as act
-from mlfabric.server.state import EARLY_WAIT_NS, ServerConfig, ServerState
+from mlfabric.server.early import EARLY_WAIT_NS
+from mlfabric.server.state import ServerConfig, ServerState
 from mlfabric.server.transfers import UNCLAIMED_NS
 from tests.server.stage import (
     LAYOUT,
@@ -106,6 +107,19 @@ def test_a_ticket_that_the_scheduler_never_vouches_for_is_refused(stage):
     assert refusals == [
         act.RefuseOffer(transfer=A, connection=1, reason=""),
         act.RefuseWant(get=get("a"), connection=2, reason=""),
+    ]
+
+
+def test_a_guessed_ticket_does_not_displace_the_one_that_is_meant(stage):
+    stage.tell(offer(A))
+    stage.tell(replace(offer(A, 2), ticket=b"guessed"))
+    stage.tell(want(get("a"), 3))
+    stage.tell(replace(want(get("a"), 4), ticket=b"guessed"))
+    assert stage.tell(expect(A, 1)) == [grant(A)]
+    assert [action.connection for action in stage.tell(serve(get("a")))] == [3]
+    assert stage.tick(5) == [
+        act.RefuseOffer(transfer=A, connection=2, reason=""),
+        act.RefuseWant(get=get("a"), connection=4, reason=""),
     ]
 
 
