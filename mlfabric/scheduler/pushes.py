@@ -70,13 +70,16 @@ class Pushes(Sequencing):
         update = event.update
         self.settled.forget_below(update, event.resolved_below)
         planned = self.planned.get(update)
-        if self.settled.is_over(update) or (self.whole is not None and self.whole.lost(update) is not None):
-            return  # its worker knows the outcome, or the whole answers it
-        if event.kind is UpdateKind.GRADIENT and update not in self.settled:
-            self.clocks.ask(update)
+        if self.settled.is_over(update):
+            return  # its worker knows the outcome
         if (outcome := self.settled.get(update)) is not None:
             yield Resolve(to=update.worker, update=update, outcome=outcome, reason="it was settled before")
-        elif planned is not None and not planned.voided:
+            return
+        if self.whole is not None and self.whole.lost(update) is not None:
+            return  # the whole answers it
+        if event.kind is UpdateKind.GRADIENT:
+            self.clocks.ask(update)
+        if planned is not None and not planned.voided:
             if self._malformed(event) is not None:  # it is planned as it was first asked for
                 return
             planned.request, planned.asked = event, True

@@ -111,9 +111,12 @@ class ShardGets(ShardLevels):
         return not self.holds_back(known)
 
     def follows_open(self, known: OpenGet) -> bool:
-        """Tell whether a get follows a push that is not settled."""
+        """Tell whether a get follows a push that is not settled.
+
+        A worker asks for all parts of a push before it asks for a get that follows: else it knows what became of it.
+        """
         after = {whole_of(r.after_update, self.count) for r in known.asked.values() if r.after_update is not None}
-        return any(push in self.open and push not in self._lost for push in after)
+        return any(push in self.open and push not in self._lost and self._is_asked(push) for push in after)
 
     def holds_back(self, known: OpenGet) -> str:
         """Say why the mode holds a get back: by the first part, as the clocks of all parts never move at once."""

@@ -6,7 +6,9 @@ brought to drop it too, what is complete at a server there, by the server.
 
 A push that was committed at a part and then *lost*, because all servers went on from older checkpoints, stays committed
 for its worker, which may know it already: that is what it is told of the other parts. What of it is complete at a
-server is dropped there once the worker knows, so that no other answer can reach it.
+server is dropped there once the worker knows, so that no other answer can reach it. If the scheduler began anew as
+well, nobody knows of it but its worker, which asks for all parts of a push that has no outcome: it is like any other
+then. If it has one, what is still at a server is dropped there.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ class OpenPush:
 
     Args:
         doomed: why it is dropped everywhere.
+        is_heard: its worker knows what became of it, and sends nothing of it any more.
         lost: how it was committed before it was lost.
         told: servers, by part, that were told to drop what they have.
         answered: parts of which the worker was told that they were committed and lost.
@@ -40,6 +43,7 @@ class OpenPush:
 
     kind: UpdateKind
     doomed: Dropped | None = None
+    is_heard: bool = False
     lost: Committed | None = None
     told: set[int] = field(default_factory=set)
     answered: set[int] = field(default_factory=set)
@@ -213,6 +217,8 @@ class ShardTable:
             complete = self._is_complete(push)
             if known.doomed is None and not complete and self._is_gone(push):
                 self._doom(push, Dropped(cause=DropReason.WORKER_GONE, detail=f"{push.worker} is gone"))
+            elif known.is_heard and not complete:
+                self._doom(push, Dropped(cause=DropReason.ROLLED_BACK, detail=f"{push.worker} knows that it is over"))
             if known.doomed is not None:
                 yield from self._let_drop(push, known)
             elif known.lost is not None:
@@ -248,7 +254,7 @@ class ShardTable:
             if shard not in known.answered and self._context.is_live(push.worker, push.incarnation):
                 known.answered.add(shard)
                 yield Resolve(to=push.worker, update=part, outcome=outcome, reason="it was committed, and lost since")
-            is_there, is_heard = _is_received(pushes, part), is_gone or pushes.settled.is_over(part)
+            is_there, is_heard = _is_received(pushes, part), is_gone or known.is_heard or pushes.settled.is_over(part)
             if is_there and (shard in known.told or not is_heard):
                 continue
             if is_there:
@@ -283,10 +289,11 @@ class ShardTable:
 
     def worker_holds(self, worker: str, held: set[UpdateId]) -> None:
         """Forget pushes that a worker which came back does not hold, where nothing is on its way: it knows the end."""
-        for push in [p for p in self.open if p.worker == worker]:
+        for push, known in [(p, k) for p, k in self.open.items() if p.worker == worker]:
             parts = list(self._parts_of(push))
+            known.is_heard = not any(part in held for _, _, part in parts)
             on_way = any(part in pushes.planned or part in pushes.waiting for _, pushes, part in parts)
-            if not on_way and not any(part in held for _, _, part in parts):
+            if known.is_heard and not on_way:
                 self._forget(push)
 
     def validate_pushes(self) -> None:

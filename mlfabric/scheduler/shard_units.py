@@ -230,6 +230,7 @@ class ShardUnits(ShardTable):
         if transfers is None:
             return
         unit.stages[shard] = Stage.PREPARING
+        epoch = max(unit.version.epoch, pushes.version.epoch)  # a server that has resumed makes it under its own
         for push in unit.pushes if unit.is_decided else ():
             yield from pushes.expect_again(part_of(push, shard, self.count), "other parts are committed")
         yield Prepare(
@@ -237,7 +238,7 @@ class ShardUnits(ShardTable):
             model=pushes.spec.name,
             unit=unit.number,
             transfers=transfers,
-            version=unit.version,
+            version=unit.version._replace(epoch=epoch),
             reason=f"all parts of {', '.join(map(str, unit.pushes))} are here",
         )
 

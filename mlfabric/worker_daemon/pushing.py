@@ -2,8 +2,8 @@
 
 A push of a model that is cut into n shards is n updates with consecutive counters, part i of push p with counter
 p * n + i; each goes its own way. The push is settled when all its parts are, and all in the same way. Until then
-nothing is final: a scheduler that begins anew is asked again for parts that were dropped, too, and counters count as
-resolved only by whole pushes, so that servers remember what became of the parts.
+nothing is final: a scheduler that begins anew is asked again for parts that were committed or dropped, too, and
+counters count as resolved only by whole pushes, so that servers remember what became of the parts.
 """
 
 from __future__ import annotations
@@ -155,12 +155,17 @@ class Pushing:
             yield act.StartSend(plan=start, reason=f"a newer plan, after: {event.detail}")
 
     def begin_epoch(self) -> None:
-        """Open the dropped parts of pushes that have no outcome again."""
+        """Open all parts of pushes that have no outcome again; initial weights stay where they are installed.
+
+        What was committed at a part may be lost since: then nobody but this worker knows of it, and without the other
+        parts no scheduler can do anything with those that are open.
+        """
         for push in self.pushes.values():
             for update, outcome in list(push.outcomes.items()):
-                if isinstance(outcome, Dropped):
+                request = push.requests[update]
+                if request.kind is UpdateKind.GRADIENT or isinstance(outcome, Dropped):
                     del push.outcomes[update]
-                    self.parts[update] = _Part(push.requests[update])
+                    self.parts[update] = _Part(request)
 
     def begin_anew(self) -> None:
         """Let no attempt count any more: another process is the server now."""
@@ -224,15 +229,18 @@ class Pushing:
 
 
 def _together(outcomes: list[Outcome], kind: UpdateKind) -> Outcome | None:
-    """Return what became of a push whose parts have these outcomes; None if they contradict one another."""
-    committed = [o for o in outcomes if isinstance(o, Committed)]
+    """Return what became of a push whose parts have these outcomes; None if they contradict one another.
+
+    A part whose server has resumed since others were committed is committed under a later epoch: that one counts.
+    """
+    committed = sorted((o for o in outcomes if isinstance(o, Committed)), key=lambda o: o.version, reverse=True)
     dropped = [o for o in outcomes if isinstance(o, Dropped)]
     if kind is UpdateKind.INITIAL:
         # Some shards may have got theirs from another worker before.
         refused = [o for o in dropped if o.cause is not DropReason.DUPLICATE]
         best: list[Outcome] = [*refused, *committed, *outcomes]
         return best[0]
-    if (committed and dropped) or len(set(committed)) > 1:
+    if (committed and dropped) or len({(o.version.number, o.tau) for o in committed}) > 1:
         return None
     known: list[Outcome] = [*committed, *dropped, *outcomes]
     return known[0]

@@ -20,10 +20,13 @@ from mlfabric.protocol import (
     Send,
     Serve,
     TransferEnd,
+    UpdateId,
     Void,
     WorkerHolds,
 )
 from mlfabric.specs import Mode
+from mlfabric.worker_daemon import actions as act
+from mlfabric.worker_daemon.state import DaemonState
 from tests.scheduler.shard_stage import (
     CUT,
     PARTS,
@@ -37,6 +40,7 @@ from tests.scheduler.shard_stage import (
     prepared,
     refused,
     spec_of,
+    unit,
 )
 
 MODES = [Mode.ASYNCHRONOUS, Mode.SYNCHRONOUS, Mode.STALE_SYNCHRONOUS]
@@ -114,6 +118,19 @@ def test_a_lost_push_is_over_once_the_server_has_let_go_of_what_it_expected():
     stage.ask(ended(1, part("a", 0, 1), TransferEnd.VOIDED))
     assert not stage.whole.open
     assert stage.whole.tables[1].settled.get(part("a", 0, 1)) == MADE
+
+
+def test_a_part_whose_server_resumed_just_before_a_unit_makes_it_under_its_own_epoch():
+    stage = half_committed()
+    dies(stage, 1)
+    resumes(stage, 1, 254)
+    told = stage.arrives("a", parts=(1,))
+    assert [(i.to, i.version) for i in kinds(told, Prepare)] == [("s1", ModelVersion(2, 255))]
+    stage.ask(prepared(1))
+    made = Commit(update=part("a", 0, 1), version=ModelVersion(2, 255), tau=0, lr=0.1, step_norm=1.0)
+    stage.ask(CommitsReported(server="s1", model="net.shard1", commits=(made,)))
+    assert not stage.whole.open
+    assert served_at(stage.gets("a", after=0)) == [ModelVersion(2, 255)] * 2
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -242,13 +259,13 @@ def test_what_a_new_process_of_a_worker_pushed_is_not_forgotten_with_what_the_fo
     for shard in range(2):
         stage.ask(replace(part_push("a", 0, shard), update=part("a", 0, shard, incarnation=2)))
         stage.ask(ended(shard, part("a", 0, shard, incarnation=2), TransferEnd.RECEIVED))
-    for unit in (1, 2):
-        stage.prepares(unit)
+    for incarnation in (1, 2):
+        stage.prepares(incarnation)
         for shard in range(2):
             made = Commit(
-                update=part("a", 0, shard, incarnation=unit),
-                version=ModelVersion(1, unit),
-                tau=unit - 1,
+                update=part("a", 0, shard, incarnation=incarnation),
+                version=ModelVersion(1, incarnation),
+                tau=incarnation - 1,
                 lr=0.1,
                 step_norm=1.0,
             )
@@ -288,3 +305,84 @@ def test_a_part_that_went_back_behind_what_its_server_had_said_to_be_committed_i
     resumes(stage, 0, 254, incarnation=3)
     assert "torn" in stage.whole.torn
     assert not stage.ask(prepared(0))
+
+
+def holds_of_half_committed(computed_from: int) -> WorkerHolds:
+    """Return what a worker says to a new scheduler whose push it knows to be committed at the first server only."""
+    daemon = DaemonState("a", shards=2)
+    for shard in range(2):
+        daemon.handle(act.PushCalled(request=part_push("a", 0, shard, computed_from)), 0)
+    daemon.handle(act.OutcomeReceived(update=part("a", 0, 0), outcome=MADE), 0)
+    daemon.handle(act.EpochBegan(epoch=2), 0)
+    return daemon.holds()
+
+
+def gone_back(version: int = OLD, received: tuple[UpdateId, ...] = ()) -> ShardStage:
+    """Return a new scheduler, whose servers have all gone on from checkpoints; the first one has received something."""
+    stage = ShardStage(epoch=2)
+    for shard in range(2):
+        stage.server(f"s{shard}", held=(PARTS[shard],))
+        holds = part_holds(shard, version, received=() if shard else received)
+        stage.tell(replace(holds, version=ModelVersion(2, version), epoch_base=version))
+    stage.worker("a", spec=CUT)
+    return stage
+
+
+def test_a_push_of_which_only_its_worker_knows_that_a_part_was_committed_is_refused_alike_at_all_parts():
+    stage = gone_back()
+    told = stage.ask(holds_of_half_committed(254))
+    assert {i.update for i in kinds(told, Send)} == {part("a", 0, 0), part("a", 0, 1)}
+    assert len(kinds(stage.arrives("a"), Prepare)) == 2
+    refusal = refused(0, part("a", 0, 0), cause=DropReason.ROLLED_BACK)
+    told = stage.ask(replace(refusal, unit=unit(epoch=2)))
+    assert {(i.to, i.update, i.cause) for i in kinds(told, Drop)} == {
+        (f"s{shard}", part("a", 0, shard), DropReason.ROLLED_BACK) for shard in range(2)
+    }
+    assert not kinds(stage.gets("a", after=0), Serve)
+    told = []
+    for shard in range(2):
+        told += stage.ask(ended(shard, part("a", 0, shard), TransferEnd.DISCARDED, DropReason.ROLLED_BACK))
+    assert served_at(told) == [ModelVersion(2, OLD)] * 2
+    assert not stage.whole.open
+
+
+def test_a_push_whose_commits_were_all_lost_is_committed_once_more_if_what_it_was_computed_from_was_not():
+    stage = gone_back(254)
+    stage.ask(holds_of_half_committed(254))
+    stage.arrives("a")
+    assert [stage.ask(prepared(shard, epoch=2)) for shard in range(2)] == [
+        [],
+        [conclude(shard, epoch=2) for shard in range(2)],
+    ]
+
+
+def test_a_part_that_counts_as_lost_is_answered_however_often_it_is_asked_for():
+    stage = half_committed()
+    rolls_back(stage)
+    for _ in range(2):
+        for shard in range(2):
+            assert resolved(stage.ask(part_push("a", 0, shard, 254))) == [(part("a", 0, shard), MADE)]
+
+
+def test_what_is_left_at_a_server_of_a_push_that_its_worker_does_not_hold_any_more_is_dropped_there():
+    left = part("a", 0, 0)
+    stage = gone_back(received=(left,))
+    told = stage.ask(WorkerHolds(worker="a", pushes=(), gets=()))
+    assert [(i.to, i.update, i.cause) for i in kinds(told, Drop) if i.to != "a"] == [
+        ("s0", left, DropReason.ROLLED_BACK)
+    ]
+    stage.ask(ended(0, left, TransferEnd.DISCARDED, DropReason.ROLLED_BACK))
+    assert not stage.whole.open
+
+
+def test_what_is_left_of_a_push_that_its_worker_holds_is_not_dropped():
+    stage = gone_back(received=(part("a", 0, 0),))
+    told = stage.ask(holds_of_half_committed(254))
+    assert not kinds(told, Drop)
+    assert part("a", 0, 1) in {i.update for i in kinds(told, Send)}
+
+
+def test_a_get_does_not_wait_for_a_push_of_which_one_part_is_asked_for_late():
+    stage = gone_back()
+    stage.ask(part_push("a", 0, 1, 254))
+    assert served_at(stage.gets("a", after=0)) == [ModelVersion(2, OLD)] * 2

@@ -58,6 +58,12 @@ def rolled_back(seed: int, mode: Mode = Mode.ASYNCHRONOUS) -> SimulationConfig:
     return replace(config, faults=replace(config.faults, rollback_hz=4.0, scheduler_hz=0.0, server_stream_hz=1.0))
 
 
+def all_anew(seed: int, mode: Mode = Mode.ASYNCHRONOUS) -> SimulationConfig:
+    """Return a fabric whose servers go back like that while its scheduler begins anew again and again, too."""
+    config = rolled_back(seed, mode)
+    return replace(config, faults=replace(config.faults, scheduler_hz=4.0, server_stream_hz=2.0))
+
+
 def witness_of(simulation: Simulation) -> PartWitness:
     assert isinstance(simulation.witness, PartWitness)
     return simulation.witness
@@ -65,6 +71,10 @@ def witness_of(simulation: Simulation) -> PartWitness:
 
 def test_parts_count_under_the_epoch_of_the_one_whose_server_began_with_nothing():
     assert Simulation(SimulationConfig.drawn_of_any_kind(81)).run(5000).events >= 5000
+
+
+def test_a_push_of_which_only_its_worker_knows_that_parts_were_committed_does_not_wait_for_ever():
+    assert Simulation(SimulationConfig.drawn_of_any_kind(11481)).run(5000).events >= 5000
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -86,6 +96,21 @@ def test_everybody_goes_on_where_all_servers_went_back_to_checkpoints_of_one_old
     for seed in range(6):
         faults += Simulation(rolled_back(seed, mode)).run(EVENTS).faults
     assert faults["servers died"] >= 2
+
+
+@pytest.mark.parametrize(
+    ("seed", "mode"),
+    [
+        (51, Mode.ASYNCHRONOUS),
+        (183, Mode.ASYNCHRONOUS),
+        (264, Mode.ASYNCHRONOUS),
+        (491, Mode.STALE_SYNCHRONOUS),
+        (533, Mode.STALE_SYNCHRONOUS),
+        (26, Mode.SYNCHRONOUS),
+    ],
+)
+def test_everybody_goes_on_where_all_servers_went_back_and_the_scheduler_began_anew(seed, mode):
+    assert Simulation(all_anew(seed, mode)).run(EVENTS).faults["servers died"]
 
 
 def test_storms_leave_units_half_committed_and_they_are_rolled_forward(monkeypatch):

@@ -174,23 +174,40 @@ def test_a_drop_that_a_server_tells_is_reported_for_its_part(stage):
     assert stage.tell(answered(1, LATE)) == asks(discarded(1))
 
 
-def test_a_part_that_was_dropped_is_asked_for_again_by_a_new_scheduler_while_another_is_open(stage):
-    stage.push(0, 1)
-    stage.tell(drop(0))
-    [request] = stage.tell(act.EpochBegan(epoch=2))
+def asked_for(told: list[act.Action]) -> list[UpdateId]:
+    """Return which updates a scheduler is told of that has just admitted the worker."""
+    [request] = told
     assert isinstance(request, act.Request)
     assert isinstance(request.event, WorkerHolds)
-    assert sorted(r.update for r in request.event.pushes) == [update(0), update(1)]
+    return sorted(r.update for r in request.event.pushes)
+
+
+@pytest.mark.parametrize("outcome", [DONE, LATE], ids=["committed", "dropped"])
+def test_a_part_that_has_its_outcome_is_asked_for_again_by_a_new_scheduler_while_another_is_open(stage, outcome):
+    stage.push(0, 1)
+    stage.tell(answered(0, outcome))
+    assert asked_for(stage.tell(act.EpochBegan(epoch=2))) == [update(0), update(1)]
     assert stage.tell(answered(0, DONE), answered(1, DONE)) == [settles(0, DONE)]
 
 
-def test_a_part_that_is_committed_is_not_asked_for_again(stage):
+def test_a_push_of_which_a_commit_was_lost_may_be_dropped_as_a_whole(stage):
+    gone = Dropped(cause=DropReason.ROLLED_BACK)
     stage.push(0, 1)
+    stage.tell(answered(0, DONE), act.EpochBegan(epoch=2))
+    stage.tell(answered(0, gone))
+    assert settles(0, gone) in stage.tell(answered(1, gone))
+
+
+def test_a_part_whose_initial_weights_were_taken_is_not_brought_again(stage):
+    stage.push(0, 1, kind=UpdateKind.INITIAL)
     stage.tell(answered(0, DONE))
-    [request] = stage.tell(act.EpochBegan(epoch=2))
-    assert isinstance(request, act.Request)
-    assert isinstance(request.event, WorkerHolds)
-    assert [r.update for r in request.event.pushes] == [update(1)]
+    assert asked_for(stage.tell(act.EpochBegan(epoch=2))) == [update(1)]
+
+
+def test_a_push_that_has_its_outcome_is_not_asked_for_again(stage):
+    stage.push(0, 1)
+    stage.tell(answered(0, DONE), answered(1, DONE))
+    assert asked_for(stage.tell(act.EpochBegan(epoch=2))) == []
 
 
 @pytest.mark.parametrize("other", [LATE, Committed(version=ModelVersion(1, 8), tau=0)])
@@ -198,6 +215,14 @@ def test_parts_that_end_in_different_ways_fail_the_push(stage, other):
     stage.push(0, 1)
     stage.tell(answered(0, DONE))
     assert act.FailPush(update=update(0), reason="") in stage.tell(answered(1, other))
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_part_that_was_committed_under_a_later_server_epoch_gives_the_push_its_version(stage, late):
+    newest = Committed(version=ModelVersion(2, 7), tau=0)
+    stage.push(0, 1)
+    stage.tell(answered(1 - late, DONE))
+    assert stage.tell(answered(late, newest)) == [settles(0, newest)]
 
 
 def test_initial_weights_may_have_come_from_another_worker_to_some_shards(stage):
