@@ -36,6 +36,9 @@ __all__ = [
 ]
 
 
+_NO_VERSION = ModelVersion(0, 0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberJoined:
     """A member registers, for the first time or again.
@@ -47,6 +50,7 @@ class MemberJoined:
         most_updates: how many an aggregator takes into one sum, >= 0; 0 for any number.
         follows: what a replica follows.
         server_epoch: of a server: the greatest of its models' versions, 0 if it has none.
+        known: of a worker: the newest version of its model that it knows of.
         promoted: of a server that was a replica until now: that replica's name; "" of any other, and once it was
             admitted.
         succeeds: of a server that has ever been a replica: that replica's name.
@@ -59,6 +63,7 @@ class MemberJoined:
     most_updates: int = 0
     follows: Following | None = None
     server_epoch: int = 0
+    known: ModelVersion = _NO_VERSION
     promoted: str = ""
     succeeds: str = ""
 

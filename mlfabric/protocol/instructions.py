@@ -110,7 +110,10 @@ class MonitorAt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostModel:
-    """Hold this model from now on; it begins under this server epoch, which is not 1 if all of it was lost before."""
+    """Hold this model from now on; it begins under this server epoch, which is not 1 if all of it was lost before.
+
+    A server that holds it already, and not cut, goes on with it under this epoch if that is later than its own.
+    """
 
     to: str
     spec: ModelSpec

@@ -8,6 +8,7 @@ from dataclasses import replace
 from mlfabric.protocol import Following, MemberJoined, RefuseReason
 from mlfabric.scheduler.context import Context
 from mlfabric.scheduler.differing import difference, malformed
+from mlfabric.scheduler.known_epochs import KnownEpochs
 from mlfabric.scheduler.model import ModelState
 from mlfabric.scheduler.modes import has_server
 from mlfabric.scheduler.placing import Placing
@@ -27,6 +28,7 @@ class Admission:
         models, reductions, wholes: all that there are, by name.
         placing: tells whether there are servers for a new model.
         promotions: tells who takes whose place.
+        epochs: judges what workers know of.
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class Admission:
         wholes: Mapping[str, ShardedModel],
         placing: Placing,
         promotions: Promotions,
+        epochs: KnownEpochs,
     ) -> None:
         self._context = context
         self._models = models
@@ -44,6 +47,7 @@ class Admission:
         self._wholes = wholes
         self._placing = placing
         self._promotions = promotions
+        self._epochs = epochs
 
     def refusal(self, event: MemberJoined) -> tuple[RefuseReason, str] | None:
         """Say why a member cannot join now; None if it can."""
@@ -59,6 +63,8 @@ class Admission:
             return excess
         if known is not None and (changed := _changed(known, member, spec)) is not None:
             return changed
+        if member.role is Role.WORKER and (unknown := self._epochs.refusal(event)) is not None:
+            return unknown
         if member.role is Role.SERVER and (superseded := self._promotions.refusal(event)) is not None:
             return superseded
         for held in event.held:

@@ -29,6 +29,7 @@ from mlfabric.protocol import (
 )
 from mlfabric.scheduler.admission import Admission
 from mlfabric.scheduler.context import Context
+from mlfabric.scheduler.known_epochs import MOST_EPOCH
 from mlfabric.scheduler.model import ModelState
 from mlfabric.scheduler.parts import name_of_whole
 from mlfabric.scheduler.rounds import Rounds
@@ -135,6 +136,8 @@ class Claims:
     def _get(self, gets: Sequence[GetRequested]) -> Refusal | None:
         if not gets:
             return None
+        if (newest := max(get.min_version.epoch for get in gets)) > MOST_EPOCH:
+            return RefuseReason.OUT_OF_RANGE, f"GetRequested: server epoch {newest}; allowed: up to {MOST_EPOCH}"
         worker, most = gets[0].get.worker, self._limits.gets_per_worker
         tables = [model.gets for model in self._models.values()]
         asked = {get.get for get in gets}

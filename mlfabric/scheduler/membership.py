@@ -33,6 +33,7 @@ from mlfabric.protocol import (
 from mlfabric.scheduler.admission import Admission
 from mlfabric.scheduler.context import Context
 from mlfabric.scheduler.departed import Departed
+from mlfabric.scheduler.known_epochs import KnownEpochs
 from mlfabric.scheduler.model import ModelState
 from mlfabric.scheduler.modes import has_server
 from mlfabric.scheduler.parts import name_of_whole
@@ -61,8 +62,9 @@ class Membership:
         self._reductions = reductions
         self._wholes = wholes
         self._placing = Placing(context, models)
-        self.promotions = Promotions(context, models)
-        self.admission = Admission(context, models, reductions, wholes, self._placing, self.promotions)
+        self.epochs = KnownEpochs(context, self.models_of, wholes)
+        self.promotions = Promotions(context, models, self.epochs.above)
+        self.admission = Admission(context, models, reductions, wholes, self._placing, self.promotions, self.epochs)
         self._silent: dict[str, MemberRecord] = {}
         self._missed: dict[str, int] = {}
         self._begun_anew: set[str] = set()
@@ -124,7 +126,7 @@ class Membership:
     def _admit(self, record: MemberRecord, event: MemberJoined, reason: str, again: bool) -> Iterator[Instruction]:
         match record.member.role:
             case Role.WORKER if event.spec is not None:
-                yield from self._admit_worker(record, event.spec, reason)
+                yield from self._admit_worker(record, event, event.spec, reason)
             case Role.MONITOR:
                 yield self._welcome(record, [], False, reason)
                 yield from self._announce_monitors()
@@ -193,23 +195,28 @@ class Membership:
             if model.pushes.server == server and name not in brought:
                 spec, epoch = model.pushes.spec, model.pushes.version.epoch
                 # Another process's versions are lost, known here or not; their numbers are given under another epoch.
-                began = ModelVersion(epoch if again and not model.pushes.initialised else epoch + 1, 0)
+                least = epoch if again and not model.pushes.initialised else epoch + 1
+                began = ModelVersion(self.epochs.begin(name_of_whole(spec), least), 0)
                 yield HostModel(to=server, spec=spec, reason=f"{name} is held here", epoch=began.epoch)
-                yield from self.reconcile(
-                    ServerHolds(server=server, spec=spec, version=began, initialised=False), now_ns
-                )
+                begun = ServerHolds(server=server, spec=spec, version=began, initialised=False, epoch_base=-1)
+                yield from self.reconcile(begun, now_ns)
 
-    def _admit_worker(self, record: MemberRecord, spec: ModelSpec, reason: str) -> Iterator[Instruction]:
+    def _admit_worker(
+        self, record: MemberRecord, event: MemberJoined, spec: ModelSpec, reason: str
+    ) -> Iterator[Instruction]:
         record.model = spec.name
         if not has_server(spec.mode):
             if spec.name not in self._reductions:
                 self._reductions[spec.name] = Rounds(self._context, spec)
             yield self._welcome(record, [], False, reason)
             return
+        self.epochs.joins(event, spec.name)
         for part, server in self._to_place(spec):
-            self._make_model(part, server)
-            yield HostModel(to=server, spec=part, reason=f"{record.member.name} brought a new model")
+            epoch = self.epochs.begin(spec.name, 1)
+            self._make_model(part, server).pushes.begin_under(epoch)
+            yield HostModel(to=server, spec=part, reason=f"{record.member.name} brought a new model", epoch=epoch)
             yield from self._announce_model(part)
+        yield from self.epochs.look(spec.name, record.since_ns)
         models = self.models_of(spec.name)
         workers = sum(m.model == spec.name for m in self._context.here(Role.WORKER))
         self._leave_clocks(record.member.name, stays=models)
@@ -262,7 +269,10 @@ class Membership:
             reason=reason,
             clock=models[0].pushes.clocks.beginning(record.member.name) if models else 0,
             lost=record.was_lost,
-            server_epoch=models[0].pushes.server_epoch if models and models[0].pushes.spec.shard is None else 0,
+            server_epoch=max(
+                self.epochs.named(record.model),
+                models[0].pushes.server_epoch if models and models[0].pushes.spec.shard is None else 0,
+            ),
         )
 
     def _monitor_for(self, record: MemberRecord) -> str:
@@ -321,11 +331,13 @@ class Membership:
         self._note_departed(record)
 
     def next_wakeup_ns(self) -> int | None:
-        """Return when the next silent member counts as left, or None."""
-        if not self._silent and not self._missed:
-            return None
+        """Return when the next silent member counts as left, or a server is named an epoch; None if nothing is due."""
+        due_ns = self.epochs.next_wakeup_ns()
         since_ns = [*(m.since_ns for m in self._silent.values()), *self._missed.values()]
-        return min(since_ns) + self._context.config.silence_ns
+        if not since_ns:
+            return due_ns
+        gone_ns = min(since_ns) + self._context.config.silence_ns
+        return gone_ns if due_ns is None else min(gone_ns, due_ns)
 
     def expire(self, now_ns: int) -> None:
         """Count members that were silent for too long as left."""
@@ -411,6 +423,7 @@ class Membership:
             yield from self._announce_model(holds.spec)
         self._miss(holds, model, now_ns)
         yield from model.pushes.reconcile(holds)
+        yield from self.epochs.server_holds(holds, model, now_ns)
         yield from self._tell_of_server(model)
         name = name_of_whole(holds.spec)
         if holds.spec.shard is not None:

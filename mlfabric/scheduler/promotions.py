@@ -13,7 +13,7 @@ of that one, comes with a greater server epoch, and takes the place at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from mlfabric.protocol import (
@@ -54,10 +54,12 @@ class Promotions:
     Args:
         context: shared by the scheduler's parts.
         models: all that there are, by name; only read.
+        above: returns an epoch above those of a model that workers know of.
     """
 
-    def __init__(self, context: Context, models: Mapping[str, ModelState]) -> None:
+    def __init__(self, context: Context, models: Mapping[str, ModelState], above: Callable[[str], int]) -> None:
         self._context = context
+        self._above = above
         self._models = models
         self._seeded: dict[tuple[str, int], dict[str, ModelVersion]] = {}
         self._orders: dict[str, _Order] = {}
@@ -208,9 +210,10 @@ class Promotions:
         )
 
     def _next_epoch(self, replica: MemberRecord, server: str) -> int:
-        known = [m.pushes.server_epoch for m in self._models.values() if m.pushes.server == server]
-        held = [version.epoch for version in self._seeded[_process(replica)].values()]
-        self._epochs[server] = 1 + max(*known, *held, self._epochs.get(server, 0), 0)
+        served = [(name, m.pushes.server_epoch) for name, m in self._models.items() if m.pushes.server == server]
+        held = [(name, version.epoch) for name, version in self._seeded[_process(replica)].items()]
+        above = (max(1 + epoch, self._above(name)) for name, epoch in (*served, *held))
+        self._epochs[server] = max(*above, 1 + self._epochs.get(server, 0), 1)
         return self._epochs[server]
 
 

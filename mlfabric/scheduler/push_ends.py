@@ -261,10 +261,12 @@ class PushEnds(PushTable):
         """Count as lost what was committed under earlier server epochs after the version that the server goes on from.
 
         Who made them was told of most; the others hear of it when they ask. A replica that has taken its primary's
-        place may have committed some once more.
+        place may have committed some once more. A server that goes on under the epoch that it was told has lost none.
         """
         former, epoch = self.version, holds.version.epoch
         self.began = (*holds.earlier, ModelVersion(epoch, holds.epoch_base))
+        if epoch == self.renewed_epoch:
+            return
         gone = [n for n in range(1, former.number + 1) if self.is_lost(ModelVersion(former.epoch, n))]
         again = (
             isinstance(self.settled.get(UpdateId(ids.worker, ids.incarnation, counter)), Committed)

@@ -87,6 +87,7 @@ class PushTable:
         self.server = server
         self.version = ModelVersion(1, 0)
         self.server_epoch = 1
+        self.renewed_epoch = 0
         self.began: tuple[ModelVersion, ...] = ()
         self.lost = 0
         self.initialised = False
@@ -115,6 +116,11 @@ class PushTable:
         self._seq = context.config.epoch << SEQ_BITS
         self._broken_up: set[SumId] = set()
         self._sizes: Counter[int] = Counter()
+
+    def begin_under(self, epoch: int) -> None:
+        """Begin without weights under a server epoch; nothing is kept of earlier ones."""
+        self.version, self.server_epoch = ModelVersion(epoch, 0), epoch
+        self.began = (ModelVersion(epoch, -1),) if epoch > 1 else ()
 
     def is_lost(self, version: ModelVersion) -> bool:
         """Tell whether a version was made under a server epoch after what a later one began with."""

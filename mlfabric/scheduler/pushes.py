@@ -72,6 +72,9 @@ class Pushes(Sequencing):
         planned = self.planned.get(update)
         if self.settled.is_over(update):
             return  # its worker knows the outcome
+        is_wanted = event.kind is UpdateKind.INITIAL and not (self.initialised or self.awaited)
+        if is_wanted and self.whole is None and not isinstance(self.settled.get(update), Dropped):
+            self.settled.forget(update)  # what it brought was lost with the server
         if (outcome := self.settled.get(update)) is not None:
             yield Resolve(to=update.worker, update=update, outcome=outcome, reason="it was settled before")
             return

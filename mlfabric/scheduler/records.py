@@ -281,6 +281,10 @@ class SettledUpdates:
         if not self.is_over(update):
             self._by_worker.setdefault(update[:2], {})[update.counter] = outcome
 
+    def forget(self, update: UpdateId) -> None:
+        """Forget an outcome: it is open again."""
+        self._by_worker.get(update[:2], {}).pop(update.counter, None)
+
     def forget_below(self, update: UpdateId, counter: int) -> None:
         """Forget what ``update``'s worker incarnation will not ask for again; the mark never falls."""
         self._low[update[:2]] = max(counter, self._low.get(update[:2], 0))

@@ -55,6 +55,8 @@ class ShardTable:
 
     ``torn`` says, in words, why the parts cannot be brought to the same version; "" if they stand alike or will.
     ``tables`` are the updates of each part that is known, in order.
+    ``least_epoch`` is the server epoch under which all parts count at least; what was computed under earlier ones is
+    dropped then.
     ``roster`` are the pushes of the present iteration (synchronous).
     """
 
@@ -65,6 +67,7 @@ class ShardTable:
         self.tables: list[Pushes] = []
         self.open: dict[UpdateId, OpenPush] = {}
         self.torn = ""
+        self.least_epoch = 0
         self.roster: set[UpdateId] = set()
         self._context = context
         self._turns = 0
@@ -108,7 +111,8 @@ class ShardTable:
     def version(self) -> ModelVersion:
         """The version of all parts, while no unit is open; the epoch is that of the server that resumed most often."""
         versions = [pushes.version for pushes in self.tables]
-        return ModelVersion(max(v.epoch for v in versions), max(v.number for v in versions))
+        epoch = max(self.least_epoch, *(v.epoch for v in versions))
+        return ModelVersion(epoch, max(v.number for v in versions))
 
     @property
     def is_uniform(self) -> bool:
@@ -160,11 +164,18 @@ class ShardTable:
     # Pushes come and go
 
     def note(self, part: UpdateId, kind: UpdateKind) -> None:
-        """Note that a part of a push is asked for, or found at a server."""
+        """Note that a part of a push is asked for, or found at a server.
+
+        Of what is found at a server without weights only its worker knows that it is a gradient.
+        """
         push = whole_of(part, self.count)
-        self.open.setdefault(push, OpenPush(kind)).answered.discard(part.counter % self.count)
+        known = self.open.setdefault(push, OpenPush(kind))
+        known.answered.discard(part.counter % self.count)
         self._note_change(push)
-        if kind is UpdateKind.INITIAL:
+        if kind is UpdateKind.GRADIENT:
+            known.kind = kind
+            self._initial.discard(push)
+        elif known.kind is UpdateKind.INITIAL:
             self._initial.add(push)
 
     def _note_change(self, push: UpdateId) -> None:

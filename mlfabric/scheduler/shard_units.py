@@ -280,6 +280,9 @@ class ShardUnits(ShardTable):
             if known.kind is not UpdateKind.GRADIENT or not known.turn or known.doomed is not None:
                 continue
             computed_from = self._computed_from(push)
+            if computed_from is not None and computed_from.epoch < self.least_epoch:
+                self._doom(push, self._rolled_back(computed_from))
+                continue
             tau = 0 if computed_from is None else number - computed_from.number
             if tau > bound:
                 detail = f"its delay would be {tau} at version {number}; {bound} is allowed"
@@ -317,13 +320,20 @@ class ShardUnits(ShardTable):
         computed_from = self._computed_from(push)
         if computed_from is None:
             return bool(known.turn) and push.worker not in self.tables[0].clocks
+        if computed_from.epoch < self.least_epoch:
+            self._doom(push, self._rolled_back(computed_from))
+            return False
         if computed_from.number < number and known.turn:
             detail = f"computed from version {computed_from.number}; {self.name} is at version {number}"
             self._doom(push, Dropped(cause=DropReason.DEADLINE_PAST, detail=detail))
         elif computed_from.number > number and computed_from.epoch < self.version.epoch and known.turn:
-            detail = f"version {computed_from.number} was lost; {self.name} is at version {number}"
-            self._doom(push, Dropped(cause=DropReason.ROLLED_BACK, detail=detail))
+            self._doom(push, self._rolled_back(computed_from))
         return computed_from.number == number and self._is_asked(push)
+
+    def _rolled_back(self, version: ModelVersion) -> Dropped:
+        """Return what becomes of what was computed from a version that was lost."""
+        detail = f"version {version.number} was lost; {self.name} is at version {self.version.number}"
+        return Dropped(cause=DropReason.ROLLED_BACK, detail=detail)
 
     def validate_units(self) -> None:
         """Check what must hold after every event; a violation is a broken invariant."""

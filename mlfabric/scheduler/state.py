@@ -165,6 +165,7 @@ class SchedulerState:
         match event:
             case Tick():
                 self._membership.expire(now_ns)
+                yield from self._membership.epochs.tick(now_ns)
                 yield from self._plan(now_ns)
             case PushRequested():
                 yield from self._push(event, now_ns)
@@ -298,6 +299,7 @@ class SchedulerState:
         model = self.models.get(event.model)
         if model is None or not self._asks(event.get):
             return
+        yield from self._membership.epochs.asks(name_of_whole(model.pushes.spec), event.min_version.epoch, now_ns)
         if (found := self._whole_of(event.model)) is None:
             yield from model.gets.request(event, now_ns)
         elif event.get.counter % found[0].count == found[1] and found[0].has_all_parts:

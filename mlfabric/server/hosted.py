@@ -73,6 +73,7 @@ class HostedModel:
         self._server = server
         self._reports = Reports(server, spec.name)
         self._epoch = 0
+        self._next_epoch = 0
         self._epoch_base = start.epoch_base if start else 0
         self._earlier = start.earlier if start else ()
         self._budget_bytes = receive_budget_bytes
@@ -255,10 +256,29 @@ class HostedModel:
         yield from self._settle(self.incoming.transfers[update], {update: outcome}, "initial weights")
         yield self._reports.initial(self.version)
 
+    # Server epochs
+
+    def renew(self, epoch: int) -> None:
+        """Go on under this server epoch, if it is later, once nothing is being applied."""
+        self._next_epoch = epoch
+
+    def _take_epoch(self) -> Iterator[Action]:
+        """Begin the epoch that was ordered, with all that was committed: it counts as committed under that one.
+
+        What was computed from earlier versions counts as lost: workers may mean those of another model by them.
+        """
+        if self._next_epoch <= self.version.epoch or self.incoming.applying():
+            return
+        self._earlier, self._epoch_base = self.epochs, -1
+        self.version = ModelVersion(self._next_epoch, self.version.number)
+        self.applied.go_over_to(self._next_epoch)
+        yield Report(event=self.holds(), reason=f"server epoch {self._next_epoch} began")
+
     # What follows from the state
 
     def advance(self, now_ns: int) -> Iterator[Action]:
         """Commit, grant and serve whatever may now be committed, granted and served."""
+        yield from self._take_epoch()
         states = [t.state for t in self.incoming.transfers.values()]
         if TransferState.RECEIVED in states and TransferState.APPLYING not in states:
             yield from self._advance_sequence()

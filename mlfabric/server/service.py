@@ -25,6 +25,7 @@ from mlfabric.protocol import (
     MonitorAt,
     SamplesReported,
     Seed,
+    ServerHolds,
     SumId,
     TransferEnd,
     TransferEnded,
@@ -143,6 +144,7 @@ class ServerService:
         self._milestones: dict[str, Milestones] = {}
         self._saving: set[asyncio.Task[None]] = set()
         self._counts: dict[str, SampleCounts] = {}
+        self._noted_epochs: dict[str, int] = {}
         self.address = ""
 
     def register_update_callback(self, callback: UpdateCallback) -> None:
@@ -166,8 +168,6 @@ class ServerService:
         if self.options.resume:
             # Before anybody hears of the new epoch: who crashes from here on must not resume under the same one again.
             await self._stores.save()
-        if self._inheritance is not None:
-            self._note_epochs(self._inheritance)
         self.address = await self._listen()
         member = Member(
             name=self.options.name,
@@ -208,13 +208,16 @@ class ServerService:
             self._log.close()
             self._driver.close()
 
-    def _note_epochs(self, inheritance: Inheritance) -> None:
-        """Keep the server epochs that begin beside the checkpoints: who resumes from older ones begins later ones."""
+    def _note_epochs(self) -> None:
+        """Keep the server epochs that began beside the checkpoints: who resumes from older ones begins later ones."""
         if self._checkpoints is None:
             return
-        for holds, _ in inheritance.held:
+        for name, model in self._state.models.items():
+            if model.version.epoch == self._noted_epochs.get(name, 1):
+                continue
+            self._noted_epochs[name] = model.version.epoch
             try:
-                note_epoch(self._checkpoints.epoch_path(holds.spec.name), holds.version.epoch)
+                note_epoch(self._checkpoints.epoch_path(name), model.version.epoch)
             except FabricError as error:  # nobody else can serve: better so than not at all
                 log.error("%s", error)
 
@@ -234,6 +237,7 @@ class ServerService:
 
     async def _register(self, stub: fabric_pb2_grpc.FabricServiceAsyncStub) -> fabric_pb2.Admission:
         assert self._session is not None
+        self._note_epochs()
         request = fabric_pb2.RegisterAsServerRequest(
             member=wire.to_member(self._session.member),
             models=[wire.to_spec(holds.spec) for holds in self._state.holds()],
@@ -267,6 +271,7 @@ class ServerService:
             self._driver.take_in(instruction)  # type: ignore[arg-type]
 
     def _do(self, action: act.Action) -> None:
+        self._note_epochs()
         match action:
             case act.Grant():
                 self._connections.grant(action)
@@ -328,6 +333,8 @@ class ServerService:
     def _note(self, event: MemberEvent) -> None:
         if isinstance(event, CommitsReported):
             self._committed(event)
+        elif isinstance(event, ServerHolds):  # it went on under a later epoch, which older checkpoints do not know
+            self._save_soon([event.spec.name])
         elif isinstance(event, TransferEnded) and event.end is TransferEnd.RECEIVED:
             self._metrics.received(event.model, "sum" if isinstance(event.transfer, SumId) else "update")
 

@@ -203,7 +203,9 @@ class ServerState:
                 raise AssertionError(f"no reaction to {event}")
 
     def _host(self, order: HostModel) -> Iterator[act.Action]:
-        if order.spec.name not in self.models:
+        if (known := self.models.get(order.spec.name)) is not None:
+            known.renew(order.epoch)
+        else:
             yield act.CreateStore(spec=order.spec, reason=order.reason)
             start = ServerHolds(
                 server=self.config.name,

@@ -35,7 +35,8 @@ class FaultRates:
         away: share of attempts to join again that are made only after a second or so.
         server_hz: how often a server's process dies whose models are whole: a replica takes its place, or without one
             it goes on from its newest checkpoints.
-        amnesia: share of the deaths without a replica after which it begins with nothing; the scheduler has to live on.
+        amnesia: share of the deaths without a replica, or of all servers of a model that is cut, after which they begin
+            with nothing.
         hang_hz: how often some process is stopped for a while.
         cut_hz: how often two hosts, or one and the scheduler's, cannot reach each other for a while.
         disk_hz: how often a server or the scheduler can write nothing for a while.
@@ -224,6 +225,7 @@ class SimulationConfig:
             config,
             skew_ns=rng.choice((0, MOST_SKEW_NS)),
             answer_ns=rng.choice((100_000_000, 500_000_000, 2_000_000_000)),
+            faults=replace(config.faults, amnesia=rng.choice((0.0, 0.0, 0.5)) if config.shards == 1 else 0.0),
         )
 
     @classmethod

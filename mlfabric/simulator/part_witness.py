@@ -8,7 +8,7 @@ from mlfabric.protocol import Committed, GetId, ModelVersion, Outcome, TransferI
 from mlfabric.scheduler.parts import part_of, whole_of
 from mlfabric.scheduler.state import SchedulerState
 from mlfabric.server.actions import ApplyStep, StepKind
-from mlfabric.simulator.witness import Oddity, Truth, Witness
+from mlfabric.simulator.witness import LONGEST_WAIT_NS, Oddity, Truth, Witness
 
 __all__ = ["PartWitness"]
 
@@ -36,12 +36,20 @@ class PartWitness(Witness):
 
     def begins(self, action: ApplyStep, members: Sequence[UpdateId], others: Sequence[TransferId]) -> None:
         """Check that transfers may be applied together; parts have no order but that of the units."""
+        self._levels(action)
         for update, tau in zip(members, self._delays(action, members), strict=True):
             self._may_be_applied(update)
             bound = self._bounds.get(action.model, 0)
             assert 0 <= tau <= bound, f"{update} is applied with delay {tau}; the bound in force is {bound}"
         workers = [update.worker for update in members]
         assert len(set(workers)) == len(workers), f"a unit has two updates of one worker: {members}"
+
+    def _levels(self, action: ApplyStep) -> None:
+        """Let a part count under the epoch that counts for all: another server's, or one above what workers know of."""
+        own = self._version_of(action.model)
+        if own.epoch < action.version.epoch:
+            self._versions[action.model] = ModelVersion(action.version.epoch, own.number)
+            self._has(action.model, self._versions[action.model], self.weights(action.model, own.number))
 
     def commits(self, members: Sequence[UpdateId], action: ApplyStep) -> None:
         """Note a step; the same pushes must make this version at all parts."""
@@ -64,6 +72,24 @@ class PartWitness(Witness):
             self.resumes(model, number)
         for lost in [made for made in self._made if made > number]:
             del self._made[lost]
+
+    def _counts_on(self, state: SchedulerState, model: str, version: ModelVersion) -> None:
+        """Check that what a scheduler takes for the newest version was made; the epoch may be that of another part."""
+        newest = self._version_of(model)
+        if version.epoch <= newest.epoch:
+            super()._counts_on(state, model, version)
+            return
+        assert version.number <= newest.number, f"the scheduler takes {version} of {model} for made; it is {newest}"
+        self._known[model] = (state, version)
+
+    def hears(self, worker: tuple[str, int], server_epoch: int) -> None:
+        """Note nothing: what was committed before servers died may be said to be, under whatever epoch."""
+
+    def forgets_all(self) -> None:
+        """Note that all servers died, and begin anew with nothing."""
+        for model in list(self._versions):
+            self.forgets(model)
+        self._made.clear()
 
     def _agrees(self, who: str, update: UpdateId, outcome: Outcome) -> None:
         """Check an outcome; what was, or would have been, committed before servers died may be said to be, alike."""
@@ -106,6 +132,8 @@ class PartWitness(Witness):
         """Check that nobody waits for others while nothing is under way; parts wait until all are asked for."""
         for whole in state.wholes.values():
             if whole.unit is not None or not (whole.is_settled and whole.has_weights) or whole.is_synchronous:
+                continue
+            if (due_ns := whole.due_ns()) is not None and due_ns - now_ns < LONGEST_WAIT_NS:
                 continue
             ready = [push for push, known in whole.open.items() if known.turn and known.doomed is None]
             assert not ready, f"{ready} are complete at all parts, and nothing is done with them"

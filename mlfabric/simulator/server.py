@@ -18,6 +18,7 @@ from mlfabric.protocol import (
     Refuse,
     RefuseReason,
     Seed,
+    ServerHolds,
     TransferId,
     Unfollowed,
     UpdateId,
@@ -287,6 +288,11 @@ class SimulatedServer:
             case act.Answer():
                 self._answer(action)
             case act.Report():
+                if isinstance(action.event, ServerHolds):
+                    self._witness.renews(action.event.spec.name, action.event.version)
+                    self.epochs[action.event.spec.name] = action.event.version.epoch
+                    if action.event.spec.name in self.checkpoints:
+                        self._begin_checkpoint(action.event.spec.name)
                 self.session.send(action.event)
             case act.ServeModel():
                 self._serve(action)

@@ -168,30 +168,37 @@ class Storm:
         self._fabric.resumed(former, checkpoints.values()).session.join()
 
     def _roll_back(self) -> None:
-        """Let all servers of a model that is cut die, one after the other; then they go on from older checkpoints."""
+        """Let all servers of a model that is cut die, one after the other; then they go on from older checkpoints.
+
+        Or they begin with nothing.
+        """
         servers = [server for server in self._fabric.servers.values() if isinstance(server, PartServer)]
         if not servers or not all(server.is_alive for server in servers):
             return
         common = set.intersection(*(set(server.common) for server in servers))
         newest = min((s.version for server in servers for s in server.stores.values()), default=0)
         older = sorted(version for version in common if version.number < newest - 1)
-        if not older:
+        forgets = self._world.chance(self._fabric.config.faults.amnesia)
+        if not (older or forgets):
             return
-        version = self._world.rng.choice(older)
-        self._world.fault("servers died", version)
+        version = None if forgets else self._world.rng.choice(older)
+        self._world.fault("servers died", version or "and forget everything")
         for server in servers:
             delay_ns = self._world.pause_ns(RESTART_NS)
             self._world.later(delay_ns, f"{server.name} dies", partial(self._die, server, version))
 
-    def _die(self, server: PartServer, version: ModelVersion) -> None:
+    def _die(self, server: PartServer, version: ModelVersion | None) -> None:
         server.die()
         servers = [server for server in self._fabric.servers.values() if isinstance(server, PartServer)]
         if any(server.is_alive for server in servers):
             return
         assert isinstance(self._fabric.witness, PartWitness), "models that are cut have a witness of their own"
-        self._fabric.witness.rolls_back(version.number)
+        if version is None:
+            self._fabric.witness.forgets_all()
+        else:
+            self._fabric.witness.rolls_back(version.number)
         for former in servers:
-            new = self._fabric.resumed(former, former.common[version])
+            new = self._fabric.resumed(former, () if version is None else former.common[version])
             delay_ns = self._world.pause_ns(RESTART_NS)
             self._world.later(delay_ns, f"{new.name} starts again", new.session.join, new.process)
 

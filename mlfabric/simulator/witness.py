@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple
 
@@ -37,6 +37,7 @@ from mlfabric.scheduler.state import SchedulerState
 from mlfabric.server.actions import ApplyStep, StepKind
 from mlfabric.simulator.exact import PRIME, Weights, mean_of, single_step
 from mlfabric.simulator.leads import Leads
+from mlfabric.simulator.lineages import Lineages
 from mlfabric.specs import RuleKind, RuleSpec
 
 __all__ = ["MadeVersion", "Oddity", "Truth", "Witness"]
@@ -101,6 +102,7 @@ class Witness:
         self.sums = Counter[int]()
         self.rules: dict[str, RuleSpec] = {}
         self.leads = Leads()
+        self.lineages = Lineages()
         self.lost: dict[UpdateId, list[Committed]] = defaultdict(list)
         self.promotions = 0
         self._server_epochs: dict[tuple[str, int], int] = {}
@@ -116,6 +118,7 @@ class Witness:
         self._former_initials: set[UpdateId] = set()
         self._epoch = 0
         self._known: dict[str, tuple[SchedulerState, ModelVersion]] = {}
+        self._present: SchedulerState | None = None
 
     # At the scheduler
 
@@ -126,6 +129,7 @@ class Witness:
 
     def heard(self, state: SchedulerState, event: MemberEvent, instructions: list[Instruction]) -> None:
         """Check what the scheduler says of outcomes, and what it remembers of those that it was just told."""
+        self._present = state
         for name, model in state.models.items():
             pushes = model.pushes
             self._bounds[name] = max(self._bounds.get(name, 0), pushes.tau_max)
@@ -185,7 +189,8 @@ class Witness:
         is_checked = truth.kind is UpdateKind.GRADIENT and pushes.spec.shard is None
         if is_checked and isinstance(outcome, Committed) and outcome.version.epoch < pushes.version.epoch:
             now = f"under server epoch {pushes.version.epoch}"
-            assert not self.is_lost(truth.model, outcome.version), f"{update} is called {outcome} {now}; it was lost"
+            is_lost = self.is_lost(truth.model, outcome.version) and update not in self.applied
+            assert not is_lost, f"{update} is called {outcome} {now}; it was lost"
 
     # At the server
 
@@ -220,7 +225,8 @@ class Witness:
         self._is_fit(update)
         truth = self.truths[update]
         base = truth.computed_from
-        assert not self.is_lost(truth.model, base), f"{update} was computed from {base}, which was lost"
+        is_lost = self.is_lost(truth.model, base) or self.lineages.is_of_another(update[:2], truth.model, base)
+        assert not is_lost, f"{update} was computed from {base}, which was lost"
 
     def _is_fit(self, update: UpdateId) -> None:
         """Check that an update may be applied, whatever it was computed from."""
@@ -255,9 +261,13 @@ class Witness:
         for number, weights in enumerate(self._steps_of(action, members, first), first):
             self._weights[model].append(weights)
             self._gives(model, ModelVersion(version.epoch, number))
-            self._values[model, ModelVersion(version.epoch, number)] = weights[0]
+            self._has(model, ModelVersion(version.epoch, number), weights[0])
         self._versions[model] = version
         self.leads.commits(action, members, [self.truths[update].vector for update in members])
+
+    def _has(self, model: str, version: ModelVersion, weights: int) -> None:
+        self._values[model, version] = weights
+        self.lineages.made(model, version, weights)
 
     def _gives(self, model: str, version: ModelVersion) -> None:
         assert (model, version) not in self._given, f"{version} of {model} is given twice"
@@ -288,20 +298,49 @@ class Witness:
     def installs(self, update: UpdateId, version: ModelVersion) -> None:
         """Note whose weights a model began with, and at which version."""
         truth, model = self.truths[update], self.truths[update].model
+        self.lineages.begins(model)
+        self._begins_over(model, version)
         self._gives(model, version)
-        if began := self._began[model]:
-            began[-1] = ModelVersion(version.epoch, -1)
+        if model in self._weights:
+            self._began[model].append(ModelVersion(version.epoch, -1))
         self.installed[model], self._versions[model] = update, version
         self._weights[model] = [(truth.step, 0)]
-        self._values[model, version] = truth.step
+        self._has(model, version, truth.step)
         self.leads.installs(model, self.rules[model], truth.vector)
+
+    def _begins_over(self, model: str, version: ModelVersion) -> None:
+        """Forget versions of a model that may be given again; the scheduler could not know of them."""
+        again = [given for given in self._given if given[0] == model and given[1] >= version]
+        state, known = self._known.get(model, (None, version))
+        could_know = state is self._present and known.epoch >= version.epoch
+        assert not (again and could_know), f"{version} of {model} is given twice"
+        for gone in again:
+            self._given.discard(gone)
+            self._values.pop(gone, None)
+        self._began[model] = [b for b in self._began[model] if b.epoch < version.epoch]
+
+    def renews(self, model: str, version: ModelVersion) -> None:
+        """Note that a server goes on under a later epoch with what it has, which counts as made under that one."""
+        if model not in self.installed:
+            return
+        former = self._version_of(model)
+        assert version.number == former.number, f"{model} went from {former} to {version}"
+        assert version.epoch > former.epoch, f"{model} went from {former} to {version}"
+        self._began[model].append(ModelVersion(version.epoch, -1))
+        self._versions[model] = version
+        self._gives(model, version)
+        self._has(model, version, self.weights(model, version.number))
+        for update, outcome in self.applied.items():
+            if self.truths[update].model == model:
+                self.lost[update].append(outcome)
+                self.applied[update] = replace(outcome, version=ModelVersion(version.epoch, outcome.version.number))
 
     def resumes(self, model: str, number: int) -> None:
         """Note that a model's server died, and goes on from this version: what was made since is lost."""
         epoch = self._version_of(model).epoch + 1
         self._lose(model, ModelVersion(epoch, number))
         self._versions[model] = ModelVersion(epoch, number)
-        self._values[model, self._versions[model]] = self._weights[model][number][0]
+        self._has(model, self._versions[model], self._weights[model][number][0])
         self.leads.resumes(model, number)
 
     def forgets(self, model: str) -> None:
@@ -377,7 +416,7 @@ class Witness:
         made = {u for u, outcome in self.applied.items() if self.truths[u].model == model}
         self._lose(model, ModelVersion(version.epoch, base))
         self._versions[model] = ModelVersion(version.epoch, base)
-        self._values[model, self._versions[model]] = self.weights(model, base)
+        self._has(model, self._versions[model], self.weights(model, base))
         self._make_again(model, entries)
         assert self._versions[model] == version, f"{model} goes on at {version}; made was {self._versions[model]}"
         if not is_blind:
@@ -408,7 +447,7 @@ class Witness:
             self.lost[update].append(outcome)
         for version, weights in made.items():
             self._gives(model, version)
-            self._values[model, version] = weights
+            self._has(model, version, weights)
 
     # At the workers
 
@@ -423,7 +462,7 @@ class Witness:
         self._agrees("its worker", update, outcome)
         epoch = self._told_epochs.get(update[:2], 0)
         if isinstance(outcome, Committed) and outcome.version.epoch < epoch:
-            is_lost = self.is_lost(self.truths[update].model, outcome.version)
+            is_lost = self.is_lost(self.truths[update].model, outcome.version) and update not in self.applied
             assert not is_lost, f"{update}: its worker knows of server epoch {epoch}, and believes {outcome}"
         if isinstance(outcome, Dropped):
             self.dropped[outcome.cause.name] += 1
@@ -438,8 +477,10 @@ class Witness:
         assert version.epoch >= before, f"{get} brought {version} after a model of server epoch {before}"
         self._server_epochs[process] = version.epoch
         really = self._values.get((model, version))
-        assert really is not None, f"{get} brought {version}, which was never made; the newest is {self._versions}"
-        assert value == really, f"{get} brought version {version} torn"
+        was_made = self.lineages.knows(model, version, value)
+        assert was_made or really is not None, f"{get} brought {version}, never made; the newest is {self._versions}"
+        assert was_made or value == really, f"{get} brought version {version} torn"
+        self.lineages.sees(process, model, version, value)
         if self.is_lost(model, version):
             return
         committed = self.applied.get(after) if after is not None else None
@@ -460,9 +501,8 @@ class Witness:
                 f"{who} says {outcome} of the first weights {update}"
             )
             return
-        really = self.applied.get(update)
-        if isinstance(outcome, Committed) and self.is_lost(truth.model, outcome.version):
-            lost = self.lost.get(update, [])
+        really, lost = self.applied.get(update), self.lost.get(update, [])
+        if isinstance(outcome, Committed) and (self.is_lost(truth.model, outcome.version) or outcome in lost):
             assert outcome in lost, f"{who} says {outcome} of {update}, which was lost; it was {lost}"
         elif isinstance(outcome, Lost):
             assert update in self.lost, f"{who} says {outcome} of {update}, which never was committed"

@@ -32,7 +32,7 @@ from mlfabric.simulator.processes import Process
 from mlfabric.simulator.session import Listener, Session, SessionCallbacks
 from mlfabric.simulator.witness import Oddity, Truth, Witness
 from mlfabric.simulator.world import Timer, World
-from mlfabric.specs import Member, Mode, ModelSpec, Role
+from mlfabric.specs import NO_TERM, Member, Mode, ModelSpec, Role, Term
 from mlfabric.worker_daemon import actions as act
 from mlfabric.worker_daemon.state import DaemonState
 
@@ -76,6 +76,7 @@ class SimulatedWorker:
             world, self.process, place.spec, place.book, truths, self._here.__contains__, self._take_in
         )
         self._timer: Timer | None = None
+        self._seen = NO_TERM
 
     @property
     def process(self) -> Process:
@@ -110,10 +111,12 @@ class SimulatedWorker:
             host=place.host,
             up_bps=bps,
             down_bps=bps,
+            seen=self._seen,
         )
-        return MemberJoined(member=member, spec=place.spec, holds_initial=True)
+        return MemberJoined(member=member, spec=place.spec, holds_initial=True, known=self.state.known)
 
     def _admitted(self, welcome: Welcome) -> list[MemberEvent]:
+        self._seen = Term(welcome.epoch, welcome.instance)
         if welcome.initialise:
             self._bring_initial()
         self._hears(welcome.server_epoch)

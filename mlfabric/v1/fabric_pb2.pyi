@@ -118,22 +118,28 @@ class RegisterAsWorkerRequest(_message.Message):
     MEMBER_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     HOLDS_INITIAL_FIELD_NUMBER: _builtins.int
+    KNOWN_FIELD_NUMBER: _builtins.int
     holds_initial: _builtins.bool
     """This worker can provide initial weights."""
     @_builtins.property
     def member(self) -> _types_pb2.Member: ...
     @_builtins.property
     def model(self) -> _types_pb2.ModelSpec: ...
+    @_builtins.property
+    def known(self) -> _types_pb2.ModelVersion:
+        """The newest version of its model that it knows of; absent if of none."""
+
     def __init__(
         self,
         *,
         member: _types_pb2.Member | None = ...,
         model: _types_pb2.ModelSpec | None = ...,
         holds_initial: _builtins.bool = ...,
+        known: _types_pb2.ModelVersion | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["member", b"member", "model", b"model"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["known", b"known", "member", b"member", "model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["holds_initial", b"holds_initial", "member", b"member", "model", b"model"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["holds_initial", b"holds_initial", "known", b"known", "member", b"member", "model", b"model"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -308,6 +308,7 @@ class WorkerDaemon:
             member=wire.to_member(self._session.member),
             model=wire.to_spec(replace(self.spec, server=self._server)),
             holds_initial=self._initial is not None,
+            known=wire.to_version(self._state.known),
         )
         return (await stub.RegisterAsWorker(request)).admission
 

@@ -31,7 +31,6 @@ class _Part:
         arrived: the version that is here, and waits for the other parts or for an outcome.
         broke: it is neither here nor on its way, and is to be asked for again.
         is_outdated: what is on its way does not count.
-        least_epoch: what is here or on its way does not count if it is of an earlier server epoch.
     """
 
     request: GetRequested
@@ -40,7 +39,6 @@ class _Part:
     arrived: ModelVersion | None = None
     broke: bool = False
     is_outdated: bool = False
-    least_epoch: int = 0
 
     @property
     def is_on_its_way(self) -> bool:
@@ -108,11 +106,16 @@ class _Get:
 class Getting:
     """Every get of one worker that is not delivered.
 
-    A model of a lesser epoch than ``server_epoch`` never is, nor one of a lesser epoch than one that came before it.
+    No model is delivered of a lesser server epoch than one that the worker knows of, whoever is the scheduler; to ask
+    again then says which it is, so that the server can be given a later one.
 
     Args:
         shards: how many parts its model has, >= 1.
         is_push_open: tells whether the push that an update is part of has no outcome.
+
+    Attributes:
+        server_epoch: under which the model is served, as the worker was told last; 1 before.
+        known: the newest version of which it was told, or which it has seen.
     """
 
     def __init__(self, shards: int, is_push_open: Callable[[UpdateId], bool]) -> None:
@@ -120,7 +123,7 @@ class Getting:
         self._is_push_open = is_push_open
         self.gets: dict[GetId, _Get] = {}
         self.server_epoch = 1
-        self._newest_epoch = 0
+        self.known = ModelVersion(0, 0)
 
     def next_wakeup_ns(self) -> int | None:
         """Return when something is to be asked for again, or None."""
@@ -161,17 +164,23 @@ class Getting:
         get, part = self._find(event.get)
         if get is None or part is None:
             return
-        if part.is_outdated or self._is_past(part, event.version):
+        if self._is_past(event.version):
+            get.raise_min(ModelVersion(self.known.epoch, 0))
+        if part.is_outdated or self._is_past(event.version):
             yield from self._end(get, part, "what came was asked for before", now_ns)
             return
-        self._newest_epoch = max(self._newest_epoch, event.version.epoch)
+        self.know(event.version)
         part.arrived = event.version
         yield from self._deliver(get)
         get.pause(now_ns)
 
-    def _is_past(self, part: _Part, version: ModelVersion) -> bool:
+    def _is_past(self, version: ModelVersion) -> bool:
         """Tell whether a version is of an earlier server epoch than what the worker was told of, or has."""
-        return version.epoch < max(self.server_epoch, self._newest_epoch, part.least_epoch)
+        return version.epoch < self.known.epoch
+
+    def know(self, version: ModelVersion) -> None:
+        """Note a version of which the worker is told, or which it has seen."""
+        self.known = max(self.known, version)
 
     def broken(self, event: act.FetchBroken, now_ns: int) -> Iterator[act.Action]:
         """Carry out a newer plan, or ask again later."""
@@ -187,16 +196,6 @@ class Getting:
         if start := part.next_plan():
             yield act.StartFetch(plan=start, reason=f"a newer plan, after: {detail}")
         get.pause(now_ns)
-
-    def begin_scheduler(self) -> None:
-        """Let a scheduler that knows nothing give the model to a server that begins in the first epoch.
-
-        What is here or on its way, as the former one planned it, counts only if it did under that one.
-        """
-        for part in (part for get in self.gets.values() for part in get.parts.values()):
-            if part.running is not None:
-                part.least_epoch = max(part.least_epoch, self._newest_epoch)
-        self._newest_epoch = 0
 
     def begin_epoch(self) -> None:
         """Let nothing of a get count that is cut and not all here: all of it is asked for again."""
@@ -226,6 +225,8 @@ class Getting:
 
     def settled(self, update: UpdateId, outcome: Outcome) -> Iterator[act.Action]:
         """Deliver what waited for a push; ``update`` is its first part."""
+        if isinstance(outcome, Committed):
+            self.know(outcome.version)
         for get in [g for g in self.gets.values() if g.first.after_update == update]:
             if isinstance(outcome, Committed):
                 get.raise_min(outcome.version)
@@ -237,8 +238,7 @@ class Getting:
         if len(get.parts) < self._shards or (request.after_update and self._is_push_open(request.after_update)):
             return
         version = max((v for v in versions if v is not None), default=ModelVersion(0, 0))
-        is_past = any(self._is_past(part, version) for part in get.parts.values())
-        if versions == {version} and version >= request.min_version and not is_past:
+        if versions == {version} and version >= request.min_version and not self._is_past(version):
             del self.gets[request.get]
             yield act.Deliver(get=request.get, version=version, reason="the model is here")
             return
@@ -247,7 +247,7 @@ class Getting:
                 get.ask_again_ns = None
                 yield act.StartFetch(plan=start, reason="the model that came is too old")
         if None not in get.versions():
-            get.raise_min(version)
+            get.raise_min(ModelVersion(self.known.epoch, 0) if self._is_past(version) else version)
             yield from get.ask("the model that came is too old, or of several versions")
 
     def _first(self, get: GetId) -> GetId:

@@ -15,6 +15,7 @@ from mlfabric.protocol import (
     Fetch,
     Fold,
     Keep,
+    ModelVersion,
     NewServer,
     Outcome,
     Release,
@@ -66,6 +67,11 @@ class DaemonState:
         """Return when a Tick is due, or None."""
         times = (self.pushing.next_wakeup_ns(), self.getting.next_wakeup_ns(), self.keeping.next_wakeup_ns())
         return min([t for t in times if t is not None], default=None)
+
+    @property
+    def known(self) -> ModelVersion:
+        """The newest version of its model that the worker knows of."""
+        return self.getting.known
 
     def holds(self) -> WorkerHolds:
         """Announce everything that is open, for a scheduler that may know nothing."""
@@ -145,6 +151,7 @@ class DaemonState:
     def _begin_anew(self, server_epoch: int, reason: str) -> Iterator[act.Action]:
         """Let nothing that is under way to or from an earlier server count any more."""
         self.getting.server_epoch = max(self.getting.server_epoch, server_epoch)
+        self.getting.know(ModelVersion(server_epoch, 0))
         self.pushing.begin_anew()
         self.getting.begin_anew()
         yield act.StopTransfers(reason=reason)
@@ -155,8 +162,8 @@ class DaemonState:
             yield from self._begin_anew(
                 event.server_epoch, f"the model is served under server epoch {event.server_epoch}"
             )
+        self.getting.know(ModelVersion(event.server_epoch, 0))
         if event.epoch > self.epoch:
-            self.getting.begin_scheduler()
             yield from self.keeping.end(why)
         if event.epoch == self.epoch or not self.epoch:
             self.pushing.clock = max(self.pushing.clock, event.clock)

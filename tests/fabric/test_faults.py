@@ -140,6 +140,29 @@ def test_a_server_that_comes_back_empty_is_given_a_worker_s_weights() -> None:
         assert isinstance(step(worker), Committed)
 
 
+def test_training_goes_on_when_scheduler_and_server_both_come_back_with_nothing() -> None:
+    with Fabric() as running:
+        server = running.server()
+        worker = running.worker(small_model())
+        step(worker)
+        server.stop()
+        server = running.server()
+        assert isinstance(step(worker), Dropped)
+        port = running.scheduler.port
+        running.scheduler.stop()
+        running.start_scheduler(port)
+        assert step(worker) == Committed(version=ModelVersion(2, 1), tau=0)
+        running.scheduler.stop()
+        server.stop()
+        running.start_scheduler(port)
+        running.server()
+        outcome = step(worker)
+        assert isinstance(outcome, Dropped)
+        assert outcome.cause is DropReason.ROLLED_BACK
+        assert step(worker) == Committed(version=ModelVersion(3, 1), tau=0)
+        assert worker.get() == ModelVersion(3, 1)
+
+
 def test_a_worker_that_goes_while_another_one_waits_does_not_keep_it_waiting() -> None:
     with fabric() as running:
         steady = running.worker(small_model(), "steady")

@@ -95,13 +95,15 @@ class Stage:
     def server(
         self, name: str = "s", incarnation: int = 1, held: tuple[ModelSpec, ...] = (), **fields
     ) -> list[Instruction]:
+        said = {field: fields.pop(field) for field in ("server_epoch", "succeeds") if field in fields}
         joins = member(name, Role.SERVER, incarnation, address=f"{name}:1", **fields)
-        return self.tell(MemberJoined(member=joins, held=held))
+        return self.tell(MemberJoined(member=joins, held=held, **said))
 
     def worker(self, name: str, incarnation: int = 1, spec: ModelSpec = SPEC, **fields) -> list[Instruction]:
-        holds_initial = fields.pop("holds_initial", True)
+        holds_initial, known = fields.pop("holds_initial", True), fields.pop("known", ModelVersion(0, 0))
         joins = member(name, Role.WORKER, incarnation, **fields)
-        return self.tell(MemberJoined(member=joins, spec=spec, holds_initial=holds_initial))
+        event = MemberJoined(member=joins, spec=spec, holds_initial=holds_initial, known=known)
+        return self.tell(event)
 
     def aggregator(self, name: str, incarnation: int = 1, most_updates: int = 0, **fields) -> list[Instruction]:
         joins = member(name, Role.AGGREGATOR, incarnation, address=f"{name}:1", **fields)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from mlfabric.protocol import (
     CancelServe,
     Conclude,
@@ -29,6 +31,7 @@ from tests.scheduler.shard_stage import (
     part_push,
     prepare,
     prepared,
+    refused,
 )
 
 
@@ -138,6 +141,19 @@ def test_a_push_that_is_complete_everywhere_is_committed_by_a_new_scheduler_with
     stage = new_scheduler(part_holds(0, 0, received=received[0]))
     told = stage.ask(part_holds(1, 0, received=received[1]))
     assert told == [prepare(0, ("a", 0), epoch=2), prepare(1, ("a", 0), epoch=2)]
+
+
+def test_a_gradient_that_is_found_at_a_server_without_weights_is_dropped_when_it_is_refused_there():
+    found = part_holds(0, 0, received=(part("a", 0, 0),))
+    stage = new_scheduler(*(replace(holds, initialised=False) for holds in (found, part_holds(1, 0))))
+    stage.worker("a", spec=CUT)
+    for shard in range(2):
+        stage.ask(part_push("a", 0, shard))
+        stage.tell(InitialReceived(server=f"s{shard}", model=f"net.shard{shard}", version=ModelVersion(1, 0)))
+    stage.arrives("a")
+    no = refused(0, part("a", 0, 0), cause=DropReason.ROLLED_BACK)
+    told = stage.ask(replace(no, unit=prepared(0, epoch=2).unit))
+    assert {drop.cause for drop in kinds(told, Drop)} == {DropReason.ROLLED_BACK}
 
 
 def test_a_push_that_is_complete_at_some_parts_is_dropped_if_its_worker_does_not_come_back():

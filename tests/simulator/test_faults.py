@@ -202,6 +202,18 @@ def test_a_server_that_begins_with_nothing_gives_no_version_twice_and_training_g
     assert committed > 4
 
 
+def test_when_scheduler_and_server_begin_with_nothing_nobody_waits_for_a_version_of_before():
+    faults = FaultRates(
+        server_hz=4.0, amnesia=0.7, scheduler_hz=4.0, several_hz=2.0, hang_hz=1.0, crash_hz=1.0, connection_hz=2.0
+    )
+    summaries = [
+        Simulation(SimulationConfig(seed=seed, workers=4, tau_max=8, compute_ns=20 * MS, faults=faults)).run(EVENTS)
+        for seed in range(4304, 4310)
+    ]
+    assert sum(summary.faults["server died"] for summary in summaries) > 20
+    assert sum(summary.committed for summary in summaries) > 20
+
+
 def test_a_member_that_hangs_for_long_is_given_up_and_comes_back(monkeypatch):
     config = SimulationConfig(seed=5, workers=3, answer_ns=50 * MS, faults=FaultRates(hang_hz=12.0))
     simulation = Simulation(config)

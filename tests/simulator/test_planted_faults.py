@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from mlfabric.protocol import ModelVersion
+from mlfabric.scheduler.known_epochs import KnownEpochs
 from mlfabric.server import actions as act
 from mlfabric.server.gate import Gate
 from mlfabric.server.hosted import HostedModel
@@ -121,6 +123,38 @@ def test_a_server_that_begins_with_nothing_under_the_epoch_of_before_is_caught(m
     host = ServerState._host
     monkeypatch.setattr(ServerState, "_host", lambda self, order: host(self, replace(order, epoch=1)))
     caught("is given twice", with_only(server_hz=8.0, amnesia=1.0))
+
+
+def forgetful(seed: int) -> SimulationConfig:
+    """Draw a fabric whose schedulers and servers begin anew with nothing, sometimes both."""
+    return with_only(server_hz=8.0, amnesia=1.0, scheduler_hz=8.0)(seed)
+
+
+def test_a_scheduler_that_does_not_hear_what_workers_know_of_is_caught(monkeypatch):
+    monkeypatch.setattr(KnownEpochs, "joins", lambda *_: None)
+    monkeypatch.setattr(KnownEpochs, "asks", lambda *_: iter(()))
+    caught("waits for ever", forgetful)
+
+
+def test_a_worker_that_does_not_say_what_it_knows_of_sees_two_models_that_are_called_alike(monkeypatch):
+    monkeypatch.setattr(DaemonState, "known", ModelVersion(0, 0))
+    caught("has seen two models that are called", forgetful)
+
+
+def test_a_scheduler_that_does_not_hear_who_comes_later_is_caught(monkeypatch):
+    monkeypatch.setattr(KnownEpochs, "look", lambda *_: iter(()))
+    caught("has seen two models that are called", forgetful)
+
+
+def test_a_server_that_goes_on_under_a_later_epoch_and_takes_updates_from_before_is_caught(monkeypatch):
+    take_epoch = HostedModel._take_epoch
+
+    def unaware(self):
+        yield from take_epoch(self)
+        self._epoch_base = max(0, self._epoch_base)
+
+    monkeypatch.setattr(HostedModel, "_take_epoch", unaware)
+    caught("which was lost", forgetful)
 
 
 def test_an_update_that_was_computed_from_a_lost_version_is_caught(monkeypatch):

@@ -52,6 +52,14 @@ def hectic(seed: int, mode: Mode = Mode.ASYNCHRONOUS) -> SimulationConfig:
     )
 
 
+def forgotten(seed: int, scheduler_hz: float) -> SimulationConfig:
+    """Return a fabric whose servers all die again and again, and begin with nothing."""
+    faults = FaultRates(
+        rollback_hz=3.0, amnesia=1.0, scheduler_hz=scheduler_hz, crash_hz=0.5, connection_hz=1.0, worker_stream_hz=1.0
+    )
+    return replace(hectic(seed), servers=2, shards=2, compute_ns=20_000_000, model_bytes=300_000, faults=faults)
+
+
 def rolled_back(seed: int, mode: Mode = Mode.ASYNCHRONOUS) -> SimulationConfig:
     """Return a fabric whose servers all die again and again, and go on from checkpoints of one older version."""
     config = hectic(seed, mode)
@@ -150,6 +158,13 @@ def test_parts_are_summed_on_their_way_in_synchronous_training():
 
 
 # Bugs planted on purpose
+
+
+@pytest.mark.parametrize("scheduler_hz", [0.0, 4.0])
+def test_all_servers_of_a_model_may_begin_with_nothing_and_nobody_waits_for_a_version_of_before(scheduler_hz):
+    summaries = [Simulation(forgotten(seed, scheduler_hz)).run(EVENTS) for seed in range(5, 10)]
+    assert sum(summary.faults["servers died"] for summary in summaries) > 4
+    assert sum(summary.committed for summary in summaries) > 20
 
 
 def caught(expected: str, draw=hectic, mode: Mode = Mode.ASYNCHRONOUS, first: int = 0) -> None:

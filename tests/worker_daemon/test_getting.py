@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from mlfabric.protocol import GetId, ModelVersion, Tick
+from mlfabric.protocol import Committed, GetId, GetRequested, ModelVersion, NewServer, Tick
 from mlfabric.worker_daemon import actions as act
 from mlfabric.worker_daemon.state import FIRST_PAUSE_NS
 from tests.worker_daemon import test_shards as cut
@@ -15,6 +17,11 @@ OLD, NEW = ModelVersion(1, 7), ModelVersion(2, 5)
 
 def comes(counter: int, version: ModelVersion) -> act.ModelReceived:
     return act.ModelReceived(get=GetId("a", 1, counter), version=version)
+
+
+def newest(request: GetRequested) -> GetRequested:
+    """Return a request that wants a model of the later epoch."""
+    return replace(request, min_version=ModelVersion(NEW.epoch, 0))
 
 
 def brings(counter: int, version: ModelVersion) -> act.Deliver:
@@ -36,7 +43,7 @@ def stage():
 def test_a_model_that_waited_while_one_of_a_later_epoch_came_is_fetched_again(stage):
     stage.tell(comes(0, OLD))
     assert stage.tell(comes(1, NEW)) == [brings(1, NEW)]
-    again = get(0, after=update(0), min_version=7)
+    again = newest(get(0, after=update(0)))
     assert stage.tell(answered(0, DONE)) == [settles(0, DONE), asks(again)]
     stage.tell(fetch(0, b"2"))
     assert stage.tell(comes(0, NEW)) == [brings(0, NEW)]
@@ -54,7 +61,7 @@ def test_a_model_that_waits_makes_those_that_come_later_be_of_its_epoch(stage):
     stage.tell(comes(0, NEW))
     assert stage.tell(comes(1, OLD)) == []
     stage.now_ns = FIRST_PAUSE_NS
-    assert stage.tell(Tick()) == [asks(get(1))]
+    assert stage.tell(Tick()) == [asks(newest(get(1)))]
     stage.tell(fetch(1, b"2"))
     assert stage.tell(comes(1, NEW)) == [brings(1, NEW)]
     assert stage.tell(answered(0, DONE)) == [settles(0, DONE), brings(0, NEW)]
@@ -65,23 +72,36 @@ def test_a_worker_that_has_a_model_of_a_later_epoch_still_hears_when_it_is_admit
     assert stage.tell(act.EpochBegan(epoch=1, server_epoch=2))[0] == act.StopTransfers(reason="")
 
 
-def test_a_new_scheduler_may_give_a_model_of_the_first_epoch_but_what_the_former_planned_is_of_none_before(stage):
+def test_under_a_new_scheduler_no_model_is_of_an_earlier_epoch_either_and_it_hears_which_is_wanted(stage):
     stage.tell(comes(1, NEW))
-    stage.tell(act.EpochBegan(epoch=2))
+    stage.tell(act.EpochBegan(epoch=2, server_epoch=1))
     assert stage.tell(comes(0, OLD)) == []
     stage.now_ns = FIRST_PAUSE_NS
-    assert stage.tell(Tick()) == [asks(get(0, after=update(0)))]
+    assert stage.tell(Tick()) == [asks(newest(get(0, after=update(0))))]
     stage.tell(answered(0, DONE))
     stage.get(2)
     stage.tell(fetch(2))
-    assert stage.tell(comes(2, OLD)) == [brings(2, OLD)]
+    assert stage.tell(comes(2, OLD)) == []
+
+
+def test_a_worker_knows_of_the_versions_that_it_was_told_of_or_has_seen(stage):
+    def known_after(event):
+        stage.tell(event)
+        return tuple(stage.state.known)
+
+    assert tuple(stage.state.known) == (0, 0)
+    assert known_after(act.EpochBegan(epoch=1, server_epoch=1)) == (1, 0)
+    assert known_after(comes(1, NEW)) == (2, 5)
+    assert known_after(answered(0, Committed(version=ModelVersion(3, 8), tau=0))) == (3, 8)
+    assert known_after(NewServer(to="a", model="net", server_epoch=5, reason="")) == (5, 0)
+    assert known_after(act.EpochBegan(epoch=2, server_epoch=1)) == (5, 0)
 
 
 def test_what_waited_is_fetched_again_under_a_new_scheduler_too(stage):
     stage.tell(comes(0, OLD))
     stage.tell(comes(1, NEW))
     stage.tell(act.EpochBegan(epoch=2))
-    again = get(0, after=update(0), min_version=7)
+    again = newest(get(0, after=update(0)))
     assert stage.tell(answered(0, DONE)) == [settles(0, DONE), asks(again)]
 
 
@@ -94,5 +114,5 @@ def test_the_parts_of_a_cut_model_are_fetched_again_if_a_part_of_a_later_epoch_c
     stage.tell(comes(0, OLD), comes(1, OLD), comes(2, NEW))
     stage.tell(cut.answered(0, cut.LATE))
     told = stage.tell(cut.answered(1, cut.LATE))
-    again = cut.asks(cut.get(0, 0, min_version=7), cut.get(1, 1, min_version=7))
+    again = cut.asks(newest(cut.get(0, 0)), newest(cut.get(1, 1)))
     assert [action for action in told if action in again] == again

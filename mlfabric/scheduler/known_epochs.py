@@ -1,0 +1,193 @@
+"""Server epochs that workers know of from before this scheduler's time. Pure.
+
+A scheduler that begins anew and gives a model to a server that has nothing of it cannot know which versions there were.
+A version stands for one model for ever, and no worker takes one of an earlier server epoch than it knows of. So workers
+say which is the newest version that they know of when they register, and a model begins above all of these. If one
+comes that knows of more, the server goes on under a later epoch still, with the weights that it has: nothing is lost
+for it, but what was computed from earlier versions is dropped, as nobody can tell those of two models apart.
+
+A server that brought its model may be one whose place was taken (design, section 6, "Promotion"). If workers know of
+more than it does, who took its place, or a replica of that one, may be back as long as a silent member.
+
+What a worker says may be wrong: it is bounded, and so is how often a model goes on under a later epoch for it. Beyond
+that workers are refused that know of more than there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from mlfabric.protocol import HostModel, MemberJoined, ModelVersion, RefuseReason, ServerHolds
+from mlfabric.scheduler.context import Context
+from mlfabric.scheduler.model import ModelState
+from mlfabric.scheduler.parts import name_of_whole
+from mlfabric.scheduler.sharded import ShardedModel
+
+__all__ = ["MOST_EPOCH", "MOST_RENEWALS", "KnownEpochs"]
+
+MOST_EPOCH = 2**31 - 1
+"""The greatest server epoch that a worker may know of; there is room for as many above it."""
+MOST_RENEWALS = 16
+_NO_VERSION = ModelVersion(0, 0)
+
+
+@dataclass(slots=True)
+class _Known:
+    """What is known of one model.
+
+    Args:
+        said: the newest version that workers know of from before this scheduler's time.
+        asked: the greatest server epoch of which a worker has asked for a version.
+        named: the last one that this scheduler named: the model is to be served at least under it; 0 if it named none.
+        renewals: how often it was named for a server that had the model.
+        due_ns: when a server that brought the model is to be named one.
+    """
+
+    said: ModelVersion = _NO_VERSION
+    asked: int = 0
+    named: int = 0
+    renewals: int = 0
+    due_ns: int | None = None
+
+
+class KnownEpochs:
+    """What workers know of, and the epochs that follow from it.
+
+    Args:
+        models_of: gives the parts of a model by its name, or the model itself if it is not cut.
+        wholes: the models that are cut, by name.
+    """
+
+    def __init__(
+        self, context: Context, models_of: Callable[[str], list[ModelState]], wholes: Mapping[str, ShardedModel]
+    ) -> None:
+        self._context = context
+        self._models_of = models_of
+        self._wholes = wholes
+        self._known: dict[str, _Known] = {}
+
+    # What workers say
+
+    def refusal(self, event: MemberJoined) -> tuple[RefuseReason, str] | None:
+        """Say why a worker that knows of so great an epoch cannot join; None if it can."""
+        given = f"{event.member.name!r} knows of server epoch {event.known.epoch}"
+        if event.known.epoch > MOST_EPOCH:
+            return RefuseReason.OUT_OF_RANGE, f"{given}; allowed: up to {MOST_EPOCH}"
+        known = None if event.spec is None else self._known.get(event.spec.name)
+        if event.spec is None or known is None or known.renewals < MOST_RENEWALS or not self._is_from_before(event):
+            return None
+        if not self._is_more(event.known, self._present(event.spec.name, known), known):
+            return None
+        detail = f"{event.spec.name!r} began a later one {known.renewals} times for what workers said"
+        return RefuseReason.OUT_OF_RANGE, f"{given}; {detail}; start this one anew"
+
+    def _is_from_before(self, event: MemberJoined) -> bool:
+        """Tell whether a worker was not admitted by this scheduler yet: what it knows of is from before its time."""
+        return event.member.seen != self._context.config.term
+
+    def joins(self, event: MemberJoined, model: str) -> None:
+        """Note what a worker knows of that joins."""
+        if self._is_from_before(event):
+            known = self._known.setdefault(model, _Known())
+            known.said = max(known.said, event.known)
+
+    def asks(self, model: str, server_epoch: int, now_ns: int) -> Iterator[HostModel]:
+        """Note that a worker waits for a version of an epoch, which it may have come to know of only lately."""
+        known = self._known.setdefault(model, _Known())
+        if server_epoch > known.asked:
+            known.asked = server_epoch
+            yield from self.look(model, now_ns)
+
+    # What follows
+
+    def named(self, model: str) -> int:
+        """Return the last epoch that this scheduler named: a model is to be served under it at least; 0 if none."""
+        known = self._known.get(model)
+        return 0 if known is None else known.named
+
+    def begin(self, model: str, least: int) -> int:
+        """Name the epoch under which a server begins a model of which it has nothing.
+
+        Args:
+            model: its name, not that of a part.
+            least: the epoch is not below this.
+        """
+        known = self._known.setdefault(model, _Known())
+        known.named = max(least, known.said.epoch + 1, known.named)
+        known.due_ns = None
+        return known.named
+
+    def above(self, model: str) -> int:
+        """Return an epoch that no worker of a model that is not cut knows of, nor was named."""
+        known = self._known.get(model, _Known())
+        return 1 + max(known.said.epoch, known.asked, known.named)
+
+    def _present(self, name: str, known: _Known) -> ModelVersion:
+        """Return the version at which a model is, under the epoch under which it is served or will be."""
+        versions = (model.pushes.version for model in self._models_of(name))
+        return max(ModelVersion(known.named, 0), *versions, _NO_VERSION)
+
+    def _is_more(self, said: ModelVersion, present: ModelVersion, known: _Known) -> bool:
+        """Tell whether who knows of a version from before knows of more than there is.
+
+        A model that this scheduler has named an epoch has no version of any from before.
+        """
+        return said.epoch >= present.epoch if known.named else said > present
+
+    def look(self, model: str, now_ns: int) -> Iterator[HostModel]:
+        """Have the server of a model go on under a later epoch if workers know of more than there is."""
+        known, parts = self._known.get(model), self._models_of(model)
+        if known is None or not parts:
+            return
+        if any(part.pushes.awaited for part in parts):
+            known.due_ns = None
+            return
+        present = self._present(model, known)
+        if known.asked > present.epoch:
+            known.said = max(known.said, ModelVersion(known.asked, 0))
+        if not self._is_more(known.said, present, known):
+            known.due_ns = None
+        elif known.named:
+            yield from self._renew(model, known, parts)
+        elif known.due_ns is None:
+            known.due_ns = now_ns + self._context.config.silence_ns
+        elif known.due_ns <= now_ns:
+            yield from self._renew(model, known, parts)
+
+    def _renew(self, name: str, known: _Known, parts: list[ModelState]) -> Iterator[HostModel]:
+        known.due_ns = None
+        if known.renewals >= MOST_RENEWALS:
+            return
+        known.renewals, known.named = known.renewals + 1, known.said.epoch + 1
+        if (whole := self._wholes.get(name)) is not None:
+            whole.least_epoch = known.named
+            return
+        for model in parts:
+            yield self._order(model, known)
+
+    def _order(self, model: ModelState, known: _Known) -> HostModel:
+        model.pushes.renewed_epoch = known.named
+        return HostModel(
+            to=model.pushes.server,
+            spec=model.pushes.spec,
+            reason=f"workers know of version {tuple(known.said)}",
+            epoch=known.named,
+        )
+
+    def server_holds(self, holds: ServerHolds, model: ModelState, now_ns: int) -> Iterator[HostModel]:
+        """Look again after the server of a model, or a part of one, has said what it holds; repeat what it missed."""
+        known = self._known.get(holds.spec.name)
+        if holds.spec.shard is None and known is not None and holds.version.epoch < known.named:
+            yield self._order(model, known)
+        yield from self.look(name_of_whole(holds.spec), now_ns)
+
+    def next_wakeup_ns(self) -> int | None:
+        """Return when to look again, or None."""
+        return min([known.due_ns for known in self._known.values() if known.due_ns is not None], default=None)
+
+    def tick(self, now_ns: int) -> Iterator[HostModel]:
+        """Look at the models whose time has come."""
+        for name, known in list(self._known.items()):
+            if known.due_ns is not None and known.due_ns <= now_ns:
+                yield from self.look(name, now_ns)
