@@ -29,9 +29,9 @@ from mlfabric.protocol import (
 )
 from mlfabric.rules import RuleKind, RuleSpec
 from mlfabric.server import actions as act
+from mlfabric.server.early import EARLY_WAIT_NS
 from mlfabric.server.replica_actions import ApplyPrefix, Part, PlantSeed, PrefixApplied, PrefixRefused, SeedPlanted
 from mlfabric.server.replica_state import ReplicaState
-from mlfabric.server.early import EARLY_WAIT_NS
 from mlfabric.specs import Mode
 from tests.server.stage import LAYOUT, SIZE, SPEC, update
 
