@@ -11,13 +11,14 @@ import hashlib
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import Enum
 from functools import cached_property
 from typing import NamedTuple
 
 from mlfabric.errors import ConfigError, LayoutError
 from mlfabric.rules import MomentumAt, RuleKind, RuleSpec, Schedule
+from mlfabric.values import dataclass
 
 __all__ = [
     "ALIGNMENT_BYTES",
@@ -168,7 +169,16 @@ class Layout:
         Raises:
             ConfigError: the image has fewer aligned units than parts.
         """
-        return tuple(Layout(tuple(self._within(start, end))) for start, end in self.ranges(parts))
+        found = self._pieces.get(parts)
+        if found is None:
+            found = tuple(Layout(tuple(self._within(start, end))) for start, end in self.ranges(parts))
+            self._pieces[parts] = found
+        return found
+
+    @cached_property
+    def _pieces(self) -> dict[int, tuple[Layout, ...]]:
+        """What :meth:`cut` returned, by number of parts: each part of a model is asked for by itself."""
+        return {}
 
     def _within(self, start: int, end: int) -> Iterator[TensorSpec]:
         """Return what lies in a range of the image; a tensor without elements lies where the next one begins."""

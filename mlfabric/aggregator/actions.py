@@ -6,8 +6,6 @@ transfer at a time. A connection that the aggregator opens belongs to the sum or
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from mlfabric.protocol import (
     CancelHandOn,
     CancelSum,
@@ -24,6 +22,7 @@ from mlfabric.protocol import (
     UpdateId,
 )
 from mlfabric.specs import ModelSpec
+from mlfabric.values import dataclass
 
 __all__ = [
     "Abandon",

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 __all__ = ["add_to"]
 
-EVENTS = 5000
+EVENTS = 4800
+"""About 200 more happen until everything is quiet."""
 STORY_LINES = 60
-_AT_A_TIME = 4
 _LINE_EVERY = 200
 
 
@@ -81,7 +81,7 @@ def _played(work: Callable[[int], Played], numbers: range, jobs: int) -> Iterato
         quiet = partial(signal.signal, signal.SIGINT, signal.SIG_IGN)
         with ProcessPoolExecutor(jobs, get_context("fork"), quiet) as pool:
             try:
-                yield pool.map(work, numbers, chunksize=_AT_A_TIME)
+                yield pool.map(work, numbers)
             except BrokenProcessPool as error:
                 raise FabricError("a process that played died; is there enough memory for --jobs?") from error
             finally:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from mlfabric.errors import UsageError
 from mlfabric.network.timeline import HORIZON_NS, Timeline
+from mlfabric.values import dataclass
 
 __all__ = ["MAX_RATE_BPS", "MAX_SIZE_BYTES", "Piece", "Profile", "check_size", "transfer_over"]
 

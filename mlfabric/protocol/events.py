@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 
 from mlfabric.protocol.identities import Commit, DropReason, GetId, ModelVersion, TransferId, UpdateId, UpdateKind
@@ -12,6 +11,7 @@ from mlfabric.protocol.sampling import SamplesDropped, SamplesReported, SamplesW
 from mlfabric.protocol.shards import Prepared
 from mlfabric.samples import NO_SAMPLES, SampleCounts, Samples
 from mlfabric.specs import Member, ModelSpec, Term
+from mlfabric.values import dataclass
 
 __all__ = [
     "AppliedIds",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
 from mlfabric.samples import Samples
+from mlfabric.values import dataclass
 
 __all__ = [
     "Commit",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
@@ -15,6 +14,7 @@ from mlfabric.protocol.sampling import NoteDropped, SamplesGranted
 from mlfabric.protocol.shards import Conclude, Prepare
 from mlfabric.samples import Samples
 from mlfabric.specs import ModelSpec
+from mlfabric.values import dataclass
 
 __all__ = [
     "CancelServe",

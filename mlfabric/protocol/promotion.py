@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from mlfabric.protocol.identities import Commit
+from mlfabric.values import dataclass
 
 __all__ = ["GroupOf", "NewServer", "Promote"]
 

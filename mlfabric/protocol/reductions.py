@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from mlfabric.protocol.identities import ReduceId, ReduceOp, RoundId
+from mlfabric.values import dataclass
 
 __all__ = [
     "CancelReduce",

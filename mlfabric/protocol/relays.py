@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from mlfabric.protocol.identities import GetId, SumId, TransferId, UpdateId
+from mlfabric.values import dataclass
 
 __all__ = [
     "CancelHandOn",

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from enum import Enum
 
 from mlfabric.protocol.identities import Commit, ModelVersion, SumId, TransferId, UpdateId
+from mlfabric.values import dataclass
 
 __all__ = [
     "Fold",

@@ -14,10 +14,10 @@ goes to one worker, whoever comes and goes, and what a worker that is gone had g
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 
 from mlfabric.samples import SampleCounts, Samples
+from mlfabric.values import dataclass
 
 __all__ = ["DrawAnswer", "NoteDropped", "SamplesDropped", "SamplesGranted", "SamplesReported", "SamplesWanted"]
 

@@ -12,9 +12,8 @@ the model prepares it, and only then all of them conclude it, in one way::
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from mlfabric.protocol.identities import DropReason, ModelVersion, TransferId, UpdateId
+from mlfabric.values import dataclass
 
 __all__ = ["Conclude", "Prepare", "Prepared"]
 

@@ -28,12 +28,15 @@ class Arranging(Summing):
             else:
                 yield from self._turn_away(update, Dropped(cause=left.cause, detail=left.reason))
 
-    def _arrange(self, found: Plan, adders: Mapping[str, Member], last_seq: int, now_ns: int) -> Iterator[Instruction]:
+    def _arrange(
+        self, found: Plan, adders: Mapping[str, Member], last_seq: int, there_ns: int, now_ns: int
+    ) -> Iterator[Instruction]:
+        """Carry a plan out; nothing of it is committed before ``there_ns``, when what keeps its place is there."""
         shared_seq = self._place_of_plan(len(found.groups))
         for number, together in groupby(found.commits, key=lambda commit: commit.group):
             group, commits = found.groups[number], list(together)
             for commit in commits:
-                self.commit_ns[commit.update] = commit.commit_ns
+                self.commit_ns[commit.update] = max(there_ns, commit.commit_ns)
             planned = self.planned.get(group.members[0])
             if planned is not None:
                 yield from self._keep(planned, found.transfers[group.last[0]], last_seq, now_ns)

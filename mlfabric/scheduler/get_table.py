@@ -233,9 +233,12 @@ class GetTable:
     def _coming(self, get: GetId, expected: Mapping[UpdateId, int], least_ns: int) -> Coming:
         """Return what the server's link has to do for a get: it begins when the updates are committed."""
         own = self.hand_ons.planned.get(get)
-        profile = self.planned[get].profile if own is None else own.profile
-        requests = [self.planned[get].request] if own is None else self._answered_by(own)
-        there_ns = max([expected.get(r.after_update, 0) for r in requests if r.after_update is not None], default=0)
+        if own is None:
+            profile, after = self.planned[get].profile, self.planned[get].request.after_update
+            there_ns = 0 if after is None else expected.get(after, 0)
+        else:
+            profile, followed = own.profile, [request.after_update for request in self._answered_by(own)]
+            there_ns = max([expected.get(after, 0) for after in followed if after is not None], default=0)
         span_ns = profile.end_ns - profile.start_ns
         return Coming(max(profile.end_ns, there_ns + least_ns), least_ns, shares=span_ns > 2 * least_ns)
 

@@ -144,7 +144,8 @@ class Pushes(Sequencing):
         """Return how updates and gets are to be planned."""
         if self._planned_with is None or self._planned_with[0] != self.most_workers:
             config = self.policy.planner_config(self.most_workers, self._context.config.drop_rule)
-            config = replace(config, chunk_bytes=chunk_bytes(self.spec.layout.size_bytes))
+            gamma = 0.0 if self._steps_once else self.spec.rule.server_momentum
+            config = replace(config, chunk_bytes=chunk_bytes(self.spec.layout.size_bytes), gamma=gamma)
             self._planned_with = self.most_workers, config
         return self._planned_with[1]
 
@@ -278,6 +279,9 @@ class Pushes(Sequencing):
             return
         helpers = self._helpers(batch)
         follower = self.follower if is_planner_loaded() else None
+        div_max = follower.bound() if follower is not None else None
+        group_ns = group_cost_ns(self.least_ns(now_ns), self.most_workers - len(batch)) if helpers else 0
+        config = self.planner_config()
         found = plan(
             Batch(updates=tuple(updates)),
             self._context.network,
@@ -288,32 +292,21 @@ class Pushes(Sequencing):
                 aggregators=tuple(aggregator for _, aggregator in helpers.values()),
                 replica=follower.for_planner() if follower is not None else None,
             ),
-            replace(
-                self.planner_config(),
-                div_max=follower.bound() if follower is not None else None,
-                gamma=0.0 if self._steps_once else self.spec.rule.server_momentum,
-                group_ns=group_cost_ns(self.least_ns(now_ns), self.most_workers - len(batch)) if helpers else 0,
-            ),
+            config if div_max is None and not group_ns else replace(config, div_max=div_max, group_ns=group_ns),
         )
         yield from self._leave(found)
         adders = {host: member for host, (member, _) in helpers.items()}
         there_ns = self._frozen_until_ns(frozen, now_ns)
-        yield from self._arrange(found, adders, max((p.seq for p in frozen), default=-1), now_ns)
-        self._put_off_commits([commit.update for commit in found.commits], there_ns)
+        yield from self._arrange(found, adders, max((p.seq for p in frozen), default=-1), there_ns, now_ns)
+        if self.policy.has_barrier:  # an iteration: all with the last of them
+            last_ns = max(self.commit_ns.values(), default=there_ns)
+            self.commit_ns = dict.fromkeys(self.commit_ns, max(last_ns, there_ns))
         for transfer in behind:
             yield from self._put_behind(transfer, now_ns)
         if follower is not None:
             yield from follower.carry_out(found, now_ns)
         for planned in movable:
             planned.note_overdue(now_ns)
-
-    def _put_off_commits(self, updates: list[UpdateId], there_ns: int) -> None:
-        """Note that updates are committed after what keeps its place; in an iteration, all with the last of them."""
-        if self.policy.has_barrier:
-            last_ns = max(self.commit_ns.values(), default=there_ns)
-            self.commit_ns = dict.fromkeys(self.commit_ns, max(last_ns, there_ns))
-        else:
-            self.commit_ns.update((update, max(there_ns, self.commit_ns[update])) for update in updates)
 
     # Drift
 

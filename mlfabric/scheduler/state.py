@@ -120,17 +120,32 @@ class SchedulerState:
         return out
 
     def next_wakeup_ns(self, now_ns: int) -> int | None:
-        """Return when a Tick is due (an instant that is past means at once), or None."""
+        """Return when a Tick is due (an instant that is past means at once), or None.
+
+        Once one part of it is due nobody else is asked: it costs as much as the plan, which asks them all again.
+        """
         if self.verdict is not Verdict.STAYS:
             return None
-        times = [self._membership.next_wakeup_ns(), self._membership.promotions.next_wakeup_ns()]
+        first_ns: int | None = None
+        for due_ns in self._times(now_ns):
+            if due_ns is not None and (first_ns is None or due_ns < first_ns):
+                first_ns = due_ns
+                if due_ns <= now_ns:
+                    break
+        return first_ns
+
+    def _times(self, now_ns: int) -> Iterator[int | None]:
+        """Give when each part of it is due, None for one that waits for nothing."""
+        yield self._membership.next_wakeup_ns()
+        yield self._membership.promotions.next_wakeup_ns()
         for model in self.models.values():
-            times += model.pushes.due_ns(now_ns), model.gets.due_ns(now_ns), model.replication.next_wakeup_ns()
+            yield model.pushes.due_ns(now_ns)
+            yield model.gets.due_ns(now_ns)
+            yield model.replication.next_wakeup_ns()
         for rounds in self.reductions.values():
-            times.append(rounds.due_ns(now_ns))
+            yield rounds.due_ns(now_ns)
         for whole in self.wholes.values():
-            times.append(whole.due_ns())
-        return min([t for t in times if t is not None], default=None)
+            yield whole.due_ns()
 
     def validate(self) -> None:
         """Check what must hold after every event; a violation is a broken invariant."""

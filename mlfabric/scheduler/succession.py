@@ -8,6 +8,7 @@ what has really come.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import itemgetter
 from typing import NamedTuple
 
 from mlfabric.scheduler.records import OVERDUE_SLACK_NS, Lateness
@@ -86,11 +87,11 @@ class Succession:
 
     def dry_ns(self, coming: Iterable[Coming], now_ns: int) -> int:
         """Return from when on the link has nothing to do for as long as one transfer needs at least."""
-        ahead = [one for one in coming if not one.shares]
-        dry_ns = now_ns
+        ahead, dry_ns = [one for one in coming if not one.shares], now_ns
         if not ahead:
             return dry_ns
-        for one, end_ns in sorted(zip(ahead, self.ends_ns(ahead, now_ns), strict=True), key=lambda pair: pair[1]):
+        pairs = zip(ahead, self.ends_ns(ahead, now_ns), strict=True)
+        for one, end_ns in sorted(pairs, key=itemgetter(1)):
             if end_ns - one.needs_ns >= dry_ns + one.needs_ns:
                 break
             dry_ns = max(dry_ns, end_ns)

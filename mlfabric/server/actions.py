@@ -5,8 +5,6 @@ Pure values. Connections are known here by the number that the shell gave them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from mlfabric.protocol import (
     CancelServe,
     Conclude,
@@ -41,6 +39,7 @@ from mlfabric.server.step_actions import (
     StepRefused,
 )
 from mlfabric.specs import ModelSpec
+from mlfabric.values import dataclass
 
 __all__ = [
     "Abandon",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from mlfabric.protocol import (
     Commit,
@@ -27,6 +26,7 @@ from mlfabric.server.applied import AppliedSet
 from mlfabric.server.incoming import Place
 from mlfabric.server.transfers import IncomingTransfer
 from mlfabric.specs import Mode, ModelSpec
+from mlfabric.values import dataclass
 
 __all__ = ["Gate", "commits_of", "flaw_of", "refusals_of", "step_of"]
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from mlfabric.divergence import Limit, RuleState, Units, as_norm, step_bound, units_above
 from mlfabric.protocol import Commit, Expected, Followed, HeldBack, UpdateId
 from mlfabric.rules import RuleKind
 from mlfabric.server.incoming import Place
 from mlfabric.specs import Mode, ModelSpec, TensorKind
+from mlfabric.values import dataclass
 
 __all__ = ["LeadGate"]
 

@@ -28,8 +28,6 @@ def grants(incoming: Incoming, model: str, budget_bytes: int) -> Iterator[Grant]
         budget_bytes: for receive buffers.
     """
     transfers = incoming.transfers
-    if TransferState.OFFERED not in [t.state for t in transfers.values()]:
-        return
     running = [t for t in transfers.values() if t.state is TransferState.RECEIVING]
     held_bytes = sum(t.size_bytes for t in transfers.values() if t.holds_buffer)
     waiting: list[IncomingTransfer] = []

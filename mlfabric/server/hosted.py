@@ -282,7 +282,8 @@ class HostedModel:
         states = [t.state for t in self.incoming.transfers.values()]
         if TransferState.RECEIVED in states and TransferState.APPLYING not in states:
             yield from self._advance_sequence()
-        yield from grants(self.incoming, self.spec.name, self._budget_bytes)
+        if TransferState.OFFERED in states:
+            yield from grants(self.incoming, self.spec.name, self._budget_bytes)
         if self.initialised:
             pinnable = None if self.incoming.applying() else self.version
             yield from self.gets.advance(pinnable, self.incoming.transfer_of, now_ns)

@@ -5,8 +5,6 @@ Pure values.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from mlfabric.protocol import (
     Expect,
     GroupOf,
@@ -20,6 +18,7 @@ from mlfabric.protocol import (
     Void,
 )
 from mlfabric.server import actions as act
+from mlfabric.values import dataclass
 
 __all__ = [
     "ApplyPrefix",

@@ -6,10 +6,10 @@ prepared first, and committed or discarded on the scheduler's word.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 
 from mlfabric.protocol import ModelVersion, TransferId
+from mlfabric.values import dataclass
 
 __all__ = [
     "ApplyStep",

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
 from mlfabric.protocol import GetId, ModelVersion, Outcome, TransferId, UpdateId
 from mlfabric.simulator.exact import Image
 from mlfabric.simulator.lines import Connection
 from mlfabric.simulator.processes import Process
+from mlfabric.values import dataclass
 
 __all__ = ["Book", "Caller", "Receiver"]
 

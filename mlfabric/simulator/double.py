@@ -8,12 +8,12 @@ written, a step goes into the current buffer if nobody reads it, else into a fre
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 from mlfabric.protocol import TransferId
 from mlfabric.server.actions import ApplyStep, StepKind, StepRefused
 from mlfabric.simulator.exact import PRIME, Image, Weights, joined, mean_of, single_step, sum_step
 from mlfabric.specs import RuleSpec
+from mlfabric.values import dataclass
 
 __all__ = ["Held", "ReceiveBuffers", "StoreDouble", "refusal_of"]
 
@@ -48,7 +48,7 @@ class StoreDouble:
         self._history = 0
         self._current: _Buffer | None = None
         self._buffers: list[_Buffer] = []
-        self._step: tuple[str, _Buffer, Weights] | None = None
+        self._step: tuple[tuple[TransferId, ...], _Buffer, Weights] | None = None
 
     @property
     def value(self) -> int:
@@ -80,7 +80,7 @@ class StoreDouble:
 
     def begin(self, action: ApplyStep, images: Sequence[Image]) -> None:
         """Begin to apply transfers together; ``images`` are what they brought."""
-        what = f"{action.transfers}"
+        what = action.transfers
         assert self._step is None, f"{what} begun while {self._step} is applied"
         weights, source = (self.value, self._history), self._current
         assert source is not None, "the model has no weights"

@@ -91,7 +91,7 @@ class SimulatedDriver(Generic[InT, OutT]):
         due_ns = self._state.next_wakeup_ns()
         if due_ns is not None:
             delay_ns = max(0, due_ns - self._now_ns())
-            self._timer = self._world.later(delay_ns, f"{self._process.name} tick", self._wake_up, self._process)
+            self._timer = self._world.later(delay_ns, "tick", self._wake_up, self._process)
 
     def _wake_up(self) -> None:
         self._timer = None

@@ -24,7 +24,6 @@ _LOCAL_BPS = 1 << 43
 class Flow:
     """One transfer under way, which ``process`` sends; ``left`` is in bit * ns/s."""
 
-    what: str
     process: Process
     way: tuple[str, str]
     path: tuple[LinkId, ...]
@@ -64,14 +63,12 @@ class Flows:
         self._advance()
         self._share_out()
 
-    def start(
-        self, what: str, source: str, destination: str, size_bytes: int, pace_bps: int, done: Callable[[], None]
-    ) -> Flow:
+    def start(self, source: str, destination: str, size_bytes: int, pace_bps: int, done: Callable[[], None]) -> Flow:
         """Begin a transfer; ``done`` is called when its last byte has left."""
         self._advance()
         path = () if source == destination else (up_link(source), down_link(destination))
         pace_bps, left = min(pace_bps or _LOCAL_BPS, _LOCAL_BPS), size_bytes * _BIT_NS_PER_BYTE
-        flow = Flow(what, self._world.running, (source, destination), path, left, pace_bps, done)
+        flow = Flow(self._world.running, (source, destination), path, left, pace_bps, done)
         self._running.append(flow)
         self._share_out()
         return flow
@@ -102,7 +99,10 @@ class Flows:
 
     def _shares(self) -> list[tuple[Flow, int]]:
         """Return every flow's rate: those that get the least first."""
-        left, open_flows = dict(self._rates), self._running
+        open_flows = self._running
+        if not open_flows:
+            return []
+        left = {link: self._rates[link] for flow in open_flows for link in flow.path}
         found: list[tuple[Flow, int]] = []
         if cuts := self._world.cuts:
             found = [(flow, 1) for flow in open_flows if cuts.stalls(*flow.way, self._world.now_ns)]
@@ -116,6 +116,8 @@ class Flows:
             even = {link: left[link] // count for link, count in users.items()}
             most = [min([flow.pace_bps, *[even[link] for link in flow.path]]) for flow in open_flows]
             least = min(most)
+            if least == max(most):
+                return found + [(flow, max(1, least)) for flow in open_flows]
             found += [(flow, max(1, bps)) for flow, bps in zip(open_flows, most, strict=True) if bps == least]
             for flow, bps in zip(open_flows, most, strict=True):
                 for link in flow.path if bps == least else ():
@@ -127,7 +129,7 @@ class Flows:
         if flow.timer is not None:
             flow.timer.cancel()
         delay_ns = max(0, -(-flow.left // flow.bps))
-        flow.timer = self._world.later(delay_ns, flow.what, lambda: self._arrived(flow), flow.process)
+        flow.timer = self._world.later(delay_ns, "bytes", lambda: self._arrived(flow), flow.process)
 
     def _arrived(self, flow: Flow) -> None:
         self._advance()

@@ -62,7 +62,7 @@ class _Line:
         at_ns = now_ns + latency_ns + (self._held_ns(towards) if world.cuts else 0)
         free_ns[towards] = at_ns = max(free_ns[towards], at_ns)
         deliver = partial(self._deliver, towards, action)
-        world.later(at_ns - now_ns, f"{self.name} {what}", deliver, self.ends[towards])
+        world.later(at_ns - now_ns, what, deliver, self.ends[towards])
 
     def _held_ns(self, towards: End) -> int:
         """Return for how long what is said to an end is held by a partition."""
@@ -99,8 +99,7 @@ class _Line:
         self.world.lines.pop(self, None)
         for end in BOTH:
             delay_ns = held_ns + self.world.pause_ns(self.world.config.notice_ns)
-            what = f"{self.name} broke at the {end.value} end"
-            self.world.later(delay_ns, what, partial(self._notice, end), self.ends[end])
+            self.world.later(delay_ns, "broke", partial(self._notice, end), self.ends[end])
 
     def _notice(self, end: End) -> None:
         if end not in self._quiet:
@@ -138,7 +137,7 @@ class Connection(_Line):
         self._doom: Timer | None = None
         if world.is_stormy and world.config.faults.connection_hz > 0:
             gap_ns = world.gap_ns(world.config.faults.connection_hz)
-            self._doom = world.later(gap_ns, f"{name} fault", self._fault, NATURE)
+            self._doom = world.later(gap_ns, "fault", self._fault, NATURE)
 
     def _fault(self) -> None:
         if self.is_open and self.world.is_stormy:
@@ -147,7 +146,7 @@ class Connection(_Line):
 
     def move(self, source: str, destination: str, size_bytes: int, pace_bps: int, done: Callable[[], None]) -> None:
         """Move bytes; ``done`` is called at the sending end when the last one has left."""
-        self._flow = self._flows.start(f"{self.name} bytes", source, destination, size_bytes, pace_bps, done)
+        self._flow = self._flows.start(source, destination, size_bytes, pace_bps, done)
 
     def _break_up(self, held_ns: int) -> None:
         self._stop()

@@ -55,10 +55,10 @@ class PartServer(SimulatedServer):
                 self._prepare(action)
             case act.CommitStep():
                 delay_ns = self._world.pause_ns(STEP_NS)
-                self._world.later(delay_ns, f"{action.transfers} committed", lambda: self._commit(action))
+                self._world.later(delay_ns, "committed", lambda: self._commit(action))
             case act.DiscardStep():
                 delay_ns = self._world.pause_ns(STEP_NS)
-                self._world.later(delay_ns, f"unit {action.unit} thrown away", lambda: self._discard(action))
+                self._world.later(delay_ns, "thrown away", lambda: self._discard(action))
             case act.PinModel():
                 self.stores[action.model].pin(action.get, action.version.number)
             case act.UnpinModel():
@@ -83,11 +83,11 @@ class PartServer(SimulatedServer):
             refused = act.PrepareRefused(
                 model=action.model, unit=action.unit, detail="the step is not finite", culprits=culprits
             )
-            self._world.later(delay_ns, f"{action.transfers} refused", lambda: self._take_in(refused))
+            self._world.later(delay_ns, "refused", lambda: self._take_in(refused))
         else:
             self.stores[action.model].prepare(action, members, finite)
             prepared = act.StepPrepared(model=action.model, unit=action.unit)
-            self._world.later(delay_ns, f"{action.transfers} prepared", lambda: self._take_in(prepared))
+            self._world.later(delay_ns, "prepared", lambda: self._take_in(prepared))
 
     def _culprits(self, action: act.PrepareStep, images: list[Image | None]) -> tuple[TransferId, ...]:
         incoming = self.state.models[action.model].incoming

@@ -6,12 +6,13 @@ A payload is a row of chunks; each is there or not. What feeds on it sends every
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 
 from mlfabric.protocol import Sum, SumId
 from mlfabric.simulator.exact import PRIME, Image, cut, exact
 from mlfabric.simulator.lines import Connection, End
+from mlfabric.values import dataclass
 
 __all__ = ["CHUNKS", "Adding", "Feed", "Payload", "Way"]
 

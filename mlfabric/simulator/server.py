@@ -405,10 +405,10 @@ class SimulatedServer:
         huge = tuple(t.transfer for t in group if any(self._witness.is_huge(m.update) for m in t.members))
         if huge or len(finite) < len(images):
             refused = refusal_of(action, images, huge)
-            self._world.later(delay_ns, f"{action.transfers} refused", lambda: self._end_step(action.model, refused))
+            self._world.later(delay_ns, "refused", lambda: self._end_step(action.model, refused))
         else:
             self.stores[action.model].begin(action, finite)
-            self._world.later(delay_ns, f"{action.transfers} applied", lambda: self._applied(action, members))
+            self._world.later(delay_ns, "applied", lambda: self._applied(action, members))
 
     def _applied(self, action: act.ApplyStep, members: tuple[UpdateId, ...]) -> None:
         if not self.is_alive:

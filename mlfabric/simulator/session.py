@@ -78,7 +78,7 @@ class Session:
         """Register; the answer comes over the stream."""
         to = self._scheduler.process
         held_ns = self._world.cuts.held_ns(self.process.host, to.host, self._world.now_ns)
-        self._world.later(held_ns + self._world.latency_ns(), f"{self.name} registers", self._arrive, to)
+        self._world.later(held_ns + self._world.latency_ns(), "registers", self._arrive, to)
 
     def _arrive(self) -> None:
         if self.is_alive:
@@ -87,7 +87,7 @@ class Session:
     def join_later(self) -> None:
         """Register again after a pause."""
         usual_ns = AWAY_NS if self._world.chance(self._world.config.faults.away) else RETRY_NS
-        self._world.later(self._world.pause_ns(usual_ns), f"{self.name} tries again", self.join, self.process)
+        self._world.later(self._world.pause_ns(usual_ns), "tries again", self.join, self.process)
 
     def refused(self, refusal: Refuse) -> None:
         """Take a refusal; whoever started this process will try again, unless that is hopeless."""

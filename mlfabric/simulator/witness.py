@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from typing import NamedTuple
 
@@ -39,6 +39,7 @@ from mlfabric.simulator.exact import PRIME, Weights, mean_of, single_step
 from mlfabric.simulator.leads import Leads
 from mlfabric.simulator.lineages import Lineages
 from mlfabric.specs import RuleKind, RuleSpec
+from mlfabric.values import dataclass
 
 __all__ = ["MadeVersion", "Oddity", "Truth", "Witness"]
 

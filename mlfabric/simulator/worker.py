@@ -151,7 +151,7 @@ class SimulatedWorker:
     def _compute(self, version: ModelVersion) -> None:
         self._computing += 1
         delay_ns = self._world.pause_ns(self._world.config.compute_ns)
-        self._world.later(delay_ns, f"{self.place.name} computes", lambda: self._computed(version))
+        self._world.later(delay_ns, "computes", lambda: self._computed(version))
 
     def _computed(self, version: ModelVersion) -> None:
         self._computing -= 1
@@ -220,7 +220,7 @@ class SimulatedWorker:
             self._timer = None
         if due_ns is not None:
             delay_ns = max(0, due_ns - now_ns)
-            self._timer = self._world.later(delay_ns, f"{self.place.name} tick", self._wake_up, self.process)
+            self._timer = self._world.later(delay_ns, "tick", self._wake_up, self.process)
 
     def _wake_up(self) -> None:
         self._timer = None

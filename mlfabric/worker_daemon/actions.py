@@ -5,8 +5,6 @@ Pure values.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from mlfabric.protocol import (
     CancelReduce,
     Drop,
@@ -39,6 +37,7 @@ from mlfabric.protocol import (
     UpdateId,
 )
 from mlfabric.samples import Samples
+from mlfabric.values import dataclass
 
 __all__ = [
     "Action",

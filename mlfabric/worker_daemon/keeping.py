@@ -63,6 +63,8 @@ class Keeping:
 
     def next_wakeup_ns(self) -> int | None:
         """Return when something is to be tried again, or None."""
+        if not self.sending:
+            return None
         return min([s.again_ns for s in self.sending.values() if s.again_ns is not None], default=None)
 
     def keep(self, order: Keep) -> Iterator[act.Action]:

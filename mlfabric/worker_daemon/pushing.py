@@ -109,6 +109,8 @@ class Pushing:
 
     def next_wakeup_ns(self) -> int | None:
         """Return when something is to be asked for again, or None."""
+        if not self.parts:
+            return None
         return min([p.ask_again_ns for p in self.parts.values() if p.ask_again_ns is not None], default=None)
 
     def resolved_below(self) -> int:

@@ -63,7 +63,7 @@ def moved(world, flows, *starts):
     for name, source, destination, after_ms in starts:
 
         def begin(name=name, source=source, destination=destination):
-            flows.start(name, source, destination, 1_000_000, 0, lambda: over.update({name: world.now_ns - began}))
+            flows.start(source, destination, 1_000_000, 0, lambda: over.update({name: world.now_ns - began}))
 
         world.later(round(after_ms * MS), name, begin)
     run(world)
@@ -94,7 +94,7 @@ def test_what_one_transfer_cannot_use_of_its_share_the_others_get(world, flows):
 def test_what_is_paced_leaves_the_rest_of_a_link_to_the_others(world, flows):
     over = {}
     for name, pace_bps in (("paced", 250_000_000), ("free", 0), ("other", 0)):
-        flows.start(name, "a", "s", 1_000_000, pace_bps, lambda name=name: over.update({name: world.now_ns}))
+        flows.start("a", "s", 1_000_000, pace_bps, lambda name=name: over.update({name: world.now_ns}))
     began = world.now_ns
     run(world)
     assert {name: round((ns - began) / MS, 3) for name, ns in over.items()} == {

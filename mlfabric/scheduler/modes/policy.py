@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Container
-from dataclasses import dataclass
 from typing import Protocol
 
 from mlfabric.protocol import Dropped, GetRequested, ModelVersion, PushRequested, UpdateId
 from mlfabric.scheduler.modes.clocks import Clocks
 from mlfabric.scheduler.planning import DropRule, PlannerConfig
 from mlfabric.scheduler.records import WaitingUpdate
+from mlfabric.values import dataclass
 
 __all__ = ["NO_BOUND", "Policy", "Standing"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 from mlfabric.protocol import UpdateId
@@ -11,6 +10,7 @@ from mlfabric.scheduler.planning.lazy import Lazy
 from mlfabric.scheduler.planning.plan import Commit, Group, Transfer
 from mlfabric.scheduler.planning.problem import Batch, Consistency, FabricState, PlannerConfig, Shape
 from mlfabric.scheduler.planning.values import Candidate, Ordering, Pick, Slot
+from mlfabric.values import dataclass
 
 __all__ = ["Sequenced"]
 

@@ -18,7 +18,7 @@ From several servers each get takes a part; parts are reserved together (``fluid
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 from mlfabric.network import HORIZON_NS, Network, Profile
@@ -33,6 +33,7 @@ from mlfabric.scheduler.planning.plan import Deferred, GetServed, Kind, Toward, 
 from mlfabric.scheduler.planning.problem import Aggregator, Effort, Objective, Shape
 from mlfabric.scheduler.planning.spreading import spread
 from mlfabric.scheduler.planning.values import GetCandidate, GetSlot
+from mlfabric.values import dataclass
 
 __all__ = ["Distribution", "distribute"]
 

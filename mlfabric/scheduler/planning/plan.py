@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
 
 from mlfabric.network import Network, Path, Profile
 from mlfabric.protocol import GetId, UpdateId
 from mlfabric.scheduler.planning.problem import Batch, FabricState, PlannerConfig, Shape
 from mlfabric.scheduler.planning.values import Left
+from mlfabric.values import dataclass
 
 __all__ = ["Commit", "Deferred", "GetServed", "Group", "Kind", "Plan", "Punt", "ReplicaStep", "Toward", "Transfer"]
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 
 from mlfabric.protocol import UpdateId
 from mlfabric.scheduler.planning.values import Candidate, DropRule, GetCandidate
+from mlfabric.values import dataclass
 
 __all__ = [
     "Aggregator",

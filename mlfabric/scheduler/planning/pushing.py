@@ -7,7 +7,6 @@ could relay it: nothing is to be summed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
@@ -30,6 +29,7 @@ from mlfabric.scheduler.planning.stored import forward_stored
 from mlfabric.scheduler.planning.trees import MOST_UPDATES as MOST_STREAMED
 from mlfabric.scheduler.planning.trees import forward_trees
 from mlfabric.scheduler.planning.values import Left, Ordering, Slot
+from mlfabric.values import dataclass
 
 __all__ = ["Pushed", "objective_of", "push"]
 
@@ -49,6 +49,9 @@ class Pushed:
     free: Callable[[], Lines] | None = None
 
 
+_NOTHING = Pushed(shape=Shape.DIRECT, transfers=(), groups=(), commits=(), drops=())
+
+
 def objective_of(config: PlannerConfig) -> Objective:
     """Return what is made small: an iteration is as good as its last commit, whatever was asked for."""
     synchronous = config.consistency in (Consistency.SYNCHRONOUS, Consistency.ALL_REDUCE)
@@ -62,6 +65,8 @@ def push(batch: Batch, network: Network, state: FabricState, config: PlannerConf
         world: has all ways that they may take; None if each goes directly to the one server and nothing else is
             planned.
     """
+    if not batch.updates and state.replica is None:
+        return _NOTHING
     if len(state.servers) > 1:
         return _in_parts(batch, network, state, config)
     ordering = _ordered(batch, network, state, config, world)

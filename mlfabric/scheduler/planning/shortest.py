@@ -75,9 +75,9 @@ class PythonReserver:
         return self._reserved
 
     def _take(self, i: int, profile: Profile | None) -> None:
-        if profile is not None:
-            self._draft.reserve(self._demands[i].path, profile)
         self._reserved[i] = profile
+        if profile is not None and len(self._reserved) < len(self._demands):  # else nobody is left to make room
+            self._draft.reserve(self._demands[i].path, profile)
 
     def _current(self, i: int) -> Profile | None:
         """The profile over what is free now, planned again if anything was reserved since."""

@@ -6,12 +6,13 @@ Reasons are built when they are read: most of a thousand plans per second are ne
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 
 from mlfabric.network import Profile
 from mlfabric.protocol import DropReason, GetId, UpdateId
 from mlfabric.scheduler.planning.profiles import Placed
+from mlfabric.values import dataclass
 
 __all__ = ["Candidate", "DropRule", "GetCandidate", "GetSlot", "Left", "Ordering", "Pick", "Slot"]
 
