@@ -92,6 +92,16 @@ class KnownEpochs:
             known = self._known.setdefault(model, _Known())
             known.said = max(known.said, event.known)
 
+    def waits(self, event: MemberJoined) -> None:
+        """Note what a worker knows of that cannot join yet: the model may begin before it comes again.
+
+        Nothing is noted of further models if there are as many as are allowed.
+        """
+        if event.spec is None:
+            return
+        if event.spec.name in self._known or len(self._known) < self._context.config.limits.models:
+            self.joins(event, event.spec.name)
+
     def asks(self, model: str, server_epoch: int, now_ns: int) -> Iterator[HostModel]:
         """Note that a worker waits for a version of an epoch, which it may have come to know of only lately."""
         known = self._known.setdefault(model, _Known())

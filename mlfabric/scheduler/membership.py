@@ -80,6 +80,8 @@ class Membership:
             except UsageError as error:
                 refusal = (RefuseReason.OUT_OF_RANGE, str(error))
         if refusal is not None:
+            if refusal[0] is RefuseReason.NOT_YET and member.role is Role.WORKER:
+                self.epochs.waits(event)
             yield Refuse(to=member.name, cause=refusal[0], reason=refusal[1])
             return
         known = self._context.members.get(member.name)
@@ -416,7 +418,7 @@ class Membership:
                 model.pushes.clocks.leave(worker)
 
     def reconcile(self, holds: ServerHolds, now_ns: int) -> Iterator[Instruction]:
-        """Take over what a server that (re)joined says of one model."""
+        """Take over what a server that (re)joined says of one model, or what is known of one that begins it."""
         model = self._models.get(holds.spec.name)
         if model is None:
             model = self._make_model(holds.spec, holds.server)
@@ -434,6 +436,7 @@ class Membership:
         yield from model.samples.server_back(holds.samples)
         model.dispenser.server_back(now_ns)
         yield from self._seek_initial(name, f"{holds.server} came without weights")
+        model.replication.primary_back(holds, now_ns)
 
     def _miss(self, holds: ServerHolds, model: ModelState, now_ns: int) -> None:
         """Wait for workers that a server knows and this scheduler does not: they may be on their way back to it."""

@@ -115,12 +115,15 @@ class Pushes(Sequencing):
         if event.kind is UpdateKind.GRADIENT and event.computed_from > newest:
             detail = f"computed from {tuple(event.computed_from)}; the newest possible version is {tuple(newest)}"
             return Dropped(cause=DropReason.FUTURE_VERSION, detail=detail)
-        base, is_whole = event.computed_from, self.whole is None and event.kind is UpdateKind.GRADIENT
-        if is_whole and self.is_lost(base):
-            return Dropped(cause=DropReason.ROLLED_BACK, detail=f"version {base.number} was lost")
-        if event.kind is UpdateKind.INITIAL and self.initialised:
-            return Dropped(cause=DropReason.DUPLICATE, detail="the model has weights already")
-        return self.policy.outdated(event, self.version) if event.kind is UpdateKind.GRADIENT else None
+        if event.kind is UpdateKind.GRADIENT:
+            return self._outdated_by(event)
+        return Dropped(cause=DropReason.DUPLICATE, detail="the model has weights already") if self.initialised else None
+
+    def _outdated_by(self, event: PushRequested) -> Dropped | None:
+        """Say why a gradient comes too late: the version is lost that it was computed from, or is past; None if not."""
+        if self.whole is None and self.is_lost(event.computed_from):
+            return Dropped(cause=DropReason.ROLLED_BACK, detail=f"version {event.computed_from.number} was lost")
+        return self.policy.outdated(event, self.version)
 
     # Plans
 
@@ -223,7 +226,7 @@ class Pushes(Sequencing):
         """Give the updates that wait and cannot take part any more, and why."""
         for update, waiting in self.waiting.items() if self.policy.has_barrier else ():
             if update not in self.planned and waiting.request.kind is UpdateKind.GRADIENT:
-                refusal = self.policy.outdated(waiting.request, self.version)
+                refusal = self._outdated_by(waiting.request)
                 if refusal is not None:
                     yield update, refusal
 

@@ -172,13 +172,15 @@ class Replication(ReplicaPlans):
     def primary_back(self, holds: ServerHolds, now_ns: int) -> None:
         """Note at which version the primary is that came back: what it did meanwhile was not told.
 
-        One that took another one's place may be back at a version that the log has already.
+        One that took another one's place may be back at a version that the log has already. One that begins the model
+        has nothing yet of which it could send a seed.
         """
         version = holds.version
         self._orphaned_ns = now_ns if holds.replica and self.phase is Phase.NONE else None
         began_anew = self.phase is Phase.FOLLOWING and version.epoch != self.version.epoch
         missed = self.phase is not Phase.NONE and version.number != self._logged
-        if began_anew or missed:
+        has_no_seed = self.phase is Phase.SEEDING and not holds.initialised
+        if began_anew or missed or has_no_seed:
             self._hole = f"the primary came back at version {tuple(version)}; the log ends at {self._logged}"
 
     def told(self) -> Iterator[GroupOf]:

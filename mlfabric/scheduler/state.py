@@ -218,7 +218,6 @@ class SchedulerState:
                 if event.spec.name in self.models:
                     self.models[event.spec.name].replication.primary_holds(event)
                 yield from self._membership.reconcile(event, now_ns)
-                self.models[event.spec.name].replication.primary_back(event, now_ns)
             case SamplesReported() if event.model in self.models:
                 self.models[event.model].samples.reported(event.counts)
             case SamplesWanted():

@@ -107,7 +107,8 @@ class Getting:
     """Every get of one worker that is not delivered.
 
     No model is delivered of a lesser server epoch than one that the worker knows of, whoever is the scheduler; to ask
-    again then says which it is, so that the server can be given a later one.
+    again then says which it is, so that the server can be given a later one. Nor is one of a lesser version than was
+    known when another scheduler began: it may be of another model, until the server has been given a later epoch.
 
     Args:
         shards: how many parts its model has, >= 1.
@@ -124,6 +125,7 @@ class Getting:
         self.gets: dict[GetId, _Get] = {}
         self.server_epoch = 1
         self.known = ModelVersion(0, 0)
+        self._known_before = self.known
 
     def next_wakeup_ns(self) -> int | None:
         """Return when something is to be asked for again, or None."""
@@ -165,7 +167,7 @@ class Getting:
         if get is None or part is None:
             return
         if self._is_past(event.version):
-            get.raise_min(ModelVersion(self.known.epoch, 0))
+            get.raise_min(self._least)
         if part.is_outdated or self._is_past(event.version):
             yield from self._end(get, part, "what came was asked for before", now_ns)
             return
@@ -174,9 +176,14 @@ class Getting:
         yield from self._deliver(get)
         get.pause(now_ns)
 
+    @property
+    def _least(self) -> ModelVersion:
+        """The least version that may be delivered."""
+        return max(ModelVersion(self.known.epoch, 0), self._known_before)
+
     def _is_past(self, version: ModelVersion) -> bool:
-        """Tell whether a version is of an earlier server epoch than what the worker was told of, or has."""
-        return version.epoch < self.known.epoch
+        """Tell whether a version is of before what the worker was told of, or has."""
+        return version < self._least
 
     def know(self, version: ModelVersion) -> None:
         """Note a version of which the worker is told, or which it has seen."""
@@ -196,6 +203,10 @@ class Getting:
         if start := part.next_plan():
             yield act.StartFetch(plan=start, reason=f"a newer plan, after: {detail}")
         get.pause(now_ns)
+
+    def begin_scheduler(self) -> None:
+        """Note that another scheduler began, which may know nothing of the versions that the worker knows of."""
+        self._known_before = self.known
 
     def begin_epoch(self) -> None:
         """Let nothing of a get count that is cut and not all here: all of it is asked for again."""
@@ -247,7 +258,7 @@ class Getting:
                 get.ask_again_ns = None
                 yield act.StartFetch(plan=start, reason="the model that came is too old")
         if None not in get.versions():
-            get.raise_min(ModelVersion(self.known.epoch, 0) if self._is_past(version) else version)
+            get.raise_min(max(version, self._least))
             yield from get.ask("the model that came is too old, or of several versions")
 
     def _first(self, get: GetId) -> GetId:

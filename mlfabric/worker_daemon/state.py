@@ -164,6 +164,7 @@ class DaemonState:
             )
         self.getting.know(ModelVersion(event.server_epoch, 0))
         if event.epoch > self.epoch:
+            self.getting.begin_scheduler()
             yield from self.keeping.end(why)
         if event.epoch == self.epoch or not self.epoch:
             self.pushing.clock = max(self.pushing.clock, event.clock)

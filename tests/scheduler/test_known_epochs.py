@@ -25,6 +25,7 @@ from mlfabric.protocol import (
     Welcome,
 )
 from mlfabric.scheduler.known_epochs import MOST_EPOCH, MOST_RENEWALS
+from mlfabric.scheduler.limits import Limits
 from mlfabric.specs import Role, Term
 from tests.scheduler.shard_stage import CUT, ShardStage, part_push
 from tests.scheduler.stage import SPEC, Stage, committed, get, holds, member, push, update
@@ -70,6 +71,24 @@ def test_a_model_begins_above_what_the_worker_that_brings_it_knows_of(stage):
     assert named(told) == [6]
     assert [w.server_epoch for w in kinds(told, Welcome)] == [6]
     assert stage.pushes.version == ModelVersion(6, 0)
+
+
+def test_a_model_begins_above_what_a_worker_knows_of_that_came_before_the_server():
+    stage = Stage(epoch=7)
+    (answer,) = comes(stage, "a", ModelVersion(5, 1))
+    assert isinstance(answer, Refuse)
+    assert answer.cause is RefuseReason.NOT_YET
+    stage.server()
+    assert named(comes(stage, "b", 1)) == [6]
+
+
+def test_who_waits_for_servers_of_ever_more_models_is_not_remembered():
+    stage = Stage(epoch=7, limits=Limits(models=2))
+    for name in ("one", "two", "three", "one"):
+        comes(stage, "a", 5, spec=replace(SPEC, name=name))
+    stage.server()
+    assert named(comes(stage, "b", 0, spec=replace(SPEC, name="three"))) == [1]
+    assert named(comes(stage, "c", 0, spec=replace(SPEC, name="one"))) == [6]
 
 
 def test_a_model_that_nobody_knows_of_begins_under_the_first_epoch(stage):

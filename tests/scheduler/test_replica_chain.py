@@ -25,6 +25,7 @@ from mlfabric.protocol import (
 from mlfabric.scheduler.replicas import Phase
 from mlfabric.specs import Role
 from tests.scheduler.stage import (
+    SPEC,
     Stage,
     committed,
     committed_together,
@@ -147,7 +148,7 @@ def test_a_primary_that_came_back_is_told_again_what_to_hand_on_and_what_the_rep
     stage.tell(reported(0, first))
     (order,) = only(Replicate, arrive(stage, second))
     stage.tell(MemberSilent(name="s", incarnation=1))
-    found = stage.server()
+    found = stage.server(held=(SPEC,))
     assert only(Replicate, found) == [order]
     assert only(Followed, found)[0].held == (first,)
     assert not only(Seed, stage.tell(holds(0, received=(first, second), replica="r")))

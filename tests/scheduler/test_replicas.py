@@ -18,6 +18,7 @@ from mlfabric.protocol import (
     Followed,
     Following,
     HeldBack,
+    InitialReceived,
     Instruction,
     Keep,
     Logged,
@@ -342,3 +343,22 @@ def test_a_primary_that_began_anew_at_the_version_of_the_log_is_followed_in_a_ne
     stage.server(incarnation=2)
     found = stage.tell(replace(holds(0), version=ModelVersion(2, 0)))
     assert only(Seed, found)[0].term == TERM + 2
+
+
+@pytest.mark.parametrize("version", [0, 3])
+def test_a_server_that_begins_a_model_is_asked_for_a_seed_once_it_has_weights(version):
+    stage = Stage().trained("a", version=version)
+    assert only(Seed, join(stage, updates=100))
+    stage.tell(MemberSilent(name="s", incarnation=1))
+    assert not only(Seed, stage.server(incarnation=2))
+    found = stage.tell(InitialReceived(server="s", model="net", version=ModelVersion(2, 0)))
+    assert [seed.term for seed in only(Seed, found)] == [TERM + 2]
+    first = replace(committed(update("a"), 1).commits[0], version=ModelVersion(2, 1))
+    assert only(Logged, stage.tell(CommitsReported(server="s", model="net", commits=(first,))))
+
+
+def test_a_server_that_begins_a_model_keeps_to_no_bound_of_a_replica_that_followed_another():
+    stage = seeded(Stage().trained("a"), updates=100)
+    stage.tell(MemberSilent(name="r", incarnation=1))
+    stage.tell(MemberSilent(name="s", incarnation=1))
+    assert not only(Followed, stage.server(incarnation=2))

@@ -24,6 +24,10 @@ def newest(request: GetRequested) -> GetRequested:
     return replace(request, min_version=ModelVersion(NEW.epoch, 0))
 
 
+def at_least(request: GetRequested, version: ModelVersion) -> GetRequested:
+    return replace(request, min_version=version)
+
+
 def brings(counter: int, version: ModelVersion) -> act.Deliver:
     return act.Deliver(get=GetId("a", 1, counter), version=version, reason="")
 
@@ -77,11 +81,35 @@ def test_under_a_new_scheduler_no_model_is_of_an_earlier_epoch_either_and_it_hea
     stage.tell(act.EpochBegan(epoch=2, server_epoch=1))
     assert stage.tell(comes(0, OLD)) == []
     stage.now_ns = FIRST_PAUSE_NS
-    assert stage.tell(Tick()) == [asks(newest(get(0, after=update(0))))]
+    assert stage.tell(Tick()) == [asks(at_least(get(0, after=update(0)), NEW))]
     stage.tell(answered(0, DONE))
     stage.get(2)
     stage.tell(fetch(2))
     assert stage.tell(comes(2, OLD)) == []
+
+
+def test_under_a_new_scheduler_no_model_is_less_than_what_was_known_before(stage):
+    stage.tell(act.EpochBegan(epoch=1, server_epoch=2))
+    stage.tell(fetch(1, b"2"))
+    stage.tell(comes(1, NEW))
+    stage.tell(act.EpochBegan(epoch=2, server_epoch=2))
+    stage.get(2)
+    stage.tell(fetch(2))
+    assert stage.tell(comes(2, ModelVersion(2, 4))) == []
+    stage.now_ns = FIRST_PAUSE_NS
+    assert stage.tell(Tick()) == [asks(at_least(get(2), NEW))]
+    stage.tell(fetch(2, b"2"))
+    assert stage.tell(comes(2, ModelVersion(3, 4))) == [brings(2, ModelVersion(3, 4))]
+
+
+def test_under_one_scheduler_a_model_may_be_of_before_what_the_worker_knows_of(stage):
+    earlier = ModelVersion(NEW.epoch, NEW.number - 1)
+    stage.tell(act.EpochBegan(epoch=1, server_epoch=2))
+    stage.tell(fetch(1, b"2"))
+    stage.tell(comes(1, NEW))
+    stage.get(2)
+    stage.tell(fetch(2))
+    assert stage.tell(comes(2, earlier)) == [brings(2, earlier)]
 
 
 def test_a_worker_knows_of_the_versions_that_it_was_told_of_or_has_seen(stage):
@@ -101,7 +129,7 @@ def test_what_waited_is_fetched_again_under_a_new_scheduler_too(stage):
     stage.tell(comes(0, OLD))
     stage.tell(comes(1, NEW))
     stage.tell(act.EpochBegan(epoch=2))
-    again = newest(get(0, after=update(0)))
+    again = at_least(get(0, after=update(0)), NEW)
     assert stage.tell(answered(0, DONE)) == [settles(0, DONE), asks(again)]
 
 

@@ -15,6 +15,7 @@ from mlfabric.protocol import (
     DropReason,
     Expect,
     Fetch,
+    InitialReceived,
     MemberLeft,
     MemberLost,
     MemberSilent,
@@ -27,7 +28,7 @@ from mlfabric.protocol import (
     WorkerHolds,
 )
 from mlfabric.specs import Mode
-from tests.scheduler.stage import SPEC, Stage, ended, get, holds, push, update
+from tests.scheduler.stage import SPEC, Stage, ended, get, holds, initial, push, update
 
 SYNCHRONOUS = replace(SPEC, mode=Mode.SYNCHRONOUS, tau_max=None)
 
@@ -102,6 +103,35 @@ def test_an_update_that_waited_while_its_iteration_was_made_is_turned_away(stage
     assert under_way(stage, "a", counter=1) == []
     told = stage.ask(iteration(1, update("a"), update("b"), update("c")))
     assert [(i.to, i.update, i.cause) for i in told] == [("a", update("a", 1), DropReason.DEADLINE_PAST)]
+
+
+def comes_with_nothing(stage: Stage):
+    """Let another process of the server come, which has nothing of the model."""
+    stage.tell(MemberSilent(name="s", incarnation=1))
+    return stage.server(incarnation=2) + stage.tick()
+
+
+def turned_away(told):
+    return [(i.update, i.cause) for i in told if isinstance(i, Drop)]
+
+
+def test_an_update_that_waits_while_its_version_is_lost_is_turned_away(stage):
+    under_way(stage, "a", "b")
+    told = comes_with_nothing(stage)
+    assert turned_away(told) == [(update(name), DropReason.ROLLED_BACK) for name in ("a", "b")]
+
+
+def test_an_update_that_an_iteration_lacks_is_turned_away_once_its_version_is_lost(stage):
+    under_way(stage, "a", "b", "c")
+    stage.tell(MemberSilent(name="a", incarnation=1))
+    stage.worker("a", spec=SYNCHRONOUS)
+    assert stage.ask(push("a")) == []  # the server has not let go of it yet
+    assert turned_away(comes_with_nothing(stage)) == []
+    told = stage.ask(ended(update("a"), TransferEnd.VOIDED))
+    assert turned_away(told) == [(update("a"), DropReason.ROLLED_BACK)]
+    assert {e.parts for e in expects(told)} == {2}
+    assert sends(stage.ask(initial("a", 1))) == ["a"]
+    assert sends(stage.ask(InitialReceived(server="s", model="net", version=ModelVersion(2, 0)))) == []
 
 
 def test_an_update_of_a_version_that_was_lost_is_turned_away(stage):
