@@ -85,7 +85,7 @@ def _played(work: Callable[[int], Played], numbers: range, jobs: int) -> Iterato
             except BrokenProcessPool as error:
                 raise FabricError("a process that played died; is there enough memory for --jobs?") from error
             finally:
-                pool.shutdown(wait=False, cancel_futures=True)
+                pool.shutdown(cancel_futures=True)
 
 
 @contextmanager

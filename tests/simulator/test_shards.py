@@ -162,7 +162,7 @@ def test_parts_are_summed_on_their_way_in_synchronous_training():
 
 @pytest.mark.parametrize("scheduler_hz", [0.0, 4.0])
 def test_all_servers_of_a_model_may_begin_with_nothing_and_nobody_waits_for_a_version_of_before(scheduler_hz):
-    summaries = [Simulation(forgotten(seed, scheduler_hz)).run(EVENTS) for seed in range(5, 10)]
+    summaries = [Simulation(forgotten(seed, scheduler_hz)).run(EVENTS) for seed in range(5)]
     assert sum(summary.faults["servers died"] for summary in summaries) > 4
     assert sum(summary.committed for summary in summaries) > 20
 
