@@ -114,6 +114,7 @@ class _Seat:
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     opened: bool = False
     closed: bool = False
+    refusal: tuple[grpc.StatusCode, str] | None = None
     task: asyncio.Task[Any] | None = None
 
     def take(self) -> list[session_pb2.Instruction]:
@@ -365,14 +366,16 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
             detail = f"no registration of {name!r} under this token; register first"
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, detail)
         name, seat.opened, seat.task = hello.member, True, asyncio.current_task()
-        await self._take_in_all(name, seat, hello, context)
-        reader = asyncio.create_task(self._read(name, seat, request_iterator, context))
+        self._take_in_all(name, seat, hello)
+        reader = asyncio.create_task(self._read(name, seat, request_iterator))
         try:
             while not seat.closed:
                 await seat.wake.wait()
                 seat.wake.clear()
                 if seat.outbox:
                     yield fabric_pb2.SessionResponse(epoch=self._epoch, instructions=seat.take())
+            if seat.refusal is not None:
+                await context.abort(*seat.refusal)  # here only: while the stream is written to, a status may be lost
         finally:
             reader.cancel()
             self._vacate(name, seat)
@@ -413,22 +416,24 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
             del self._seats[name]
             self._take_in(MemberSilent(name=name, incarnation=seat.incarnation))
 
-    async def _read(
-        self,
-        name: str,
-        seat: _Seat,
-        requests: AsyncIterator[fabric_pb2.SessionRequest],
-        context: _Context,
-    ) -> None:
+    async def _read(self, name: str, seat: _Seat, requests: AsyncIterator[fabric_pb2.SessionRequest]) -> None:
         try:
             async for request in requests:
-                await self._take_in_all(name, seat, request, context)
+                self._take_in_all(name, seat, request)
         except DecodeError as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            self._refuse(seat, grpc.StatusCode.INVALID_ARGUMENT, str(error))
         finally:
             seat.close()
 
-    async def _take_in_all(self, name: str, seat: _Seat, request: fabric_pb2.SessionRequest, context: _Context) -> None:
+    def _refuse(self, seat: _Seat, status: grpc.StatusCode, detail: str) -> None:
+        """End a session for what its member said; soon, also if the member does not read."""
+        seat.refusal = seat.refusal or (status, detail)
+        seat.close()
+        if seat.task is not None:
+            asyncio.get_running_loop().call_later(_SESSION_WITHIN_S, seat.task.cancel)
+
+    def _take_in_all(self, name: str, seat: _Seat, request: fabric_pb2.SessionRequest) -> None:
+        """Take in what a member says, up to the first event that is refused."""
         spoken = _SPOKEN_BY[seat.role]
         try:
             for message in request.events:
@@ -442,15 +447,17 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
                 if which not in _LONG_EVENTS and message.ByteSize() > _LARGEST_EVENT_BYTES:
                     given = f"{name}: {which} of {message.ByteSize()} bytes"
                     detail = f"{given}; allowed: up to {_LARGEST_EVENT_BYTES}"
-                    await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, detail)
+                    return self._refuse(seat, grpc.StatusCode.RESOURCE_EXHAUSTED, detail)
                 if which == "member_left":
                     self._say_goodbye(name, seat, message.member_left.detail)
                     return
                 event = wire.from_event(message, name)
-                await self._check(event, context)
+                refusal = self._state.refusal(event)
+                if refusal is not None:
+                    return self._refuse(seat, _STATUS[refusal[0]], refusal[1])
                 self._take_in(event)
         except UsageError as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            self._refuse(seat, grpc.StatusCode.INVALID_ARGUMENT, str(error))
 
     async def _check(self, event: MemberEvent, context: _Context) -> None:
         """End the call if it cannot be taken in what its member says."""

@@ -227,16 +227,18 @@ def test_an_aggregator_is_told_of_the_models_and_shown_with_what_it_does(running
         assert running.scheduler.state.context.members["adder"].most_updates == 3
 
 
-def test_an_aggregator_cannot_speak_as_a_server(running: Fabric) -> None:
-    with RawAggregator(running.scheduler.address, spec_of(small_model()), "liar") as raw:
-        raw.join()
-        event = session_pb2.Event()
-        event.commits_reported.SetInParent()
-        raw.say(event)
-        assert raw.told("sum") is None
-        assert raw.error is not None
-        assert raw.error.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert "liar: an aggregator said commits_reported; allowed" in (raw.error.details() or "")
+def test_an_aggregator_cannot_speak_as_a_server_and_hears_so_also_while_it_is_told_of_models(running: Fabric) -> None:
+    running.raw_worker(small_model(), "told-of")
+    event = session_pb2.Event()
+    event.commits_reported.SetInParent()
+    for n in range(30):  # the refusal meets the first instructions in some of them
+        with RawAggregator(running.scheduler.address, spec_of(small_model()), f"liar-{n}") as raw:
+            raw.join()
+            raw.say(event)
+            assert raw.told("sum") is None
+            assert raw.error is not None
+            assert raw.error.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert f"liar-{n}: an aggregator said commits_reported; allowed" in (raw.error.details() or "")
 
 
 def test_an_aggregator_without_a_name_is_refused(running: Fabric) -> None:
