@@ -18,7 +18,7 @@ $(STAMP): pyproject.toml constraints.txt scripts/setup
 	@touch $@
 
 test: setup ## all checks, then all tests (ARGS='-k ordering' narrows the tests)
-	@scripts/check
+	@scripts/check_and_compile
 	@scripts/test $(ARGS)
 
 check: setup ## style, types, import contracts, wire contract, generated code

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import shutil
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -315,16 +314,6 @@ class Cluster:
                     raise StuckError(f"{name} has ended")
                 child.close()
                 del self._running[name]
-
-    def wait_until_reachable(self) -> None:
-        """Wait until somebody listens at the scheduler's address."""
-        at = self._host(SCHEDULER)
-
-        def listens() -> bool:
-            with _inside(at), socket.socket() as probe:
-                return probe.connect_ex((at.address, self._port)) == 0
-
-        self.wait(listens, "the scheduler listens")
 
     # What they have written
 

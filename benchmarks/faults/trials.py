@@ -34,7 +34,7 @@ class Trial:
 
     Args:
         recovery_s: the longest time after the fault in which no survivor was told of a commit; None if they never were.
-        is_late: whether that is more than the scenario's limit and the outage, until the new process can be reached.
+        is_late: whether that is more than the scenario's limit and the outage.
         verdict: None if the end was not reached.
         failure: why it was not survived; "" if it was.
     """

@@ -193,7 +193,7 @@ class SchedulerRunner:
 
         Args:
             ready: called with the address once members can join.
-            begin: waited for when all is loaded, before an epoch is taken and anything is listened on.
+            begin: waited for before an epoch is taken and anything is listened on; meanwhile everything is loaded.
 
         Raises:
             UsageError: the port is in use or may not be listened on; the epoch cannot be kept.

@@ -1,18 +1,21 @@
 """How a scheduler gets its compiled planner without keeping anybody waiting.
 
-Machine code on disk is loaded before the scheduler serves: well under a second. If there is none yet, another process
-compiles it at low priority while the scheduler serves and plans in plain Python, and it is loaded afterwards.
+Until it has it, it plans in plain Python. Machine code on disk is loaded by a thread: half a second, in which a
+scheduler that was started again has all members back. If there is none yet, another process compiles it first, at low
+priority.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import sys
 from collections.abc import AsyncIterator
 
+from mlfabric.errors import UnavailableError
 from mlfabric.scheduler.planning import is_planner_compiled, warm_up
 
 __all__ = ["warm_planner"]
@@ -24,22 +27,33 @@ _NICE = 10
 
 @contextlib.asynccontextmanager
 async def warm_planner() -> AsyncIterator[None]:
-    """Load the compiled planner, or have it compiled meanwhile; leave nothing running behind."""
-    if is_planner_compiled():
-        warm_up(log.info)
-        yield
-        return
-    log.info("compiling the planner in another process; this happens once and takes a minute or two")
-    compiling = asyncio.create_task(_compile_aside())
+    """Have the planner loaded meanwhile, and compiled before if need be; leave nothing running behind."""
+    warming = asyncio.create_task(_warm_aside())
     try:
         yield
     finally:
-        compiling.cancel()
+        warming.cancel()
         with contextlib.suppress(asyncio.CancelledError):
-            await compiling
+            await warming
+
+
+async def _warm_aside() -> None:
+    try:
+        if not await asyncio.to_thread(is_planner_compiled):
+            log.info("compiling the planner in another process; this happens once and takes a minute or two")
+            await _compile_aside()
+        await asyncio.to_thread(warm_up, log.info)
+        gc.freeze()  # as the runner did with what was loaded before: no garbage collection is to look through it
+    except Exception as error:
+        log.warning("the planner could not be compiled and loaded: %s; large batches are planned slowly", error)
 
 
 async def _compile_aside() -> None:
+    """Compile it in another process.
+
+    Raises:
+        UnavailableError: it is not on disk afterwards.
+    """
     compiler = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -54,7 +68,5 @@ async def _compile_aside() -> None:
         with contextlib.suppress(ProcessLookupError):
             compiler.kill()
         await compiler.wait()
-    if code == 0 and is_planner_compiled():
-        await asyncio.to_thread(warm_up, log.info)
-    else:
-        log.warning("the planner could not be compiled and kept (exit code %s); large batches are planned slowly", code)
+    if code != 0 or not is_planner_compiled():
+        raise UnavailableError(f"the compiler's exit code is {code}, and there is no machine code on disk")

@@ -1,7 +1,8 @@
-"""A scheduler serves while its planner is compiled, and leaves no compiler behind."""
+"""A scheduler serves while its planner is compiled and loaded, and leaves no compiler behind."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -9,6 +10,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+
+from mlfabric.scheduler import warming
 
 SERVE = """
 import asyncio, sys
@@ -21,6 +24,19 @@ async def main():
         print("serving", flush=True)
         await asyncio.to_thread(sys.stdin.readline)
     print("stopped", flush=True)
+
+asyncio.run(main())
+"""
+LOAD = """
+import asyncio
+from mlfabric.scheduler.planning import is_planner_loaded
+from mlfabric.scheduler.warming import warm_planner
+
+async def main():
+    async with warm_planner():
+        print(is_planner_loaded(), flush=True)
+        while not is_planner_loaded():
+            await asyncio.sleep(0.01)
 
 asyncio.run(main())
 """
@@ -43,6 +59,26 @@ def test_a_cold_planner_is_compiled_aside_and_its_compiler_ends_with_the_schedul
         assert scheduler.stdout.readline() == "stopped\n"
     psutil.wait_procs([compiler], timeout=30)
     assert not compiler.is_running()
+
+
+@pytest.mark.processes
+def test_a_planner_that_is_on_disk_is_loaded_while_the_scheduler_serves():
+    done = subprocess.run([sys.executable, "-c", LOAD], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "False\n"
+
+
+async def test_a_planner_that_cannot_be_loaded_stops_nobody(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    def broken(log: object) -> None:
+        raise ImportError("no machine code for this machine")
+
+    monkeypatch.setattr(warming, "is_planner_compiled", lambda: True)
+    monkeypatch.setattr(warming, "warm_up", broken)
+    async with warming.warm_planner():
+        while not caplog.messages:
+            await asyncio.sleep(0.01)
+    assert "no machine code for this machine; large batches are planned slowly" in caplog.text
 
 
 def wait_for_child(pid: int) -> list[psutil.Process]:
