@@ -40,13 +40,15 @@ class _Known:
         said: the newest version that workers know of from before this scheduler's time.
         asked: the greatest server epoch of which a worker has asked for a version.
         named: the last one that this scheduler named: the model is to be served at least under it; 0 if it named none.
-        renewals: how often it was named for a server that had the model.
+        renewed: the last one that it named for a server that had the model; 0 if it named none so.
+        renewals: how often workers had it name one so.
         due_ns: when a server that brought the model is to be named one.
     """
 
     said: ModelVersion = _NO_VERSION
     asked: int = 0
     named: int = 0
+    renewed: int = 0
     renewals: int = 0
     due_ns: int | None = None
 
@@ -128,6 +130,11 @@ class KnownEpochs:
         known.due_ns = None
         return known.named
 
+    def later(self, model: str, epoch: int) -> int:
+        """Return an epoch that follows one, and those that were named for a process of the server that is gone."""
+        known = self._known.get(model)
+        return 1 + (epoch if known is None else max(epoch, known.renewed))
+
     def above(self, model: str) -> int:
         """Return an epoch that no worker of a model that is not cut knows of, nor was named."""
         known = self._known.get(model, _Known())
@@ -141,9 +148,9 @@ class KnownEpochs:
     def _is_more(self, said: ModelVersion, present: ModelVersion, known: _Known) -> bool:
         """Tell whether who knows of a version from before knows of more than there is.
 
-        A model that this scheduler has named an epoch has no version of any from before.
+        A model that this scheduler has named an epoch has no version from before of that one or a later one.
         """
-        return said.epoch >= present.epoch if known.named else said > present
+        return said.epoch >= known.named if known.named else said > present
 
     def look(self, model: str, now_ns: int) -> Iterator[HostModel]:
         """Have the server of a model go on under a later epoch if workers know of more than there is."""
@@ -159,17 +166,18 @@ class KnownEpochs:
         if not self._is_more(known.said, present, known):
             known.due_ns = None
         elif known.named:
-            yield from self._renew(model, known, parts)
+            yield from self._renew(model, known, parts, present)
         elif known.due_ns is None:
             known.due_ns = now_ns + self._context.config.silence_ns
         elif known.due_ns <= now_ns:
-            yield from self._renew(model, known, parts)
+            yield from self._renew(model, known, parts, present)
 
-    def _renew(self, name: str, known: _Known, parts: list[ModelState]) -> Iterator[HostModel]:
+    def _renew(self, name: str, known: _Known, parts: list[ModelState], present: ModelVersion) -> Iterator[HostModel]:
         known.due_ns = None
         if known.renewals >= MOST_RENEWALS:
             return
-        known.renewals, known.named = known.renewals + 1, known.said.epoch + 1
+        known.renewals += 1
+        known.named = known.renewed = 1 + max(known.said.epoch, present.epoch)
         if (whole := self._wholes.get(name)) is not None:
             whole.least_epoch = known.named
             return
@@ -177,7 +185,7 @@ class KnownEpochs:
             yield self._order(model, known)
 
     def _order(self, model: ModelState, known: _Known) -> HostModel:
-        model.pushes.renewed_epoch = known.named
+        model.pushes.renewals.add(known.named)
         return HostModel(
             to=model.pushes.server,
             spec=model.pushes.spec,
@@ -186,9 +194,14 @@ class KnownEpochs:
         )
 
     def server_holds(self, holds: ServerHolds, model: ModelState, now_ns: int) -> Iterator[HostModel]:
-        """Look again after the server of a model, or a part of one, has said what it holds; repeat what it missed."""
+        """Look again after the server of a model, or a part of one, has said what it holds; repeat what it missed.
+
+        It may have come as far, or further, by itself: from a checkpoint of before, or in another one's place.
+        """
         known = self._known.get(holds.spec.name)
-        if holds.spec.shard is None and known is not None and holds.version.epoch < known.named:
+        if holds.spec.shard is None and known is not None and _has_missed(holds, known.named):
+            if holds.version.epoch >= known.named:
+                known.named = known.renewed = holds.version.epoch + 1
             yield self._order(model, known)
         yield from self.look(name_of_whole(holds.spec), now_ns)
 
@@ -201,3 +214,9 @@ class KnownEpochs:
         for name, known in list(self._known.items()):
             if known.due_ns is not None and known.due_ns <= now_ns:
                 yield from self.look(name, now_ns)
+
+
+def _has_missed(holds: ServerHolds, named: int) -> bool:
+    """Tell whether versions below an epoch that was named count for a server; none is below the first one."""
+    began = (*holds.earlier, ModelVersion(holds.version.epoch, holds.epoch_base))
+    return named > 1 and not any(one.epoch >= named and one.number < 0 for one in began)

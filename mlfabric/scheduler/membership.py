@@ -195,10 +195,10 @@ class Membership:
         brought = {spec.name for spec in held}
         for name, model in sorted(self._models.items()):
             if model.pushes.server == server and name not in brought:
-                spec, epoch = model.pushes.spec, model.pushes.version.epoch
+                spec, whole, epoch = model.pushes.spec, name_of_whole(model.pushes.spec), model.pushes.version.epoch
                 # Another process's versions are lost, known here or not; their numbers are given under another epoch.
-                least = epoch if again and not model.pushes.initialised else epoch + 1
-                began = ModelVersion(self.epochs.begin(name_of_whole(spec), least), 0)
+                least = epoch if again and not model.pushes.initialised else self.epochs.later(whole, epoch)
+                began = ModelVersion(self.epochs.begin(whole, least), 0)
                 yield HostModel(to=server, spec=spec, reason=f"{name} is held here", epoch=began.epoch)
                 begun = ServerHolds(server=server, spec=spec, version=began, initialised=False, epoch_base=-1)
                 yield from self.reconcile(begun, now_ns)

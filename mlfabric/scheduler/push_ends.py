@@ -265,9 +265,7 @@ class PushEnds(PushTable):
         """
         former, epoch = self.version, holds.version.epoch
         self.began = (*holds.earlier, ModelVersion(epoch, holds.epoch_base))
-        if epoch == self.renewed_epoch:
-            return
-        gone = [n for n in range(1, former.number + 1) if self.is_lost(ModelVersion(former.epoch, n))]
+        gone = [n for n in range(1, former.number + 1) if self._is_taken_back(ModelVersion(former.epoch, n))]
         again = (
             isinstance(self.settled.get(UpdateId(ids.worker, ids.incarnation, counter)), Committed)
             for ids in holds.applied
@@ -277,7 +275,7 @@ class PushEnds(PushTable):
         self.lost += max(0, sum(self._sizes.pop(number, 1) for number in gone) - sum(again))
         detail = f"it was committed after version {holds.epoch_base}, the last one that server epoch {epoch} has"
         for update, outcome in list(self.settled.items()):
-            if isinstance(outcome, Committed) and self.is_lost(outcome.version):
+            if isinstance(outcome, Committed) and self._is_taken_back(outcome.version):
                 self.settled.add(update, Lost(detail=detail))
 
     def begin_anew(self, reason: str) -> Iterator[Instruction]:

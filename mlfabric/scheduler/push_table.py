@@ -78,7 +78,8 @@ class PushTable:
     ``whole`` is the model that this one is a part of; ``refused`` are the updates of a part that were dropped since
     that has looked.
     ``server_epoch`` is the one under which the model is served, ``began`` are the versions at which that one and those
-    before began, and ``lost`` counts the updates that were committed after what the next one began with.
+    before began, and ``lost`` counts the updates that were committed after what the next one began with. ``renewals``
+    are the epochs that its server was told to go on under with the weights that it has.
     ``policy`` decides what depends on the mode; ``clocks`` are those of the workers that are waited for.
     """
 
@@ -87,7 +88,7 @@ class PushTable:
         self.server = server
         self.version = ModelVersion(1, 0)
         self.server_epoch = 1
-        self.renewed_epoch = 0
+        self.renewals: set[int] = set()
         self.began: tuple[ModelVersion, ...] = ()
         self.lost = 0
         self.initialised = False
@@ -124,7 +125,15 @@ class PushTable:
 
     def is_lost(self, version: ModelVersion) -> bool:
         """Tell whether a version was made under a server epoch after what a later one began with."""
-        return any(began.epoch > version.epoch and version.number > began.number for began in self.began)
+        return _is_behind(version, self.began)
+
+    def _is_taken_back(self, version: ModelVersion) -> bool:
+        """Tell whether a version was lost with what was committed up to it; renewals keep that."""
+        return _is_behind(version, (began for began in self.began if not self._is_renewal(began)))
+
+    def _is_renewal(self, began: ModelVersion) -> bool:
+        """Tell whether a server epoch began as its server was told to; one that resumes or begins anew keeps less."""
+        return began.number < 0 and began.epoch in self.renewals
 
     @property
     def tau_max(self) -> int:
@@ -392,3 +401,7 @@ class PushTable:
         if self.iteration is None:
             self.iteration = Iteration(self._next_seq(), groups)
         return self.iteration.seq
+
+
+def _is_behind(version: ModelVersion, began: Iterable[ModelVersion]) -> bool:
+    return any(later.epoch > version.epoch and version.number > later.number for later in began)

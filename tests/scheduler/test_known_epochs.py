@@ -15,6 +15,7 @@ from mlfabric.protocol import (
     DropReason,
     HostModel,
     InitialReceived,
+    Lost,
     MemberJoined,
     MemberSilent,
     ModelVersion,
@@ -61,8 +62,9 @@ def trains(stage, epoch, *names):
     """Let the server have weights, and commit one update of each worker."""
     stage.tell(InitialReceived(server="s", model="net", version=ModelVersion(epoch, 0)))
     for number, name in enumerate(names, 1):
-        stage.ask(replace(push(name), computed_from=ModelVersion(epoch, number - 1)))
-        commit = Commit(update=update(name), version=ModelVersion(epoch, number), tau=0, lr=0.1, step_norm=1.0)
+        done = update(name, names[: number - 1].count(name))
+        stage.ask(replace(push(name, done.counter), computed_from=ModelVersion(epoch, number - 1)))
+        commit = Commit(update=done, version=ModelVersion(epoch, number), tau=0, lr=0.1, step_norm=1.0)
         stage.tell(CommitsReported(server="s", model="net", commits=(commit,)))
 
 
@@ -151,8 +153,81 @@ def test_a_worker_that_this_scheduler_admitted_may_know_of_the_present_epoch(sta
 def test_a_process_of_a_server_that_comes_with_nothing_begins_above_what_workers_know_of(stage):
     comes(stage, "a", 5)
     stage.tell(MemberSilent(name="s", incarnation=1))
-    comes(stage, "b", 9)
-    assert named(stage.server(incarnation=2)) == [10]
+    assert named(comes(stage, "b", 9)) == [10]  # the process that is away may come to hear of it, and serve under it
+    assert named(stage.server(incarnation=2)) == [11]
+
+
+# Servers that begin anew, or resume, while they are to be told of a later epoch
+
+
+def knows_of_another(stage):
+    """Let a worker come that knows of versions of a former model, while the server that has ten of its own is away."""
+    comes(stage, "new", 0)
+    trains(stage, 1, *["new"] * 10)
+    stage.tell(MemberSilent(name="s", incarnation=1))
+    assert named(comes(stage, "b", ModelVersion(1, 5))) == [2]
+
+
+def resumes(stage, epoch, kept):
+    """Let another process go on from a checkpoint of the first epoch; return what it is told."""
+    stage.server(incarnation=2, held=(SPEC,), server_epoch=epoch)
+    return stage.tell(replace(holds(kept, epoch_base=kept), version=ModelVersion(epoch, kept)))
+
+
+def is_rolled_back(stage, worker, *version):
+    told = stage.ask(replace(push(worker, 99), computed_from=ModelVersion(*version)))
+    return [drop.cause for drop in kinds(told, Drop)] == [DropReason.ROLLED_BACK]
+
+
+def test_the_epoch_under_which_a_server_resumes_is_not_taken_for_the_one_that_was_named(stage):
+    knows_of_another(stage)
+    assert named(resumes(stage, epoch=2, kept=8)) == [3]
+    assert stage.pushes.lost == 2
+    assert isinstance(stage.pushes.settled.get(update("new", 7)), Committed)
+    assert isinstance(stage.pushes.settled.get(update("new", 8)), Lost)
+    began = replace(holds(8, epoch_base=-1), version=ModelVersion(3, 8), earlier=(ModelVersion(2, 8),))
+    assert named(stage.tell(began)) == []
+    assert stage.pushes.lost == 2
+    assert is_rolled_back(stage, "b", 1, 5)
+
+
+def test_so_it_is_for_one_that_resumes_under_a_later_epoch_from_before_the_one_that_was_named(stage):
+    knows_of_another(stage)
+    assert named(resumes(stage, epoch=7, kept=8)) == [8]
+
+
+def test_a_server_that_resumes_from_after_the_epoch_that_was_named_is_told_of_no_other_and_has_lost_nothing(stage):
+    knows_of_another(stage)
+    stage.server(incarnation=2, held=(SPEC,), server_epoch=3)
+    resumed = replace(holds(10, epoch_base=10), version=ModelVersion(3, 10), earlier=(ModelVersion(2, -1),))
+    assert named(stage.tell(resumed)) == []
+    assert stage.pushes.lost == 0
+    assert is_rolled_back(stage, "b", 1, 5)
+
+
+def test_a_worker_that_comes_after_a_server_has_resumed_may_mean_another_model_by_its_former_epoch(stage):
+    comes(stage, "new", 0)
+    trains(stage, 1, *["new"] * 10)
+    resumes(stage, epoch=2, kept=8)
+    assert named(comes(stage, "b", ModelVersion(1, 5))) == [3]
+
+
+def test_a_server_that_begins_anew_does_not_do_so_under_the_epoch_that_its_former_process_was_named(stage):
+    knows_of_another(stage)
+    assert named(stage.server(incarnation=2)) == [3]
+    assert stage.pushes.version == ModelVersion(3, 0)
+    assert stage.pushes.lost == 10
+    assert is_rolled_back(stage, "b", 1, 5)
+
+
+def test_what_a_process_served_under_the_epoch_that_it_was_named_and_could_not_tell_of_is_lost_with_it(stage):
+    comes(stage, "new", 0)
+    trains(stage, 1, *["new"] * 10)
+    assert named(comes(stage, "b", ModelVersion(1, 5))) == [2]
+    stage.tell(MemberSilent(name="s", incarnation=1))  # it served (2, 10)
+    stage.server(incarnation=2)
+    stage.tell(InitialReceived(server="s", model="net", version=ModelVersion(3, 0)))
+    assert is_rolled_back(stage, "b", 2, 10)
 
 
 # Servers that bring a model
