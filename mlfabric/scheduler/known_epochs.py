@@ -10,7 +10,8 @@ A server that brought its model may be one whose place was taken (design, sectio
 more than it does, who took its place, or a replica of that one, may be back as long as a silent member.
 
 What a worker says may be wrong: it is bounded, and so is how often a model goes on under a later epoch for it. Beyond
-that workers are refused that know of more than there is.
+that workers are refused that know of more than there is. What this scheduler has named is believed whatever the bound;
+the bound of the next one, to which it may have to be told, is above it, as bounds grow with the time of day.
 """
 
 from __future__ import annotations
@@ -24,10 +25,8 @@ from mlfabric.scheduler.model import ModelState
 from mlfabric.scheduler.parts import name_of_whole
 from mlfabric.scheduler.sharded import ShardedModel
 
-__all__ = ["MOST_EPOCH", "MOST_RENEWALS", "KnownEpochs"]
+__all__ = ["MOST_RENEWALS", "KnownEpochs", "most_epoch"]
 
-MOST_EPOCH = 2**31 - 1
-"""The greatest server epoch that a worker may know of; there is room for as many above it."""
 MOST_RENEWALS = 16
 _NO_VERSION = ModelVersion(0, 0)
 
@@ -74,15 +73,30 @@ class KnownEpochs:
     def refusal(self, event: MemberJoined) -> tuple[RefuseReason, str] | None:
         """Say why a worker that knows of so great an epoch cannot join; None if it can."""
         given = f"{event.member.name!r} knows of server epoch {event.known.epoch}"
-        if event.known.epoch > MOST_EPOCH:
-            return RefuseReason.OUT_OF_RANGE, f"{given}; allowed: up to {MOST_EPOCH}"
-        known = None if event.spec is None else self._known.get(event.spec.name)
-        if event.spec is None or known is None or known.renewals < MOST_RENEWALS or not self._is_from_before(event):
+        name = "" if event.spec is None else event.spec.name
+        known = self._known.get(name, _Known())
+        present = self._present(name, known)
+        if (excess := self._excess(event.known.epoch, present)) is not None:
+            return RefuseReason.OUT_OF_RANGE, f"{given}; {excess}"
+        if not self._is_from_before(event) or not self._is_more(event.known, present, known):
             return None
-        if not self._is_more(event.known, self._present(event.spec.name, known), known):
+        return _worn_out(name, known, given)
+
+    def refusal_of_get(self, model: str, server_epoch: int) -> tuple[RefuseReason, str] | None:
+        """Say why a worker cannot wait for a version of so great an epoch; None if it can."""
+        known = self._known.get(model, _Known())
+        present = self._present(model, known)
+        given = f"GetRequested: server epoch {server_epoch}"
+        if (excess := self._excess(server_epoch, present)) is not None:
+            return RefuseReason.OUT_OF_RANGE, f"{given}; {excess}"
+        if server_epoch <= present.epoch or any(part.pushes.awaited for part in self._models_of(model)):
             return None
-        detail = f"{event.spec.name!r} began a later one {known.renewals} times for what workers said"
-        return RefuseReason.OUT_OF_RANGE, f"{given}; {detail}; start this one anew"
+        return _worn_out(model, known, given)
+
+    def _excess(self, server_epoch: int, present: ModelVersion) -> str | None:
+        """Say up to which epoch workers are believed, unless this one is not above that; what was named is not."""
+        most = max(most_epoch(self._context.config.epoch), present.epoch)
+        return f"allowed: up to {most}" if server_epoch > most else None
 
     def _is_from_before(self, event: MemberJoined) -> bool:
         """Tell whether a worker was not admitted by this scheduler yet: what it knows of is from before its time."""
@@ -97,12 +111,16 @@ class KnownEpochs:
     def waits(self, event: MemberJoined) -> None:
         """Note what a worker knows of that cannot join yet: the model may begin before it comes again.
 
-        Nothing is noted of further models if there are as many as are allowed.
+        Of models that there are not, those count that were asked for last, and no more than are allowed.
         """
         if event.spec is None:
             return
-        if event.spec.name in self._known or len(self._known) < self._context.config.limits.models:
-            self.joins(event, event.spec.name)
+        name = event.spec.name
+        self._known[name] = self._known.pop(name, _Known())
+        self.joins(event, name)
+        bare = [other for other in self._known if not self._models_of(other)]
+        for other in bare[: -self._context.config.limits.models]:
+            del self._known[other]
 
     def asks(self, model: str, server_epoch: int, now_ns: int) -> Iterator[HostModel]:
         """Note that a worker waits for a version of an epoch, which it may have come to know of only lately."""
@@ -214,6 +232,22 @@ class KnownEpochs:
         for name, known in list(self._known.items()):
             if known.due_ns is not None and known.due_ns <= now_ns:
                 yield from self.look(name, now_ns)
+
+
+def most_epoch(scheduler_epoch: int) -> int:
+    """Return the greatest server epoch that a scheduler believes a worker of which it knows nothing.
+
+    Epochs of schedulers are times of day in ms. This one grows by one in two seconds: by more than servers begin.
+    """
+    return (1 << 20) + (scheduler_epoch >> 11)
+
+
+def _worn_out(model: str, known: _Known, given: str) -> tuple[RefuseReason, str] | None:
+    """Say that a model goes on under later epochs for workers no more; None if it still does."""
+    if known.renewals < MOST_RENEWALS:
+        return None
+    detail = f"{model!r} began a later one {known.renewals} times for what workers said"
+    return RefuseReason.OUT_OF_RANGE, f"{given}; {detail}; start this one anew"
 
 
 def _has_missed(holds: ServerHolds, named: int) -> bool:

@@ -84,7 +84,9 @@ class SchedulerState:
         self.verdict = Verdict.STAYS
         self.seen = NO_TERM
         self._membership = Membership(self.context, self.models, self.reductions, self.wholes)
-        self._claims = Claims(self.context, self.models, self.reductions, self._membership.admission)
+        self._claims = Claims(
+            self.context, self.models, self.reductions, self._membership.admission, self._membership.epochs
+        )
 
     @property
     def count(self) -> PlanCount:

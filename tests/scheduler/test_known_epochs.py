@@ -25,9 +25,9 @@ from mlfabric.protocol import (
     Serve,
     Welcome,
 )
-from mlfabric.scheduler.known_epochs import MOST_EPOCH, MOST_RENEWALS
+from mlfabric.scheduler.known_epochs import MOST_RENEWALS, most_epoch
 from mlfabric.scheduler.limits import Limits
-from mlfabric.specs import Role, Term
+from mlfabric.specs import MAX_EPOCH, Role, Term
 from tests.scheduler.shard_stage import CUT, ShardStage, part_push
 from tests.scheduler.stage import SPEC, Stage, committed, get, holds, member, push, update
 
@@ -84,13 +84,22 @@ def test_a_model_begins_above_what_a_worker_knows_of_that_came_before_the_server
     assert named(comes(stage, "b", 1)) == [6]
 
 
-def test_who_waits_for_servers_of_ever_more_models_is_not_remembered():
+def test_of_who_waits_for_servers_of_ever_more_models_the_last_are_remembered():
     stage = Stage(epoch=7, limits=Limits(models=2))
-    for name in ("one", "two", "three", "one"):
+    for name in ("one", "two", "three", "two", "four"):
         comes(stage, "a", 5, spec=replace(SPEC, name=name))
     stage.server()
     assert named(comes(stage, "b", 0, spec=replace(SPEC, name="three"))) == [1]
-    assert named(comes(stage, "c", 0, spec=replace(SPEC, name="one"))) == [6]
+    assert named(comes(stage, "c", 0, spec=replace(SPEC, name="two"))) == [6]
+
+
+def test_names_of_models_that_there_are_not_take_the_place_of_none_that_there_is():
+    stage = Stage(epoch=7, limits=Limits(models=2))
+    stage.server()
+    comes(stage, "a", 5)
+    for name in ("one", "two", "three"):
+        comes(stage, "b", 5, spec=replace(SPEC, name=name, server="nobody"))
+    assert named(comes(stage, "c", 6)) == [7]
 
 
 def test_a_model_that_nobody_knows_of_begins_under_the_first_epoch(stage):
@@ -313,12 +322,54 @@ def refusal(stage, name, knows):
 
 
 def test_what_a_worker_may_know_of_is_bounded(stage):
-    assert named(comes(stage, "a", MOST_EPOCH)) == [MOST_EPOCH + 1]
-    cause, words = refusal(stage, "b", MOST_EPOCH + 1)
+    comes(stage, "a", 0)
+    trains(stage, 1)
+    most = most_epoch(7)
+    cause, words = refusal(stage, "b", most + 1)
     assert cause is RefuseReason.OUT_OF_RANGE
-    assert f"up to {MOST_EPOCH}" in words
-    too_late = replace(get("a"), min_version=ModelVersion(MOST_EPOCH + 1, 0))
-    assert stage.state.refusal(too_late)[0] is RefuseReason.OUT_OF_RANGE
+    assert f"up to {most}" in words
+    assert stage.state.refusal(replace(get("a"), min_version=ModelVersion(most, 0))) is None
+    cause, words = stage.state.refusal(replace(get("a"), min_version=ModelVersion(most + 1, 0)))
+    assert cause is RefuseReason.OUT_OF_RANGE
+    assert f"up to {most}" in words
+    assert named(comes(stage, "c", most)) == [most + 1]
+
+
+NOW_MS = 1_790_000_000_000
+
+
+def lied_to():
+    """Return a scheduler that named the greatest epoch that it may, for what a liar said that was not admitted."""
+    stage = Stage(epoch=NOW_MS)
+    (answer,) = comes(stage, "liar", most_epoch(NOW_MS))
+    assert isinstance(answer, Refuse)
+    stage.server()
+    assert named(comes(stage, "a", 0)) == [most_epoch(NOW_MS) + 1]
+    trains(stage, most_epoch(NOW_MS) + 1)
+    return stage
+
+
+def test_who_knows_of_what_was_named_for_a_liar_is_believed():
+    stage, epoch = lied_to(), most_epoch(NOW_MS) + 1
+    known = ModelVersion(epoch, 3)
+    assert kinds(comes(stage, "a", known, seen=Term(NOW_MS, 0)), Welcome)
+    assert stage.state.refusal(replace(get("a"), min_version=known)) is None
+    told = comes(stage, "b", known)
+    assert named(told) == [epoch + 1]
+    assert kinds(told, Welcome)
+
+
+def test_who_knows_of_what_was_named_for_a_liar_is_believed_by_a_later_scheduler():
+    epoch, later_ms = most_epoch(NOW_MS) + 1, NOW_MS + 10_000
+    stage = Stage(epoch=later_ms)
+    stage.server()
+    told = comes(stage, "a", ModelVersion(epoch, 3), seen=Term(NOW_MS, 0))
+    assert named(told) == [epoch + 1]
+    assert kinds(told, Welcome)
+
+
+def test_every_epoch_that_is_believed_and_those_after_it_can_be_told():
+    assert most_epoch(MAX_EPOCH) + 2**30 < 2**32
 
 
 def test_workers_cannot_have_later_and_later_epochs_begun(stage):
@@ -329,7 +380,12 @@ def test_workers_cannot_have_later_and_later_epochs_begun(stage):
     cause, words = refusal(stage, "liar", 10_000)
     assert cause is RefuseReason.OUT_OF_RANGE
     assert "'net' began a later one 16 times" in words
-    assert named(stage.ask(replace(get("honest"), min_version=ModelVersion(10_000, 0)))) == []
+    wanted = replace(get("honest"), min_version=ModelVersion(10_000, 0))
+    cause, words = stage.state.refusal(wanted)
+    assert cause is RefuseReason.OUT_OF_RANGE
+    assert "'net' began a later one 16 times" in words
+    assert stage.state.refusal(replace(wanted, min_version=ModelVersion(10 * MOST_RENEWALS + 1, 9))) is None
+    assert named(stage.ask(wanted)) == []
     assert kinds(comes(stage, "other", 3), Welcome)
 
 
