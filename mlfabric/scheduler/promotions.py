@@ -186,10 +186,13 @@ class Promotions:
         return round(min(LONGEST_PATIENCE_NS, max(LEAST_PATIENCE_NS, 2 * self._longest_return_ns)))
 
     def _has_all(self, replica: MemberRecord, server: str) -> bool:
-        """Tell whether a replica has all of a server's models that have weights, and any at all, from this server."""
+        """Tell whether a replica has all of a server's models that have weights, and any at all, from this server.
+
+        Of a server that goes on under a later epoch as it was told a replica has what it had before.
+        """
         held = self._seeded.get(_process(replica), {})
         models = (m.pushes for m in self._models.values() if m.pushes.server == server and m.pushes.initialised)
-        return bool(held) and all(p.spec.name in held and held[p.spec.name].epoch >= p.server_epoch for p in models)
+        return bool(held) and all(p.spec.name in held and p.has_kept_all_of(held[p.spec.name].epoch) for p in models)
 
     def _heir_of(self, server: str) -> MemberRecord | None:
         """Return the replica that is about to take a server's place."""

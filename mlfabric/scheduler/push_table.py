@@ -131,6 +131,11 @@ class PushTable:
         """Tell whether a version was lost with what was committed up to it; renewals keep that."""
         return _is_behind(version, (began for began in self.began if not self._is_renewal(began)))
 
+    def has_kept_all_of(self, epoch: int) -> bool:
+        """Tell whether what was made under a server epoch, and nothing else, is what the present one goes on from."""
+        later = [began for began in self.began if began.epoch > epoch]
+        return epoch >= self.server_epoch or (bool(later) and all(map(self._is_renewal, later)))
+
     def _is_renewal(self, began: ModelVersion) -> bool:
         """Tell whether a server epoch began as its server was told to; one that resumes or begins anew keeps less."""
         return began.number < 0 and began.epoch in self.renewals

@@ -13,6 +13,8 @@ from mlfabric.protocol import (
     Drop,
     Expect,
     GroupOf,
+    HostModel,
+    InitialReceived,
     Instruction,
     Keep,
     Logged,
@@ -87,6 +89,33 @@ def test_a_replica_is_told_to_take_the_place_of_a_primary_that_does_not_come_bac
     assert not stage.tick()
     stage.wait(1)
     assert only(Promote, stage.tick()) == [Promote(to="r", server="s", server_epoch=2, foretold=(), reason="")]
+    assert not only(Promote, stage.tell(Tick()))
+
+
+def goes_on_under_a_later_epoch(stage: Stage) -> None:
+    """Let a worker come that knows of versions of another model; the primary goes on above them."""
+    stage.worker("b", known=ModelVersion(4, 7))
+    stage.tell(replace(holds(3, epoch_base=-1), version=ModelVersion(5, 3)))
+    assert stage.pushes.version == (5, 3)
+
+
+def test_a_replica_takes_the_place_of_a_primary_that_went_on_under_a_later_epoch_and_did_not_seed_it_anew():
+    stage = followed("a")
+    goes_on_under_a_later_epoch(stage)
+    assert [p.server_epoch for p in only(Promote, lose_primary(stage))] == [6]
+    claim(stage, server_epoch=6)
+    (order,) = only(HostModel, serves(stage, 3, epoch=6))
+    assert order.epoch == 7
+    assert stage.pushes.lost == 0
+
+
+def test_a_replica_of_a_primary_that_began_anew_since_does_not_take_its_place():
+    stage = followed("a")
+    silent(stage)
+    stage.tell(MemberJoined(member=member("s", Role.SERVER, 2, address="s:1", seen=Term(1, 0))))
+    stage.tell(InitialReceived(server="s", model="net", version=ModelVersion(2, 0)))
+    silent(stage, incarnation=2)
+    stage.wait(10 * PATIENCE_MS)
     assert not only(Promote, stage.tell(Tick()))
 
 
