@@ -2,7 +2,8 @@
 
 A version is a server epoch and a number; a transfer's place in the order begins with the scheduler's epoch. Neither may
 be given twice, also not by a process that dies before it has done anything else. So each epoch is written down, to
-outlive a crash of the host, before it begins.
+outlive a crash of the host, before it begins. Beside it stands the last one that kept nothing of those before, where
+there was one: who goes on from what is older must not take versions of before for its own.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from mlfabric.errors import FabricError
 
-__all__ = ["begin_epoch", "note_epoch"]
+__all__ = ["begin_epoch", "clean_epoch", "note_epoch"]
 
 
 def begin_epoch(path: Path, least: int) -> int:
@@ -25,38 +26,52 @@ def begin_epoch(path: Path, least: int) -> int:
     Raises:
         FabricError: the file cannot be written (full disk, no right) or holds something else.
     """
-    epoch = max(least, _noted(path) + 1)
-    _note(path, epoch)
+    last, clean = _noted(path)
+    epoch = max(least, last + 1)
+    _note(path, epoch, clean)
     return epoch
 
 
-def note_epoch(path: Path, epoch: int) -> None:
+def clean_epoch(path: Path) -> int:
+    """Return the last epoch in this file that kept nothing of those before it, 0 if there was none.
+
+    Raises:
+        FabricError: as in :func:`begin_epoch`.
+    """
+    return _noted(path)[1]
+
+
+def note_epoch(path: Path, epoch: int, *, is_clean: bool) -> None:
     """Keep an epoch that was begun because the scheduler said so, unless a greater one is kept there.
 
     Args:
         path: as in :func:`begin_epoch`; its folder is made if there is none.
         epoch: that was begun.
+        is_clean: it kept nothing of those before it.
 
     Raises:
         FabricError: as in :func:`begin_epoch`.
     """
-    if epoch > _noted(path):
-        _note(path, epoch)
+    last, clean = _noted(path)
+    if epoch > last:
+        _note(path, epoch, epoch if is_clean else clean)
 
 
-def _noted(path: Path) -> int:
+def _noted(path: Path) -> tuple[int, int]:
+    """Return the last epoch, and the last one that kept nothing."""
     try:
-        return int(path.read_text()) if path.exists() else -1
+        last, clean = ([int(word) for word in path.read_text().split()] + [0])[:2] if path.exists() else (-1, 0)
     except (OSError, ValueError) as error:
         raise _unkept(path, error) from error
+    return last, clean
 
 
-def _note(path: Path, epoch: int) -> None:
+def _note(path: Path, epoch: int, clean: int) -> None:
     aside = path.with_name(f".{path.name}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with aside.open("w") as file:
-            file.write(f"{epoch}\n")
+            file.write(f"{epoch} {clean}\n" if clean else f"{epoch}\n")
             file.flush()
             os.fsync(file.fileno())
         aside.replace(path)

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterable
 from typing import cast
 
-from mlfabric.epochs import begin_epoch
+from mlfabric.epochs import begin_epoch, clean_epoch
 from mlfabric.errors import FabricError
 from mlfabric.protocol import AppliedIds, ModelVersion, ServerHolds
 from mlfabric.samples import NO_SAMPLES, SampleAccount, SampleCounts
@@ -125,7 +125,10 @@ def resume(checkpoints: CheckpointDir, server: str) -> list[tuple[ServerHolds, M
             account.lose(lost, kept.epoch, kept.number, last)
             span = f"{kept.number + 1} to {last}"
             log.warning("model %s: versions %s came after its last checkpoint and are lost", name, span)
-        version = ModelVersion(begin_epoch(checkpoints.epoch_path(name), kept.epoch + 1), loaded.store.version)
+        path, earlier = checkpoints.epoch_path(name), _versions(loaded.extra.epochs)
+        version = ModelVersion(begin_epoch(path, kept.epoch + 1), loaded.store.version)
+        if (clean := clean_epoch(path)) > kept.epoch:
+            earlier = (*earlier, ModelVersion(clean, -1))
         holds = ServerHolds(
             server=server,
             spec=loaded.store.spec,
@@ -133,7 +136,7 @@ def resume(checkpoints: CheckpointDir, server: str) -> list[tuple[ServerHolds, M
             initialised=True,
             applied=_ids(loaded.extra.applied),
             epoch_base=version.number,
-            earlier=_versions(loaded.extra.epochs),
+            earlier=earlier,
             samples=account.counts(),
         )
         out.append((holds, loaded.store))

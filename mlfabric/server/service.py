@@ -216,8 +216,9 @@ class ServerService:
             if model.version.epoch == self._noted_epochs.get(name, 1):
                 continue
             self._noted_epochs[name] = model.version.epoch
+            is_clean, path = model.epochs[-1].number < 0, self._checkpoints.epoch_path(name)
             try:
-                note_epoch(self._checkpoints.epoch_path(name), model.version.epoch)
+                note_epoch(path, model.version.epoch, is_clean=is_clean)
             except FabricError as error:  # nobody else can serve: better so than not at all
                 log.error("%s", error)
 

@@ -27,10 +27,17 @@ class Checkpoint:
         """Return the server epoch to go on under, if ``last`` was begun last, as ``mlfabric/epochs.py`` does."""
         return max(self.holds.version.epoch, last) + 1
 
-    def resumed(self, epoch: int) -> ServerHolds:
-        """Return what a server holds that goes on from here under a server epoch, as ``server/resume.py`` does."""
+    def resumed(self, epoch: int, clean: int) -> ServerHolds:
+        """Return what a server holds that goes on from here under a server epoch, as ``server/resume.py`` does.
+
+        Args:
+            epoch: that begins.
+            clean: the last one that kept nothing of those before it; 0 if there was none.
+        """
         former, number = self.holds, self.holds.version.number
         earlier = (*former.earlier, ModelVersion(former.version.epoch, former.epoch_base))
+        if clean > former.version.epoch:
+            earlier = (*earlier, ModelVersion(clean, -1))
         return ServerHolds(
             server=former.server,
             spec=former.spec,

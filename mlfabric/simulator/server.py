@@ -106,6 +106,7 @@ class SimulatedServer:
         self._commits = 0
         self.checkpoints: dict[str, Checkpoint] = {}
         self.epochs: dict[str, int] = {}
+        self.clean: dict[str, int] = {}
         self._turns = Turns()
         self.seeder = SimulatedSeeder(world, self.process, book, self._turns, self._copied)
         self._driver = self._drive()
@@ -133,7 +134,11 @@ class SimulatedServer:
     def _begin_again(self, former: SimulatedServer, address: str, checkpoints: Collection[Checkpoint]) -> None:
         self.incarnation, self.address = former.incarnation + 1, address
         self.checkpoints = {checkpoint.holds.spec.name: checkpoint for checkpoint in checkpoints}
-        held = [one.resumed(one.next_epoch(former.epochs.get(name, 0))) for name, one in self.checkpoints.items()]
+        self.clean = former.clean
+        held = [
+            one.resumed(one.next_epoch(former.epochs.get(name, 0)), self.clean.get(name, 0))
+            for name, one in self.checkpoints.items()
+        ]
         self.epochs = {holds.spec.name: holds.version.epoch for holds in held}
         self.state = ServerState(self.state.config, held)
         self._driver = self._drive()
@@ -291,6 +296,7 @@ class SimulatedServer:
                 if isinstance(action.event, ServerHolds):
                     self._witness.renews(action.event.spec.name, action.event.version)
                     self.epochs[action.event.spec.name] = action.event.version.epoch
+                    self.clean[action.event.spec.name] = action.event.version.epoch
                     if action.event.spec.name in self.checkpoints:
                         self._begin_checkpoint(action.event.spec.name)
                 self.session.send(action.event)
