@@ -83,13 +83,16 @@ class Bequest:
         )
 
     def _counts(self, kept: ModelVersion, applied: AppliedSet, samples: SampleAccount) -> SampleCounts:
-        """Count as lost what was made of the log after the last version that was kept, unless it was made once more."""
-        behind = {u: at for u, at in self._behind.items() if at[0].epoch == kept.epoch and at[0] > kept}
+        """Count as lost what was made of the log after the last version that was kept, unless it was made once more.
+
+        The primary may have gone on from there under a later epoch.
+        """
+        behind = {u: at for u, at in self._behind.items() if at[0] > kept and at[0].number > kept.number}
         account = SampleAccount(samples.counts())
         if behind:
             lost = [one for update, (_, own) in behind.items() if not applied.knows(update) for one in own]
-            last = max(version.number for version, _ in behind.values())
-            account.lose(samples_of(lost, max(1, len(lost))), kept.epoch, kept.number, last)
+            last = max(version for version, _ in behind.values())
+            account.lose(samples_of(lost, max(1, len(lost))), last.epoch, kept.number, last.number)
         return account.counts()
 
 

@@ -124,6 +124,19 @@ def test_samples_of_what_was_committed_and_is_not_here_are_lost_and_a_rollback_i
     assert holds.samples.rollbacks == ((1, 1, 2),)
 
 
+def test_samples_of_what_was_committed_under_a_later_epoch_that_the_primary_was_told_are_lost_as_well():
+    stage = Stage()
+    made = [commit(n, n + 1, ((10 * n, 10 * n + 10),)) for n in range(2)]
+    stage.bring(update("a"))
+    stage.tell(Logged(to="r", model="net", commits=(made[0],), reason=""))
+    applied(stage, 1)
+    under = [replace(one, version=ModelVersion(5, one.version.number)) for one in made]
+    (over,) = [a for a in stage.tell(promote(known=under, server_epoch=6)) if isinstance(a, TakeOver)]
+    (holds,) = over.holds
+    assert holds.samples.not_trained_again == ((10, 20),)
+    assert holds.samples.rollbacks == ((5, 1, 2),)
+
+
 def test_a_replica_that_joins_as_one_again_after_it_was_foretold_something_takes_the_next_seed_whatever_it_is_of():
     stage = Stage(version=7)
     stage.bring(update("a", 4))
