@@ -169,5 +169,5 @@ def test_an_update_that_was_computed_from_a_lost_version_is_caught(monkeypatch):
 
 def test_a_checkpoint_without_the_names_of_what_is_in_it_is_caught(monkeypatch):
     resumed = Checkpoint.resumed
-    monkeypatch.setattr(Checkpoint, "resumed", lambda self, epoch: replace(resumed(self, epoch), applied=()))
+    monkeypatch.setattr(Checkpoint, "resumed", lambda *args: replace(resumed(*args), applied=()))
     caught("is applied twice", with_only(several_hz=8.0, latency_ns=5_000_000), first=12)
