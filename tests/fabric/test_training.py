@@ -111,7 +111,11 @@ def test_several_models_live_side_by_side_on_one_server(running: Fabric) -> None
             worker.get()
             gradients(models[name], step)
             worker.push().result(10)
-    assert {m.name: m.version.number for m in running.status().models} == {"a": 1, "b": 2}
+
+    def versions() -> dict[str, int]:
+        return {m.name: m.version.number for m in running.status().models}
+
+    wait_until(lambda: versions() == {"a": 1, "b": 2}, "the scheduler has heard of what the server has committed")
     assert workers["a"].get(min_version=1).number == 1
 
 
