@@ -265,14 +265,16 @@ class PushEnds(PushTable):
         """
         former, epoch = self.version, holds.version.epoch
         self.began = (*holds.earlier, ModelVersion(epoch, holds.epoch_base))
-        gone = [n for n in range(1, former.number + 1) if self._is_taken_back(ModelVersion(former.epoch, n))]
+        kept = max(0, min((b.number for b in self._taken_back() if b.epoch > former.epoch), default=former.number))
+        together = [number for number in self._sizes if kept < number <= former.number]
+        gone = max(0, former.number - kept) + sum(self._sizes.pop(number) - 1 for number in together)
         again = (
             isinstance(self.settled.get(UpdateId(ids.worker, ids.incarnation, counter)), Committed)
             for ids in holds.applied
             for counter, version, _ in ids.recent
             if version.epoch == epoch
         )
-        self.lost += max(0, sum(self._sizes.pop(number, 1) for number in gone) - sum(again))
+        self.lost += max(0, gone - sum(again))
         detail = f"it was committed after version {holds.epoch_base}, the last one that server epoch {epoch} has"
         for update, outcome in list(self.settled.items()):
             if isinstance(outcome, Committed) and self._is_taken_back(outcome.version):

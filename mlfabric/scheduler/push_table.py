@@ -129,7 +129,11 @@ class PushTable:
 
     def _is_taken_back(self, version: ModelVersion) -> bool:
         """Tell whether a version was lost with what was committed up to it; renewals keep that."""
-        return _is_behind(version, (began for began in self.began if not self._is_renewal(began)))
+        return _is_behind(version, self._taken_back())
+
+    def _taken_back(self) -> Iterator[ModelVersion]:
+        """Yield the versions at which server epochs began that took back what was committed after them."""
+        return (began for began in self.began if not self._is_renewal(began))
 
     def has_kept_all_of(self, epoch: int) -> bool:
         """Tell whether what was made under a server epoch, and nothing else, is what the present one goes on from."""

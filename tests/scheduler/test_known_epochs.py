@@ -221,6 +221,12 @@ def test_a_worker_that_comes_after_a_server_has_resumed_may_mean_another_model_b
     assert named(comes(stage, "b", ModelVersion(1, 5))) == [3]
 
 
+def test_what_a_server_has_lost_is_counted_at_once_however_much_it_says_that_is(stage):
+    stage.tell(holds(2**60))
+    resumes(stage, epoch=2, kept=8)
+    assert stage.pushes.lost == 2**60 - 8
+
+
 def test_a_server_that_begins_anew_does_not_do_so_under_the_epoch_that_its_former_process_was_named(stage):
     knows_of_another(stage)
     assert named(stage.server(incarnation=2)) == [3]
