@@ -405,6 +405,16 @@ def cut():
     return stage
 
 
+def cut_and_begun():
+    """Return a model that is cut and to which a worker has given weights."""
+    stage = cut()
+    comes(stage, "new", 0, spec=CUT)
+    for shard in range(2):
+        at = ModelVersion(1, 0)
+        stage.tell(InitialReceived(server=f"s{shard}", model=f"net.shard{shard}", version=at))
+    return stage
+
+
 def test_all_parts_of_a_model_begin_above_what_workers_know_of():
     stage = cut()
     assert named(comes(stage, "a", 5, spec=CUT)) == [6, 6]
@@ -412,11 +422,7 @@ def test_all_parts_of_a_model_begin_above_what_workers_know_of():
 
 
 def test_all_parts_count_as_of_an_epoch_above_what_a_worker_knows_of_that_comes_later():
-    stage = cut()
-    comes(stage, "new", 0, spec=CUT)
-    for shard in range(2):
-        at = ModelVersion(1, 0)
-        stage.tell(InitialReceived(server=f"s{shard}", model=f"net.shard{shard}", version=at))
+    stage = cut_and_begun()
     told = comes(stage, "a", 5, spec=CUT)
     assert named(told) == []
     assert [w.server_epoch for w in kinds(told, Welcome)] == [6]
@@ -426,11 +432,7 @@ def test_all_parts_count_as_of_an_epoch_above_what_a_worker_knows_of_that_comes_
 
 
 def test_a_push_from_a_version_of_before_is_rolled_back_at_all_parts():
-    stage = cut()
-    comes(stage, "new", 0, spec=CUT)
-    for shard in range(2):
-        at = ModelVersion(1, 0)
-        stage.tell(InitialReceived(server=f"s{shard}", model=f"net.shard{shard}", version=at))
+    stage = cut_and_begun()
     comes(stage, "a", 5, spec=CUT)
     for shard in range(2):
         stage.ask(replace(part_push("a", 0, shard, 0), computed_from=ModelVersion(5, 0)))
