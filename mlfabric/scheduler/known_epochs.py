@@ -197,7 +197,7 @@ class KnownEpochs:
         known.renewals += 1
         known.named = known.renewed = 1 + max(known.said.epoch, present.epoch)
         if (whole := self._wholes.get(name)) is not None:
-            whole.least_epoch = known.named
+            whole.begin_under(known.named)
             return
         for model in parts:
             yield self._order(model, known)

@@ -15,7 +15,6 @@ from mlfabric.network import down_link, up_link
 from mlfabric.protocol import (
     GetId,
     HostModel,
-    Initialise,
     Instruction,
     LinksReported,
     MemberJoined,
@@ -33,6 +32,7 @@ from mlfabric.protocol import (
 from mlfabric.scheduler.admission import Admission
 from mlfabric.scheduler.context import Context
 from mlfabric.scheduler.departed import Departed
+from mlfabric.scheduler.initial import InitialWeights
 from mlfabric.scheduler.known_epochs import KnownEpochs
 from mlfabric.scheduler.model import ModelState
 from mlfabric.scheduler.modes import has_server
@@ -63,6 +63,7 @@ class Membership:
         self._wholes = wholes
         self._placing = Placing(context, models)
         self.epochs = KnownEpochs(context, self.models_of, wholes)
+        self.initial = InitialWeights(context, self._holder, self.models_of)
         self.promotions = Promotions(context, models, self.epochs.above)
         self.admission = Admission(context, models, reductions, wholes, self._placing, self.promotions, self.epochs)
         self._silent: dict[str, MemberRecord] = {}
@@ -197,7 +198,8 @@ class Membership:
             if model.pushes.server == server and name not in brought:
                 spec, whole, epoch = model.pushes.spec, name_of_whole(model.pushes.spec), model.pushes.version.epoch
                 # Another process's versions are lost, known here or not; their numbers are given under another epoch.
-                least = epoch if again and not model.pushes.initialised else self.epochs.later(whole, epoch)
+                newest = max(part.pushes.version.epoch for part in self.models_of(whole))
+                least = epoch if again and not model.pushes.initialised else self.epochs.later(whole, newest)
                 began = ModelVersion(self.epochs.begin(whole, least), 0)
                 yield HostModel(to=server, spec=spec, reason=f"{name} is held here", epoch=began.epoch)
                 begun = ServerHolds(server=server, spec=spec, version=began, initialised=False, epoch_base=-1)
@@ -225,7 +227,7 @@ class Membership:
         for model in models:
             model.pushes.most_workers = max(model.pushes.most_workers, workers)
             model.pushes.worker_joined(record.member.name, spec.workers)
-        asked = self._claim_initial(spec.name, record)
+        asked = self.initial.claim(spec.name, record, record.since_ns)
         yield self._welcome(record, models, asked, reason)
 
     def _to_place(self, spec: ModelSpec) -> Iterator[tuple[ModelSpec, str]]:
@@ -239,18 +241,6 @@ class Membership:
             server_name = self._placing.server_for(spec)
             assert server_name is not None, "checked at admission"
             yield spec, server_name
-
-    def _claim_initial(self, name: str, record: MemberRecord) -> bool:
-        """Tell whether this worker is to bring initial weights, and note it."""
-        holder = self._holder(name)
-        if holder is None:
-            return False
-        current = self._context.members.get(holder.initialiser)
-        taken = current is not None and current.state is MemberState.HERE and current is not record
-        if not holder.wants_weights or taken or not record.holds_initial:
-            return False
-        holder.initialiser = record.member.name
-        return True
 
     def _holder(self, name: str) -> ModelState | ShardedModel | None:
         return self._wholes.get(name) or self._models.get(name)
@@ -371,16 +361,7 @@ class Membership:
         if record.member.role is not Role.WORKER or holder is None:
             return
         yield from holder.worker_gone(record.member.name, reason)
-        if holder.initialiser == record.member.name and holder.wants_weights:
-            holder.initialiser = ""
-            yield from self._seek_initial(record.model, reason)
-
-    def _seek_initial(self, name: str, reason: str) -> Iterator[Instruction]:
-        """Ask another worker for initial weights, if they are needed and one has them."""
-        for other in self._context.here(Role.WORKER):
-            if other.model == name and self._claim_initial(name, other):
-                yield Initialise(to=other.member.name, model=name, reason=reason)
-                return
+        yield from self.initial.worker_gone(record.member.name, record.model, reason, record.since_ns)
 
     def _forget(self, record: MemberRecord) -> None:
         holder = self._holder(record.model)
@@ -435,7 +416,7 @@ class Membership:
         model.dispenser.forget_trained()
         yield from model.samples.server_back(holds.samples)
         model.dispenser.server_back(now_ns)
-        yield from self._seek_initial(name, f"{holds.server} came without weights")
+        yield from self.initial.seek(name, f"{holds.server} came without weights", now_ns)
         model.replication.primary_back(holds, now_ns)
 
     def _miss(self, holds: ServerHolds, model: ModelState, now_ns: int) -> None:

@@ -20,7 +20,7 @@ __all__ = ["ModelState"]
 
 @dataclass(slots=True)
 class ModelState:
-    """Its pushes, gets and replica, delays of what was committed, what was dropped why, who brings initial weights.
+    """Its pushes, gets and replica, delays of what was committed, what was dropped why.
 
     And what became of the samples that updates were computed from.
     """
@@ -32,7 +32,6 @@ class ModelState:
     dispenser: Dispenser
     delays: Counter[int] = field(default_factory=Counter)
     dropped: Counter[DropReason] = field(default_factory=Counter)
-    initialiser: str = ""
 
     @property
     def wants_weights(self) -> bool:

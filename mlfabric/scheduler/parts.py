@@ -34,6 +34,9 @@ class Whole(Protocol):
     def is_owed(self, part: UpdateId) -> bool:
         """Tell whether other parts of this push are committed: nothing may come in the way of this one."""
 
+    def is_fixed(self, part: UpdateId) -> bool:
+        """Tell whether the push of this part is committed at a part at least: it is everywhere, or was lost."""
+
     def lost(self, part: UpdateId) -> Committed | None:
         """Return how the push of this part was committed if it was lost since; else None."""
 

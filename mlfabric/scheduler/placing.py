@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from mlfabric.protocol import RefuseReason
 from mlfabric.scheduler.context import Context
 from mlfabric.scheduler.model import ModelState
+from mlfabric.scheduler.pushes import Pushes
 from mlfabric.scheduler.sharded import ShardedModel
 from mlfabric.specs import ModelSpec, Role
 
@@ -42,7 +43,7 @@ class Placing:
             if away:
                 return RefuseReason.NOT_YET, f"waiting for server {', '.join(map(repr, away))} to join the scheduler"
             return {i: spec.servers[i] for i in missing}
-        if missing and any(pushes.awaited or pushes.version.number or pushes.planned for pushes in known.values()):
+        if missing and any(_has_begun(pushes) for pushes in known.values()):
             parts = ", ".join(map(str, missing))
             return RefuseReason.NOT_YET, f"waiting for the servers that hold part {parts} of model {spec.name!r}"
         free = [name for name in here if name not in {pushes.server for pushes in known.values()}]
@@ -54,3 +55,8 @@ class Placing:
         servers = [m.member.name for m in self._context.here(Role.SERVER)]
         held = [model.pushes.server for model in self._models.values()]
         return sorted(servers, key=lambda name: (held.count(name), name))
+
+
+def _has_begun(pushes: Pushes) -> bool:
+    """Tell whether there may be more of a model than initial weights; what a part without any has come too late."""
+    return pushes.awaited or bool(pushes.version.number or (pushes.initialised and pushes.planned))

@@ -242,7 +242,11 @@ class PushEnds(PushTable):
         if holds.version.epoch > self.version.epoch and self.whole is None:
             self._lose(holds)
         self.server_epoch = max(self.server_epoch, holds.version.epoch)
-        self.version, self.initialised, self.awaited = holds.version, holds.initialised, False
+        counted, self.version = self.version, holds.version
+        self.initialised, self.awaited = holds.initialised, False
+        if self.whole is not None:
+            self.began = (*holds.earlier, ModelVersion(holds.version.epoch, holds.epoch_base))
+            self.count_under(counted)
         self.has_formed |= holds.version.number > max(0, holds.epoch_base)
         for ids in holds.applied:
             self.settled.forget_below(UpdateId(ids.worker, ids.incarnation, 0), ids.low)

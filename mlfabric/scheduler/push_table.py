@@ -123,6 +123,11 @@ class PushTable:
         self.version, self.server_epoch = ModelVersion(epoch, 0), epoch
         self.began = (ModelVersion(epoch, -1),) if epoch > 1 else ()
 
+    def count_under(self, version: ModelVersion) -> None:
+        """Count a part under the server epoch of another part, if that is later; this many steps were made of both."""
+        if version.number == self.version.number and version.epoch > self.version.epoch:
+            self.version, self.began = version, (*self.began, version)
+
     def is_lost(self, version: ModelVersion) -> bool:
         """Tell whether a version was made under a server epoch after what a later one began with."""
         return _is_behind(version, self.began)

@@ -22,6 +22,7 @@ from mlfabric.protocol import (
     DropReason,
     Instruction,
     ModelVersion,
+    Outcome,
     PushRequested,
     Resolve,
     UpdateId,
@@ -73,8 +74,8 @@ class Pushes(Sequencing):
         if self.settled.is_over(update):
             return  # its worker knows the outcome
         is_wanted = event.kind is UpdateKind.INITIAL and not (self.initialised or self.awaited)
-        if is_wanted and self.whole is None and not isinstance(self.settled.get(update), Dropped):
-            self.settled.forget(update)  # what it brought was lost with the server
+        if is_wanted and not _is_unfit(self.settled.get(update)):
+            self.settled.forget(update)  # what it brought, or another one, was lost with the server
         if (outcome := self.settled.get(update)) is not None:
             yield Resolve(to=update.worker, update=update, outcome=outcome, reason="it was settled before")
             return
@@ -121,6 +122,8 @@ class Pushes(Sequencing):
 
     def _outdated_by(self, event: PushRequested) -> Dropped | None:
         """Say why a gradient comes too late: the version is lost that it was computed from, or is past; None if not."""
+        if self.whole is not None and self.whole.is_fixed(event.update):
+            return None
         if self.whole is None and self.is_lost(event.computed_from):
             return Dropped(cause=DropReason.ROLLED_BACK, detail=f"version {event.computed_from.number} was lost")
         return self.policy.outdated(event, self.version)
@@ -405,3 +408,8 @@ class Pushes(Sequencing):
             yield from self._instruct(planned, (), "initial weights" if is_initial else "other parts are committed")
         else:
             waiting.blocked_until_ns = now_ns + BLOCKED_NS
+
+
+def _is_unfit(outcome: Outcome | None) -> bool:
+    """Tell whether an update was dropped for something else than that another one was before it."""
+    return isinstance(outcome, Dropped) and outcome.cause is not DropReason.DUPLICATE

@@ -25,6 +25,9 @@ class ShardLevels(ShardUnits):
         was_torn, self.torn = bool(self.torn), ""
         if not self.is_known:
             return
+        if not self.is_of_one_beginning:
+            self.torn = self._words()
+            return
         if self.unit is not None:
             self.torn = self._lacking(self.unit)
             return

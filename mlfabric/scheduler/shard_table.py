@@ -55,8 +55,8 @@ class ShardTable:
 
     ``torn`` says, in words, why the parts cannot be brought to the same version; "" if they stand alike or will.
     ``tables`` are the updates of each part that is known, in order.
-    ``least_epoch`` is the server epoch under which all parts count at least; what was computed under earlier ones is
-    dropped then.
+    ``least_epoch`` is the server epoch under which all parts count at least: what was computed under earlier ones is
+    dropped. It is that of the last *beginning*, where a server had nothing of its part, or a later one.
     ``roster`` are the pushes of the present iteration (synchronous).
     """
 
@@ -78,6 +78,11 @@ class ShardTable:
         self._lost: set[UpdateId] = set()
         self._has_doomed = False
         self._changed: set[UpdateId] | None = None
+
+    def begin_under(self, epoch: int) -> None:
+        """Count all parts at least under this server epoch from now on, and drop what was computed before."""
+        if epoch > self.least_epoch:
+            self.least_epoch, self._changed, self._has_doomed = epoch, None, True
 
     # What is looked at
 
@@ -120,6 +125,12 @@ class ShardTable:
         return len({pushes.version.number for pushes in self.tables}) == 1
 
     @property
+    def is_of_one_beginning(self) -> bool:
+        """Whether no part has made steps before a server of another one began with nothing."""
+        last = max([b.epoch for p in self.tables for b in p.began if b.number < 0], default=0)
+        return all(p.version.number == 0 or not last or _goes_on_from(p, last) for p in self.tables)
+
+    @property
     def is_synchronous(self) -> bool:
         """Whether an iteration makes a version."""
         return self.spec.mode is Mode.SYNCHRONOUS
@@ -144,7 +155,7 @@ class ShardTable:
         outcomes = (pushes.settled.get(part) for _, pushes, part in self._parts_of(push))
         return next((outcome for outcome in outcomes if isinstance(outcome, Committed)), None)
 
-    def _is_fixed(self, push: UpdateId) -> bool:
+    def _is_push_fixed(self, push: UpdateId) -> bool:
         """Tell whether a push is committed at one part at least: it is everywhere, was lost, or the model is torn."""
         return push in self._lost or self._committed(push) is not None
 
@@ -188,11 +199,15 @@ class ShardTable:
         if push in self._initial:
             return
         known = self.open.setdefault(push, OpenPush(UpdateKind.GRADIENT))
-        if known.kind is UpdateKind.GRADIENT and known.doomed is None and not self._is_fixed(push):
+        if known.kind is UpdateKind.GRADIENT and known.doomed is None and not self._is_push_fixed(push):
             known.doomed = refusal
             self.roster.discard(push)
             self._has_doomed = True
             self._note_change(push)
+
+    def is_fixed(self, part: UpdateId) -> bool:
+        """Tell whether the push of this part is committed at a part at least: it is everywhere, or was lost."""
+        return self._is_push_fixed(whole_of(part, self.count))
 
     def lost(self, part: UpdateId) -> Committed | None:
         """Return how the push of this part was committed if it was lost since; else None."""
@@ -228,6 +243,8 @@ class ShardTable:
             complete = self._is_complete(push)
             if known.doomed is None and not complete and self._is_gone(push):
                 self._doom(push, Dropped(cause=DropReason.WORKER_GONE, detail=f"{push.worker} is gone"))
+            elif (computed_from := self._computed_from(push)) is not None and computed_from.epoch < self.least_epoch:
+                self._doom(push, self._rolled_back(computed_from))
             elif known.is_heard and not complete:
                 self._doom(push, Dropped(cause=DropReason.ROLLED_BACK, detail=f"{push.worker} knows that it is over"))
             if known.doomed is not None:
@@ -241,6 +258,11 @@ class ShardTable:
             elif not known.turn:
                 self._turns += 1
                 known.turn = self._turns
+
+    def _rolled_back(self, version: ModelVersion) -> Dropped:
+        """Return what becomes of what was computed from a version that was lost."""
+        detail = f"version {version.number} was lost; {self.name} is at version {self.version.number}"
+        return Dropped(cause=DropReason.ROLLED_BACK, detail=detail)
 
     def _sweep_initial(self, push: UpdateId) -> None:
         """Forget initial weights that are nowhere on their way; each part is installed by itself."""
@@ -323,6 +345,11 @@ class ShardTable:
                 if isinstance(outcome, Committed) and isinstance(other, Committed):
                     made = (outcome.version.number, other.version.number)
                     assert made[0] == made[1], f"{self.name}: {push} made versions {made}"
+
+
+def _goes_on_from(pushes: PushTable, beginning: int) -> bool:
+    """Tell whether all steps of a part were made since a server of the model began with nothing."""
+    return any(began.epoch >= beginning and began.number <= 0 for began in pushes.began)
 
 
 def _is_closed(pushes: PushTable, part: UpdateId) -> bool:

@@ -105,9 +105,9 @@ class ShardUnits(ShardTable):
         stage = Stage.NEW if unit is None else unit.stages[part.counter % self.count]
         return unit is not None and unit.is_decided and push in unit.pushes and stage is Stage.NEW
 
-    def _is_fixed(self, push: UpdateId) -> bool:
+    def _is_push_fixed(self, push: UpdateId) -> bool:
         unit = self.unit
-        return (unit is not None and unit.is_decided and push in unit.pushes) or super()._is_fixed(push)
+        return (unit is not None and unit.is_decided and push in unit.pushes) or super()._is_push_fixed(push)
 
     # What happens
 
@@ -212,7 +212,7 @@ class ShardUnits(ShardTable):
         """Count all parts as of the epoch of the server that resumed most often; servers are told with what follows."""
         version = self.version
         for pushes in self.tables:
-            pushes.version = version
+            pushes.count_under(version)
 
     def _is_doomed(self, push: UpdateId) -> bool:
         known = self.open.get(push)
@@ -280,9 +280,6 @@ class ShardUnits(ShardTable):
             if known.kind is not UpdateKind.GRADIENT or not known.turn or known.doomed is not None:
                 continue
             computed_from = self._computed_from(push)
-            if computed_from is not None and computed_from.epoch < self.least_epoch:
-                self._doom(push, self._rolled_back(computed_from))
-                continue
             tau = 0 if computed_from is None else number - computed_from.number
             if tau > bound:
                 detail = f"its delay would be {tau} at version {number}; {bound} is allowed"
@@ -320,20 +317,12 @@ class ShardUnits(ShardTable):
         computed_from = self._computed_from(push)
         if computed_from is None:
             return bool(known.turn) and push.worker not in self.tables[0].clocks
-        if computed_from.epoch < self.least_epoch:
-            self._doom(push, self._rolled_back(computed_from))
-            return False
         if computed_from.number < number and known.turn:
             detail = f"computed from version {computed_from.number}; {self.name} is at version {number}"
             self._doom(push, Dropped(cause=DropReason.DEADLINE_PAST, detail=detail))
         elif computed_from.number > number and computed_from.epoch < self.version.epoch and known.turn:
             self._doom(push, self._rolled_back(computed_from))
         return computed_from.number == number and self._is_asked(push)
-
-    def _rolled_back(self, version: ModelVersion) -> Dropped:
-        """Return what becomes of what was computed from a version that was lost."""
-        detail = f"version {version.number} was lost; {self.name} is at version {self.version.number}"
-        return Dropped(cause=DropReason.ROLLED_BACK, detail=detail)
 
     def validate_units(self) -> None:
         """Check what must hold after every event; a violation is a broken invariant."""

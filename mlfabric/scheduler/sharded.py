@@ -40,11 +40,7 @@ class ShardedModel(ShardGets):
         context: shared by the scheduler's parts.
         name: of the whole model.
         count: of parts, >= 2.
-
-    ``initialiser`` is the worker that brings initial weights.
     """
-
-    initialiser: str = ""
 
     def add_part(self, shard: int, part: ModelState) -> None:
         """Take in a part that was placed, or that a server brought."""
@@ -82,6 +78,7 @@ class ShardedModel(ShardGets):
 
     def part_back(self, holds: ServerHolds, shard: int) -> Iterator[Instruction]:
         """Go on after the server of a part has said what it holds of it, which its table has taken in."""
+        self.begin_under(max([began.epoch for began in self.parts[shard].pushes.began if began.number < 0], default=0))
         for part, planned in self.parts[shard].pushes.planned.items():
             self.note(part, planned.request.kind)
         for known in self.open.values():
@@ -97,7 +94,7 @@ class ShardedModel(ShardGets):
         pushes = self.parts[part.counter % self.count].pushes
         planned, push = pushes.planned.get(part), whole_of(part, self.count)
         by_worker = event.end is TransferEnd.DISCARDED and event.member == part.worker
-        if not by_worker or planned is None or not (planned.received or self._is_fixed(push)):
+        if not by_worker or planned is None or not (planned.received or self._is_push_fixed(push)):
             return False
         self._doom(push, Dropped(cause=event.cause or DropReason.NOT_FINITE, detail=event.detail))
         return True

@@ -139,6 +139,7 @@ class SchedulerState:
     def _times(self, now_ns: int) -> Iterator[int | None]:
         """Give when each part of it is due, None for one that waits for nothing."""
         yield self._membership.next_wakeup_ns()
+        yield self._membership.initial.next_wakeup_ns()
         yield self._membership.promotions.next_wakeup_ns()
         for model in self.models.values():
             yield model.pushes.due_ns(now_ns)
@@ -183,6 +184,7 @@ class SchedulerState:
             case Tick():
                 self._membership.expire(now_ns)
                 yield from self._membership.epochs.tick(now_ns)
+                yield from self._membership.initial.tick(now_ns)
                 yield from self._plan(now_ns)
             case PushRequested():
                 yield from self._push(event, now_ns)
@@ -235,7 +237,9 @@ class SchedulerState:
             case NotKept() if event.model in self.models:
                 self.models[event.model].replication.not_kept(event)
             case InitialReceived() if event.model in self.models:
-                yield from self.models[event.model].pushes.initial_received(event.version)
+                table = self.models[event.model].pushes
+                yield from table.initial_received(event.version)
+                self._membership.initial.have_come(name_of_whole(table.spec))
             case LinksReported():
                 self._membership.set_rates(event)
                 for model in self.models.values():

@@ -225,7 +225,7 @@ class SimulationConfig:
             config,
             skew_ns=rng.choice((0, MOST_SKEW_NS)),
             answer_ns=rng.choice((100_000_000, 500_000_000, 2_000_000_000)),
-            faults=replace(config.faults, amnesia=rng.choice((0.0, 0.0, 0.5)) if config.shards == 1 else 0.0),
+            faults=replace(config.faults, amnesia=rng.choice((0.0, 0.0, 0.5))),
         )
 
     @classmethod

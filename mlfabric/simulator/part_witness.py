@@ -122,11 +122,19 @@ class PartWitness(Witness):
 
     def _counts_as(self, part: str, version: ModelVersion) -> None:
         """Note that a part whose server did not begin anew counts under the epoch of one that did."""
+        if (part, version) in self._values:
+            return
         for epoch in range(version.epoch - 1, 0, -1):
             own = ModelVersion(epoch, version.number)
             if (part, own) in self._values and not self.is_lost(part, own):
-                self._values.setdefault((part, version), self._values[part, own])
+                self._has(part, version, self._values[part, own])
                 return
+
+    def _begins_over(self, model: str, version: ModelVersion) -> None:
+        """Forget also what counted as versions of another part's epoch."""
+        super()._begins_over(model, version)
+        for gone in [known for known in self._values if known[0] == model and known[1] >= version]:
+            del self._values[gone]
 
     def rested(self, state: SchedulerState, now_ns: int) -> None:
         """Check that nobody waits for others while nothing is under way; parts wait until all are asked for."""

@@ -52,6 +52,9 @@ class PartWorker(SimulatedWorker):
     def die(self) -> None:
         """End the process: every connection breaks."""
         super().die()
+        self._stop_transfers()
+
+    def _stop_transfers(self) -> None:
         for attempts in self._of_parts:
             attempts.stop()
 
@@ -109,8 +112,11 @@ class PartWorker(SimulatedWorker):
                 self._attempts_of(action.plan).send(action.plan)
             case act.StartFetch():
                 self._attempts_of(action.plan).fetch(action.plan)
+            case act.StopTransfers():
+                self._stop_transfers()
             case act.Settle():
                 self._parts_witness.learns_parts(self._parts_witness.push_of(action.update), action.outcome)
+                self._leave_if_done()
             case act.FailPush():
                 raise AssertionError(action.reason)
             case act.Deliver():

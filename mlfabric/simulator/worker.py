@@ -127,9 +127,9 @@ class SimulatedWorker:
     def _instructed(self, instruction: Instruction) -> None:
         if isinstance(instruction, Initialise):
             self._bring_initial()
-        elif not isinstance(instruction, MonitorAt):
-            if isinstance(instruction, NewServer):
-                self._hears(instruction.server_epoch)
+        elif isinstance(instruction, NewServer):
+            self._hears(instruction.server_epoch)
+        if not isinstance(instruction, MonitorAt):
             self._take_in(instruction)  # type: ignore[arg-type]
 
     def _hears(self, server_epoch: int) -> None:
@@ -240,6 +240,7 @@ class SimulatedWorker:
             case act.Settle():
                 self._here.discard(action.update)
                 self.place.witness.learns(action.update, action.outcome)
+                self._leave_if_done()
             case act.Deliver():
                 after, value = self._lanes.pop(action.get), self._attempts.values.pop(action.get)
                 self.place.witness.delivers(action.get, self.place.spec.name, action.version, value, after)

@@ -12,6 +12,7 @@ from mlfabric.protocol import (
     Fold,
     GetId,
     GetRequested,
+    Initialise,
     Keep,
     MemberEvent,
     ModelVersion,
@@ -228,6 +229,7 @@ DaemonEvent = (
     | Drop
     | Resolve
     | Fetch
+    | Initialise
     | NewServer
     | Tick
     | ReduceEvent

@@ -334,6 +334,7 @@ class WorkerDaemon:
                 self._transfers.break_off(instruction.address)
             case Initialise():
                 self._bring_initial()
+                self._take_in(instruction)
             case Replicate() if (growth := self._growth(instruction.transfer)) is not None:
                 task = asyncio.create_task(self._once_complete(instruction, growth))
                 self._waiting.add(task)

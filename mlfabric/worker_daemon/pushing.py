@@ -70,13 +70,22 @@ class _Part:
         self.breaks += 1
         return self.running
 
+    def end(self) -> None:
+        """Note that nothing of it is under way any more."""
+        self.running = self.newer = None
+
 
 @dataclass(slots=True)
 class _Push:
-    """All parts of a push, and what became of those that have an outcome."""
+    """All parts of a push, and what became of those that have an outcome.
+
+    Args:
+        closed: these: an attempt may go on although the scheduler has said what became of a part.
+    """
 
     requests: dict[UpdateId, PushRequested] = field(default_factory=dict)
     outcomes: dict[UpdateId, Outcome] = field(default_factory=dict)
+    closed: dict[UpdateId, _Part] = field(default_factory=dict)
 
 
 class Pushing:
@@ -129,6 +138,7 @@ class Pushing:
         for first, push in self.pushes.items():
             known = push.outcomes.keys()
             assert known <= push.requests.keys(), f"{first}: what nobody asked for is settled: {push}"
+            assert known == push.closed.keys(), f"{first}: other parts are closed than have outcomes: {push}"
             for update in push.requests:
                 assert (update in known) is not (update in self.parts), (
                     f"{update} is open and settled, or neither: {push}"
@@ -155,24 +165,43 @@ class Pushing:
         """Carry out a newer plan, or ask again later."""
         if (part := self.parts.get(event.update)) and (start := part.broke(event.ticket, now_ns)):
             yield act.StartSend(plan=start, reason=f"a newer plan, after: {event.detail}")
+        closed = self._closed(event.update)
+        if closed is not None and closed.running is not None and closed.running.ticket == event.ticket:
+            closed.end()
+
+    def _closed(self, update: UpdateId) -> _Part | None:
+        push = self.pushes.get(self.first(update))
+        return None if push is None else push.closed.get(update)
 
     def begin_epoch(self) -> None:
-        """Open all parts of pushes that have no outcome again; initial weights stay where they are installed.
+        """Open all parts of pushes that have no outcome again.
 
         What was committed at a part may be lost since: then nobody but this worker knows of it, and without the other
         parts no scheduler can do anything with those that are open.
         """
         for push in self.pushes.values():
-            for update, outcome in list(push.outcomes.items()):
-                request = push.requests[update]
-                if request.kind is UpdateKind.GRADIENT or isinstance(outcome, Dropped):
-                    del push.outcomes[update]
-                    self.parts[update] = _Part(request)
+            self._open_again(push)
+
+    def bring_again(self) -> Iterator[act.Action]:
+        """Ask for all parts of initial weights again that are on their way: a server may have lost its part."""
+        for push in self.pushes.values():
+            if any(request.kind is UpdateKind.INITIAL for request in push.requests.values()):
+                for update in self._open_again(push):
+                    yield act.Request(event=self._current(push.requests[update]), reason="weights are wanted")
+
+    def _open_again(self, push: _Push) -> list[UpdateId]:
+        """Open the parts of a push that have outcomes; return which."""
+        closed, push.outcomes, push.closed = push.closed, {}, {}
+        self.parts |= closed
+        return list(closed)
 
     def begin_anew(self) -> None:
         """Let no attempt count any more: another process is the server now."""
         for update, part in self.parts.items():
             self.parts[update] = _Part(part.request)
+        for push in self.pushes.values():
+            for part in push.closed.values():
+                part.end()
 
     def tick(self, now_ns: int) -> Iterator[act.Action]:
         """Ask again for what is due."""
@@ -184,6 +213,8 @@ class Pushing:
     def answered(self, update: UpdateId, outcome: Outcome) -> Iterator[act.Action]:
         """Settle an update, and tell the scheduler if it was dropped: whoever did so may not be able to."""
         part = self.parts.get(update)
+        if (ended := part or self._closed(update)) is not None:
+            ended.end()
         yield from self.settle(update, outcome, "the server answered")
         if part is not None and isinstance(outcome, Dropped):
             event = TransferEnded(
@@ -205,7 +236,7 @@ class Pushing:
             yield from self._keeping.settled(update, outcome)
         first = self.first(update)
         push = self.pushes[first]
-        push.outcomes[update] = outcome
+        push.outcomes[update], push.closed[update], part.ask_again_ns = outcome, part, None
         if len(push.outcomes) < self._shards:
             return
         del self.pushes[first]

@@ -14,6 +14,7 @@ from mlfabric.protocol import (
     Dropped,
     Fetch,
     Fold,
+    Initialise,
     Keep,
     ModelVersion,
     NewServer,
@@ -104,6 +105,8 @@ class DaemonState:
                 yield from self.drawing.granted(event)
             case act.GetCalled():
                 yield from self.getting.call(event.request)
+            case Initialise():
+                yield from self.pushing.bring_again()
             case Send():
                 yield from self.pushing.plan(event)
             case Fetch():

@@ -110,8 +110,8 @@ def test_everybody_goes_on_where_all_servers_went_back_to_checkpoints_of_one_old
     ("seed", "mode"),
     [
         (51, Mode.ASYNCHRONOUS),
-        (183, Mode.ASYNCHRONOUS),
-        (264, Mode.ASYNCHRONOUS),
+        (122, Mode.ASYNCHRONOUS),
+        (165, Mode.ASYNCHRONOUS),
         (491, Mode.STALE_SYNCHRONOUS),
         (533, Mode.STALE_SYNCHRONOUS),
         (26, Mode.SYNCHRONOUS),

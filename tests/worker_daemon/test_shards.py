@@ -17,8 +17,10 @@ from mlfabric.protocol import (
     Fetch,
     GetId,
     GetRequested,
+    Initialise,
     ModelVersion,
     PushRequested,
+    Resolve,
     Send,
     Tick,
     TransferEnd,
@@ -198,10 +200,26 @@ def test_a_push_of_which_a_commit_was_lost_may_be_dropped_as_a_whole(stage):
     assert settles(0, gone) in stage.tell(answered(1, gone))
 
 
-def test_a_part_whose_initial_weights_were_taken_is_not_brought_again(stage):
-    stage.push(0, 1, kind=UpdateKind.INITIAL)
+def test_a_part_whose_initial_weights_were_taken_is_brought_again_as_its_server_may_have_lost_it(stage):
+    wanted = Initialise(to="a", model="net", reason="lost")
+    asked = stage.push(0, 1, kind=UpdateKind.INITIAL)
     stage.tell(answered(0, DONE))
-    assert asked_for(stage.tell(act.EpochBegan(epoch=2))) == [update(1)]
+    assert stage.tell(wanted) == asked[:1]
+    stage.tell(answered(0, DONE))
+    assert asked_for(stage.tell(act.EpochBegan(epoch=2))) == [update(0), update(1)]
+
+
+def test_initial_weights_that_are_wanted_while_no_part_has_an_outcome_are_on_their_way_already(stage):
+    stage.push(0, 1, kind=UpdateKind.INITIAL)
+    assert stage.tell(Initialise(to="a", model="net", reason="wanted")) == []
+
+
+def test_an_attempt_that_still_runs_when_its_part_is_asked_for_again_is_the_only_one(stage):
+    stage.push(0, 1)
+    stage.tell(send(0))
+    stage.tell(Resolve(to="a", update=update(0), outcome=DONE, reason="it was settled before"))
+    stage.tell(act.EpochBegan(epoch=2))
+    assert not [a for a in stage.tell(send(0)) if isinstance(a, act.StartSend)]
 
 
 def test_a_push_that_has_its_outcome_is_not_asked_for_again(stage):

@@ -1,0 +1,137 @@
+"""A model that is cut where servers begin with nothing: all its steps were made since the last beginning, or none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mlfabric.protocol import (
+    Drop,
+    DropReason,
+    HostModel,
+    Initialise,
+    ModelVersion,
+    ServerHolds,
+    TransferEnd,
+    UpdateKind,
+    Welcome,
+)
+from tests.scheduler.shard_stage import CUT, PARTS, ShardStage, ended, part, part_holds, part_push
+from tests.scheduler.test_shard_rollback import dies, kinds
+
+
+def begins(stage: ShardStage, shard: int, incarnation: int = 2):
+    """Let a process of a server join that has nothing."""
+    return stage.server(f"s{shard}", incarnation=incarnation)
+
+
+def says(shard: int, version: tuple[int, int], base: int, *earlier: tuple[int, int]) -> ServerHolds:
+    """Return what a server says of its part: its version, and at which versions epochs began."""
+    began = tuple(ModelVersion(*one) for one in earlier)
+    holds: ServerHolds = replace(part_holds(shard, 0), version=ModelVersion(*version), epoch_base=base, earlier=began)
+    return holds
+
+
+def hear(*holds: ServerHolds) -> ShardStage:
+    """Return a scheduler that begins anew, and has heard what servers hold."""
+    stage = ShardStage(epoch=5)
+    for shard, one in enumerate(holds):
+        stage.server(f"s{shard}", held=(PARTS[shard],))
+        stage.tell(one)
+    return stage
+
+
+def begun_anew(number: int = 3) -> ShardStage:
+    """Return a model of which one server has begun anew after some steps."""
+    stage = ShardStage().begin("a", version=number)
+    dies(stage, 0)
+    begins(stage, 0)
+    return stage
+
+
+def test_a_part_with_steps_is_torn_from_one_that_began_with_nothing_until_it_does_too():
+    stage = begun_anew()
+    assert stage.whole.torn
+    assert not stage.whole.wants_weights
+    dies(stage, 1)
+    told = begins(stage, 1)
+    assert not stage.whole.torn
+    assert kinds(told, Initialise)
+    assert stage.whole.version == ModelVersion(3, 0)
+
+
+def test_a_server_that_begins_with_nothing_is_named_an_epoch_above_those_of_all_parts():
+    stage = hear(says(0, (7, 3), 3), says(1, (2, 3), 3))
+    dies(stage, 1)
+    assert [host.epoch for host in kinds(begins(stage, 1), HostModel)] == [8]
+
+
+def test_one_step_of_a_former_model_is_not_made_good_at_a_part_that_has_begun_anew():
+    stage = hear(says(0, (4, 1), -1), says(1, (5, 0), -1))
+    assert stage.whole.torn
+    assert stage.whole.unit is None
+
+
+def test_one_step_is_made_good_where_the_part_that_made_it_had_begun_last():
+    stage = hear(says(0, (5, 1), -1), says(1, (4, 0), -1))
+    assert stage.whole.is_of_one_beginning
+
+
+def test_parts_that_took_the_epoch_of_the_last_beginning_over_before_their_first_step_are_of_it():
+    stage = hear(says(0, (5, 3), 0, (4, -1)), says(1, (5, 3), -1))
+    assert not stage.whole.torn
+    stage = hear(says(0, (5, 3), 2, (4, -1)), says(1, (5, 3), -1))
+    assert stage.whole.torn
+
+
+def test_a_part_goes_on_counting_under_the_epoch_of_another_one_when_its_stream_breaks():
+    stage = hear(says(0, (5, 3), 3), says(1, (6, 3), 3))
+    assert stage.whole.version == ModelVersion(6, 3)
+    stage.tell(says(0, (5, 3), 3))
+    assert {pushes.version for pushes in stage.whole.tables} == {ModelVersion(6, 3)}
+
+
+def test_what_was_computed_before_the_last_beginning_is_dropped_at_all_parts_at_once():
+    stage = ShardStage().begin("a", version=3)
+    stage.asks("a", computed_from=3)
+    stage.arrives("a", parts=(1,))
+    dies(stage, 0)
+    told = begins(stage, 0)
+    told += stage.ask(ended(0, part("a", 0, 0), TransferEnd.VOIDED))
+    drops = [(drop.to, drop.update, drop.cause) for drop in kinds(told, Drop)]
+    assert drops == [
+        ("s1", part("a", 0, 1), DropReason.ROLLED_BACK),
+        ("a", part("a", 0, 0), DropReason.ROLLED_BACK),
+    ]
+
+
+def test_a_part_of_a_push_that_was_committed_elsewhere_is_not_turned_away_as_too_late():
+    stage = ShardStage().begin("a", version=3)
+    stage.pushes_all("a", computed_from=3)
+    stage.prepares()
+    stage.commits(("a", 0), version=4, parts=(0,))
+    dies(stage, 1)
+    begins(stage, 1)
+    assert not kinds(stage.ask(part_push("a", 0, 1, 3)), Drop)
+
+
+def test_a_part_without_weights_that_has_something_of_a_former_model_waits_for_no_other_server():
+    stage = ShardStage(epoch=5)
+    stage.server("s0", held=(PARTS[0],))
+    stage.tell(replace(says(0, (8, 0), -1), initialised=False, received=(part("b", 0, 0),)))
+    stage.server("s1")
+    assert kinds(stage.worker("a", spec=CUT), Welcome)
+
+
+def test_initial_weights_that_were_taken_are_planned_again_where_they_were_lost():
+    stage = ShardStage()
+    for server in ("s0", "s1"):
+        stage.server(server)
+    stage.worker("a", spec=CUT)
+    request = part_push("a", 0, 0, kind=UpdateKind.INITIAL)
+    stage.ask(request)
+    stage.arrives("a", parts=(0,))
+    stage.commits(("a", 0), version=0, parts=(0,))
+    dies(stage, 0)
+    begins(stage, 0)
+    stage.ask(request)
+    assert part("a", 0, 0) in stage.whole.parts[0].pushes.planned
