@@ -116,8 +116,10 @@ class Pushes(Sequencing):
         if event.kind is UpdateKind.GRADIENT and event.computed_from > newest:
             detail = f"computed from {tuple(event.computed_from)}; the newest possible version is {tuple(newest)}"
             return Dropped(cause=DropReason.FUTURE_VERSION, detail=detail)
-        if event.kind is UpdateKind.GRADIENT:
-            return self._outdated_by(event)
+        return self._outdated_by(event) if event.kind is UpdateKind.GRADIENT else self._superfluous()
+
+    def _superfluous(self) -> Dropped | None:
+        """Say why initial weights are not taken; None if they are."""
         return Dropped(cause=DropReason.DUPLICATE, detail="the model has weights already") if self.initialised else None
 
     def _outdated_by(self, event: PushRequested) -> Dropped | None:
@@ -262,7 +264,10 @@ class Pushes(Sequencing):
         batch = self.ready()
         for waiting in [w for w in batch if self._goes_at_once(w)]:
             batch.remove(waiting)
-            yield from self._plan_at_once(waiting, now_ns)
+            if waiting.request.kind is UpdateKind.INITIAL and (superfluous := self._superfluous()) is not None:
+                yield from self._turn_away(waiting.request.update, superfluous)
+            else:
+                yield from self._plan_at_once(waiting, now_ns)
         self._pace.look(self.version.number, now_ns)
         for waiting, hopeless in [(w, why) for w in batch if (why := self._hopeless(w.request, now_ns)) is not None]:
             batch.remove(waiting)
