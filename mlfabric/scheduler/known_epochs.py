@@ -51,6 +51,11 @@ class _Known:
     renewals: int = 0
     due_ns: int | None = None
 
+    @property
+    def newest_epoch(self) -> int:
+        """The greatest epoch that workers know of, or that was named."""
+        return max(self.said.epoch, self.asked, self.named)
+
 
 class KnownEpochs:
     """What workers know of, and the epochs that follow from it.
@@ -155,8 +160,17 @@ class KnownEpochs:
 
     def above(self, model: str) -> int:
         """Return an epoch that no worker of a model that is not cut knows of, nor was named."""
+        return 1 + self._known.get(model, _Known()).newest_epoch
+
+    def succeeds(self, model: str, held: int, epoch: int) -> None:
+        """Note the epoch that a replica was named which takes its primary's place, and that of what it has.
+
+        If more is known of, the primary went on under that one, or it was of another model, and the replica does not
+        know: versions of before count for it no more.
+        """
         known = self._known.get(model, _Known())
-        return 1 + max(known.said.epoch, known.asked, known.named)
+        if known.newest_epoch > held:
+            known.named = max(known.named, epoch)
 
     def _present(self, name: str, known: _Known) -> ModelVersion:
         """Return the version at which a model is, under the epoch under which it is served or will be."""

@@ -64,7 +64,7 @@ class Membership:
         self._placing = Placing(context, models)
         self.epochs = KnownEpochs(context, self.models_of, wholes)
         self.initial = InitialWeights(context, self._holder, self.models_of)
-        self.promotions = Promotions(context, models, self.epochs.above)
+        self.promotions = Promotions(context, models, self.epochs)
         self.admission = Admission(context, models, reductions, wholes, self._placing, self.promotions, self.epochs)
         self._silent: dict[str, MemberRecord] = {}
         self._missed: dict[str, int] = {}

@@ -13,7 +13,7 @@ of that one, comes with a greater server epoch, and takes the place at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from mlfabric.protocol import (
@@ -28,6 +28,7 @@ from mlfabric.protocol import (
     ReplicaReported,
 )
 from mlfabric.scheduler.context import Context
+from mlfabric.scheduler.known_epochs import KnownEpochs
 from mlfabric.scheduler.model import ModelState
 from mlfabric.scheduler.records import MemberRecord, MemberState
 from mlfabric.specs import NO_TERM, Role
@@ -54,12 +55,12 @@ class Promotions:
     Args:
         context: shared by the scheduler's parts.
         models: all that there are, by name; only read.
-        above: returns an epoch above those of a model that workers know of.
+        epochs: what workers know of.
     """
 
-    def __init__(self, context: Context, models: Mapping[str, ModelState], above: Callable[[str], int]) -> None:
+    def __init__(self, context: Context, models: Mapping[str, ModelState], epochs: KnownEpochs) -> None:
         self._context = context
-        self._above = above
+        self._known_epochs = epochs
         self._models = models
         self._seeded: dict[tuple[str, int], dict[str, ModelVersion]] = {}
         self._orders: dict[str, _Order] = {}
@@ -220,8 +221,10 @@ class Promotions:
     def _next_epoch(self, replica: MemberRecord, server: str) -> int:
         served = [(name, m.pushes.server_epoch) for name, m in self._models.items() if m.pushes.server == server]
         held = [(name, version.epoch) for name, version in self._seeded[_process(replica)].items()]
-        above = (max(1 + epoch, self._above(name)) for name, epoch in (*served, *held))
+        above = (max(1 + epoch, self._known_epochs.above(name)) for name, epoch in (*served, *held))
         self._epochs[server] = max(*above, 1 + self._epochs.get(server, 0), 1)
+        for name, epoch in held:
+            self._known_epochs.succeeds(name, epoch, self._epochs[server])
         return self._epochs[server]
 
 

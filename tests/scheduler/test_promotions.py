@@ -82,6 +82,18 @@ def refusals(found: list[Instruction]) -> list[RefuseReason]:
     return [i.cause for i in only(Refuse, found)]
 
 
+def test_a_replica_that_has_less_than_workers_know_of_keeps_no_version_of_before_when_it_takes_its_primarys_place():
+    stage = Stage(epoch=7)
+    stage.server(held=(SPEC,), server_epoch=1)
+    stage.tell(holds(3))
+    stage.worker("a")
+    seeded(stage, version=3, term=7 * TERM + 1, updates=4)
+    stage.worker("b", known=ModelVersion(4, 2))  # the primary of a former scheduler, or of another model
+    assert [p.server_epoch for p in only(Promote, lose_primary(stage))] == [5]
+    claim(stage, server_epoch=5)
+    assert [order.epoch for order in only(HostModel, serves(stage, 3, epoch=5))] == [6]
+
+
 def test_a_replica_is_told_to_take_the_place_of_a_primary_that_does_not_come_back_in_time():
     stage = followed("a")
     assert not only(Promote, silent(stage))
