@@ -41,6 +41,7 @@ class _Known:
         named: the last one that this scheduler named: the model is to be served at least under it; 0 if it named none.
         renewed: the last one that it named for a server that had the model; 0 if it named none so.
         renewals: how often workers had it name one so.
+        brought: the greatest one that a server that had the model came with.
         due_ns: when a server that brought the model is to be named one.
     """
 
@@ -49,12 +50,13 @@ class _Known:
     named: int = 0
     renewed: int = 0
     renewals: int = 0
+    brought: int = 0
     due_ns: int | None = None
 
     @property
     def newest_epoch(self) -> int:
-        """The greatest epoch that workers know of, or that was named."""
-        return max(self.said.epoch, self.asked, self.named)
+        """The greatest epoch that workers know of, that was named, or that a server came with."""
+        return max(self.said.epoch, self.asked, self.named, self.brought)
 
 
 class KnownEpochs:
@@ -154,9 +156,19 @@ class KnownEpochs:
         return known.named
 
     def later(self, model: str, epoch: int) -> int:
-        """Return an epoch that follows one, and those that were named for a process of the server that is gone."""
+        """Return an epoch that follows one, and those under which a process of the server that is gone went on."""
         known = self._known.get(model)
-        return 1 + (epoch if known is None else max(epoch, known.renewed))
+        return 1 + (epoch if known is None else max(epoch, known.renewed, known.brought))
+
+    def brings(self, model: str, epoch: int) -> None:
+        """Note with which epoch a server came that has a model: it may make versions, and die before it tells of it."""
+        known = self._known.setdefault(model, _Known())
+        known.brought = max(known.brought, epoch)
+
+    def brought(self, model: str) -> int:
+        """Return the greatest epoch that a server came with that has a model; 0 if none did."""
+        known = self._known.get(model)
+        return 0 if known is None else known.brought
 
     def above(self, model: str) -> int:
         """Return an epoch that no worker of a model that is not cut knows of, nor was named."""

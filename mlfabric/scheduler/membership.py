@@ -141,6 +141,8 @@ class Membership:
             case _:
                 yield self._welcome(record, [], False, reason)
                 self.promotions.taken(record.member.name)
+                for spec in event.held:
+                    self.epochs.brings(name_of_whole(spec), event.server_epoch)
                 yield from self._admit_server(record.member.name, event.held, record.since_ns, again)
 
     def _begin_anew(self, event: MemberJoined, now_ns: int) -> Iterator[Instruction]:

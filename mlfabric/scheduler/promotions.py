@@ -108,8 +108,8 @@ class Promotions:
         for spec in event.held:
             model = self._models.get(spec.name)
             is_whole = model is not None and model.pushes.spec.shard is None
-            if model is not None and is_whole and model.pushes.server_epoch > max(1, event.server_epoch):
-                detail = f"model {spec.name!r} is served under server epoch {model.pushes.server_epoch} by now"
+            if model is not None and is_whole and (epoch := self._epoch_of(model)) > max(1, event.server_epoch):
+                detail = f"model {spec.name!r} is served under server epoch {epoch} by now"
                 given = f"server {name!r} holds it as of epoch {event.server_epoch}"
                 return RefuseReason.SUPERSEDED, f"{detail}; {given}; start it anew, as a replica"
         heir = None if order is None else order.told
@@ -125,8 +125,12 @@ class Promotions:
 
         A server that goes on from a checkpoint begins a greater epoch as well, and takes nobody's place.
         """
-        own = (m.pushes.server_epoch for m in self._models.values() if m.pushes.server == event.member.name)
+        own = (self._epoch_of(model) for model in self._models.values() if model.pushes.server == event.member.name)
         return bool(event.succeeds) and bool(event.held) and event.server_epoch > max(own, default=1)
+
+    def _epoch_of(self, model: ModelState) -> int:
+        """Return under which epoch a model is served, also if its server has been admitted, and has not said so yet."""
+        return max(model.pushes.server_epoch, self._known_epochs.brought(model.pushes.spec.name))
 
     def taken(self, server: str) -> None:
         """Note that a server was admitted: nobody is to take its place now."""

@@ -234,6 +234,15 @@ def test_a_server_that_begins_anew_does_not_do_so_under_the_epoch_that_its_forme
     assert is_rolled_back(stage, "b", 1, 5)
 
 
+def test_a_server_that_begins_with_nothing_does_not_do_so_under_the_epoch_that_its_former_process_came_with(stage):
+    comes(stage, "a", 0)
+    trains(stage, 1, "a")
+    stage.tell(MemberSilent(name="s", incarnation=1))
+    stage.server(incarnation=2, held=(SPEC,), server_epoch=2)
+    stage.tell(MemberSilent(name="s", incarnation=2))  # it has not told that it goes on from version (2, 1)
+    assert named(stage.server(incarnation=3)) == [3]
+
+
 def test_what_a_process_served_under_the_epoch_that_it_was_named_and_could_not_tell_of_is_lost_with_it(stage):
     comes(stage, "new", 0)
     trains(stage, 1, *["new"] * 10)

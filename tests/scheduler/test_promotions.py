@@ -344,6 +344,15 @@ def test_a_replica_that_counted_as_left_says_what_it_holds_before_it_is_told():
     assert [c.samples for g in again.foretold for c in g.commits] == [((0, 8),)]
 
 
+def test_an_old_primary_does_not_come_before_a_server_of_a_later_epoch_that_has_not_said_yet_what_it_holds():
+    stage = Stage(epoch=7)
+    stage.server(incarnation=9, held=(SPEC,), server_epoch=5, succeeds="r")
+    comes = MemberJoined(member=member("s", Role.SERVER, 2), held=(SPEC,), server_epoch=4, succeeds="q")
+    assert refusals(stage.tell(comes)) == [RefuseReason.NAME_TAKEN]
+    silent(stage, incarnation=9)
+    assert refusals(stage.tell(comes)) == [RefuseReason.SUPERSEDED]
+
+
 def test_under_a_new_scheduler_a_replica_that_has_a_model_takes_the_place_of_a_server_that_never_comes():
     stage = Stage(epoch=2)
     joins = member("r", Role.REPLICA, address="r:1")
