@@ -114,6 +114,7 @@ class ReplicaSending:
         self._given_up: set[UpdateId] = set()
         self._is_seeded = False
         self._told: dict[UpdateId, Commit] = {}
+        self._left_with: frozenset[UpdateId] = frozenset()
         self._hole = ""
         self._is_unheard = False
 

@@ -58,8 +58,7 @@ class Replication(ReplicaPlans):
 
     def committed(self, commits: tuple[Commit, ...]) -> Iterator[Instruction]:
         """Note a group that the primary committed; hand it on to the replica, and tell workers what to fold."""
-        if self._is_seeded:
-            self._told.update((c.update, c) for c in commits)
+        self._told.update((c.update, c) for c in commits if self._may_need(c.update))
         fresh = tuple(c for c in commits if c.version.number > self._logged)
         if self.phase is Phase.NONE or not fresh or not self._pushes.initialised:
             return
@@ -149,15 +148,18 @@ class Replication(ReplicaPlans):
         if event.term == self.term and self.phase is not Phase.NONE:
             self._hole = f"{event.member}: {event.detail}"
 
+    def _may_need(self, update: UpdateId) -> bool:
+        """Tell whether the replica, or a process that is away and may have the update, may need its commit."""
+        return self._is_seeded or update in self._left_with
+
     def primary_holds(self, holds: ServerHolds) -> None:
         """Note what the primary committed and could not tell when it did, before its word is taken over."""
-        if not self._is_seeded:
-            return
         rule = self._pushes.spec.rule
         for ids in holds.applied:
             for counter, version, tau in ids.recent:
                 update = UpdateId(ids.worker, ids.incarnation, counter)
-                if version.epoch != self.version.epoch or version <= self.version or update in self._told:
+                is_known = version.epoch != self.version.epoch or version <= self.version or update in self._told
+                if is_known or not self._may_need(update):
                     continue
                 planned = self._pushes.planned.get(update)
                 self._told[update] = Commit(
@@ -264,6 +266,7 @@ class Replication(ReplicaPlans):
         return HostModel(to=self.name, spec=self._pushes.spec, reason=f"{self._model} is followed here")
 
     def _end_replication(self, reason: str) -> Iterator[Instruction]:
+        self._left_with = frozenset(self._alone | self._held)
         self._clear()
         for worker in sorted(self._workers):
             yield Keep(to=worker, model=self._model, term=self.term, receiver="", address="", reason=reason)

@@ -344,6 +344,24 @@ def test_a_replica_that_counted_as_left_says_what_it_holds_before_it_is_told():
     assert [c.samples for g in again.foretold for c in g.commits] == [((0, 8),)]
 
 
+def test_what_is_committed_while_a_replica_that_has_it_counts_as_left_is_told_to_it_with_its_samples():
+    stage = followed("a", updates=0)
+    stage.ask(push("a", 0, computed_from=3, samples=((0, 8),)))
+    stage.tell(ended(update("a", 0), TransferEnd.RECEIVED, by="r"))
+    stage.tell(reported(3, update("a", 0)))
+    silent(stage, "r")
+    stage.wait(10_000)
+    stage.tick()
+    made = replace(committed(update("a", 0), 4).commits[0], samples=((0, 8),))
+    stage.tell(CommitsReported(server="s", model="net", commits=(made,)))
+    lose_primary(stage)
+    joins, follows = member("r", Role.REPLICA, address="r:1"), replace(following(updates=0), is_seeded=True)
+    stage.tell(MemberJoined(member=joins, follows=follows))
+    (order,) = only(Promote, stage.tell(reported(3, update("a", 0))))
+    assert order.known == (GroupOf("net", (made,)),)
+    assert [c.samples for g in order.foretold for c in g.commits] == [((0, 8),)]
+
+
 def test_an_old_primary_does_not_come_before_a_server_of_a_later_epoch_that_has_not_said_yet_what_it_holds():
     stage = Stage(epoch=7)
     stage.server(incarnation=9, held=(SPEC,), server_epoch=5, succeeds="r")
