@@ -12,6 +12,7 @@ from mlfabric.protocol import (
     Drop,
     DropReason,
     Expect,
+    InitialReceived,
     LinkRate,
     LinksReported,
     MemberSilent,
@@ -22,7 +23,21 @@ from mlfabric.protocol import (
     Void,
     WorkerHolds,
 )
-from tests.scheduler.stage import GIGABIT, MS, SPEC, Stage, committed, ended, expected, push, sent, seq, ticket, update
+from tests.scheduler.stage import (
+    GIGABIT,
+    MS,
+    SPEC,
+    Stage,
+    committed,
+    ended,
+    expected,
+    initial,
+    push,
+    sent,
+    seq,
+    ticket,
+    update,
+)
 
 
 @pytest.fixture
@@ -264,6 +279,16 @@ def test_gradients_wait_for_initial_weights():
     stage.worker("a")
     assert stage.ask(push("a")) == []
     assert update("a") in stage.pushes.waiting
+
+
+def test_initial_weights_that_are_asked_for_again_once_the_model_has_others_are_dropped():
+    stage = Stage()
+    stage.server()
+    stage.worker("a")
+    stage.ask(initial("a"))
+    stage.tell(InitialReceived(server="s", model="net", version=ModelVersion(1, 0)))
+    stage.ask(initial("a"))  # its transfer broke
+    assert stage.ask(ended(update("a"), TransferEnd.VOIDED)) == [drop(update("a"), DropReason.DUPLICATE)]
 
 
 def test_an_update_over_a_link_without_capacity_is_dropped_with_that_reason(stage):
