@@ -113,7 +113,7 @@ class MemberRecord:
     """A member that joined at least once; ``most_updates`` is of an aggregator, ``follows`` of a replica.
 
     ``lost`` says why nobody waits for it, if it does not answer any more; ``was_lost`` is of one that is back since.
-    ``has_resigned`` says that it said good-bye.
+    ``has_resigned`` says that it said good-bye, ``has_said`` that a worker has said what it has drawn since it joined.
     """
 
     member: Member
@@ -128,6 +128,7 @@ class MemberRecord:
     lost: str = ""
     was_lost: bool = False
     has_resigned: bool = False
+    has_said: bool = False
 
 
 @dataclass(slots=True)

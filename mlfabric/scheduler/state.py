@@ -281,7 +281,8 @@ class SchedulerState:
                     return
                 for model in self._membership.models_of(record.model)[:1]:
                     model.dispenser.give_back(record.member, samples)
-                    if isinstance(event, WorkerHolds):
+                    if isinstance(event, WorkerHolds) and not record.has_said:
+                        record.has_said = True
                         model.dispenser.holds(record.member, event.drawn)
                     yield from model.samples.drop(samples, f"{worker}'s updates were dropped")
             case MemberSilent(name=name) | MemberLeft(name=name):

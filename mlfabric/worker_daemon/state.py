@@ -128,10 +128,7 @@ class DaemonState:
                 yield from self._begin_epoch(event)
             case NewServer():
                 yield from self._begin_anew(event.server_epoch, event.reason)
-                for push in self.pushing.requests():
-                    yield act.Request(event=push, reason=event.reason)
-                for get in self.getting.requests():
-                    yield act.Request(event=get, reason=event.reason)
+                yield act.Request(event=self.holds(), reason=event.reason)
             case Tick():
                 yield from self.pushing.tick(now_ns)
                 yield from self.getting.tick(now_ns)

@@ -180,6 +180,15 @@ def test_a_worker_that_comes_back_keeps_what_it_says_it_has() -> None:
     assert stage.tell(wants("b")) == grants("b", (4, 8))
 
 
+def test_what_a_worker_has_drawn_since_it_joined_it_keeps_when_it_says_once_more_what_it_holds() -> None:
+    stage = Stage().trained("a", "b")
+    says = WorkerHolds(worker="a", pushes=(), gets=())
+    stage.tell(says)
+    stage.tell(wants("a"))
+    stage.tell(says)  # it has not heard yet what it was granted
+    assert stage.tell(wants("b")) == grants("b", (4, 8))
+
+
 def test_a_scheduler_that_begins_anew_gives_workers_time_to_say_what_they_have() -> None:
     stage = Stage(epoch=2)
     stage.server(held=(SPEC,))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlfabric.protocol import ModelVersion, NewServer
+from mlfabric.protocol import ModelVersion, NewServer, WorkerHolds
 from mlfabric.worker_daemon import actions as act
 from tests.worker_daemon.test_state import Stage, fetch, get, push, send
 
@@ -19,8 +19,7 @@ def test_what_is_under_way_is_stopped_and_everything_open_is_asked_for_again():
     stage.tell(fetch(0))
     assert stage.tell(new_server()) == [
         act.StopTransfers(reason=""),
-        act.Request(event=push(0), reason=""),
-        act.Request(event=get(0), reason=""),
+        act.Request(event=WorkerHolds(worker="a", pushes=(push(0),), gets=(get(0),)), reason=""),
     ]
     assert [type(action) for action in stage.tell(send(0))] == [act.StartSend]
 
