@@ -203,6 +203,8 @@ class HostedModel:
         kept = self._keepable()
         for transfer in [t for t in self.incoming.transfers.values() if t.transfer not in kept]:
             yield from self._break_off(transfer, "the scheduler began anew")
+        if self.spec.shard is None:
+            self.incoming.count_no_more()
         yield from self.gets.cancel_waiting("the scheduler began anew")
 
     def _keepable(self) -> set[TransferId]:

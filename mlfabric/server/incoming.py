@@ -51,6 +51,11 @@ class Incoming:
             if transfer.seq == seq:
                 transfer.parts = parts
 
+    def count_no_more(self) -> None:
+        """Let what there is of each place be all of it: nobody says any more how many parts it has."""
+        for transfer in self.transfers.values():
+            transfer.parts = 1
+
     def holding(self, members: Iterable[Expected]) -> list[IncomingTransfer]:
         """Return the transfers that have one of these updates in them, each once."""
         found = dict.fromkeys(self.transfer_of[m.update] for m in members if m.update in self.transfer_of)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from mlfabric.protocol import (
     Committed,
+    Drop,
     Dropped,
     DropReason,
+    Followed,
     ModelVersion,
     SumId,
     TransferEnd,
@@ -244,6 +248,20 @@ def test_a_new_epoch_voids_an_iteration_that_is_not_whole(stage):
     told = stage.tell(act.EpochBegan(epoch=2))
     assert told == [abandon(A), forget(A), abandon(S, 2), forget(S)]
     assert stage.model.holds().received == ()
+
+
+def test_an_iteration_that_a_new_epoch_keeps_goes_on_without_what_is_dropped_of_it(stage):
+    stage.tell(act.EpochBegan(epoch=1))
+    stage.tell(act.SeedTaken(model="net", history_norm=0.0, weights_norm=0.0, steps=0))
+    follows = Followed(
+        to="s", model="net", replica="r", version=ModelVersion(1, 0), held=(), norm=0.0, updates=None, reason=""
+    )
+    stage.tell(follows)
+    stage.bring(A, 1, 1, parts=2)
+    stage.bring(B, 1, 2, parts=2)
+    stage.tell(act.EpochBegan(epoch=2))
+    stage.tell(Drop(to="s", model="net", update=B, cause=DropReason.NOT_REPLICATED, reason="its worker is gone"))
+    assert mean(A) in stage.tell(replace(follows, held=(A,)))
 
 
 def test_a_new_epoch_keeps_a_whole_iteration(stage):
