@@ -7,6 +7,7 @@ ADAM group by group, as the primary did. Nothing that is not in the log is ever 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -36,6 +37,9 @@ from mlfabric.server.replica_log import Entry, entries_of
 from mlfabric.specs import Mode, ModelSpec
 
 __all__ = ["ReplicaModel"]
+
+MOST_OVER = 64
+"""As many orders are known once their transfers are forgotten: one may come twice, and late."""
 
 
 class _State(Enum):
@@ -84,6 +88,7 @@ class ReplicaModel:
         self.log: list[Entry] = []
         self._replica = replica
         self._is_chain = kind is ReplicationKind.CHAIN
+        self._over: deque[tuple[bytes, int]] = deque(maxlen=MOST_OVER)
         self._running: tuple[TransferId, ...] | None = None
         self._applying: tuple[Entry, ...] = ()
         self._seed: TransferId | None = None
@@ -99,8 +104,13 @@ class ReplicaModel:
     # Transfers
 
     def expect(self, order: Expect) -> Iterator[ReplicaAction]:
-        """Take a transfer that will be offered, instead of any other that has an update of it."""
+        """Take a transfer that will be offered, instead of any other that has an update of it.
+
+        An order that comes again once its transfer is forgotten says nothing new.
+        """
         known = self.transfers.get(order.transfer)
+        if (order.ticket, order.seq) in self._over:
+            return
         if known is None:
             members = {member.update for member in order.members}
             for name in [n for n, rival in self.transfers.items() if members.intersection(rival.members)]:
@@ -173,6 +183,7 @@ class ReplicaModel:
 
     def _forget(self, name: TransferId, reason: str) -> Iterator[ReplicaAction]:
         transfer = self.transfers.pop(name)
+        self._over.append((transfer.order.ticket, transfer.order.seq))
         if transfer.state is not _State.EXPECTED:
             yield act.Forget(transfer=name, reason=reason)
 

@@ -267,6 +267,16 @@ def test_an_offer_may_come_before_the_word_about_it_but_not_long_before():
     assert stage.tell(Tick()) == [act.RefuseOffer(transfer=B0, connection=2, reason="")]
 
 
+def test_an_order_that_comes_again_once_its_transfer_was_used_is_not_waited_for():
+    stage = Stage()
+    stage.bring(A0)
+    stage.log(1, A0)
+    stage.tell(PrefixApplied(model="net", version=ModelVersion(1, 1)))
+    stage.tell(expect(SEED, kind=UpdateKind.STATE, members=(update("seed"),)))
+    stage.tell(expect(A0, members=(A0,)))
+    assert not stage.state.models["net"].transfers
+
+
 def test_a_guessed_ticket_does_not_displace_the_one_that_is_meant():
     stage = Stage()
     stage.tell(offer(A0))
