@@ -93,8 +93,11 @@ class ReplicaState:
 
     def _react(self, event: ReplicaEvent | Tick, now_ns: int) -> Iterator[ReplicaAction]:
         match event:
+            case HostModel() if event.spec.name in self.models:
+                # Who says so may not have known of the model when it was told what is here.
+                yield act.Report(event=self.models[event.spec.name].announce())
             case HostModel():
-                self.models.setdefault(event.spec.name, ReplicaModel(self.name, event.spec, self.kind))
+                self.models[event.spec.name] = ReplicaModel(self.name, event.spec, self.kind)
             case Expect() if event.model in self.models:
                 yield from self.models[event.model].expect(event)
                 if early := self._early.take(event.transfer, event.ticket):

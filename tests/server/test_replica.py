@@ -267,6 +267,13 @@ def test_an_offer_may_come_before_the_word_about_it_but_not_long_before():
     assert stage.tell(Tick()) == [act.RefuseOffer(transfer=B0, connection=2, reason="")]
 
 
+def test_what_is_here_is_said_again_to_a_scheduler_that_comes_to_know_the_model():
+    stage = Stage()
+    stage.bring(A0)
+    told = reports(stage.tell(HostModel(to="r", spec=stage.spec, reason="")))
+    assert [(report.version, report.held) for report in told] == [(ModelVersion(1, 0), (A0,))]
+
+
 def test_an_order_that_comes_again_once_its_transfer_was_used_is_not_waited_for():
     stage = Stage()
     stage.bring(A0)
