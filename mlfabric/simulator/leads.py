@@ -93,8 +93,9 @@ class Leads:
         self._tracks[model].is_stepping = True
 
     def ends(self, model: str) -> None:
-        """Note that a step was refused or, after it was noted, made."""
+        """Note that a step was refused or, after it was noted, made; a replica may follow since it began."""
         self._tracks[model].is_stepping = False
+        self._check(model, "when a step ended")
 
     def commits(self, action: ApplyStep, members: Sequence[UpdateId], vectors: Sequence[complex]) -> None:
         """Note a group that was applied together, ``vectors`` being its gradients; check that it was allowed."""
