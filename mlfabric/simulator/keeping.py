@@ -159,6 +159,7 @@ class SimulatedKept:
         name = f"{plan.transfer} at {receiver.name}"
         connection = receiver.connect(name, caller, lambda: broke("the connection broke"))
         self._attempts[plan.transfer] = connection
-        digest = self._spec.layout.digest
+        is_odd = isinstance(plan.transfer, UpdateId) and self._truths[plan.transfer].oddity is Oddity.LAYOUT
+        digest = self._spec.layout.digest + is_odd
         offer = (connection.number, plan.transfer, plan.ticket, size_bytes, digest, whole)
         connection.send(End.FAR, "OFFER", partial(receiver.offered, *offer))
