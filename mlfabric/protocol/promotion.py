@@ -40,7 +40,7 @@ class Promote:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewServer:
-    """Another process serves this model: what is under way to or from an earlier one is over, ask for it again.
+    """Another process serves this model: what is under way to or from an earlier one is over; say all that is open.
 
     Args:
         server_epoch: of the new one; what is said under a lesser epoch counts no longer.

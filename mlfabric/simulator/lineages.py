@@ -42,6 +42,13 @@ class Lineages:
             before = self._seen.setdefault((process, model, version), lineage)
             assert before == lineage, f"{process} has seen two models that are called {version} of {model}"
 
+    def mistakes(self, process: Process, model: str, newest: ModelVersion) -> None:
+        """Note that what a process has seen of an epoch up to a version counts as of the present lineage."""
+        for key in [key for key in self._seen if key[:2] == (process, model)]:
+            version = key[2]
+            if version.epoch == newest.epoch and version <= newest:
+                del self._seen[key]
+
     def is_of_another(self, process: Process, model: str, version: ModelVersion) -> bool:
         """Tell whether what a process has seen as this version is of another lineage than the present one."""
         return self._seen.get((process, model, version), self._present[model]) != self._present[model]

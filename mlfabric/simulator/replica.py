@@ -339,7 +339,7 @@ class SimulatedReplica:
 
     def _is_astray(self, model: str, version: ModelVersion) -> bool:
         """Tell whether a version is that of a server whose place was taken, which a new scheduler did not know."""
-        return version.epoch < self._witness.epoch_of(model)
+        return version.epoch < self._witness.kept_since(model)
 
     def _is_hopeless(self, action: ApplyPrefix, done: Sequence[Entry]) -> bool:
         """Tell whether steps are not finite: the primary would have made none of them."""

@@ -19,9 +19,11 @@ from mlfabric.protocol import (
     Dropped,
     Expect,
     GetId,
+    HostModel,
     Instruction,
     Lost,
     MemberEvent,
+    MemberJoined,
     ModelVersion,
     Outcome,
     Resolve,
@@ -31,6 +33,7 @@ from mlfabric.protocol import (
     TransferId,
     UpdateId,
     UpdateKind,
+    Welcome,
 )
 from mlfabric.samples import SampleCounts, Samples, difference
 from mlfabric.scheduler.state import SchedulerState
@@ -109,6 +112,7 @@ class Witness:
         self._server_epochs: dict[tuple[str, int], int] = {}
         self._told_epochs: dict[tuple[str, int], int] = {}
         self._versions: dict[str, ModelVersion] = {}
+        self._kept_since: dict[str, int] = {}
         self._weights: dict[str, list[Weights]] = {}
         self._steps: set[int] = set()
         self._bounds: dict[str, int] = {}
@@ -117,6 +121,8 @@ class Witness:
         self._given: set[tuple[str, ModelVersion]] = set()
         self._began: dict[str, list[ModelVersion]] = defaultdict(list)
         self._former_initials: set[UpdateId] = set()
+        self._copied: set[UpdateId] = set()
+        self._namers: dict[str, SchedulerState] = {}
         self._epoch = 0
         self._known: dict[str, tuple[SchedulerState, ModelVersion]] = {}
         self._present: SchedulerState | None = None
@@ -131,6 +137,8 @@ class Witness:
     def heard(self, state: SchedulerState, event: MemberEvent, instructions: list[Instruction]) -> None:
         """Check what the scheduler says of outcomes, and what it remembers of those that it was just told."""
         self._present = state
+        if isinstance(event, MemberJoined) and any(isinstance(i, Welcome) for i in instructions):
+            self._comes(state, event)
         for name, model in state.models.items():
             pushes = model.pushes
             self._bounds[name] = max(self._bounds.get(name, 0), pushes.tau_max)
@@ -140,6 +148,8 @@ class Witness:
             # A server that is told to drop an update may have applied it by then, and does not.
             if isinstance(instruction, Drop) and instruction.to == instruction.update.worker:
                 self._agrees("the scheduler", instruction.update, Dropped(cause=instruction.cause))
+            elif isinstance(instruction, HostModel) and _is_to_server(instruction, state):
+                self._namers[instruction.spec.name] = state
             elif isinstance(instruction, Resolve):
                 self._agrees("the scheduler", instruction.update, instruction.outcome)
                 self._keeps_up(state, instruction.update, instruction.outcome)
@@ -149,6 +159,17 @@ class Witness:
             self._remembered(state, [event.transfer])
         elif isinstance(event, ServerHolds):
             self.remembered(state)
+
+    def _comes(self, state: SchedulerState, event: MemberJoined) -> None:
+        """Note a worker that knows of versions which are no more than there is under the same server epoch by now.
+
+        If the scheduler has not named that one, it cannot tell them from those of a former model (see the guarantees).
+        """
+        model = "" if event.spec is None else event.spec.name
+        knows, now = event.known, self._version_of(model)
+        is_from_before = event.member.seen != state.context.config.term
+        if is_from_before and self._namers.get(model) is not state and knows.epoch == now.epoch and knows <= now:
+            self.lineages.mistakes((event.member.name, event.member.incarnation), model, now)
 
     def _counts_on(self, state: SchedulerState, model: str, version: ModelVersion) -> None:
         """Check that what a scheduler takes for the newest version was made, and never goes back."""
@@ -233,7 +254,8 @@ class Witness:
         """Check that an update may be applied, whatever it was computed from."""
         truth, told = self.truths[update], self.told.get(update)
         assert update not in self.applied, f"{update} is applied twice"
-        may_be_seen_by_the_store = truth.oddity in (Oddity.NONE, Oddity.OVERFLOW, Oddity.INFINITE)
+        is_whole = truth.oddity is Oddity.CHANGED and update in self._copied
+        may_be_seen_by_the_store = is_whole or truth.oddity in (Oddity.NONE, Oddity.OVERFLOW, Oddity.INFINITE)
         assert may_be_seen_by_the_store, f"{update} is applied though {truth.oddity.value}"
         assert not isinstance(told, Dropped), f"{update} is applied though its worker was told {told}"
 
@@ -301,6 +323,7 @@ class Witness:
         truth, model = self.truths[update], self.truths[update].model
         self.lineages.begins(model)
         self._begins_over(model, version)
+        self._kept_since[model] = version.epoch
         self._gives(model, version)
         if model in self._weights:
             self._began[model].append(ModelVersion(version.epoch, -1))
@@ -327,6 +350,7 @@ class Witness:
         former = self._version_of(model)
         assert version.number == former.number, f"{model} went from {former} to {version}"
         assert version.epoch > former.epoch, f"{model} went from {former} to {version}"
+        self._begins_over(model, version)
         self._began[model].append(ModelVersion(version.epoch, -1))
         self._versions[model] = version
         self._gives(model, version)
@@ -362,6 +386,7 @@ class Witness:
                 self._steps.discard(self.truths[update].step)
         del self._weights.setdefault(model, [])[began.number + 1 :]
         self._began[model].append(began)
+        self._kept_since[model] = began.epoch
 
     def is_lost(self, model: str, version: ModelVersion) -> bool:
         """Tell whether a version was lost when a later epoch began."""
@@ -369,9 +394,9 @@ class Witness:
 
     # At the replica
 
-    def epoch_of(self, model: str) -> int:
-        """Return the newest server epoch of a model; a replica that follows a server of an earlier one is astray."""
-        return self._version_of(model).epoch
+    def kept_since(self, model: str) -> int:
+        """Return the server epoch since which a model has all that it had; a replica of an earlier one is astray."""
+        return self._kept_since.get(model, 1)
 
     def follows(self, model: str, number: int, weights: Weights) -> None:
         """Check what a replica is about to make its version of this number."""
@@ -415,6 +440,7 @@ class Witness:
         self.promotions += 1
         before = self.leads.promoted(model, base)
         made = {u for u, outcome in self.applied.items() if self.truths[u].model == model}
+        self._begins_over(model, ModelVersion(version.epoch, base))
         self._lose(model, ModelVersion(version.epoch, base))
         self._versions[model] = ModelVersion(version.epoch, base)
         self._has(model, self._versions[model], self.weights(model, base))
@@ -429,6 +455,7 @@ class Witness:
         kind = StepKind.MEAN if len(made) < sum(len(entry.members) for entry in entries) else StepKind.SUM
         for step in _groups(entries):
             members = [update for entry in step for update in entry.members]
+            self._copied.update(members)
             for update in members:
                 self._is_fit(update)
             lrs = tuple(entry.lr for entry in step for _ in entry.members)
@@ -461,14 +488,15 @@ class Witness:
         assert update not in self.told, f"{update} was settled twice: {self.told[update]}, {outcome}"
         self.told[update] = outcome
         self._agrees("its worker", update, outcome)
-        epoch = self._told_epochs.get(update[:2], 0)
-        if isinstance(outcome, Committed) and outcome.version.epoch < epoch:
-            is_lost = self.is_lost(self.truths[update].model, outcome.version) and update not in self.applied
+        epoch, truth = self._told_epochs.get(update[:2], 0), self.truths[update]
+        is_gradient = truth.kind is UpdateKind.GRADIENT
+        if is_gradient and isinstance(outcome, Committed) and outcome.version.epoch < epoch:
+            is_lost = self.is_lost(truth.model, outcome.version) and update not in self.applied
             assert not is_lost, f"{update}: its worker knows of server epoch {epoch}, and believes {outcome}"
         if isinstance(outcome, Dropped):
             self.dropped[outcome.cause.name] += 1
-        elif self.truths[update].oddity is not Oddity.NONE:
-            raise AssertionError(f"{update} was committed though {self.truths[update].oddity.value}")
+        elif truth.oddity is not Oddity.NONE and update not in self._copied:
+            raise AssertionError(f"{update} was committed though {truth.oddity.value}")
 
     def delivers(self, get: GetId, model: str, version: ModelVersion, value: int, after: UpdateId | None) -> None:
         """Check that a get follows its update and is a version that was made."""
@@ -512,6 +540,11 @@ class Witness:
             assert outcome == really, f"{who} says {outcome} of {update}; it is {really}"
         else:
             assert really is None, f"{who} says {outcome} of {update}; it is {really}"
+
+
+def _is_to_server(order: HostModel, state: SchedulerState) -> bool:
+    """Tell whether a model is to be served under an epoch; a replica and aggregators are told what it looks like."""
+    return order.to == state.models[order.spec.name].pushes.server
 
 
 def _groups(entries: Sequence[MadeVersion]) -> Iterator[list[MadeVersion]]:

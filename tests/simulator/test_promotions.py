@@ -53,7 +53,7 @@ def test_whoever_dies_a_replica_goes_on_within_the_bound_and_nothing_is_stuck(se
 
 def test_storms_kill_primaries_that_are_replaced_and_some_updates_are_lost():
     found = Counter[str]()
-    for seed in range(3):
+    for seed in range(4):
         summary = Simulation(deadly(seed)).run(EVENTS)
         found += Counter(died=summary.faults["server died"], promoted=summary.promotions, lost=summary.lost)
     assert found["died"] > 2
@@ -61,7 +61,7 @@ def test_storms_kill_primaries_that_are_replaced_and_some_updates_are_lost():
     assert found["lost"] > 0
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(4))
 def test_a_primary_that_is_only_cut_off_is_fenced_off(seed):
     Simulation(lonely(seed)).run(EVENTS)
 
