@@ -42,6 +42,7 @@ class _Known:
         renewed: the last one that it named for a server that had the model; 0 if it named none so.
         renewals: how often workers had it name one so.
         brought: the greatest one that a server that had the model came with.
+        cleared: the one from which on no version of before counts; 0 if there is none.
         due_ns: when a server that brought the model is to be named one.
     """
 
@@ -51,6 +52,7 @@ class _Known:
     renewed: int = 0
     renewals: int = 0
     brought: int = 0
+    cleared: int = 0
     due_ns: int | None = None
 
     @property
@@ -182,7 +184,7 @@ class KnownEpochs:
         """
         known = self._known.get(model, _Known())
         if known.newest_epoch > held:
-            known.named = max(known.named, epoch)
+            known.cleared = epoch
 
     def _present(self, name: str, known: _Known) -> ModelVersion:
         """Return the version at which a model is, under the epoch under which it is served or will be."""
@@ -243,6 +245,8 @@ class KnownEpochs:
         It may have come as far, or further, by itself: from a checkpoint of before, or in another one's place.
         """
         known = self._known.get(holds.spec.name)
+        if known is not None and 0 < known.cleared <= holds.version.epoch:
+            known.named = max(known.named, known.cleared)
         if holds.spec.shard is None and known is not None and _has_missed(holds, known.named):
             if holds.version.epoch >= known.named:
                 known.named = known.renewed = holds.version.epoch + 1
