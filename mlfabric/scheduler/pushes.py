@@ -229,15 +229,11 @@ class Pushes(Sequencing):
 
     def _outdated(self) -> Iterator[tuple[UpdateId, Dropped]]:
         """Give the updates that wait and cannot take part any more, and why."""
-        for update, waiting in self.waiting.items():
-            if update in self.planned:
-                continue
-            if waiting.request.kind is UpdateKind.INITIAL:
-                refusal = self._refusal(waiting.request) if self.whole is None else None
-            else:
-                refusal = self._outdated_by(waiting.request) if self.policy.has_barrier else None
-            if refusal is not None:
-                yield update, refusal
+        for update, waiting in self.waiting.items() if self.policy.has_barrier else ():
+            if update not in self.planned and waiting.request.kind is UpdateKind.GRADIENT:
+                refusal = self._outdated_by(waiting.request)
+                if refusal is not None:
+                    yield update, refusal
 
     def _overdue_ns(self) -> int | None:
         """Return when the first that is out becomes overdue, if others wait behind it or in it."""

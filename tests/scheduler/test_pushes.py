@@ -291,6 +291,14 @@ def test_initial_weights_that_are_asked_for_again_once_the_model_has_others_are_
     assert stage.ask(ended(update("a"), TransferEnd.VOIDED)) == [drop(update("a"), DropReason.DUPLICATE)]
 
 
+def test_initial_weights_that_came_too_late_for_a_server_that_is_gone_are_taken_by_the_next_one():
+    stage = Stage().trained("a", "b")
+    assert stage.ask(initial("b")) == [drop(update("b"), DropReason.DUPLICATE)]  # which does not hear of it
+    stage.tell(MemberSilent(name="s", incarnation=1))
+    stage.server(incarnation=2)
+    assert [type(told) for told in stage.ask(initial("b"))] == [Send, Expect]
+
+
 def test_an_update_over_a_link_without_capacity_is_dropped_with_that_reason(stage):
     stage.tell(LinksReported(monitor="m", rates=(LinkRate(host="h-a", up=True, bps=0, age_ns=0),)))
     assert stage.ask(push("a")) == [drop(update("a"), DropReason.NO_CAPACITY)]
