@@ -71,6 +71,9 @@ class Replication(ReplicaPlans):
         yield Logged(to=self.name, model=self._model, commits=fresh, reason="the primary committed it")
         for number, step in groupby(fresh, key=lambda c: c.version.number):
             together = list(step)
+            if self.phase is Phase.FOLLOWING and together[0].version <= self.version:  # told later than the seed was
+                yield from self._release([c.update for c in together], "the replica was seeded with them")
+                continue
             share = units_above(together[0].step_norm) // len(fresh) * len(together) + 1
             entry = Entry(number, together[0].lr, tuple(c.update for c in together), share)
             self._entries.append(entry)

@@ -118,6 +118,17 @@ def test_what_the_seed_has_in_it_is_released_and_the_rest_is_folded():
     ]
 
 
+def test_what_the_primary_tells_of_only_after_the_replica_was_seeded_with_it_is_not_folded():
+    stage = Stage().trained("a")
+    join(stage, updates=10)
+    stage.ask(push("a", 0))
+    stage.tell(reported(1))
+    found = stage.tell(committed(update("a", 0), 1))
+    assert not only(Fold, found)
+    assert [r.updates for r in only(Release, found)] == [(update("a", 0),)]
+    assert [f.update for f in only(Fold, commit(stage, "a", 2, 1))] == [update("a", 1)]
+
+
 def test_a_fold_brings_the_learning_rates_of_the_places_since_the_last_one():
     stage = seeded(Stage().trained("a", "b"), updates=100)
     commit(stage, "a", 1, 0)
