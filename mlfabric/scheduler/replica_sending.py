@@ -26,6 +26,7 @@ from mlfabric.protocol import (
     UpdateKind,
 )
 from mlfabric.rules import RuleKind
+from mlfabric.samples import Samples
 from mlfabric.scheduler.context import Context
 from mlfabric.scheduler.planning import paced_rate
 from mlfabric.scheduler.pushes import Pushes
@@ -260,7 +261,7 @@ class ReplicaSending:
         return Expect(
             to=self.name,
             transfer=transfer,
-            members=tuple(Expected(update, ModelVersion(0, 0), 0) for update in members)
+            members=tuple(Expected(u, ModelVersion(0, 0), 0, samples=self._samples_of(u)) for u in members)
             or (Expected(UpdateId(self._pushes.server, 0, self.term), ModelVersion(0, 0), 0),),
             model=self._model,
             seq=self.term,
@@ -271,6 +272,11 @@ class ReplicaSending:
             after=(),
             reason=f"term {self.term}",
         )
+
+    def _samples_of(self, update: UpdateId) -> Samples:
+        """Return what an update that is not settled was computed from: its replica may be the last that knows that."""
+        planned = self._pushes.planned.get(update)
+        return () if planned is None else planned.request.samples
 
     def _begin(
         self,

@@ -224,12 +224,21 @@ class ReplicaModel:
         self._foretold = []
 
     def _foretell(self) -> None:
-        """Let the log, once it leads no further, go on with what is foretold next and can be applied."""
+        """Let the log, once it leads no further, go on with what is foretold next and can be applied.
+
+        A new scheduler knows that an update was committed, and may never have heard of its samples.
+        """
+        samples = {m.update: m.samples for t in self.transfers.values() for m in t.order.members if self._foretold}
         while self._foretold and not self._longest_prefix():
             group = self._foretold.pop(0)
             ahead = group[0].version.number - 1 - self.version.number
             commits = tuple(
-                replace(c, version=ModelVersion(self.version.epoch, c.version.number - ahead), tau=c.tau - ahead)
+                replace(
+                    c,
+                    version=ModelVersion(self.version.epoch, c.version.number - ahead),
+                    tau=c.tau - ahead,
+                    samples=c.samples or samples.get(c.update, ()),
+                )
                 for c in group
             )
             if not any(c.tau < 0 or self.applied.knows(c.update) for c in commits):

@@ -129,6 +129,12 @@ def test_what_the_primary_tells_of_only_after_the_replica_was_seeded_with_it_is_
     assert [f.update for f in only(Fold, commit(stage, "a", 2, 1))] == [update("a", 1)]
 
 
+def test_what_a_replica_is_to_expect_before_it_is_committed_comes_with_its_samples():
+    stage = seeded(Stage().trained("a"), updates=0)
+    (expect,) = [e for e in only(Expect, stage.ask(push("a", samples=((0, 8),)))) if e.to == "r"]
+    assert [m.samples for m in expect.members] == [((0, 8),)]
+
+
 def test_a_fold_brings_the_learning_rates_of_the_places_since_the_last_one():
     stage = seeded(Stage().trained("a", "b"), updates=100)
     commit(stage, "a", 1, 0)

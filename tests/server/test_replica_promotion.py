@@ -99,6 +99,17 @@ def test_what_is_foretold_and_cannot_be_applied_is_left_out():
     assert applied(stage, 1)[-1] == taken(stage, 1, (1, 1, 0), base=0)
 
 
+def test_what_is_foretold_without_its_samples_has_those_that_came_with_its_order():
+    stage, own = Stage(), update("a")
+    order = expect(own, members=(own,))
+    stage.tell(replace(order, members=(order.members[0]._replace(samples=((0, 8),)),)))
+    stage.tell(offer(own))
+    stage.tell(act.PayloadReceived(transfer=own, connection=1))
+    stage.tell(promote(commit(0, 1)))
+    (handed,) = applied(stage, 1)[-1].holds
+    assert handed.samples.runs == ((0, 8, 1),)
+
+
 def test_what_is_foretold_is_made_under_the_new_server_epoch():
     stage = Stage()
     stage.bring(update("a"))
