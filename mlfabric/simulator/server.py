@@ -134,7 +134,7 @@ class SimulatedServer:
     def _begin_again(self, former: SimulatedServer, address: str, checkpoints: Collection[Checkpoint]) -> None:
         self.incarnation, self.address = former.incarnation + 1, address
         self.checkpoints = {checkpoint.holds.spec.name: checkpoint for checkpoint in checkpoints}
-        self.clean = former.clean
+        self.clean = {name: epoch for name, epoch in former.clean.items() if name in self.checkpoints}
         held = [
             one.resumed(one.next_epoch(former.epochs.get(name, 0)), self.clean.get(name, 0))
             for name, one in self.checkpoints.items()
