@@ -70,6 +70,8 @@ class Pushes(Sequencing):
         """Take a request, or answer one that was answered before."""
         update = event.update
         self.settled.forget_below(update, event.resolved_below)
+        if self.iteration is not None and any(map(self.settled.is_over, self.iteration.owed)):
+            yield from self._recount_parts(f"{update.worker} knows what became of a part")
         planned = self.planned.get(update)
         if self.settled.is_over(update):
             return  # its worker knows the outcome

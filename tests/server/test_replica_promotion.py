@@ -106,7 +106,7 @@ def test_what_is_foretold_without_its_samples_has_those_that_came_with_its_order
     stage.tell(offer(own))
     stage.tell(act.PayloadReceived(transfer=own, connection=1))
     stage.tell(promote(commit(0, 1)))
-    (handed,) = applied(stage, 1)[-1].holds
+    (handed,) = next(action.holds for action in applied(stage, 1) if isinstance(action, TakeOver))
     assert handed.samples.runs == ((0, 8, 1),)
 
 

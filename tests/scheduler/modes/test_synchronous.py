@@ -62,6 +62,15 @@ def under_way(stage: Stage, *workers: str, counter: int = 0, version: int = 0) -
     return out
 
 
+def test_nobody_waits_for_a_part_whose_worker_knows_by_now_what_became_of_it():
+    stage = Stage().trained("a", spec=SYNCHRONOUS)
+    stage.ask(push("a"))
+    stage.tell(ended(update("a"), TransferEnd.BROKEN))
+    stage.tell(ended(update("a"), TransferEnd.VOIDED))
+    assert stage.pushes.iteration is not None
+    assert sends(stage.ask(push("a", 1, resolved_below=1))) == ["a"]
+
+
 def test_nothing_is_planned_before_every_worker_has_an_update(stage):
     assert under_way(stage, "a", "b") == []
     assert stage.state.next_wakeup_ns(stage.now_ns) is None
