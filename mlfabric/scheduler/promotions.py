@@ -100,7 +100,9 @@ class Promotions:
     def refusal(self, event: MemberJoined) -> tuple[RefuseReason, str] | None:
         """Say why a server cannot join because of one that takes, or took, its place; None if it can."""
         name, order = event.member.name, self._orders.get(event.member.name)
-        if event.promoted:
+        known = self._context.members.get(name)
+        is_again = known is not None and known.member.incarnation == event.member.incarnation
+        if event.promoted and not is_again:  # else it was admitted, and may not have heard of it
             if order is not None and _fits(order, event):
                 return None
             detail = f"{event.promoted!r} is not told to take the place of server {name!r}"

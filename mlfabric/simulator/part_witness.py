@@ -121,14 +121,15 @@ class PartWitness(Witness):
             self.delivers(get, name, version, value, part)
 
     def _counts_as(self, part: str, version: ModelVersion) -> None:
-        """Note that a part whose server did not begin anew counts under the epoch of one that did."""
+        """Note that a part whose server did not begin anew counts, or counted, under the epoch of one that did."""
         if (part, version) in self._values:
             return
-        for epoch in range(version.epoch - 1, 0, -1):
-            own = ModelVersion(epoch, version.number)
-            if (part, own) in self._values and not self.is_lost(part, own):
-                self._has(part, version, self._values[part, own])
-                return
+        earlier = (ModelVersion(epoch, version.number) for epoch in range(version.epoch - 1, 0, -1))
+        own = [one for one in earlier if (part, one) in self._values]
+        if kept := [one for one in own if not self.is_lost(part, one)]:
+            self._has(part, version, self._values[part, kept[0]])
+        elif own:
+            self._values[part, version] = self._values[part, own[0]]
 
     def _begins_over(self, model: str, version: ModelVersion) -> None:
         """Forget also what counted as versions of another part's epoch."""

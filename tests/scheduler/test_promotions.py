@@ -213,6 +213,14 @@ def test_a_replica_that_is_admitted_as_the_server_is_one_no_longer_and_workers_h
     assert stage.pushes.version == (2, 3)
 
 
+def test_who_takes_a_place_and_does_not_hear_that_it_was_admitted_asks_again():
+    stage = followed("a")
+    lose_primary(stage)
+    claim(stage)
+    silent(stage, incarnation=7)
+    assert refusals(claim(stage)) == []
+
+
 def test_nothing_planned_at_the_old_server_survives_and_what_is_asked_for_again_goes_to_the_new_one():
     stage = followed("a")
     stage.ask(push("a", 0, computed_from=3))

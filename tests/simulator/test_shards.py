@@ -121,6 +121,12 @@ def test_everybody_goes_on_where_all_servers_went_back_and_the_scheduler_began_a
     assert Simulation(all_anew(seed, mode)).run(EVENTS).faults["servers died"]
 
 
+def test_a_worker_that_alone_knows_of_a_commit_goes_on_where_servers_began_with_nothing_under_a_scheduler_that_stays():
+    config = hectic(29, Mode.SYNCHRONOUS)
+    faults = FaultRates(rollback_hz=8.0, amnesia=1.0, late=0.05)
+    assert Simulation(replace(config, faults=faults)).run(EVENTS).faults["servers died"] >= 10
+
+
 def test_storms_leave_units_half_committed_and_they_are_rolled_forward(monkeypatch):
     opened = Counter[bool]()
     begin = ShardUnits._open_unit
