@@ -15,7 +15,8 @@ from mlfabric.protocol import (
     UpdateKind,
     Welcome,
 )
-from tests.scheduler.shard_stage import CUT, PARTS, ShardStage, ended, part, part_holds, part_push
+from mlfabric.specs import Mode
+from tests.scheduler.shard_stage import CUT, PARTS, ShardStage, ended, part, part_holds, part_push, spec_of
 from tests.scheduler.test_shard_rollback import dies, kinds
 
 
@@ -135,3 +136,13 @@ def test_initial_weights_that_were_taken_are_planned_again_where_they_were_lost(
     begins(stage, 0)
     stage.ask(request)
     assert part("a", 0, 0) in stage.whole.parts[0].pushes.planned
+
+
+def test_an_iteration_of_a_model_that_is_gone_takes_nothing_in():
+    stage = ShardStage().begin("a", version=3, spec=spec_of(Mode.SYNCHRONOUS))
+    stage.asks("a", computed_from=3)
+    assert all(pushes.iteration is not None for pushes in stage.whole.tables)
+    for shard in range(2):
+        dies(stage, shard)
+        begins(stage, shard)
+    assert all(pushes.iteration is None for pushes in stage.whole.tables)
