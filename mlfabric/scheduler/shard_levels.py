@@ -7,9 +7,10 @@ committed at a part since, and is open at another, was *rolled back* then.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 
-from mlfabric.protocol import Instruction, ModelVersion
+from mlfabric.protocol import Instruction, ModelVersion, UpdateId
+from mlfabric.scheduler.context import Context
 from mlfabric.scheduler.modes.asynchronous import least_workers
 from mlfabric.scheduler.parts import part_of, whole_of
 from mlfabric.scheduler.shard_units import ShardUnits, Stage, Unit
@@ -19,6 +20,10 @@ __all__ = ["ShardLevels"]
 
 class ShardLevels(ShardUnits):
     """The parts of a model, the open unit, and whether the parts stand alike."""
+
+    def __init__(self, context: Context, name: str, count: int) -> None:
+        super().__init__(context, name, count)
+        self._half: Set[UpdateId] = frozenset()
 
     def _compare_parts(self) -> None:
         """Find out whether parts stand alike, can be brought to, or are torn."""
@@ -51,15 +56,22 @@ class ShardLevels(ShardUnits):
     def _sweep(self) -> Iterator[Instruction]:
         """Look at every push that may be further, first for what is committed at a part, and open at another.
 
-        That was rolled back, if all parts stand alike.
+        That was rolled back, if all parts stand alike; until they do it is remembered.
         """
+        found = self.open.keys() if self._changed is None else (self._changed | self._half) & self.open.keys()
+        committed = {push: self._committed(push) for push in sorted(found - self._initial - self._lost)}
+        half = {push: outcome for push, outcome in committed.items() if outcome is not None and not self._is_over(push)}
+        self._half = frozenset()
         if self.unit is None and self.is_settled and self.is_uniform:
-            found = self.open.keys() if self._changed is None else self._changed & self.open.keys()
-            for push in sorted(found - self._initial - self._lost):
-                outcome = self._committed(push)
-                if outcome is not None and not self._is_over(push):
-                    self._lose(push, outcome)
+            for push, outcome in half.items():
+                self._lose(push, outcome)
+        else:
+            self._half = half.keys()
         yield from super()._sweep()
+
+    def _end_unit(self) -> None:
+        self._has_doomed |= self.unit is not None and not self._half <= set(self.unit.pushes)
+        super()._end_unit()
 
     def _lacking(self, unit: Unit) -> str:
         """Say which part of a unit that is committed elsewhere will never come; "" if all may come."""

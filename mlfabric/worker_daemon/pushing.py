@@ -264,10 +264,13 @@ class Pushing:
 def _together(outcomes: list[Outcome], kind: UpdateKind) -> Outcome | None:
     """Return what became of a push whose parts have these outcomes; None if they contradict one another.
 
-    A part whose server has resumed since others were committed is committed under a later epoch: that one counts.
+    A part whose server has resumed since others were committed is committed under a later epoch: that one counts. One
+    that was rolled back since is lost with the others, which were committed.
     """
     committed = sorted((o for o in outcomes if isinstance(o, Committed)), key=lambda o: o.version, reverse=True)
     dropped = [o for o in outcomes if isinstance(o, Dropped)]
+    if committed:
+        dropped = [o for o in dropped if o.cause is not DropReason.ROLLED_BACK]
     if kind is UpdateKind.INITIAL:
         # Some shards may have got theirs from another worker before.
         refused = [o for o in dropped if o.cause is not DropReason.DUPLICATE]

@@ -5,18 +5,23 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mlfabric.protocol import (
+    Commit,
+    CommitsReported,
+    Committed,
     Drop,
     DropReason,
     HostModel,
     Initialise,
+    InitialReceived,
     ModelVersion,
+    Resolve,
     ServerHolds,
     TransferEnd,
     UpdateKind,
     Welcome,
 )
 from mlfabric.specs import Mode
-from tests.scheduler.shard_stage import CUT, PARTS, ShardStage, ended, part, part_holds, part_push, spec_of
+from tests.scheduler.shard_stage import CUT, PARTS, ShardStage, ended, part, part_holds, part_push, prepared, spec_of
 from tests.scheduler.test_shard_rollback import dies, kinds
 
 
@@ -146,3 +151,30 @@ def test_an_iteration_of_a_model_that_is_gone_takes_nothing_in():
         dies(stage, shard)
         begins(stage, shard)
     assert all(pushes.iteration is None for pushes in stage.whole.tables)
+
+
+def test_a_push_that_was_committed_before_and_is_asked_for_while_another_commits_is_answered_after_that():
+    stage = ShardStage(epoch=5)
+    stage.server("s0", held=(PARTS[0],))
+    stage.tell(part_holds(0, 43, ("a", 0, 43)))
+    dies(stage, 0)
+    begins(stage, 0)
+    stage.server("s1")
+    stage.worker("b", spec=CUT)
+    for shard, pushes in enumerate(stage.whole.tables):
+        stage.tell(InitialReceived(server=f"s{shard}", model=f"net.shard{shard}", version=pushes.version))
+    now = stage.whole.version
+    for shard in range(2):
+        stage.ask(replace(part_push("b", 0, shard), computed_from=now))
+    stage.arrives("b")
+    assert stage.whole.unit is not None
+    stage.worker("a", spec=CUT)
+    stage.asks("a", computed_from=42)
+    told = []
+    for shard in range(2):
+        told += stage.ask(prepared(shard, epoch=5))
+    for shard in range(2):
+        made = Commit(update=part("b", 0, shard), version=now._replace(number=1), tau=0, lr=0.1, step_norm=1.0)
+        told += stage.ask(CommitsReported(server=f"s{shard}", model=f"net.shard{shard}", commits=(made,)))
+    resolved = [(told.update, told.outcome) for told in kinds(told, Resolve)]
+    assert (part("a", 0, 1), Committed(version=ModelVersion(1, 43), tau=0)) in resolved

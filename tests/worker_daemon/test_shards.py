@@ -243,6 +243,14 @@ def test_a_part_that_was_committed_under_a_later_server_epoch_gives_the_push_its
     assert stage.tell(answered(late, newest)) == [settles(0, newest)]
 
 
+def test_a_part_that_is_rolled_back_after_others_were_committed_was_lost_with_them(stage):
+    stage.push(0, 1)
+    stage.tell(answered(0, DONE))
+    [settled, report] = stage.tell(answered(1, Dropped(cause=DropReason.ROLLED_BACK)))
+    assert settled == settles(0, DONE)
+    assert isinstance(report, act.Request)
+
+
 def test_initial_weights_may_have_come_from_another_worker_to_some_shards(stage):
     stage.push(0, 1, kind=UpdateKind.INITIAL)
     stage.tell(answered(0, Dropped(cause=DropReason.DUPLICATE)))
