@@ -217,8 +217,9 @@ class Membership:
             yield self._welcome(record, [], False, reason)
             return
         self.epochs.joins(event, spec.name)
+        least = 1 + max([part.pushes.version.epoch for part in self.models_of(spec.name)], default=0)
         for part, server in self._to_place(spec):
-            epoch = self.epochs.begin(spec.name, 1)
+            epoch = self.epochs.begin(spec.name, least)
             self._make_model(part, server).pushes.begin_under(epoch)
             yield HostModel(to=server, spec=part, reason=f"{record.member.name} brought a new model", epoch=epoch)
             yield from self._announce_model(part)

@@ -247,8 +247,8 @@ class PushEnds(PushTable):
         if self.whole is not None:
             self.began = (*holds.earlier, ModelVersion(holds.version.epoch, holds.epoch_base))
             self.count_under(counted)
-        if not self.initialised:
-            self.iteration = None  # it was of a model that is gone
+            if not self.initialised:
+                self.iteration = None  # it was of a model that is gone
         self.has_formed |= holds.version.number > max(0, holds.epoch_base)
         for ids in holds.applied:
             self.settled.forget_below(UpdateId(ids.worker, ids.incarnation, 0), ids.low)

@@ -233,7 +233,7 @@ class Pushes(Sequencing):
         """Give the updates that wait and cannot take part any more, and why."""
         for update, waiting in self.waiting.items() if self.policy.has_barrier else ():
             if update not in self.planned and waiting.request.kind is UpdateKind.GRADIENT:
-                refusal = self._outdated_by(waiting.request)
+                refusal = self._refusal(waiting.request)  # also of what came while nothing was known of the server
                 if refusal is not None:
                     yield update, refusal
 

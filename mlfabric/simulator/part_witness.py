@@ -80,7 +80,6 @@ class PartWitness(Witness):
             super()._counts_on(state, model, version)
             return
         assert version.number <= newest.number, f"the scheduler takes {version} of {model} for made; it is {newest}"
-        self._known[model] = (state, version)
 
     def hears(self, worker: tuple[str, int], server_epoch: int) -> None:
         """Note nothing: what was committed before servers died may be said to be, under whatever epoch."""

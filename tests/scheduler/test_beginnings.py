@@ -178,3 +178,8 @@ def test_a_push_that_was_committed_before_and_is_asked_for_while_another_commits
         told += stage.ask(CommitsReported(server=f"s{shard}", model=f"net.shard{shard}", commits=(made,)))
     resolved = [(told.update, told.outcome) for told in kinds(told, Resolve)]
     assert (part("a", 0, 1), Committed(version=ModelVersion(1, 43), tau=0)) in resolved
+
+
+def test_parts_that_all_began_under_the_first_epoch_are_of_one_beginning():
+    stage = hear(says(0, (1, 2), -1), says(1, (1, 2), 0))
+    assert not stage.whole.torn

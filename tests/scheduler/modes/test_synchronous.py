@@ -320,3 +320,12 @@ def test_an_iteration_from_before_this_scheduler_is_left_to_the_server():
     assert under_way(stage, "a", "b") == []
     told = stage.ask(iteration(1, update("a"), update("b")))
     assert sorted(i.to for i in told if isinstance(i, Resolve)) == ["a", "b"]
+
+
+def test_an_update_from_the_future_that_came_before_the_server_is_turned_away_once_that_has_said_where_it_is():
+    stage = Stage()
+    stage.server(held=(SYNCHRONOUS,))
+    stage.worker("a", spec=SYNCHRONOUS)
+    stage.ask(push("a", computed_from=1007))
+    told = stage.tell(holds(7, spec=SYNCHRONOUS)) + stage.tick()
+    assert [(drop.to, drop.cause) for drop in told if isinstance(drop, Drop)] == [("a", DropReason.FUTURE_VERSION)]
