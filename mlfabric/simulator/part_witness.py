@@ -75,11 +75,14 @@ class PartWitness(Witness):
 
     def _counts_on(self, state: SchedulerState, model: str, version: ModelVersion) -> None:
         """Check that what a scheduler takes for the newest version was made; the epoch may be that of another part."""
-        newest = self._version_of(model)
-        if version.epoch <= newest.epoch:
-            super()._counts_on(state, model, version)
+        newest, (_, known) = self._version_of(model), self._known.get(model, (state, version))
+        if version.epoch > newest.epoch:
+            assert version.number <= newest.number, f"the scheduler takes {version} of {model} for made; it is {newest}"
+            self._known[model] = (state, version)
             return
-        assert version.number <= newest.number, f"the scheduler takes {version} of {model} for made; it is {newest}"
+        if known.epoch > newest.epoch:
+            del self._known[model]
+        super()._counts_on(state, model, version)
 
     def hears(self, worker: tuple[str, int], server_epoch: int) -> None:
         """Note nothing: what was committed before servers died may be said to be, under whatever epoch."""
