@@ -67,11 +67,12 @@ class _Track:
 
 
 class Before(NamedTuple):
-    """How far a primary was allowed to be ahead when its replica took its place, None if not, and where it was."""
+    """How far a primary was allowed to be ahead when its replica took its place, None if not, and where both were."""
 
     model: str
     order: Followed | None
     weights: complex
+    version: int
 
 
 class Leads:
@@ -168,13 +169,17 @@ class Leads:
         track = self._tracks[model]
         motions, log = track.motions[: version + 1], track.log[:version]
         self._tracks[model] = _Track(track.rule, motions, log)
-        return Before(model, track.order if track.is_promised else None, track.motions[-1].weights)
+        return Before(model, track.order if track.is_promised else None, track.motions[-1].weights, version)
 
     def check_lost(self, before: Before, updates: int) -> None:
-        """Check that so many updates, and so much way, may have been lost to a promotion."""
+        """Check that so many updates, and so much way, may have been lost to a promotion.
+
+        What a replica makes good out of turn, as it lacks what came before, may lead it away again.
+        """
         if before.order is None:
             return
-        distance = abs(before.weights - self._tracks[before.model].motions[-1].weights) if updates else 0.0
+        reached = self._tracks[before.model].motions[before.version :]
+        distance = min(abs(before.weights - motion.weights) for motion in reached) if updates else 0.0
         assert _is_within(before.order, updates, distance), (
             f"{before.model} goes on {updates} updates and {distance:.6g} behind what was committed; "
             f"the bound is {before.order.updates} updates and {before.order.norm:.6g}"
