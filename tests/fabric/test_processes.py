@@ -45,9 +45,17 @@ TRAIN = """
 """
 
 
+_ports: set[int] = set()
+
+
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
+    """Return a port that was free a moment ago, another one each time: services are started one after the other."""
+    while True:
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = int(probe.getsockname()[1])
+        if port not in _ports:
+            _ports.add(port)
+            return port
 
 
 class Services:
