@@ -78,7 +78,7 @@ class InitialWeights:
 
     def next_wakeup_ns(self) -> int | None:
         """Return when to ask again, or None."""
-        return min([asked.again_ns for asked in self._asked.values()], default=None) if self._asked else None
+        return min([asked.again_ns for asked in self._asked.values()], default=None)
 
     def tick(self, now_ns: int) -> Iterator[Initialise]:
         """Ask again for weights that are still wanted: the same worker if some are on their way, else the next."""

@@ -87,7 +87,7 @@ class Membership:
             return
         known = self._context.members.get(member.name)
         again = known is not None and known.member.incarnation == member.incarnation
-        displaces = not again and (bool(event.promoted) or (known is not None and known.state is MemberState.HERE))
+        displaces = bool(event.promoted) or (known is not None and not again and known.state is MemberState.HERE)
         if known is not None and not again:
             yield from self._let_go(known, "another process took its name")
             self._forget(known)

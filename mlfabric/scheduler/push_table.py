@@ -128,6 +128,11 @@ class PushTable:
         if version.number == self.version.number and version.epoch > self.version.epoch:
             self.version, self.began = version, (*self.began, version)
 
+    @property
+    def beginning(self) -> int:
+        """The last server epoch that kept nothing of those before it; 0 if there was none."""
+        return max([began.epoch for began in self.began if began.number < 0], default=0)
+
     def is_lost(self, version: ModelVersion) -> bool:
         """Tell whether a version was made under a server epoch after what a later one began with."""
         return _is_behind(version, self.began)

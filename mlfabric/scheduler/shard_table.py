@@ -127,8 +127,8 @@ class ShardTable:
     @property
     def is_of_one_beginning(self) -> bool:
         """Whether no part has made steps before a server of another one began with nothing."""
-        last = max([b.epoch for p in self.tables for b in p.began if b.number < 0], default=1)
-        return all(p.version.number == 0 or last == 1 or _goes_on_from(p, last) for p in self.tables)
+        last = max(pushes.beginning for pushes in self.tables)
+        return last <= 1 or all(p.version.number == 0 or _goes_on_from(p, last) for p in self.tables)
 
     @property
     def is_synchronous(self) -> bool:

@@ -78,7 +78,7 @@ class ShardedModel(ShardGets):
 
     def part_back(self, holds: ServerHolds, shard: int) -> Iterator[Instruction]:
         """Go on after the server of a part has said what it holds of it, which its table has taken in."""
-        self.begin_under(max([began.epoch for began in self.parts[shard].pushes.began if began.number < 0], default=0))
+        self.begin_under(self.parts[shard].pushes.beginning)
         for part, planned in self.parts[shard].pushes.planned.items():
             self.note(part, planned.request.kind)
         for known in self.open.values():

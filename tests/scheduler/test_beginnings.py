@@ -92,8 +92,10 @@ def test_parts_that_took_the_epoch_of_the_last_beginning_over_before_their_first
 def test_a_part_goes_on_counting_under_the_epoch_of_another_one_when_its_stream_breaks():
     stage = hear(says(0, (5, 3), 3), says(1, (6, 3), 3))
     assert stage.whole.version == ModelVersion(6, 3)
+    dies(stage, 1)
+    stage.server("s1", held=(PARTS[1],))  # which has not said yet what it holds
     stage.tell(says(0, (5, 3), 3))
-    assert {pushes.version for pushes in stage.whole.tables} == {ModelVersion(6, 3)}
+    assert stage.whole.tables[0].version == ModelVersion(6, 3)
 
 
 def test_what_was_computed_before_the_last_beginning_is_dropped_at_all_parts_at_once():
@@ -111,13 +113,27 @@ def test_what_was_computed_before_the_last_beginning_is_dropped_at_all_parts_at_
 
 
 def test_a_part_of_a_push_that_was_committed_elsewhere_is_not_turned_away_as_too_late():
-    stage = ShardStage().begin("a", version=3)
-    stage.pushes_all("a", computed_from=3)
-    stage.prepares()
-    stage.commits(("a", 0), version=4, parts=(0,))
-    dies(stage, 1)
-    begins(stage, 1)
-    assert not kinds(stage.ask(part_push("a", 0, 1, 3)), Drop)
+    spec = spec_of(Mode.SYNCHRONOUS)
+    stage = ShardStage(epoch=5)
+    stage.server("s0", held=(spec.of_shard(0),))
+    stage.tell(replace(part_holds(0, 43, ("a", 0, 43)), spec=spec.of_shard(0)))
+    dies(stage, 0)
+    begins(stage, 0)
+    stage.server("s1")
+    stage.worker("a", spec=spec)
+    for shard, pushes in enumerate(stage.whole.tables):
+        stage.tell(InitialReceived(server=f"s{shard}", model=f"net.shard{shard}", version=pushes.version))
+    told = stage.asks("a", computed_from=42, parts=(1,))
+    assert not kinds(told, Drop)
+    assert [answer.outcome for answer in kinds(told, Resolve)] == [Committed(version=ModelVersion(1, 43), tau=0)]
+
+
+def test_a_part_that_is_placed_later_than_the_others_begins_above_them():
+    stage = ShardStage(epoch=5)
+    stage.server("s0", held=(PARTS[0],))
+    stage.tell(says(0, (4, 0), 0))
+    stage.server("s1")
+    assert [host.epoch for host in kinds(stage.worker("a", spec=CUT), HostModel)] == [5]
 
 
 def test_a_part_without_weights_that_has_something_of_a_former_model_waits_for_no_other_server():

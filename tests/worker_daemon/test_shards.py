@@ -214,6 +214,13 @@ def test_initial_weights_that_are_wanted_while_no_part_has_an_outcome_are_on_the
     assert stage.tell(Initialise(to="a", model="net", reason="wanted")) == []
 
 
+def test_a_part_whose_attempt_was_answered_is_sent_anew_when_it_is_asked_for_again(stage):
+    stage.push(0, 1)
+    stage.tell(send(0))
+    stage.tell(answered(0, DONE), act.EpochBegan(epoch=2))
+    assert [type(action) for action in stage.tell(send(0))] == [act.StartSend]
+
+
 def test_an_attempt_that_still_runs_when_its_part_is_asked_for_again_is_the_only_one(stage):
     stage.push(0, 1)
     stage.tell(send(0))
