@@ -2,8 +2,8 @@
 
 A version is a server epoch and a number; a transfer's place in the order begins with the scheduler's epoch. Neither may
 be given twice, also not by a process that dies before it has done anything else. So each epoch is written down, to
-outlive a crash of the host, before it begins. Beside it stands the last one that kept nothing of those before, where
-there was one: who goes on from what is older must not take versions of before for its own.
+outlive a crash of the host, before it begins. Beside it stands the last one for which nothing counts that was computed
+before it, where there was one: who goes on from what is older must not take versions of before for its own.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def begin_epoch(path: Path, least: int) -> int:
 
 
 def clean_epoch(path: Path) -> int:
-    """Return the last epoch in this file that kept nothing of those before it, 0 if there was none.
+    """Return the last epoch in this file for which nothing counts that was computed before it, 0 if there was none.
 
     Raises:
         FabricError: as in :func:`begin_epoch`.
@@ -41,20 +41,20 @@ def clean_epoch(path: Path) -> int:
     return _noted(path)[1]
 
 
-def note_epoch(path: Path, epoch: int, *, is_clean: bool) -> None:
+def note_epoch(path: Path, epoch: int, clean: int) -> None:
     """Keep an epoch that was begun because the scheduler said so, unless a greater one is kept there.
 
     Args:
         path: as in :func:`begin_epoch`; its folder is made if there is none.
         epoch: that was begun.
-        is_clean: it kept nothing of those before it.
+        clean: the last one for which nothing counts that was computed before it; 0 if there was none.
 
     Raises:
         FabricError: as in :func:`begin_epoch`.
     """
-    last, clean = _noted(path)
-    if epoch > last:
-        _note(path, epoch, epoch if is_clean else clean)
+    last, cleared = _noted(path)
+    if epoch > last or clean > cleared:
+        _note(path, max(epoch, last), max(clean, cleared))
 
 
 def _noted(path: Path) -> tuple[int, int]:

@@ -43,6 +43,8 @@ from mlfabric.protocol.events import (
     WorkerHolds,
 )
 from mlfabric.protocol.identities import (
+    NOTHING_KEPT,
+    STEPS_KEPT,
     Commit,
     Committed,
     Dropped,
@@ -119,6 +121,8 @@ from mlfabric.protocol.sampling import (
 from mlfabric.protocol.shards import Conclude, Prepare, Prepared
 
 __all__ = [
+    "NOTHING_KEPT",
+    "STEPS_KEPT",
     "AppliedIds",
     "CancelHandOn",
     "CancelReduce",

@@ -167,9 +167,9 @@ class ServerHolds:
     """What a server holds of one model when it (re)joins.
 
     Args:
-        epoch_base: the number at which its present epoch began; -1: nothing was kept.
+        epoch_base: the number at which its present epoch began, or :data:`NOTHING_KEPT`, or :data:`STEPS_KEPT`.
         replica: whom it must not be too far ahead of.
-        earlier: the versions at which its earlier epochs began.
+        earlier: the versions at which its earlier epochs began, with numbers like ``epoch_base``.
         samples: what was trained on, and what not.
     """
 
@@ -183,6 +183,11 @@ class ServerHolds:
     replica: str = ""
     earlier: tuple[ModelVersion, ...] = ()
     samples: SampleCounts = NO_SAMPLES
+
+    @property
+    def began(self) -> tuple[ModelVersion, ...]:
+        """The versions at which its server epochs began, up to the present one."""
+        return (*self.earlier, ModelVersion(self.version.epoch, self.epoch_base))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

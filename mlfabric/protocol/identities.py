@@ -9,6 +9,8 @@ from mlfabric.samples import Samples
 from mlfabric.values import dataclass
 
 __all__ = [
+    "NOTHING_KEPT",
+    "STEPS_KEPT",
     "Commit",
     "Committed",
     "DropReason",
@@ -95,6 +97,13 @@ class ModelVersion(NamedTuple):
 
     epoch: int
     number: int
+
+
+NOTHING_KEPT = -1
+"""In place of the number at which a server epoch began: nothing of what was before is kept."""
+
+STEPS_KEPT = -2
+"""The same for one that keeps all steps, but takes nothing that was computed from versions of before."""
 
 
 class UpdateKind(Enum):

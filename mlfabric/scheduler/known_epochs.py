@@ -231,7 +231,6 @@ class KnownEpochs:
             yield self._order(model, known)
 
     def _order(self, model: ModelState, known: _Known) -> HostModel:
-        model.pushes.renewals.add(known.named)
         return HostModel(
             to=model.pushes.server,
             spec=model.pushes.spec,
@@ -282,5 +281,4 @@ def _worn_out(model: str, known: _Known, given: str) -> tuple[RefuseReason, str]
 
 def _has_missed(holds: ServerHolds, named: int) -> bool:
     """Tell whether versions below an epoch that was named count for a server; none is below the first one."""
-    began = (*holds.earlier, ModelVersion(holds.version.epoch, holds.epoch_base))
-    return named > 1 and not any(one.epoch >= named and one.number < 0 for one in began)
+    return named > 1 and not any(one.epoch >= named and one.number < 0 for one in holds.began)

@@ -13,6 +13,7 @@ from dataclasses import replace
 from mlfabric.errors import UsageError
 from mlfabric.network import down_link, up_link
 from mlfabric.protocol import (
+    NOTHING_KEPT,
     GetId,
     HostModel,
     Instruction,
@@ -204,7 +205,7 @@ class Membership:
                 least = epoch if again and not model.pushes.initialised else self.epochs.later(whole, newest)
                 began = ModelVersion(self.epochs.begin(whole, least), 0)
                 yield HostModel(to=server, spec=spec, reason=f"{name} is held here", epoch=began.epoch)
-                begun = ServerHolds(server=server, spec=spec, version=began, initialised=False, epoch_base=-1)
+                begun = ServerHolds(server=server, spec=spec, version=began, initialised=False, epoch_base=NOTHING_KEPT)
                 yield from self.reconcile(begun, now_ns)
 
     def _admit_worker(

@@ -245,7 +245,7 @@ class PushEnds(PushTable):
         counted, self.version = self.version, holds.version
         self.initialised, self.awaited = holds.initialised, False
         if self.whole is not None:
-            self.began = (*holds.earlier, ModelVersion(holds.version.epoch, holds.epoch_base))
+            self.began = holds.began
             self.count_under(counted)
             if not self.initialised:
                 self.iteration = None  # it was of a model that is gone
@@ -270,7 +270,7 @@ class PushEnds(PushTable):
         place may have committed some once more. A server that goes on under the epoch that it was told has lost none.
         """
         former, epoch = self.version, holds.version.epoch
-        self.began = (*holds.earlier, ModelVersion(epoch, holds.epoch_base))
+        self.began = holds.began
         kept = max(0, min((b.number for b in self._taken_back() if b.epoch > former.epoch), default=former.number))
         together = [number for number in self._sizes if kept < number <= former.number]
         gone = max(0, former.number - kept) + sum(self._sizes.pop(number) - 1 for number in together)

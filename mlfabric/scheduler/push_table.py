@@ -17,6 +17,8 @@ from itertools import pairwise
 
 from mlfabric.network import Path, Profile
 from mlfabric.protocol import (
+    NOTHING_KEPT,
+    STEPS_KEPT,
     CancelSum,
     Committed,
     Dropped,
@@ -78,8 +80,7 @@ class PushTable:
     ``whole`` is the model that this one is a part of; ``refused`` are the updates of a part that were dropped since
     that has looked.
     ``server_epoch`` is the one under which the model is served, ``began`` are the versions at which that one and those
-    before began, and ``lost`` counts the updates that were committed after what the next one began with. ``renewals``
-    are the epochs that its server was told to go on under with the weights that it has.
+    before began, and ``lost`` counts the updates that were committed after what the next one began with.
     ``policy`` decides what depends on the mode; ``clocks`` are those of the workers that are waited for.
     """
 
@@ -88,7 +89,6 @@ class PushTable:
         self.server = server
         self.version = ModelVersion(1, 0)
         self.server_epoch = 1
-        self.renewals: set[int] = set()
         self.began: tuple[ModelVersion, ...] = ()
         self.lost = 0
         self.initialised = False
@@ -121,7 +121,7 @@ class PushTable:
     def begin_under(self, epoch: int) -> None:
         """Begin without weights under a server epoch; nothing is kept of earlier ones."""
         self.version, self.server_epoch = ModelVersion(epoch, 0), epoch
-        self.began = (ModelVersion(epoch, -1),) if epoch > 1 else ()
+        self.began = (ModelVersion(epoch, NOTHING_KEPT),) if epoch > 1 else ()
 
     def count_under(self, version: ModelVersion) -> None:
         """Count a part under the server epoch of another part, if that is later; this many steps were made of both."""
@@ -131,6 +131,11 @@ class PushTable:
     @property
     def beginning(self) -> int:
         """The last server epoch that kept nothing of those before it; 0 if there was none."""
+        return max([began.epoch for began in self.began if began.number == NOTHING_KEPT], default=0)
+
+    @property
+    def cleared(self) -> int:
+        """The last server epoch for which nothing counts that was computed before it; 0 if there was none."""
         return max([began.epoch for began in self.began if began.number < 0], default=0)
 
     def is_lost(self, version: ModelVersion) -> bool:
@@ -138,21 +143,17 @@ class PushTable:
         return _is_behind(version, self.began)
 
     def _is_taken_back(self, version: ModelVersion) -> bool:
-        """Tell whether a version was lost with what was committed up to it; renewals keep that."""
+        """Tell whether a version was lost with what was committed up to it."""
         return _is_behind(version, self._taken_back())
 
     def _taken_back(self) -> Iterator[ModelVersion]:
         """Yield the versions at which server epochs began that took back what was committed after them."""
-        return (began for began in self.began if not self._is_renewal(began))
+        return (began for began in self.began if began.number != STEPS_KEPT)
 
     def has_kept_all_of(self, epoch: int) -> bool:
         """Tell whether what was made under a server epoch, and nothing else, is what the present one goes on from."""
         later = [began for began in self.began if began.epoch > epoch]
-        return epoch >= self.server_epoch or (bool(later) and all(map(self._is_renewal, later)))
-
-    def _is_renewal(self, began: ModelVersion) -> bool:
-        """Tell whether a server epoch began as its server was told to; one that resumes or begins anew keeps less."""
-        return began.number < 0 and began.epoch in self.renewals
+        return epoch >= self.server_epoch or (bool(later) and all(began.number == STEPS_KEPT for began in later))
 
     @property
     def tau_max(self) -> int:

@@ -16,7 +16,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from mlfabric.protocol import Committed, Dropped, DropReason, Instruction, ModelVersion, Resolve, UpdateId, UpdateKind
+from mlfabric.protocol import (
+    NOTHING_KEPT,
+    Committed,
+    Dropped,
+    DropReason,
+    HostModel,
+    Instruction,
+    ModelVersion,
+    Resolve,
+    UpdateId,
+    UpdateKind,
+)
 from mlfabric.scheduler.context import Context
 from mlfabric.scheduler.model import ModelState
 from mlfabric.scheduler.parts import part_of, whole_of
@@ -68,6 +79,7 @@ class ShardTable:
         self.open: dict[UpdateId, OpenPush] = {}
         self.torn = ""
         self.least_epoch = 0
+        self._is_clearing = False
         self.roster: set[UpdateId] = set()
         self._context = context
         self._turns = 0
@@ -83,6 +95,17 @@ class ShardTable:
         """Count all parts at least under this server epoch from now on, and drop what was computed before."""
         if epoch > self.least_epoch:
             self.least_epoch, self._changed, self._has_doomed = epoch, None, True
+            self._is_clearing = False
+
+    def _clear(self) -> Iterator[Instruction]:
+        """Have servers that stand alike keep it that nothing counts from before the least epoch; one will do."""
+        is_kept = self._is_clearing or any(p.cleared >= self.least_epoch for p in self.tables)
+        if is_kept or not self.is_settled:
+            return
+        self._is_clearing = True
+        for pushes in self.tables:
+            reason = f"nothing from before server epoch {self.least_epoch} counts"
+            yield HostModel(to=pushes.server, spec=pushes.spec, reason=reason, epoch=self.least_epoch)
 
     # What is looked at
 
@@ -349,7 +372,7 @@ class ShardTable:
 
 def _goes_on_from(pushes: PushTable, beginning: int) -> bool:
     """Tell whether all steps of a part were made since a server of the model began with nothing."""
-    return any(began.epoch >= beginning and began.number <= 0 for began in pushes.began)
+    return any(began.epoch >= beginning and began.number in (NOTHING_KEPT, 0) for began in pushes.began)
 
 
 def _is_closed(pushes: PushTable, part: UpdateId) -> bool:

@@ -78,7 +78,8 @@ class ShardedModel(ShardGets):
 
     def part_back(self, holds: ServerHolds, shard: int) -> Iterator[Instruction]:
         """Go on after the server of a part has said what it holds of it, which its table has taken in."""
-        self.begin_under(self.parts[shard].pushes.beginning)
+        self.begin_under(self.parts[shard].pushes.cleared)
+        self._is_clearing = False
         for part, planned in self.parts[shard].pushes.planned.items():
             self.note(part, planned.request.kind)
         for known in self.open.values():
@@ -131,6 +132,8 @@ class ShardedModel(ShardGets):
             yield from self._sweep()
         self._compare_parts()
         yield from self._advance_unit(self._now_ns)
+        if self.unit is None:
+            yield from self._clear()
         yield from self._serve_gets()
         self._choose_roster()
         yield from self._begin_unit(self._now_ns)

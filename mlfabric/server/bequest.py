@@ -34,7 +34,7 @@ class Bequest:
     def begin(self, holds: ServerHolds) -> None:
         """Begin with what the primary holds."""
         self.certain = None
-        self._epochs = (*holds.earlier, ModelVersion(holds.version.epoch, holds.epoch_base))
+        self._epochs = holds.began
         self._behind.clear()
         self._made.clear()
 

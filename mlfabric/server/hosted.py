@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 
 from mlfabric.protocol import (
+    STEPS_KEPT,
     Committed,
     Drop,
     Dropped,
@@ -271,7 +272,7 @@ class HostedModel:
         """
         if self._next_epoch <= self.version.epoch or self.incoming.applying():
             return
-        self._earlier, self._epoch_base = self.epochs, -1
+        self._earlier, self._epoch_base = self.epochs, STEPS_KEPT
         self.version = ModelVersion(self._next_epoch, self.version.number)
         self.applied.go_over_to(self._next_epoch)
         yield Report(event=self.holds(), reason=f"server epoch {self._next_epoch} began")
@@ -410,6 +411,11 @@ class HostedModel:
     def epochs(self) -> tuple[ModelVersion, ...]:
         """The versions at which server epochs began, up to the present one."""
         return (*self._earlier, ModelVersion(self.version.epoch, self._epoch_base))
+
+    @property
+    def cleared(self) -> int:
+        """The last server epoch for which nothing counts that was computed before it; 0 if there was none."""
+        return max([began.epoch for began in self.epochs if began.number < 0], default=0)
 
     def _here(self) -> Place:
         """Return what is announced: it is here, or comes whoever is the scheduler."""

@@ -12,7 +12,7 @@ from typing import cast
 
 from mlfabric.epochs import begin_epoch, clean_epoch
 from mlfabric.errors import FabricError
-from mlfabric.protocol import AppliedIds, ModelVersion, ServerHolds
+from mlfabric.protocol import STEPS_KEPT, AppliedIds, ModelVersion, ServerHolds
 from mlfabric.samples import NO_SAMPLES, SampleAccount, SampleCounts
 from mlfabric.server.checkpoint import CheckpointDir, CheckpointExtra, Plain
 from mlfabric.server.commit_log import lost_after
@@ -128,7 +128,7 @@ def resume(checkpoints: CheckpointDir, server: str) -> list[tuple[ServerHolds, M
         path, earlier = checkpoints.epoch_path(name), _versions(loaded.extra.epochs)
         version = ModelVersion(begin_epoch(path, kept.epoch + 1), loaded.store.version)
         if (clean := clean_epoch(path)) > kept.epoch:
-            earlier = (*earlier, ModelVersion(clean, -1))
+            earlier = (*earlier, ModelVersion(clean, STEPS_KEPT))
         holds = ServerHolds(
             server=server,
             spec=loaded.store.spec,

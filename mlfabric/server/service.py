@@ -144,7 +144,7 @@ class ServerService:
         self._milestones: dict[str, Milestones] = {}
         self._saving: set[asyncio.Task[None]] = set()
         self._counts: dict[str, SampleCounts] = {}
-        self._noted_epochs: dict[str, int] = {}
+        self._noted_epochs: dict[str, tuple[int, int]] = {}
         self.address = ""
 
     def register_update_callback(self, callback: UpdateCallback) -> None:
@@ -213,12 +213,12 @@ class ServerService:
         if self._checkpoints is None:
             return
         for name, model in self._state.models.items():
-            if model.version.epoch == self._noted_epochs.get(name, 1):
+            present = model.version.epoch, model.cleared
+            if present == self._noted_epochs.get(name, (1, 0)):
                 continue
-            self._noted_epochs[name] = model.version.epoch
-            is_clean, path = model.epochs[-1].number < 0, self._checkpoints.epoch_path(name)
+            self._noted_epochs[name] = present
             try:
-                note_epoch(path, model.version.epoch, is_clean=is_clean)
+                note_epoch(self._checkpoints.epoch_path(name), *present)
             except FabricError as error:  # nobody else can serve: better so than not at all
                 log.error("%s", error)
 

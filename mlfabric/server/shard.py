@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Iterator
 
 from mlfabric.protocol import (
+    STEPS_KEPT,
     Conclude,
     Drop,
     DropReason,
@@ -257,6 +258,19 @@ class ShardModel(HostedModel):
             if transfer.transfer not in order.transfers and more:
                 return f"{transfer.transfer} has {', '.join(more)} in it, too"
         return ""
+
+    def _take_epoch(self) -> Iterator[Action]:
+        """Take nothing from before the epoch that was ordered any more, and begin it unless a later one counts already.
+
+        Beside that is kept after which step it began: the parts of a model are told apart by it.
+        """
+        epoch, number = self._next_epoch, self.version.number
+        if epoch <= self.cleared or self.incoming.applying():
+            return
+        if epoch > self.version.epoch:
+            self._earlier, self._epoch_base, self.version = self.epochs, number, ModelVersion(epoch, number)
+        self._earlier = tuple(sorted((*self._earlier, ModelVersion(epoch, STEPS_KEPT))))
+        yield Report(event=self.holds(), reason=f"nothing from before server epoch {epoch} counts")
 
     def _adopt(self, epoch: int, number: int) -> None:
         """Take over the server epoch that counts for all parts, if it is later; at this version nothing is lost."""

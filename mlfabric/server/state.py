@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from mlfabric.protocol import (
+    NOTHING_KEPT,
     CancelServe,
     Conclude,
     Drop,
@@ -212,7 +213,7 @@ class ServerState:
                 spec=order.spec,
                 version=ModelVersion(order.epoch, 0),
                 initialised=False,
-                epoch_base=0 if order.epoch == 1 else -1,
+                epoch_base=0 if order.epoch == 1 else NOTHING_KEPT,
             )
             self.models[order.spec.name] = self._model(order.spec, start)
 

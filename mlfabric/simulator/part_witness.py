@@ -74,17 +74,26 @@ class PartWitness(Witness):
             del self._made[lost]
 
     def _counts_on(self, state: SchedulerState, model: str, version: ModelVersion) -> None:
-        """Check that what a scheduler takes for the newest version was made; the epoch may be that of another part."""
-        newest, (_, known) = self._version_of(model), self._known.get(model, (state, version))
+        """Check that what a scheduler takes for the newest version was made.
+
+        The epoch may be that of another part, or one that was named while the scheduler did not know of a loss.
+        """
+        newest, (by, known) = self._version_of(model), self._known.get(model, (state, version))
         if version.epoch > newest.epoch:
-            assert version.number <= newest.number, f"the scheduler takes {version} of {model} for made; it is {newest}"
+            most = max(newest.number, known.number if by is state else 0)
+            assert version.number <= most, f"the scheduler takes {version} of {model} for made; it is {newest}"
             self._known[model] = (state, version)
             return
         if known.epoch > newest.epoch:
             del self._known[model]
         super()._counts_on(state, model, version)
 
-    def hears(self, worker: tuple[str, int], server_epoch: int) -> None:
+    def renews(self, model: str, version: ModelVersion) -> None:
+        """Note that a part goes on under a later epoch, unless it counts under that one already."""
+        if version.epoch > self._version_of(model).epoch:
+            super().renews(model, version)
+
+    def hears(self, worker: tuple[str, int], model: str, server_epoch: int) -> None:
         """Note nothing: what was committed before servers died may be said to be, under whatever epoch."""
 
     def forgets_all(self) -> None:

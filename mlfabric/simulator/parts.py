@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mlfabric.protocol import GetId, ModelVersion, ServerHolds, UpdateId
+from mlfabric.protocol import STEPS_KEPT, GetId, ModelVersion, ServerHolds, UpdateId
 from mlfabric.server.actions import ApplyStep, CommitStep, PrepareStep, StepKind
 from mlfabric.simulator.exact import PRIME, Image, Weights, mean_of, single_step, sum_step
 from mlfabric.specs import RuleSpec
@@ -35,9 +35,9 @@ class Checkpoint:
             clean: the last one that kept nothing of those before it; 0 if there was none.
         """
         former, number = self.holds, self.holds.version.number
-        earlier = (*former.earlier, ModelVersion(former.version.epoch, former.epoch_base))
+        earlier = former.began
         if clean > former.version.epoch:
-            earlier = (*earlier, ModelVersion(clean, -1))
+            earlier = (*earlier, ModelVersion(clean, STEPS_KEPT))
         return ServerHolds(
             server=former.server,
             spec=former.spec,

@@ -296,7 +296,7 @@ class SimulatedServer:
                 if isinstance(action.event, ServerHolds):
                     self._witness.renews(action.event.spec.name, action.event.version)
                     self.epochs[action.event.spec.name] = action.event.version.epoch
-                    self.clean[action.event.spec.name] = action.event.version.epoch
+                    self.clean[action.event.spec.name] = self.state.models[action.event.spec.name].cleared
                     if action.event.spec.name in self.checkpoints:
                         self._begin_checkpoint(action.event.spec.name)
                 self.session.send(action.event)

@@ -479,9 +479,13 @@ class Witness:
 
     # At the workers
 
-    def hears(self, worker: tuple[str, int], server_epoch: int) -> None:
-        """Note under which server epoch a worker, by name and incarnation, was told that its model is served."""
-        self._told_epochs[worker] = max(self._told_epochs.get(worker, 0), server_epoch)
+    def hears(self, worker: tuple[str, int], model: str, server_epoch: int) -> None:
+        """Note under which server epoch a worker, by name and incarnation, was told that its model is served.
+
+        One that a server is to go on under, and does not yet, says nothing of what was lost.
+        """
+        begun = min(server_epoch, self._version_of(model).epoch)
+        self._told_epochs[worker] = max(self._told_epochs.get(worker, 0), begun)
 
     def learns(self, update: UpdateId, outcome: Outcome) -> None:
         """Check what the handle of a push resolves to."""

@@ -133,7 +133,8 @@ class SimulatedWorker:
             self._take_in(instruction)  # type: ignore[arg-type]
 
     def _hears(self, server_epoch: int) -> None:
-        self.place.witness.hears((self.place.name, self.place.incarnation), server_epoch)
+        place = self.place
+        place.witness.hears((place.name, place.incarnation), place.spec.name, server_epoch)
 
     def _bring_initial(self) -> None:
         if not any(push.request.kind is UpdateKind.INITIAL for push in self.state.pushing.parts.values()):

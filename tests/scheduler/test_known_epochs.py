@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from mlfabric.protocol import (
+    STEPS_KEPT,
     AppliedIds,
     Commit,
     CommitsReported,
@@ -126,7 +127,7 @@ def test_nothing_is_lost_when_a_server_goes_on_under_a_later_epoch(stage):
     trains(stage, 1, "new")
     comes(stage, "a", 5)
     again = AppliedIds(worker="new", incarnation=1, low=0, recent=((0, ModelVersion(6, 1), 0),))
-    began = replace(holds(1), version=ModelVersion(6, 1), epoch_base=-1, applied=(again,))
+    began = replace(holds(1), version=ModelVersion(6, 1), epoch_base=STEPS_KEPT, applied=(again,))
     assert named(stage.tell(began)) == []
     assert stage.pushes.version == ModelVersion(6, 1)
     assert stage.pushes.lost == 0
@@ -193,7 +194,7 @@ def test_the_epoch_under_which_a_server_resumes_is_not_taken_for_the_one_that_wa
     assert stage.pushes.lost == 2
     assert isinstance(stage.pushes.settled.get(update("new", 7)), Committed)
     assert isinstance(stage.pushes.settled.get(update("new", 8)), Lost)
-    began = replace(holds(8, epoch_base=-1), version=ModelVersion(3, 8), earlier=(ModelVersion(2, 8),))
+    began = replace(holds(8, epoch_base=STEPS_KEPT), version=ModelVersion(3, 8), earlier=(ModelVersion(2, 8),))
     assert named(stage.tell(began)) == []
     assert stage.pushes.lost == 2
     assert is_rolled_back(stage, "b", 1, 5)
@@ -207,7 +208,7 @@ def test_so_it_is_for_one_that_resumes_under_a_later_epoch_from_before_the_one_t
 def test_a_server_that_resumes_from_after_the_epoch_that_was_named_is_told_of_no_other_and_has_lost_nothing(stage):
     knows_of_another(stage)
     stage.server(incarnation=2, held=(SPEC,), server_epoch=3)
-    resumed = replace(holds(10, epoch_base=10), version=ModelVersion(3, 10), earlier=(ModelVersion(2, -1),))
+    resumed = replace(holds(10, epoch_base=10), version=ModelVersion(3, 10), earlier=(ModelVersion(2, STEPS_KEPT),))
     assert named(stage.tell(resumed)) == []
     assert stage.pushes.lost == 0
     assert is_rolled_back(stage, "b", 1, 5)
@@ -432,7 +433,7 @@ def test_all_parts_of_a_model_begin_above_what_workers_know_of():
 def test_all_parts_count_as_of_an_epoch_above_what_a_worker_knows_of_that_comes_later():
     stage = cut_and_begun()
     told = comes(stage, "a", 5, spec=CUT)
-    assert named(told) == []
+    assert named(told) == [6, 6]
     assert [w.server_epoch for w in kinds(told, Welcome)] == [6]
     stage.ask(replace(get("a", 0), model="net.shard0"))
     served = kinds(stage.ask(replace(get("a", 1), model="net.shard1")), Serve)

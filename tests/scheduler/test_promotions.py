@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from mlfabric.protocol import (
+    STEPS_KEPT,
     AppliedIds,
     Commit,
     CommitsReported,
@@ -107,7 +108,7 @@ def test_a_replica_is_told_to_take_the_place_of_a_primary_that_does_not_come_bac
 def goes_on_under_a_later_epoch(stage: Stage) -> None:
     """Let a worker come that knows of versions of another model; the primary goes on above them."""
     stage.worker("b", known=ModelVersion(4, 7))
-    stage.tell(replace(holds(3, epoch_base=-1), version=ModelVersion(5, 3)))
+    stage.tell(replace(holds(3, epoch_base=STEPS_KEPT), version=ModelVersion(5, 3)))
     assert stage.pushes.version == (5, 3)
 
 

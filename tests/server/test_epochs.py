@@ -6,7 +6,7 @@ import pytest
 
 from mlfabric.epochs import begin_epoch, clean_epoch, note_epoch
 from mlfabric.errors import FabricError
-from mlfabric.protocol import DropReason, Expected, ModelVersion, UpdateId
+from mlfabric.protocol import STEPS_KEPT, DropReason, Expected, ModelVersion, UpdateId
 from mlfabric.server.checkpoint import CheckpointDir, CheckpointExtra
 from mlfabric.server.gate import Gate
 from mlfabric.server.resume import extra_of, resume
@@ -40,31 +40,39 @@ def test_a_server_that_cannot_write_its_epoch_down_does_not_begin(spoil, tmp_pat
 
 def test_an_epoch_that_the_scheduler_gave_is_kept_unless_a_later_one_was_begun(tmp_path):
     path = tmp_path / "folder" / "m.epoch"
-    note_epoch(path, 4, is_clean=False)
-    note_epoch(path, 3, is_clean=False)
+    note_epoch(path, 4, 0)
+    note_epoch(path, 3, 0)
     assert begin_epoch(path, 2) == 5
 
 
-def test_the_last_epoch_that_kept_nothing_is_remembered_through_later_ones(tmp_path):
+def test_the_last_epoch_for_which_nothing_of_before_counts_is_remembered_through_later_ones(tmp_path):
     path = tmp_path / "m.epoch"
     assert clean_epoch(path) == 0
-    note_epoch(path, 4, is_clean=True)
-    note_epoch(path, 5, is_clean=False)
+    note_epoch(path, 4, 4)
+    note_epoch(path, 5, 4)
     assert begin_epoch(path, 2) == 6
     assert clean_epoch(path) == 4
 
 
-def test_who_resumes_from_before_an_epoch_that_kept_nothing_keeps_nothing_of_before_either(tmp_path):
+def test_an_epoch_that_counts_already_may_be_noted_later_as_one_for_which_nothing_of_before_counts(tmp_path):
+    path = tmp_path / "m.epoch"
+    note_epoch(path, 5, 0)
+    note_epoch(path, 5, 4)
+    assert clean_epoch(path) == 4
+    assert begin_epoch(path, 2) == 6
+
+
+def test_who_resumes_from_before_an_epoch_for_which_nothing_of_before_counts_takes_nothing_of_before(tmp_path):
     checkpoints = CheckpointDir(tmp_path)
     store = ModelStore(SPEC)
     store.initialise(bytes(SPEC.layout.size_bytes))
     checkpoints.save(store, extra_of(ModelVersion(1, 0), (), (ModelVersion(1, 0),)))
-    note_epoch(checkpoints.epoch_path(SPEC.name), 6, is_clean=True)
+    note_epoch(checkpoints.epoch_path(SPEC.name), 6, 6)
     ((holds, store),) = resume(checkpoints, "s")
-    assert (holds.version, holds.earlier) == (ModelVersion(7, 0), (ModelVersion(1, 0), ModelVersion(6, -1)))
+    assert (holds.version, holds.earlier) == (ModelVersion(7, 0), (ModelVersion(1, 0), ModelVersion(6, STEPS_KEPT)))
     checkpoints.save(store, extra_of(holds.version, (), (*holds.earlier, ModelVersion(7, 0))))
     ((again, _),) = resume(checkpoints, "s")
-    assert again.earlier == (ModelVersion(1, 0), ModelVersion(6, -1), ModelVersion(7, 0))
+    assert again.earlier == (ModelVersion(1, 0), ModelVersion(6, STEPS_KEPT), ModelVersion(7, 0))
 
 
 def test_what_was_lost_in_an_earlier_epoch_stays_lost_however_far_later_ones_came():

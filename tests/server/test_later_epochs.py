@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mlfabric.protocol import Committed, Dropped, DropReason, ModelVersion, ServerHolds
+from mlfabric.protocol import STEPS_KEPT, Committed, Dropped, DropReason, ModelVersion, ServerHolds
 from mlfabric.server import actions as act
 from tests.server.stage import Stage, expect, hosted, offer, serve, serving, update, want
 from tests.server.stage import get as get_of
@@ -28,7 +28,7 @@ def test_what_was_committed_counts_as_committed_under_the_later_epoch():
     stage.bring(update("a"), 1, computed_from=3)
     stage.step(update("a"))
     (holds,) = said(stage.tell(later(6)))
-    assert (holds.version, holds.epoch_base) == (ModelVersion(6, 4), -1)
+    assert (holds.version, holds.epoch_base) == (ModelVersion(6, 4), STEPS_KEPT)
     assert [ids.recent for ids in holds.applied] == [((0, ModelVersion(6, 4), 0),)]
 
 
