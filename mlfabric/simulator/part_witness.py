@@ -79,9 +79,10 @@ class PartWitness(Witness):
         The epoch may be that of another part, or one that was named while the scheduler did not know of a loss.
         """
         newest, (by, known) = self._version_of(model), self._known.get(model, (state, version))
+        if by is state and version.number == known.number and version.epoch > known.epoch:
+            return  # nobody was told of a version under that epoch: a server that died may begin it itself
         if version.epoch > newest.epoch:
-            most = max(newest.number, known.number if by is state else 0)
-            assert version.number <= most, f"the scheduler takes {version} of {model} for made; it is {newest}"
+            assert version.number <= newest.number, f"the scheduler takes {version} of {model} for made; it is {newest}"
             self._known[model] = (state, version)
             return
         if known.epoch > newest.epoch:
@@ -103,7 +104,12 @@ class PartWitness(Witness):
         self._made.clear()
 
     def _agrees(self, who: str, update: UpdateId, outcome: Outcome) -> None:
-        """Check an outcome; what was, or would have been, committed before servers died may be said to be, alike."""
+        """Check an outcome; what was, or would have been, committed before servers died may be said to be, alike.
+
+        A push that was rolled forward at a part may have made the version there under a later epoch than elsewhere.
+        """
+        if isinstance(outcome, Committed) and self._is_alike(update, outcome):
+            return
         is_gradient = self.truths[update].kind is UpdateKind.GRADIENT
         lost = isinstance(outcome, Committed) and self.is_lost(self.truths[update].model, outcome.version)
         if not (is_gradient and lost and isinstance(outcome, Committed)):
@@ -112,6 +118,12 @@ class PartWitness(Witness):
         known = [lost for part in self.parts_of(self.push_of(update)) for lost in self.lost.get(part, [])]
         really = known or [self._said.setdefault(self.push_of(update), outcome)]
         assert outcome in really, f"{who} says {outcome} of {update}, which was lost; it was {really}"
+
+    def _is_alike(self, update: UpdateId, outcome: Committed) -> bool:
+        """Tell whether a part is committed as another part of its push, except for the epoch."""
+        parts = [self.applied.get(part) for part in self.parts_of(self.push_of(update))]
+        own = self.applied.get(update)
+        return outcome in parts and isinstance(own, Committed) and own.version.number == outcome.version.number
 
     def learns_parts(self, push: UpdateId, outcome: Outcome) -> None:
         """Check what the handle of a push resolves to: it holds for every part."""

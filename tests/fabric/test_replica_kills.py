@@ -185,7 +185,7 @@ def trainers_behind(fabric: Fabric, elements: int = 64) -> Iterator[tuple[Any, T
 def test_an_update_whose_worker_is_killed_before_the_replica_has_it_is_dropped(tmp_path: Path) -> None:
     elements = 100_000
     with (
-        Fabric(silence_s=1.0) as fabric,
+        Fabric(silence_s=3.0) as fabric,
         trainers_behind(fabric, elements) as (server, trainer),
         replica_process(fabric, "--div-max", "0") as follower,
         victim(fabric, tmp_path, elements) as dying,
