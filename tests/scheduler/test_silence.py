@@ -328,10 +328,11 @@ def test_whatever_comes_who_is_found_was_stopped_or_ended_or_unheard_for_long_en
         if name not in last_ns or silences.is_found(name):
             silences.watch(name, f"h{who // 2}", now_ns)
             bad.discard(name)
+            last_ns[name] = now_ns
         elif comes:
             silences.heard(name, now_ns, stopped_ms * MS, ended=ended)
             (bad.add if ended or stopped_ms * MS >= STOPPED_NS else bad.discard)(name)
-        last_ns[name] = now_ns
+            last_ns[name] = now_ns
         for found in silences.judge(now_ns):
             if found.cause is LostBy.SILENT:
                 assert now_ns - last_ns[found.member] >= LEAST_NS

@@ -67,6 +67,11 @@ def test_every_step_is_made_and_every_update_ends_once(cluster, helped, way):
     assert found.ended_s.shape == (workers, cluster.iterations)
 
 
+def test_a_round_begins_without_a_late_worker_also_when_stripes_are_not_trusted():
+    cluster = cluster_of(3, network="N0", stragglers="C2", iterations=3, in_flight=1, model_bytes=10_000, seed=0)
+    assert simulate(cluster, Mode.ALL_REDUCE).pushed.sum() == 9
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_the_same_cluster_has_the_same_outcome_and_another_seed_has_another(way):
     cluster = cluster_of(5, network="N3", stragglers="C2", aggregators=("w0", "w1"))

@@ -5,7 +5,8 @@ Every worker's host may sum and hand on, so any of them without a slow link may 
 (``striping.py``). The shape after which the last worker has everything first is taken. If some host cannot send to the
 others or be reached by them, there is no sum of all, and all updates wait.
 
-If some are late, only the others pass on, and only stripes come into question.
+If some are late, only the others pass on, in stripes; where there are none all wait for the late ones, and only a trip
+to one host and back comes into question.
 Trees are searched for while hosts are few: with many the search takes longer than it saves, and stripes are better.
 """
 
@@ -123,7 +124,7 @@ class _Sum:
             return self._answer((), self._ready_ns, Shape.DIRECT, None, "nobody else takes part: nothing is sent")
         striped, ring = self._stripes(), self._ring()
         world = World(self._network, self._names, self._names)
-        is_enough = bool(self._late) or (striped is not None and self._is_enough(striped))
+        is_enough = striped is not None and (bool(self._late) or self._is_enough(striped))
         trip = None if is_enough else self._trip(world)
         ends_ns = {
             Shape.TREE: max(trip.done_ns) if trip else HORIZON_NS,

@@ -65,9 +65,15 @@ def batch_of(sources: list[str], size_bytes: int = SIZE, ready_ns: dict[str, int
     )
 
 
-def planned(network: Network, batch: Batch, shapes: frozenset[Shape] = frozenset(Shape), chunk: int = 64_000) -> Plan:
+def planned(
+    network: Network,
+    batch: Batch,
+    shapes: frozenset[Shape] = frozenset(Shape),
+    chunk: int = 64_000,
+    late: frozenset[str] = frozenset(),
+) -> Plan:
     config = PlannerConfig(consistency=Consistency.ALL_REDUCE, shapes=shapes, chunk_bytes=chunk)
-    plan = plan_all_reduce(batch, network, FabricState(now_ns=0), config)
+    plan = plan_all_reduce(batch, network, FabricState(now_ns=0, late=late), config)
     validate(plan, network)
     return plan
 
@@ -107,6 +113,15 @@ def test_a_late_host_is_waited_for_by_the_result_alone() -> None:
     """The ring would begin when all are there."""
     plan = planned(star(4), batch_of(hosts(4), ready_ns={"w1": 300 * MS}))
     assert wire_times(plan) <= 1.5 + 1.05
+
+
+@pytest.mark.parametrize("shapes", [frozenset(Shape), frozenset(Shape) - {Shape.STRIPES}])
+def test_what_a_late_host_is_waited_for_goes_in_stripes_or_over_one_host_if_there_are_none(
+    shapes: frozenset[Shape],
+) -> None:
+    plan = planned(star(3), batch_of(hosts(3)), shapes, late=frozenset({"w1"}))
+    assert plan.shape is (Shape.STRIPES if Shape.STRIPES in shapes else Shape.TREE)
+    assert len(plan.commits) == 3
 
 
 def test_tiny_updates_take_few_hops() -> None:
