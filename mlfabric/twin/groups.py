@@ -47,7 +47,6 @@ class Prepared(NamedTuple):
     transfers: list[Transfer]
     legs: Legs
     groups: list[Gathering]
-    dropped: list[Name]
 
 
 class Leg(NamedTuple):
@@ -150,8 +149,7 @@ def prepare(found: Plan, order: Order, workers: Mapping[str, int]) -> Prepared:
     for group in gathered:
         members = tuple((workers[member.worker], member.counter) for member in group.members)
         groups.append(_gathering(transfers, members, place_of.get(group.last[0])))
-    dropped = [(workers[left.update.worker], left.update.counter) for left in found.drops]
-    return Prepared(transfers, legs, groups, dropped)
+    return Prepared(transfers, legs, groups)
 
 
 def _renumbered(transfers: Sequence[Transfer], place_of: Mapping[int, int]) -> list[Transfer]:

@@ -154,11 +154,11 @@ class Pushing:
         updates = {(update.worker, update.step): update for update in batch}
         updates |= {(group.members[0].worker, group.members[0].step): group.members[0] for group in movable}
         if updates:
-            prepared = self._prepare(self._planned(batch, movable, sum(len(g.members) for g in frozen), helps))
+            found = self._planned(batch, movable, sum(len(g.members) for g in frozen), helps)
             self._groups = frozen
-            for name in prepared.dropped:
-                self._leave(updates[name], movable)
-            self._enter(prepared, updates, 0.0, {group.members[0]: group for group in movable})
+            for left in found.drops:  # before the others are prepared, so that none is to wait for these
+                self._leave(updates[self._workers[left.update.worker], left.update.counter], movable)
+            self._enter(self._prepare(found), updates, 0.0, {group.members[0]: group for group in movable})
             for group in (*movable, *behind):
                 self._put_off_overdue(group)
             self._groups += behind

@@ -17,6 +17,7 @@ from mlfabric.twin import fabric_rounds
 from mlfabric.twin.closed_forms import ring_share
 from mlfabric.twin.cluster import Compute, Monitoring, Spread
 from mlfabric.twin.comparing import WAYS, compare, formula_s
+from mlfabric.twin.flows import Flows
 from mlfabric.twin.run import Baseline, simulate
 from tests.twin.clusters import cluster_of
 
@@ -65,6 +66,20 @@ def test_every_step_is_made_and_every_update_ends_once(cluster, helped, way):
         apart = [np.count_nonzero(found.ended_s <= at, axis=1) for at in found.ended_s.ravel() - 1e-9]
         assert max(int(steps.max() - steps.min()) for steps in apart) <= cluster.slack + cluster.in_flight + 1
     assert found.ended_s.shape == (workers, cluster.iterations)
+
+
+def test_no_transfer_waits_for_one_that_the_same_plan_drops(monkeypatch):
+    enter_table = Flows.enter_table
+
+    def checked(flows, table, edges):
+        older = ~edges[:, :2][edges[:, :2] < 0]
+        assert set(older.tolist()).isdisjoint(flows._free), "waits for a transfer that is over: its number is anybody's"
+        return enter_table(flows, table, edges)
+
+    monkeypatch.setattr(Flows, "enter_table", checked)
+    cluster = cluster_of(6, stragglers="C2", iterations=12, tau_max=8, in_flight=2, model_bytes=30_000_000, seed=631,
+                         is_server_in_weather=True)  # fmt: skip
+    assert (simulate(cluster, Mode.ASYNCHRONOUS).pushed == 12).all()
 
 
 def test_a_round_begins_without_a_late_worker_also_when_stripes_are_not_trusted():
