@@ -2,7 +2,8 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-STAMP := .venv/.setup-done
+INSTALLED := .venv/.setup-done
+COMPILED := .venv/.planner-compiled
 ARGS ?=
 
 .PHONY: help setup test check lint format proto fuzz demo bench soak clean
@@ -10,27 +11,33 @@ ARGS ?=
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(STAMP) ## create .venv with everything needed to run, test and develop (again only when versions changed)
+setup: $(COMPILED) ## create .venv with everything needed to run, test and develop (again only when versions changed)
 	@:
 
-$(STAMP): pyproject.toml constraints.txt scripts/setup
+$(INSTALLED): pyproject.toml constraints.txt scripts/setup
 	@scripts/setup
 	@touch $@
 
-test: setup ## all checks, then all tests (ARGS='-k ordering' narrows the tests)
+$(COMPILED): $(INSTALLED)
+	@scripts/warm_up
+	@touch $@
+	@echo "setup: done; try: make demo, make test, .venv/bin/mlfabric --help"
+
+test: $(INSTALLED) ## all checks, then all tests (ARGS='-k ordering' narrows the tests)
 	@scripts/check_and_compile
+	@touch $(COMPILED)
 	@scripts/test $(ARGS)
 
-check: setup ## style, types, import contracts, wire contract, generated code
+check: $(INSTALLED) ## style, types, import contracts, wire contract, generated code
 	@scripts/check
 
-lint: setup ## style and import contracts only: seconds
+lint: $(INSTALLED) ## style and import contracts only: seconds
 	@scripts/lint
 
-format: setup ## rewrite Python and proto files in the project's style
+format: $(INSTALLED) ## rewrite Python and proto files in the project's style
 	@scripts/format
 
-proto: setup ## regenerate mlfabric/v1 from proto/
+proto: $(INSTALLED) ## regenerate mlfabric/v1 from proto/
 	@scripts/generate_proto
 
 fuzz: setup ## fuzz what reads bytes of peers: a minute for each part (ARGS=frames names one; FUZZ_SECONDS=600)

@@ -132,8 +132,8 @@ class FabricState:
         servers: the primary's host, or of a model in parts each part's; empty for AllReduce.
         aggregators: who may sum, first choice first.
         distributors: who may hand a model on, first choice first.
-        late: hosts whose updates of an AllReduce are expected late: where stripes are possible they pass nothing on, and
-            only stripes come into question, as nobody waits there for the late longer than needed.
+        late: hosts whose updates of an AllReduce are expected late: where stripes are possible they pass nothing on,
+            and only stripes come into question, as nobody waits there for the late longer than needed.
         slowest_clock: the fewest iterations that any worker has finished (stale-synchronous).
     """
 

@@ -53,6 +53,19 @@ def test_warming_up_tells_once_what_it_waits_for(
     assert warmed == ["warmed", "remembered"]
 
 
+@pytest.mark.parametrize("backwards", [False, True])
+def test_compiling_may_begin_at_either_end(monkeypatch: pytest.MonkeyPatch, backwards: bool) -> None:
+    warmed: list[str] = []
+    for name in ("first", "last"):
+        stage = ModuleType(name)
+        monkeypatch.setattr(stage, "warm", lambda name=name: warmed.append(name), raising=False)
+        monkeypatch.setitem(sys.modules, name, stage)
+    monkeypatch.setattr(ready, "STAGES", ("first", "last"))
+    monkeypatch.setattr(ready, "set_warm", lambda: None)
+    ready.load(lambda line: None, backwards=backwards)
+    assert warmed == (["last", "first"] if backwards else ["first", "last"])
+
+
 def test_garbage_is_collected_again_after_loading_even_if_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
 

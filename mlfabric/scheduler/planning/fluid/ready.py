@@ -35,9 +35,14 @@ def is_compiled() -> bool:
     return not is_cold()
 
 
-def load(log: Callable[[str], None]) -> None:
-    """Load the machine code of all stages, or compile it and keep it on disk."""
-    stages = _stages()
+def load(log: Callable[[str], None], *, backwards: bool = False) -> None:
+    """Load the machine code of all stages, or compile it and keep it on disk.
+
+    Args:
+        log: told in one line what is being waited for, and how it ended.
+        backwards: begin with the last stage.
+    """
+    stages = _stages()[:: -1 if backwards else 1]
     was_cold = is_cold()
     if was_cold:
         log("compiling the planner; this happens once and takes a minute or two")
