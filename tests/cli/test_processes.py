@@ -17,7 +17,8 @@ from mlfabric.launch.guard import marked
 from mlfabric.launch.output import LONGEST_LINE_BYTES, Output
 from mlfabric.launch.processes import Nursery, Program, ending_text, exit_code
 
-READY = "print('ready', flush=True)"
+READY = "import sys; sys.stdout.write('ready\\n'); sys.stdout.flush()"
+"""In one piece: others may write into the same pipe."""
 ENDLESS = f"import time; {READY}; time.sleep(1000)"
 DEAF = f"import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); {READY}; time.sleep(1000)"
 

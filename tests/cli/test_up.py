@@ -38,10 +38,13 @@ def words_of(pid: int) -> str:
 
 
 def pid_of(command, words: str) -> int:
-    """Return the id of the one process of ``command`` with these words in its command line."""
-    found: list[int] = [pid for pid in command.pids() if words in " ".join(psutil.Process(pid).cmdline())]
-    assert len(found) == 1
-    return found[0]
+    """Return the id of the one process of ``command`` with these words in its command line.
+
+    A child of it that was forked and does not run its own program yet has the same one.
+    """
+    found = [process for process in map(psutil.Process, command.pids()) if words in " ".join(process.cmdline())]
+    (pid,) = [process.pid for process in found if process.ppid() not in [other.pid for other in found]]
+    return pid
 
 
 def member(scheduler: str, name: str) -> fabric_pb2.MemberStatus:
