@@ -273,13 +273,16 @@ class SimulatedServer:
 
     def _drive(self) -> SimulatedDriver[act.ServerEvent, act.Action]:
         return SimulatedDriver(
-            self._world, self.process, self.state, self._do, self._check_buffers, lambda: self.session.is_alive
+            self._world, self.process, self.state, self._do, self._after_event, lambda: self.session.is_alive
         )
 
     def _take_in(self, event: act.ServerEvent) -> None:
         self._driver.take_in(event)
 
-    def _check_buffers(self) -> None:
+    def _after_event(self) -> None:
+        """Keep the epochs that began, as ``ServerService`` does, and check what is kept of transfers."""
+        for name, model in self.state.models.items():
+            self.epochs[name], self.clean[name] = model.version.epoch, model.cleared
         models = self.state.models.values()
         held = [t.transfer for model in models for t in model.incoming.transfers.values() if t.holds_buffer]
         assert len(held) == len(self.buffers), f"{len(self.buffers)} buffers are kept for {held}"
@@ -295,8 +298,6 @@ class SimulatedServer:
             case act.Report():
                 if isinstance(action.event, ServerHolds):
                     self._witness.renews(action.event.spec.name, action.event.version)
-                    self.epochs[action.event.spec.name] = action.event.version.epoch
-                    self.clean[action.event.spec.name] = self.state.models[action.event.spec.name].cleared
                     if action.event.spec.name in self.checkpoints:
                         self._begin_checkpoint(action.event.spec.name)
                 self.session.send(action.event)

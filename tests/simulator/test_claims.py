@@ -8,6 +8,7 @@ from random import Random
 import pytest
 
 from mlfabric.protocol import ModelVersion
+from mlfabric.server.shard import ShardModel
 from mlfabric.simulator import FaultRates, Simulation, SimulationConfig
 from mlfabric.simulator.config import HARSH, MODES
 from mlfabric.simulator.worker import SimulatedWorker
@@ -58,3 +59,20 @@ def test_replicas_follow_within_the_bound_and_take_their_primaries_places_under_
     config = replace(config, faults=replace(config.faults, amnesia=0.5 * (seed % 2)))
     Simulation(config).run(3000)
     assert len(claims) > 1
+
+
+@pytest.mark.parametrize("seed", [2, 4, 5, 7])
+def test_the_parts_of_a_model_go_on_under_epochs_that_workers_claim_and_stay_alike(seed, claims, monkeypatch):
+    take_epoch, began = ShardModel._take_epoch, []
+
+    def noted(self):
+        for action in take_epoch(self):
+            began.append(self.cleared)
+            yield action
+
+    monkeypatch.setattr(ShardModel, "_take_epoch", noted)
+    config = SimulationConfig.drawn_with_shards(seed, HARSH, MODES[seed % 3])
+    rates = {"amnesia": 0.5 * (seed % 2), "rollback_hz": max(1.0, config.faults.rollback_hz)}
+    config = replace(config, faults=replace(config.faults, **rates))
+    assert Simulation(config).run(3000).faults["servers died"] > 1
+    assert len(began) > 1
