@@ -60,6 +60,7 @@ from mlfabric.protocol.identities import (
     TransferId,
     UpdateId,
     UpdateKind,
+    last_cleared,
 )
 from mlfabric.protocol.instructions import (
     CancelServe,
@@ -216,4 +217,5 @@ __all__ = [
     "Void",
     "Welcome",
     "WorkerHolds",
+    "last_cleared",
 ]

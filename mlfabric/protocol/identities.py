@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import Enum
 from typing import NamedTuple
 
@@ -26,6 +27,7 @@ __all__ = [
     "TransferId",
     "UpdateId",
     "UpdateKind",
+    "last_cleared",
 ]
 
 
@@ -104,6 +106,15 @@ NOTHING_KEPT = -1
 
 STEPS_KEPT = -2
 """The same for one that keeps all steps, but takes nothing that was computed from versions of before."""
+
+
+def last_cleared(began: Iterable[ModelVersion]) -> int:
+    """Return the last server epoch for which nothing counts that was computed before it; 0 if there was none.
+
+    Args:
+        began: the versions at which epochs began.
+    """
+    return max([version.epoch for version in began if version.number < 0], default=0)
 
 
 class UpdateKind(Enum):

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from mlfabric.protocol import HostModel, MemberJoined, ModelVersion, RefuseReason, ServerHolds
+from mlfabric.protocol import HostModel, MemberJoined, ModelVersion, RefuseReason, ServerHolds, last_cleared
 from mlfabric.scheduler.context import Context
 from mlfabric.scheduler.model import ModelState
 from mlfabric.scheduler.parts import name_of_whole
@@ -281,4 +281,4 @@ def _worn_out(model: str, known: _Known, given: str) -> tuple[RefuseReason, str]
 
 def _has_missed(holds: ServerHolds, named: int) -> bool:
     """Tell whether versions below an epoch that was named count for a server; none is below the first one."""
-    return named > 1 and not any(one.epoch >= named and one.number < 0 for one in holds.began)
+    return named > 1 and last_cleared(holds.began) < named

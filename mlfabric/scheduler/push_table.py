@@ -34,6 +34,7 @@ from mlfabric.protocol import (
     TransferId,
     UpdateId,
     Void,
+    last_cleared,
 )
 from mlfabric.scheduler.context import SEQ_BITS, Context
 from mlfabric.scheduler.drifting import DriftWatch
@@ -136,7 +137,7 @@ class PushTable:
     @property
     def cleared(self) -> int:
         """The last server epoch for which nothing counts that was computed before it; 0 if there was none."""
-        return max([began.epoch for began in self.began if began.number < 0], default=0)
+        return last_cleared(self.began)
 
     def is_lost(self, version: ModelVersion) -> bool:
         """Tell whether a version was made under a server epoch after what a later one began with."""

@@ -21,7 +21,6 @@ from mlfabric.protocol import (
     Committed,
     Dropped,
     DropReason,
-    HostModel,
     Instruction,
     ModelVersion,
     Resolve,
@@ -79,7 +78,6 @@ class ShardTable:
         self.open: dict[UpdateId, OpenPush] = {}
         self.torn = ""
         self.least_epoch = 0
-        self._is_clearing = False
         self.roster: set[UpdateId] = set()
         self._context = context
         self._turns = 0
@@ -95,17 +93,6 @@ class ShardTable:
         """Count all parts at least under this server epoch from now on, and drop what was computed before."""
         if epoch > self.least_epoch:
             self.least_epoch, self._changed, self._has_doomed = epoch, None, True
-            self._is_clearing = False
-
-    def _clear(self) -> Iterator[Instruction]:
-        """Have servers that stand alike keep it that nothing counts from before the least epoch; one will do."""
-        is_kept = self._is_clearing or any(p.cleared >= self.least_epoch for p in self.tables)
-        if is_kept or not self.is_settled:
-            return
-        self._is_clearing = True
-        for pushes in self.tables:
-            reason = f"nothing from before server epoch {self.least_epoch} counts"
-            yield HostModel(to=pushes.server, spec=pushes.spec, reason=reason, epoch=self.least_epoch)
 
     # What is looked at
 

@@ -132,8 +132,7 @@ class ShardedModel(ShardGets):
             yield from self._sweep()
         self._compare_parts()
         yield from self._advance_unit(self._now_ns)
-        if self.unit is None:
-            yield from self._clear()
+        yield from self._clear()
         yield from self._serve_gets()
         self._choose_roster()
         yield from self._begin_unit(self._now_ns)

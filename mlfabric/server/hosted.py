@@ -25,6 +25,7 @@ from mlfabric.protocol import (
     TransferId,
     UpdateId,
     UpdateKind,
+    last_cleared,
 )
 from mlfabric.samples import NO_SAMPLES, SampleAccount
 from mlfabric.server.actions import (
@@ -415,7 +416,7 @@ class HostedModel:
     @property
     def cleared(self) -> int:
         """The last server epoch for which nothing counts that was computed before it; 0 if there was none."""
-        return max([began.epoch for began in self.epochs if began.number < 0], default=0)
+        return last_cleared(self.epochs)
 
     def _here(self) -> Place:
         """Return what is announced: it is here, or comes whoever is the scheduler."""

@@ -80,7 +80,7 @@ class PartWitness(Witness):
         """
         newest, (by, known) = self._version_of(model), self._known.get(model, (state, version))
         if by is state and version.number == known.number and version.epoch > known.epoch:
-            return  # nobody was told of a version under that epoch: a server that died may begin it itself
+            return  # so it only calls what it knew: a server that has died unheard may begin that epoch itself
         if version.epoch > newest.epoch:
             assert version.number <= newest.number, f"the scheduler takes {version} of {model} for made; it is {newest}"
             self._known[model] = (state, version)

@@ -32,7 +32,7 @@ class Checkpoint:
 
         Args:
             epoch: that begins.
-            clean: the last one that kept nothing of those before it; 0 if there was none.
+            clean: the last one for which nothing counts that was computed before it; 0 if there was none.
         """
         former, number = self.holds, self.holds.version.number
         earlier = former.began
