@@ -43,4 +43,4 @@ def test_ctrl_c_in_the_middle_leaves_nothing(start: Start, tmp_path: Path):
     code, _ = command.finish()
 
     assert code == 128 + signal.SIGINT
-    assert command.pids() == []
+    command.wait_until_nothing_is_left()

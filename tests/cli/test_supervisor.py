@@ -13,7 +13,7 @@ import pytest
 
 from mlfabric.launch import supervisor
 from mlfabric.launch.output import Output
-from mlfabric.launch.processes import Nursery, Program
+from mlfabric.launch.processes import Nursery, Process, Program
 from mlfabric.launch.supervisor import EXIT_FENCED, Start, Supervised
 
 from .test_processes import ENDLESS, Lines
@@ -40,18 +40,27 @@ async def keeping(codes: dict[Start, str]) -> AsyncIterator[tuple[Supervised, Li
         await asyncio.gather(task, return_exceptions=True)
 
 
+async def both(supervised: Supervised) -> list[Process]:
+    """Return the service and its spare, whose first line may come before it is noted."""
+    while len(supervised.processes) < 2:
+        await asyncio.sleep(0.001)
+    return supervised.processes
+
+
 async def test_a_spare_takes_over_from_who_was_killed_and_has_a_spare_itself(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(supervisor, "SPARE_AFTER_S", 0.0)
     first_of_all = ENDLESS.replace("ready", "first")
     async with keeping({Start.FIRST: first_of_all, Start.SPARE: STANDS_BY}) as (supervised, out, err):
         await out.wait_for(b"stands by")
-        first, spare = supervised.processes
+        first, spare = await both(supervised)
         first.tell(signal.SIGKILL)
-        await out.wait_for(b"[it] ready\n[it] stands by\n")
+        await out.wait_for(b"[it] ready\n")
+        while out.getvalue().count(b"[it] stands by\n") < 2:
+            await asyncio.sleep(0.001)
         assert b"it was killed by SIGKILL (signal 9); its spare takes over\n" in err.getvalue()
-        assert supervised.process is spare
-        assert supervised.spare is not None
-        assert supervised.spare.is_running
+        service, another = await both(supervised)
+        assert service is spare
+        assert another.is_running
 
 
 async def test_a_spare_that_has_died_as_well_is_not_counted_on(monkeypatch: pytest.MonkeyPatch):
@@ -60,7 +69,7 @@ async def test_a_spare_that_has_died_as_well_is_not_counted_on(monkeypatch: pyte
     again = ENDLESS.replace("ready", "again")
     async with keeping({Start.FIRST: ENDLESS, Start.AGAIN: again, Start.SPARE: STANDS_BY}) as (supervised, out, err):
         await out.wait_for(b"stands by")
-        first, spare = supervised.processes
+        first, spare = await both(supervised)
         spare.tell(signal.SIGKILL)
         await spare.wait()
         first.tell(signal.SIGKILL)

@@ -285,7 +285,7 @@ for line in sys.stdin:
 
 @pytest.mark.parametrize("has_asked", [True, False])
 def test_a_worker_that_hangs_is_left_out_and_told_so_when_it_wakes_up(has_asked: bool) -> None:
-    with Fabric(answer_s=1.0) as fabric:
+    with Fabric() as fabric:
         command, pipe = [sys.executable, "-c", HANGER, fabric.scheduler.address], subprocess.PIPE
         hanger = subprocess.Popen(command, text=True, stdin=pipe, stdout=pipe, stderr=pipe)
         try:
@@ -327,9 +327,8 @@ def test_the_status_shows_the_job_and_what_each_worker_waits_for(fabric) -> None
     team = Team(fabric, 2)
     assert team.reduce([torch.ones(2), torch.ones(2)]) == [2, 2]
     handle = team.workers[0].all_reduce_async(torch.ones(2))
-    status = wait_until(
-        lambda: next((s for s in [fabric.status()] if s.models[0].waiting), None), "the request is there"
-    )
+    wait_until(lambda: "waits for w1" in [m.activity for m in fabric.status().members], "the request is there")
+    status = fabric.status()
     (model,) = status.models
     assert (model.mode, model.committed, model.version.number, model.server) == ("all-reduce", 1, 1, "")
     assert {m.name: m.activity for m in status.members} == {"w0": "waits for w1", "w1": "computing"}
@@ -369,7 +368,7 @@ def test_a_link_that_carries_less_than_was_stated_is_found_out_while_workers_com
     team = Narrow(fabric, 8)
     network = fabric.scheduler.state.context.network
     known: dict[LinkId, int] = {}
-    for n in range(10):
+    for n in range(40):  # where this process is held up probes are late; later ones mend that
         given = tensors(8, 100_000, seed=n)
         made = [tensor.clone() for tensor in given]
         assert team.reduce(made) == [8] * 8

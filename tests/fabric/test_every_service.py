@@ -44,6 +44,7 @@ SERVICES = pytest.mark.parametrize("register", [a_server, an_aggregator, a_repli
 def running() -> Iterator[Fabric]:
     with fabric() as running:
         running.aggregator(name="adder")
+        wait_until(lambda: len(running.status().members) == 2, "server and aggregator are there")
         running.worker(small_model(), "steady").get()
         yield running
 

@@ -194,7 +194,7 @@ def test_an_iteration_goes_on_without_a_worker_that_dies_in_it_and_waits_for_it_
 
 def test_a_worker_that_joins_later_takes_part_from_the_next_iteration(running: Fabric) -> None:
     first = running.worker(small_model(), "w0", mode=Mode.SYNCHRONOUS)
-    exchange(first, 0)
+    exchange(first, 0).result(10)
     second = running.worker(small_model(), "w1", mode=Mode.SYNCHRONOUS)
     assert second.get().number == 1
     handle = exchange(first, 1)

@@ -185,7 +185,7 @@ def trainers_behind(fabric: Fabric, elements: int = 64) -> Iterator[tuple[Any, T
 def test_an_update_whose_worker_is_killed_before_the_replica_has_it_is_dropped(tmp_path: Path) -> None:
     elements = 100_000
     with (
-        Fabric(silence_s=3.0) as fabric,
+        Fabric() as fabric,
         trainers_behind(fabric, elements) as (server, trainer),
         replica_process(fabric, "--div-max", "0") as follower,
         victim(fabric, tmp_path, elements) as dying,
@@ -217,7 +217,7 @@ def test_a_replica_killed_while_it_is_sent_to_shuts_the_gate_until_it_has_left_a
             hosted = server._service._state.models["model"]
             wait_until(lambda: replication(fabric)._in_flight, "something is on its way to it")
             dying.kill()
-            wait_until(lambda: hosted.lead.held_back is not None, "the gate is shut")
+            wait_until(lambda: hosted.lead.reported is not None, "the gate is shut")
             stuck = at_version(server)
             assert is_gated(server)
         wait_until(lambda: not is_gated(server), "the primary is told that there is none")

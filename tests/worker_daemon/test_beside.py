@@ -56,13 +56,12 @@ def daemon_of(scheduler: str, where: Path) -> Iterator[tuple[subprocess.Popen[by
         process.wait(15)
 
 
-def segments() -> set[Path]:
-    """Return the shared memory that is left by anybody."""
-    return set(SHARED.glob("mlfabric-*"))
+def segments(pid: int) -> list[Path]:
+    """Return what is left of the shared memory that a process has made."""
+    return list(SHARED.glob(f"mlfabric-{pid}-*"))
 
 
 def test_training_through_it_is_training_as_in_a_thread(tmp_path: Path) -> None:
-    before = segments()
     rule = mlfabric.RuleSpec(lr=0.1, momentum=0.9)
     results = []
     for where in ("thread", "process"):
@@ -75,7 +74,7 @@ def test_training_through_it_is_training_as_in_a_thread(tmp_path: Path) -> None:
                     train(running, model, rule, address)
             results.append([p.detach().clone() for p in model.parameters()])
     assert all(bool((a == b).all()) for a, b in zip(*results, strict=True))
-    assert segments() <= before
+    assert not segments(os.getpid())
 
 
 def test_samples_are_drawn_and_accounted_for_through_it(tmp_path: Path) -> None:
@@ -127,7 +126,6 @@ def train(running: Fabric, model: object, rule: mlfabric.RuleSpec, address: str,
 
 
 def test_when_the_training_process_is_killed_its_worker_leaves_and_its_memory_goes(tmp_path: Path) -> None:
-    before = segments()
     with fabric() as running, daemon(running, tmp_path) as (_, address):
         environment = {**os.environ, "MLFABRIC_DAEMON": address, "MLFABRIC_NAME": "victim", "PYTHONPATH": os.getcwd()}
         trainer = subprocess.Popen([sys.executable, "-c", TRAINER], env=environment, stdout=subprocess.PIPE)
@@ -138,7 +136,7 @@ def test_when_the_training_process_is_killed_its_worker_leaves_and_its_memory_go
         trainer.stdout.close()
         states = lambda: {m.name: m.state for m in running.status().members}  # noqa: E731
         wait_until(lambda: states().get("victim") == "left", "the worker leaves")
-        wait_until(lambda: segments() <= before, "the memory is removed")
+        wait_until(lambda: not segments(trainer.pid), "the memory is removed")
 
 
 def test_when_the_daemon_is_killed_the_training_process_hears_it(tmp_path: Path) -> None:
@@ -154,7 +152,6 @@ def test_when_the_daemon_is_killed_the_training_process_hears_it(tmp_path: Path)
 
 
 def test_tensors_are_reduced_through_it_with_those_of_other_workers(tmp_path: Path) -> None:
-    before = segments()
     with Fabric() as running, daemon(running, tmp_path) as (_, address), ThreadPoolExecutor(2) as pool:
         together = [reducer(running, "w0", address), reducer(running, "w1", "")]
         for numel, dtype in (
@@ -178,7 +175,7 @@ def test_tensors_are_reduced_through_it_with_those_of_other_workers(tmp_path: Pa
             worker.leave()
         with pytest.raises(mlfabric.FabricClosedError):
             together[0].all_reduce(torch.ones(1))
-    assert segments() <= before
+    assert not segments(os.getpid())
 
 
 def reducer(running: Fabric, name: str, address: str) -> mlfabric.Worker:
@@ -238,7 +235,6 @@ def mlfabric_settings() -> WorkerSettings:
 def test_a_training_process_killed_while_it_waits_for_the_scheduler_leaves_no_worker_behind(
     tmp_path: Path, free_port: int
 ) -> None:
-    before = segments()
     later = f"127.0.0.1:{free_port}"
     with daemon_of(later, tmp_path) as (_, address):
         environment = {**os.environ, "MLFABRIC_DAEMON": address, "MLFABRIC_NAME": "ghost", "PYTHONPATH": os.getcwd()}
@@ -246,7 +242,7 @@ def test_a_training_process_killed_while_it_waits_for_the_scheduler_leaves_no_wo
         wait_until(lambda: "ghost waits" in (tmp_path / "daemon.log").read_text(), "it has come to the daemon")
         trainer.kill()
         trainer.wait(10)
-        wait_until(lambda: segments() <= before, "the memory is removed")
+        wait_until(lambda: not segments(trainer.pid), "the memory is removed")
         with Fabric(port=free_port) as running:
             running.server()
             running.worker(small_model(), "steady").get()
