@@ -37,7 +37,7 @@ def words_of(pid: int) -> str:
         return ""
 
 
-def pid_of(command, words: str) -> int:
+def pid_of(command: Command, words: str) -> int:
     """Return the id of the one process of ``command`` with these words in its command line.
 
     A child of it that was forked and does not run its own program yet has the same one.

@@ -25,21 +25,29 @@ DATA = TensorDataset(torch.arange(SIZE))
 class Trainer(threading.Thread):
     """A worker that trains in a thread of its own, and notes what on."""
 
-    def __init__(self, worker: Any, *, epochs: int = 1, spoil: frozenset[int] = frozenset(), **options: Any) -> None:
+    def __init__(
+        self,
+        worker: Any,
+        *,
+        epochs: int = 1,
+        spoil: frozenset[int] = frozenset(),
+        before_each: Callable[[int], None] = lambda _: None,
+        **options: Any,
+    ) -> None:
         super().__init__(daemon=True)
         self.worker = worker
         self.seen: list[int] = []
         self._spoil = set(spoil)
         self._epochs = epochs
         self._options = {"batch_size": 4, **options}
-        self.before_each: Callable[[int], None] = lambda _: None
+        self._before_each = before_each
         self.start()
 
     def run(self) -> None:
         self.worker.get()
         sampler = FabricSampler(self.worker, SIZE, epochs=self._epochs, **self._options)
         for step, (batch,) in enumerate(sampler.over(DataLoader(DATA, batch_sampler=sampler))):
-            self.before_each(step)
+            self._before_each(step)
             gradients(self.worker._model, step)
             if spoilt := self._spoil & set(batch.tolist()):
                 self._spoil -= spoilt
@@ -134,7 +142,6 @@ def test_a_worker_that_stops_early_and_stays_gives_back_what_it_has_drawn() -> N
 
 def test_nothing_is_handed_out_twice_when_the_scheduler_is_restarted_meanwhile() -> None:
     with fabric() as running:
-        trainers = [Trainer(running.worker(small_model(), f"w{i}"), epochs=3) for i in range(2)]
         trained = threading.Event()
         goes_on = threading.Event()
 
@@ -143,7 +150,10 @@ def test_nothing_is_handed_out_twice_when_the_scheduler_is_restarted_meanwhile()
                 trained.set()
                 assert goes_on.wait(15)
 
-        trainers[0].before_each = stop_at
+        trainers = [
+            Trainer(running.worker(small_model(), "w0"), epochs=3, before_each=stop_at),
+            Trainer(running.worker(small_model(), "w1"), epochs=3),
+        ]
         assert trained.wait(15)
         running.restart_scheduler()
         goes_on.set()

@@ -142,17 +142,17 @@ def test_a_scheduler_whose_clock_is_behind_goes_on_above_what_its_members_have_s
 
 def test_a_scheduler_that_stood_still_has_its_members_come_again(monkeypatch, caplog):
     monkeypatch.setattr(runner, "SURVEY_S", 0.05)
-    monkeypatch.setattr(runner, "STOOD_STILL_S", 0.2)
+    monkeypatch.setattr(runner, "STOOD_STILL_S", 1.0)
     with caplog.at_level(logging.WARNING, "mlfabric"), fabric() as running:
         worker = running.worker(small_model())
         worker.get()
         loop = running.scheduler._loop
         assert loop is not None
-        loop.call_soon_threadsafe(time.sleep, 0.5)
+        loop.call_soon_threadsafe(time.sleep, 1.5)
         wait_until(lambda: "ending 2 sessions: this process stood still" in caplog.text, "it says so")
         gradients(worker._model)
         assert isinstance(worker.push().result(PATIENCE_S), Committed)
-        assert {m.state for m in running.status().members} == {"here"}
+        wait_until(lambda: {m.state for m in running.status().members} == {"here"}, "both are back")
 
 
 def test_what_an_older_scheduler_has_planned_is_not_started_at_a_server_that_follows_a_newer_one():

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.testbed.digits import digits_file
 from benchmarks.testbed.hosts import testbed
 from mlfabric.errors import UnavailableError
+from tests.testbed.digits import HAS_DIGITS, NO_DIGITS
 
 __all__ = ["begin_quick", "skip_without_hosts"]
 
 
 def skip_without_hosts() -> None:
     """Skip where no hosts can be made, or where there is nothing to train on."""
-    if not digits_file().exists():
-        pytest.skip("no digits here: scripts/fetch_digits (needs npm)")
+    if not HAS_DIGITS:
+        pytest.skip(NO_DIGITS)
     try:
         with testbed(["a"], link_bps=10_000_000):
             pass

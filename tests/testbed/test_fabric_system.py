@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from benchmarks.testbed.cell import place_of
-from benchmarks.testbed.digits import digits_file
 from benchmarks.testbed.hosts import Testbed, testbed
 from benchmarks.testbed.logs import RunLogs
 from benchmarks.testbed.processes import Launcher
@@ -19,14 +18,13 @@ from benchmarks.testbed.systems import fabric, fabric_overlap
 from benchmarks.testbed.workload import WorkloadSpec
 from mlfabric.errors import UnavailableError
 from mlfabric.twin.settings import COMPUTE
+from tests.testbed.digits import needs_digits
 
 pytestmark = [
     pytest.mark.processes,
     pytest.mark.root,
     pytest.mark.timeout(300),
-    pytest.mark.skipif(
-        not digits_file().exists(), reason="the digits have not been fetched; scripts/fetch_digits needs npm"
-    ),
+    needs_digits,
 ]
 
 WORKERS, STEPS = 4, 3

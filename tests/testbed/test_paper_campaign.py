@@ -9,14 +9,12 @@ from benchmarks.paper import choose
 from benchmarks.testbed.campaign import Campaign, Choice
 from benchmarks.testbed.catalogue import CELLS, SYSTEMS, Cell
 from benchmarks.testbed.cell import plan_of
-from benchmarks.testbed.digits import digits_file
 from benchmarks.testbed.results import Results
 from benchmarks.testbed.runs import Backup, BackupKind
 from benchmarks.testbed.tuning import Effort, Setting
 from mlfabric.errors import FabricError, UsageError
+from tests.testbed.digits import needs_digits
 from tests.testbed.made_up import result_for
-
-needs_digits = pytest.mark.skipif(not digits_file().exists(), reason="no digits here: scripts/fetch_digits (needs npm)")
 
 EFFORT = Effort(grid=(Setting(learning_rate=0.1, momentum=0.5),), seeds=(7,), iterations=1)
 

