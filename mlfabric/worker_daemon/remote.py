@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import logging
 import threading
 from collections import defaultdict
 from collections.abc import Iterable
@@ -29,6 +30,12 @@ from mlfabric.worker_daemon.shared import Segment
 from mlfabric.worker_daemon.thread import CountFuture, DrawFuture, OutcomeFuture, VersionFuture
 
 __all__ = ["RemoteDaemon"]
+
+SAID_AFTER_S = 1.0
+COMES_WITHIN_S = 10.0
+_CHANNEL_OPTIONS = [("grpc.initial_reconnect_backoff_ms", 50), ("grpc.max_reconnect_backoff_ms", 200)]
+
+log = logging.getLogger(__name__)
 
 _Call: TypeAlias = "grpc.aio.StreamStreamCall[daemon_pb2.AttachRequest, daemon_pb2.AttachResponse]"
 
@@ -92,7 +99,7 @@ class RemoteDaemon:
 
         Raises:
             RefusedError: the scheduler refuses this worker or its model.
-            UnavailableError: no daemon answers at the address.
+            UnavailableError: no daemon answers at the address, nor does one that may just be starting.
         """
         initial = _announced(self._initial)
         image = _announced(self._image)
@@ -247,7 +254,8 @@ class RemoteDaemon:
     async def _talk(self) -> None:
         detail = "the daemon ended the stream"
         try:
-            async with grpc.aio.insecure_channel(self._address) as channel:
+            async with grpc.aio.insecure_channel(self._address, options=_CHANNEL_OPTIONS) as channel:
+                await self._reach(channel)
                 stub = daemon_pb2_grpc.DaemonServiceStub(channel)
                 call = stub.Attach()
                 writer = asyncio.create_task(self._write(call))
@@ -268,6 +276,16 @@ class RemoteDaemon:
                 )
         finally:
             self._fail_all(detail)
+
+    async def _reach(self, channel: grpc.aio.Channel) -> None:
+        """Wait a while for a daemon that was started together with this process."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SAID_AFTER_S):
+                return await channel.channel_ready()
+        log.warning("%s waits for the daemon at %s; start it with: mlfabric worker", self._name, self._address)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(COMES_WITHIN_S - SAID_AFTER_S):
+                await channel.channel_ready()
 
     async def _write(self, call: _Call) -> None:
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -17,6 +18,7 @@ import torch
 
 import mlfabric
 from mlfabric.config import WorkerSettings
+from mlfabric.worker_daemon import remote
 from mlfabric.worker_daemon.beside import BesideOptions
 from tests.fabric.harness import Fabric, fabric, gradients, small_model, wait_until
 from tests.fabric.test_samples import comes_to
@@ -205,11 +207,25 @@ def push_until_it_is_heard(worker: mlfabric.Worker, model: torch.nn.Module) -> N
         worker.get()
 
 
-def test_no_daemon_at_the_address_is_said(tmp_path: Path) -> None:
+def test_no_daemon_at_the_address_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "SAID_AFTER_S", 0.1)
+    monkeypatch.setattr(remote, "COMES_WITHIN_S", 0.2)
     with fabric() as running:
         settings = replace(running.settings("w0"), daemon=f"unix:{tmp_path}/nobody.sock")
         with pytest.raises(mlfabric.UnavailableError, match="mlfabric worker"):
             mlfabric.register_as_worker(small_model(), settings=settings)
+    assert not segments(os.getpid())
+
+
+def test_a_worker_that_is_there_before_its_daemon_says_so_and_joins_through_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with fabric() as running, ThreadPoolExecutor() as pool, caplog.at_level(logging.WARNING, "mlfabric"):
+        settings = replace(running.settings("w0"), daemon=f"unix:{tmp_path}/daemon.sock")
+        early = pool.submit(mlfabric.register_as_worker, small_model(), settings=settings)
+        wait_until(lambda: "w0 waits for the daemon at unix:" in caplog.text, "it says so")
+        with daemon(running, tmp_path), early.result(15) as worker:
+            assert worker.get().number == 0
 
 
 def test_the_scheduler_s_refusal_reaches_the_training_process(tmp_path: Path) -> None:
