@@ -99,7 +99,7 @@ class RemoteDaemon:
 
         Raises:
             RefusedError: the scheduler refuses this worker or its model.
-            UnavailableError: no daemon answers at the address, nor does one that may just be starting.
+            UnavailableError: no daemon answers at the address within ten seconds.
         """
         initial = _announced(self._initial)
         image = _announced(self._image)

@@ -133,6 +133,7 @@ def test_when_the_training_process_is_killed_its_worker_leaves_and_its_memory_go
         trainer = subprocess.Popen([sys.executable, "-c", TRAINER], env=environment, stdout=subprocess.PIPE)
         assert trainer.stdout is not None
         assert trainer.stdout.readline() == b"joined\n"
+        assert segments(trainer.pid)
         trainer.send_signal(signal.SIGKILL)
         trainer.wait(10)
         trainer.stdout.close()
