@@ -6,10 +6,10 @@ INSTALLED := .venv/.setup-done
 COMPILED := .venv/.planner-compiled
 ARGS ?=
 
-.PHONY: help setup test check lint format proto fuzz demo bench soak clean
+.PHONY: help setup test test-long check lint format proto fuzz demo bench soak clean
 
 help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(COMPILED) ## create .venv with everything needed to run, test and develop (again only when versions changed)
 	@:
@@ -27,6 +27,9 @@ test: $(INSTALLED) ## all checks, then all tests (ARGS='-k ordering' narrows the
 	@scripts/check_and_compile
 	@touch $(COMPILED)
 	@scripts/test $(ARGS)
+
+test-long: setup ## the tests that take minutes each: every benchmark in small, every way to load data
+	@scripts/test_long $(ARGS)
 
 check: $(INSTALLED) ## style, types, import contracts, wire contract, generated code
 	@scripts/check

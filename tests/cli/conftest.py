@@ -1,114 +1,24 @@
-"""Real ``mlfabric`` processes for tests, all of them gone at the end, whatever happens."""
+"""Real ``mlfabric`` processes for the tests of the command line."""
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-import time
-import uuid
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from mlfabric.launch.guard import marked
-
-PATIENCE_S = 100.0
-
-
-def wait_until(holds: Callable[[], bool], what: str) -> None:
-    """Wait until a condition holds."""
-    until = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < until, f"waited {PATIENCE_S} s in vain: {what}"
-        time.sleep(0.01)
-
-
-class Command:
-    """One ``mlfabric`` process; it and all its descendants carry a mark of this test."""
-
-    def __init__(self, arguments: tuple[str, ...], folder: Path) -> None:
-        self.mark = f"TEST_MARK={uuid.uuid4().hex}"
-        name, value = self.mark.split("=")
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("MLFABRIC_")}
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "mlfabric", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env={**environment, name: value, "PYTHONUNBUFFERED": "1"},
-            cwd=folder,
-            text=True,
-        )
-        self.seen: list[str] = []
-
-    def pids(self) -> list[int]:
-        """Return the processes of this command that run, itself among them."""
-        return marked(self.mark)
-
-    def read_until(self, text: str) -> str:
-        """Read output up to a line that has ``text``; return that line."""
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.seen.append(line)
-            if text in line:
-                return line
-        raise AssertionError(f"{text!r} did not come in:\n{''.join(self.seen)}")
-
-    def close_output(self) -> None:
-        """Read no more of its output, so that it cannot write."""
-        assert self.process.stdout is not None
-        self.process.stdout.close()
-        self.process.stdout = None
-
-    def signal(self, number: signal.Signals) -> None:
-        """Send a signal to this process alone."""
-        self.process.send_signal(number)
-
-    def finish(self) -> tuple[int, str]:
-        """Wait for the end; return code and all output."""
-        rest, _ = self.process.communicate(timeout=PATIENCE_S)
-        return self.process.returncode, "".join(self.seen) + rest
-
-    def wait_until_nothing_is_left(self) -> None:
-        """Wait until no process of this command runs."""
-        wait_until(lambda: not self.pids(), f"still running: {self.pids()}")
-
-    def kill(self) -> None:
-        """Kill all that is left."""
-        for pid in self.pids():
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        self.process.communicate()
-
-
-Start = Callable[..., Command]
+from tests.processes import Start, commands, fabric_up
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     """Start ``mlfabric`` with the given arguments."""
-    started: list[Command] = []
-
-    def begin(*arguments: str) -> Command:
-        started.append(Command(arguments, tmp_path))
-        return started[-1]
-
-    yield begin
-    for command in started:
-        command.kill()
+    with commands(tmp_path) as begin:
+        yield begin
 
 
 @pytest.fixture(scope="session")
 def fabric(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Keep an embedded fabric running for all tests; gives the scheduler's address."""
-    command = Command(("up", "--port", "0", "--log-level", "error"), tmp_path_factory.mktemp("fabric"))
-    try:
-        command.read_until("mlfabric is up")
-        yield command.read_until("scheduler").split()[-1]
-    finally:
-        command.signal(signal.SIGTERM)
-        command.process.wait(PATIENCE_S)
-        command.kill()
+    with fabric_up(tmp_path_factory.mktemp("fabric")) as address:
+        yield address

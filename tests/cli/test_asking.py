@@ -11,8 +11,7 @@ from mlfabric.cli.checks import Level
 from mlfabric.cli.tables import as_plain, console, rate_text, size_text, status_view
 from mlfabric.launch.status import StatusReader
 from mlfabric.v1 import fabric_pb2, types_pb2
-
-from .conftest import Start
+from tests.processes import Start
 
 
 def full_status() -> fabric_pb2.GetStatusResponse:

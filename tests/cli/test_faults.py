@@ -8,8 +8,7 @@ from typer.testing import CliRunner
 
 from mlfabric.cli.app import app
 from mlfabric.errors import UsageError
-
-from .conftest import Start, wait_until
+from tests.processes import Start, wait_until
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from mlfabric.errors import UsageError
 from mlfabric.launch.workers import JobOptions, per_rank, worker_environment
-
-from .conftest import Start
+from tests.processes import Start
 
 pytestmark = pytest.mark.processes
 

@@ -10,8 +10,7 @@ from mlfabric.cli.app import app
 from mlfabric.cli.services import limits_of
 from mlfabric.errors import ConfigError, UsageError
 from mlfabric.scheduler.limits import Limits
-
-from .conftest import Start
+from tests.processes import Start
 
 
 @pytest.mark.processes

@@ -7,8 +7,7 @@ import pytest
 
 from mlfabric.security import Identity
 from mlfabric.security.authority import certify
-
-from .conftest import Start
+from tests.processes import Start
 
 pytestmark = pytest.mark.processes
 

@@ -23,8 +23,7 @@ from mlfabric.launch.status import HERE, StatusReader
 from mlfabric.launch.supervisor import backoff_s
 from mlfabric.protocol import Committed, ReplicationKind
 from mlfabric.v1 import fabric_pb2
-
-from .conftest import Command, Start, wait_until
+from tests.processes import Command, Start, wait_until
 
 pytestmark = pytest.mark.processes
 

@@ -1,0 +1,40 @@
+"""What a user does: scripts of their own, the ``mlfabric`` command, real processes; nothing of the inside.
+
+Tests here import ``mlfabric`` at most, and its public names only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.processes import Start, commands, fabric_up
+
+Job = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Start ``mlfabric`` with the given arguments, as :func:`tests.processes.commands` says."""
+    with commands(tmp_path) as begin:
+        yield begin
+
+
+@pytest.fixture
+def job(start: Start, free_port: int) -> Job:
+    """Run a script's text to its end with ``mlfabric run`` and a fabric of its own; gives exit code and all output."""
+
+    def run(script: str, *options: str, workers: int = 2, **environment: str) -> tuple[int, str]:
+        where = ("--scheduler", f"127.0.0.1:{free_port}")
+        return start("run", "-n", str(workers), *where, *options, "SCRIPT", script=script, **environment).finish()
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def fabric(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Keep a fabric up for all tests here; gives the scheduler's address."""
+    with fabric_up(tmp_path_factory.mktemp("fabric")) as address:
+        yield address
