@@ -53,6 +53,7 @@ class AttachRequest(_message.Message):
     GET_FIELD_NUMBER: _builtins.int
     LEAVE_FIELD_NUMBER: _builtins.int
     REDUCE_FIELD_NUMBER: _builtins.int
+    FORGET_FIELD_NUMBER: _builtins.int
     SAMPLES_DROPPED_FIELD_NUMBER: _builtins.int
     DRAW_FIELD_NUMBER: _builtins.int
     @_builtins.property
@@ -66,6 +67,8 @@ class AttachRequest(_message.Message):
     @_builtins.property
     def reduce(self) -> Global___ReduceTensor: ...
     @_builtins.property
+    def forget(self) -> Global___ForgetSegments: ...
+    @_builtins.property
     def samples_dropped(self) -> _session_pb2.SamplesDropped: ...
     @_builtins.property
     def draw(self) -> Global___DrawSamples: ...
@@ -77,14 +80,15 @@ class AttachRequest(_message.Message):
         get: Global___GetModel | None = ...,
         leave: Global___LeaveFabric | None = ...,
         reduce: Global___ReduceTensor | None = ...,
+        forget: Global___ForgetSegments | None = ...,
         samples_dropped: _session_pb2.SamplesDropped | None = ...,
         draw: Global___DrawSamples | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["draw", b"draw", "get", b"get", "leave", b"leave", "open", b"open", "push", b"push", "reduce", b"reduce", "request", b"request", "samples_dropped", b"samples_dropped"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["draw", b"draw", "forget", b"forget", "get", b"get", "leave", b"leave", "open", b"open", "push", b"push", "reduce", b"reduce", "request", b"request", "samples_dropped", b"samples_dropped"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draw", b"draw", "get", b"get", "leave", b"leave", "open", b"open", "push", b"push", "reduce", b"reduce", "request", b"request", "samples_dropped", b"samples_dropped"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draw", b"draw", "forget", b"forget", "get", b"get", "leave", b"leave", "open", b"open", "push", b"push", "reduce", b"reduce", "request", b"request", "samples_dropped", b"samples_dropped"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["open", "push", "get", "leave", "reduce", "samples_dropped", "draw"]  # noqa: Y015
+    _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["open", "push", "get", "leave", "reduce", "forget", "samples_dropped", "draw"]  # noqa: Y015
     _WhichOneofArgType_request: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_request) -> _WhichOneofReturnType_request | None: ...
 
@@ -262,6 +266,28 @@ class ReduceTensor(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReduceTensor: _TypeAlias = ReduceTensor  # noqa: Y015
+
+@_typing.final
+class ForgetSegments(_message.Message):
+    """Segments that are used no more by the training process, which has removed their names; no answer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PATHS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def paths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        paths: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["paths", b"paths"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForgetSegments: _TypeAlias = ForgetSegments  # noqa: Y015
 
 @_typing.final
 class LeaveFabric(_message.Message):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -190,6 +190,11 @@ class _Attachment:
             )
         return known
 
+    def _forget(self, paths: Iterable[str]) -> None:
+        """Map segments no longer, once no call uses them any more."""
+        for path in paths:
+            self._segments.pop(path, None)
+
     def _parcel(self, segment: Segment) -> Parcel:
         return Parcel(pieces=(segment.buffer,), digest=self._digest, is_unchanged=lambda: True)
 
@@ -229,6 +234,8 @@ class _Attachment:
                         self._reduce(request.reduce)
                     case "draw":
                         self._draw(request.draw)
+                    case "forget":
+                        self._forget(request.forget.paths)
                     case "samples_dropped":
                         self._daemon.drop_samples(wire.from_samples(request.samples_dropped.samples))
                     case "leave":

@@ -2,13 +2,13 @@
 
 A CPU tensor is sent from where it lies. One on a GPU is copied to pinned host memory first. The result comes into host
 memory of its own and is written into the tensor by :meth:`ReduceHandle.result`, all at once: until then, and if the
-AllReduce fails, the tensor is as it was. Result buffers are kept and used again.
+AllReduce fails, the tensor is as it was. Host memory is used again, and bounded (``buffer_pool``).
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable
+from functools import partial
 from weakref import WeakSet
 
 import torch
@@ -17,6 +17,7 @@ from mlfabric.errors import LayoutError, UsageError
 from mlfabric.protocol import ReduceOp
 from mlfabric.specs import DTYPE_BYTES
 from mlfabric.worker_daemon.attempts import ReduceBuffers, padded_bytes
+from mlfabric.worker_daemon.buffer_pool import BufferPool
 from mlfabric.worker_daemon.thread import CountFuture
 
 __all__ = ["ReduceHandle", "StagedTensors", "check_reducible"]
@@ -53,13 +54,22 @@ class _Staged:
     @property
     def buffers(self) -> ReduceBuffers:
         """What the daemon reads and writes."""
-        size_bytes = self.tensor.numel() * self.tensor.element_size()
         source = self.tensor if self.given is None else _flat(self.given, self.tensor)
         return ReduceBuffers(
-            given=_bytes_of(source) if size_bytes else memoryview(b""),
-            result=_bytes_of(self.result) if size_bytes else memoryview(bytearray()),
+            given=_bytes_of(source) if self.tensor.nbytes else memoryview(b""),
+            result=_bytes_of(self.result[: padded_bytes(self.tensor.nbytes)]),
             dtype=str(self.tensor.dtype).removeprefix("torch."),
         )
+
+    @property
+    def host_buffers(self) -> list[torch.Tensor]:
+        """Its host memory, to be given back."""
+        return [self.result] if self.given is None else [self.result, self.given]
+
+    @property
+    def host_bytes(self) -> int:
+        """How much of that it uses."""
+        return padded_bytes(self.tensor.nbytes) * len(self.host_buffers)
 
     def install(self, workers: int, others: Iterable[_Staged]) -> None:
         """Write the result into the tensor; ``others`` are being reduced, and may be other parts of the same memory."""
@@ -112,8 +122,15 @@ class StagedTensors:
     """Stages tensors and keeps the buffers."""
 
     def __init__(self) -> None:
-        self._free: defaultdict[tuple[int, bool], list[torch.Tensor]] = defaultdict(list)
+        self._pools = {
+            pinned: BufferPool(partial(_host_memory, pinned), torch.Tensor.numel) for pinned in (False, True)
+        }
         self._open: WeakSet[_Staged] = WeakSet()
+
+    @property
+    def idle_bytes(self) -> int:
+        """How much host memory is kept for the next tensors."""
+        return sum(pool.idle_bytes for pool in self._pools.values())
 
     def stage(self, tensor: torch.Tensor, op: ReduceOp) -> _Staged:
         """Prepare a tensor; it must not be written to until its handle is over.
@@ -122,12 +139,15 @@ class StagedTensors:
             LayoutError: it cannot be reduced in place.
         """
         check_reducible(tensor)
-        size_bytes, pinned = padded_bytes(tensor.numel() * tensor.element_size()), tensor.is_cuda
-        own = tensor.device.type == "cpu"
-        given = None if own else self._take(size_bytes, pinned)
-        staged = _Staged(tensor, op, self._take(size_bytes, pinned), given)
+        count = 1 if tensor.device.type == "cpu" else 2
+        sizes_bytes = [padded_bytes(tensor.nbytes)] * count
+        result, *given = self._pools[tensor.is_cuda].take(sizes_bytes, self._bytes_in_use)
+        staged = _Staged(tensor, op, result, given[0] if given else None)
         self._open.add(staged)
         return staged
+
+    def _bytes_in_use(self) -> int:
+        return sum(staged.host_bytes for staged in self._open)
 
     def handle(self, staged: _Staged, future: CountFuture) -> ReduceHandle:
         """Return the handle of a tensor that was staged; buffers of a failed AllReduce are not used again."""
@@ -137,15 +157,14 @@ class StagedTensors:
             try:
                 staged.install(future.result(), self._open)
             finally:
-                for buffer in (staged.result, staged.given):
-                    if buffer is not None:
-                        self._free[buffer.numel(), staged.tensor.is_cuda].append(buffer)
+                for buffer in staged.host_buffers:
+                    self._pools[staged.tensor.is_cuda].give(buffer)
 
         return ReduceHandle(future, finish)
 
-    def _take(self, size_bytes: int, pinned: bool) -> torch.Tensor:
-        free = self._free[size_bytes, pinned]
-        return free.pop() if free else torch.empty(size_bytes, dtype=torch.uint8, pin_memory=pinned)
+
+def _host_memory(pinned: bool, size_bytes: int) -> torch.Tensor:
+    return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=pinned)
 
 
 def _flat(buffer: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """A worker daemon in a process of its own, as its training process sees it: the same interface as one in a thread.
 
 Gradients are copied once, into shared memory; the model is received right where this process reads it. Tensors that are
-reduced are copied there and back.
+reduced are copied there and back. Shared memory is used again, and bounded (``buffer_pool``).
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import concurrent.futures
 import contextlib
 import logging
 import threading
-from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
 from typing import TypeAlias
 
 import grpc
@@ -25,6 +26,7 @@ from mlfabric.samples import Samples
 from mlfabric.specs import ModelSpec
 from mlfabric.v1 import daemon_pb2, daemon_pb2_grpc, session_pb2
 from mlfabric.worker_daemon.attempts import ReduceBuffers
+from mlfabric.worker_daemon.buffer_pool import BufferPool
 from mlfabric.worker_daemon.sending import GivenUpError, Growth, Parcel
 from mlfabric.worker_daemon.shared import Segment
 from mlfabric.worker_daemon.thread import CountFuture, DrawFuture, OutcomeFuture, VersionFuture
@@ -72,12 +74,11 @@ class RemoteDaemon:
         self._name = name
         self._spec = spec
         size_bytes = spec.layout.size_bytes
-        self._family = Segment.new_family()
-        self._image = Segment.create(size_bytes, self._family)
-        self._initial = Segment.create(size_bytes, self._family)
+        family = Segment.new_family()
+        self._image = Segment.create(size_bytes, family)
+        self._initial = Segment.create(size_bytes, family)
         _fill(self._initial, initial.pieces)
-        self._segments = [self._image, self._initial]
-        self._free: defaultdict[int, list[Segment]] = defaultdict(list)
+        self._pool = BufferPool(partial(Segment.create, family=family), attrgetter("size_bytes"), self._drop)
         self._pushes: dict[int, _OpenPush] = {}
         self._gets: dict[int, VersionFuture] = {}
         self._reduces: dict[int, _OpenReduce] = {}
@@ -132,7 +133,7 @@ class RemoteDaemon:
         version: VersionFuture | None = VersionFuture() if get_into is not None else None
         with self._lock:
             self._check_open()
-            segment = self._take(self._spec.layout.size_bytes)
+            (segment,) = self._take(self._spec.layout.size_bytes)
             _fill(segment, parcel.pieces)
             call, self._calls = self._calls, self._calls + 2
             self._pushes[call] = _OpenPush(segment, outcome)
@@ -194,9 +195,8 @@ class RemoteDaemon:
         workers = CountFuture()
         with self._lock:
             self._check_open()
-            opened = _OpenReduce(
-                self._take(len(buffers.given)), self._take(len(buffers.result)), buffers.result, workers
-            )
+            given, result = self._take(len(buffers.given), len(buffers.result))
+            opened = _OpenReduce(given, result, buffers.result, workers)
             _fill(opened.given, (buffers.given,))
             call, self._calls = self._calls, self._calls + 2
             self._reduces[call] = opened
@@ -221,24 +221,28 @@ class RemoteDaemon:
 
     def _end(self) -> None:
         self._over = True
-        for segment in self._segments:
-            segment.remove()
+        self._image.remove_family()
 
     def _check_open(self) -> None:
         if self._over:
             raise FabricClosedError("this worker has left the fabric, or its daemon ended; register again for more")
 
-    def _take(self, size_bytes: int) -> Segment:
-        """Return a segment of this size that is not in use; called under the lock."""
-        if free := self._free[size_bytes]:
-            return free.pop()
-        segment = Segment.create(size_bytes, self._family)
-        self._segments.append(segment)
-        return segment
+    def _take(self, *sizes_bytes: int) -> list[Segment]:
+        """Return segments that are not in use, at least as long; called under the lock."""
+        return self._pool.take(sizes_bytes, self._bytes_in_use)
+
+    def _bytes_in_use(self) -> int:
+        pushed = [push.segment.size_bytes for push in self._pushes.values()]
+        return sum(pushed) + sum(2 * len(reduce.into) for reduce in self._reduces.values())
 
     def _give_back(self, *segments: Segment) -> None:
         for segment in segments:
-            self._free[segment.size_bytes].append(segment)
+            self._pool.give(segment)
+
+    def _drop(self, segment: Segment) -> None:
+        """Remove a segment here, and have the daemon forget it."""
+        segment.remove()
+        self._send(daemon_pb2.AttachRequest(forget=daemon_pb2.ForgetSegments(paths=[str(segment.path)])))
 
     # The stream, in its own thread
 
@@ -319,9 +323,11 @@ class RemoteDaemon:
         with self._lock:
             opened = self._reduces.pop(reduced.call)
         if reduced.error:
+            self._drop(opened.given)
+            self._drop(opened.result)
             opened.workers.set_exception(RefusedError(reduced.error))
             return
-        opened.into[:] = opened.result.buffer
+        opened.into[:] = opened.result.buffer[: len(opened.into)]
         with self._lock:
             self._give_back(opened.given, opened.result)
         opened.workers.set_result(reduced.workers)

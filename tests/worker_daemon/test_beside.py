@@ -18,7 +18,7 @@ import torch
 
 import mlfabric
 from mlfabric.config import WorkerSettings
-from mlfabric.worker_daemon import remote
+from mlfabric.worker_daemon import buffer_pool, remote
 from mlfabric.worker_daemon.beside import BesideOptions
 from tests.fabric.harness import Fabric, fabric, gradients, small_model, wait_until
 from tests.fabric.test_samples import comes_to
@@ -178,6 +178,25 @@ def test_tensors_are_reduced_through_it_with_those_of_other_workers(tmp_path: Pa
             worker.leave()
         with pytest.raises(mlfabric.FabricClosedError):
             together[0].all_reduce(torch.ones(1))
+    assert not segments(os.getpid())
+
+
+def test_tensors_of_many_sizes_leave_few_pieces_of_shared_memory_on_either_side(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(buffer_pool, "LEAST_KEPT_BYTES", 1 << 20)
+    with Fabric() as running, daemon(running, tmp_path) as (process, address):
+        model = {"w": torch.zeros(1, requires_grad=True)}
+        settings = replace(running.settings("w0"), daemon=address)
+        with mlfabric.register_as_worker(model, mode=mlfabric.Mode.ALL_REDUCE, settings=settings) as worker:
+            for n in range(1, 101):
+                tensor = torch.ones(1000 * n)
+                assert worker.all_reduce(tensor) == 1
+                assert tensor.eq(1).all()
+            here = segments(os.getpid())
+            assert 2 < len(here) < 12
+            mapped = Path(f"/proc/{process.pid}/maps").read_text()
+            assert 0 < mapped.count(f"mlfabric-{os.getpid()}-") <= len(here) + 2
     assert not segments(os.getpid())
 
 

@@ -7,6 +7,7 @@ import torch
 
 from mlfabric.errors import UsageError
 from mlfabric.protocol import ReduceOp
+from mlfabric.worker_daemon.buffer_pool import LEAST_KEPT_BYTES
 from mlfabric.worker_daemon.reduce_tensors import ReduceHandle, StagedTensors
 from mlfabric.worker_daemon.thread import CountFuture
 
@@ -62,3 +63,35 @@ def test_a_tensor_of_other_memory_is_no_business_of_a_slice() -> None:
     assert first.result() == 2
     with pytest.raises(UsageError, match="written to"):
         second.result()
+
+
+def test_a_thousand_sizes_leave_a_bounded_rest_and_a_step_like_the_last_one_allocates_nothing() -> None:
+    staging = StagedTensors()
+    for n in range(1, 1001):
+        assert begun(staging, torch.ones(1000 * n), 2.0).result() == 2
+        assert staging.idle_bytes <= LEAST_KEPT_BYTES
+    places = []
+    for _ in range(2):
+        handles = [begun(staging, torch.ones(1000 * n), 2.0) for n in (5, 1000, 70)]
+        places.append({staged.result.data_ptr() for staged in staging._open})
+        assert [handle.result() for handle in handles] == [2, 2, 2]
+    assert places[0] == places[1]
+
+
+def test_handles_that_nobody_asks_for_their_results_do_not_raise_what_is_kept() -> None:
+    staging = StagedTensors()
+    for n in range(1, 1001):
+        begun(staging, torch.ones(1000 * n), 2.0)
+    assert begun(staging, torch.ones(1000), 2.0).result() == 2
+    assert staging.idle_bytes <= LEAST_KEPT_BYTES
+
+
+def test_a_result_is_as_long_as_its_tensor_whatever_its_buffer_was_used_for_before() -> None:
+    staging = StagedTensors()
+    assert begun(staging, torch.ones(1000), 2.0).result() == 2
+    short = torch.ones(3)
+    handle = begun(staging, short, 7.0)
+    (staged,) = staging._open
+    assert len(staged.buffers.result) == 16
+    handle.result()
+    assert short.tolist() == [7.0] * 3

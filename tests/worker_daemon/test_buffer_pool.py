@@ -1,0 +1,96 @@
+"""Buffers are used again, and idle ones are bounded whatever is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlfabric.worker_daemon.buffer_pool import LEAST_KEPT_BYTES, BufferPool
+
+MB = 1 << 20
+
+
+class Stand:
+    """A pool of bytearrays of pretended sizes, and what it allocated and gave up."""
+
+    def __init__(self) -> None:
+        self.made: list[int] = []
+        self.dropped: list[int] = []
+        self.used: list[list[int]] = []
+        self.pool = BufferPool(self._make, lambda buffer: buffer[0], lambda buffer: self.dropped.append(buffer[0]))
+
+    def _make(self, size_bytes: int) -> list[int]:
+        self.made.append(size_bytes)
+        return [size_bytes]
+
+    def take(self, *sizes_bytes: int) -> list[list[int]]:
+        others = sum(buffer[0] for buffer in self.used)
+        taken = self.pool.take(sizes_bytes, lambda: others)
+        self.used += taken
+        return taken
+
+    def give(self, buffers: Iterable[list[int]]) -> None:
+        for buffer in list(buffers):
+            self.used.remove(buffer)
+            self.pool.give(buffer)
+
+
+def test_a_step_like_the_one_before_allocates_nothing() -> None:
+    stand = Stand()
+    sizes = [size * 100 * MB for size in (3, 1, 2, 2)]
+    stand.give(stand.take(*sizes))
+    for _ in range(3):
+        one_by_one = [stand.take(size)[0] for size in sizes]
+        stand.give(one_by_one)
+    assert stand.made == sizes
+    assert stand.dropped == []
+
+
+def test_tensors_one_after_another_need_one_buffer_as_long_as_the_longest() -> None:
+    stand = Stand()
+    for size in (900 * MB, 1, 300 * MB, 900 * MB):
+        stand.give(stand.take(size))
+    assert stand.made == [900 * MB]
+
+
+def test_the_smallest_that_is_long_enough_is_taken() -> None:
+    stand = Stand()
+    stand.give(stand.take(1, 5, 3))
+    assert stand.take(2) == [[3]]
+    assert stand.take(2) == [[5]]
+    assert stand.take(2) == [[2]]
+
+
+def test_ever_longer_tensors_leave_no_more_than_the_least_that_is_kept() -> None:
+    stand = Stand()
+    for n in range(1, 1001):
+        stand.give(stand.take(n * MB // 10))
+        assert stand.pool.idle_bytes <= max(LEAST_KEPT_BYTES, n * MB // 10)
+    assert stand.dropped == stand.made[: len(stand.dropped)], "the one used longest ago goes first"
+
+
+def test_a_failed_allocation_takes_nothing() -> None:
+    stand = Stand()
+    stand.give(stand.take(10))
+
+    def fail(size_bytes: int) -> list[int]:
+        raise MemoryError
+
+    stand.pool._make = fail
+    with pytest.raises(MemoryError):
+        stand.pool.take((10, 20), lambda: 0)
+    assert stand.pool.idle_bytes == 10
+
+
+@given(st.lists(st.lists(st.integers(0, 200 * MB), min_size=1, max_size=5), max_size=40), st.randoms())
+def test_idle_bytes_never_exceed_what_was_in_use_at_once(steps: list[list[int]], draw: object) -> None:
+    stand, most = Stand(), LEAST_KEPT_BYTES
+    for sizes in steps:
+        stand.take(*sizes)
+        most = max(most, sum(buffer[0] for buffer in stand.used))
+        draw.shuffle(stand.used)  # type: ignore[attr-defined]
+        stand.give(stand.used[: len(stand.used) // 2])
+        assert stand.pool.idle_bytes <= most
