@@ -22,7 +22,7 @@ __all__ = ["DEFAULT_SCHEDULER", "WorkerSettings", "parse_ports", "parse_rate", "
 
 DEFAULT_SCHEDULER = "127.0.0.1:50061"
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
-_SWITCH = {"": False, "0": False, "false": False, "1": True, "true": True}
+_SWITCH = {"0": False, "false": False, "1": True, "true": True}
 _BINARY_UNITS = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 
@@ -63,12 +63,17 @@ def parse_ports(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2] or match[1])
 
 
+def _switch(env: Mapping[str, str], name: str, unless_given: bool) -> bool:
+    given = env.get(name) or str(int(unless_given))
+    if given.lower() not in _SWITCH:
+        raise ConfigError(f"{name}={given!r}; allowed: 1 for yes, 0 for no, empty for {int(unless_given)}")
+    return _SWITCH[given.lower()]
+
+
 def _security(env: Mapping[str, str]) -> Security:
-    insecure = env.get("MLFABRIC_INSECURE", "")
-    if insecure.lower() not in _SWITCH:
-        raise ConfigError(f"MLFABRIC_INSECURE={insecure!r}; allowed: 1 for yes, 0 or empty for no")
     folder = env.get("MLFABRIC_TLS", "")
-    return Security.of(Path(folder) if folder else None, Role.WORKER.value, insecure=_SWITCH[insecure.lower()])
+    insecure = _switch(env, "MLFABRIC_INSECURE", unless_given=False)
+    return Security.of(Path(folder) if folder else None, Role.WORKER.value, insecure=insecure)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +88,7 @@ class WorkerSettings:
         metrics_port: where /metrics is served; 0 any free port, None not at all.
         daemon: address of a ``mlfabric worker`` beside this process; "" runs the daemon in a thread.
         workers: how many the job has, for modes whose workers begin together; 0 unknown: whoever comes first begins.
+        drain_on_sigterm: whether SIGTERM lets the process settle open pushes and leave; else it dies at once.
     """
 
     scheduler: str = DEFAULT_SCHEDULER
@@ -92,11 +98,13 @@ class WorkerSettings:
     metrics_port: int | None = None
     daemon: str = ""
     workers: int = 0
+    drain_on_sigterm: bool = True
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> WorkerSettings:
         """Read ``MLFABRIC_SCHEDULER``, ``_NAME``, ``_HOST``, ``_BIND``, ``_ADVERTISE``, ``_DATA_PORTS``, ``_UP``,
-        ``_DOWN``, ``_MOST_CONNECTIONS``, ``_METRICS_PORT``, ``_DAEMON``, ``_WORKERS``, ``_TLS`` and ``_INSECURE``.
+        ``_DOWN``, ``_MOST_CONNECTIONS``, ``_METRICS_PORT``, ``_DAEMON``, ``_WORKERS``, ``_DRAIN_ON_SIGTERM``, ``_TLS``
+        and ``_INSECURE``.
 
         The name defaults to ``worker-`` and torchrun's ``RANK`` (0 without one).
 
@@ -129,4 +137,5 @@ class WorkerSettings:
             metrics_port=int(metrics) if metrics else None,
             daemon=env.get("MLFABRIC_DAEMON", ""),
             workers=int(workers or 0),
+            drain_on_sigterm=_switch(env, "MLFABRIC_DRAIN_ON_SIGTERM", unless_given=True),
         )

@@ -15,7 +15,7 @@ import contextlib
 import errno
 import logging
 import socket
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,8 @@ from mlfabric.security import LOOPBACK, Certificate, Security, explain
 __all__ = ["TcpChannel", "TcpOptions"]
 
 log = logging.getLogger(__name__)
+
+_Found = tuple[Any, Any, int, str, tuple[Any, ...]]
 
 ACCEPT_RETRY_S = 0.1
 MIN_BUFFER_BYTES = 32 * 1024
@@ -107,6 +109,7 @@ class TcpChannel:
         self._listener: socket.socket | None = None
         self._retry: asyncio.TimerHandle | None = None
         self._entering: dict[asyncio.Task[None], None] = {}
+        self._found: dict[str, Sequence[_Found]] = {}
         up, down = self._options.up_bps, self._options.down_bps
         self._roster = Roster(
             Limits(
@@ -211,13 +214,13 @@ class TcpChannel:
     async def _dial(self, host: str, port: int) -> TcpStream:
         loop = asyncio.get_running_loop()
         failure, own = OSError(errno.EADDRNOTAVAIL, "the name has no address"), self._options.security.certificate
-        for family, kind, proto, _, sockaddr in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-            self._options.security.check(str(sockaddr[0]), "data address")
+        for family, kind, proto, _, (ip, _, *scope) in await self._lookup(host):
+            self._options.security.check(str(ip), "data address")
             with contextlib.ExitStack() as undo:
                 sock = undo.enter_context(socket.socket(family, kind, proto))
                 sockets.prepare(sock, self._options.buffer_bytes)
                 try:
-                    await loop.sock_connect(sock, sockaddr)
+                    await loop.sock_connect(sock, (ip, port, *scope))
                     stream = TcpStream(sock) if own is None else await tls.dialled(sock, own)
                 except OSError as error:
                     failure = error
@@ -225,6 +228,17 @@ class TcpChannel:
                 undo.pop_all()
                 return stream
         raise failure
+
+    async def _lookup(self, host: str) -> Sequence[_Found]:
+        """Return where a host may be reached; as it was before, in a process that exits: that cannot look names up."""
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        except RuntimeError:
+            if host not in self._found:
+                raise OSError(errno.EADDRNOTAVAIL, "no name can be looked up while the process exits") from None
+            return self._found[host]
+        self._found[host] = found
+        return found
 
     async def close(self) -> None:
         """Stop accepting, cancel the handlers, close every connection; leave no task and no descriptor."""

@@ -12,6 +12,7 @@ from mlfabric.config import WorkerSettings
 from mlfabric.errors import LayoutError, UsageError
 from mlfabric.specs import Mode, ModelSpec, MomentumAt, RuleSpec
 from mlfabric.worker_daemon.daemon import DaemonOptions
+from mlfabric.worker_daemon.draining import drain_on_sigterm
 from mlfabric.worker_daemon.observing import Observer, nobody
 from mlfabric.worker_daemon.optimizer import FabricOptimizer, rule_of
 from mlfabric.worker_daemon.remote import RemoteDaemon
@@ -50,6 +51,10 @@ def register_as_worker(
     observer: Observer = nobody,
 ) -> Worker:
     """Join the fabric as a worker that trains ``model``; waits for the scheduler and a server.
+
+    From then on SIGTERM ends this process by ``SystemExit(143)``: at the exit open pushes are settled, and the worker
+    leaves. A handler that the script has set before stays; one that it sets later takes the place of this one. With
+    ``MLFABRIC_DRAIN_ON_SIGTERM=0`` in the environment the process dies at once, and open pushes may be lost.
 
     Args:
         model: a module, or a mapping of names to tensors; it is trained in place.
@@ -105,7 +110,11 @@ def register_as_worker(
         workers=together if mode in (Mode.SYNCHRONOUS, Mode.STALE_SYNCHRONOUS) else 0,
         shards=servers,
     )
-    return Worker(settings.name, _daemon(settings, spec, tensors.values(), observer), model, tensors, mode, together)
+    daemon = _daemon(settings, spec, tensors.values(), observer)
+    worker = Worker(settings.name, daemon, model, tensors, mode, together)
+    if settings.drain_on_sigterm:
+        drain_on_sigterm()
+    return worker
 
 
 def _check_overlap(rule: RuleSpec, mode: Mode, servers: int, settings: WorkerSettings) -> None:

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import atexit
 import logging
-import signal
-import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent import futures
 from contextlib import contextmanager
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Self
 
 import torch
@@ -83,7 +81,6 @@ class Worker:
         self.tau_max = daemon.join().tau_max
         self._stop_hearing = tensors.when_made(self._made) if tensors.backwards else None
         atexit.register(self.leave)
-        _drain_on_sigterm()
 
     # Pushing and getting
 
@@ -393,15 +390,3 @@ class Worker:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.leave("done" if error is None else f"{type(error).__name__}: {error}")
-
-
-def _drain_on_sigterm() -> None:
-    """Turn SIGTERM into an orderly exit, which drains; a handler that the script set stays."""
-    if threading.current_thread() is not threading.main_thread():
-        return
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, _exit)
-
-
-def _exit(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)

@@ -232,6 +232,21 @@ async def test_a_wildcard_endpoint_is_reached_under_its_advertised_host() -> Non
 
 
 @pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="the kernel has no IPv6")
+async def test_a_host_that_was_reached_before_is_reached_while_the_process_exits(monkeypatch) -> None:
+    async def refused(*_: object, **__: object) -> None:
+        raise RuntimeError("cannot schedule new futures after shutdown")
+
+    known, other = TcpChannel(), TcpChannel()
+    address = await known.listen(until_closed)
+    (await known.connect(address)).close()
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", refused)
+    (await known.connect(address)).close()
+    with pytest.raises(UnavailableError, match="while the process exits"):
+        await other.connect(address)
+    await known.close()
+    await other.close()
+
+
 async def test_ipv6_addresses_are_written_in_brackets() -> None:
     async with serving(TcpOptions(bind="::1")) as (_, address):
         assert address.startswith("[::1]:")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 from concurrent.futures import Future
 
@@ -278,18 +277,6 @@ def test_a_worker_that_cannot_join_is_not_made(model, daemon) -> None:
     daemon.join = refuse
     with pytest.raises(RefusedError):
         Worker("w", daemon, model, ModelTensors(model))
-
-
-def test_a_handler_of_sigterm_that_the_script_has_set_stays(model, daemon) -> None:
-    def mine(number: int, frame: object) -> None:
-        raise AssertionError("not in this test")
-
-    before = signal.signal(signal.SIGTERM, mine)
-    try:
-        with Worker("w", daemon, model, ModelTensors(model)):
-            assert signal.getsignal(signal.SIGTERM) is mine
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 class SlowReducer(ScriptedDaemon):
