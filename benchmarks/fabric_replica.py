@@ -38,6 +38,7 @@ from typing import Any
 import torch
 
 import mlfabric
+from mlfabric import ModelView
 from mlfabric.channels import TcpOptions
 from mlfabric.config import WorkerSettings
 from mlfabric.protocol import Commit, ReplicationKind
@@ -113,7 +114,7 @@ def _traffic(bound: Bound, updates_per_worker: int) -> tuple[float, int]:
     """Return the bytes that the replica gets per applied update, and how many updates it is behind at most."""
     behind = 0
 
-    def look(_model: str, _commit: Commit) -> None:
+    def look(_model: str, _commit: Commit, _view: ModelView) -> None:
         nonlocal behind
         behind = max(behind, world.behind)
 
@@ -136,7 +137,7 @@ def _checkpoints(every: int, updates_per_worker: int) -> tuple[float, int]:
             for found in await service._stores.save():
                 saved = max(saved, int(found.path.stem.rsplit("-v", 1)[1]))
 
-        def look(_: str, commit: Commit) -> None:
+        def look(_: str, commit: Commit, _view: ModelView) -> None:
             nonlocal lost
             lost = max(lost, commit.version.number - saved)
             if commit.version.number % every == 0:

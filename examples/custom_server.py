@@ -1,24 +1,27 @@
-"""A parameter server inside a program of one's own, which is told of every commit and every get.
+"""A parameter server, or its replica, inside a program of one's own, which reads every version of the model.
 
-In three terminals::
+In three terminals, and a fourth for a replica that may be 20 updates behind::
 
     mlfabric scheduler
     python examples/custom_server.py
     mlfabric run -n 2 --no-up examples/digits_loop.py
+    python examples/custom_server.py --replica-of server-0
 
-Callbacks run in the server's thread, so they should be brief.
+Callbacks are in force from when they are registered. They run in the server's thread, so they should be brief. The
+tensors of a view are the server's own memory: they are read only, and only during the callback; clone what is to stay.
 """
 
 import argparse
+import math
 import signal
 import threading
 
 import mlfabric
-from mlfabric.protocol import Commit, GetId
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--scheduler", default="127.0.0.1:50061", help="HOST:PORT of the scheduler")
-parser.add_argument("--every", type=int, default=100, help="commits between two lines")
+parser.add_argument("--replica-of", help="be a replica of this server")
+parser.add_argument("--every", type=int, default=100, help="versions between two lines")
 arguments = parser.parse_args()
 
 stop = threading.Event()
@@ -26,22 +29,41 @@ signal.signal(signal.SIGINT, lambda *_: stop.set())
 signal.signal(signal.SIGTERM, lambda *_: stop.set())
 
 
-def committed(model: str, commit: Commit) -> None:
+def length(view: mlfabric.ModelView) -> float:
+    """Return the l2 norm of all tensors of a model."""
+    return math.hypot(*(tensor.double().norm().item() for tensor in view.tensors.values()))
+
+
+def committed(model: str, commit: mlfabric.Commit, view: mlfabric.ModelView) -> None:
     """Say now and then how far the model is."""
     if commit.version.number % arguments.every == 0:
-        print(f"{model}: version {commit.version.number} by {commit.update}, delay {commit.tau}", flush=True)
+        what = f"by {commit.update}, delay {commit.tau}, length {length(view):.4f}"
+        print(f"{model}: version {commit.version.number} {what}", flush=True)
 
 
 gets: dict[str, int] = {}
 
 
-def requested(model: str, get: GetId, version: mlfabric.ModelVersion) -> None:
+def requested(model: str, get: mlfabric.GetId, view: mlfabric.ModelView) -> None:
     """Count how often each worker gets the model."""
     gets[get.worker] = gets.get(get.worker, 0) + 1
 
 
-with mlfabric.register_as_server(mlfabric.ServerOptions(scheduler=arguments.scheduler)) as server:
-    server.register_update_callback(committed)
-    server.register_request_callback(requested)
-    stop.wait()
-print("gets:", dict(sorted(gets.items())), flush=True)
+def reached(model: str, view: mlfabric.ModelView) -> None:
+    """Say which versions the replica comes to: once each, and not all that its server makes."""
+    print(f"{model}: the replica is at version {view.version.number}, length {length(view):.4f}", flush=True)
+
+
+if arguments.replica_of:
+    follows = mlfabric.ReplicaOptions(
+        scheduler=arguments.scheduler, replica_of=arguments.replica_of, div_max_updates=20
+    )
+    with mlfabric.register_as_replica(follows) as replica:
+        replica.register_update_callback(reached)
+        stop.wait()
+else:
+    with mlfabric.register_as_server(mlfabric.ServerOptions(scheduler=arguments.scheduler)) as server:
+        server.register_update_callback(committed)
+        server.register_request_callback(requested)
+        stop.wait()
+    print("gets:", dict(sorted(gets.items())), flush=True)

@@ -20,13 +20,14 @@ from mlfabric.errors import (
     UnavailableError,
     UsageError,
 )
-from mlfabric.protocol import Committed, Dropped, DropReason, Lost, ModelVersion, ReduceOp
+from mlfabric.protocol import Commit, Committed, Dropped, DropReason, GetId, Lost, ModelVersion, ReduceOp
 from mlfabric.specs import Mode, MomentumAt, RuleKind, RuleSpec, Schedule
 from mlfabric.version import __version__
 
 if TYPE_CHECKING:
     from mlfabric.aggregator.register import Aggregator, register_as_aggregator
     from mlfabric.aggregator.service import AggregatorOptions
+    from mlfabric.server.callbacks import ModelView
     from mlfabric.server.register import Server, register_as_server
     from mlfabric.server.replica_register import ReplicaServer, register_as_replica
     from mlfabric.server.replica_service import ReplicaOptions
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Aggregator",
     "AggregatorOptions",
+    "Commit",
     "Committed",
     "ConfigError",
     "DropReason",
@@ -48,10 +50,12 @@ __all__ = [
     "FabricError",
     "FabricOptimizer",
     "FabricSampler",
+    "GetId",
     "LayoutError",
     "Lost",
     "Mode",
     "ModelVersion",
+    "ModelView",
     "MomentumAt",
     "PushHandle",
     "ReduceHandle",
@@ -82,6 +86,7 @@ _LAZY = {
     "AggregatorOptions": "mlfabric.aggregator.service",
     "FabricOptimizer": "mlfabric.worker_daemon.optimizer",
     "FabricSampler": "mlfabric.worker_daemon.sampler",
+    "ModelView": "mlfabric.server.callbacks",
     "PushHandle": "mlfabric.worker_daemon.worker",
     "ReplicaOptions": "mlfabric.server.replica_service",
     "ReplicaServer": "mlfabric.server.replica_register",

@@ -116,18 +116,22 @@ class Connections(Lines[_Line]):
         """Tell the sender the outcomes."""
         self._answer(action.connection, dict(action.outcomes), server_epoch)
 
-    def serve_model(self, action: act.ServeModel) -> None:
-        """Send what is pinned for the get, or pin the current version now and send it."""
+    def serve_model(self, action: act.ServeModel) -> Held | None:
+        """Send what is pinned for the get, or pin the current version now and send it; return it.
+
+        It stays pinned until the event loop goes on at least; None: the connection is gone.
+        """
         line = self._lines.get(action.connection)
         if line is None:
             self._stores.unpin(action.get)
             self._take_in(act.GetBroken(get=action.get, connection=action.connection, detail="the connection is gone"))
-        else:
-            held = self._stores.acquire(action.model, action.get)
-            assert held.version == action.version.number, f"{action} but the store is at {held.version}"
-            # From here on the task that sends reports the end; the worker may begin anew before it does.
-            line.get = None
-            self._spawn(line, self._send_model(line, action, held))
+            return None
+        held = self._stores.acquire(action.model, action.get)
+        assert held.version == action.version.number, f"{action} but the store is at {held.version}"
+        # From here on the task that sends reports the end; the worker may begin anew before it does.
+        line.get = None
+        self._spawn(line, self._send_model(line, action, held))
+        return held
 
     async def _send_model(self, line: _Line, action: act.ServeModel, held: Held) -> None:
         meta = data_pb2.ModelMeta(version=wire.to_version(action.version), host=self._host).SerializeToString()

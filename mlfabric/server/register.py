@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from mlfabric.background import Background
-from mlfabric.server.service import RequestCallback, ServerOptions, ServerService, UpdateCallback
+from mlfabric.server.callbacks import RequestCallback, UpdateCallback
+from mlfabric.server.service import ServerOptions, ServerService
 from mlfabric.telemetry import MetricsPage, ServerMetrics
 
 __all__ = ["Server", "register_as_server"]
@@ -21,12 +22,28 @@ class Server(Background):
         super().__init__(f"mlfabric {options.name}", self._service.run, page)
 
     def register_update_callback(self, callback: UpdateCallback) -> None:
-        """Call ``callback(model, commit)`` after each commit, in the server's thread; it should be brief."""
-        self.soon(lambda: self._service.register_update_callback(callback))
+        """Call ``callback(model, commit, view)`` after each commit from now on, in the server's thread.
+
+        In force when this returns, for every model, whether it is here or comes later; initial weights are no commit.
+        It should be brief: nothing else is done meanwhile.
+
+        Args:
+            callback: told of the model's name, the ``mlfabric.Commit`` (update, version, delay, ...), and the
+                ``mlfabric.ModelView`` of the model with it. Updates that were committed together, as a sum, have one
+                view: of the version after the last of them.
+        """
+        self._service.callbacks.of_updates.append(callback)
 
     def register_request_callback(self, callback: RequestCallback) -> None:
-        """Call ``callback(model, get, version)`` when a get begins to be served; it should be brief."""
-        self.soon(lambda: self._service.register_request_callback(callback))
+        """Call ``callback(model, get, view)`` when a get begins to be served, from now on, in the server's thread.
+
+        In force when this returns. It should be brief.
+
+        Args:
+            callback: told of the model's name, the ``mlfabric.GetId`` (worker, ...), and the ``mlfabric.ModelView`` of
+                the version that is being sent.
+        """
+        self._service.callbacks.of_requests.append(callback)
 
 
 def register_as_server(options: ServerOptions, *, metrics_port: int | None = None) -> Server:

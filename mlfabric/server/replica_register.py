@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mlfabric.background import Background
+from mlfabric.server.callbacks import ReplicaCallback
 from mlfabric.server.replica_service import ReplicaOptions, ReplicaService
 from mlfabric.telemetry import MetricsPage, ServerMetrics
 
@@ -18,6 +19,19 @@ class ReplicaServer(Background):
         tcp, port = options.tcp, metrics_port
         page = None if port is None else MetricsPage(metrics.registry, tcp.bind, port, tcp.security)
         super().__init__(f"mlfabric {options.name}", self._service.run, page)
+
+    def register_update_callback(self, callback: ReplicaCallback) -> None:
+        """Call ``callback(model, view)`` once for each version that a model reaches here, in the replica's thread.
+
+        That are the version with which it is seeded, then each that it is brought forward to: a replica that may be
+        behind makes many of its server's steps at once, and does not reach the versions between. Once it has taken its
+        server's place, it reaches those that it commits. In force when this returns; what was reached before is not
+        told. It should be brief: nothing else is done meanwhile.
+
+        Args:
+            callback: told of the model's name and the ``mlfabric.ModelView`` of that version.
+        """
+        self._service.callbacks.of_versions.append(callback)
 
 
 def register_as_replica(options: ReplicaOptions, *, metrics_port: int | None = None) -> ReplicaServer:

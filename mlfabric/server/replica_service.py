@@ -20,6 +20,7 @@ from mlfabric.protocol import (
     Instruction,
     MemberEvent,
     MemoryReported,
+    ModelVersion,
     MonitorAt,
     ReplicationKind,
     TransferId,
@@ -27,6 +28,7 @@ from mlfabric.protocol import (
 )
 from mlfabric.reporting import TransferReporter
 from mlfabric.server import actions as act
+from mlfabric.server.callbacks import Callbacks
 from mlfabric.server.connections import Connections
 from mlfabric.server.inheritance import Inheritance
 from mlfabric.server.replica_actions import (
@@ -121,6 +123,7 @@ class ReplicaService:
         self._driver = Driver[Any, ReplicaAction](self._state, self._do)
         self._stores = Stores(self._driver.take_in)
         self._planted: set[str] = set()
+        self.callbacks = Callbacks()
         self._channel = TcpChannel(options.tcp)
         self._connections = Connections(
             self._stores, options.host, self._driver.take_in, self._recorded, metrics.connection_broke
@@ -204,6 +207,7 @@ class ReplicaService:
             keep=self.options.keep,
         )
         self.server = ServerService(options, self._metrics, inheritance)
+        self.server.callbacks.of_updates.append(lambda model, _, view: self.callbacks.came_to(model, view))
         self._heir = asyncio.create_task(self._be_server(self.server))
 
     async def _be_server(self, server: ServerService) -> None:
@@ -278,22 +282,29 @@ class ReplicaService:
             case act.Report():
                 self._report(action.event)
             case PlantSeed():
-                self._run(self._plant(action), self._stores.buffer(action.transfer).nbytes)
+                size_bytes = self._stores.buffer(action.transfer).nbytes
+                self._run(self._plant(action), size_bytes, action.holds.version)
             case ApplyPrefix():
                 buffers = {part.transfer: self._stores.buffer(part.transfer) for part in action.parts}
-                self._run(self._apply(action, buffers), sum(b.nbytes for b in buffers.values()))
+                self._run(self._apply(action, buffers), sum(b.nbytes for b in buffers.values()), action.version)
             case TakeOver():
                 self._begin_heir(action)
 
-    def _run(self, work: Callable[[], ReplicaEvent], size_bytes: int) -> None:
-        """Do some work here if it is small, else in a thread, and take in what it comes to."""
+    def _run(self, work: Callable[[], ReplicaEvent], size_bytes: int, version: ModelVersion) -> None:
+        """Do some work that leads to a version, here if it is small, else in a thread; take in what it comes to."""
         if size_bytes <= INLINE_BYTES:
-            self._driver.take_in(work())
+            self._worked(work(), version)
         else:
-            self._spawn(self._run_in_thread(work))
+            self._spawn(self._run_in_thread(work, version))
 
-    async def _run_in_thread(self, work: Callable[[], ReplicaEvent]) -> None:
-        self._driver.take_in(await asyncio.to_thread(work))
+    async def _run_in_thread(self, work: Callable[[], ReplicaEvent], version: ModelVersion) -> None:
+        self._worked(await asyncio.to_thread(work), version)
+
+    def _worked(self, came_to: ReplicaEvent, version: ModelVersion) -> None:
+        """Tell of a version that was reached before the model is changed again."""
+        if isinstance(came_to, SeedPlanted | PrefixApplied):
+            self.callbacks.reached(came_to.model, self._stores.store(came_to.model), version)
+        self._driver.take_in(came_to)
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(coroutine)

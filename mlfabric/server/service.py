@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,9 +15,7 @@ from mlfabric.driving import Driver, side_by_side
 from mlfabric.epochs import note_epoch
 from mlfabric.errors import FabricError, UsageError
 from mlfabric.protocol import (
-    Commit,
     CommitsReported,
-    GetId,
     Instruction,
     MemberEvent,
     MemoryReported,
@@ -35,6 +33,7 @@ from mlfabric.protocol import (
 from mlfabric.reporting import TransferReporter
 from mlfabric.samples import NO_SAMPLES, SampleCounts
 from mlfabric.server import actions as act
+from mlfabric.server.callbacks import Callbacks
 from mlfabric.server.checkpoint import CheckpointDir, CheckpointExtra
 from mlfabric.server.commit_log import CommitLog
 from mlfabric.server.connections import Connections
@@ -57,8 +56,6 @@ MEMORY_REPORT_S = 1.0
 SAMPLES_REPORT_S = 0.5
 SETTLE_S = 5.0
 DEFAULT_WEIGHT_COPIES = 16
-UpdateCallback = Callable[[str, Commit], None]
-RequestCallback = Callable[[str, GetId, ModelVersion], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,8 +134,7 @@ class ServerService:
             options.name, options.host, tcp.up_bps, tcp.down_bps, tcp.security, succeeds=self._promoted
         )
         self._log = CommitLog(directory)
-        self._update_callbacks: list[UpdateCallback] = []
-        self._request_callbacks: list[RequestCallback] = []
+        self.callbacks = Callbacks()
         self._session: SchedulerSession | None = None
         self._settled = asyncio.Event()
         self._milestones: dict[str, Milestones] = {}
@@ -146,14 +142,6 @@ class ServerService:
         self._counts: dict[str, SampleCounts] = {}
         self._noted_epochs: dict[str, tuple[int, int]] = {}
         self.address = ""
-
-    def register_update_callback(self, callback: UpdateCallback) -> None:
-        """Call ``callback(model, commit)`` after each commit, in the server's event loop; it should be brief."""
-        self._update_callbacks.append(callback)
-
-    def register_request_callback(self, callback: RequestCallback) -> None:
-        """Call ``callback(model, get, version)`` when a get is begun to be served; it should be brief."""
-        self._request_callbacks.append(callback)
 
     # Running
 
@@ -287,9 +275,9 @@ class ServerService:
                 if not action.again:
                     self._note(action.event)
             case act.ServeModel():
-                self._connections.serve_model(action)
-                for callback in self._request_callbacks:
-                    callback(action.model, action.get, action.version)
+                if (held := self._connections.serve_model(action)) is not None:
+                    store = self._stores.store(action.model)
+                    self.callbacks.requested(action.model, store, action.get, action.version, held)
             case act.Forget():
                 self._hand_ons.end(action.transfer)
                 self._stores.forget(action.transfer)
@@ -344,8 +332,7 @@ class ServerService:
         self._passed(event.model, event.commits[-1].version.number)
         for commit in event.commits:
             self._metrics.commit(event.model, commit)
-            for callback in self._update_callbacks:
-                callback(event.model, commit)
+        self.callbacks.committed(event.model, self._stores.store(event.model), event.commits)
 
     def _recorded(self, record: TransferRecord, peer: str) -> None:
         self._metrics.transfer(record, peer)

@@ -24,6 +24,7 @@ from torch.utils.hooks import RemovableHandle
 
 from mlfabric.errors import LayoutError
 from mlfabric.specs import ALIGNMENT_BYTES, DTYPE_BYTES, Layout, RuleSpec, TensorKind, TensorSpec
+from mlfabric.worker_daemon.given_tensors import GivenTensors, allowed_norm
 from mlfabric.worker_daemon.sending import Parcel
 from mlfabric.worker_daemon.shaping import Shaping, norm_of
 
@@ -82,8 +83,33 @@ class ModelTensors:
         """
         gradients = [self.gradient(i) for i in self.parameters]
         self.forget_gradients()
-        weights = [self._tensors[i].detach() for i in self.parameters]
-        pushed = self.shaping.shape([None if g is None else g.detach() for g in gradients], weights)
+        return self._filled(self.shaping.shape([None if g is None else g.detach() for g in gradients], self._weights()))
+
+    def take_given(self, given: Mapping[str, torch.Tensor], norm: float | None) -> tuple[Parcel, float]:
+        """Return an update of tensors that stand in for the gradients, with its l2 norm; gradients stay as they are.
+
+        The norm is the greater of that of what travels and the one given. The tensors must not be written to until the
+        push is settled.
+
+        Raises:
+            LayoutError: a name is missing or unknown, or a tensor's shape, dtype or device cannot be used.
+            UsageError: NaN or Inf, or a norm that is too small.
+                After each of these nothing was changed.
+        """
+        update = GivenTensors(self.layout, given, frozenset({TensorKind.PARAMETER}))
+        update.check_finite()
+        weights = self._weights()
+        tensors = [update.tensors[i].detach().to(w.device) for i, w in zip(self.parameters, weights, strict=True)]
+        pushed = self.shaping.shape(tensors, weights)
+        least = allowed_norm(norm, pushed)
+        parcel, found = self._filled(pushed)
+        return parcel, max(least, found)
+
+    def _weights(self) -> list[torch.Tensor]:
+        return [self._tensors[i].detach() for i in self.parameters]
+
+    def _filled(self, pushed: list[torch.Tensor | None]) -> tuple[Parcel, float]:
+        """Return what travels, with the buffers' changes, and its norm."""
         pieces: list[torch.Tensor | None] = [None] * len(self._tensors)
         for i, piece in (*zip(self.parameters, pushed, strict=True), *self.take_changes().items()):
             pieces[i] = piece

@@ -8,7 +8,7 @@ from __future__ import annotations
 import atexit
 import logging
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent import futures
 from contextlib import contextmanager
 from types import TracebackType
@@ -19,11 +19,12 @@ import torch
 from mlfabric.errors import LayoutError, UsageError
 from mlfabric.protocol import DropReason, ModelVersion, ReduceOp, SamplesWanted
 from mlfabric.samples import LAST_POSITION, MOST_RUNS, Samples, samples_of
-from mlfabric.specs import Mode
+from mlfabric.specs import Mode, TensorKind
+from mlfabric.worker_daemon.given_tensors import GivenTensors
 from mlfabric.worker_daemon.growing import GrowingUpdate, Timing, not_finite
 from mlfabric.worker_daemon.handles import PushHandle, Tally
 from mlfabric.worker_daemon.reduce_tensors import ReduceHandle, StagedTensors
-from mlfabric.worker_daemon.sending import GivenUpError
+from mlfabric.worker_daemon.sending import GivenUpError, Parcel
 from mlfabric.worker_daemon.tensors import ModelTensors, Trainable
 from mlfabric.worker_daemon.thread import CountFuture, Daemon, DrawFuture, OutcomeFuture, VersionFuture
 
@@ -84,22 +85,30 @@ class Worker:
 
     # Pushing and getting
 
-    def get(self, model: Trainable | None = None, *, min_version: int = 0) -> ModelVersion:
+    def get(
+        self,
+        model: Trainable | None = None,
+        *,
+        into: Mapping[str, torch.Tensor] | None = None,
+        min_version: int = 0,
+    ) -> ModelVersion:
         """Install the newest model, at least the one that holds the last push's update if that was committed.
 
         Args:
             model: where to install it; the registered one unless given.
+            into: tensors by name to install it in instead, of the registered shapes and dtypes, on a CPU or GPU: all
+                parameters, and those buffers that are wanted.
             min_version: wait for this version or a newer one.
 
         Returns:
             The model's version.
 
         Raises:
-            LayoutError: ``model`` is not of the registered layout; nothing was changed.
-            UsageError: gradients are on their way already (overlap); push comes first.
+            LayoutError: ``model`` or ``into`` is not of the registered layout; nothing was changed.
+            UsageError: both are given, or gradients are on their way already (overlap); push comes first.
             FabricClosedError: this worker has left the fabric.
         """
-        target = self._target(model)
+        target = self._target(model) if into is None else self._given_target(model, into)
         if self._growing is not None:
             raise UsageError("get after backward: the gradients are on their way; push first, or compute without them")
         if self._coming is None:
@@ -119,7 +128,14 @@ class Worker:
         self._coming = None
         return version
 
-    def push(self, model: Trainable | None = None, *, samples: Iterable[tuple[int, int]] = ()) -> PushHandle:
+    def push(
+        self,
+        model: Trainable | None = None,
+        *,
+        update: Mapping[str, torch.Tensor] | None = None,
+        norm: float | None = None,
+        samples: Iterable[tuple[int, int]] = (),
+    ) -> PushHandle:
         """Hand over the gradients; ``grad`` of every parameter is None afterwards.
 
         The model that follows this update is asked for in the same round trip, and fetched while training goes on:
@@ -127,15 +143,44 @@ class Worker:
 
         Args:
             model: whose gradients; the registered one unless given.
+            update: tensors by name that stand in for the gradients, one for each parameter, of its shape and dtype, on
+                a CPU or GPU; they must be left alone until the push is settled. The rule makes a step of them: plain
+                SGD takes ``lr`` times the update away from the model. Gradients stay where they are; buffers travel as
+                in every push.
+            norm: at least the l2 norm of ``update``; computed unless given.
             samples: as for :meth:`trains_on`, for this update; with overlap say them there.
 
         Raises:
-            LayoutError: ``model`` is not of the registered layout; nothing was changed.
-            UsageError: no model was got yet, or ``samples`` are out of range.
+            LayoutError: ``model`` or ``update`` is not of the registered layout; nothing was changed.
+            UsageError: no model was got yet, ``samples`` are out of range, ``update`` has NaN or Inf, comes with
+                ``model`` or after a backward whose gradients are on their way (overlap), or ``norm`` is too small or
+                has no ``update``; nothing was changed.
             FabricClosedError: this worker has left the fabric.
         """
+        if update is not None:
+            return self._push_given(model, update, norm, samples)
+        if norm is not None:
+            raise UsageError("norm without update; the norm of gradients is computed, leave it out")
         self.trains_on(samples)
         return self._push(self._target(model), install_first=False)
+
+    def _push_given(
+        self,
+        model: Trainable | None,
+        update: Mapping[str, torch.Tensor],
+        norm: float | None,
+        samples: Iterable[tuple[int, int]],
+    ) -> PushHandle:
+        """Push tensors that are nobody's gradient."""
+        if model is not None:
+            raise UsageError("push of both model and update; give one of them")
+        tensors, said = self._target(None), samples_of((*self._samples, *samples))
+        self._check_was_got()
+        if self._growing is not None:
+            raise UsageError("push of an update after backward: the gradients are on their way; push() them first")
+        parcel, norm = tensors.take_given(update, norm)
+        self._samples = said
+        return self._hand_over(parcel, norm, install_first=False)
 
     def trains_on(self, samples: Iterable[tuple[int, int]]) -> None:
         """Say what the next update is computed from, so that the fabric can tell which samples were trained on.
@@ -194,12 +239,18 @@ class Worker:
         return self._push(self._tensors, install_first=True)
 
     def _push(self, tensors: ModelTensors, install_first: bool) -> PushHandle:
-        if self.version.epoch == 0:
-            raise UsageError("push before the first get: updates are computed from a version; call get(model) first")
+        self._check_was_got()
         if self._growing is not None:
             return self._push_grown(self._growing, tensors)
+        return self._hand_over(*tensors.take_update(), install_first)
+
+    def _check_was_got(self) -> None:
+        if self.version.epoch == 0:
+            raise UsageError("push before the first get: updates are computed from a version; call get(model) first")
+
+    def _hand_over(self, parcel: Parcel, norm: float, install_first: bool) -> PushHandle:
+        """Push an update that is complete, once the model that is coming has come."""
         computed_from = self.version
-        parcel, norm = tensors.take_update()
         if self._coming is not None:
             version = self._arrived(self._coming)
             if install_first:
@@ -323,6 +374,13 @@ class Worker:
         if difference:
             raise LayoutError(f"this is not the registered model: {difference} (given against registered)")
         return tensors
+
+    def _given_target(self, model: Trainable | None, into: Mapping[str, torch.Tensor]) -> GivenTensors:
+        if model is not None:
+            raise UsageError("get into both model and tensors by name; give one of them")
+        given = GivenTensors(self._target(None).layout, into, frozenset(TensorKind))
+        given.check_writable()
+        return given
 
     # AllReduce
 

@@ -7,6 +7,8 @@ import difflib
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -88,24 +90,40 @@ def test_workers_train_together_in_each_mode(name):
 
 
 @pytest.mark.processes
-def test_a_server_of_ones_own_hears_of_commits_and_gets_while_two_workers_train():
-    with Fabric() as running:
-        address = running.scheduler.address
-        command = [sys.executable, str(EXAMPLES / "custom_server.py"), "--scheduler", address, "--every", "10"]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-            try:
-                loop = (str(EXAMPLES / "digits_loop.py"), "--steps", "60")
-                out = run(*MLFABRIC, "run", "-n", "2", "--no-up", "--scheduler", address, *loop)
-                server.send_signal(signal.SIGINT)
-                assert server.stdout is not None
-                lines = server.stdout.read().splitlines()
-                assert server.wait(WITHIN_S) == 0
-            finally:
-                server.kill()
+def test_a_server_and_a_replica_of_ones_own_read_versions_while_two_workers_train():
+    with Fabric() as running, ExitStack() as stack:
+        command = [sys.executable, str(EXAMPLES / "custom_server.py"), "--scheduler", running.scheduler.address]
+        server = stack.enter_context(program(*command, "--every", "10"))
+        replica = stack.enter_context(program(*command, "--replica-of", "server-0"))
+        loop = (str(EXAMPLES / "digits_loop.py"), "--steps", "60")
+        out = run(*MLFABRIC, "run", "-n", "2", "--no-up", "--scheduler", running.scheduler.address, *loop)
+        followed, lines = ended(replica), ended(server)
     assert set(accuracies(out)) == {"[0]", "[1]"}
     assert min(accuracies(out).values()) > 0.5
     assert any(line.startswith("model: version 10 by worker-") for line in lines)
     assert lines[-1].startswith("gets: {'worker-0': ")
+    versions = [int(line.split()[6].rstrip(",")) for line in followed]
+    assert versions == sorted(set(versions))
+    assert len(versions) > 1
+
+
+@contextmanager
+def program(*command: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a program that goes on until it is told to end."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+        try:
+            yield running
+        finally:
+            running.kill()
+
+
+def ended(running: subprocess.Popen[str]) -> list[str]:
+    """Tell a program to end; return what it has said."""
+    running.send_signal(signal.SIGINT)
+    assert running.stdout is not None
+    lines = running.stdout.read().splitlines()
+    assert running.wait(WITHIN_S) == 0
+    return lines
 
 
 @pytest.mark.processes

@@ -186,7 +186,7 @@ def remember(server: Any) -> dict[int, dict[str, torch.Tensor]]:
     """Keep the primary's weights and state of every version from now on."""
     versions: dict[int, dict[str, torch.Tensor]] = {}
 
-    def note(model: str, commit: Any) -> None:
+    def note(model: str, commit: Any, _view: Any) -> None:
         versions[commit.version.number] = held_by(server._service._stores.store(model))
 
     server.register_update_callback(note)

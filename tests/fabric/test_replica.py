@@ -95,7 +95,7 @@ def test_training_goes_on_within_a_bound_that_is_close_to_one_step(rule: str, sh
         server = fabric.server()
         with trainers(fabric, RULES[rule]) as found:
             commits: list[Any] = []
-            server.register_update_callback(lambda _, commit: commits.append(commit))
+            server.register_update_callback(lambda _, commit, _view: commits.append(commit))
             for trainer in found:
                 trainer.step()
             wait_until(lambda: len(commits) == 2, "both are committed")

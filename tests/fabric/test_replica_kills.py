@@ -132,7 +132,7 @@ class Watch:
         self._lead = server._service._state.models["model"].lead
         server.register_update_callback(self._look)
 
-    def _look(self, _model: str, commit: Any) -> None:
+    def _look(self, _model: str, commit: Any, _view: Any) -> None:
         self.committed.append(commit.update)
         if self._lead.is_followed:
             ahead = self._lead._lead(self._lead._steps)

@@ -15,7 +15,7 @@ from mlfabric.errors import FabricError, UsageError
 from mlfabric.protocol import ModelVersion
 from mlfabric.specs import RuleSpec
 from mlfabric.v1 import data_pb2, session_pb2, types_pb2
-from tests.fabric.harness import Fabric, Line, RawWorker, fabric, gradients, small_model, wait_until
+from tests.fabric.harness import Fabric, Line, RawWorker, fabric, small_model, wait_until
 
 
 @pytest.fixture
@@ -278,19 +278,3 @@ def test_resume_from_a_damaged_checkpoint_says_which_and_changes_nothing(tmp_pat
         register_as_server(ServerOptions(scheduler="127.0.0.1:1", checkpoint_dir=tmp_path, resume=True))
     assert before
     assert {p: p.read_bytes() for p in checkpoints} == before
-
-
-def test_callbacks_see_every_commit_and_every_get(running: Fabric) -> None:
-    commits, gets = [], []
-    server = running.servers[0]
-    server.register_update_callback(lambda model, commit: commits.append((model, commit.version.number)))
-    server.register_request_callback(lambda model, get, version: gets.append((model, get.worker, version.number)))
-    model = small_model()
-    worker = running.worker(model, "second")
-    for step in range(3):
-        worker.get()
-        gradients(model, step)
-        worker.push().result(10)
-    assert worker.get(min_version=3).number == 3
-    assert commits == [("model", 1), ("model", 2), ("model", 3)]
-    assert [g for g in gets if g[1] == "second"][-1] == ("model", "second", 3)

@@ -41,7 +41,7 @@ class Stand:
         self.server, self._service = server, server._service
         self.commits: list[tuple[str, int]] = []
         server.register_update_callback(
-            lambda _, commit: self.commits.append((*commit.update[:1], commit.version.number))
+            lambda _, commit, _view: self.commits.append((*commit.update[:1], commit.version.number))
         )
         self.lines: list[Line] = []
 

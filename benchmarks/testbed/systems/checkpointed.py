@@ -28,6 +28,7 @@ from benchmarks.testbed.systems.fabric_members import (
     until_workers_left,
 )
 from benchmarks.testbed.systems.fabric_members import SERVICES as WITHOUT_CHECKPOINTS
+from mlfabric import ModelView
 from mlfabric.protocol import Commit
 from mlfabric.server.service import ServerOptions, ServerService
 from mlfabric.telemetry import ServerMetrics
@@ -74,11 +75,11 @@ async def _serve(place: Place, plan: RunPlan, options: ServerOptions, disk_s: fl
     service = ServerService(options, ServerMetrics())
     saving: list[asyncio.Task[int]] = []
 
-    def committed(model: str, commit: Commit) -> None:
+    def committed(model: str, commit: Commit, _view: ModelView) -> None:
         if commit.version.number % plan.backup.lead_updates == 0:
             saving.append(asyncio.create_task(_save(service, model, disk_s * plan.dilation)))
 
-    service.register_update_callback(committed)
+    service.callbacks.of_updates.append(committed)
     over = asyncio.create_task(until_workers_left(place, stop))
     await service.run(stop)
     await over
