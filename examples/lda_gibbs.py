@@ -2,8 +2,8 @@
 
 Latent Dirichlet allocation by collapsed Gibbs sampling: every word of every document has a topic, and a sweep draws
 each anew, from how often the topic occurs in the document and how often this word has it in all documents. Each worker
-holds a share of the documents. The fabric holds the counts by word and topic: no parameter, but a *buffer*, whose
-pushes are changes that the server adds as they are. So every worker samples from the counts of all, of which none is
+holds a share of the documents. The fabric holds the counts by word and topic as parameters, whose "gradient" is minus
+the change: SGD with learning rate 1 adds it to them. So every worker samples from the counts of all, of which none is
 lost or added twice.
 """
 
@@ -103,24 +103,29 @@ class SharedCounts:
 
     def __init__(self, shape: tuple[int, int], rank: int, workers: int, tau_max: int, **options: Any) -> None:
         self.rank = rank
-        self.tensors = [torch.nn.Buffer(torch.zeros(shape)), torch.nn.Buffer(torch.zeros(workers))]
-        self.word_topic, self.turns = (tensor.numpy() for tensor in self.tensors)
+        self.tensors = [torch.zeros(shape, requires_grad=True), torch.zeros(workers, requires_grad=True)]
+        self.word_topic, self.turns = (tensor.detach().numpy() for tensor in self.tensors)
         named = dict(zip(("word_topic", "turns"), self.tensors, strict=True))
-        self.worker = mlfabric.register_as_worker(named, tau_max=tau_max, **options)
+        adding = mlfabric.RuleSpec(lr=1.0)
+        self.worker = mlfabric.register_as_worker(named, rule=adding, tau_max=tau_max, **options)
 
     def turn(self, work: Callable[[Matrix], None]) -> None:
         """Let ``work`` change the newest counts, and push the change; one that is dropped for its delay goes again."""
         self.worker.get()
-        before = [tensor.clone() for tensor in self.tensors]
+        before = [tensor.detach().clone() for tensor in self.tensors]
         work(self.word_topic)
         self.turns[self.rank] += 1
-        changes = [tensor - old for tensor, old in zip(self.tensors, before, strict=True)]
-        while isinstance(outcome := self.worker.push().result(), mlfabric.Dropped):
+        gradients = [old - tensor.detach() for tensor, old in zip(self.tensors, before, strict=True)]
+        while isinstance(outcome := self._push(gradients), mlfabric.Dropped):
             self.worker.get()
-            for tensor, change in zip(self.tensors, changes, strict=True):
-                tensor.add_(change)
         if not isinstance(outcome, mlfabric.Committed):
             raise RuntimeError(f"a change was lost, and the counts may be wrong now: {outcome}")
+
+    def _push(self, gradients: list[torch.Tensor]) -> object:
+        """Push, and return what became of it."""
+        for tensor, gradient in zip(self.tensors, gradients, strict=True):
+            tensor.grad = gradient
+        return self.worker.push().result()
 
     def wait(self, turns: int) -> None:
         """Wait until every worker has had so many turns."""

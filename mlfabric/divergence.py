@@ -13,8 +13,9 @@ rule, from the norms of gradients: with weight decay the weights take part (W_i 
     |h_i| <= H_i = gamma * H_(i-1) + lr_i * (|g_i| + wd * W_(i-1))
     |w_i| <= W_i = |1 - lr_i * wd| * W_(i-1) + gamma * H_(i-1) + lr_i * |g_i|
 
-and a step of ADAM is bounded whatever its gradients are, see :class:`Adam`. The changes of buffers are added as they
-are, while only the norm over all tensors is known: where there are buffers, it counts in full.
+and a step of ADAM is bounded whatever its gradients are, see :class:`Adam`; where its decay is decoupled, by ``lr_i *
+wd * W_(i-1)`` more. All of it is about the PARAMETER tensors:
+buffers and counters are values, not steps, and no norm counts them.
 
 A bound that is rounded the wrong way is none. So norms become whole numbers of ``2**-100``, rounded up, and all that
 follows is exact or rounded up; sums from the first commit on can be subtracted without loss. Limits are rounded down.
@@ -166,23 +167,21 @@ class RuleState:
         weights_norm: l2 norm of the PARAMETER tensors, or a bound of it; asked for by weight decay alone.
         steps: how many steps ADAM made.
         elements: of the PARAMETER tensors; asked for by ADAM alone.
-        has_buffers: whether there are tensors of kind BUFFER.
     """
 
     history_norm: float = 0.0
     weights_norm: float = 0.0
     steps: int = 0
     elements: int = 0
-    has_buffers: bool = False
 
 
 def step_bound(rule: RuleSpec, norms: Sequence[float], lrs: Sequence[float], state: RuleState) -> list[Units]:
-    """Bound the l2 norm of each of the steps that come next, over all tensors.
+    """Bound the l2 norm of each of the steps that come next, over the PARAMETER tensors.
 
     Args:
         rule: of the model.
-        norms: l2 norm of each update over all tensors, as its worker tells it: after clipping, and of the velocity
-            where workers keep the momentum. ADAM: one for each logged group, the sum of its members' norms.
+        norms: l2 norm of each update over the PARAMETER tensors, as its worker tells it: after clipping, and of the
+            velocity where workers keep the momentum. ADAM: of each logged group any number, which is not looked at.
         lrs: learning rate of each step, as planned.
         state: before the first of them.
 
@@ -192,10 +191,19 @@ def step_bound(rule: RuleSpec, norms: Sequence[float], lrs: Sequence[float], sta
     if len(lrs) != len(norms):
         raise UsageError(f"{len(lrs)} learning rates for {len(norms)} steps; allowed: one for each")
     if rule.kind is RuleKind.ADAM:
-        changes = [units_above(norm) if state.has_buffers else 0 for norm in norms]
-        steps = Adam(elements=state.elements, beta1=rule.beta1, beta2=rule.beta2).step_bound(lrs, state.steps)
-        return [step + change for step, change in zip(steps, changes, strict=True)]
+        return _adam_bound(rule, lrs, state)
     return _linear_bound(rule, norms, lrs, state)
+
+
+def _adam_bound(rule: RuleSpec, lrs: Sequence[float], state: RuleState) -> list[Units]:
+    steps = Adam(elements=state.elements, beta1=rule.beta1, beta2=rule.beta2).step_bound(lrs, state.steps)
+    if not rule.decoupled:
+        return steps
+    weights, bounds = units_above(state.weights_norm), []
+    for step, lr in zip(steps, lrs, strict=True):
+        bounds.append(step + _times_above(_times_above(weights, rule.weight_decay), lr))
+        weights += bounds[-1]
+    return bounds
 
 
 def _linear_bound(rule: RuleSpec, norms: Sequence[float], lrs: Sequence[float], state: RuleState) -> list[Units]:
@@ -203,7 +211,7 @@ def _linear_bound(rule: RuleSpec, norms: Sequence[float], lrs: Sequence[float], 
     history, weights = units_above(state.history_norm), units_above(state.weights_norm) if decay else 0
     bounds = []
     for norm, lr in zip(norms, lrs, strict=True):
-        update = _times_above(units_above(norm), max(lr, 1.0) if state.has_buffers else lr)
+        update = _times_above(units_above(norm), lr)
         coasting = _times_above(history, gamma)
         decayed = _times_above(_times_above(weights, decay), lr)
         history = coasting + update + decayed

@@ -4,7 +4,8 @@ An update is a gradient. The server makes the step, with the learning rate of th
 
     SGD         h <- momentum * h - lr * (g + weight_decay * w);  w <- w + h
     ADADELAY    as SGD without momentum, lr = 1 / (smoothness + delay_scale * sqrt(version + delay))
-    ADAM        as torch.optim.Adam: bias-corrected averages of g and g * g; weight decay is added to the gradient
+    ADAM        as torch.optim.Adam: bias-corrected averages of g and g * g; weight decay is added to the gradient, or
+                decoupled, as in torch.optim.AdamW: w <- w - lr * weight_decay * w before the step
 
 With the momentum of SGD at the workers, each worker pushes ``v <- momentum * v + g + weight_decay * w`` in place of g
 and the step is ``w <- w - lr * v``; a worker that is alone then makes the very steps that the server would.
@@ -55,7 +56,7 @@ class Schedule(Enum):
 _SCHEDULED = frozenset({"lr", "schedule", "warmup_versions", "milestones", "factor", "total_versions"})
 _MEANT = {
     RuleKind.SGD: _SCHEDULED | {"momentum", "momentum_at"},
-    RuleKind.ADAM: _SCHEDULED | {"beta1", "beta2", "epsilon"},
+    RuleKind.ADAM: _SCHEDULED | {"beta1", "beta2", "epsilon", "decoupled"},
     RuleKind.ADADELAY: frozenset({"smoothness", "delay_scale"}),
 }
 _ALWAYS_MEANT = frozenset({"kind", "weight_decay", "clip_norm"})
@@ -79,6 +80,7 @@ class RuleSpec:
             training, else the server); where nobody chooses, it is the server. SGD only.
         beta1, beta2: ADAM only: weights of the past in the averages of g and g * g; in [0, 1).
         epsilon: ADAM only: added to the root of the second; > 0.
+        decoupled: ADAM only: weight decay shrinks the weights, and is not added to the gradient (AdamW).
         smoothness: ADADELAY only: L of the paper; > 0.
         delay_scale: ADADELAY only: c of the paper; > 0.
         clip_norm: a worker scales its gradient down to this l2 norm before anything else is made of it; 0 means never.
@@ -100,6 +102,7 @@ class RuleSpec:
     beta1: float = 0.9
     beta2: float = 0.999
     epsilon: float = 1e-8
+    decoupled: bool = False
     smoothness: float = 0.0
     delay_scale: float = 0.0
     clip_norm: float = 0.0

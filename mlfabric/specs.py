@@ -22,6 +22,7 @@ from mlfabric.values import dataclass
 
 __all__ = [
     "ALIGNMENT_BYTES",
+    "COUNTER_BYTES",
     "DTYPE_BYTES",
     "MAX_EPOCH",
     "NO_TERM",
@@ -45,6 +46,8 @@ MAX_EPOCH = (1 << 42) - 1
 """Of a scheduler: sequence numbers of 64 bits begin with it."""
 ALIGNMENT_BYTES = 16
 DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+COUNTER_BYTES = {"int32": 4, "int64": 8}
+"""Dtypes of tensors of kind COUNTER alone, and their sizes."""
 
 
 class Role(Enum):
@@ -71,30 +74,42 @@ class Mode(Enum):
 class TensorKind(Enum):
     """How the update rule treats a tensor.
 
-    A ``PARAMETER`` gets gradients, learning rate, momentum and weight decay. A ``BUFFER`` (batch-norm
-    statistics) gets the *change* that each worker's batches made to it, added as it is.
+    A ``PARAMETER`` gets gradients, learning rate, momentum and weight decay. The others bring *values*. A ``BUFFER``
+    (batch-norm statistics) becomes the mean of the values that are committed together; of one alone, that value. A
+    ``COUNTER`` (batches seen; integers) becomes the greatest of these values and its own. ``RATES`` are no tensor of
+    the model: learning rate and weight decay of each parameter group, a row each, which the step of ADAM takes from the
+    update itself; updates that are committed together step with the means of theirs.
     """
 
     PARAMETER = "parameter"
     BUFFER = "buffer"
+    COUNTER = "counter"
+    RATES = "rates"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSpec:
-    """One named tensor of a model."""
+    """One named tensor of a model; ``group`` is the row of the rates that a PARAMETER steps with, if there are any."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     kind: TensorKind = TensorKind.PARAMETER
+    group: int = 0
 
     def __post_init__(self) -> None:
         if not self.name:
             raise LayoutError("a tensor needs a name; got ''")
-        if self.dtype not in DTYPE_BYTES:
-            raise LayoutError(f"{self.name}: dtype {self.dtype!r} cannot travel; allowed: {', '.join(DTYPE_BYTES)}")
+        allowed = COUNTER_BYTES if self.kind is TensorKind.COUNTER else DTYPE_BYTES
+        if self.dtype not in allowed:
+            raise LayoutError(
+                f"{self.name}: a {self.kind.value} of dtype {self.dtype!r} cannot travel; allowed: {', '.join(allowed)}"
+            )
         if any(n < 0 for n in self.shape):
             raise LayoutError(f"{self.name}: shape {self.shape} has a negative dimension")
+        if self.kind is TensorKind.RATES and (self.dtype, len(self.shape), self.shape[1:]) != ("float64", 2, (2,)):
+            given = f"{self.dtype}{list(self.shape)}"
+            raise LayoutError(f"{self.name}: rates of {given}; allowed: float64, two for each group")
 
     @property
     def numel(self) -> int:
@@ -104,7 +119,12 @@ class TensorSpec:
     @property
     def size_bytes(self) -> int:
         """Size of the elements, without alignment."""
-        return self.numel * DTYPE_BYTES[self.dtype]
+        return self.numel * self.item_bytes
+
+    @property
+    def item_bytes(self) -> int:
+        """Size of one element."""
+        return (COUNTER_BYTES if self.kind is TensorKind.COUNTER else DTYPE_BYTES)[self.dtype]
 
 
 @dataclass(frozen=True)
@@ -120,6 +140,11 @@ class Layout:
         twice = sorted({n for n in names if names.count(n) > 1}) if len(set(names)) < len(names) else []
         if twice:
             raise LayoutError(f"tensor names must be unique; given twice: {', '.join(twice)}")
+        if any(t.kind is TensorKind.RATES for t in self.tensors[:-1]):
+            raise LayoutError("rates before the last tensor; allowed: one tensor of rates, the last")
+        groups = max(t.group for t in self.tensors) + 1
+        if min(t.group for t in self.tensors) < 0 or groups > max(1, self.rate_groups):
+            raise LayoutError(f"{groups} parameter groups, rates of {self.rate_groups}; allowed: a row for each group")
 
     @cached_property
     def offsets(self) -> tuple[int, ...]:
@@ -138,12 +163,23 @@ class Layout:
 
     @cached_property
     def digest(self) -> int:
-        """64-bit digest of names, shapes, dtypes and kinds, carried by every transfer."""
-        text = "\n".join(f"{t.name} {t.shape} {t.dtype} {t.kind.value}" for t in self.tensors)
+        """64-bit digest of names, shapes, dtypes, kinds and groups, carried by every transfer."""
+        text = "\n".join(f"{t.name} {t.shape} {t.dtype} {t.kind.value} {t.group}" for t in self.tensors)
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
+    @property
+    def rate_groups(self) -> int:
+        """For how many parameter groups updates bring rates; 0 if they bring none."""
+        last = self.tensors[-1]
+        return last.shape[0] if last.kind is TensorKind.RATES else 0
+
+    @property
+    def rates_start(self) -> int:
+        """Where the rates begin in the image, up to its end: every part of the model has them behind its own bytes."""
+        return self.offsets[-1] if self.rate_groups else self.size_bytes
+
     def ranges(self, parts: int) -> tuple[tuple[int, int], ...]:
-        """Return where to cut the image into ``parts`` contiguous pieces of nearly the same size.
+        """Return where to cut the image, but for its rates, into ``parts`` contiguous pieces of nearly the same size.
 
         Returns:
             First byte, and the byte after the last, of each piece; multiples of ``ALIGNMENT_BYTES``.
@@ -151,7 +187,7 @@ class Layout:
         Raises:
             ConfigError: the image has fewer aligned units than parts.
         """
-        units = self.size_bytes // ALIGNMENT_BYTES
+        units = self.rates_start // ALIGNMENT_BYTES
         if not 1 <= parts <= units:
             raise ConfigError(
                 f"a model of {self.size_bytes} bytes cut into {parts} parts; "
@@ -164,14 +200,15 @@ class Layout:
         """Return the layout of each piece of the image; a tensor that is cut becomes flat pieces.
 
         A piece is named after the elements that it has, as in ``fc.weight[0:4096]``. The image of each layout is
-        exactly that range of the whole image which :meth:`ranges` says.
+        exactly that range of the whole image which :meth:`ranges` says, and behind it the rates if there are any.
 
         Raises:
             ConfigError: the image has fewer aligned units than parts.
         """
         found = self._pieces.get(parts)
         if found is None:
-            found = tuple(Layout(tuple(self._within(start, end))) for start, end in self.ranges(parts))
+            rates = self.tensors[-1:] if self.rate_groups else ()
+            found = tuple(Layout((*self._within(start, end), *rates)) for start, end in self.ranges(parts))
             self._pieces[parts] = found
         return found
 
@@ -183,10 +220,12 @@ class Layout:
     def _within(self, start: int, end: int) -> Iterator[TensorSpec]:
         """Return what lies in a range of the image; a tensor without elements lies where the next one begins."""
         for tensor, at in zip(self.tensors, self.offsets, strict=True):
-            if at >= start and at + tensor.size_bytes <= end and (at < end or end == self.size_bytes):
+            if tensor.kind is TensorKind.RATES:
+                return
+            if at >= start and at + tensor.size_bytes <= end and (at < end or end == self.rates_start):
                 yield tensor
                 continue
-            item_bytes = DTYPE_BYTES[tensor.dtype]
+            item_bytes = tensor.item_bytes
             first = max(0, start - at) // item_bytes
             last = min(tensor.size_bytes, end - at) // item_bytes
             if first < last:
@@ -204,7 +243,10 @@ class Layout:
 
 
 def _describe(tensor: TensorSpec | None) -> str:
-    return "missing" if tensor is None else f"{tensor.dtype}{list(tensor.shape)} ({tensor.kind.value})"
+    if tensor is None:
+        return "missing"
+    group = f" of parameter group {tensor.group}" if tensor.group else ""
+    return f"{tensor.dtype}{list(tensor.shape)} ({tensor.kind.value}{group})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,6 +297,8 @@ class ModelSpec:
             allowed = "0, or more if synchronous or stale-synchronous"
             raise ConfigError(f"workers={self.workers} with mode {self.mode.value}; allowed: {allowed}")
         self._check_shards()
+        if self.layout.rate_groups and self.rule.kind is not RuleKind.ADAM:
+            raise ConfigError(f"updates with rates under {self.rule.kind.value}; allowed: under adam")
         half = [t for t in self.layout.tensors if t.kind is TensorKind.PARAMETER and DTYPE_BYTES[t.dtype] < 4]
         if half and self.rule.kind is RuleKind.ADAM:
             raise ConfigError(

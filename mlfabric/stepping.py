@@ -16,7 +16,8 @@ Both images are sums over the updates. So windows can be put one after the other
 laid over each other: a worker folds its own updates, wherever they stand, with others' places between them, and what
 several workers folded adds up to the window. What is skipped matters by its learning rates alone.
 
-Tensors of kind BUFFER have C = (1, 0) and P = 1: changes are added.
+All of this is about tensors of kind PARAMETER. The values of buffers are added up plainly in the first image, and
+whoever makes the steps divides by their number; of counters the sum has the greatest.
 """
 
 from __future__ import annotations
@@ -28,7 +29,6 @@ from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from mlfabric.errors import ConfigError, UsageError
 from mlfabric.rules import RuleKind, RuleSpec
-from mlfabric.specs import TensorKind
 
 __all__ = ["NOTHING", "Coefficients", "Transition", "UpdateSum", "Vector", "member_coefficients", "transition"]
 
@@ -73,30 +73,24 @@ NOTHING = Transition(0, 1.0, 0.0, 0.0, 1.0)
 """The transition of no place."""
 
 
-def transition(rule: RuleSpec, lrs: Sequence[float], kind: TensorKind = TensorKind.PARAMETER) -> Transition:
+def transition(rule: RuleSpec, lrs: Sequence[float]) -> Transition:
     """Return what the steps of these learning rates do to weights and history by themselves.
 
     Args:
         rule: of the model.
         lrs: learning rates of the steps, in the order of commits; finite, >= 0.
-        kind: of the tensors.
 
     Raises:
         ConfigError: a learning rate is out of range.
         UsageError: the rule is ADAM, which is not linear.
     """
-    steps = _steps(rule, lrs)
-    if kind is TensorKind.BUFFER:
-        return NOTHING._replace(steps=len(steps))
     places = NOTHING
-    for step in steps:
+    for step in _steps(rule, lrs):
         places = places.then(step)
     return places
 
 
-def member_coefficients(
-    rule: RuleSpec, lrs: Sequence[float], kind: TensorKind = TensorKind.PARAMETER
-) -> tuple[Coefficients, ...]:
+def member_coefficients(rule: RuleSpec, lrs: Sequence[float]) -> tuple[Coefficients, ...]:
     """Return with what each of a group's updates goes into the group's images.
 
     Under ADAM a group's sum is plain, and makes one step of the updates' mean.
@@ -104,12 +98,11 @@ def member_coefficients(
     Args:
         rule: of the model.
         lrs: learning rate of each member's step, in the order of commits; finite, >= 0.
-        kind: of the tensors.
 
     Raises:
         ConfigError: a learning rate is out of range.
     """
-    if kind is TensorKind.BUFFER or rule.kind is RuleKind.ADAM:
+    if rule.kind is RuleKind.ADAM:
         _check(lrs)
         return (Coefficients(1.0, 0.0),) * len(lrs)
     steps, places, found = _steps(rule, lrs), NOTHING, []
@@ -169,19 +162,18 @@ class UpdateSum(Generic[V]):
     second: V | None
 
     @classmethod
-    def of(cls, update: V, rule: RuleSpec, lr: float, kind: TensorKind = TensorKind.PARAMETER) -> Self:
+    def of(cls, update: V, rule: RuleSpec, lr: float) -> Self:
         """Make the window of one update, in tensors of its own.
 
         Args:
-            update: gradient, or change of a buffer.
+            update: a gradient.
             rule: of the model; not ADAM.
             lr: learning rate of its step.
-            kind: of the tensor.
 
         Raises:
             ConfigError, UsageError: as :func:`transition`.
         """
-        places, (own,) = transition(rule, [lr], kind), member_coefficients(rule, [lr], kind)
+        places, (own,) = transition(rule, [lr]), member_coefficients(rule, [lr])
         second = update * own.second if rule.server_momentum > 0 else None
         return cls(places=places, first=update * own.first, second=second)
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlfabric.errors import ConfigError
-from mlfabric.specs import ALIGNMENT_BYTES, DTYPE_BYTES, Layout, Mode, ModelSpec, TensorKind, TensorSpec
+from mlfabric.specs import ALIGNMENT_BYTES, COUNTER_BYTES, DTYPE_BYTES, Layout, Mode, ModelSpec, TensorKind, TensorSpec
 
 WHOLE = Layout(
     (
@@ -24,17 +24,27 @@ def layouts(draw):
         st.lists(
             st.tuples(
                 st.lists(st.integers(0, 6), max_size=3),
-                st.sampled_from(sorted(DTYPE_BYTES)),
-                st.sampled_from(TensorKind),
+                st.sampled_from(
+                    [
+                        *((dtype, TensorKind.PARAMETER) for dtype in DTYPE_BYTES),
+                        *((dtype, TensorKind.BUFFER) for dtype in DTYPE_BYTES),
+                        *((dtype, TensorKind.COUNTER) for dtype in COUNTER_BYTES),
+                    ]
+                ),
             ),
             max_size=6,
         )
     )
-    last = ((3,), "float32", TensorKind.PARAMETER)
+    last = ((3,), ("float32", TensorKind.PARAMETER))
+    groups = draw(st.integers(0, 3))
+    rates = TensorSpec(name="(rates)", shape=(groups, 2), dtype="float64", kind=TensorKind.RATES)
     return Layout(
-        tuple(
-            TensorSpec(name=f"t{i}", shape=tuple(shape), dtype=dtype, kind=kind)
-            for i, (shape, dtype, kind) in enumerate((*tensors, last))
+        (
+            *(
+                TensorSpec(name=f"t{i}", shape=tuple(shape), dtype=dtype, kind=kind, group=i % max(1, groups))
+                for i, (shape, (dtype, kind)) in enumerate((*tensors, last))
+            ),
+            *([rates] if groups else []),
         )
     )
 
@@ -45,27 +55,28 @@ def bytes_of(layout, start=0):
     for tensor, at in zip(layout.tensors, layout.offsets, strict=True):
         name, _, piece = tensor.name.partition("[")
         first = int(piece.partition(":")[0]) if piece else 0
-        item_bytes = DTYPE_BYTES[tensor.dtype]
+        item_bytes = tensor.item_bytes
         for i in range(tensor.size_bytes):
-            found[start + at + i] = (name, first * item_bytes + i, tensor.dtype, tensor.kind)
+            found[start + at + i] = (name, first * item_bytes + i, tensor.dtype, tensor.kind, tensor.group)
     return found
 
 
 @given(layouts(), st.data())
 def test_the_pieces_of_a_layout_are_its_image_cut_and_nothing_else(layout, data):
-    units = layout.size_bytes // ALIGNMENT_BYTES
+    units = layout.rates_start // ALIGNMENT_BYTES
     parts = data.draw(st.integers(1, units))
     ranges, pieces = layout.ranges(parts), layout.cut(parts)
 
     assert [start for start, _ in ranges] == [0, *(end for _, end in ranges[:-1])]
-    assert ranges[-1][1] == layout.size_bytes
+    assert ranges[-1][1] == layout.rates_start
     sizes = [end - start for start, end in ranges]
     assert max(sizes) - min(sizes) <= ALIGNMENT_BYTES
-    assert [piece.size_bytes for piece in pieces] == sizes
-    together: dict[int, tuple[str, int, str, TensorKind]] = {}
-    for (start, _), piece in zip(ranges, pieces, strict=True):
-        together |= bytes_of(piece, start)
-    assert together == bytes_of(layout)
+    assert [piece.rates_start for piece in pieces] == sizes
+    assert all(piece.rate_groups == layout.rate_groups for piece in pieces)
+    together: dict[int, tuple[str, int, str, TensorKind, int]] = {}
+    for (start, end), piece in zip(ranges, pieces, strict=True):
+        together |= {at: what for at, what in bytes_of(piece, start).items() if at < end}
+    assert together == {at: what for at, what in bytes_of(layout).items() if at < layout.rates_start}
     whole = {t.name for t in layout.tensors}
     assert whole == {t.name.partition("[")[0] for piece in pieces for t in piece.tensors}
 

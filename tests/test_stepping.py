@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from mlfabric.errors import ConfigError, UsageError
 from mlfabric.rules import MomentumAt, RuleKind, RuleSpec, Schedule
-from mlfabric.specs import TensorKind
 from mlfabric.stepping import NOTHING, UpdateSum, member_coefficients, transition
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -227,16 +226,6 @@ def test_without_momentum_one_tensor_is_enough():
     assert (weights.tolist(), history) == ([-0.75, -0.75], None)
 
 
-def test_changes_of_buffers_are_added_at_any_rate():
-    rule = RuleSpec(momentum=0.9, weight_decay=0.1)
-    assert member_coefficients(rule, [0.1, 0.7], TensorKind.BUFFER) == ((1, 0), (1, 0))
-    assert transition(rule, [0.1, 0.7], TensorKind.BUFFER) == (2, 1, 0, 0, 1)
-    one = UpdateSum.of(np.ones(2), rule, 0.5, TensorKind.BUFFER)
-    weights, history = one.then(one).apply(np.full(2, 5.0), np.zeros(2))
-    assert history is not None
-    assert (weights.tolist(), np.abs(history).tolist()) == ([7.0, 7.0], [0.0, 0.0])
-
-
 def test_momentum_at_the_workers_leaves_the_server_nothing_but_the_rate():
     rule = RuleSpec(momentum=0.9, weight_decay=0.1, momentum_at=MomentumAt.WORKERS)
     assert member_coefficients(rule, [0.5, 0.25]) == ((-0.5, 0), (-0.25, 0))
@@ -258,12 +247,11 @@ def test_a_group_of_adam_is_a_plain_sum_and_no_linear_step():
         transition(rule, [0.1])
 
 
-@pytest.mark.parametrize("kind", TensorKind)
 @pytest.mark.parametrize("lr", [-0.1, math.nan, math.inf])
-def test_a_rate_out_of_range_is_refused(lr, kind):
+def test_a_rate_out_of_range_is_refused(lr):
     for ask in (transition, member_coefficients):
         with pytest.raises(ConfigError, match="finite and >= 0"):
-            ask(SGD, [0.1, lr], kind)
+            ask(SGD, [0.1, lr])
 
 
 def test_misuse_says_what_is_allowed():

@@ -105,7 +105,8 @@ class PushRequested:
 
     Args:
         computed_from: the version whose gradient it is.
-        norm: l2 norm, computed once at the worker.
+        norm: l2 norm over the PARAMETER tensors, computed once at the worker; of an update that brings rates, which
+            bound its step as its gradient does not, the greatest learning rate among them.
         resolved_below: every counter below this one has an outcome that the worker knows.
         samples: what it was computed from, if that is known.
     """

@@ -150,7 +150,8 @@ class Expected(NamedTuple):
     Args:
         computed_from: the version whose gradient it is.
         resolved_below: below what its worker knows every outcome.
-        norm: l2 norm of the update.
+        norm: l2 norm over the PARAMETER tensors, computed once at the worker; of an update that brings rates, which
+            bound its step as its gradient does not, the greatest learning rate among them.
         samples: what it was computed from, if that is known.
     """
 

@@ -122,6 +122,8 @@ class Fold:
         lrs: learning rates of the versions since the window's last one up to that of this update, which is the last; of
             a window's first update its own alone.
         share: of the update in its version's step: 1, or of an iteration of n updates 1 / n.
+        begins: what was committed together with the update is later than all that is in the window, so that of buffers
+            only its values count from here on.
     """
 
     to: str
@@ -130,6 +132,7 @@ class Fold:
     update: UpdateId
     lrs: tuple[float, ...]
     share: float
+    begins: bool
     reason: str
 
 

@@ -60,10 +60,6 @@ class Pushes(Sequencing):
         tensors = self.spec.layout.tensors
         return sum(tensor.numel for tensor in tensors if tensor.kind is TensorKind.PARAMETER)
 
-    @cached_property
-    def _has_buffers(self) -> bool:
-        return any(tensor.kind is TensorKind.BUFFER for tensor in self.spec.layout.tensors)
-
     # Requests
 
     def request(self, event: PushRequested, now_ns: int) -> Iterator[Instruction]:
@@ -389,12 +385,13 @@ class Pushes(Sequencing):
         """Return about how far an update moves the model, without what momentum and weight decay add.
 
         Plans need no more: the primary, which knows its state, bounds what it commits. Under ADAM the length of the
-        gradient says nothing; there it is the bound that holds for all.
+        gradient says nothing; there it is the bound that holds for all, at the update's own rates if it brings some.
         """
         rule, number = self.spec.rule, self.version.number
         if rule.kind is RuleKind.ADAM:
-            state = RuleState(steps=number, elements=self._elements, has_buffers=self._has_buffers)
-            return min(as_norm(step_bound(rule, [norm], [rule.lr_at(number)], state)[0]), LONGEST_STEP)
+            state = RuleState(steps=number, elements=self._elements)
+            lr = rule.lr_at(number) * (norm if self.spec.layout.rate_groups else 1.0)
+            return min(as_norm(step_bound(rule, [0.0], [lr], state)[0]), LONGEST_STEP)
         return min(norm * rule.lr_at(number), LONGEST_STEP)
 
     def _in_flight(self, planned: PlannedUpdate, now_ns: int) -> Candidate:

@@ -50,12 +50,16 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A version of the log: the updates whose step made it, its learning rate, its share of its group's step norm."""
+    """A version of the log: the updates whose step made it, its learning rate, its share of its group's step norm.
+
+    ``began`` is the first version that was made together with it.
+    """
 
     version: int
     lr: float
     members: tuple[UpdateId, ...]
     step: Units
+    began: int
 
 
 @dataclass(slots=True)
@@ -167,6 +171,7 @@ class ReplicaSending:
             update=update,
             lrs=lrs,
             share=1 / len(entry.members) if self._pushes.spec.mode is Mode.SYNCHRONOUS else 1.0,
+            begins=since < entry.began,
             reason="it is sent to the replica later",
         )
 

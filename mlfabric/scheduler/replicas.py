@@ -75,7 +75,7 @@ class Replication(ReplicaPlans):
                 yield from self._release([c.update for c in together], "the replica was seeded with them")
                 continue
             share = units_above(together[0].step_norm) // len(fresh) * len(together) + 1
-            entry = Entry(number, together[0].lr, tuple(c.update for c in together), share)
+            entry = Entry(number, together[0].lr, tuple(c.update for c in together), share, fresh[0].version.number)
             self._entries.append(entry)
             if self.phase is Phase.FOLLOWING:
                 yield from self._settle_entry(entry)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mlfabric.images import runs_of
+from mlfabric.images import add_value, runs_of
 from mlfabric.server.images import Image
 from mlfabric.server.kernels import all_finite, chunks
 from mlfabric.specs import Layout
@@ -13,7 +13,7 @@ __all__ = ["add_up", "is_finite"]
 
 
 def add_up(layout: Layout, images: Sequence[memoryview]) -> memoryview:
-    """Add all images up in the memory of the first, one after the other, in each run's own dtype.
+    """Add all images up in the memory of the first, one after the other, in each run's own dtype; see ``add_value``.
 
     Args:
         layout: theirs.
@@ -27,7 +27,7 @@ def add_up(layout: Layout, images: Sequence[memoryview]) -> memoryview:
         for part in chunks(flats[0].numel()):
             total = flats[0][part]
             for flat in flats[1:]:
-                total += flat[part]
+                add_value(run, total, flat[part])
     return images[0]
 
 

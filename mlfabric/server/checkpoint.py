@@ -3,7 +3,7 @@
 ``torch.load(path, weights_only=True)`` gives a dict of plain values and tensors::
 
     format          1
-    model           {name: tensor}, all tensors of the layout
+    model           {name: tensor}, all tensors of the layout but for rates, which are none of the model's
     history         {name: tensor}, of the PARAMETER tensors: momentum, or ADAM's average of gradients; {} if neither
     squares         {name: tensor}, of the PARAMETER tensors: ADAM's average of squared gradients; else {}
     steps           integer, how many steps ADAM made; else 0
@@ -11,7 +11,7 @@
     applied         what the server needs to tell applied updates; plain lists, dicts, numbers and strings
     epochs          [[server epoch, version at which it began], ...]
     samples         what was trained on, and what not: lists of ranges, see ``mlfabric.samples.SampleCounts``
-    layout          [[name, [dimension, ...], dtype, kind], ...]
+    layout          [[name, [dimension, ...], dtype, kind, parameter group], ...]
     rule            {field: value} of the rule it was trained with
     spec            {name, mode, tau_max, slack, server, frozen_digest, shards, shard} of the model
 
@@ -251,7 +251,7 @@ def _content(spec: ModelSpec, snapshot: Snapshot, extra: CheckpointExtra) -> dic
         "applied": extra.applied,
         "epochs": extra.epochs,
         "samples": extra.samples,
-        "layout": [[t.name, list(t.shape), t.dtype, t.kind.value] for t in spec.layout.tensors],
+        "layout": [[t.name, list(t.shape), t.dtype, t.kind.value, t.group] for t in spec.layout.tensors],
         "rule": _plain_rule(spec.rule),
         "spec": {
             "name": spec.name,
@@ -362,5 +362,6 @@ def _spec_of(path: Path, content: dict[str, Any]) -> ModelSpec:
         raise UsageError(f"checkpoint {path} describes its model in a way that cannot be read: {error!r}") from error
 
 
-def _tensor_spec(name: str, shape: list[int], dtype: str, kind: str) -> TensorSpec:
-    return TensorSpec(name=name, shape=tuple(shape), dtype=dtype, kind=TensorKind(kind))
+def _tensor_spec(name: str, shape: list[int], dtype: str, kind: str, group: int = 0) -> TensorSpec:
+    """Make a row's tensor; those of earlier releases have no groups."""
+    return TensorSpec(name=name, shape=tuple(shape), dtype=dtype, kind=TensorKind(kind), group=group)

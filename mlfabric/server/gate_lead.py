@@ -66,14 +66,12 @@ class LeadGate:
             history_norm, weights_norm: l2 norms at this version.
             steps: how many ADAM made.
         """
-        kinds = [t.kind for t in self._spec.layout.tensors]
         numel = sum(t.numel for t in self._spec.layout.tensors if t.kind is TensorKind.PARAMETER)
         self._state = RuleState(
             history_norm=history_norm * ROUNDING,
             weights_norm=weights_norm * ROUNDING,
             steps=steps,
             elements=numel,
-            has_buffers=TensorKind.BUFFER in kinds,
         )
         if self._followed is None:
             self._steps = []
@@ -159,10 +157,11 @@ class LeadGate:
     def _bounds(self, members: Sequence[Expected], lrs: Sequence[float]) -> list[Units]:
         assert self._state is not None, "it counts since a replica was seeded"
         norms = [m.norm for m in members]
+        if self._spec.rule.kind is RuleKind.ADAM:
+            rate = max(norms) if self._spec.layout.rate_groups else 1.0
+            return step_bound(self._spec.rule, [0.0], [lrs[0] * rate * ROUNDING], self._state)
         if self._spec.mode is Mode.SYNCHRONOUS:
             return step_bound(self._spec.rule, [math.fsum(norms) / len(norms) * ROUNDING], lrs[:1], self._state)
-        if self._spec.rule.kind is RuleKind.ADAM:
-            return step_bound(self._spec.rule, [math.fsum(norms) * ROUNDING], lrs[:1], self._state)
         return step_bound(self._spec.rule, [norm * ROUNDING for norm in norms], lrs, self._state)
 
     def committed(self, members: Sequence[Expected], commits: Sequence[Commit]) -> None:

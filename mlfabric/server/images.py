@@ -10,7 +10,7 @@ import torch
 
 from mlfabric.errors import LayoutError
 from mlfabric.images import DTYPES
-from mlfabric.specs import Layout, TensorSpec
+from mlfabric.specs import Layout, TensorKind, TensorSpec
 
 __all__ = ["Image", "byte_view", "copy_tensors"]
 
@@ -45,8 +45,9 @@ class Image:
         return cls(layout, np.zeros(layout.size_bytes, dtype=np.uint8).data)
 
     def tensors(self, layout: Layout) -> dict[str, torch.Tensor]:
-        """Return the tensors in their shapes, sharing memory."""
-        return {t.name: flat.view(t.shape) for t, flat in zip(layout.tensors, self.flat, strict=True)}
+        """Return the model's tensors in their shapes, sharing memory; rates are none of them."""
+        named = zip(layout.tensors, self.flat, strict=True)
+        return {t.name: flat.view(t.shape) for t, flat in named if t.kind is not TensorKind.RATES}
 
 
 def _flat_tensor(data: memoryview, tensor: TensorSpec, offset: int) -> torch.Tensor:

@@ -12,19 +12,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import torch
 
 from mlfabric.stepping import Transition
 
-__all__ = ["CHUNK_ELEMENTS", "AdamKernel", "Kernel", "LinearKernel", "Norms", "SumKernel", "all_finite", "chunks"]
+__all__ = [
+    "CHUNK_ELEMENTS",
+    "COMPUTE_DTYPES",
+    "AdamKernel",
+    "Kernel",
+    "LinearKernel",
+    "Norms",
+    "SumKernel",
+    "Tensors",
+    "all_finite",
+    "chunks",
+    "square_norm",
+]
 
 # Just below the size from which torch splits every single operation over its threads. Each split ends in a barrier
 # that costs a time slice where cores are shared: on a busy host a step of 100 MB took seconds instead of 0.1 s.
 CHUNK_ELEMENTS = 32_752
-_COMPUTE_DTYPES = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+COMPUTE_DTYPES = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 Tensors = Sequence[torch.Tensor]
 """Flat tensors of one length and dtype: the images of an update, or of optimizer state."""
@@ -90,8 +102,8 @@ class LinearKernel:
         return norms
 
     def _make_chunk(self, update: torch.Tensor, weights: torch.Tensor, state: Tensors) -> Norms:
-        step = update.to(_COMPUTE_DTYPES.get(update.dtype, update.dtype))
-        update_sq = _square(step)
+        step = update.to(COMPUTE_DTYPES.get(update.dtype, update.dtype))
+        update_sq = square_norm(step)
         step.mul_(self.gradient)
         if self.decay:
             step.add_(weights, alpha=self.decay)
@@ -125,9 +137,9 @@ class SumKernel:
     def _make_chunk(
         self, first: torch.Tensor, second: torch.Tensor, weights: torch.Tensor, history: torch.Tensor
     ) -> Norms:
-        dtype = _COMPUTE_DTYPES.get(first.dtype, first.dtype)
+        dtype = COMPUTE_DTYPES.get(first.dtype, first.dtype)
         change, after = first.to(dtype), second.to(dtype)
-        update_sq = _square(change) + _square(after)
+        update_sq = square_norm(change) + square_norm(after)
         change.add_(history, alpha=self.places.wh)
         after.add_(history, alpha=self.places.hh)
         if self.places.ww != 1:
@@ -135,7 +147,7 @@ class SumKernel:
             after.add_(weights, alpha=self.places.hw)
         first.copy_(change)
         second.copy_(after)
-        return Norms(update_sq, _square_of_change(weights, first), _square(second))
+        return Norms(update_sq, _square_of_change(weights, first), square_norm(second))
 
     def take(self, updates: Tensors, weights: torch.Tensor, target: torch.Tensor, state: Tensors) -> None:
         """Add the change, keep the history."""
@@ -154,6 +166,7 @@ class AdamKernel:
     same numbers again, which costs less than memory for them.
 
     Args:
+        decoupled: decay shrinks the weights, as in ``torch.optim.AdamW``; else it is added to the gradient.
         steps: how many were made, this one included.
     """
 
@@ -164,6 +177,11 @@ class AdamKernel:
     decay: float
     scale: float
     steps: int
+    decoupled: bool = False
+
+    def at(self, rate: float, decay: float) -> AdamKernel:
+        """Return the same step with the rates of an update: a multiple of the learning rate, and the weight decay."""
+        return replace(self, lr=self.lr * rate, decay=decay)
 
     def make(self, updates: Tensors, weights: torch.Tensor, state: Tensors) -> Norms:
         """Sum the norms; nothing is written."""
@@ -171,8 +189,8 @@ class AdamKernel:
         for part in chunks(weights.numel()):
             update, before = updates[0][part], weights[part]
             after, mean, square = self._stepped(update, before, state[0][part], state[1][part])
-            step_sq = _square(after.double().sub_(before.double()))
-            norms = norms.plus(Norms(_square(update), step_sq, _square(mean) + _square(square)))
+            step_sq = square_norm(after.double().sub_(before.double()))
+            norms = norms.plus(Norms(square_norm(update), step_sq, square_norm(mean) + square_norm(square)))
         return norms
 
     def take(self, updates: Tensors, weights: torch.Tensor, target: torch.Tensor, state: Tensors) -> None:
@@ -191,7 +209,9 @@ class AdamKernel:
         self, update: torch.Tensor, weights: torch.Tensor, mean: torch.Tensor, square: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         gradient = update if self.scale == 1 else update * self.scale
-        if self.decay:
+        if self.decay and self.decoupled:
+            weights = weights * (1 - self.lr * self.decay)
+        elif self.decay:
             gradient = gradient.add(weights, alpha=self.decay)
         mean = mean.lerp(gradient, 1 - self.beta1)
         square = (square * self.beta2).addcmul_(gradient, gradient, value=1 - self.beta2)
@@ -208,10 +228,11 @@ def _add_and_keep(
             history[part].copy_(kept[part])
 
 
-def _square(x: torch.Tensor) -> float:
+def square_norm(x: torch.Tensor) -> float:
+    """Return the squared l2 norm, in float64."""
     return float(torch.linalg.vector_norm(x.double())) ** 2
 
 
 def _square_of_change(weights: torch.Tensor, step: torch.Tensor) -> float:
     """Return the square of the difference of what is stored: what rounding does to the weights belongs to the norm."""
-    return _square(torch.add(weights, step).double().sub_(weights.double()))
+    return square_norm(torch.add(weights, step).double().sub_(weights.double()))

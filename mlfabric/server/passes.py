@@ -1,4 +1,7 @@
-"""The two passes of a step over a whole model, run by run of tensors that are stepped alike."""
+"""The two passes of a step over a whole model, run by run of tensors that are stepped alike.
+
+The rates that updates bring come first: their mean is what parameters step with.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import torch
 
 from mlfabric.images import Run, runs_of
 from mlfabric.server.images import Image
-from mlfabric.server.kernels import Norms
+from mlfabric.server.kernels import AdamKernel, Kernel, Norms
 from mlfabric.server.rules import Kernels
 from mlfabric.specs import Layout, TensorKind
 
@@ -20,7 +23,7 @@ class Passes:
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
-        self._runs = runs_of(layout)
+        self._runs = sorted(runs_of(layout), key=lambda run: run.kind is not TensorKind.RATES)
 
     def make(self, images: Sequence[Image], kernels: Kernels, weights: Image, state: Sequence[Image]) -> Norms | str:
         """Make a step in the update's images; weights and state are only read.
@@ -32,8 +35,8 @@ class Passes:
         for image in images:
             image.clear_padding()
         for run in self._runs:
-            updates = [run.of(image.data) for image in images]
-            norms = norms.plus(kernels[run.kind].make(updates, run.of(weights.data), _state_of(run, state)))
+            updates, kernel = [run.of(image.data) for image in images], self._kernel(run, kernels, images)
+            norms = norms.plus(kernel.make(updates, run.of(weights.data), _state_of(run, state)))
             if not norms.are_finite:
                 return self._first_not_finite(run, images, kernels, weights, state)
         return norms
@@ -45,7 +48,16 @@ class Passes:
         for run in self._runs:
             updates = [run.of(image.data) for image in images]
             weights, after = run.of(source.data), run.of(target.data)
-            kernels[run.kind].take(updates, weights, after, _state_of(run, state))
+            self._kernel(run, kernels, images).take(updates, weights, after, _state_of(run, state))
+
+    def _kernel(self, run: Run, kernels: Kernels, images: Sequence[Image]) -> Kernel:
+        """Return what steps a run; of parameters with the mean of the updates' rates, if they bring any."""
+        kernel = kernels[run.kind]
+        if run.kind is not TensorKind.PARAMETER or not self._layout.rate_groups:
+            return kernel
+        assert isinstance(kernel, AdamKernel), "updates bring rates for adam alone"
+        rate, decay = images[0].flat[-1].view(-1, 2)[run.group].tolist()
+        return kernel.at(rate, decay)
 
     def _first_not_finite(
         self, run: Run, images: Sequence[Image], kernels: Kernels, weights: Image, state: Sequence[Image]
@@ -54,7 +66,7 @@ class Passes:
         for i in run.tensors:
             updates = [image.flat[i] for image in images]
             past = [image.flat[i] for image in state] if run.kind is TensorKind.PARAMETER else []
-            if not kernels[run.kind].is_finite(updates, weights.flat[i], past):
+            if not self._kernel(run, kernels, images).is_finite(updates, weights.flat[i], past):
                 return self._layout.tensors[i].name
         return self._layout.tensors[run.tensors[-1]].name
 

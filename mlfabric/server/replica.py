@@ -370,7 +370,9 @@ class ReplicaModel:
         for name, transfer in self.transfers.items():
             own = [places[u] for u in transfer.members if u in places]
             if transfer.state is _State.HELD and own:
-                parts.append(self._part(name, transfer, max(own), shares[transfer.members[0]]))
+                outdated = entries[max(own) - 1].began < entries[-1].began
+                part = self._part(name, transfer, max(own), shares[transfer.members[0]])
+                parts.append(replace(part, outdated=outdated))
         parts.sort(key=lambda part: part.place)
         self._running, self._applying = tuple(part.transfer for part in parts), tuple(entries)
         yield ApplyPrefix(
@@ -378,6 +380,8 @@ class ReplicaModel:
             parts=tuple(parts),
             lrs=tuple(entry.lr for entry in entries),
             is_mean=self._is_mean,
+            values=sum(len(entry.members) for entry in entries if entry.began == entries[-1].began),
+            values_before=max(0, self.version.number + 1 - entries[-1].began),
             version=entries[-1].version,
             reason=f"{len(parts)} transfers cover the log up to version {entries[-1].version.number}",
         )

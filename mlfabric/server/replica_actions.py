@@ -93,12 +93,14 @@ class Part:
         place: of an update by itself its place in the prefix, from 1; of a window or a sum that of its last update.
         share: of an update by itself, or of each one of a plain sum, in its version's step.
         sum_of: how many updates it is the plain sum of; 0 for one by itself, and for the images of a window or a sum.
+        outdated: a later group follows in the prefix: the values that it brings of buffers are of no consequence.
     """
 
     transfer: TransferId
     place: int
     share: float = 1.0
     sum_of: int = 0
+    outdated: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +111,8 @@ class ApplyPrefix:
         parts: all that is in them.
         lrs: learning rate of each version; under ADAM of each of the updates, whose sum makes one step.
         is_mean: the mean of ADAM's updates makes one version (synchronous).
+        values: how many updates of the prefix's last group are in it: so many values of a buffer have a mean.
+        values_before: how many of that group were applied before.
         version: the last one that is made.
     """
 
@@ -116,6 +120,8 @@ class ApplyPrefix:
     parts: tuple[Part, ...]
     lrs: tuple[float, ...]
     is_mean: bool
+    values: int
+    values_before: int
     version: ModelVersion
     reason: str
 

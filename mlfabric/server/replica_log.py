@@ -14,19 +14,25 @@ __all__ = ["Entry", "commits_of", "entries_of"]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A version of the log; ``ends_group``: what was committed together with it ends here."""
+    """A version of the log.
+
+    Args:
+        began: the first version that was made together with it.
+        ends_group: what was committed together with it ends here.
+    """
 
     version: ModelVersion
     lr: float
     members: tuple[UpdateId, ...]
     taus: tuple[int, ...]
     samples: tuple[Samples, ...]
+    began: int
     ends_group: bool
 
 
 def entries_of(group: tuple[Commit, ...]) -> Iterator[Entry]:
     """Give the versions that were made by what was committed together."""
-    last = group[-1].version.number
+    first, last = group[0].version.number, group[-1].version.number
     for version, step in groupby(group, key=lambda commit: commit.version):
         commits = list(step)
         yield Entry(
@@ -35,6 +41,7 @@ def entries_of(group: tuple[Commit, ...]) -> Iterator[Entry]:
             tuple(c.update for c in commits),
             tuple(c.tau for c in commits),
             tuple(c.samples for c in commits),
+            first,
             version.number == last,
         )
 

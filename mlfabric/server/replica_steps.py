@@ -3,6 +3,9 @@
 Every step of SGD is affine, so a prefix is one affine step as a sum is (design, section 5, "Momentum and sums"): each
 update by itself and each window is carried to the prefix's end and added up. ADAM has no such sum: its groups are added
 up as the primary did, and make one step each.
+
+Of buffers the values of the prefix's last group alone count: they are added up, and divided by their number. What of
+that group was applied before is part of the mean. Of counters the greatest values count, whoever brought them.
 """
 
 from __future__ import annotations
@@ -12,13 +15,15 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from mlfabric.images import Run, runs_of
+from mlfabric.images import Run, add_value, runs_of
 from mlfabric.protocol import SumId, TransferId
 from mlfabric.rules import RuleKind, RuleSpec
+from mlfabric.server.adding import add_up
 from mlfabric.server.replica_actions import ApplyPrefix, Part
 from mlfabric.server.rules import NotFinite, StepResult
 from mlfabric.server.store import ModelStore
-from mlfabric.specs import Layout
+from mlfabric.server.value_kernels import MeanKernel
+from mlfabric.specs import Layout, TensorKind
 from mlfabric.stepping import member_coefficients, transition
 
 __all__ = ["apply_prefix"]
@@ -34,40 +39,54 @@ def apply_prefix(store: ModelStore, order: ApplyPrefix, buffers: Buffers) -> Ste
     """
     rule, layout = store.spec.rule, store.spec.layout
     if rule.kind is RuleKind.ADAM:
-        total = _plain_sum(layout, [buffers[part.transfer] for part in order.parts])
+        first, *rest = (buffers[part.transfer] for part in order.parts)
+        total = add_up(layout, [_copy(first), *rest])
         count = sum(part.sum_of or 1 for part in order.parts)
         if order.is_mean:
             return store.apply_mean(total, order.lrs[0], count)
         return store.apply_sum(total, order.lrs, count)
     total = np.zeros(rule.sum_images * layout.size_bytes, dtype=np.uint8).data
-    for part in order.parts:
-        _add(rule, layout, total, part, buffers[part.transfer], order.lrs)
-    return store.apply_sum(total, order.lrs, len(order.lrs))
+    for place, part in enumerate(order.parts):
+        _add(rule, layout, total, part, buffers[part.transfer], order.lrs, is_first=place == 0)
+    means = MeanKernel(count=order.values, kept=order.values_before)
+    return store.apply_sum(total, order.lrs, len(order.lrs), means)
 
 
-def _plain_sum(layout: Layout, images: Sequence[memoryview]) -> memoryview:
-    total = np.zeros(layout.size_bytes, dtype=np.uint8).data
-    for run in runs_of(layout):
-        target = run.of(total)
-        for image in images:
-            target += run.of(image)
-    return total
+def _copy(image: memoryview) -> memoryview:
+    return np.array(image).data
 
 
 def _add(
-    rule: RuleSpec, layout: Layout, total: memoryview, part: Part, image: memoryview, lrs: Sequence[float]
+    rule: RuleSpec,
+    layout: Layout,
+    total: memoryview,
+    part: Part,
+    image: memoryview,
+    lrs: Sequence[float],
+    *,
+    is_first: bool,
 ) -> None:
     """Add what one transfer comes to at the end of the prefix."""
     size_bytes = layout.size_bytes
+    behind = transition(rule, lrs[part.place :])
+    own = member_coefficients(rule, lrs[part.place - 1 :])[0]
     for run in runs_of(layout):
         targets = _images(run, total, size_bytes)
-        behind = transition(rule, lrs[part.place :], run.kind)
+        if run.kind is not TensorKind.PARAMETER:
+            _add_values(run, targets[0], run.of(image), part, is_first=is_first)
+            continue
         if isinstance(part.transfer, SumId) and not part.sum_of:
             _add_window(targets, _images(run, image, size_bytes), (behind.ww, behind.wh, behind.hw, behind.hh))
             continue
-        own = member_coefficients(rule, lrs[part.place - 1 :], run.kind)[0]
         for target, coefficient in zip(targets, own, strict=False):
             target.add_(run.of(image), alpha=part.share * coefficient)
+
+
+def _add_values(run: Run, target: torch.Tensor, values: torch.Tensor, part: Part, *, is_first: bool) -> None:
+    if run.kind is TensorKind.COUNTER and is_first:
+        target.copy_(values)
+    elif run.kind is TensorKind.COUNTER or not part.outdated:
+        add_value(run, target, values)
 
 
 def _add_window(targets: Sequence[torch.Tensor], images: Sequence[torch.Tensor], p: tuple[float, ...]) -> None:

@@ -3,8 +3,7 @@
 The learning rate is inside the step, so with a constant rate the trajectory is that of ``torch.optim.SGD``; when the
 rate moves, steps already taken keep the rate that they were taken with, which is what lets a sum be exactly m steps.
 
-A ``BUFFER`` tensor brings its change, which is added as it is; or the mean of the changes, where gradients are averaged
-into one step.
+Tensors of the other kinds bring values, see :mod:`mlfabric.server.value_kernels`; a group's come as their plain sum.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from mlfabric.errors import ConfigError, UsageError
 from mlfabric.rules import RuleKind, RuleSpec
 from mlfabric.server.kernels import AdamKernel, Kernel, LinearKernel, SumKernel
+from mlfabric.server.value_kernels import GreatestKernel, MeanKernel
 from mlfabric.specs import TensorKind
 from mlfabric.stepping import transition
 
@@ -30,8 +30,8 @@ class StepResult:
 
     Args:
         version: the version that it made.
-        step_norm: l2 norm of new weights minus old weights, over all tensors, as they were stored.
-        update_norm: l2 norm of what came, over all tensors and images.
+        step_norm: l2 norm of new weights minus old weights, over the PARAMETER tensors, as they were stored.
+        update_norm: l2 norm of what came, over the PARAMETER tensors and all images.
     """
 
     version: int
@@ -41,7 +41,7 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotFinite:
-    """A refused update: its norm, its step's or its new state's is not finite; nothing was changed.
+    """A refused update: its norm, its step's, its new state's or a buffer's is not finite; nothing was changed.
 
     Args:
         version: the version that still stands.
@@ -68,11 +68,17 @@ def mean_kernels(rule: RuleSpec, *, lr: float, count: int, steps: int) -> Kernel
     _check_count(count)
     if not (math.isfinite(lr) and lr >= 0):
         raise ConfigError(f"learning rate {lr!r} of a step; allowed: finite and >= 0")
-    buffers = LinearKernel(momentum=0.0, gradient=1 / count, decay=0.0)
-    return {TensorKind.PARAMETER: _one_step(rule, lr, count, steps), TensorKind.BUFFER: buffers}
+    return {TensorKind.PARAMETER: _one_step(rule, lr, count, steps), **value_kernels(MeanKernel(count=count))}
 
 
-def sum_kernels(rule: RuleSpec, *, lrs: Sequence[float], count: int, steps: int) -> Kernels:
+def value_kernels(means: MeanKernel) -> Kernels:
+    """Return what makes new values of buffers, rates and counters."""
+    return {TensorKind.BUFFER: means, TensorKind.RATES: means, TensorKind.COUNTER: GreatestKernel()}
+
+
+def sum_kernels(
+    rule: RuleSpec, *, lrs: Sequence[float], count: int, steps: int, means: MeanKernel | None = None
+) -> Kernels:
     """Return what makes the steps of a group of ``count`` updates at once, given the images of their sum.
 
     Args:
@@ -80,6 +86,7 @@ def sum_kernels(rule: RuleSpec, *, lrs: Sequence[float], count: int, steps: int)
         lrs: of each step, as planned and logged; ADAM makes one step, with the first.
         count: of updates, >= 1.
         steps: how many steps ADAM made, this one included.
+        means: what makes buffers of the values that come; that of ``count`` values unless given.
 
     Raises:
         ConfigError: a learning rate is out of range.
@@ -88,14 +95,13 @@ def sum_kernels(rule: RuleSpec, *, lrs: Sequence[float], count: int, steps: int)
     _check_count(count)
     if len(lrs) != count and not (rule.kind is RuleKind.ADAM and lrs):
         raise UsageError(f"{len(lrs)} learning rates for a sum of {count} updates; allowed: one for each")
-    buffers = LinearKernel(momentum=0.0, gradient=1.0, decay=0.0)
     if rule.kind is RuleKind.ADAM:
-        return {**mean_kernels(rule, lr=lrs[0], count=count, steps=steps), TensorKind.BUFFER: buffers}
+        return mean_kernels(rule, lr=lrs[0], count=count, steps=steps)
     places = transition(rule, lrs)
     parameters: Kernel = LinearKernel(momentum=0.0, gradient=1.0, decay=places.ww - 1)
     if rule.server_momentum > 0:
         parameters = SumKernel(places=places)
-    return {TensorKind.PARAMETER: parameters, TensorKind.BUFFER: buffers}
+    return {TensorKind.PARAMETER: parameters, **value_kernels(means or MeanKernel(count=count))}
 
 
 def _one_step(rule: RuleSpec, lr: float, count: int, steps: int) -> Kernel:
@@ -110,6 +116,7 @@ def _one_step(rule: RuleSpec, lr: float, count: int, steps: int) -> Kernel:
         decay=rule.weight_decay,
         scale=1 / count,
         steps=steps,
+        decoupled=rule.decoupled,
     )
 
 

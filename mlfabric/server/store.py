@@ -34,6 +34,7 @@ from mlfabric.server.images import Image, byte_view
 from mlfabric.server.passes import Passes
 from mlfabric.server.rules import Kernels, NotFinite, StepResult, mean_kernels, sum_kernels
 from mlfabric.server.serving import weight_buffers
+from mlfabric.server.value_kernels import MeanKernel
 from mlfabric.server.versions import Held, Versions
 from mlfabric.specs import ModelSpec
 
@@ -231,7 +232,7 @@ class ModelStore:
         """Apply one update, making the next version; waits for a running step or checkpoint.
 
         Args:
-            image: byte image of the update: gradients of PARAMETER tensors, changes of BUFFER tensors. It belongs to
+            image: byte image of the update: gradients of PARAMETER tensors, values of the others. It belongs to
                 this call: it is used as scratch space and holds no update any more afterwards. Must be writable.
             lr: learning rate of this step; finite, >= 0.
 
@@ -244,7 +245,9 @@ class ModelStore:
         """
         return self._apply(self._mean(image, lr, count=1))
 
-    def apply_sum(self, images: memoryview, lrs: Sequence[float], count: int) -> StepResult | NotFinite:
+    def apply_sum(
+        self, images: memoryview, lrs: Sequence[float], count: int, means: MeanKernel | None = None
+    ) -> StepResult | NotFinite:
         """Apply a group of updates, making ``count`` versions at once (design, section 5, "Momentum and sums").
 
         As :meth:`apply` but for
@@ -254,11 +257,12 @@ class ModelStore:
                 image and, if the server keeps momentum, the second behind it. ADAM: the plain sum of the members.
             lrs: learning rate of each member's step. ADAM makes one step of the mean, with the first of them.
             count: of members, >= 1.
+            means: what makes buffers of the values that come; that of ``count`` values unless given.
 
         Returns:
             The last of the new versions and the norm of the whole change, or NotFinite with nothing changed.
         """
-        return self._apply(self._sum(images, lrs, count))
+        return self._apply(self._sum(images, lrs, count, means))
 
     def apply_mean(self, image: memoryview, lr: float, count: int) -> StepResult | NotFinite:
         """Apply the mean of ``count`` updates as one step, making one version: a synchronous iteration.
@@ -311,8 +315,8 @@ class ModelStore:
         kernels = partial(mean_kernels, self.spec.rule, lr=lr, count=count)
         return _Order(self._images(image, 1), kernels, versions=1)
 
-    def _sum(self, images: memoryview, lrs: Sequence[float], count: int) -> _Order:
-        kernels = partial(sum_kernels, self.spec.rule, lrs=lrs, count=count)
+    def _sum(self, images: memoryview, lrs: Sequence[float], count: int, means: MeanKernel | None = None) -> _Order:
+        kernels = partial(sum_kernels, self.spec.rule, lrs=lrs, count=count, means=means)
         return _Order(self._images(images, self.spec.rule.sum_images), kernels, versions=count)
 
     def _images(self, payload: memoryview, count: int) -> tuple[Image, ...]:

@@ -4,7 +4,8 @@ A part is what one operation takes: a piece of a chunk of one dtype and kind.
 
 Arithmetic is in the tensor's dtype, also for float16 and bfloat16: a sum then takes no more memory than its inputs. A
 product is rounded before it is added (no fused multiply-add), so the sum does not depend on where chunks are cut.
-float32 and float64 are left to our own kernels, which look and add in one pass. torch, needed for the half types,
+float32 and float64 are left to our own kernels, which look and add in one pass. Integers are counters, of which a sum
+has the greatest: nothing is multiplied, and no number passes through floating point. torch, needed for the half types,
 splits larger operations over threads whose barriers cost more than they bring on a shared host; so parts of these are
 smaller.
 """
@@ -25,7 +26,7 @@ from mlfabric.streaming import kernels
 __all__ = ["Chunk", "Part", "Vector", "add_part", "chunks_of", "is_finite", "not_finite_in"]
 
 TORCH_ELEMENTS = 32_752
-_NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
+_NUMPY = {torch.float32: np.float32, torch.float64: np.float64, torch.int32: np.int32, torch.int64: np.int64}
 
 Vector = np.ndarray | torch.Tensor
 """A part's elements, sharing memory with a buffer."""
@@ -128,16 +129,22 @@ def not_finite_in(layout: Layout, part: Part, data: memoryview, base: int) -> st
 
 def is_finite(elements: Vector) -> bool:
     """Tell whether there is no NaN or Inf in a part."""
+    if _are_counters(elements):
+        return True
     if isinstance(elements, np.ndarray):
         return kernels.is_finite(elements)
     # A sum is finite only if all elements are, and takes a fraction of isfinite's time; that of bfloat16 may overflow.
     return bool(elements.sum(dtype=torch.float32).isfinite()) or bool(elements.isfinite().all())
 
 
+def _are_counters(elements: Vector) -> bool:
+    return isinstance(elements, np.ndarray) and elements.dtype.kind == "i"
+
+
 def add_part(
     target: Vector, source: Vector, coefficient: float, product: memoryview, *, fresh: bool, look: bool
 ) -> bool:
-    """Add ``coefficient * source`` to ``target``, or write it there.
+    """Add ``coefficient * source`` to ``target``, or write it there; of counters take the greater ones.
 
     Args:
         target: part of the sum.
@@ -153,6 +160,9 @@ def add_part(
     adds = fresh or coefficient != 0
     if isinstance(source, np.ndarray):
         assert isinstance(target, np.ndarray), "both are the same part"
+        if _are_counters(source):
+            target[:] = source if fresh else np.maximum(target, source)
+            return True
         finite = kernels.add(target, source, coefficient, fresh=fresh) if adds else not look or is_finite(source)
         return finite or not look
     assert isinstance(target, torch.Tensor), "both are the same part"

@@ -69,8 +69,8 @@ class Input:
     Args:
         kind: a LEAF is one update, a single image; a SUM has as many images as the sum that it goes into.
         first, second: what a LEAF's PARAMETER tensors are multiplied with for the first image, and for the second if
-            there is one. Its BUFFER tensors go into the first as they are and not into the second. A SUM is added as
-            it is, image by image, and needs neither.
+            there is one. The values of its other tensors go into the first as they are; what the second has there
+            nobody looks at. A SUM is added as it is, image by image, and needs neither.
     """
 
     kind: InputKind = InputKind.LEAF

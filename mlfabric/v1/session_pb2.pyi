@@ -2069,10 +2069,13 @@ class Fold(_message.Message):
     UPDATE_FIELD_NUMBER: _builtins.int
     LRS_FIELD_NUMBER: _builtins.int
     SHARE_FIELD_NUMBER: _builtins.int
+    BEGINS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     term: _builtins.int
     share: _builtins.float
     """Of the update in its version's step."""
+    begins: _builtins.bool
+    """It was committed together with nothing that is in the window."""
     @_builtins.property
     def update(self) -> _types_pb2.RequestId: ...
     @_builtins.property
@@ -2087,10 +2090,11 @@ class Fold(_message.Message):
         update: _types_pb2.RequestId | None = ...,
         lrs: _abc.Iterable[_builtins.float] | None = ...,
         share: _builtins.float = ...,
+        begins: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["update", b"update"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lrs", b"lrs", "model", b"model", "share", b"share", "term", b"term", "update", b"update"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begins", b"begins", "lrs", b"lrs", "model", b"model", "share", b"share", "term", b"term", "update", b"update"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -29,7 +29,11 @@ class _TensorKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TensorKind
     TENSOR_KIND_PARAMETER: _TensorKind.ValueType  # 1
     """Has gradients, learning rate, momentum and weight decay."""
     TENSOR_KIND_BUFFER: _TensorKind.ValueType  # 2
-    """Batch-norm statistics and their like: the change that each worker made is added as it is."""
+    """Batch-norm statistics and their like: becomes the mean of the values that are committed together."""
+    TENSOR_KIND_COUNTER: _TensorKind.ValueType  # 3
+    """Integers: becomes the greatest of the values that are committed together, and its own."""
+    TENSOR_KIND_RATES: _TensorKind.ValueType  # 4
+    """No tensor of the model: learning rate and weight decay of each parameter group, for the step of ADAM."""
 
 class TensorKind(_TensorKind, metaclass=_TensorKindEnumTypeWrapper): ...
 
@@ -37,7 +41,11 @@ TENSOR_KIND_UNSPECIFIED: TensorKind.ValueType  # 0
 TENSOR_KIND_PARAMETER: TensorKind.ValueType  # 1
 """Has gradients, learning rate, momentum and weight decay."""
 TENSOR_KIND_BUFFER: TensorKind.ValueType  # 2
-"""Batch-norm statistics and their like: the change that each worker made is added as it is."""
+"""Batch-norm statistics and their like: becomes the mean of the values that are committed together."""
+TENSOR_KIND_COUNTER: TensorKind.ValueType  # 3
+"""Integers: becomes the greatest of the values that are committed together, and its own."""
+TENSOR_KIND_RATES: TensorKind.ValueType  # 4
+"""No tensor of the model: learning rate and weight decay of each parameter group, for the step of ADAM."""
 Global___TensorKind: _TypeAlias = TensorKind  # noqa: Y015
 
 class _Schedule:
@@ -228,10 +236,13 @@ class TensorSpec(_message.Message):
     SHAPE_FIELD_NUMBER: _builtins.int
     DTYPE_FIELD_NUMBER: _builtins.int
     KIND_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     dtype: _builtins.str
     """PyTorch's name without the prefix: "float32"."""
     kind: Global___TensorKind.ValueType
+    group: _builtins.int
+    """Which row of the rates a parameter steps with."""
     @_builtins.property
     def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -241,10 +252,11 @@ class TensorSpec(_message.Message):
         shape: _abc.Iterable[_builtins.int] | None = ...,
         dtype: _builtins.str = ...,
         kind: Global___TensorKind.ValueType = ...,
+        group: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dtype", b"dtype", "kind", b"kind", "name", b"name", "shape", b"shape"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dtype", b"dtype", "group", b"group", "kind", b"kind", "name", b"name", "shape", b"shape"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -269,6 +281,7 @@ class UpdateRule(_message.Message):
     BETA1_FIELD_NUMBER: _builtins.int
     BETA2_FIELD_NUMBER: _builtins.int
     EPSILON_FIELD_NUMBER: _builtins.int
+    DECOUPLED_FIELD_NUMBER: _builtins.int
     SMOOTHNESS_FIELD_NUMBER: _builtins.int
     DELAY_SCALE_FIELD_NUMBER: _builtins.int
     CLIP_NORM_FIELD_NUMBER: _builtins.int
@@ -289,6 +302,7 @@ class UpdateRule(_message.Message):
     """ADAM."""
     beta2: _builtins.float
     epsilon: _builtins.float
+    decoupled: _builtins.bool
     smoothness: _builtins.float
     """ADADELAY: the rate is 1 / (smoothness + delay_scale * sqrt(version + delay))."""
     delay_scale: _builtins.float
@@ -312,13 +326,14 @@ class UpdateRule(_message.Message):
         beta1: _builtins.float = ...,
         beta2: _builtins.float = ...,
         epsilon: _builtins.float = ...,
+        decoupled: _builtins.bool = ...,
         smoothness: _builtins.float = ...,
         delay_scale: _builtins.float = ...,
         clip_norm: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["beta1", b"beta1", "beta2", b"beta2", "clip_norm", b"clip_norm", "delay_scale", b"delay_scale", "epsilon", b"epsilon", "factor", b"factor", "kind", b"kind", "lr", b"lr", "milestones", b"milestones", "momentum", b"momentum", "momentum_at", b"momentum_at", "schedule", b"schedule", "smoothness", b"smoothness", "total_versions", b"total_versions", "warmup_versions", b"warmup_versions", "weight_decay", b"weight_decay"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["beta1", b"beta1", "beta2", b"beta2", "clip_norm", b"clip_norm", "decoupled", b"decoupled", "delay_scale", b"delay_scale", "epsilon", b"epsilon", "factor", b"factor", "kind", b"kind", "lr", b"lr", "milestones", b"milestones", "momentum", b"momentum", "momentum_at", b"momentum_at", "schedule", b"schedule", "smoothness", b"smoothness", "total_versions", b"total_versions", "warmup_versions", b"warmup_versions", "weight_decay", b"weight_decay"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -158,6 +158,7 @@ def _fill_fold(message: session.Fold, value: Fold) -> None:
     fill_request(message.update, value.update)
     message.lrs.extend(value.lrs)
     message.share = value.share
+    message.begins = value.begins
 
 
 def _from_fold(message: session.Fold, to: str, reason: str) -> Fold:
@@ -173,6 +174,7 @@ def _from_fold(message: session.Fold, to: str, reason: str) -> Fold:
         update=from_update_id(message.update),
         lrs=lrs,
         share=message.share,
+        begins=message.begins,
         reason=reason,
     )
 

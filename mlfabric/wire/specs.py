@@ -39,6 +39,8 @@ __all__ = [
 _TENSOR_KIND_TO = {
     TensorKind.PARAMETER: types.TENSOR_KIND_PARAMETER,
     TensorKind.BUFFER: types.TENSOR_KIND_BUFFER,
+    TensorKind.COUNTER: types.TENSOR_KIND_COUNTER,
+    TensorKind.RATES: types.TENSOR_KIND_RATES,
 }
 _SCHEDULE_TO = {
     Schedule.CONSTANT: types.SCHEDULE_CONSTANT,
@@ -80,7 +82,7 @@ def fill_spec(message: types.ModelSpec, spec: ModelSpec) -> None:
     message.name = spec.name
     for tensor in spec.layout.tensors:
         kind = _TENSOR_KIND_TO[tensor.kind]
-        message.layout.add(name=tensor.name, shape=tensor.shape, dtype=tensor.dtype, kind=kind)
+        message.layout.add(name=tensor.name, shape=tensor.shape, dtype=tensor.dtype, kind=kind, group=tensor.group)
     _fill_rule(message.rule, spec.rule)
     message.mode = _MODE_TO[spec.mode]
     if spec.tau_max is not None:
@@ -124,6 +126,7 @@ def _from_tensor(message: types.TensorSpec) -> TensorSpec:
         shape=tuple(message.shape),
         dtype=message.dtype,
         kind=enum_of(_TENSOR_KIND_OF, message.kind, f"TensorSpec.kind of {message.name!r}"),
+        group=message.group,
     )
 
 
@@ -139,6 +142,7 @@ def _fill_rule(message: types.UpdateRule, rule: RuleSpec) -> None:
     message.kind = _RULE_KIND_TO[rule.kind]
     message.momentum_at = _MOMENTUM_AT_TO[rule.momentum_at]
     message.beta1, message.beta2, message.epsilon = rule.beta1, rule.beta2, rule.epsilon
+    message.decoupled = rule.decoupled
     message.smoothness, message.delay_scale = rule.smoothness, rule.delay_scale
     message.clip_norm = rule.clip_norm
 
@@ -158,6 +162,7 @@ def _from_rule(message: types.UpdateRule) -> RuleSpec:
         beta1=message.beta1,
         beta2=message.beta2,
         epsilon=message.epsilon,
+        decoupled=message.decoupled,
         smoothness=message.smoothness,
         delay_scale=message.delay_scale,
         clip_norm=message.clip_norm,

@@ -320,6 +320,7 @@ class FoldCopy:
     update: UpdateId
     lrs: tuple[float, ...]
     share: float
+    begins: bool
     reason: str
 
 

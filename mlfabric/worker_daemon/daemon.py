@@ -98,7 +98,7 @@ class _OpenPush:
 class _OpenGet:
     """A get; ``parts`` are the ranges of its buffer that the shards go into."""
 
-    parts: tuple[memoryview, ...]
+    parts: tuple[tuple[memoryview, ...], ...]
     handle: asyncio.Future[ModelVersion]
     since_s: float
 

@@ -16,10 +16,10 @@ from google.protobuf.message import DecodeError
 from mlfabric import wire
 from mlfabric.channels import Channel, Connection, Frame, FrameKind, TransferRecord
 from mlfabric.errors import FabricError, TransferError
-from mlfabric.images import runs_of
+from mlfabric.images import add_value, runs_of
 from mlfabric.protocol import SumId, TransferId, UpdateId
 from mlfabric.rules import RuleSpec
-from mlfabric.specs import Layout, ModelSpec
+from mlfabric.specs import Layout, ModelSpec, TensorKind
 from mlfabric.stepping import Transition, member_coefficients, transition
 from mlfabric.v1 import data_pb2
 from mlfabric.worker_daemon import actions as act
@@ -39,21 +39,32 @@ def fold_into(
     share: float,
     *,
     is_first: bool,
+    begins: bool,
 ) -> None:
     """Put an update behind a window, in place (design, section 5, "Momentum and sums").
+
+    Of buffers a window has the plain sum of the values that belong to its last group; of counters the greatest.
 
     Args:
         window: its images, one behind the other: ``rule.sum_images`` of them; zeros if ``is_first``.
         update: its image.
         lrs: learning rates of the steps that follow the window, the update's own last.
         share: of the update in its step.
+        is_first: nothing is in the window yet.
+        begins: it belongs to a later group than what is in the window.
     """
     size_bytes = layout.size_bytes
+    places, own = transition(rule, lrs), member_coefficients(rule, lrs[-1:])[0]
     for run in runs_of(layout):
         images = [run.of(window[start : start + size_bytes]) for start in range(0, len(window), size_bytes)]
+        if run.kind is not TensorKind.PARAMETER:
+            if is_first or (begins and run.kind is TensorKind.BUFFER):
+                images[0].copy_(run.of(update))
+            else:
+                add_value(run, images[0], run.of(update))
+            continue
         if not is_first:
-            _carry(images, transition(rule, lrs, run.kind))
-        own = member_coefficients(rule, lrs[-1:], run.kind)[0]
+            _carry(images, places)
         for image, coefficient in zip(images, own, strict=False):
             image.add_(run.of(update), alpha=share * coefficient)
 
@@ -122,7 +133,8 @@ class Kept:
 
         def work() -> None:
             layout, rule = self._spec.layout, self._spec.rule
-            fold_into(rule, layout, window, update, order.lrs, order.share, is_first=is_first)
+            begins = order.begins
+            fold_into(rule, layout, window, update, order.lrs, order.share, is_first=is_first, begins=begins)
 
         if window.nbytes <= INLINE_BYTES and not self._turn.locked():
             work()

@@ -12,6 +12,7 @@ spared. The last byte waits for ``push`` in any case: until then it is not known
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from mlfabric.channels.progress import Progress
 from mlfabric.errors import UsageError
 from mlfabric.protocol import Committed, DropReason
 from mlfabric.worker_daemon.sending import GivenUpError, Growth, Parcel
-from mlfabric.worker_daemon.shaping import norm_of
+from mlfabric.worker_daemon.shaping import Shaped, norm_of
 from mlfabric.worker_daemon.tensors import ModelTensors
 from mlfabric.worker_daemon.thread import OutcomeFuture
 
@@ -31,6 +32,8 @@ __all__ = ["GrowingUpdate", "Times", "Timing", "not_finite"]
 
 KEPT = 8
 CAUTION = 0.9
+UNKNOWN_NORM = 1e30
+"""Of an update that is announced before it is complete: a bound on what a replica lacks counts it as too large."""
 
 
 @dataclass(slots=True)
@@ -88,7 +91,9 @@ class GrowingUpdate:
         self._tensors = tensors
         self._image = torch.zeros(layout.size_bytes, dtype=torch.uint8)
         self._taken: dict[int, tuple[torch.Tensor | None, int]] = {}
-        self._pushed: dict[int, torch.Tensor | None] = {}
+        self._shaped: dict[int, Shaped] = {}
+        self._values: dict[int, torch.Tensor] = {}
+        self._settings = tensors.shaping.settings()
         self._contiguous = 0
         self._is_complete = False
         self._is_finite = True
@@ -108,14 +113,19 @@ class GrowingUpdate:
 
     @property
     def norm(self) -> float:
-        """The l2 norm of what is there."""
-        return norm_of(self._pushed.values())
+        """What bounds the step of what is there, see :meth:`ModelTensors.norm`."""
+        return self._tensors.norm([one.pushed for one in self._shaped.values()], self._values.values())
+
+    @property
+    def early_norm(self) -> float:
+        """What bounds its step before it is complete; it may be too much."""
+        return self._tensors.greatest_rate if self._tensors.layout.rate_groups else UNKNOWN_NORM
 
     def take(self, i: int) -> bool:
         """Copy the gradient of a parameter, shaped; return whether it is finite.
 
         Raises:
-            UsageError: it was taken before.
+            UsageError: it was taken before, or a wrapped optimizer has got a setting that cannot be taken over.
             LayoutError: it is sparse.
         """
         name = self._tensors.layout.tensors[i].name
@@ -124,23 +134,22 @@ class GrowingUpdate:
                 f"{name} got a gradient again before push: the first is on its way; accumulate under "
                 "worker.accumulating(), all but the last time"
             )
-        gradient, pushed = self._tensors.shaped(i)
+        gradient, shaped = self._tensors.gradient(i), self._tensors.shaped(i)
         self._taken[i] = (gradient, 0 if gradient is None else gradient._version)
         self.times.made_ns[i] = time.monotonic_ns()
-        return self._put(i, pushed)
-
-    def _put(self, i: int, pushed: torch.Tensor | None) -> bool:
-        layout = self._tensors.layout
-        self._pushed[i] = pushed
-        if pushed is not None and pushed.numel():
-            spec, at = layout.tensors[i], layout.offsets[i]
-            part = self._image[at : at + spec.size_bytes].view(pushed.dtype)
-            part.copy_(pushed.reshape(-1))
-        while self._contiguous in self._pushed:
+        self._shaped[i] = shaped
+        self._put(i, shaped.pushed)
+        while self._contiguous in self._shaped:
             self._contiguous += 1
-        finite = norm_of([pushed]) < float("inf")
+        finite = norm_of([shaped.pushed]) < float("inf")
         self._is_finite &= finite
         return finite
+
+    def _put(self, i: int, piece: torch.Tensor | None) -> None:
+        if piece is not None and piece.numel():
+            spec, at = self._tensors.layout.tensors[i], self._tensors.layout.offsets[i]
+            part = self._image[at : at + spec.size_bytes].view(piece.dtype)
+            part.copy_(piece.reshape(-1))
 
     def announce(self, outcome: OutcomeFuture) -> None:
         """Note that it is announced, and later when it was committed."""
@@ -148,11 +157,16 @@ class GrowingUpdate:
         outcome.add_done_callback(partial(_settled, self.times))
 
     def complete(self) -> bool:
-        """Take what backward made no gradient of, and the buffers' changes; return whether all is finite.
+        """Take what backward made no gradient of, and the buffers; return whether all is finite.
 
         Raises:
-            UsageError: a gradient that was taken has been changed since.
+            UsageError: a gradient that was taken has been changed since, or a setting that it was taken with.
         """
+        if self._tensors.shaping.settings() != self._settings:
+            raise UsageError(
+                "a parameter group was changed after backward, when the update was on its way; change it after step, "
+                "or wrap without overlap"
+            )
         for i, (gradient, version) in self._taken.items():
             now = self._tensors.gradient(i)
             if now is not gradient or (gradient is not None and gradient._version != version):
@@ -164,12 +178,13 @@ class GrowingUpdate:
         for i in self._tensors.parameters:
             if i not in self._taken:
                 self.take(i)
-        for i, change in self._tensors.take_changes().items():
-            self._put(i, change)
+        self._values = self._tensors.copied_values()
+        for i, value in self._values.items():
+            self._put(i, value)
         self._tensors.forget_gradients()
-        self._is_complete = self._is_finite
+        self._is_complete = self._is_finite = math.isfinite(self.norm)
         if self._is_finite:
-            self._tensors.keep_pushed([self._pushed[i] for i in self._tensors.parameters])
+            self._tensors.shaping.keep(self._shaped.values())
         return self._is_finite
 
 

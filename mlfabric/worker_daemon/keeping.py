@@ -119,7 +119,7 @@ class Keeping:
         self.copies.discard(update)
         self._window.add(update)
         self._last = update
-        yield act.FoldCopy(update=update, lrs=order.lrs, share=order.share, reason=order.reason)
+        yield act.FoldCopy(update=update, lrs=order.lrs, share=order.share, begins=order.begins, reason=order.reason)
 
     def _is_here(self, update: UpdateId) -> bool:
         return update in self.copies or self._is_open(update)

@@ -1,13 +1,14 @@
 """An optimizer whose ``step`` goes through the fabric.
 
-It looks like the optimizer that it was made from; the step itself is taken by the server, with the same rule.
-Asynchronous, each ``step()`` pushes the gradients and installs the model that the step before asked for, so
+It looks like the optimizer that it was made from, and shares its parameter groups and state: schedulers may be built on
+either. Asynchronous, each ``step()`` pushes an update and installs the model that the step before asked for, so
 communication overlaps with the next batch's computation. In the other modes it waits for the model that has this very
 step in it: workers that count on one another's iterations must not run ahead of their own.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -18,65 +19,51 @@ from mlfabric.rules import RuleKind, RuleSpec
 from mlfabric.specs import Mode
 from mlfabric.worker_daemon.worker import PushHandle, Worker
 
-__all__ = ["FabricOptimizer", "rule_of"]
-
-
-# Settings that the server's rules lack, and the only value that can be taken over; those not listed change no result.
-_FIXED: dict[type[torch.optim.Optimizer], dict[str, object]] = {
-    torch.optim.SGD: {"dampening": 0, "nesterov": False, "maximize": False},
-    torch.optim.Adam: {"amsgrad": False, "maximize": False},
-    torch.optim.AdamW: {"amsgrad": False, "maximize": False, "weight_decay": 0},
-}
-
-
-def rule_of(optimizer: torch.optim.Optimizer) -> RuleSpec:
-    """Return the update rule that does what ``optimizer`` does.
-
-    Raises:
-        UsageError: it is none of SGD, Adam and AdamW, has settings that no rule has, or its parameter groups differ.
-        ConfigError: a setting is out of a rule's range.
-    """
-    kind = type(optimizer)
-    if kind not in _FIXED:
-        allowed = ", ".join(f"torch.optim.{each.__name__}" for each in _FIXED)
-        raise UsageError(f"cannot take over {kind.__name__}; allowed: {allowed}")
-    first, *others = optimizer.param_groups
-    for key, wanted in _FIXED[kind].items():
-        if first[key] != wanted:
-            raise UsageError(f"cannot take over {kind.__name__} with {key}={first[key]}; allowed: {wanted}")
-    fields = _sgd_of(first) if kind is torch.optim.SGD else _adam_of(first)
-    for group in others:
-        theirs = _sgd_of(group) if kind is torch.optim.SGD else _adam_of(group)
-        for key, value in fields.items():
-            if theirs[key] != value:
-                values = f"{[value, theirs[key]]}"
-                raise UsageError(f"parameter groups differ in {key}: {values}; the server keeps one rule per model")
-    return RuleSpec(**fields)
-
-
-def _sgd_of(group: dict[str, Any]) -> dict[str, Any]:
-    return {key: float(group[key]) for key in ("lr", "momentum", "weight_decay")}
-
-
-def _adam_of(group: dict[str, Any]) -> dict[str, Any]:
-    beta1, beta2 = map(float, group["betas"])
-    plain = {key: float(group[key]) for key in ("lr", "weight_decay")}
-    return {**plain, "kind": RuleKind.ADAM, "beta1": beta1, "beta2": beta2, "epsilon": float(group["eps"])}
+__all__ = ["FabricOptimizer"]
 
 
 class FabricOptimizer(torch.optim.Optimizer):
     """A worker in the shape of an optimizer; made by ``mlfabric.wrap``.
 
+    The last step needs no :meth:`finish` to be in the model: the process's end waits for open pushes.
+
     Args:
         optimizer: whose parameters and settings are taken over; it takes no step itself.
         worker: a registered worker of the same model; the first model is installed at once.
+        rule: of the job.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, worker: Worker) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, worker: Worker, rule: RuleSpec) -> None:
+        self._taken_over, state = optimizer, optimizer.state
         super().__init__(optimizer.param_groups, optimizer.defaults)
+        self.state = state
+        self._rule = rule
         self.worker = worker
         self.last_push: PushHandle | None = None
         worker.get()
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The parameter groups of the optimizer that it was made from; each step goes by what they say then."""
+        return self._taken_over.param_groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self._taken_over.param_groups = groups
+
+    @property
+    def state(self) -> defaultdict[torch.Tensor, Any]:
+        """The state of the optimizer that it was made from: this worker's velocity; of Adam nothing."""
+        return self._taken_over.state
+
+    @state.setter
+    def state(self, state: defaultdict[torch.Tensor, Any]) -> None:
+        self._taken_over.state = state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__({})
+        for name, value in state.items():
+            setattr(self, name, value)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Push the gradients, install the model that follows; return the closure's loss, if any.
@@ -84,12 +71,14 @@ class FabricOptimizer(torch.optim.Optimizer):
         Asynchronous, the model is the one that the last step asked for.
 
         Raises:
+            UsageError: a parameter group has got a setting that cannot be taken over; nothing was pushed.
             FabricClosedError: the worker has left the fabric.
         """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        vars(self._taken_over)["_opt_called"] = True  # a scheduler that was built on it warns unless it makes steps
         if self.worker.mode is Mode.ASYNCHRONOUS:
             self.last_push = self.worker.exchange()
         else:
@@ -98,6 +87,33 @@ class FabricOptimizer(torch.optim.Optimizer):
         return loss
 
     def finish(self) -> None:
-        """Wait for open pushes and install the newest model, for an evaluation."""
+        """Wait for open pushes and install the newest model: for an evaluation, or to save it."""
         self.worker.drain()
         self.worker.get()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over parameter groups and velocity, as :meth:`state_dict` gave them, or that of a plain optimizer.
+
+        Raises:
+            UsageError: it has state that the server keeps.
+        """
+        is_ours = self._rule.kind is RuleKind.SGD and not self._rule.momentum
+        if state_dict["state"] and not is_ours:
+            raise UsageError(
+                "a state dict with averages or momentum, which the server keeps; allowed: one without, such as this "
+                "optimizer's own. The server's come back with its checkpoints"
+            )
+        super().load_state_dict(state_dict)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refuse: what the model consists of was settled when it was registered.
+
+        Raises:
+            UsageError: always, once it is made.
+        """
+        if "worker" in vars(self):
+            raise UsageError(
+                "add_param_group after wrap: all workers and servers know the model's parameters as they were; give "
+                "the optimizer all groups before wrap (lr=0 makes no steps)"
+            )
+        super().add_param_group(param_group)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, cast
 
@@ -14,7 +14,8 @@ from mlfabric.specs import Mode, ModelSpec, MomentumAt, RuleSpec
 from mlfabric.worker_daemon.daemon import DaemonOptions
 from mlfabric.worker_daemon.draining import drain_on_sigterm
 from mlfabric.worker_daemon.observing import Observer, nobody
-from mlfabric.worker_daemon.optimizer import FabricOptimizer, rule_of
+from mlfabric.worker_daemon.optimizer import FabricOptimizer
+from mlfabric.worker_daemon.optimizer_steps import steps_of
 from mlfabric.worker_daemon.remote import RemoteDaemon
 from mlfabric.worker_daemon.sending import Parcel
 from mlfabric.worker_daemon.shaping import Shaping
@@ -93,25 +94,51 @@ def register_as_worker(
     """
     settings = settings or WorkerSettings.from_environment()
     settings = replace(settings, name=name or settings.name, scheduler=scheduler or settings.scheduler)
-    together = _together(workers, mode, settings)
-    _initialise(model, init)
     rule = _placed(rule or RuleSpec(), momentum_at, mode)
-    if overlap:
-        _check_overlap(rule, mode, servers, settings)
-    tensors = ModelTensors(model, Shaping(rule), backwards=overlap)
+    how = _How(mode=mode, tau_max=tau_max, slack=slack, workers=workers, servers=servers, overlap=overlap, init=init)
+    return _register(model, rule, Shaping(rule), how, model_name, settings, observer)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _How:
+    """What :func:`register_as_worker` and :func:`wrap` have in common; see there."""
+
+    mode: Mode
+    tau_max: int | None
+    slack: int
+    workers: int | None
+    servers: int
+    overlap: bool
+    init: str | Path | int
+
+
+def _register(
+    model: Trainable,
+    rule: RuleSpec,
+    shaping: Shaping,
+    how: _How,
+    model_name: str,
+    settings: WorkerSettings,
+    observer: Observer,
+) -> Worker:
+    together = _together(how.workers, how.mode, settings)
+    _initialise(model, how.init)
+    if how.overlap:
+        _check_overlap(rule, how.mode, how.servers, settings)
+    tensors = ModelTensors(model, shaping, backwards=how.overlap)
     spec = ModelSpec(
         name=model_name,
         layout=tensors.layout,
         rule=rule,
-        mode=mode,
-        tau_max=tau_max,
-        slack=slack,
+        mode=how.mode,
+        tau_max=how.tau_max,
+        slack=how.slack,
         frozen_digest=tensors.frozen_digest,
-        workers=together if mode in (Mode.SYNCHRONOUS, Mode.STALE_SYNCHRONOUS) else 0,
-        shards=servers,
+        workers=together if how.mode in (Mode.SYNCHRONOUS, Mode.STALE_SYNCHRONOUS) else 0,
+        shards=how.servers,
     )
     daemon = _daemon(settings, spec, tensors.values(), observer)
-    worker = Worker(settings.name, daemon, model, tensors, mode, together)
+    worker = Worker(settings.name, daemon, model, tensors, how.mode, together)
     if settings.drain_on_sigterm:
         drain_on_sigterm()
     return worker
@@ -169,36 +196,28 @@ def wrap(
 ) -> FabricOptimizer:
     """Return an optimizer whose ``step`` pushes to the fabric and gets from it; overlapped if asynchronous.
 
+    Each step goes by what the parameter groups say at that moment: schedulers work, built on the optimizer that is
+    given or on the one that is returned. Of SGD each worker makes the whole step, momentum included, and the fabric
+    adds the steps up (synchronous: takes their mean). Of Adam and AdamW the server keeps the averages; learning rates
+    and weight decay may change, betas may not.
+
     Args:
-        optimizer: a ``torch.optim.SGD``, ``Adam``, or ``AdamW`` without weight decay, over ``model``'s parameters; its
-            rule becomes the job's.
+        optimizer: a ``torch.optim.SGD``, ``Adam`` or ``AdamW`` over ``model``'s parameters, without ``amsgrad``, and
+            Adam without ``maximize``.
         model: what is trained; the fabric's present weights are installed in it.
-        momentum_at, mode, tau_max, slack, workers, servers, overlap, init, settings: as for
-            :func:`register_as_worker`; asynchronous steps overlap with the next batch, and not with their own backward.
+        momentum_at: who keeps SGD's momentum: the workers unless given. At the server it cannot change, nor be
+            Nesterov's or dampened.
+        mode, tau_max, slack, workers, servers, overlap, init, settings: as for :func:`register_as_worker`; asynchronous
+            steps overlap with the next batch, and not with their own backward.
 
     Raises:
         UsageError: no rule does what the optimizer does, or it does not hold all of the model's trainable parameters.
         Else as :func:`register_as_worker`.
     """
-    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    missing = [n for n, p in model.named_parameters() if p.requires_grad and id(p) not in held]
-    if missing:
-        raise UsageError(f"the optimizer does not hold {', '.join(missing)}; freeze them, or give them to it")
-    rule = rule_of(optimizer)
-    worker = register_as_worker(
-        model,
-        rule=rule,
-        momentum_at=momentum_at,
-        mode=mode,
-        tau_max=tau_max,
-        slack=slack,
-        workers=workers,
-        servers=servers,
-        overlap=overlap,
-        init=init,
-        settings=settings,
-    )
-    return FabricOptimizer(optimizer, worker)
+    rule, shaping = steps_of(optimizer, model, momentum_at)
+    settings = settings or WorkerSettings.from_environment()
+    how = _How(mode=mode, tau_max=tau_max, slack=slack, workers=workers, servers=servers, overlap=overlap, init=init)
+    return FabricOptimizer(optimizer, _register(model, rule, shaping, how, "model", settings, nobody), rule)
 
 
 def _placed(rule: RuleSpec, momentum_at: MomentumAt | None, mode: Mode) -> RuleSpec:

@@ -117,9 +117,9 @@ class Transfers:
         """Begin an attempt to push an update."""
         self._spawn(self._send(plan, parcel))
 
-    def fetch(self, plan: Fetch, buffer: memoryview, digest: int) -> None:
-        """Begin an attempt to fetch a model into ``buffer``."""
-        self._spawn(self._fetch(plan, buffer, digest))
+    def fetch(self, plan: Fetch, buffers: Sequence[memoryview], digest: int) -> None:
+        """Begin an attempt to fetch a model into buffers, one after the other."""
+        self._spawn(self._fetch(plan, buffers, digest))
 
     def break_off(self, address: str) -> None:
         """Break every attempt at an address: its other end does not answer any more."""
@@ -205,11 +205,11 @@ class Transfers:
             return await connection.send(frame, parcel.pieces, plan.rate_bps)
         return await connection.send_stream(frame, growth, plan.rate_bps)
 
-    async def _fetch(self, plan: Fetch, buffer: memoryview, digest: int) -> None:
+    async def _fetch(self, plan: Fetch, buffers: Sequence[memoryview], digest: int) -> None:
         connection: Connection | None = None
         try:
             connection = await self._dialled.take(plan.address)
-            version = await self._model(connection, plan, buffer, digest)
+            version = await self._model(connection, plan, buffers, digest)
         except asyncio.CancelledError:
             self._dialled.discard(plan.address, connection)
             raise
@@ -223,17 +223,20 @@ class Transfers:
             else:
                 self._take_in(act.ModelReceived(get=plan.get, version=version))
 
-    async def _model(self, connection: Connection, plan: Fetch, buffer: memoryview, digest: int) -> ModelVersion | str:
-        """Say that buffer and slot are here, receive the model and return its version, or why the server refuses."""
+    async def _model(
+        self, connection: Connection, plan: Fetch, buffers: Sequence[memoryview], digest: int
+    ) -> ModelVersion | str:
+        """Say that buffers and slot are here, receive the model and return its version, or why the server refuses."""
         want = data_pb2.WantMeta(get=wire.to_get_id(plan.get), host=self._host)
         await connection.send(Frame(kind=FrameKind.WANT, ticket=plan.ticket, meta=want.SerializeToString()))
         frame = await connection.receive()
         if frame.kind is FrameKind.REFUSE:
             return data_pb2.RefuseMeta.FromString(frame.meta).reason
-        if frame.kind is not FrameKind.MODEL or frame.length != buffer.nbytes or frame.digest != digest:
-            raise TransferError(f"{frame.kind.name} of {frame.length} bytes came; wanted MODEL of {buffer.nbytes}")
+        wanted = sum(buffer.nbytes for buffer in buffers)
+        if frame.kind is not FrameKind.MODEL or frame.length != wanted or frame.digest != digest:
+            raise TransferError(f"{frame.kind.name} of {frame.length} bytes came; wanted MODEL of {wanted}")
         meta = data_pb2.ModelMeta.FromString(frame.meta)
-        record = await connection.receive_into(buffer, frame.length)
+        record = await connection.receive_through(buffers, lambda: None)
         self._recorded(record, meta.host)
         self._observe(plan, record)
         return wire.from_version(meta.version)

@@ -9,17 +9,37 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import torch
 
 from mlfabric.rules import RuleSpec
 
-__all__ = ["Shaping", "norm_of"]
+__all__ = ["Given", "MaybeTensor", "Rates", "Shaped", "Shaping", "norm_of"]
 
 # As in torch.nn.utils.clip_grad_norm_.
 _CLIP_EPSILON = 1e-6
 
 MaybeTensor = torch.Tensor | None
+
+Rates = tuple[tuple[float, float], ...]
+"""Learning rate and weight decay of each parameter group."""
+
+
+class Given(NamedTuple):
+    """One parameter: its name, its gradient (None if there is none), and the weights that this was computed on."""
+
+    name: str
+    gradient: MaybeTensor
+    weights: torch.Tensor
+
+
+class Shaped(NamedTuple):
+    """What is to be pushed of one parameter, None for zeros; and the velocity that it is made of, if there is one."""
+
+    name: str
+    pushed: MaybeTensor
+    velocity: MaybeTensor = None
 
 
 class Shaping:
@@ -31,52 +51,46 @@ class Shaping:
 
     def __init__(self, rule: RuleSpec) -> None:
         self._rule = rule
-        self._velocity: Sequence[MaybeTensor] = ()
+        self._velocity: dict[str, torch.Tensor] = {}
 
-    def shape(self, gradients: Sequence[MaybeTensor], weights: Sequence[torch.Tensor]) -> list[MaybeTensor]:
-        """Return what is to be pushed; changes neither its arguments nor the velocity.
+    def group_of(self, name: str) -> int:
+        """Return which parameter group's rates a parameter steps with."""
+        return 0
 
-        Args:
-            gradients: of all parameters; None stands for zeros.
-            weights: that they were computed on.
-        """
-        clipped = self._clipped(gradients)
+    def settings(self) -> object:
+        """Return what an update is made with that is begun now: equal as long as it would be the same."""
+        return None
+
+    def rates(self) -> Rates:
+        """Return the rates that an update brings which is begun now; none if the rule has them."""
+        return ()
+
+    def shape(self, parameters: Sequence[Given]) -> list[Shaped]:
+        """Return what is to be pushed of all parameters; changes neither its arguments nor the velocity."""
+        return [self.shape_one(one) for one in self._clipped(parameters)]
+
+    def shape_one(self, one: Given) -> Shaped:
+        """Return what is to be pushed of one parameter; without clipping. No gradient stands for zeros."""
         if self._rule.worker_momentum == 0:
-            return clipped
-        past = self._velocity or [None] * len(weights)
-        return [self._continued(*each) for each in zip(clipped, weights, past, strict=True)]
-
-    def shape_one(self, i: int, gradient: MaybeTensor, weights: torch.Tensor) -> MaybeTensor:
-        """Return what is to be pushed of one parameter, in the order of :meth:`shape`; without clipping.
-
-        Args:
-            i: which parameter.
-            gradient: None stands for zeros.
-            weights: that it was computed on.
-        """
-        if self._rule.worker_momentum == 0:
-            return gradient
-        return self._continued(gradient, weights, self._velocity[i] if self._velocity else None)
-
-    def keep(self, pushed: Sequence[MaybeTensor]) -> None:
-        """Go on from what :meth:`shape` returned; not to be called if it is not finite."""
-        if self._rule.worker_momentum > 0:
-            self._velocity = pushed
-
-    def _clipped(self, gradients: Sequence[MaybeTensor]) -> list[MaybeTensor]:
-        norm = norm_of(gradients) if self._rule.clip_norm else 0.0
-        if not self._rule.clip_norm < norm < math.inf:
-            return list(gradients)
-        scale = self._rule.clip_norm / (norm + _CLIP_EPSILON)
-        return [None if g is None else g * scale for g in gradients]
-
-    def _continued(self, gradient: MaybeTensor, weights: torch.Tensor, past: MaybeTensor) -> torch.Tensor:
-        velocity = torch.zeros_like(weights) if past is None else past * self._rule.worker_momentum
-        if gradient is not None:
-            velocity += gradient
+            return Shaped(one.name, one.gradient)
+        past = self._velocity.get(one.name)
+        velocity = torch.zeros_like(one.weights) if past is None else past * self._rule.worker_momentum
+        if one.gradient is not None:
+            velocity += one.gradient
         if self._rule.worker_weight_decay:
-            velocity.add_(weights, alpha=self._rule.worker_weight_decay)
-        return velocity
+            velocity.add_(one.weights, alpha=self._rule.worker_weight_decay)
+        return Shaped(one.name, velocity, velocity)
+
+    def keep(self, shaped: Iterable[Shaped]) -> None:
+        """Go on from what was shaped; not to be called if it is not finite."""
+        self._velocity.update({one.name: one.velocity for one in shaped if one.velocity is not None})
+
+    def _clipped(self, parameters: Sequence[Given]) -> Sequence[Given]:
+        norm = norm_of([one.gradient for one in parameters]) if self._rule.clip_norm else 0.0
+        if not self._rule.clip_norm < norm < math.inf:
+            return parameters
+        scale = self._rule.clip_norm / (norm + _CLIP_EPSILON)
+        return [one if one.gradient is None else one._replace(gradient=one.gradient * scale) for one in parameters]
 
 
 def norm_of(tensors: Iterable[MaybeTensor]) -> float:

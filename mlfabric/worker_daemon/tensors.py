@@ -4,9 +4,9 @@ Stated treatments (design, section 6):
 
 * A trainable parameter is a PARAMETER: its gradient travels. Without a gradient (not used in this step) zeros travel,
   so momentum and weight decay act on it as on the others.
-* A floating-point buffer (batch-norm statistics) is a BUFFER: the change since the last model or update travels, and
-  the server adds it. A module's integer buffers stay as each worker has them. Named tensors may be buffers only (counts
-  that workers add to): then whoever writes to them makes the update.
+* A floating-point buffer (batch-norm statistics) is a BUFFER: its value travels, and the model's becomes the mean of
+  the values that are committed together. A buffer of int32 or int64 (batches seen) is a COUNTER: the model's becomes
+  the greatest. A module's buffers of other dtypes, such as bool, stay as each worker has them.
 * A frozen parameter does not travel; a digest of all their values does, so that workers whose frozen parameters differ
   are refused.
 """
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import cast
 
@@ -23,17 +23,20 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from mlfabric.errors import LayoutError
-from mlfabric.specs import ALIGNMENT_BYTES, DTYPE_BYTES, Layout, RuleSpec, TensorKind, TensorSpec
+from mlfabric.specs import ALIGNMENT_BYTES, COUNTER_BYTES, Layout, RuleSpec, TensorKind, TensorSpec
 from mlfabric.worker_daemon.given_tensors import GivenTensors, allowed_norm
 from mlfabric.worker_daemon.sending import Parcel
-from mlfabric.worker_daemon.shaping import Shaping, norm_of
+from mlfabric.worker_daemon.shaping import Given, Shaped, Shaping, norm_of
 
 __all__ = ["ModelTensors", "Trainable"]
 
 Trainable = torch.nn.Module | Mapping[str, torch.Tensor]
 """A module, or named tensors: each ``torch.nn.Buffer`` among them is a buffer, the others are parameters."""
 
+RATES = "(rates)"
+"""The name of the rates that updates bring, if they bring any; no module can have it."""
 _PADDING = memoryview(bytes(ALIGNMENT_BYTES))
+_Named = list[tuple[str, torch.Tensor, TensorKind]]
 
 
 class ModelTensors:
@@ -51,45 +54,40 @@ class ModelTensors:
     def __init__(self, model: Trainable, shaping: Shaping | None = None, *, backwards: bool = False) -> None:
         named = _backwards(_named(model)) if backwards else _named(model)
         self.backwards = backwards
-        trained = {TensorKind.PARAMETER} if isinstance(model, torch.nn.Module) else set(TensorKind)
-        if not any(tensor.numel() for _, tensor, kind in named if kind in trained):
+        if not any(tensor.numel() for _, tensor, kind in named if kind is TensorKind.PARAMETER):
             raise LayoutError(
                 "the model has no trainable parameter; set requires_grad on those to be trained, or give a mapping of "
-                "names to tensors in which each torch.nn.Buffer is a buffer"
+                "names to tensors"
             )
-        self.layout = Layout(
-            tuple(
-                TensorSpec(name=name, shape=tuple(t.shape), dtype=str(t.dtype).removeprefix("torch."), kind=kind)
-                for name, t, kind in named
-            )
-        )
-        self.frozen_digest = _frozen_digest(model)
         self.shaping = shaping or Shaping(RuleSpec())
+        self.layout = _layout(named, self.shaping)
+        self.frozen_digest = _frozen_digest(model)
         self._tensors = [t for _, t, _ in named]
         kinds = [kind for _, _, kind in named]
         self.parameters = [i for i, kind in enumerate(kinds) if kind is TensorKind.PARAMETER]
-        self._buffers = [i for i, kind in enumerate(kinds) if kind is TensorKind.BUFFER]
-        self._installed = {i: self._tensors[i].detach().clone() for i in self._buffers}
+        self._buffers = [i for i, kind in enumerate(kinds) if kind is not TensorKind.PARAMETER]
 
     def values(self) -> Parcel:
         """Return the tensors' present values, as initial weights; nothing is copied from a CPU tensor."""
-        return self._parcel([t.detach() for t in self._tensors], [])
+        rates = [None] if self.layout.rate_groups else []
+        return self._parcel([*(t.detach() for t in self._tensors), *rates], [])
 
     def take_update(self) -> tuple[Parcel, float]:
-        """Take the gradients away from the parameters, and the buffers' changes; return them with their l2 norm.
+        """Take the gradients away from the parameters, and copy the buffers; return them with the update's norm.
 
-        The norm is that of what travels, after clipping and momentum. ``grad`` of each parameter is None afterwards;
-        the tensors must not be written to until the push is settled.
+        See :meth:`norm`. ``grad`` of each parameter is None afterwards; the tensors that it was in must not be written
+        to until the push is settled.
         """
-        gradients = [self.gradient(i) for i in self.parameters]
+        shaped = self.shaping.shape([self._given(i) for i in self.parameters])
+        parcel, norm = self._filled(shaped)
         self.forget_gradients()
-        return self._filled(self.shaping.shape([None if g is None else g.detach() for g in gradients], self._weights()))
+        return parcel, norm
 
     def take_given(self, given: Mapping[str, torch.Tensor], norm: float | None) -> tuple[Parcel, float]:
-        """Return an update of tensors that stand in for the gradients, with its l2 norm; gradients stay as they are.
+        """Return an update of tensors that stand in for the gradients, with its norm; gradients stay as they are.
 
-        The norm is the greater of that of what travels and the one given. The tensors must not be written to until the
-        push is settled.
+        See :meth:`norm`; it is the one given if that is greater. The tensors must not be written to until the push is
+        settled.
 
         Raises:
             LayoutError: a name is missing or unknown, or a tensor's shape, dtype or device cannot be used.
@@ -98,25 +96,41 @@ class ModelTensors:
         """
         update = GivenTensors(self.layout, given, frozenset({TensorKind.PARAMETER}))
         update.check_finite()
-        weights = self._weights()
-        tensors = [update.tensors[i].detach().to(w.device) for i, w in zip(self.parameters, weights, strict=True)]
-        pushed = self.shaping.shape(tensors, weights)
-        least = allowed_norm(norm, pushed)
-        parcel, found = self._filled(pushed)
+        shaped = self.shaping.shape([self._given(i, update.tensors[i]) for i in self.parameters])
+        least = allowed_norm(norm, [one.pushed for one in shaped])
+        parcel, found = self._filled(shaped)
         return parcel, max(least, found)
 
-    def _weights(self) -> list[torch.Tensor]:
-        return [self._tensors[i].detach() for i in self.parameters]
-
-    def _filled(self, pushed: list[torch.Tensor | None]) -> tuple[Parcel, float]:
-        """Return what travels, with the buffers' changes, and its norm."""
-        pieces: list[torch.Tensor | None] = [None] * len(self._tensors)
-        for i, piece in (*zip(self.parameters, pushed, strict=True), *self.take_changes().items()):
-            pieces[i] = piece
-        norm = norm_of(pieces)
+    def _filled(self, shaped: Sequence[Shaped]) -> tuple[Parcel, float]:
+        """Return an update with copies of the buffers, and its norm; go on from it if that is finite."""
+        values = self.copied_values()
+        pushed = [one.pushed for one in shaped]
+        norm = self.norm(pushed, values.values())
         if math.isfinite(norm):
-            self.shaping.keep(pushed)
-        return self._parcel(pieces, [piece for piece in pushed if piece is not None]), norm
+            self.shaping.keep(shaped)
+        pieces = {**dict(zip(self.parameters, pushed, strict=True)), **values}
+        watched = [piece for piece in pushed if piece is not None]
+        return self._parcel([pieces[i] for i in range(len(self.layout.tensors))], watched), norm
+
+    def norm(self, pushed: Iterable[torch.Tensor | None], values: Iterable[torch.Tensor]) -> float:
+        """Return what bounds an update's step: the l2 norm of what is pushed of parameters, or its greatest rate.
+
+        After clipping and momentum. It is not finite if anything of the update is not.
+        """
+        length = norm_of(pushed)
+        if not math.isfinite(norm_of(v for v in values if v.is_floating_point())):
+            return math.nan
+        return self.greatest_rate if self.layout.rate_groups and math.isfinite(length) else length
+
+    @property
+    def greatest_rate(self) -> float:
+        """The greatest learning rate that an update brings which is begun now; 0 if it brings none."""
+        return max((rate for rate, _ in self.shaping.rates()), default=0.0)
+
+    def _given(self, i: int, instead: torch.Tensor | None = None) -> Given:
+        weights = self._tensors[i].detach()
+        gradient = self.gradient(i) if instead is None else instead.to(weights.device)
+        return Given(self.layout.tensors[i].name, None if gradient is None else gradient.detach(), weights)
 
     def gradient(self, i: int) -> torch.Tensor | None:
         """Return the gradient of the parameter at a place of the layout.
@@ -134,28 +148,21 @@ class ModelTensors:
         for i in self.parameters:
             self._tensors[i].grad = None
 
-    def take_changes(self) -> dict[int, torch.Tensor]:
-        """Return what the buffers changed by since the last model or update, by their places in the layout."""
-        changes = {}
-        for i, installed in self._installed.items():
-            changes[i] = self._tensors[i].detach() - installed
-            installed.copy_(self._tensors[i].detach())
-        return changes
+    def copied_values(self) -> dict[int, torch.Tensor]:
+        """Return copies of what is no parameter, by their places in the layout: buffers, counters, rates."""
+        values = {i: self._tensors[i].detach().clone() for i in self._buffers}
+        if self.layout.rate_groups:
+            values[len(self._tensors)] = torch.tensor(self.shaping.rates(), dtype=torch.float64)
+        return values
 
-    def shaped(self, i: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Return the gradient of the parameter at a place of the layout, and what is to travel of it; not clipped.
+    def shaped(self, i: int) -> Shaped:
+        """Return what is to travel of the parameter at a place of the layout; not clipped.
 
         Raises:
-            LayoutError: it is sparse.
+            LayoutError: its gradient is sparse.
+            UsageError: a wrapped optimizer has got a setting that cannot be taken over.
         """
-        gradient = self.gradient(i)
-        place = self.parameters.index(i)
-        given = None if gradient is None else gradient.detach()
-        return gradient, self.shaping.shape_one(place, given, self._tensors[i].detach())
-
-    def keep_pushed(self, pushed: Sequence[torch.Tensor | None]) -> None:
-        """Go on from what was pushed of all parameters, which was finite."""
-        self.shaping.keep(pushed)
+        return self.shaping.shape_one(self._given(i))
 
     def when_made(self, made: Callable[[int], None]) -> Callable[[], None]:
         """Have it said when backward has made the gradient at a place of the layout; return what ends that."""
@@ -183,13 +190,8 @@ class ModelTensors:
         """Copy a model's image into the tensors."""
         flat = torch.frombuffer(image, dtype=torch.uint8)
         with torch.no_grad():
-            for i, (tensor, spec, at) in enumerate(
-                zip(self._tensors, self.layout.tensors, self.layout.offsets, strict=True)
-            ):
-                part = flat[at : at + spec.size_bytes].view(getattr(torch, spec.dtype)).view(spec.shape)
-                tensor.copy_(part)
-                if i in self._installed:
-                    self._installed[i].copy_(part)
+            for tensor, spec, at in zip(self._tensors, self.layout.tensors, self.layout.offsets, strict=False):
+                tensor.copy_(flat[at : at + spec.size_bytes].view(getattr(torch, spec.dtype)).view(spec.shape))
 
     def _parcel(self, tensors: Sequence[torch.Tensor | None], watched: Sequence[torch.Tensor]) -> Parcel:
         pieces: list[memoryview] = []
@@ -206,27 +208,54 @@ class ModelTensors:
         )
 
 
-def _named(model: Trainable) -> list[tuple[str, torch.Tensor, TensorKind]]:
+def _named(model: Trainable) -> _Named:
     if isinstance(model, torch.nn.Module):
         parameters = [(n, cast(torch.Tensor, p)) for n, p in model.named_parameters() if p.requires_grad]
-        buffers = [(n, b) for n, b in model.named_buffers() if b.dtype.is_floating_point]
+        buffers = [(n, b) for n, b in model.named_buffers() if b.dtype.is_floating_point or _is_counter(b)]
     else:
         parameters = [(n, t) for n, t in model.items() if t.requires_grad and not isinstance(t, torch.nn.Buffer)]
         buffers = [(n, t) for n, t in model.items() if isinstance(t, torch.nn.Buffer)]
-    for name, tensor in (*parameters, *buffers):
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        if dtype not in DTYPE_BYTES:
-            raise LayoutError(f"{name}: dtype {dtype} cannot travel; allowed: {', '.join(DTYPE_BYTES)}")
-    return [(n, t, TensorKind.PARAMETER) for n, t in parameters] + [(n, t, TensorKind.BUFFER) for n, t in buffers]
+    kinds = [TensorKind.COUNTER if _is_counter(b) else TensorKind.BUFFER for _, b in buffers]
+    named = [(n, t, TensorKind.PARAMETER) for n, t in parameters]
+    return [*named, *((n, t, kind) for (n, t), kind in zip(buffers, kinds, strict=True))]
+
+
+def _is_counter(buffer: torch.Tensor) -> bool:
+    return _dtype_of(buffer) in COUNTER_BYTES
+
+
+def _dtype_of(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _layout(named: _Named, shaping: Shaping) -> Layout:
+    """Return the layout of these tensors, and of the rates that updates bring.
+
+    Raises:
+        LayoutError: a dtype cannot travel.
+    """
+    tensors = [
+        TensorSpec(
+            name=name,
+            shape=tuple(tensor.shape),
+            dtype=_dtype_of(tensor),
+            kind=kind,
+            group=shaping.group_of(name) if kind is TensorKind.PARAMETER else 0,
+        )
+        for name, tensor, kind in named
+    ]
+    if rates := shaping.rates():
+        tensors.append(TensorSpec(name=RATES, shape=(len(rates), 2), dtype="float64", kind=TensorKind.RATES))
+    return Layout(tuple(tensors))
 
 
 def _say(made: Callable[[int], None], i: int, tensor: torch.Tensor) -> None:
     made(i)
 
 
-def _backwards(named: list[tuple[str, torch.Tensor, TensorKind]]) -> list[tuple[str, torch.Tensor, TensorKind]]:
+def _backwards(named: _Named) -> _Named:
     parameters = [one for one in named if one[2] is TensorKind.PARAMETER]
-    return [*reversed(parameters), *(one for one in named if one[2] is TensorKind.BUFFER)]
+    return [*reversed(parameters), *(one for one in named if one[2] is not TensorKind.PARAMETER)]
 
 
 def _frozen_digest(model: Trainable) -> str:

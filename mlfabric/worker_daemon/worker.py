@@ -33,8 +33,6 @@ __all__ = ["PushHandle", "Tally", "Worker"]
 log = logging.getLogger("mlfabric.worker")
 DRAIN_S = 30.0
 MOST_REDUCING = 1024
-UNKNOWN_NORM = 1e30
-"""Of an update that is announced before it is complete: a bound on what a replica lacks counts it as too large."""
 
 
 class Worker:
@@ -318,7 +316,7 @@ class Worker:
             else:
                 self._daemon.give_up(growing.growth, not_finite(growing.norm))
         elif finite and self._timing.is_due(i, growing.times.made_ns[i]):
-            self._announce(growing, UNKNOWN_NORM)
+            self._announce(growing, growing.early_norm)
 
     def _announce(self, growing: GrowingUpdate, norm: float) -> OutcomeFuture:
         growing.growth.progress.advance(growing.ready_bytes)
@@ -378,7 +376,7 @@ class Worker:
     def _given_target(self, model: Trainable | None, into: Mapping[str, torch.Tensor]) -> GivenTensors:
         if model is not None:
             raise UsageError("get into both model and tensors by name; give one of them")
-        given = GivenTensors(self._target(None).layout, into, frozenset(TensorKind))
+        given = GivenTensors(self._target(None).layout, into, frozenset(TensorKind) - {TensorKind.RATES})
         given.check_writable()
         return given
 

@@ -151,7 +151,7 @@ def test_plain_pytorch_reads_it(tmp_path: Path) -> None:
     content = torch.load(tmp_path / "a.pt", weights_only=True)
     assert (content["format"], content["version"], content["server_epoch"], content["log_position"]) == (1, 40, 2, 41)
     assert content["applied"] == EXTRA.applied
-    assert content["layout"][0] == ["weight", [3, 5], "float32", "parameter"]
+    assert content["layout"][0] == ["weight", [3, 5], "float32", "parameter", 0]
     assert content["rule"]["schedule"] == "step"
     assert content["spec"] == {
         "name": "net",

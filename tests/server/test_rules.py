@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from mlfabric.errors import ConfigError
 from mlfabric.server.kernels import CHUNK_ELEMENTS, Kernel, LinearKernel
 from mlfabric.server.rules import mean_kernels
+from mlfabric.server.value_kernels import MeanKernel
 from mlfabric.specs import RuleSpec, TensorKind
 
 RULE = RuleSpec(lr=0.1, momentum=0.9, weight_decay=0.01)
@@ -40,10 +41,9 @@ def test_a_parameter_steps_against_its_gradient_with_momentum_and_decay() -> Non
     assert found == LinearKernel(momentum=0.9, gradient=-0.5, decay=-0.005)
 
 
-def test_a_buffer_takes_its_change_as_it_is_at_any_rate() -> None:
+def test_a_buffer_takes_the_value_that_comes_at_any_rate() -> None:
     for lr in (0.0, 0.5):
-        found = kernel(RULE, TensorKind.BUFFER, lr=lr)
-        assert found == LinearKernel(momentum=0.0, gradient=1.0, decay=0.0)
+        assert kernel(RULE, TensorKind.BUFFER, lr=lr) == MeanKernel(count=1)
 
 
 @pytest.mark.parametrize("lr", [-0.1, math.nan, math.inf])

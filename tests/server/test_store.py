@@ -52,23 +52,22 @@ def test_half_precision_follows_the_float32_trajectory_to_its_own_precision(dtyp
         torch.testing.assert_close(tensor.float(), wanted[name], rtol=8 * precision, atol=16 * precision)
 
 
-def test_a_buffer_gets_its_change_without_rate_momentum_and_decay() -> None:
+def test_a_buffer_becomes_the_value_that_comes_to_the_last_bit() -> None:
     store = store_of(spec_of(momentum=0.9, weight_decay=0.1))
-    wanted = weights_of(store)["running_mean"]
     for seed in (1, 2, 3):
-        wanted = wanted + draw(store.spec.layout, seed)["running_mean"]
         step(store, seed)
-    assert torch.equal(weights_of(store)["running_mean"], wanted)
+        assert torch.equal(weights_of(store)["running_mean"], draw(store.spec.layout, seed)["running_mean"])
 
 
-def test_norms_are_exact_over_all_tensors_and_padding_is_not_read() -> None:
+def test_norms_are_exact_over_all_parameters_and_padding_is_not_read() -> None:
     store = store_of(spec_of(momentum=0.9))
     for seed in (1, 2):
         before, update = weights_of(store), draw(store.spec.layout, seed)
         result = store.apply(image_of(store.spec.layout, update), 0.1)
         after = weights_of(store)
-        moved = math.sqrt(sum(float((after[n].double() - before[n].double()).square().sum()) for n in before))
-        length = math.sqrt(sum(float(t.double().square().sum()) for t in update.values()))
+        names = before.keys() - {"running_mean"}
+        moved = math.sqrt(sum(float((after[n].double() - before[n].double()).square().sum()) for n in names))
+        length = math.sqrt(sum(float(update[n].double().square().sum()) for n in names))
         assert isinstance(result, StepResult)
         assert result.version == seed
         assert result.step_norm == pytest.approx(moved, rel=1e-14)
@@ -181,16 +180,17 @@ def test_a_store_without_weights_refuses_steps_and_snapshots() -> None:
 
 # Updates that change nothing
 
+BAD = (math.nan, -math.inf, 3e38)
+
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("pinned", [False, True])
-@pytest.mark.parametrize("bad", [math.nan, -math.inf, 3e38])
-@pytest.mark.parametrize("name", ["weight", "running_mean"])
+@pytest.mark.parametrize(("name", "bad"), [*(("weight", n) for n in BAD), ("running_mean", math.nan)])
 def test_a_step_that_is_not_finite_changes_no_bit(momentum: float, pinned: bool, bad: float, name: str) -> None:
     store = store_of(spec_of(momentum=momentum))
     step(store, 1)
     with store.standing() as snapshot:
-        snapshot.model[name].view(-1)[0] = math.copysign(3e38, bad) if name == "running_mean" else -3e38
+        snapshot.model[name].view(-1)[0] = -3e38
     before = bytes_of(store)
     held = store.acquire() if pinned else None
     update = draw(store.spec.layout, 2)

@@ -20,7 +20,7 @@ from tests.streaming.conftest import Connect
 
 TICKET = bytes(16)
 SUM = Input(kind=InputKind.SUM)
-BUFFER = TensorKind.BUFFER
+BUFFER, COUNTER = TensorKind.BUFFER, TensorKind.COUNTER
 
 
 def payload(n: int) -> Frame:
@@ -43,7 +43,9 @@ MIXED = Layout(
         vector(70_001, "float32", name="b"),
         vector(0, name="none"),
         vector(3, "float32", BUFFER, name="var"),
+        vector(3, "int64", COUNTER, name="seen"),
         vector(40_000, name="c"),
+        vector(5, "int32", COUNTER, name="few"),
     )
 )
 
@@ -53,7 +55,12 @@ def image(layout: Layout, seed: int) -> memoryview:
     rng = np.random.default_rng(seed)
     data = np.full(layout.size_bytes, 0xFF, dtype=np.uint8)
     for tensor, at in zip(layout.tensors, layout.offsets, strict=True):
-        data[at : at + tensor.size_bytes] = rng.standard_normal(tensor.numel).astype(tensor.dtype).view(np.uint8)
+        if tensor.kind is COUNTER:
+            largest = np.iinfo(tensor.dtype).max  # not all of these are whole numbers of a float64
+            values = rng.integers(-largest, largest, tensor.numel).astype(tensor.dtype)
+        else:
+            values = rng.standard_normal(tensor.numel).astype(tensor.dtype)
+        data[at : at + tensor.size_bytes] = values.view(np.uint8)
     return memoryview(data.data)
 
 
@@ -75,7 +82,7 @@ async def take(accumulator: Accumulator, index: int, far: Connection) -> None:
 def expected(
     layout: Layout, images: int, parts: Sequence[tuple[Input, Sequence[memoryview]]]
 ) -> list[dict[str, np.ndarray]]:
-    """The plain sum of products, input by input, in each tensor's own dtype."""
+    """The plain sum of products, input by input, in each tensor's own dtype; of counters the greatest."""
     kinds = {t.name: t.kind for t in layout.tensors}
     out: list[dict[str, np.ndarray]] = []
     for which in range(images):
@@ -83,6 +90,9 @@ def expected(
         for source, pieces in parts:
             piece = pieces[which] if source.kind is InputKind.SUM else pieces[0]
             for name, values in tensors(layout, piece).items():
+                if kinds[name] is COUNTER:
+                    total[name] = np.maximum(total.get(name, values), values)
+                    continue
                 scale = 1.0
                 if source.kind is InputKind.LEAF:
                     scale = [1.0, 0.0][which] if kinds[name] is BUFFER else [source.first, source.second][which]

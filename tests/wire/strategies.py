@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from hypothesis import assume
 from hypothesis import strategies as st
 
 from mlfabric.protocol import (
@@ -90,6 +93,7 @@ from mlfabric.protocol import (
 )
 from mlfabric.samples import SampleCounts, samples_of
 from mlfabric.specs import (
+    COUNTER_BYTES,
     DTYPE_BYTES,
     Layout,
     Member,
@@ -154,14 +158,30 @@ sample_counts = st.builds(
     rollbacks=several(st.tuples(u64, u64, u64)),
     unplaced=u64,
 )
+kinds_and_dtypes = st.sampled_from(
+    [
+        *((kind, dtype) for kind in (TensorKind.PARAMETER, TensorKind.BUFFER) for dtype in sorted(DTYPE_BYTES)),
+        *((TensorKind.COUNTER, dtype) for dtype in sorted(COUNTER_BYTES)),
+    ]
+)
 tensors = st.builds(
-    TensorSpec,
+    lambda name, shape, what: TensorSpec(name=name, shape=shape, kind=what[0], dtype=what[1]),
     name=name,
     shape=several(u64),
-    dtype=st.sampled_from(sorted(DTYPE_BYTES)),
-    kind=st.sampled_from(TensorKind),
+    what=kinds_and_dtypes,
 )
 layouts = st.lists(tensors, min_size=1, max_size=3, unique_by=lambda t: t.name).map(lambda ts: Layout(tuple(ts)))
+
+
+@st.composite
+def rated_layouts(draw: st.DrawFn) -> Layout:
+    """A layout whose updates bring rates."""
+    plain, groups = draw(layouts), draw(st.integers(1, 2**32))
+    grouped = tuple(replace(t, group=draw(st.integers(0, groups - 1))) for t in plain.tensors)
+    rates = TensorSpec(name="(rates)", shape=(groups, 2), dtype="float64", kind=TensorKind.RATES)
+    return Layout((*grouped, rates))
+
+
 scheduled = {
     "lr": st.floats(min_value=0, exclude_min=True, allow_infinity=False),
     "schedule": st.sampled_from(Schedule),
@@ -177,7 +197,7 @@ always = {
     "clip_norm": st.floats(min_value=0, allow_infinity=False),
 }
 sgd = {**scheduled, "momentum": below_1, "momentum_at": st.none() | st.sampled_from(MomentumAt)}
-adam = {**scheduled, "beta1": below_1, "beta2": below_1, "epsilon": above_0}
+adam = {**scheduled, "beta1": below_1, "beta2": below_1, "epsilon": above_0, "decoupled": st.booleans()}
 adadelay = {"smoothness": above_0, "delay_scale": above_0}
 rules = st.one_of(
     st.builds(RuleSpec, kind=st.just(RuleKind.SGD), **sgd, **always),
@@ -188,12 +208,14 @@ rules = st.one_of(
 
 @st.composite
 def a_spec(draw: st.DrawFn) -> ModelSpec:
-    mode, layout = draw(st.sampled_from(Mode)), draw(layouts)
+    mode, layout = draw(st.sampled_from(Mode)), draw(layouts | rated_layouts())
     is_half = any(t.kind is TensorKind.PARAMETER and DTYPE_BYTES[t.dtype] < 4 for t in layout.tensors)
+    allowed = set(RuleKind) - {RuleKind.ADAM} if is_half else {RuleKind.ADAM} if layout.rate_groups else set(RuleKind)
+    assume(not (is_half and layout.rate_groups))
     return ModelSpec(
         name=draw(name),
         layout=layout,
-        rule=draw(rules.filter(lambda rule: not is_half or rule.kind is not RuleKind.ADAM)),
+        rule=draw(rules.filter(lambda rule: rule.kind in allowed)),
         mode=mode,
         tau_max=draw(st.none() | st.integers(0, 2**63 - 1)) if mode is Mode.ASYNCHRONOUS else None,
         slack=draw(u64) if mode is Mode.STALE_SYNCHRONOUS else 0,
@@ -432,6 +454,7 @@ folds = st.builds(
     update=update_ids,
     lrs=some(rates),
     share=st.floats(0, 1, exclude_min=True),
+    begins=st.booleans(),
     reason=text,
 )
 reduce_ids = st.builds(ReduceId, text, u64, u64)

@@ -152,7 +152,7 @@ def test_a_gradient_that_is_not_finite_is_noticed_at_once_and_leaves_the_velocit
     assert not update.take(1)
     assert not update.complete()
     assert update.ready_bytes < made.layout.size_bytes
-    assert made.shaping._velocity == ()
+    assert made.shaping._velocity == {}
 
 
 def test_a_sparse_gradient_is_refused() -> None:

@@ -36,7 +36,9 @@ def keep(term: int = 1, receiver: str = "r") -> Keep:
 
 
 def fold(counter: int, *lrs: float, term: int = 1) -> Fold:
-    return Fold(to="a", model="net", term=term, update=update(counter), lrs=lrs or (0.1,), share=1.0, reason="")
+    return Fold(
+        to="a", model="net", term=term, update=update(counter), lrs=lrs or (0.1,), share=1.0, begins=True, reason=""
+    )
 
 
 def replicate(transfer: TransferId, term: int = 1) -> Replicate:
@@ -105,8 +107,10 @@ def test_what_is_not_committed_is_not_copied():
 
 def test_what_is_kept_is_folded_and_then_sent():
     stage = Stage().kept(0, 1)
-    assert stage.tell(fold(0)) == [act.FoldCopy(update=update(0), lrs=(0.1,), share=1.0, reason="")]
-    assert stage.tell(fold(1, 0.1, 0.2)) == [act.FoldCopy(update=update(1), lrs=(0.1, 0.2), share=1.0, reason="")]
+    assert stage.tell(fold(0)) == [act.FoldCopy(update=update(0), lrs=(0.1,), share=1.0, begins=True, reason="")]
+    assert stage.tell(fold(1, 0.1, 0.2)) == [
+        act.FoldCopy(update=update(1), lrs=(0.1, 0.2), share=1.0, begins=True, reason="")
+    ]
     assert stage.tell(replicate(W1)) == [act.FreezeWindow(transfer=W1, reason=""), start(replicate(W1))]
     assert stage.tell(act.ReplicaAnswered(transfer=W1, ticket=b"t")) == [act.EndReplicate(transfer=W1, reason="")]
 
@@ -115,7 +119,7 @@ def test_an_update_that_is_folded_before_its_outcome_came_is_copied_once():
     stage = Stage()
     stage.push(0)
     found = stage.tell(fold(0))
-    assert found == [copy(0), act.FoldCopy(update=update(0), lrs=(0.1,), share=1.0, reason="")]
+    assert found == [copy(0), act.FoldCopy(update=update(0), lrs=(0.1,), share=1.0, begins=True, reason="")]
     assert [type(a) for a in stage.commit(0)] == [act.Settle]
 
 

@@ -1,81 +1,213 @@
-"""Which optimizers can be taken over, and as which rule."""
+"""Wrapped optimizers: their steps are torch's, at the settings of that very step; what cannot be is refused."""
 
 from __future__ import annotations
 
+import io
+import math
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from mlfabric.errors import UsageError
-from mlfabric.rules import RuleKind, RuleSpec
-from mlfabric.worker_daemon.optimizer import rule_of
+from mlfabric.rules import MomentumAt, RuleKind, RuleSpec
+from mlfabric.specs import TensorKind
+from mlfabric.worker_daemon.optimizer_steps import steps_of
 from mlfabric.worker_daemon.register import wrap
+from mlfabric.worker_daemon.tensors import ModelTensors
+
+SGD, ADAM, ADAMW = torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW
 
 
-def parameters(count: int = 1) -> list[torch.nn.Parameter]:
-    return [torch.nn.Parameter(torch.zeros(2)) for _ in range(count)]
+class Named(torch.nn.Module):
+    """Three parameters in float64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        draw = torch.Generator().manual_seed(0)
+        for name in ("a", "b", "c"):
+            setattr(self, name, torch.nn.Parameter(torch.randn(2, generator=draw, dtype=torch.float64)))
 
 
-def test_sgd_becomes_the_rule_that_does_the_same() -> None:
-    optimizer = torch.optim.SGD(parameters(), lr=0.3, momentum=0.8, weight_decay=0.02)
-    assert rule_of(optimizer) == RuleSpec(lr=0.3, momentum=0.8, weight_decay=0.02)
+def groups_of(model: Named) -> list[dict[str, Any]]:
+    return [{"params": [model.a, model.c]}, {"params": [model.b], "lr": 0.02, "weight_decay": 0.3}]
+
+
+def set_gradients(model: Named, seed: int, *, skip: str = "") -> None:
+    draw = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        gradient = torch.randn(2, generator=draw, dtype=torch.float64)
+        parameter.grad = None if name == skip else gradient
+
+
+def pushed(tensors: ModelTensors) -> tuple[dict[str, torch.Tensor], float]:
+    parcel, norm = tensors.take_update()
+    image = b"".join(parcel.pieces)
+    found = {
+        t.name: torch.from_numpy(np.frombuffer(image, np.float64, t.numel, at).copy()).view(t.shape)
+        for t, at in zip(tensors.layout.tensors, tensors.layout.offsets, strict=True)
+    }
+    return found, norm
+
+
+SETTINGS: list[dict[str, Any]] = [
+    {"lr": 0.1},
+    {"lr": 0.1, "weight_decay": 0.2},
+    {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.2},
+    {"lr": 0.1, "momentum": 0.9, "dampening": 0.3},
+    {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.2},
+    {"lr": 0.1, "momentum": 0.5, "maximize": True},
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_what_a_lone_worker_pushes_is_the_step_of_torch_sgd_at_every_rate(settings: dict[str, Any]) -> None:
+    mine, plain = Named(), Named()
+    optimizer, reference = SGD(groups_of(mine), **settings), SGD(groups_of(plain), **settings)
+    rule, shaping = steps_of(optimizer, mine, None)
+    assert rule == RuleSpec(lr=1.0)
+    tensors = ModelTensors(mine, shaping)
+    for seed in range(8):
+        for group, other in zip(optimizer.param_groups, reference.param_groups, strict=True):
+            group["lr"] = other["lr"] = 0.0 if seed == 4 else other["lr"] * 0.8
+            if settings.get("momentum"):
+                group["momentum"] = other["momentum"] = 0.5 + 0.05 * seed
+        for model in (mine, plain):
+            set_gradients(model, seed, skip="c" if seed in (0, 3) else "")
+        reference.step()
+        step, norm = pushed(tensors)
+        assert norm == pytest.approx(math.sqrt(sum(float(s.square().sum()) for s in step.values())), rel=1e-12)
+        with torch.no_grad():
+            for name, parameter in mine.named_parameters():
+                parameter.sub_(step[name])
+                assert torch.allclose(parameter, plain.get_parameter(name), rtol=1e-13, atol=1e-15)
+
+
+def test_with_the_momentum_at_the_server_the_worker_makes_the_rest() -> None:
+    model = Named()
+    optimizer = SGD(groups_of(model), lr=0.1, momentum=0.9, weight_decay=0.2)
+    rule, shaping = steps_of(optimizer, model, MomentumAt.SERVER)
+    assert rule == RuleSpec(lr=1.0, momentum=0.9, momentum_at=MomentumAt.SERVER)
+    tensors = ModelTensors(model, shaping)
+    set_gradients(model, 1)
+    assert model.b.grad is not None
+    wanted = 0.02 * (model.b.grad + 0.3 * model.b.detach())
+    assert torch.allclose(pushed(tensors)[0]["b"], wanted, rtol=1e-14)
+    optimizer.param_groups[1]["momentum"] = 0.8
+    set_gradients(model, 2)
+    with pytest.raises(UsageError, match=r"momentum=0\.8 with the momentum at the server; allowed: 0\.9"):
+        tensors.take_update()
+    assert model.b.grad is not None
+
+
+def test_an_update_that_is_not_finite_leaves_the_velocity_as_it_was() -> None:
+    model = Named()
+    optimizer = SGD(model.parameters(), lr=1.0, momentum=0.5)
+    tensors = ModelTensors(model, steps_of(optimizer, model, None)[1])
+    for value, finite in ((1.0, True), (math.nan, False), (0.0, True)):
+        model.a.grad = torch.full((2,), value, dtype=torch.float64)
+        step, norm = pushed(tensors)
+        assert math.isfinite(norm) == finite
+    assert step["a"].tolist() == [0.5, 0.5]
+
+
+@pytest.mark.parametrize(("kind", "decoupled"), [(ADAM, False), (ADAMW, True)])
+def test_adam_s_rates_travel_with_its_gradients(kind: type[torch.optim.Adam], decoupled: bool) -> None:
+    model = Named()
+    optimizer = kind(groups_of(model), lr=0.1, betas=(0.8, 0.9), eps=1e-6, weight_decay=0.1)
+    rule, shaping = steps_of(optimizer, model, None)
+    assert (rule.kind, rule.lr, rule.beta1, rule.beta2, rule.epsilon) == (RuleKind.ADAM, 1.0, 0.8, 0.9, 1e-6)
+    assert (rule.decoupled, rule.weight_decay) == (decoupled, 0.3 if decoupled else 0.0)
+    tensors = ModelTensors(model, shaping)
+    assert [(t.name, t.group) for t in tensors.layout.tensors] == [("a", 0), ("b", 1), ("c", 0), ("(rates)", 0)]
+    assert tensors.layout.tensors[-1].kind is TensorKind.RATES
+    optimizer.param_groups[1].update(lr=0.7, weight_decay=0.05)
+    set_gradients(model, 1)
+    gradient = model.a.grad
+    found, norm = pushed(tensors)
+    assert gradient is not None
+    assert torch.equal(found["a"], gradient)
+    assert found["(rates)"].tolist() == [[0.1, 0.1], [0.7, 0.05]]
+    assert norm == 0.7
+    model.a.grad = torch.full((2,), torch.nan, dtype=torch.float64)
+    assert not math.isfinite(pushed(tensors)[1])
+
+
+def test_another_model_of_the_same_kind_can_be_given_to_push_and_get() -> None:
+    model, other = Named(), Named()
+    shaping = steps_of(ADAM(groups_of(model)), model, None)[1]
+    assert ModelTensors(other, shaping).layout == ModelTensors(model, shaping).layout
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("make", "said"),
     [
-        ({"momentum": 0.9, "dampening": 0.1}, "SGD with dampening=0.1; allowed: 0"),
-        ({"momentum": 0.9, "nesterov": True}, "SGD with nesterov=True; allowed: False"),
-        ({"maximize": True}, "SGD with maximize=True; allowed: False"),
+        (lambda m: ADAM(m.parameters(), amsgrad=True), "amsgrad=True; allowed: False"),
+        (lambda m: ADAM(m.parameters(), maximize=True), "maximize=True; allowed: False"),
+        (lambda m: ADAM([{"params": [m.a, m.b]}, {"params": [m.c], "betas": (0.5, 0.9)}]), "groups differ in betas"),
+        (lambda m: SGD([m.a, m.b], lr=0.1), "the optimizer does not hold c; freeze them"),
+        (lambda m: torch.optim.Adagrad(m.parameters()), r"cannot take over Adagrad; allowed.*SGD.*Mode\.ALL_REDUCE"),
     ],
 )
-def test_what_the_server_cannot_do_is_refused(settings: dict[str, Any], said: str) -> None:
+def test_what_cannot_be_taken_over_is_refused(make: Callable[[Named], torch.optim.Optimizer], said: str) -> None:
+    model = Named()
     with pytest.raises(UsageError, match=said):
-        rule_of(torch.optim.SGD(parameters(), lr=0.1, **settings))
-
-
-@pytest.mark.parametrize(("kind", "decay"), [(torch.optim.Adam, 0.02), (torch.optim.AdamW, 0.0)])
-def test_adam_becomes_the_rule_that_does_the_same(kind: type[torch.optim.Optimizer], decay: float) -> None:
-    optimizer = kind(parameters(), lr=0.3, betas=(0.8, 0.9), eps=1e-6, weight_decay=decay)  # type: ignore[call-arg]
-    wanted = RuleSpec(kind=RuleKind.ADAM, lr=0.3, beta1=0.8, beta2=0.9, epsilon=1e-6, weight_decay=decay)
-    assert rule_of(optimizer) == wanted
+        wrap(make(model), model)
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "said"),
+    ("make", "said"),
     [
-        (torch.optim.Adam(parameters(), amsgrad=True), "Adam with amsgrad=True; allowed: False"),
-        (torch.optim.Adam(parameters(), maximize=True), "Adam with maximize=True; allowed: False"),
-        (torch.optim.AdamW(parameters()), r"AdamW with weight_decay=0\.01; allowed: 0"),
+        (lambda m: SGD(m.parameters(), lr=0.1, momentum=0.9, nesterov=True), "nesterov=True with the momentum at the"),
+        (lambda m: SGD([{"params": [m.a, m.b]}, {"params": [m.c], "momentum": 0.5}]), "groups differ in momentum"),
+        (lambda m: ADAM(m.parameters()), "momentum_at=.* with Adam, whose averages are the server's"),
     ],
 )
-def test_what_the_rule_of_adam_lacks_is_refused(optimizer: torch.optim.Optimizer, said: str) -> None:
+def test_what_the_server_cannot_keep_is_refused(make: Callable[[Named], torch.optim.Optimizer], said: str) -> None:
+    model = Named()
     with pytest.raises(UsageError, match=said):
-        rule_of(optimizer)
+        wrap(make(model), model, momentum_at=MomentumAt.SERVER)
 
 
-def test_other_optimizers_are_refused() -> None:
-    said = r"cannot take over Adagrad; allowed: torch\.optim\.SGD, torch\.optim\.Adam, torch\.optim\.AdamW"
+def test_an_adam_that_has_made_steps_is_refused_since_they_would_be_forgotten() -> None:
+    model = Named()
+    optimizer = ADAM(model.parameters())
+    set_gradients(model, 1)
+    optimizer.step()
+    with pytest.raises(UsageError, match="has made steps already"):
+        wrap(optimizer, model)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "said"),
+    [
+        ("betas", (0.85, 0.999), r"betas=\(0\.85, 0\.999\); allowed: \(0\.9, 0\.999\).*cycle_momentum=False"),
+        ("eps", 1e-3, r"eps=0\.001; allowed: 1e-08"),
+        ("lr", -0.1, r"lr=-0\.1; allowed: finite and >= 0"),
+        ("weight_decay", 0.02, r"weight_decay=0\.02; allowed: up to 0\.01"),
+    ],
+)
+def test_a_setting_that_adam_got_later_is_refused_at_the_step(setting: str, value: object, said: str) -> None:
+    model = Named()
+    optimizer = ADAMW(model.parameters())
+    tensors = ModelTensors(model, steps_of(optimizer, model, None)[1])
+    optimizer.param_groups[0][setting] = value
     with pytest.raises(UsageError, match=said):
-        rule_of(torch.optim.Adagrad(parameters()))
+        tensors.take_update()
 
 
-def test_groups_of_adam_that_differ_are_refused() -> None:
-    one, two = parameters(2)
-    groups: list[dict[str, Any]] = [{"params": [one]}, {"params": [two], "betas": (0.5, 0.999)}]
-    with pytest.raises(UsageError, match=r"differ in beta1: \[0\.9, 0\.5\]"):
-        rule_of(torch.optim.Adam(groups))
-
-
-def test_groups_that_differ_are_refused() -> None:
-    one, two = parameters(2)
-    groups: list[dict[str, Any]] = [{"params": [one]}, {"params": [two], "lr": 0.5}]
-    with pytest.raises(UsageError, match=r"differ in lr: \[0\.1, 0\.5\]; the server keeps one rule per model"):
-        rule_of(torch.optim.SGD(groups, lr=0.1))
-
-
-def test_an_optimizer_that_does_not_hold_all_parameters_is_refused() -> None:
-    model = torch.nn.Linear(2, 2)
-    with pytest.raises(UsageError, match="does not hold bias; freeze them"):
-        wrap(torch.optim.SGD([model.weight], lr=0.1), model)
+def test_the_state_dict_is_torch_s_own() -> None:
+    """What a worker saves, a plain optimizer goes on from."""
+    model = Named()
+    optimizer = SGD(groups_of(model), lr=0.1, momentum=0.9)
+    tensors = ModelTensors(model, steps_of(optimizer, model, None)[1])
+    set_gradients(model, 1)
+    pushed(tensors)
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    file.seek(0)
+    plain = SGD(groups_of(Named()), lr=1.0, momentum=0.1)
+    plain.load_state_dict(torch.load(file, weights_only=True))
+    assert [len(plain.state), plain.param_groups[0]["lr"]] == [3, 0.1]

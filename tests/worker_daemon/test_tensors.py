@@ -90,26 +90,27 @@ def test_a_gradient_that_is_written_to_after_it_was_handed_over_is_noticed() -> 
     assert not parcel.is_unchanged()
 
 
-def test_the_change_of_a_buffer_travels_from_what_was_installed_last() -> None:
+def test_buffers_travel_as_values_and_no_norm_counts_them() -> None:
     model = torch.nn.BatchNorm1d(2)
+    model.register_buffer("flags", torch.tensor([True]))
     tensors = ModelTensors(model)
     kinds = {t.name: t.kind for t in tensors.layout.tensors}
-    assert kinds["running_mean"] is TensorKind.BUFFER
-    assert "num_batches_tracked" not in kinds
+    assert (kinds["running_mean"], kinds["num_batches_tracked"]) == (TensorKind.BUFFER, TensorKind.COUNTER)
+    assert "flags" not in kinds
     assert model.running_mean is not None
-    at = tensors.layout.offsets[[t.name for t in tensors.layout.tensors].index("running_mean")]
-
-    def change() -> list[float]:
-        image = image_of(tensors.take_update()[0])
-        changed: list[float] = np.frombuffer(image[at : at + 8], dtype=np.float32).tolist()
-        return changed
-
-    model.running_mean.add_(1.0)
-    assert change() == [1.0, 1.0]
-    assert change() == [0.0, 0.0]
-    model.running_mean.add_(2.0)
-    tensors.install(memoryview(image_of(tensors.values())))
-    assert change() == [0.0, 0.0]
+    assert model.num_batches_tracked is not None
+    model.running_mean.fill_(3.0)
+    model.num_batches_tracked.fill_(2**53 + 1)
+    parcel, norm = tensors.take_update()
+    model.running_mean.fill_(4.0)
+    taken = torch.nn.BatchNorm1d(2)
+    ModelTensors(taken).install(memoryview(image_of(parcel)))
+    assert taken.running_mean is not None
+    assert taken.running_mean.tolist() == [3.0, 3.0]
+    assert taken.num_batches_tracked == 2**53 + 1
+    assert norm == 0
+    model.running_mean[0] = torch.nan
+    assert not math.isfinite(tensors.take_update()[1])
 
 
 def test_frozen_parameters_do_not_travel_but_their_values_count() -> None:
@@ -127,7 +128,10 @@ def test_frozen_parameters_do_not_travel_but_their_values_count() -> None:
     [
         ({"w": torch.zeros(0, requires_grad=True)}, "no trainable parameter; set requires_grad"),
         ({"w": torch.zeros(2)}, "no trainable parameter; set requires_grad"),
-        ({"w": torch.zeros(2, dtype=torch.complex64, requires_grad=True)}, "w: dtype complex64 cannot travel; allowed"),
+        (
+            {"w": torch.zeros(2, dtype=torch.complex64, requires_grad=True)},
+            "w: a parameter of dtype 'complex64' cannot travel; allowed",
+        ),
     ],
 )
 def test_a_model_that_cannot_be_trained_is_refused(model: dict[str, torch.Tensor], said: str) -> None:
