@@ -20,6 +20,7 @@ from mlfabric.errors import (
     UnavailableError,
     UsageError,
 )
+from mlfabric.forking import switch_grpc_handlers_off
 from mlfabric.protocol import Committed, Dropped, DropReason, Lost, ModelVersion, ReduceOp
 from mlfabric.specs import Mode, MomentumAt, RuleKind, RuleSpec, Schedule
 from mlfabric.version import __version__
@@ -95,6 +96,9 @@ _LAZY = {
     "register_as_worker": "mlfabric.worker_daemon.register",
     "wrap": "mlfabric.worker_daemon.register",
 }
+
+
+switch_grpc_handlers_off()
 
 
 def __getattr__(name: str) -> Any:

@@ -10,6 +10,7 @@ import torch
 
 from mlfabric.config import WorkerSettings
 from mlfabric.errors import LayoutError, UsageError
+from mlfabric.forking import IN_A_COPY, is_copy
 from mlfabric.specs import Mode, ModelSpec, MomentumAt, RuleSpec
 from mlfabric.worker_daemon.daemon import DaemonOptions
 from mlfabric.worker_daemon.observing import Observer, nobody
@@ -86,6 +87,8 @@ def register_as_worker(
         UsageError: an argument or an environment variable cannot be used.
         RefusedError: the scheduler refuses: the name is taken, or layout or options are not the registered ones.
     """
+    if is_copy():
+        raise UsageError(f"register_as_worker: {IN_A_COPY}")
     settings = settings or WorkerSettings.from_environment()
     settings = replace(settings, name=name or settings.name, scheduler=scheduler or settings.scheduler)
     together = _together(workers, mode, settings)

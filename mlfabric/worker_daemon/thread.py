@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from mlfabric.errors import FabricClosedError
+from mlfabric.forking import IN_A_COPY, tell_copies
 from mlfabric.protocol import ModelVersion, Outcome, ReduceOp, SamplesGranted, SamplesWanted, Welcome
 from mlfabric.samples import Samples
 from mlfabric.specs import ModelSpec
@@ -109,6 +110,8 @@ class ThreadDaemon:
         self._thread.start()
         self._daemon = self._call(self._make(options, spec, initial, metrics)).result()
         self._left = False
+        self._why_closed = "this worker has left the fabric; register again for more"
+        tell_copies(self)
         self._image: memoryview = np.empty(spec.layout.size_bytes, dtype=np.uint8).data
 
     def buffer(self) -> memoryview:
@@ -219,9 +222,13 @@ class ThreadDaemon:
         if self._page is not None:
             self._page.stop()
 
+    def in_a_copy(self) -> None:
+        """Be closed: the thread is not in this process."""
+        self._left, self._why_closed = True, IN_A_COPY
+
     def _check_open(self) -> None:
         if self._left:
-            raise FabricClosedError("this worker has left the fabric; register again for more")
+            raise FabricClosedError(self._why_closed)
 
 
 def _copy(done: asyncio.Future[T], to: concurrent.futures.Future[T]) -> None:

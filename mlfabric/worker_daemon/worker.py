@@ -19,6 +19,7 @@ from typing import Self
 import torch
 
 from mlfabric.errors import LayoutError, UsageError
+from mlfabric.forking import tell_copies
 from mlfabric.protocol import DropReason, ModelVersion, ReduceOp, SamplesWanted
 from mlfabric.samples import LAST_POSITION, MOST_RUNS, Samples, samples_of
 from mlfabric.specs import Mode
@@ -83,6 +84,7 @@ class Worker:
         self.tau_max = daemon.join().tau_max
         self._stop_hearing = tensors.when_made(self._made) if tensors.backwards else None
         atexit.register(self.leave)
+        tell_copies(self)
         _drain_on_sigterm()
 
     # Pushing and getting
@@ -385,6 +387,15 @@ class Worker:
         self._daemon.leave(detail, DRAIN_S)
         self._coming = None
         self._count_settled()
+
+    def in_a_copy(self) -> None:
+        """Have nothing under way and nothing to leave, in a process that was forked from the worker's."""
+        self._left = True
+        self._coming = self._growing = self._drawing = None
+        self._open.clear()
+        self._reducing.clear()
+        if signal.getsignal(signal.SIGTERM) is _exit:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def __enter__(self) -> Self:
         return self
