@@ -8,10 +8,12 @@ from typing import Protocol, cast
 
 import torch
 
+from mlfabric.arguments import enum_of
 from mlfabric.config import WorkerSettings
 from mlfabric.errors import LayoutError, UsageError
 from mlfabric.forking import IN_A_COPY, is_copy
 from mlfabric.specs import Mode, ModelSpec, MomentumAt, RuleSpec
+from mlfabric.worker_daemon.checking import check_arguments
 from mlfabric.worker_daemon.daemon import DaemonOptions
 from mlfabric.worker_daemon.observing import Observer, nobody
 from mlfabric.worker_daemon.optimizer import FabricOptimizer, rule_of
@@ -36,8 +38,8 @@ def register_as_worker(
     model: Trainable,
     *,
     rule: RuleSpec | None = None,
-    momentum_at: MomentumAt | None = None,
-    mode: Mode = Mode.ASYNCHRONOUS,
+    momentum_at: MomentumAt | str | None = None,
+    mode: Mode | str = Mode.ASYNCHRONOUS,
     tau_max: int | None = None,
     slack: int = 0,
     workers: int | None = None,
@@ -89,6 +91,22 @@ def register_as_worker(
     """
     if is_copy():
         raise UsageError(f"register_as_worker: {IN_A_COPY}")
+    check_arguments(
+        model=model,
+        rule=rule,
+        tau_max=tau_max,
+        slack=slack,
+        workers=workers,
+        servers=servers,
+        overlap=overlap,
+        init=init,
+        model_name=model_name,
+        name=name,
+        scheduler=scheduler,
+        settings=settings,
+        observer=observer,
+    )
+    mode = enum_of(Mode, "mode", mode)
     settings = settings or WorkerSettings.from_environment()
     settings = replace(settings, name=name or settings.name, scheduler=scheduler or settings.scheduler)
     together = _together(workers, mode, settings)
@@ -151,8 +169,8 @@ def wrap(
     optimizer: torch.optim.Optimizer,
     model: torch.nn.Module,
     *,
-    momentum_at: MomentumAt | None = None,
-    mode: Mode = Mode.ASYNCHRONOUS,
+    momentum_at: MomentumAt | str | None = None,
+    mode: Mode | str = Mode.ASYNCHRONOUS,
     tau_max: int | None = None,
     slack: int = 0,
     workers: int | None = None,
@@ -174,6 +192,7 @@ def wrap(
         UsageError: no rule does what the optimizer does, or it does not hold all of the model's trainable parameters.
         Else as :func:`register_as_worker`.
     """
+    check_arguments(optimizer=optimizer, module=model)
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     missing = [n for n, p in model.named_parameters() if p.requires_grad and id(p) not in held]
     if missing:
@@ -195,10 +214,10 @@ def wrap(
     return FabricOptimizer(optimizer, worker)
 
 
-def _placed(rule: RuleSpec, momentum_at: MomentumAt | None, mode: Mode) -> RuleSpec:
+def _placed(rule: RuleSpec, momentum_at: MomentumAt | str | None, mode: Mode) -> RuleSpec:
     """Return the rule with its momentum where it is to be."""
     if momentum_at is not None:
-        return replace(rule, momentum_at=momentum_at)
+        return replace(rule, momentum_at=enum_of(MomentumAt, "momentum_at", momentum_at))
     if rule.momentum == 0 or rule.momentum_at is not None:
         return rule
     return replace(rule, momentum_at=MomentumAt.WORKERS if mode is Mode.ASYNCHRONOUS else MomentumAt.SERVER)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import cast
 
@@ -69,6 +69,10 @@ class ModelTensors:
         self.parameters = [i for i, kind in enumerate(kinds) if kind is TensorKind.PARAMETER]
         self._buffers = [i for i, kind in enumerate(kinds) if kind is TensorKind.BUFFER]
         self._installed = {i: self._tensors[i].detach().clone() for i in self._buffers}
+
+    def named(self) -> Iterator[tuple[TensorSpec, torch.Tensor]]:
+        """Yield what is registered of each tensor, and the tensor."""
+        return zip(self.layout.tensors, self._tensors, strict=True)
 
     def values(self) -> Parcel:
         """Return the tensors' present values, as initial weights; nothing is copied from a CPU tensor."""
