@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, cast
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -54,6 +55,9 @@ def register_as_worker(
 ) -> Worker:
     """Join the fabric as a worker that trains ``model``; waits for the scheduler and a server.
 
+    A process may train several models: it registers each under a ``model_name`` of its own. All counts of workers are
+    those of one model's.
+
     Args:
         model: a module, or a mapping of names to tensors; it is trained in place.
         rule: how the server turns gradients into steps; every worker gives the same. ``RuleSpec()`` unless given.
@@ -75,7 +79,8 @@ def register_as_worker(
         init: initial weights: ``"first"`` takes those of the first worker that joins; an integer is a seed from which
             every worker makes the same; anything else is the path of a state dict.
         model_name: the model's name in the fabric.
-        name: this worker's name; ``MLFABRIC_NAME`` or ``worker-<RANK>`` unless given.
+        name: this worker's name; ``MLFABRIC_NAME`` or ``worker-<RANK>`` unless given. A further model's worker in the
+            same process adds the model's name, as in ``worker-0.discriminator``.
         scheduler: ``host:port``; ``MLFABRIC_SCHEDULER`` or 127.0.0.1:50061 unless given.
         settings: everything about the surroundings; taken from the environment unless given.
         observer: told of finished transfers and settled updates, in the daemon's thread; it should be brief.
@@ -107,7 +112,7 @@ def register_as_worker(
         observer=observer,
     )
     mode = enum_of(Mode, "mode", mode)
-    settings = settings or WorkerSettings.from_environment()
+    settings = settings or _surroundings(name, model_name)
     settings = replace(settings, name=name or settings.name, scheduler=scheduler or settings.scheduler)
     together = _together(workers, mode, settings)
     _initialise(model, init)
@@ -126,7 +131,32 @@ def register_as_worker(
         workers=together if mode in (Mode.SYNCHRONOUS, Mode.STALE_SYNCHRONOUS) else 0,
         shards=servers,
     )
-    return Worker(settings.name, _daemon(settings, spec, tensors.values(), observer), model, tensors, mode, together)
+    worker = Worker(settings.name, _daemon(settings, spec, tensors.values(), observer), model, tensors, mode, together)
+    _models[worker] = model_name
+    return worker
+
+
+_models: WeakKeyDictionary[Worker, str] = WeakKeyDictionary()
+"""The models that this process trains, or has trained."""
+
+
+def _surroundings(name: str, model_name: str) -> WorkerSettings:
+    """Return what the environment says; the name is one of the model's where this process uses the other already.
+
+    Raises:
+        UsageError: no name is given, and under those two this process trains a model of that name already.
+    """
+    settings = WorkerSettings.from_environment()
+    taken = {worker.name: model for worker, model in _models.items() if not worker.has_left}
+    if name or settings.name not in taken:
+        return settings
+    further = f"{settings.name}.{model_name}"
+    for worker in (settings.name, further):
+        if taken.get(worker) == model_name:
+            given = f"model_name={model_name!r}: {worker} trains a model of this name already"
+            advice = "give each a name of its own, as in model_name='discriminator', or leave() first"
+            raise UsageError(f"{given}; {advice}")
+    return replace(settings, name=further)
 
 
 def _check_overlap(rule: RuleSpec, mode: Mode, servers: int, settings: WorkerSettings) -> None:
@@ -177,6 +207,9 @@ def wrap(
     servers: int = 1,
     overlap: bool = False,
     init: str | Path | int = "first",
+    model_name: str = "model",
+    name: str = "",
+    scheduler: str = "",
     settings: WorkerSettings | None = None,
 ) -> FabricOptimizer:
     """Return an optimizer whose ``step`` pushes to the fabric and gets from it; overlapped if asynchronous.
@@ -185,8 +218,9 @@ def wrap(
         optimizer: a ``torch.optim.SGD``, ``Adam``, or ``AdamW`` without weight decay, over ``model``'s parameters; its
             rule becomes the job's.
         model: what is trained; the fabric's present weights are installed in it.
-        momentum_at, mode, tau_max, slack, workers, servers, overlap, init, settings: as for
-            :func:`register_as_worker`; asynchronous steps overlap with the next batch, and not with their own backward.
+        momentum_at, mode, tau_max, slack, workers, servers, overlap, init, model_name, name, scheduler, settings: as
+            for :func:`register_as_worker`; asynchronous steps overlap with the next batch, and not with their own
+            backward.
 
     Raises:
         UsageError: no rule does what the optimizer does, or it does not hold all of the model's trainable parameters.
@@ -209,6 +243,9 @@ def wrap(
         servers=servers,
         overlap=overlap,
         init=init,
+        model_name=model_name,
+        name=name,
+        scheduler=scheduler,
         settings=settings,
     )
     return FabricOptimizer(optimizer, worker)
