@@ -20,6 +20,7 @@ from mlfabric.errors import (
     UnavailableError,
     UsageError,
 )
+from mlfabric.forking import switch_grpc_handlers_off
 from mlfabric.protocol import Commit, Committed, Dropped, DropReason, GetId, Lost, ModelVersion, ReduceOp
 from mlfabric.specs import Mode, MomentumAt, RuleKind, RuleSpec, Schedule
 from mlfabric.version import __version__
@@ -102,7 +103,14 @@ _LAZY = {
 }
 
 
+switch_grpc_handlers_off()
+
+
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return getattr(import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'mlfabric' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

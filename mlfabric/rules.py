@@ -17,11 +17,12 @@ to Sra et al., *AdaDelay: delay adaptive distributed stochastic optimization*, 2
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from enum import Enum
 
-from mlfabric.errors import ConfigError
+from mlfabric.arguments import enum_of, flag_of, integer_of, number_of, shown
+from mlfabric.errors import ConfigError, UsageError
 
 __all__ = ["MomentumAt", "RuleKind", "RuleSpec", "Schedule"]
 
@@ -66,6 +67,8 @@ _ALWAYS_MEANT = frozenset({"kind", "weight_decay", "clip_norm"})
 class RuleSpec:
     """An update rule (design, section 5). What has no part in its kind must stay at its default.
 
+    An enum's value stands for its member, as in ``kind="adam"``.
+
     Args:
         lr: learning rate at factor 1; > 0. Not of ADADELAY.
         momentum: in [0, 1). SGD only.
@@ -87,6 +90,7 @@ class RuleSpec:
 
     Raises:
         ConfigError: a value is out of range, or has no part in this kind.
+        UsageError: a value is of another type.
     """
 
     lr: float = 0.1
@@ -108,6 +112,8 @@ class RuleSpec:
     clip_norm: float = 0.0
 
     def __post_init__(self) -> None:
+        for field in fields(self):
+            object.__setattr__(self, field.name, _typed(field.name, field.default, getattr(self, field.name)))
         meant = _MEANT[self.kind] | _ALWAYS_MEANT
         for field in fields(self):
             value = getattr(self, field.name)
@@ -185,3 +191,25 @@ class RuleSpec:
     def sum_images(self) -> int:
         """How many images a sum of several updates travels as."""
         return 2 if self.server_momentum > 0 else 1
+
+
+def _typed(name: str, default: object, given: object) -> object:
+    """Return a field's value in the type of its default.
+
+    Raises:
+        UsageError: it is of another type.
+    """
+    match default:
+        case None:
+            return None if given is None else enum_of(MomentumAt, name, given)
+        case Enum():
+            return enum_of(type(default), name, given)
+        case bool():
+            return flag_of(name, given)
+        case int():
+            return integer_of(name, given)
+        case float():
+            return number_of(name, given)
+    if not isinstance(given, Sequence) or isinstance(given, str):
+        raise UsageError(f"{shown(name, given)}; allowed: versions, as in {name}=(1000, 2000)")
+    return tuple(integer_of(name, each, least=0) for each in given)

@@ -95,7 +95,7 @@ def worker() -> CollectorRegistry:
     metrics.settled(COMMITTED, 0.2)
     metrics.settled(DROPPED, 0.1)
     metrics.got(0.3)
-    metrics.in_flight(2)
+    metrics.in_flight("worker-0", 2)
     metrics.transfer(Moved(1000, Direction.OUT), "server-0")
     return metrics.registry
 
@@ -230,7 +230,7 @@ def test_an_estimate_is_shown_under_one_source_only() -> None:
 
 def test_services_in_one_process_do_not_share_figures() -> None:
     first, second = WorkerMetrics(), WorkerMetrics()
-    first.in_flight(3)
+    first.in_flight("worker-0", 3)
     assert first.registry.get_sample_value("mlfabric_worker_in_flight_updates") == 3
     assert second.registry.get_sample_value("mlfabric_worker_in_flight_updates") == 0
 

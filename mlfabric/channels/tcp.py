@@ -246,6 +246,7 @@ class TcpChannel:
             self._retry.cancel()
         if self._listener is not None:
             asyncio.get_running_loop().remove_reader(self._listener)
+            self._listener.shutdown(socket.SHUT_RDWR)  # a process that was forked from this one may have it, too
             self._listener.close()
             self._listener = None
         for task in self._entering:

@@ -93,8 +93,8 @@ class Admission:
         """Say how a worker's idea of a model that is cut differs from what is known, or what is to be waited for."""
         whole = self._wholes.get(spec.name)
         if whole is not None and whole.count != spec.shards:
-            detail = f"model {spec.name!r}: shards={spec.shards} given, {whole.count} registered"
-            return RefuseReason.OPTIONS_DIFFER, f"{detail}; give the same"
+            detail = f"model {spec.name!r}: servers: {spec.shards} here, {whole.count} at the job's first worker"
+            return RefuseReason.OPTIONS_DIFFER, f"{detail}; give the same at all workers"
         for shard, part in sorted(whole.parts.items()) if whole is not None else ():
             given = replace(spec.of_shard(shard), server="")
             if (found := difference(given, part.pushes.spec)) is not None:

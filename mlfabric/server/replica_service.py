@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mlfabric import wire
+from mlfabric.arguments import enum_of
 from mlfabric.channels import Direction, TcpChannel, TcpOptions, TransferRecord
 from mlfabric.driving import Driver, side_by_side
 from mlfabric.errors import LayoutError, RefusedError, UsageError
@@ -72,8 +73,8 @@ class ReplicaOptions:
         div_max: how far each model may be from what can be recovered here, as an l2 norm; 0 for no lead at all,
             infinite for no such bound.
         div_max_updates: how many commits it may be ahead, >= 0; None for no such bound.
-        replication: CHAIN lets the primary hand on what it commits before it does; no lead is allowed then, so neither
-            bound is given.
+        replication: CHAIN, or ``"chain"``, lets the primary hand on what it commits before it does; no lead is allowed
+            then, so neither bound is given.
         receive_budget_bytes, weight_copies, checkpoint_dir, checkpoint_every_s, keep: see ``ServerOptions``; for when
             it has taken its primary's place. Before that it writes nothing.
     """
@@ -98,6 +99,7 @@ class ReplicaOptions:
         return 0.0 if self.replication is ReplicationKind.CHAIN else self.div_max
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "replication", enum_of(ReplicationKind, "replication", self.replication))
         if not self.replica_of:
             raise UsageError("replica_of=''; give the name of a server")
         if not self.div_max >= 0:

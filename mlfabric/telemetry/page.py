@@ -75,6 +75,7 @@ class MetricsPage:
             server, thread = self._serving
             self._serving = None
             server.shutdown()
+            server.socket.shutdown(socket.SHUT_RDWR)  # a process that was forked from this one may have it, too
             server.server_close()
             thread.join()
 

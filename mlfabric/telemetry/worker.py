@@ -32,6 +32,7 @@ class WorkerMetrics:
         self._in_flight = Gauge(
             "mlfabric_worker_in_flight_updates", "Updates pushed and without outcome.", registry=registry
         )
+        self._open: dict[str, int] = {}
         self._traffic = Traffic(registry)
 
     def settled(self, outcome: Outcome, seconds: float) -> None:
@@ -43,9 +44,10 @@ class WorkerMetrics:
         """Observe how long a get took."""
         self._get.observe(seconds)
 
-    def in_flight(self, updates: int) -> None:
-        """Set how many updates have no outcome yet."""
-        self._in_flight.set(updates)
+    def in_flight(self, worker: str, updates: int) -> None:
+        """Set how many updates of a worker have no outcome yet; shown is the sum."""
+        self._open[worker] = updates
+        self._in_flight.set(sum(self._open.values()))
 
     def transfer(self, record: Transferred, peer: str) -> None:
         """Count the bytes of a transfer from or to ``peer``."""

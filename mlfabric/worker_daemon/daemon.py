@@ -371,7 +371,7 @@ class WorkerDaemon:
         if self._over is not None:  # nobody waits any more for what a transfer under way still brings
             return
         self._driver.take_in(event)
-        self._metrics.in_flight(len(self._pushes))
+        self._metrics.in_flight(self.options.name, len(self._pushes))
 
     def _do(self, action: act.Action) -> None:
         match action:

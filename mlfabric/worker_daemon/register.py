@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
+from weakref import WeakKeyDictionary
 
 import torch
 
+from mlfabric.arguments import enum_of
 from mlfabric.config import WorkerSettings
 from mlfabric.errors import LayoutError, UsageError
+from mlfabric.forking import IN_A_COPY, is_copy
 from mlfabric.specs import Mode, ModelSpec, MomentumAt, RuleSpec
+from mlfabric.worker_daemon.checking import check_arguments
 from mlfabric.worker_daemon.daemon import DaemonOptions
 from mlfabric.worker_daemon.draining import drain_on_sigterm
 from mlfabric.worker_daemon.observing import Observer, nobody
@@ -37,8 +41,8 @@ def register_as_worker(
     model: Trainable,
     *,
     rule: RuleSpec | None = None,
-    momentum_at: MomentumAt | None = None,
-    mode: Mode = Mode.ASYNCHRONOUS,
+    momentum_at: MomentumAt | str | None = None,
+    mode: Mode | str = Mode.ASYNCHRONOUS,
     tau_max: int | None = None,
     slack: int = 0,
     workers: int | None = None,
@@ -56,6 +60,9 @@ def register_as_worker(
     From then on SIGTERM ends this process by ``SystemExit(143)``: at the exit open pushes are settled, and the worker
     leaves. A handler that the script has set before stays; one that it sets later takes the place of this one. With
     ``MLFABRIC_DRAIN_ON_SIGTERM=0`` in the environment the process dies at once, and open pushes may be lost.
+
+    A process may train several models: it registers each under a ``model_name`` of its own. All counts of workers are
+    those of one model's.
 
     Args:
         model: a module, or a mapping of names to tensors; it is trained in place.
@@ -78,7 +85,8 @@ def register_as_worker(
         init: initial weights: ``"first"`` takes those of the first worker that joins; an integer is a seed from which
             every worker makes the same; anything else is the path of a state dict.
         model_name: the model's name in the fabric.
-        name: this worker's name; ``MLFABRIC_NAME`` or ``worker-<RANK>`` unless given.
+        name: this worker's name; ``MLFABRIC_NAME`` or ``worker-<RANK>`` unless given. A further model's worker in the
+            same process adds the model's name, as in ``worker-0.discriminator``.
         scheduler: ``host:port``; ``MLFABRIC_SCHEDULER`` or 127.0.0.1:50061 unless given.
         settings: everything about the surroundings; taken from the environment unless given.
         observer: told of finished transfers and settled updates, in the daemon's thread; it should be brief.
@@ -92,11 +100,23 @@ def register_as_worker(
         UsageError: an argument or an environment variable cannot be used.
         RefusedError: the scheduler refuses: the name is taken, or layout or options are not the registered ones.
     """
-    settings = settings or WorkerSettings.from_environment()
-    settings = replace(settings, name=name or settings.name, scheduler=scheduler or settings.scheduler)
-    rule = _placed(rule or RuleSpec(), momentum_at, mode)
-    how = _How(mode=mode, tau_max=tau_max, slack=slack, workers=workers, servers=servers, overlap=overlap, init=init)
-    return _register(model, rule, Shaping(rule), how, model_name, settings, observer)
+    how = _how(
+        model,
+        mode=mode,
+        tau_max=tau_max,
+        slack=slack,
+        workers=workers,
+        servers=servers,
+        overlap=overlap,
+        init=init,
+        model_name=model_name,
+        name=name,
+        scheduler=scheduler,
+        settings=settings,
+    )
+    check_arguments(rule=rule, observer=observer)
+    rule = _placed(rule or RuleSpec(), momentum_at, how.mode)
+    return _register(model, rule, Shaping(rule), how, observer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,24 +130,41 @@ class _How:
     servers: int
     overlap: bool
     init: str | Path | int
+    model_name: str
+    settings: WorkerSettings
 
 
-def _register(
+def _how(
     model: Trainable,
-    rule: RuleSpec,
-    shaping: Shaping,
-    how: _How,
+    *,
+    mode: Mode | str,
+    name: str,
     model_name: str,
-    settings: WorkerSettings,
-    observer: Observer,
-) -> Worker:
-    together = _together(how.workers, how.mode, settings)
+    scheduler: str,
+    settings: WorkerSettings | None,
+    **others: Any,
+) -> _How:
+    """Check what both of them take.
+
+    Raises:
+        UsageError: an argument or an environment variable cannot be used.
+    """
+    if is_copy():
+        raise UsageError(f"register_as_worker: {IN_A_COPY}")
+    check_arguments(model=model, name=name, model_name=model_name, scheduler=scheduler, settings=settings, **others)
+    settings = settings or _surroundings(name, model_name)
+    settings = replace(settings, name=name or settings.name, scheduler=scheduler or settings.scheduler)
+    return _How(mode=enum_of(Mode, "mode", mode), model_name=model_name, settings=settings, **others)
+
+
+def _register(model: Trainable, rule: RuleSpec, shaping: Shaping, how: _How, observer: Observer) -> Worker:
+    together = _together(how.workers, how.mode, how.settings)
     _initialise(model, how.init)
     if how.overlap:
-        _check_overlap(rule, how.mode, how.servers, settings)
+        _check_overlap(rule, how.mode, how.servers, how.settings)
     tensors = ModelTensors(model, shaping, backwards=how.overlap)
     spec = ModelSpec(
-        name=model_name,
+        name=how.model_name,
         layout=tensors.layout,
         rule=rule,
         mode=how.mode,
@@ -137,11 +174,35 @@ def _register(
         workers=together if how.mode in (Mode.SYNCHRONOUS, Mode.STALE_SYNCHRONOUS) else 0,
         shards=how.servers,
     )
-    daemon = _daemon(settings, spec, tensors.values(), observer)
-    worker = Worker(settings.name, daemon, model, tensors, how.mode, together)
-    if settings.drain_on_sigterm:
+    daemon = _daemon(how.settings, spec, tensors.values(), observer)
+    worker = Worker(how.settings.name, daemon, model, tensors, how.mode, together)
+    if how.settings.drain_on_sigterm:
         drain_on_sigterm()
+    _models[worker] = how.model_name
     return worker
+
+
+_models: WeakKeyDictionary[Worker, str] = WeakKeyDictionary()
+"""The models that this process trains, or has trained."""
+
+
+def _surroundings(name: str, model_name: str) -> WorkerSettings:
+    """Return what the environment says; the name is one of the model's where this process uses the other already.
+
+    Raises:
+        UsageError: no name is given, and under those two this process trains a model of that name already.
+    """
+    settings = WorkerSettings.from_environment()
+    taken = {worker.name: model for worker, model in _models.items() if not worker.has_left}
+    if name or settings.name not in taken:
+        return settings
+    further = f"{settings.name}.{model_name}"
+    for worker in (settings.name, further):
+        if taken.get(worker) == model_name:
+            given = f"model_name={model_name!r}: {worker} trains a model of this name already"
+            advice = "give each a name of its own, as in model_name='discriminator', or leave() first"
+            raise UsageError(f"{given}; {advice}")
+    return replace(settings, name=further)
 
 
 def _check_overlap(rule: RuleSpec, mode: Mode, servers: int, settings: WorkerSettings) -> None:
@@ -184,14 +245,17 @@ def wrap(
     optimizer: torch.optim.Optimizer,
     model: torch.nn.Module,
     *,
-    momentum_at: MomentumAt | None = None,
-    mode: Mode = Mode.ASYNCHRONOUS,
+    momentum_at: MomentumAt | str | None = None,
+    mode: Mode | str = Mode.ASYNCHRONOUS,
     tau_max: int | None = None,
     slack: int = 0,
     workers: int | None = None,
     servers: int = 1,
     overlap: bool = False,
     init: str | Path | int = "first",
+    model_name: str = "model",
+    name: str = "",
+    scheduler: str = "",
     settings: WorkerSettings | None = None,
 ) -> FabricOptimizer:
     """Return an optimizer whose ``step`` pushes to the fabric and gets from it; overlapped if asynchronous.
@@ -207,23 +271,37 @@ def wrap(
         model: what is trained; the fabric's present weights are installed in it.
         momentum_at: who keeps SGD's momentum: the workers unless given. At the server it cannot change, nor be
             Nesterov's or dampened.
-        mode, tau_max, slack, workers, servers, overlap, init, settings: as for :func:`register_as_worker`; asynchronous
-            steps overlap with the next batch, and not with their own backward.
+        mode, tau_max, slack, workers, servers, overlap, init, model_name, name, scheduler, settings: as for
+            :func:`register_as_worker`; asynchronous steps overlap with the next batch, and not with their own backward.
 
     Raises:
         UsageError: no rule does what the optimizer does, or it does not hold all of the model's trainable parameters.
         Else as :func:`register_as_worker`.
     """
-    rule, shaping = steps_of(optimizer, model, momentum_at)
-    settings = settings or WorkerSettings.from_environment()
-    how = _How(mode=mode, tau_max=tau_max, slack=slack, workers=workers, servers=servers, overlap=overlap, init=init)
-    return FabricOptimizer(optimizer, _register(model, rule, shaping, how, "model", settings, nobody), rule)
+    check_arguments(optimizer=optimizer, module=model)
+    how = _how(
+        model,
+        mode=mode,
+        tau_max=tau_max,
+        slack=slack,
+        workers=workers,
+        servers=servers,
+        overlap=overlap,
+        init=init,
+        model_name=model_name,
+        name=name,
+        scheduler=scheduler,
+        settings=settings,
+    )
+    placed = None if momentum_at is None else enum_of(MomentumAt, "momentum_at", momentum_at)
+    rule, shaping = steps_of(optimizer, model, placed)
+    return FabricOptimizer(optimizer, _register(model, rule, shaping, how, nobody), rule)
 
 
-def _placed(rule: RuleSpec, momentum_at: MomentumAt | None, mode: Mode) -> RuleSpec:
+def _placed(rule: RuleSpec, momentum_at: MomentumAt | str | None, mode: Mode) -> RuleSpec:
     """Return the rule with its momentum where it is to be."""
     if momentum_at is not None:
-        return replace(rule, momentum_at=momentum_at)
+        return replace(rule, momentum_at=enum_of(MomentumAt, "momentum_at", momentum_at))
     if rule.momentum == 0 or rule.momentum_at is not None:
         return rule
     return replace(rule, momentum_at=MomentumAt.WORKERS if mode is Mode.ASYNCHRONOUS else MomentumAt.SERVER)

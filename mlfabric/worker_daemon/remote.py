@@ -21,6 +21,7 @@ import grpc
 
 from mlfabric import pulse, wire
 from mlfabric.errors import FabricClosedError, RefusedError, UnavailableError, UsageError
+from mlfabric.forking import IN_A_COPY, tell_copies
 from mlfabric.protocol import Lost, ModelVersion, ReduceOp, SamplesWanted, Welcome
 from mlfabric.samples import Samples
 from mlfabric.specs import ModelSpec
@@ -87,6 +88,7 @@ class RemoteDaemon:
         self._lock = threading.Lock()
         self._joined: concurrent.futures.Future[Welcome] = concurrent.futures.Future()
         self._over = False
+        self._why_closed = "this worker has left the fabric, or its daemon ended; register again for more"
         self._loop = asyncio.new_event_loop()
         self._requests: asyncio.Queue[daemon_pb2.AttachRequest] = asyncio.Queue()
         self._thread = threading.Thread(target=self._run, name=f"mlfabric {name}", daemon=True)
@@ -114,6 +116,7 @@ class RemoteDaemon:
         )
         self._requests.put_nowait(daemon_pb2.AttachRequest(open=opened))
         self._thread.start()
+        tell_copies(self)
         try:
             return self._joined.result()
         except BaseException:
@@ -212,6 +215,10 @@ class RemoteDaemon:
         self._send(daemon_pb2.AttachRequest(reduce=reduce))
         return workers
 
+    def in_a_copy(self) -> None:
+        """Be closed: the thread is not in this process, and the memory is the other's."""
+        self._over, self._why_closed = True, IN_A_COPY
+
     def leave(self, detail: str, drain_s: float) -> None:
         """Leave the fabric; see ``Daemon``."""
         if not self._over and self._thread.is_alive():
@@ -225,7 +232,7 @@ class RemoteDaemon:
 
     def _check_open(self) -> None:
         if self._over:
-            raise FabricClosedError("this worker has left the fabric, or its daemon ended; register again for more")
+            raise FabricClosedError(self._why_closed)
 
     def _take(self, *sizes_bytes: int) -> list[Segment]:
         """Return segments that are not in use, at least as long; called under the lock."""

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import torch
 
+from mlfabric.arguments import instance_of, integer_of
 from mlfabric.errors import FabricError, UsageError
 from mlfabric.protocol import DrawAnswer, SamplesGranted
 from mlfabric.samples import LAST_POSITION, MOST_RUNS, Samples, samples_of, union
@@ -64,9 +65,10 @@ class FabricSampler:
         seed: int = 0,
         again: bool = True,
     ) -> None:
+        instance_of(Worker, "worker", worker, "a registered worker; of a wrapped optimizer it is optimizer.worker")
         for name, value in (("size", size), ("batch_size", batch_size), ("epochs", epochs)):
-            if value < 1:
-                raise UsageError(f"{name}={value}; allowed: 1 or more")
+            integer_of(name, value, least=1)
+        integer_of("seed", seed)
         if size * epochs > LAST_POSITION:
             raise UsageError(f"{epochs} epochs of {size} samples; allowed: 2**62 samples in all")
         if worker.mode is Mode.ALL_REDUCE:

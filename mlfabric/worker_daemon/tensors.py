@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import cast
 
@@ -66,6 +66,10 @@ class ModelTensors:
         kinds = [kind for _, _, kind in named]
         self.parameters = [i for i, kind in enumerate(kinds) if kind is TensorKind.PARAMETER]
         self._buffers = [i for i, kind in enumerate(kinds) if kind is not TensorKind.PARAMETER]
+
+    def named(self) -> Iterator[tuple[TensorSpec, torch.Tensor]]:
+        """Yield what is registered of each tensor, and the tensor."""
+        return zip(self.layout.tensors, self._tensors, strict=False)
 
     def values(self) -> Parcel:
         """Return the tensors' present values, as initial weights; nothing is copied from a CPU tensor."""

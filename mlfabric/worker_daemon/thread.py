@@ -15,12 +15,14 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from mlfabric.errors import FabricClosedError
+from mlfabric.forking import IN_A_COPY, tell_copies
 from mlfabric.protocol import ModelVersion, Outcome, ReduceOp, SamplesGranted, SamplesWanted, Welcome
 from mlfabric.samples import Samples
 from mlfabric.specs import ModelSpec
-from mlfabric.telemetry import MetricsPage, WorkerMetrics
+from mlfabric.telemetry import WorkerMetrics
 from mlfabric.worker_daemon.attempts import ReduceBuffers
 from mlfabric.worker_daemon.daemon import DaemonOptions, WorkerDaemon
+from mlfabric.worker_daemon.metrics_page import SharedPage
 from mlfabric.worker_daemon.sending import GivenUpError, Growth, Parcel
 
 __all__ = ["CountFuture", "Daemon", "DrawFuture", "OutcomeFuture", "ThreadDaemon", "VersionFuture"]
@@ -99,16 +101,15 @@ class ThreadDaemon:
     def __init__(
         self, options: DaemonOptions, spec: ModelSpec, initial: Parcel | None, metrics_port: int | None = None
     ) -> None:
-        metrics = WorkerMetrics()
-        tcp, port = options.tcp, metrics_port
-        self._page = None if port is None else MetricsPage(metrics.registry, tcp.bind, port, tcp.security)
-        if self._page is not None:
-            self._page.start()
+        self._page = None if metrics_port is None else SharedPage.at(options.tcp, metrics_port)
+        metrics = WorkerMetrics() if self._page is None else self._page.metrics
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name=f"mlfabric {options.name}", daemon=True)
         self._thread.start()
         self._daemon = self._call(self._make(options, spec, initial, metrics)).result()
         self._left = False
+        self._why_closed = "this worker has left the fabric; register again for more"
+        tell_copies(self)
         self._image: memoryview = np.empty(spec.layout.size_bytes, dtype=np.uint8).data
 
     def buffer(self) -> memoryview:
@@ -217,11 +218,15 @@ class ThreadDaemon:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         if self._page is not None:
-            self._page.stop()
+            self._page.close()
+
+    def in_a_copy(self) -> None:
+        """Be closed: the thread is not in this process."""
+        self._left, self._why_closed = True, IN_A_COPY
 
     def _check_open(self) -> None:
         if self._left:
-            raise FabricClosedError("this worker has left the fabric; register again for more")
+            raise FabricClosedError(self._why_closed)
 
 
 def _copy(done: asyncio.Future[T], to: concurrent.futures.Future[T]) -> None:

@@ -16,14 +16,18 @@ from typing import Self
 
 import torch
 
+from mlfabric.arguments import enum_of, instance_of, integer_of
 from mlfabric.errors import LayoutError, UsageError
+from mlfabric.forking import tell_copies
 from mlfabric.protocol import DropReason, ModelVersion, ReduceOp, SamplesWanted
 from mlfabric.samples import LAST_POSITION, MOST_RUNS, Samples, samples_of
 from mlfabric.specs import Mode, TensorKind
+from mlfabric.worker_daemon.checking import check_arguments
 from mlfabric.worker_daemon.given_tensors import GivenTensors
 from mlfabric.worker_daemon.growing import GrowingUpdate, Timing, not_finite
 from mlfabric.worker_daemon.handles import PushHandle, Tally
 from mlfabric.worker_daemon.reduce_tensors import ReduceHandle, StagedTensors
+from mlfabric.worker_daemon.registered import Registered, check_gradients
 from mlfabric.worker_daemon.sending import GivenUpError, Parcel
 from mlfabric.worker_daemon.tensors import ModelTensors, Trainable
 from mlfabric.worker_daemon.thread import CountFuture, Daemon, DrawFuture, OutcomeFuture, VersionFuture
@@ -33,6 +37,8 @@ __all__ = ["PushHandle", "Tally", "Worker"]
 log = logging.getLogger("mlfabric.worker")
 DRAIN_S = 30.0
 MOST_REDUCING = 1024
+SAID_AFTER_S = 1.0
+"""So long a get waits for a version without a word."""
 
 
 class Worker:
@@ -65,6 +71,7 @@ class Worker:
         self._daemon = daemon
         self._model = model
         self._tensors = tensors
+        self._registered = Registered(model, tensors)
         self._image = daemon.buffer()
         self._together = together
         self._staged = StagedTensors()
@@ -80,6 +87,7 @@ class Worker:
         self.tau_max = daemon.join().tau_max
         self._stop_hearing = tensors.when_made(self._made) if tensors.backwards else None
         atexit.register(self.leave)
+        tell_copies(self)
 
     # Pushing and getting
 
@@ -96,24 +104,31 @@ class Worker:
             model: where to install it; the registered one unless given.
             into: tensors by name to install it in instead, of the registered shapes and dtypes, on a CPU or GPU: all
                 parameters, and those buffers that are wanted.
-            min_version: wait for this version or a newer one.
+            min_version: wait for this version or a newer one, however long that takes; after a second a warning says
+                what is waited for.
 
         Returns:
             The model's version.
 
         Raises:
-            LayoutError: ``model`` or ``into`` is not of the registered layout; nothing was changed.
-            UsageError: both are given, or gradients are on their way already (overlap); push comes first.
+            LayoutError: ``model`` or ``into`` is not of the registered layout, or the registered model is not what it
+                was any more; nothing was changed.
+            UsageError: both are given, or gradients are on their way already (overlap); push comes first. Or
+                ``min_version`` is none.
             FabricClosedError: this worker has left the fabric.
         """
+        least = integer_of("min_version", min_version, least=0, instead="of a ModelVersion its number")
         target = self._target(model) if into is None else self._given_target(model, into)
         if self._growing is not None:
             raise UsageError("get after backward: the gradients are on their way; push first, or compute without them")
         if self._coming is None:
             self._coming = self._daemon.get(self._image, ModelVersion(0, 0))
         version = self._arrived(self._coming)
-        if version.number < min_version:
-            self._coming = self._daemon.get(self._image, ModelVersion(version.epoch, min_version))
+        if version.number < least:
+            self._coming = self._daemon.get(self._image, ModelVersion(version.epoch, least))
+            if self._coming not in futures.wait([self._coming], SAID_AFTER_S).done:
+                waits = f"{self.name} waits for version {least} of the model, as get(min_version={least}) asks"
+                log.warning("%s; it was at version %s a moment ago", waits, version.number)
             version = self._arrived(self._coming)
         target.install(self._image)
         self.version = version
@@ -149,18 +164,21 @@ class Worker:
             samples: as for :meth:`trains_on`, for this update; with overlap say them there.
 
         Raises:
-            LayoutError: ``model`` or ``update`` is not of the registered layout; nothing was changed.
-            UsageError: no model was got yet, ``samples`` are out of range, ``update`` has NaN or Inf, comes with
-                ``model`` or after a backward whose gradients are on their way (overlap), or ``norm`` is too small or
-                has no ``update``; nothing was changed.
+            LayoutError: ``model`` or ``update`` is not of the registered layout, or the registered model is not what it
+                was any more; nothing was changed.
+            UsageError: no model was got yet, no parameter has a gradient since the last push, ``samples`` are out of
+                range, ``update`` has NaN or Inf, comes with ``model`` or after a backward whose gradients are on their
+                way (overlap), or ``norm`` is too small or has no ``update``; nothing was changed.
             FabricClosedError: this worker has left the fabric.
         """
         if update is not None:
             return self._push_given(model, update, norm, samples)
         if norm is not None:
             raise UsageError("norm without update; the norm of gradients is computed, leave it out")
+        tensors = self._target(model)
+        self._check_pushable(tensors)
         self.trains_on(samples)
-        return self._push(self._target(model), install_first=False)
+        return self._push(tensors, install_first=False)
 
     def _push_given(
         self,
@@ -215,8 +233,7 @@ class Worker:
         """
         if self.mode is Mode.ALL_REDUCE:
             raise UsageError("draw in mode all_reduce, which has no server that knows what was trained on")
-        if count < 1 or not 0 <= limit <= LAST_POSITION:
-            raise UsageError(f"draw {count} samples before {limit}; allowed: 1 or more, 0 <= limit <= 2**62")
+        count, limit = integer_of("count", count, least=1), integer_of("limit", limit, least=0, most=LAST_POSITION)
         back = samples_of(returned, MOST_RUNS)
         if self._drawing is not None and not self._drawing.done():
             raise UsageError("draw while another draw has no answer; wait for that one's result")
@@ -231,13 +248,20 @@ class Worker:
         The gradients of the next step are computed on a model that lacks this step's update; ``tau`` counts that.
 
         Raises:
-            UsageError: no model was got yet.
+            LayoutError: the registered model is not what it was any more; nothing was changed.
+            UsageError: no model was got yet, or no parameter has a gradient since the last push.
             FabricClosedError: this worker has left the fabric.
         """
-        return self._push(self._tensors, install_first=True)
+        tensors = self._target(None)
+        self._check_pushable(tensors)
+        return self._push(tensors, install_first=True)
+
+    def _check_pushable(self, tensors: ModelTensors) -> None:
+        self._check_was_got()
+        if self._growing is None:
+            check_gradients(tensors)
 
     def _push(self, tensors: ModelTensors, install_first: bool) -> PushHandle:
-        self._check_was_got()
         if self._growing is not None:
             return self._push_grown(self._growing, tensors)
         return self._hand_over(*tensors.take_update(), install_first)
@@ -366,7 +390,9 @@ class Worker:
         if self.mode is Mode.ALL_REDUCE:
             raise UsageError(f"push or get in mode {self.mode.value}, which has no server; use all_reduce")
         if model is None or model is self._model:
+            self._registered.check()
             return self._tensors
+        check_arguments(model=model)
         tensors = ModelTensors(model, self._tensors.shaping, backwards=self._tensors.backwards)
         difference = tensors.layout.difference(self._tensors.layout)
         if difference:
@@ -382,7 +408,7 @@ class Worker:
 
     # AllReduce
 
-    def all_reduce(self, tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM) -> int:
+    def all_reduce(self, tensor: torch.Tensor, op: ReduceOp | str = ReduceOp.SUM) -> int:
         """Replace a tensor by the sum (or mean) of those of all workers; return how many took part.
 
         Every worker gets the same bits. All must call it for the same tensors in the same order; it waits for all that
@@ -391,7 +417,7 @@ class Worker:
         Args:
             tensor: contiguous, of float16, bfloat16, float32 or float64, of any shape, on CPU or GPU; the same size,
                 dtype and ``op`` at all workers.
-            op: what to make of them.
+            op: what to make of them, as in ``"mean"``.
 
         Raises:
             LayoutError: the tensor is not contiguous, or of another dtype.
@@ -403,7 +429,7 @@ class Worker:
         """
         return self.all_reduce_async(tensor, op).result()
 
-    def all_reduce_async(self, tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM) -> ReduceHandle:
+    def all_reduce_async(self, tensor: torch.Tensor, op: ReduceOp | str = ReduceOp.SUM) -> ReduceHandle:
         """Begin an AllReduce; the handle's ``result`` writes it into the tensor, which must be left alone until then.
 
         Several may be on their way, slices of one tensor too; they are carried out in the order of these calls. When
@@ -413,10 +439,11 @@ class Worker:
         """
         if self.mode is not Mode.ALL_REDUCE:
             given = f"all_reduce in mode {self.mode.value}"
-            raise UsageError(f"{given}; register with mode=Mode.ALL_REDUCE, or push and get")
+            raise UsageError(f"{given}; register with mode='all-reduce', or push and get")
+        op, tensor = enum_of(ReduceOp, "op", op), instance_of(torch.Tensor, "tensor", tensor, "a tensor")
         while self._reducing and (self._reducing[0].done() or len(self._reducing) >= MOST_REDUCING):
             futures.wait([self._reducing.popleft()])
-        staged = self._staged.stage(tensor, ReduceOp(op))
+        staged = self._staged.stage(tensor, op)
         coming = self._daemon.reduce(staged.buffers, staged.op, self._together)
         self._reducing.append(coming)
         return self._staged.handle(staged, coming)
@@ -438,6 +465,18 @@ class Worker:
         self._daemon.leave(detail, DRAIN_S)
         self._coming = None
         self._count_settled()
+
+    @property
+    def has_left(self) -> bool:
+        """Tell whether this worker has left the fabric."""
+        return self._left
+
+    def in_a_copy(self) -> None:
+        """Have nothing under way and nothing to leave, in a process that was forked from the worker's."""
+        self._left = True
+        self._coming = self._growing = self._drawing = None
+        self._open.clear()
+        self._reducing.clear()
 
     def __enter__(self) -> Self:
         return self

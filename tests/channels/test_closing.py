@@ -78,3 +78,17 @@ async def test_a_payload_that_waits_for_its_turn_is_not_received_after_closing_t
         connection.close()
         with pytest.raises(TransferError, match="closed at this end"):
             await receiving
+
+
+async def test_a_port_is_free_again_though_another_process_has_inherited_it() -> None:
+    async def serve(connection: Connection) -> None:
+        await connection.wait_closed()
+
+    channel = TcpChannel()
+    port = int((await channel.listen(serve)).rpartition(":")[2])
+    assert channel._listener is not None
+    with channel._listener.dup():  # as a process has it that was forked from this one
+        await channel.close()
+        again = TcpChannel(TcpOptions(ports=(port, port)))
+        await again.listen(serve)
+        await again.close()

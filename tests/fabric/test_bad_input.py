@@ -48,8 +48,8 @@ def test_another_model_is_refused_with_the_first_difference(shared, model: torch
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"rule": RuleSpec(lr=0.5)}, "rule=.*lr=0.5.*given.*lr=0.1.*registered; give the same"),
-        ({"tau_max": 3}, "tau_max=3 given, 4 registered"),
+        ({"rule": RuleSpec(lr=0.5)}, "model 'model': rule.lr: 0.5 here, 0.1 at the job's first worker; give the same"),
+        ({"tau_max": 3}, "tau_max: 3 here, 4 at the job's first worker"),
     ],
 )
 def test_other_options_are_refused_with_both_values(shared, options: dict[str, object], said: str) -> None:
@@ -88,7 +88,7 @@ def test_frozen_parameters_must_agree(shared) -> None:
 
     first = shared.worker(half_frozen(1), "frozen-0", model_name="frozen")
     shared.worker(half_frozen(1), "frozen-1", model_name="frozen")
-    with pytest.raises(RefusedError, match=r"frozen_digest=.* given, .* registered; load the same weights"):
+    with pytest.raises(RefusedError, match=r"frozen parameters have other values here .*; load the same weights"):
         shared.worker(half_frozen(2), "frozen-2", model_name="frozen")
     first.get()
     gradients(first._model)

@@ -306,7 +306,7 @@ def test_options_of_modes_are_checked_before_anything_is_sent(running: Fabric) -
     with pytest.raises(mlfabric.ConfigError, match="tau_max=3 with mode synchronous; allowed: with asynchronous only"):
         running.worker(small_model(), mode=Mode.SYNCHRONOUS, tau_max=3)
     running.worker(small_model(), "w0", mode=Mode.STALE_SYNCHRONOUS, slack=2)
-    with pytest.raises(mlfabric.RefusedError, match="slack=1 given, 2 registered"):
+    with pytest.raises(mlfabric.RefusedError, match="slack: 1 here, 2 at"):
         running.worker(small_model(), "w1", mode=Mode.STALE_SYNCHRONOUS, slack=1)
 
 

@@ -195,7 +195,7 @@ def test_a_worker_waits_until_enough_servers_have_joined(caplog: pytest.LogCaptu
 def test_workers_that_disagree_on_the_servers_are_refused() -> None:
     with spread(2) as running:
         running.worker(small_model(), "w0", servers=2)
-        with pytest.raises(RefusedError, match="shards=1 given, 2 registered"):
+        with pytest.raises(RefusedError, match="servers: 1 here, 2 at"):
             running.worker(small_model(), "w1")
 
 

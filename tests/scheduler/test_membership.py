@@ -32,7 +32,7 @@ from mlfabric.protocol import (
     WorkerHolds,
 )
 from mlfabric.scheduler.records import MemberState
-from mlfabric.specs import Layout, Role, RuleSpec, TensorSpec
+from mlfabric.specs import Layout, Mode, Role, RuleSpec, TensorKind, TensorSpec
 from tests.scheduler.stage import (
     MS,
     SPEC,
@@ -155,8 +155,8 @@ def test_another_layout_is_refused_with_the_difference(stage):
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"rule": RuleSpec(lr=0.5)}, "lr=0.5"),
-        ({"tau_max": 7}, "tau_max=7 given, 4 registered; give the same, or leave it out"),
+        ({"rule": RuleSpec(lr=0.5)}, "rule.lr: 0.5 here, 0.1 at the job's first worker; give the same"),
+        ({"tau_max": 7}, "tau_max: 7 here, 4 at the job's first worker; give the same"),
         ({"frozen_digest": "x"}, "load the same weights or seed"),
     ],
 )
@@ -166,6 +166,25 @@ def test_other_options_are_refused_with_what_differs(stage, fields, words):
     cause, said = refusal(stage, joins("b", spec=replace(SPEC, **fields)))
     assert cause is RefuseReason.OPTIONS_DIFFER
     assert words in said
+
+
+def test_several_options_are_refused_together(stage):
+    stage.server()
+    stage.worker("a")
+    other = replace(SPEC, mode=Mode.SYNCHRONOUS, tau_max=None, rule=RuleSpec(lr=0.5, kind="adam"))
+    _, said = refusal(stage, joins("b", spec=other))
+    first = "at the job's first worker"
+    assert f"rule.lr: 0.5 here, 0.1 {first}, rule.kind: 'adam' here, 'sgd' {first}, mode: 'synchronous' here" in said
+    assert "momentum" not in said
+
+
+def test_a_layout_that_begins_at_the_other_end_says_that_overlap_differs(stage):
+    tensors = [TensorSpec(name=name, shape=(3,), dtype="float32") for name in ("w", "b")]
+    buffer = TensorSpec(name="mean", shape=(3,), dtype="float32", kind=TensorKind.BUFFER)
+    stage.server()
+    stage.worker("a", spec=replace(SPEC, layout=Layout((*tensors, buffer))))
+    _, said = refusal(stage, joins("b", spec=replace(SPEC, layout=Layout((*tensors[::-1], buffer)))))
+    assert said == "model 'net': overlap: on at one, off at the other; give the same at all workers"
 
 
 def test_options_that_are_left_out_agree_with_any(stage):

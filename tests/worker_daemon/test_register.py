@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 import torch
@@ -155,3 +156,45 @@ def test_a_metrics_port_in_use_is_said_and_leaves_the_name_free(free_port: int) 
         with pytest.raises(UsageError, match=f"cannot listen on 127.0.0.1:{running.scheduler.port}"):
             mlfabric.register_as_worker(small_model(), settings=settings)
         running.worker(small_model()).get()
+
+
+def test_a_further_model_s_worker_is_named_after_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    with fabric() as running:
+        monkeypatch.setenv("MLFABRIC_SCHEDULER", running.scheduler.address)
+        monkeypatch.setenv("MLFABRIC_METRICS_PORT", "0")
+        with mlfabric.register_as_worker(small_model(), model_name="a") as first:
+            with mlfabric.register_as_worker(small_model(), model_name="b") as second:
+                second.get()
+                with pytest.raises(
+                    UsageError, match=r"model_name='b': worker-0\.b trains a model of this name already"
+                ):
+                    mlfabric.register_as_worker(small_model(), model_name="b")
+                named = mlfabric.register_as_worker(small_model(), model_name="b", name="other")
+                assert {w.name for w in (first, second, named)} == {"worker-0", "worker-0.b", "other"}
+                assert (first.tau_max, named.tau_max) == (2, 4)
+                named.leave()
+            first.get()
+        with mlfabric.register_as_worker(small_model(), model_name="b") as again:
+            assert again.name == "worker-0"
+
+
+def test_all_models_of_a_process_share_one_page_of_metrics(free_port: int) -> None:
+    def shown() -> str:
+        with urlopen(f"http://127.0.0.1:{free_port}/metrics") as page:
+            return str(page.read(), "utf-8")
+
+    with fabric() as running:
+        workers = [
+            mlfabric.register_as_worker(
+                small_model(), model_name=name, settings=replace(running.settings(name), metrics_port=free_port)
+            )
+            for name in ("a", "b")
+        ]
+        for worker in workers:
+            worker.get()
+        assert "mlfabric_get_seconds_count 2.0" in shown()
+        workers[0].leave()
+        assert "mlfabric_get_seconds_count 2.0" in shown()
+        workers[1].leave()
+        with pytest.raises(OSError, match="refused"):
+            shown()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from concurrent.futures import Future
 
@@ -166,6 +167,43 @@ def test_a_get_asks_again_until_the_version_is_new_enough(worker, daemon) -> Non
     daemon.get = lambda buffer, least, ask=daemon.get: (ask(buffer, least), daemon.bring(max(1, least.number)))[0]
     assert worker.get(min_version=5).number == 5
     assert [least for least, _ in daemon.gets] == [ModelVersion(0, 0), ModelVersion(1, 5)]
+
+
+def test_a_get_says_which_version_it_waits_for(worker, daemon, monkeypatch, caplog) -> None:
+    class Bring(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            daemon.bring(7)
+
+    monkeypatch.setattr("mlfabric.worker_daemon.worker.SAID_AFTER_S", 0.01)
+    got(worker, daemon, 3)
+    worker._coming = daemon.get(daemon.buffer(), ModelVersion(0, 0))
+    daemon.bring(4)
+    log, bring = logging.getLogger("mlfabric.worker"), Bring()
+    log.addHandler(bring)
+    try:
+        assert worker.get(min_version=5).number == 7
+    finally:
+        log.removeHandler(bring)
+    assert "w waits for version 5 of the model, as get(min_version=5) asks; it was at version 4" in caplog.text
+
+
+@pytest.mark.parametrize("given", [-1, True, 2.0, "3", ModelVersion(1, 3), 1 << 63])
+def test_what_is_no_version_is_not_waited_for(worker, daemon, given) -> None:
+    with pytest.raises(UsageError, match=r"min_version=.*; allowed: an integer, 0 or more"):
+        worker.get(min_version=given)
+    assert not daemon.gets
+
+
+def test_a_push_without_a_gradient_is_refused_and_says_nothing(worker, daemon, model) -> None:
+    got(worker, daemon, 3)
+    with pytest.raises(UsageError, match="push without a gradient"):
+        worker.push(samples=[(0, 3)])
+    with pytest.raises(UsageError, match="push without a gradient"):
+        worker.exchange()
+    assert not daemon.pushes
+    model["w"].grad = torch.ones(SIZE)
+    worker.push()
+    assert daemon.samples == [()]
 
 
 def test_an_exchange_installs_the_model_that_the_push_before_it_brought(worker, daemon, model) -> None:

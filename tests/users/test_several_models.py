@@ -1,0 +1,58 @@
+"""Several models in one training script."""
+
+from __future__ import annotations
+
+import pytest
+
+pytestmark = pytest.mark.processes
+
+GAN = """
+import torch, mlfabric
+from torch import distributed
+from torch.nn.functional import binary_cross_entropy_with_logits as loss
+
+STEPS = 40
+distributed.init_process_group("gloo")
+
+def gan(mode):
+    torch.manual_seed(0)
+    generator, critic = torch.nn.Linear(2, 1), torch.nn.Linear(1, 1)
+    make = mlfabric.wrap(torch.optim.SGD(generator.parameters(), 0.1), generator, mode=mode, model_name=f"make {mode}")
+    judge = mlfabric.wrap(torch.optim.SGD(critic.parameters(), 0.1), critic, mode=mode, model_name=f"judge {mode}")
+    distributed.barrier()  # asynchronous training would begin alone
+    ones, zeros = torch.ones(64, 1), torch.zeros(64, 1)
+    for _ in range(STEPS):
+        real, made = torch.randn(64, 1) + 3, generator(torch.randn(64, 2))
+        judge.zero_grad()
+        (loss(critic(real), ones) + loss(critic(made.detach()), zeros)).backward()
+        judge.step()
+        make.zero_grad()
+        loss(critic(made), ones).backward()
+        make.step()
+    for optimizer in (make, judge):
+        optimizer.finish()
+        worker = optimizer.worker
+        done, bound = worker.tally.committed, worker.tau_max
+        print("model", mode, worker.name, worker.version.number, done, bound, generator.bias.item(), sep=",")
+    distributed.barrier()
+    make.worker.leave()
+    judge.worker.leave()
+
+for mode in ("asynchronous", "synchronous"):
+    gan(mode)
+"""
+
+
+def test_a_gan_trains_two_models_in_each_of_two_processes(job):
+    code, out = job(GAN)
+    assert code == 0, out
+    rows = [line.partition("model,")[2].split(",") for line in out.splitlines() if "model," in line]
+    assert len(rows) == 8, out
+    for mode in ("asynchronous", "synchronous"):
+        mine = [row for row in rows if row[0] == mode]
+        assert {row[1] for row in mine} == {f"worker-{i}{more}" for i in range(2) for more in ("", f".judge {mode}")}
+        assert {row[3] for row in mine} == {"40"}, "every update is in its model"
+        assert all(float(row[5]) > 1 for row in mine), "the generator came nearer to its data"
+    assert max(int(row[4]) for row in rows if row[0] == "asynchronous") == 4, "twice the workers of one model"
+    assert {row[2] for row in rows if row[0] == "synchronous"} == {"40"}, "a step is one update of both processes"
+    assert max(int(row[2]) for row in rows if row[0] == "asynchronous") == 80
