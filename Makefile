@@ -2,6 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
+READY := .venv/.ready-to-run
 INSTALLED := .venv/.setup-done
 COMPILED := .venv/.planner-compiled
 ARGS ?=
@@ -14,9 +15,13 @@ help: ## list these targets
 setup: $(COMPILED) ## create .venv with everything needed to run, test and develop (again only when versions changed)
 	@:
 
-$(INSTALLED): pyproject.toml constraints.txt scripts/setup
-	@scripts/setup
+$(READY): pyproject.toml constraints.txt scripts/setup
+	@scripts/setup run
 	@touch $@
+
+$(INSTALLED): pyproject.toml constraints.txt scripts/setup
+	@scripts/setup dev
+	@touch $@ $(READY)
 
 $(COMPILED): $(INSTALLED)
 	@scripts/warm_up
@@ -46,7 +51,7 @@ proto: $(INSTALLED) ## regenerate mlfabric/v1 from proto/
 fuzz: setup ## fuzz what reads bytes of peers: a minute for each part (ARGS=frames names one; FUZZ_SECONDS=600)
 	@scripts/fuzz $(ARGS)
 
-demo: setup ## train a real model through the fabric; results in demo-report/
+demo: $(READY) ## train a real model through the fabric; results in demo-report/
 	@.venv/bin/mlfabric demo $(ARGS)
 
 bench: setup ## run benchmarks (ARGS='control --json out.json'; without: list them)

@@ -29,7 +29,7 @@ from mlfabric.v1 import fabric_pb2
 __all__ = ["Finding", "Level", "examine", "styled"]
 
 LEAST_PYTHON = (3, 11)
-LEAST_VERSIONS = {"torch": (2, 6), "grpcio": (1, 85), "protobuf": (7, 35), "numpy": (2, 0)}
+LEAST_VERSIONS = {"torch": (2, 6), "grpcio": (1, 72), "protobuf": (6, 30), "numpy": (2, 0)}
 LEAST_FILES = 4096
 LOOKS = 5
 DIAL_S = 3.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 
-class Level(Enum):
+class Level(StrEnum):
     """How much is logged."""
 
     DEBUG = "debug"

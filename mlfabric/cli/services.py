@@ -6,7 +6,7 @@ import asyncio
 import socket
 from collections.abc import Callable
 from dataclasses import fields
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["add_to", "limits_of"]
 
 
-class Drop(Enum):
+class Drop(StrEnum):
     """Which updates the scheduler drops when not all can make their deadlines."""
 
     FEASIBLE = "feasible"

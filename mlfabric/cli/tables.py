@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, MutableSequence
 from typing import Any
 
 from google.protobuf.message import Message
@@ -66,7 +66,7 @@ def as_plain(message: Message) -> dict[str, Any]:
             out[field.name] = as_plain(value)
         elif isinstance(value, Mapping):
             out[field.name] = dict(value)
-        elif field.is_repeated:
+        elif isinstance(value, MutableSequence):
             out[field.name] = [as_plain(item) if isinstance(item, Message) else item for item in value]
         else:
             out[field.name] = value

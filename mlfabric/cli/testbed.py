@@ -10,7 +10,7 @@ import signal
 import subprocess
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from enum import Enum
+from enum import StrEnum
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -28,7 +28,7 @@ __all__ = ["add_to"]
 GRACE_S = 5.0
 
 
-class Network(Enum):
+class Network(StrEnum):
     """How rates change."""
 
     N0 = "N0"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from enum import Enum
+from enum import StrEnum
 
 from mlfabric.protocol.identities import Commit, ModelVersion, SumId, TransferId, UpdateId
 from mlfabric.values import dataclass
@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 
-class ReplicationKind(Enum):
+class ReplicationKind(StrEnum):
     """From whom a replica gets what its primary commits, and when (design, section 5, "Replication")."""
 
     BOUNDED = "bounded"

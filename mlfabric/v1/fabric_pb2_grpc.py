@@ -5,7 +5,7 @@ import warnings
 
 from mlfabric.v1 import fabric_pb2 as mlfabric_dot_v1_dot_fabric__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.72.1'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -18,14 +18,14 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in mlfabric/v1/fabric_pb2_grpc.py depends on'
+        + f' but the generated code in mlfabric/v1/fabric_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
     )
 
 
-class FabricServiceStub:
+class FabricServiceStub(object):
     """Missing associated documentation comment in .proto file."""
 
     def __init__(self, channel):
@@ -91,7 +91,7 @@ class FabricServiceStub:
                 _registered_method=True)
 
 
-class FabricServiceServicer:
+class FabricServiceServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def RegisterAsWorker(self, request, context):
@@ -229,7 +229,7 @@ def add_FabricServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class FabricService:
+class FabricService(object):
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod
