@@ -25,7 +25,6 @@ __all__ = ["run"]
 
 STEPS = 400
 WARM_UP_STEPS = 50
-TIMEOUT_S = 60.0
 
 
 def run(

@@ -1,4 +1,4 @@
-"""How fast and how lean the data channel is: a 100 MB push between two processes over loopback.
+"""How fast and how lean the data channel is: a push (of 100 MB) between two processes over loopback.
 
 Three transports take turns in the same two processes: a bare pair of nonblocking sockets (``sock_sendall`` against
 ``sock_recv_into``), our TCP channel, and gloo's send and recv. A push is timed at the sender, from the first byte until
@@ -17,6 +17,7 @@ import socket
 import statistics
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
@@ -24,35 +25,51 @@ from pathlib import Path
 import numpy as np
 import psutil
 
+from benchmarks.checking import at_least_one
 from mlfabric.channels import Connection, Frame, FrameKind, TcpChannel
 
 __all__ = ["run"]
 
-TENSOR_BYTES = 100_000_000
-ROUNDS = 15
 WARM_UP = 2
-TIMEOUT_S = 25.0
+TIMEOUT_S = 60.0
 HOST = "127.0.0.1"
 TICKET = bytes(16)
 DONE = Frame(kind=FrameKind.OUTCOME, ticket=TICKET)
 
 Transfer = Callable[[], Awaitable[None]]
-End = Callable[[Pipe], Awaitable[dict[str, float]]]
 
 
-def run() -> dict[str, float]:
-    """Measure speed and memory of the data channel.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pushes:
+    """What is pushed, and how often in each way."""
+
+    tensor_bytes: int
+    rounds: int
+
+
+End = Callable[[Pipe, _Pushes], Awaitable[dict[str, float]]]
+
+
+def run(rounds: int = 15, megabytes: int = 100) -> dict[str, float]:
+    """Measure speed and memory of the data channel; a few seconds.
+
+    Args:
+        rounds: pushes of each transport that count, >= 1.
+        megabytes: of the tensor, >= 1.
 
     Returns:
         ``ratio_to_raw`` and ``ratio_to_gloo``: our rate over theirs. ``peak_ratio``: the worst of the four
         ``peak_ratio_{push,get}_{sender,receiver}``. ``{raw,tcp,gloo}_gb_per_s``: median rates in 10^9 byte/s.
 
     Raises:
+        UsageError: a number is out of range.
         RuntimeError: a measuring process failed or was too slow.
     """
-    median_s, _ = _pair(_speed_sender, _speed_receiver)
-    push_sender, push_receiver = _pair(_push_dialling, _push_accepting)
-    get_receiver, get_sender = _pair(_get_dialling, _get_accepting)
+    at_least_one(rounds=rounds, megabytes=megabytes)
+    pushes = _Pushes(tensor_bytes=megabytes * 1_000_000, rounds=rounds)
+    median_s, _ = _pair(_speed_sender, _speed_receiver, pushes)
+    push_sender, push_receiver = _pair(_push_dialling, _push_accepting, pushes)
+    get_receiver, get_sender = _pair(_get_dialling, _get_accepting, pushes)
     peaks = {
         "peak_ratio_push_sender": push_sender["peak_ratio"],
         "peak_ratio_push_receiver": push_receiver["peak_ratio"],
@@ -64,18 +81,18 @@ def run() -> dict[str, float]:
         "ratio_to_gloo": median_s["gloo"] / median_s["tcp"],
         "peak_ratio": max(peaks.values()),
         **peaks,
-        **{f"{name}_gb_per_s": TENSOR_BYTES / 1e9 / value for name, value in median_s.items()},
+        **{f"{name}_gb_per_s": pushes.tensor_bytes / 1e9 / value for name, value in median_s.items()},
     }
 
 
-def _pair(dialling: End, accepting: End) -> tuple[dict[str, float], dict[str, float]]:
+def _pair(dialling: End, accepting: End, pushes: _Pushes) -> tuple[dict[str, float], dict[str, float]]:
     """Run both ends in fresh processes, tell the dialling one the addresses, and return what each measured."""
     context = multiprocessing.get_context("spawn")
     started = []
     try:
         for end in (accepting, dialling):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_run_end, args=(end, theirs))
+            process = context.Process(target=_run_end, args=(end, theirs, pushes))
             process.start()
             theirs.close()
             started.append((process, ours))
@@ -99,9 +116,9 @@ def _next(pipe: Pipe) -> dict[str, float]:
     return answer
 
 
-def _run_end(end: End, pipe: Pipe) -> None:
+def _run_end(end: End, pipe: Pipe, pushes: _Pushes) -> None:
     async def measure() -> None:
-        pipe.send(await end(pipe))
+        pipe.send(await end(pipe, pushes))
 
     asyncio.run(measure())
     pipe.poll(None)  # the parent ends this process, once it has read the answers of both
@@ -125,49 +142,51 @@ def _port_of(address: str) -> int:
 # Speed
 
 
-async def _speed_sender(pipe: Pipe) -> dict[str, float]:
+async def _speed_sender(pipe: Pipe, pushes: _Pushes) -> dict[str, float]:
     ports = pipe.recv()
-    data = np.arange(TENSOR_BYTES // 4, dtype=np.float32)
+    data = np.arange(pushes.tensor_bytes // 4, dtype=np.float32)
+    gloo = _gloo(rank=0, port=int(ports["gloo"]))  # first: a channel closes connections that are silent for long
     raw = socket.create_connection((HOST, int(ports["raw"])))
     raw.setblocking(False)
     raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection = await TcpChannel().connect(f"{HOST}:{int(ports['tcp'])}")
-    gloo = _gloo(rank=0, port=int(ports["gloo"]))
     return await _take_turns(
         {
             "raw": lambda: _raw_push(raw, data.data.cast("B")),
             "tcp": lambda: _push(connection, data),
             "gloo": lambda: gloo(data),
-        }
+        },
+        pushes.rounds,
     )
 
 
-async def _speed_receiver(pipe: Pipe) -> dict[str, float]:
-    buffer = np.ones(TENSOR_BYTES // 4, dtype=np.float32)
+async def _speed_receiver(pipe: Pipe, pushes: _Pushes) -> dict[str, float]:
+    buffer = np.ones(pushes.tensor_bytes // 4, dtype=np.float32)
     channel = TcpChannel()
     address, accepted = await _accept_one(channel)
     store_port = _free_port()
     with socket.create_server((HOST, 0)) as listener:
         pipe.send({"raw": listener.getsockname()[1], "tcp": _port_of(address), "gloo": store_port})
+        gloo = _gloo(rank=1, port=store_port)
         listener.setblocking(False)
         raw, _ = await asyncio.get_running_loop().sock_accept(listener)
     raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection = await accepted
-    gloo = _gloo(rank=1, port=store_port)
     return await _take_turns(
         {
             "raw": lambda: _raw_take(raw, buffer.data.cast("B")),
             "tcp": lambda: _take(connection, buffer),
             "gloo": lambda: gloo(buffer),
-        }
+        },
+        pushes.rounds,
     )
 
 
-async def _take_turns(transfers: dict[str, Transfer]) -> dict[str, float]:
+async def _take_turns(transfers: dict[str, Transfer], rounds: int) -> dict[str, float]:
     """Run every transfer in every round, each round beginning with another one, and return median times in s."""
     names = list(transfers)
     seconds: dict[str, list[float]] = {name: [] for name in names}
-    for round_number in range(WARM_UP + ROUNDS):
+    for round_number in range(WARM_UP + rounds):
         first = round_number % len(names)
         for name in names[first:] + names[:first]:
             started_s = time.perf_counter()
@@ -229,24 +248,24 @@ def _gloo(*, rank: int, port: int) -> Callable[[np.ndarray], Awaitable[None]]:
 # Memory
 
 
-async def _push_dialling(pipe: Pipe) -> dict[str, float]:
+async def _push_dialling(pipe: Pipe, pushes: _Pushes) -> dict[str, float]:
     connection = await _dial(pipe)
-    return await _peak(lambda: _push(connection, np.ones(TENSOR_BYTES // 4, dtype=np.float32)))
+    return await _peak(lambda: _push(connection, np.ones(pushes.tensor_bytes // 4, dtype=np.float32)), pushes)
 
 
-async def _push_accepting(pipe: Pipe) -> dict[str, float]:
+async def _push_accepting(pipe: Pipe, pushes: _Pushes) -> dict[str, float]:
     connection = await _accept(pipe)
-    return await _peak(lambda: _take(connection, np.empty(TENSOR_BYTES // 4, dtype=np.float32)))
+    return await _peak(lambda: _take(connection, np.empty(pushes.tensor_bytes // 4, dtype=np.float32)), pushes)
 
 
-async def _get_dialling(pipe: Pipe) -> dict[str, float]:
+async def _get_dialling(pipe: Pipe, pushes: _Pushes) -> dict[str, float]:
     connection = await _dial(pipe)
-    return await _peak(lambda: _take(connection, np.empty(TENSOR_BYTES // 4, dtype=np.float32)))
+    return await _peak(lambda: _take(connection, np.empty(pushes.tensor_bytes // 4, dtype=np.float32)), pushes)
 
 
-async def _get_accepting(pipe: Pipe) -> dict[str, float]:
+async def _get_accepting(pipe: Pipe, pushes: _Pushes) -> dict[str, float]:
     connection = await _accept(pipe)
-    return await _peak(lambda: _push(connection, np.ones(TENSOR_BYTES // 4, dtype=np.float32)))
+    return await _peak(lambda: _push(connection, np.ones(pushes.tensor_bytes // 4, dtype=np.float32)), pushes)
 
 
 async def _dial(pipe: Pipe) -> Connection:
@@ -259,11 +278,11 @@ async def _accept(pipe: Pipe) -> Connection:
     return await accepted
 
 
-async def _peak(transfer: Transfer) -> dict[str, float]:
+async def _peak(transfer: Transfer, pushes: _Pushes) -> dict[str, float]:
     """Return by how much the highest resident size exceeds the present one, in tensors."""
     before_bytes = psutil.Process().memory_info().rss
     await transfer()
-    return {"peak_ratio": (_highest_rss_bytes() - before_bytes) / TENSOR_BYTES}
+    return {"peak_ratio": (_highest_rss_bytes() - before_bytes) / pushes.tensor_bytes}
 
 
 def _highest_rss_bytes() -> int:

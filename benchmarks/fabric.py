@@ -1,6 +1,7 @@
 """What the whole fabric achieves, over real processes and sockets; each figure is made by a module of its own.
 
-``mlfabric bench fabric --json FILE``; ``--set only=KEY`` makes what has that key.
+``mlfabric bench fabric --json FILE``; ``--set only=KEY`` makes what has that key, ``--set small=true`` all of it so
+small that it says no more than that it works.
 """
 
 from __future__ import annotations
@@ -22,30 +23,55 @@ class Figures:
     Args:
         keys: which it returns at least.
         module: in this folder.
-        function: of the module; called without arguments.
+        function: of the module.
+        small: arguments with which it takes seconds; without any it takes as long as good figures need.
     """
 
     keys: tuple[str, ...]
     module: str
     function: str = "run"
+    small: Mapping[str, Any]
 
 
 FIGURES = (
-    Figures(keys=("sync_max_rel_diff",), module="fabric_modes", function="synchronous"),
-    Figures(keys=("delay_excess_max",), module="fabric_modes", function="asynchronous"),
-    Figures(keys=("ingress_bytes_ratio",), module="fabric_ingress"),
-    Figures(keys=("sum_over_receive_time", "aggregator_peak_tensors"), module="summing"),
-    Figures(keys=("lda_rel_gap",), module="lda"),
-    Figures(keys=("replica_traffic_ratio", "divergence_violations"), module="fabric_replica"),
-    Figures(keys=("allreduce_vs_gloo_equal", "allreduce_vs_gloo_slow_link"), module="fabric_allreduce"),
+    Figures(
+        keys=("sync_max_rel_diff",),
+        module="fabric_modes",
+        function="synchronous",
+        small={"workers": (3,)},
+    ),
+    Figures(
+        keys=("delay_excess_max",),
+        module="fabric_modes",
+        function="asynchronous",
+        small={"updates": 200},
+    ),
+    Figures(keys=("ingress_bytes_ratio",), module="fabric_ingress", small={"rounds": 1}),
+    Figures(
+        keys=("sum_over_receive_time", "aggregator_peak_tensors"),
+        module="summing",
+        small={"rounds": 1, "shaped_rounds": 1, "megabytes": 1},
+    ),
+    Figures(keys=("lda_rel_gap",), module="lda", small={"seeds": 1, "sweeps": 3}),
+    Figures(
+        keys=("replica_traffic_ratio", "divergence_violations"),
+        module="fabric_replica",
+        small={"updates_per_worker": 40, "stops": 2},
+    ),
+    Figures(
+        keys=("allreduce_vs_gloo_equal", "allreduce_vs_gloo_slow_link"),
+        module="fabric_allreduce",
+        small={"rounds": 1, "megabytes": 1},
+    ),
 )
 
 
-def run(only: str = "") -> dict[str, Any]:
+def run(only: str = "", small: bool = False) -> dict[str, Any]:
     """Measure on this machine, one after the other.
 
     Args:
         only: a key: nothing else is measured than what it comes with; "" for all.
+        small: a minute or two instead of ten; the figures mean nothing.
 
     Returns:
         All keys of ``FIGURES``, and the figures that they are made of.
@@ -59,8 +85,8 @@ def run(only: str = "") -> dict[str, Any]:
         raise UsageError(f"only={only!r}; allowed: {allowed}")
     found: dict[str, Any] = {}
     for figures in chosen:
-        measure: Callable[[], Mapping[str, Any]] = getattr(
+        measure: Callable[..., Mapping[str, Any]] = getattr(
             import_module(f"benchmarks.{figures.module}"), figures.function
         )
-        found.update(measure())
+        found.update(measure(**figures.small) if small else measure())
     return found

@@ -26,10 +26,8 @@ from mlfabric.twin.settings import Direction
 
 __all__ = ["run"]
 
-SIZE_BYTES = 25_000_000
 LINK_BPS = 200_000_000
 WORKERS = 4
-ROUNDS = 7
 TIMEOUT_S = 300.0
 SCHEDULER = "scheduler"
 SCHEDULER_PORT = 50061
@@ -50,11 +48,12 @@ class Task:
     rounds: int
 
 
-def run(rounds: int = ROUNDS) -> dict[str, float]:
+def run(rounds: int = 7, megabytes: int = 25) -> dict[str, float]:
     """Measure both cases.
 
     Args:
         rounds: of each case and kind, after one that does not count.
+        megabytes: of the tensor.
 
     Returns:
         ``allreduce_vs_gloo_equal`` and ``allreduce_vs_gloo_slow_link``: gloo's median time over ours; and the medians
@@ -69,14 +68,14 @@ def run(rounds: int = ROUNDS) -> dict[str, float]:
         ("equal", [LINK_BPS] * WORKERS),
         ("slow_link", [LINK_BPS] * (WORKERS - 1) + [LINK_BPS // 4]),
     ):
-        gloo_s, ours_s = _case(rates, rounds)
+        gloo_s, ours_s = _case(rates, rounds, 1_000_000 * megabytes)
         found[f"allreduce_vs_gloo_{case}"] = gloo_s / ours_s
         found[f"allreduce_{case}_s"] = ours_s
         found[f"gloo_{case}_s"] = gloo_s
     return found
 
 
-def _case(rates_bps: Sequence[int], rounds: int) -> tuple[float, float]:
+def _case(rates_bps: Sequence[int], rounds: int, size_bytes: int) -> tuple[float, float]:
     """Return the median times of gloo and of ours; a round is over when its last worker has the sum."""
     with _machines(rates_bps) as bed, _scheduler(bed.host(SCHEDULER)) as scheduler:
         workers = [host for host in bed.hosts if host.name != SCHEDULER]
@@ -88,7 +87,7 @@ def _case(rates_bps: Sequence[int], rounds: int) -> tuple[float, float]:
                 store=workers[0].address,
                 scheduler=scheduler,
                 bps=rates_bps[rank],
-                size_bytes=SIZE_BYTES,
+                size_bytes=size_bytes,
                 rounds=rounds + 1,
             )
             for rank, host in enumerate(workers)

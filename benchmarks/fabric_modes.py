@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,6 @@ COLUMNS = 80
 RULE = mlfabric.RuleSpec(lr=0.1, momentum=0.9, weight_decay=0.01)
 SLOW_DOWN = "20M"
 
-UPDATES = 10_000
 TAU_MAX = 8
 AGGREGATORS = 2
 BUSY_DOWN = "60M"
@@ -45,8 +45,11 @@ Weights = list[npt.NDArray[np.float64]]
 # Synchronous
 
 
-def synchronous() -> dict[str, Any]:
+def synchronous(workers: Sequence[int] = (3, 4)) -> dict[str, Any]:
     """Compare the weights that synchronous workers end with to those of one process.
+
+    Args:
+        workers: how many there are, one number after the other.
 
     Returns:
         ``sync_max_rel_diff``: the greatest difference of an element, relative to the greatest element of its tensor;
@@ -56,10 +59,10 @@ def synchronous() -> dict[str, Any]:
         RuntimeError: a process failed, or no sums were made where they were to be.
     """
     cases = {
-        f"{workers} workers"
+        f"{count} workers"
         + (f", {servers} servers" if servers > 1 else "")
-        + (f", {aggregators} aggregators" if aggregators else ""): (workers, servers, aggregators)
-        for workers in (3, 4)
+        + (f", {aggregators} aggregators" if aggregators else ""): (count, servers, aggregators)
+        for count in workers
         for servers in (1, 3)
         for aggregators in (0, 2)
     }
@@ -135,8 +138,11 @@ def _train_synchronously(place: Place, servers: int) -> Weights:
 # Asynchronous
 
 
-def asynchronous() -> dict[str, Any]:
+def asynchronous(updates: int = 10_000) -> dict[str, Any]:
     """Compare the delays in a server's commit log with the bound.
+
+    Args:
+        updates: to be applied.
 
     Returns:
         ``delay_excess_max``: the greatest delay of an applied update, less the bound; ``delay_max``, that delay;
@@ -145,11 +151,11 @@ def asynchronous() -> dict[str, Any]:
     """
     with tempfile.TemporaryDirectory() as directory:
         plan = FabricPlan(directory=Path(directory), aggregators=AGGREGATORS, server_down=BUSY_DOWN)
-        found = run_fabric(plan, Job(work=_train_asynchronously, up=UP))
+        found = run_fabric(plan, Job(work=_train_asynchronously, up=UP, arguments=(updates,)))
         (log,) = Path(directory).glob("*.commits.jsonl")
         delays = [tau for line in log.read_text().splitlines() for tau in json.loads(line)["tau"]]
-    if len(delays) < UPDATES:
-        raise RuntimeError(f"{len(delays)} updates are in the commit log; {UPDATES} were to be applied")
+    if len(delays) < updates:
+        raise RuntimeError(f"{len(delays)} updates are in the commit log; {updates} were to be applied")
     stragglers = [
         end for end, up, compute_s in zip(found.answers, UP, COMPUTE_S, strict=True) if up or compute_s > min(COMPUTE_S)
     ]
@@ -165,13 +171,13 @@ def asynchronous() -> dict[str, Any]:
     }
 
 
-def _train_asynchronously(place: Place) -> tuple[int, int]:
+def _train_asynchronously(place: Place, updates: int) -> tuple[int, int]:
     """Push until the server has applied enough; return how many were committed and dropped."""
     tensor = torch.nn.Parameter(torch.zeros(ELEMENTS))
     rule = mlfabric.RuleSpec(lr=1e-6)
     with mlfabric.register_as_worker({"w": tensor}, rule=rule, tau_max=TAU_MAX, settings=place.settings) as worker:
         worker.get()
-        while worker.version.number < UPDATES:
+        while worker.version.number < updates:
             time.sleep(COMPUTE_S[place.rank])
             tensor.grad = torch.randn(ELEMENTS)
             worker.exchange()

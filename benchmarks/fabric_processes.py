@@ -26,7 +26,7 @@ __all__ = ["FabricPlan", "Found", "Job", "Place", "Services", "run_fabric", "run
 
 HOST = "127.0.0.1"
 TIMEOUT_S = 600.0
-JOIN_S = 60.0
+JOIN_S = 120.0
 
 
 @dataclass(frozen=True, kw_only=True)

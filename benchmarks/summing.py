@@ -17,6 +17,7 @@ import statistics
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from importlib import import_module
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
@@ -25,19 +26,18 @@ from typing import Any
 import numpy as np
 import psutil
 
+from benchmarks.checking import at_least_one
 from mlfabric.channels import Connection, Frame, FrameKind, TcpChannel, TcpOptions
 from mlfabric.specs import Layout, TensorSpec
 
 __all__ = ["run"]
 
 SENDERS = 8
-TENSOR_BYTES = 100_000_000
 LINK_BPS = 1_000_000_000
 WARM_UP = 1
 FIGURES = ("", "_min", "_cpu")
 """What is said about each way: median time, shortest time, median processor time."""
 TIMEOUT_S = 120.0
-LAYOUT = Layout((TensorSpec(name="weight", shape=(TENSOR_BYTES // 4,), dtype="float32"),))
 GRANT = Frame(kind=FrameKind.GRANT, ticket=bytes(16))
 DONE = Frame(kind=FrameKind.OUTCOME, ticket=bytes(16))
 READY = Frame(kind=FrameKind.OFFER, ticket=bytes(16))
@@ -49,12 +49,30 @@ Pass = Callable[[], Take]
 """Begins a new pass of taking everything in, one way."""
 
 
-def run(rounds: int = 9, shaped_rounds: int = 3) -> dict[str, float]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Course:
+    """What a receiver measures.
+
+    Args:
+        ways: of ``WAYS``.
+        rounds: of each, after one that does not count.
+        tensor_bytes: of each sender's payload.
+        down_bps: rate of the receiver's emulated link; 0 for none.
+    """
+
+    ways: tuple[str, ...]
+    rounds: int
+    tensor_bytes: int
+    down_bps: int = 0
+
+
+def run(rounds: int = 9, shaped_rounds: int = 3, megabytes: int = 100) -> dict[str, float]:
     """Measure what summing costs.
 
     Args:
-        rounds: over loopback, after one that does not count.
-        shaped_rounds: over the emulated link, each about 20 s.
+        rounds: over loopback, after one that does not count; >= 1.
+        shaped_rounds: over the emulated link, each about 20 s; >= 1.
+        megabytes: of each sender's payload, >= 1.
 
     Returns:
         ``sum_over_receive_time``: over loopback, time to sum over time to receive into buffers;
@@ -64,32 +82,35 @@ def run(rounds: int = 9, shaped_rounds: int = 3) -> dict[str, float]:
         of one image.
 
     Raises:
+        UsageError: a number is out of range.
         RuntimeError: a measuring process failed or was too slow.
     """
-    plain = _measure("buffers discard sum", rounds, 0)
-    shaped = _measure("buffers sum", shaped_rounds, LINK_BPS)
+    at_least_one(rounds=rounds, shaped_rounds=shaped_rounds, megabytes=megabytes)
+    plain_course = _Course(ways=("buffers", "discard", "sum"), rounds=rounds, tensor_bytes=1_000_000 * megabytes)
+    shaped_course = replace(plain_course, ways=("buffers", "sum"), rounds=shaped_rounds, down_bps=LINK_BPS)
+    plain, shaped = _measure(plain_course), _measure(shaped_course)
     return {
         "sum_over_receive_time": plain["sum"] / plain["buffers"],
         "sum_over_discard_time": plain["sum"] / plain["discard"],
         "sum_over_receive_time_1gbit": shaped["sum"] / shaped["buffers"],
-        "aggregator_peak_tensors": _measure("sum", 1, 0)["peak_tensors"],
+        "aggregator_peak_tensors": _measure(replace(plain_course, ways=("sum",), rounds=1))["peak_tensors"],
         **{f"{way}{figure}_s": plain[way + figure] for way in ("buffers", "discard", "sum") for figure in FIGURES},
         **{f"{way}_1gbit{figure}_s": shaped[way + figure] for way in ("buffers", "sum") for figure in FIGURES},
     }
 
 
-def _measure(ways: str, rounds: int, down_bps: int) -> dict[str, float]:
+def _measure(course: _Course) -> dict[str, float]:
     """Run receiver and senders in fresh processes and return what the receiver measured."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     with ExitStack() as ending:
-        receiver = context.Process(target=_receive, args=(theirs, ways.split(), rounds, down_bps))
+        receiver = context.Process(target=_receive, args=(theirs, course))
         receiver.start()
         ending.callback(_end, receiver)
         theirs.close()
         address = _next(ours)
         for seed in range(SENDERS):
-            sender = context.Process(target=_send, args=(address, seed))
+            sender = context.Process(target=_send, args=(address, seed, course.tensor_bytes))
             sender.start()
             ending.callback(_end, sender)
         found: dict[str, float] = _next(ours)
@@ -113,8 +134,8 @@ def _next(pipe: Pipe) -> Any:
 # The sending side
 
 
-def _send(address: str, seed: int) -> None:
-    data = np.random.default_rng(seed).standard_normal(TENSOR_BYTES // 4, dtype=np.float32)
+def _send(address: str, seed: int, tensor_bytes: int) -> None:
+    data = np.random.default_rng(seed).standard_normal(tensor_bytes // 4, dtype=np.float32)
     asyncio.run(_push_when_granted(address, data))
 
 
@@ -129,13 +150,13 @@ async def _push_when_granted(address: str, data: np.ndarray) -> None:
 # The receiving side
 
 
-def _receive(pipe: Pipe, ways: Sequence[str], rounds: int, down_bps: int) -> None:
+def _receive(pipe: Pipe, course: _Course) -> None:
     import_module("mlfabric.streaming")  # before memory is measured, and not in senders: it loads torch
-    pipe.send(asyncio.run(_take_pushes(pipe, ways, rounds, down_bps)))
+    pipe.send(asyncio.run(_take_pushes(pipe, course)))
     pipe.poll(None)  # the parent ends this process
 
 
-async def _take_pushes(pipe: Pipe, ways: Sequence[str], rounds: int, down_bps: int) -> dict[str, float]:
+async def _take_pushes(pipe: Pipe, course: _Course) -> dict[str, float]:
     arrived: asyncio.Queue[Connection] = asyncio.Queue()
 
     async def keep(connection: Connection) -> None:
@@ -143,24 +164,25 @@ async def _take_pushes(pipe: Pipe, ways: Sequence[str], rounds: int, down_bps: i
         arrived.put_nowait(connection)
         await connection.wait_closed()
 
-    channel = TcpChannel(TcpOptions(down_bps=down_bps))
+    channel = TcpChannel(TcpOptions(down_bps=course.down_bps))
     pipe.send(await channel.listen(keep))
     connections = [await arrived.get() for _ in range(SENDERS)]
     before_bytes = psutil.Process().memory_info().rss
-    figures = await _take_turns(connections, ways, rounds)
+    figures = await _take_turns(connections, course)
     for connection in connections:
         await connection.send(DONE)
-    peak_tensors = (_highest_rss_bytes() - before_bytes) / TENSOR_BYTES
+    peak_tensors = (_highest_rss_bytes() - before_bytes) / course.tensor_bytes
     await channel.close()
     return {**figures, "peak_tensors": peak_tensors}
 
 
-async def _take_turns(connections: Sequence[Connection], ways: Sequence[str], rounds: int) -> dict[str, float]:
+async def _take_turns(connections: Sequence[Connection], course: _Course) -> dict[str, float]:
     """Take the pushes in every way in every round, each round beginning with another; return ``FIGURES`` in s."""
-    passes = {way: WAYS[way]() for way in ways}
+    ways = course.ways
+    passes = {way: WAYS[way](course.tensor_bytes) for way in ways}
     seconds: dict[str, list[float]] = {way: [] for way in ways}
     cpu_seconds: dict[str, list[float]] = {way: [] for way in ways}
-    for number in range(WARM_UP + rounds):
+    for number in range(WARM_UP + course.rounds):
         first = number % len(ways)
         for way in (*ways[first:], *ways[:first]):
             take = passes[way]()
@@ -182,28 +204,29 @@ async def _pull(take: Take, connection: Connection, index: int) -> None:
     await take(connection, index, frame.length)
 
 
-def _into_buffers() -> Pass:
-    buffers = [_reserved() for _ in range(SENDERS)]
+def _into_buffers(tensor_bytes: int) -> Pass:
+    buffers = [_reserved(tensor_bytes) for _ in range(SENDERS)]
     return lambda: lambda connection, index, length: connection.receive_into(buffers[index], length)
 
 
-def _into_nothing() -> Pass:
+def _into_nothing(_tensor_bytes: int) -> Pass:
     return lambda: lambda connection, _index, length: connection.discard(length)
 
 
-def _into_sum() -> Pass:
+def _into_sum(tensor_bytes: int) -> Pass:
     from mlfabric.streaming import Accumulator, Input
 
-    buffer = _reserved()
-    return lambda: Accumulator(LAYOUT, [Input()] * SENDERS, buffer=buffer).receive
+    buffer = _reserved(tensor_bytes)
+    layout = Layout((TensorSpec(name="weight", shape=(tensor_bytes // 4,), dtype="float32"),))
+    return lambda: Accumulator(layout, [Input()] * SENDERS, buffer=buffer).receive
 
 
-WAYS: dict[str, Callable[[], Pass]] = {"buffers": _into_buffers, "discard": _into_nothing, "sum": _into_sum}
+WAYS: dict[str, Callable[[int], Pass]] = {"buffers": _into_buffers, "discard": _into_nothing, "sum": _into_sum}
 
 
-def _reserved() -> memoryview:
+def _reserved(tensor_bytes: int) -> memoryview:
     """Return a buffer whose pages are there before the clock starts."""
-    return memoryview(np.ones(TENSOR_BYTES, dtype=np.uint8).data)
+    return memoryview(np.ones(tensor_bytes, dtype=np.uint8).data)
 
 
 def _highest_rss_bytes() -> int:

@@ -66,9 +66,9 @@ class Command:
         """Send a signal to this process alone."""
         self.process.send_signal(number)
 
-    def finish(self) -> tuple[int, str]:
+    def finish(self, within_s: float = PATIENCE_S) -> tuple[int, str]:
         """Wait for the end; return code and all output."""
-        rest, _ = self.process.communicate(timeout=PATIENCE_S)
+        rest, _ = self.process.communicate(timeout=within_s)
         return self.process.returncode, "".join(self.seen) + rest
 
     def wait_until_nothing_is_left(self) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mlfabric.divergence import Adam, Lead, Momentum, RuleState, as_norm, step_bound, units_above, units_below
 from mlfabric.errors import UsageError
 from mlfabric.rules import MomentumAt, RuleKind, RuleSpec
-from mlfabric.stepping import UpdateSum
+from mlfabric.stepping import member_coefficients, transition
 
 GAMMAS = st.sampled_from([0.0, 0.25, 0.5, 0.9, 0.99])
 SEEDS = st.integers(0, 2**32 - 1)
@@ -54,11 +54,10 @@ def replica_of(updates, weights, history, gamma, rng):
     count = len(updates)
     while count > 0:
         taken = int(rng.integers(1, count + 1))
-        rule = RuleSpec(momentum=gamma)
-        window = UpdateSum.of(-updates[0], rule, 1.0)
-        for update in updates[1:taken]:
-            window = window.then(UpdateSum.of(-update, rule, 1.0))
-        weights, history = window.apply(weights, history)
+        rule, lrs = RuleSpec(momentum=gamma), [1.0] * taken
+        first, second = np.transpose(member_coefficients(rule, lrs)) @ -updates[:taken]
+        p = transition(rule, lrs)
+        weights, history = p.ww * weights + p.wh * history + first, p.hw * weights + p.hh * history + second
         updates, count = updates[taken:], count - taken
     return weights
 

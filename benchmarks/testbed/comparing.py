@@ -76,11 +76,6 @@ class Measured:
         """Cells in which something counts."""
         return tuple(sorted({cell for cell, _ in self._by}))
 
-    @property
-    def systems(self) -> frozenset[str]:
-        """Systems of which something counts."""
-        return frozenset(system for _, system in self._by)
-
     def runs(self, cell: Cell, system: str) -> tuple[CellResult, ...]:
         """Return the runs of a system in a cell, one for each seed: that of the greatest dilation."""
         chosen = {seed: result for (seed, _), result in sorted(self._by.get((cell, system), {}).items())}

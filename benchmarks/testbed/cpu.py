@@ -65,11 +65,6 @@ class CpuMeter:
         self._thread = threading.Thread(target=self._watch, name="cpu meter", daemon=True)
 
     @property
-    def windows(self) -> tuple[Window, ...]:
-        """Those that are over; after the block all of them, the last one shorter."""
-        return tuple(self._windows)
-
-    @property
     def used_share(self) -> float:
         """How much of all cores' time was used, 0 to 1."""
         return used_share(self._windows)

@@ -1,4 +1,4 @@
-"""What a child does between the fork and its end: moves into its host, runs its function or becomes its command."""
+"""What a child does between the fork and its end: moves into its host and runs its function."""
 
 from __future__ import annotations
 
@@ -49,8 +49,6 @@ def be_child(order: Start, outcome_fd: int, messages_fd: int, zygote: int) -> No
         with Connection(outcome_fd) as outcome:
             try:
                 _prepare(order, zygote)
-                if order.command:
-                    os.execvp(order.command[0], order.command)
                 _to_parent.append(Connection(messages_fd))
                 function, arguments = pickle.loads(outcome.recv_bytes())
                 outcome.send(Returned(value=function(*arguments)))
@@ -79,9 +77,8 @@ def _prepare(order: Start, zygote: int) -> None:
         enter(order.namespace)
         set_host_name(order.host_name)
     os.environ.update(order.environment)
-    if not order.command:
-        faulthandler.enable()
-        signal.signal(signal.SIGTERM, _end)
+    faulthandler.enable()
+    signal.signal(signal.SIGTERM, _end)
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:

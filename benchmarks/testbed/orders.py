@@ -12,8 +12,8 @@ __all__ = ["Began", "Kill", "Raised", "Returned", "Start"]
 class Start:
     """Tells the zygote to fork a child; answered by :class:`Began`.
 
-    The child's ends of its pipes come beside it: of the one for its outcome, of ``Child.messages``, and of the one on
-    which the zygote says how it ended.
+    The child's ends of its pipes come beside it: of the one that brings its function and takes the outcome, of
+    ``Child.messages``, and of the one on which the zygote says how it ended.
 
     Args:
         number: by which later orders mean it.
@@ -21,7 +21,6 @@ class Start:
         host_name: to have.
         environment: added to that of the zygote.
         output: path of the file for what it prints.
-        command: a program to become, with its arguments; empty for a function, which comes through the first pipe.
     """
 
     number: int
@@ -29,7 +28,6 @@ class Start:
     host_name: str
     environment: tuple[tuple[str, str], ...]
     output: str
-    command: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -93,26 +93,9 @@ class Launcher:
             call = pickle.dumps((function, arguments))
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise UsageError(f"function {function!r} with its arguments cannot be sent: {error}") from error
-        child, ends = self._begin(host, (), name or self._name(host, function.__name__.strip("_<>")))
+        child, ends = self._begin(host, name or self._name(host, function.__name__.strip("_<>")))
         with suppress(OSError):  # it has ended already, and tells why when it is joined
             ends.outcome.send_bytes(call)
-        return child
-
-    def start_command(self, host: Host, arguments: Sequence[str], name: str = "") -> Child:
-        """Run a program in a host.
-
-        Args:
-            host: of the testbed.
-            arguments: the program, found in PATH, and its arguments; at least the program.
-            name: of the child; made of the host's and the program's if it is not given.
-
-        Raises:
-            UsageError: there is no program, or the name is in use.
-            UnavailableError: processes cannot be started.
-        """
-        if not arguments:
-            raise UsageError("an empty command; give at least a program")
-        child, _ = self._begin(host, tuple(arguments), name or self._name(host, Path(arguments[0]).name))
         return child
 
     def _name(self, host: Host, what: str) -> str:
@@ -121,7 +104,7 @@ class Launcher:
         names = chain([name], (f"{name}-{number}" for number in count(2)))
         return next(name for name in names if name not in self._children)
 
-    def _begin(self, host: Host, command: tuple[str, ...], name: str) -> tuple[Child, Ends]:
+    def _begin(self, host: Host, name: str) -> tuple[Child, Ends]:
         if not _NAME.fullmatch(name) or name in self._children:
             raise UsageError(f"name of a child {name!r}; allowed: letters, digits and ._-, each name once")
         assert self._folder is not None, "the launcher's block has not begun"
@@ -132,7 +115,6 @@ class Launcher:
             host_name=host.name,
             environment=tuple(_environment(host).items()),
             output=str(output),
-            command=command,
         )
         ends = Ends()
         self._stack.callback(ends.close)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
@@ -14,6 +13,7 @@ from typer.core import TyperGroup
 
 import mlfabric
 from mlfabric.cli import options as opt
+from mlfabric.cli.bench_settings import settings_of
 from mlfabric.cli.writing import check_writable, write_json
 from mlfabric.errors import UsageError
 
@@ -71,28 +71,19 @@ def _measuring(name: str) -> Callable[..., None]:
         json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file too.")] = None,
         settings: Annotated[
             list[str] | None,
-            typer.Option("--set", metavar="KEY=VALUE", help="An option of the benchmark; may be given several times."),
+            typer.Option("--set", metavar="KEY=VALUE", help="A setting of the benchmark; may be given several times."),
         ] = None,
     ) -> None:
         from mlfabric.cli import tables
 
-        chosen = dict(_option(text) for text in settings or ())
+        run = benchmark(name).run
+        chosen = settings_of(run, settings or ())
         check_writable(json_file)
-        found: dict[str, Any] = benchmark(name).run(**chosen)
+        found: dict[str, Any] = run(**chosen)
         tables.console().print(tables.table(f"Benchmark {name}", ("figure", "value>"), _rows(found)))
         write_json(json_file, found)
 
     return bench
-
-
-def _option(text: str) -> tuple[str, object]:
-    key, equals, value = text.partition("=")
-    if not equals or not key.isidentifier():
-        raise UsageError(f"--set {text!r}; allowed: KEY=VALUE, as in --set rounds=3")
-    try:
-        return key, ast.literal_eval({"true": "True", "false": "False"}.get(value, value))
-    except (ValueError, SyntaxError):
-        return key, value
 
 
 def benchmark(name: str) -> Any:

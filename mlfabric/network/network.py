@@ -218,10 +218,6 @@ class Network:
         line = self._capacity.get(link) or self._line(self._capacity, link)
         return line.at(at_ns if at_ns > self._floor_ns else self._floor_ns)
 
-    def free_bps(self, link: LinkId, at_ns: int) -> int:
-        """Return a link's residual capacity at an instant, >= 0."""
-        return max(0, self._line(self._free, link).at(max(at_ns, self._floor_ns)))
-
     def free_line(self, link: LinkId) -> Timeline:
         """Return a link's residual capacity over time, to be read only; below zero means none."""
         return self._line(self._free, link)

@@ -329,21 +329,7 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
         self._listener.watch(event.member)
         asyncio.get_running_loop().call_later(_SESSION_WITHIN_S, self._give_up, name, seat)
         self._log.info("%s %s: %s", event.member.role.value, event.member.name, answer.reason)
-        return fabric_pb2.Admission(
-            epoch=answer.epoch,
-            session_token=seat.token,
-            tau_max=answer.tau_max,
-            server=answer.server,
-            server_address=answer.server_address,
-            initialise=answer.initialise,
-            monitor_address=answer.monitor_address,
-            reason=answer.reason,
-            clock=answer.clock,
-            instance=answer.instance,
-            lost=answer.lost,
-            pulse_port=self._listener.port,
-            server_epoch=answer.server_epoch,
-        )
+        return wire.to_admission(answer, seat.token, self._listener.port)
 
     # Sessions
 

@@ -29,13 +29,11 @@ class Certificate:
     """A certificate that is good, and its key.
 
     Args:
-        folder: where it lies.
         identity: what it says.
         authority_pem, certificate_pem, key_pem: the files.
         accepting, dialling: TLS as whom others connect to, and as who connects; either wants the other's certificate.
     """
 
-    folder: Path
     identity: Identity
     authority_pem: bytes = field(repr=False)
     certificate_pem: bytes = field(repr=False)
@@ -69,7 +67,6 @@ class Certificate:
         if role not in (identity.role, CLIENT):
             raise ConfigError(f"the certificate {where} is that of a {identity}; wanted: that of a {role}")
         return cls(
-            folder=own,
             identity=identity,
             authority_pem=files[0],
             certificate_pem=files[1],

@@ -50,7 +50,7 @@ from mlfabric.specs import (
     TensorSpec,
 )
 
-__all__ = ["CheckpointDir", "CheckpointExtra", "Loaded", "Plain", "load", "save"]
+__all__ = ["CheckpointDir", "CheckpointExtra", "Loaded", "Plain", "load"]
 
 Plain = int | float | str | bool | None | list["Plain"] | dict[str, "Plain"]
 
@@ -106,17 +106,6 @@ class Loaded:
 
     store: ModelStore
     extra: CheckpointExtra
-
-
-def save(path: Path, store: ModelStore, extra: CheckpointExtra) -> None:
-    """Write a checkpoint to ``path`` in place of what is there; steps wait meanwhile, readers do not.
-
-    Raises:
-        FabricError: it could not be written (full disk, no such directory, no right); ``path`` is as it was.
-        UsageError: the store has no weights, or ``extra`` is not plain values.
-    """
-    with store.standing() as snapshot:
-        _replace_synced(path, _content(store.spec, snapshot, extra))
 
 
 def load(path: Path, spec: ModelSpec | None = None) -> Loaded:
@@ -203,10 +192,6 @@ class CheckpointDir:
     def epoch_path(self, model: str) -> Path:
         """Return where the last server epoch of a model is kept, see ``epochs.py``."""
         return self.directory / f"{_stem(model)}.epoch"
-
-    def latest(self, model: str) -> Path | None:
-        """Return the newest checkpoint of a model, or None if there is none."""
-        return next(iter(self._newest_first().get(_stem(model), ())), None)
 
     def load_newest(self) -> list[Loaded]:
         """Read the newest checkpoint of every model, each with the spec that it was written with.

@@ -31,12 +31,10 @@ class StepResult:
     Args:
         version: the version that it made.
         step_norm: l2 norm of new weights minus old weights, over the PARAMETER tensors, as they were stored.
-        update_norm: l2 norm of what came, over the PARAMETER tensors and all images.
     """
 
     version: int
     step_norm: float
-    update_norm: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -178,10 +178,6 @@ class ModelStore:
 
     # Reading
 
-    def can_acquire(self) -> bool:
-        """Tell whether the current version can be pinned now."""
-        return self._versions.can_acquire()
-
     def acquire(self) -> Held | None:
         """Pin the current version.
 
@@ -223,10 +219,6 @@ class ModelStore:
         return self._versions.current
 
     # Changing
-
-    def can_apply(self) -> bool:
-        """Tell whether a step would start at once: there are weights, and no other step or checkpoint is at it."""
-        return self.is_initialised and self._prepared is None and not self._changing.locked()
 
     def apply(self, image: memoryview, lr: float) -> StepResult | NotFinite:
         """Apply one update, making the next version; waits for a running step or checkpoint.
@@ -349,7 +341,6 @@ class ModelStore:
             return NotFinite(version=self.version, tensor=norms)
         result = StepResult(
             version=self.version + order.versions,
-            update_norm=math.sqrt(norms.update_sq),
             step_norm=math.sqrt(norms.step_sq),
         )
         return PreparedStep(result=result, _images=order.images, _kernels=kernels)

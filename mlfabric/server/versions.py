@@ -58,11 +58,6 @@ class Versions:
             self._buffers.append(weights)
             self.number, self.current = number, weights
 
-    def can_acquire(self) -> bool:
-        """Tell whether the current version can be pinned now: there is one, and nobody writes to it."""
-        with self._lock:
-            return self._can_pin()
-
     def acquire(self) -> Held | None:
         """Pin the current version, or return None while :meth:`can_acquire` is false."""
         with self._lock:

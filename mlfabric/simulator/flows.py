@@ -48,10 +48,6 @@ class Flows:
         for link in (up_link(host), down_link(host)):
             self._rates.setdefault(link, bps or self._world.config.link_bps)
 
-    def rate_bps(self, link: LinkId) -> int:
-        """Return what a link carries now."""
-        return self._rates[link]
-
     def set_rate(self, link: LinkId, bps: int) -> None:
         """Change what a link carries from now on."""
         self._advance()

@@ -8,7 +8,7 @@ from mlfabric.protocol import Committed, GetId, ModelVersion, Outcome, TransferI
 from mlfabric.scheduler.parts import part_of, whole_of
 from mlfabric.scheduler.state import SchedulerState
 from mlfabric.server.actions import ApplyStep, StepKind
-from mlfabric.simulator.witness import LONGEST_WAIT_NS, Oddity, Truth, Witness
+from mlfabric.simulator.witness import LONGEST_WAIT_NS, Oddity, Witness
 
 __all__ = ["PartWitness"]
 
@@ -169,10 +169,6 @@ class PartWitness(Witness):
                 continue
             ready = [push for push, known in whole.open.items() if known.turn and known.doomed is None]
             assert not ready, f"{ready} are complete at all parts, and nothing is done with them"
-
-    def truth_of(self, push: UpdateId) -> Truth:
-        """Return what the first part of a push is."""
-        return self.truths[self.parts_of(push)[0]]
 
     def committed(self) -> dict[int, set[str]]:
         """Return by version which workers' pushes made it."""

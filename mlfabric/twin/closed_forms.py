@@ -1,9 +1,7 @@
 """How long an iteration takes in the ways of training that mlfabric is compared with, as formulas.
 
     ring           E[max compute] + 2 (N - 1) / N  x  size / slowest direction of any link
-    tree           E[max compute] + the way up and the way down a static binary tree, whole tensors at each stop
     server         E[max compute] + N sizes through the server's link each way, or the slowest worker's own link
-    asynchronous   each worker for itself: compute, up, down; the server's link is the limit
 
 The ring is the bandwidth-optimal one (Patarasuk and Yuan, 2009: each host sends and receives 2 (N - 1) / N of the
 tensor), its steps are in lockstep, so the slowest link sets the pace of all; that is what gloo and DDP do. Stragglers
@@ -21,15 +19,12 @@ from mlfabric.twin.settings import ComputeSetting, NetworkSetting
 
 __all__ = [
     "LinkRates",
-    "asynchronous_server_updates_per_s",
     "mean_largest",
-    "mean_largest_of_samples",
     "mean_over_weather",
     "ring_all_reduce_s",
     "ring_share",
     "slowest_shares",
     "synchronous_server_s",
-    "tree_all_reduce_s",
 ]
 
 BITS = 8
@@ -82,37 +77,6 @@ def ring_all_reduce_s(size_bytes: int, links: Sequence[LinkRates], latency_s: fl
     return share * size_bytes * BITS / min(link.slowest_bps for link in links) + 2 * (len(links) - 1) * latency_s
 
 
-def tree_all_reduce_s(size_bytes: int, links: Sequence[LinkRates], latency_s: float = 0.0) -> float:
-    """Return how long an all-reduce over a static binary tree takes, whole tensors at each stop.
-
-    Host i has the children 2 i + 1 and 2 i + 2. A parent takes its children's sums in, in the order in which they are
-    ready, sends the sum up, and sends the result to one child after the other.
-
-    Args:
-        size_bytes: of the tensor, >= 0.
-        links: of each host, the root's first, at least one.
-        latency_s: of each transfer.
-    """
-    ring_share(len(links))
-    bits = size_bytes * BITS
-    ready_s = [0.0] * len(links)
-    for parent in reversed(range(len(links))):
-        for child in sorted(_children(parent, len(links)), key=ready_s.__getitem__):
-            rate_bps = min(links[child].up_bps, links[parent].down_bps)
-            ready_s[parent] = max(ready_s[parent], ready_s[child]) + latency_s + bits / rate_bps
-    has_s = [ready_s[0]] * len(links)
-    for parent in range(len(links)):
-        free_s = has_s[parent]
-        for child in _children(parent, len(links)):
-            free_s += latency_s + bits / min(links[parent].up_bps, links[child].down_bps)
-            has_s[child] = free_s
-    return max(has_s)
-
-
-def _children(parent: int, hosts: int) -> range:
-    return range(2 * parent + 1, min(2 * parent + 3, hosts))
-
-
 def synchronous_server_s(
     size_bytes: int, links: Sequence[LinkRates], server: LinkRates, latency_s: float = 0.0
 ) -> float:
@@ -131,29 +95,6 @@ def synchronous_server_s(
     return collect_s + give_s + 2 * latency_s
 
 
-def asynchronous_server_updates_per_s(
-    size_bytes: int, links: Sequence[LinkRates], server: LinkRates, compute_s: Sequence[float]
-) -> float:
-    """Return how many updates a plain asynchronous parameter server takes in per second, without any bound.
-
-    Args:
-        size_bytes: of model and update, > 0.
-        links: of each worker, at least one.
-        server: the server's link.
-        compute_s: mean time of each worker's computation, > 0.
-
-    Raises:
-        UsageError: there are not as many computing times as links.
-    """
-    if len(links) != len(compute_s):
-        raise UsageError(f"{len(links)} links, {len(compute_s)} computing times; allowed: one of each for each worker")
-    bits = size_bytes * BITS
-    alone = sum(
-        1 / (own_s + bits / link.up_bps + bits / link.down_bps) for link, own_s in zip(links, compute_s, strict=True)
-    )
-    return min(alone, server.slowest_bps / bits)
-
-
 def mean_largest(setting: ComputeSetting, base_s: float, workers: int) -> float:
     """Return the mean of the longest of all workers' computations, where some are slow by chance.
 
@@ -164,25 +105,6 @@ def mean_largest(setting: ComputeSetting, base_s: float, workers: int) -> float:
     """
     somebody = 1 - (1 - setting.chance) ** workers
     return base_s * (1 + (setting.factor - 1) * somebody)
-
-
-def mean_largest_of_samples(samples_s: Iterable[float], workers: int) -> float:
-    """Return the mean of the longest of so many computations, each drawn from measured ones (order statistics).
-
-    Args:
-        samples_s: measured times, at least one.
-        workers: how many draw, >= 1.
-
-    Raises:
-        UsageError: there is no sample.
-    """
-    ordered = sorted(samples_s)
-    if not ordered:
-        raise UsageError("no computing times; give at least one")
-    count = len(ordered)
-    return sum(
-        time_s * (((rank + 1) / count) ** workers - (rank / count) ** workers) for rank, time_s in enumerate(ordered)
-    )
 
 
 def slowest_shares(setting: NetworkSetting, links: int) -> list[tuple[float, float]]:

@@ -37,7 +37,6 @@ from mlfabric.wire.values import (
     to_outcome,
     to_outcomes,
     to_transfer_id,
-    to_update_id,
     to_version,
 )
 
@@ -79,7 +78,6 @@ __all__ = [
     "to_spec",
     "to_term",
     "to_transfer_id",
-    "to_update_id",
     "to_version",
     "to_wanted",
 ]

@@ -230,12 +230,13 @@ def from_member(message: types.Member, role: Role) -> Member:
     )
 
 
-def to_admission(welcome: Welcome, session_token: bytes) -> fabric.Admission:
+def to_admission(welcome: Welcome, session_token: bytes, pulse_port: int) -> fabric.Admission:
     """Make the answer to a registration.
 
     Args:
         welcome: what the scheduler decided.
         session_token: what the member shows when it opens its session.
+        pulse_port: where signs of life go.
     """
     return fabric.Admission(
         epoch=welcome.epoch,
@@ -249,6 +250,7 @@ def to_admission(welcome: Welcome, session_token: bytes) -> fabric.Admission:
         clock=welcome.clock,
         instance=welcome.instance,
         lost=welcome.lost,
+        pulse_port=pulse_port,
         server_epoch=welcome.server_epoch,
     )
 

@@ -57,7 +57,6 @@ __all__ = [
     "to_outcome",
     "to_outcomes",
     "to_transfer_id",
-    "to_update_id",
     "to_version",
 ]
 
@@ -163,11 +162,6 @@ def from_sum_id(message: types.SumId) -> SumId:
 def fill_version(message: types.ModelVersion, version: ModelVersion) -> None:
     """Write a version into a message."""
     message.epoch, message.number = version
-
-
-def to_update_id(update: UpdateId) -> types.RequestId:
-    """Make the message of an update's id."""
-    return types.RequestId(worker=update.worker, incarnation=update.incarnation, counter=update.counter)
 
 
 def from_update_id(message: types.RequestId) -> UpdateId:

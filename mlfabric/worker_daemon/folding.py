@@ -176,11 +176,6 @@ class Kept:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def memory_bytes(self) -> int:
-        """Return how much is kept."""
-        window = self._window.nbytes if self._window is not None else 0
-        return window + sum(b.nbytes for b in (*self._copies.values(), *self._frozen.values()))
-
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         return asyncio.create_task(coroutine)
 

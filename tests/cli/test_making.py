@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 import json
 import sys
 from pathlib import Path
@@ -9,72 +10,98 @@ import pytest
 from typer.testing import CliRunner
 
 import mlfabric
+from mlfabric.cli import making
 from mlfabric.cli.app import app
+from mlfabric.cli.bench_settings import settings_of
 from mlfabric.errors import UsageError
 
-
-@pytest.fixture
-def benchmark(monkeypatch, tmp_path):
-    """Make this package seem to be in a checkout with a benchmark ``data`` that returns what it was given."""
-    folder = tmp_path / "benchmarks"
-    folder.mkdir()
-    (folder / "data.py").write_text("")
-    module = ModuleType("benchmarks.data")
-    module.__dict__["run"] = lambda **options: {"options": options, "rate": 2.5}
-    monkeypatch.setitem(sys.modules, "benchmarks", ModuleType("benchmarks"))
-    monkeypatch.setitem(sys.modules, "benchmarks.data", module)
-    monkeypatch.setattr(mlfabric, "__file__", str(tmp_path / "mlfabric" / "__init__.py"))
-    monkeypatch.setattr(sys, "path", list(sys.path))
+SMALL = ("--set", "elements=2", "--set", "rounds=1")
 
 
-@pytest.mark.usefixtures("benchmark")
+def refusal(*arguments: str) -> str:
+    """Run ``mlfabric bench`` with arguments that it cannot do anything with; return what it says."""
+    error = CliRunner().invoke(app, ["bench", *arguments]).exception
+    assert isinstance(error, UsageError)
+    return str(error)
+
+
 def test_a_benchmarks_figures_are_printed_and_written(tmp_path: Path):
     file = tmp_path / "figures.json"
-    command = ["bench", "data", "--json", str(file), "--set", "rounds=3", "--set", "kind=fast", "--set", "warm=false"]
-    result = CliRunner().invoke(app, command)
+    result = CliRunner().invoke(app, ["bench", "divergence", "--json", str(file), *SMALL])
 
     assert result.exit_code == 0
-    assert "options.rounds" in result.output
-    assert json.loads(file.read_text()) == {"options": {"rounds": 3, "kind": "fast", "warm": False}, "rate": 2.5}
+    assert "gamma_0.9.alignment_0.1.lead_600" in result.output
+    assert json.loads(file.read_text())["least_ratio"] > 0
 
 
-@pytest.mark.usefixtures("benchmark")
-def test_an_option_without_a_value_is_an_error():
-    error = CliRunner().invoke(app, ["bench", "data", "--set", "rounds"]).exception
+@pytest.mark.parametrize(
+    ("name", "setting", "allowed"),
+    [
+        ("data", "rounds", "KEY=VALUE, as in --set rounds=3"),
+        ("data", "=3", "KEY=VALUE, as in --set rounds=3"),
+        ("data", "runds=3", "rounds, megabytes"),
+        ("data", "rounds=many", "a whole number"),
+        ("data", "rounds=1.5", "a whole number"),
+        ("data", "rounds=true", "a whole number"),
+        ("data", "rounds=[1]", "a whole number"),
+        ("links", "seconds=soon", "a number"),
+        ("planner", "ready=1", "true or false"),
+        ("planner", "sizes=10", "whole numbers, as in [1,2]"),
+        ("planner", "sizes=[]", "whole numbers, as in [1,2]"),
+        ("restart", "outages_s=[a]", "numbers, as in [0.5,1]"),
+        ("fabric", "only=3", "a word"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_refused_with_what_is_allowed(name: str, setting: str, allowed: str):
+    assert refusal(name, "--set", setting) == f"--set {setting!r}; allowed: {allowed}"
 
-    assert isinstance(error, UsageError)
-    assert "allowed: KEY=VALUE" in str(error)
+
+@pytest.mark.parametrize(
+    ("text", "given"),
+    [
+        ("small=true", {"small": True}),
+        ("only=lda_rel_gap", {"only": "lda_rel_gap"}),
+    ],
+)
+def test_settings_come_with_their_types(text: str, given: dict[str, object]):
+    assert settings_of(making.benchmark("fabric").run, [text]) == given
 
 
-@pytest.mark.usefixtures("benchmark")
+def test_a_whole_number_is_a_number_too():
+    run = making.benchmark("restart").run
+    assert settings_of(run, ["outages_s=[1,0.5]", "trials=2"]) == {"outages_s": [1, 0.5], "trials": 2}
+
+
+@pytest.mark.parametrize("setting", ["rounds=0", "megabytes=0"])
+def test_a_number_out_of_range_is_refused_before_anything_is_started(setting: str):
+    assert refusal("data", "--set", setting) == f"--set {setting}; allowed: 1 or more"
+
+
+@pytest.mark.parametrize("name", making.MEASURED)
+def test_every_setting_of_every_benchmark_has_a_type_that_can_be_given(name: str):
+    run = making.benchmark(name).run
+    for key, parameter in inspect.signature(run).parameters.items():
+        default = list(parameter.default) if isinstance(parameter.default, tuple) else parameter.default
+        assert settings_of(run, [f"{key}={default}"]) == {key: default}
+
+
 def test_a_figures_file_that_cannot_be_written_is_an_error_before_anything_is_measured(tmp_path: Path):
-    sys.modules["benchmarks.data"].__dict__["run"] = lambda: pytest.fail("it was measured")
-    result = CliRunner().invoke(app, ["bench", "data", "--json", str(tmp_path / "no" / "f.json")])
-
-    assert isinstance(result.exception, UsageError)
-    assert "give a file that can be written" in str(result.exception)
+    assert "give a file that can be written" in refusal("paper", "--json", str(tmp_path / "no" / "f.json"))
+    assert "give a file that can be written" in refusal("load", "--json", str(tmp_path / "no" / "f.json"))
 
 
-@pytest.mark.usefixtures("benchmark")
 def test_a_benchmark_that_fails_leaves_no_file_and_takes_none_away(tmp_path: Path):
-    def fail() -> None:
-        raise UsageError("no")
-
-    sys.modules["benchmarks.data"].__dict__["run"] = fail
     new, old = tmp_path / "new.json", tmp_path / "old.json"
     old.write_text("before")
     for file in (new, old):
-        assert isinstance(CliRunner().invoke(app, ["bench", "data", "--json", str(file)]).exception, UsageError)
+        assert "allowed: at least 2 and 1" in refusal("divergence", "--json", str(file), "--set", "rounds=0")
     assert not new.exists()
     assert old.read_text() == "before"
 
 
 def test_outside_of_a_checkout_benchmarks_say_where_they_are(monkeypatch, tmp_path: Path):
     monkeypatch.setattr(mlfabric, "__file__", str(tmp_path / "mlfabric" / "__init__.py"))
-    error = CliRunner().invoke(app, ["bench", "data"]).exception
-
-    assert isinstance(error, UsageError)
-    assert "benchmarks are in a checkout of the project" in str(error)
+    assert "benchmarks are in a checkout of the project" in refusal("data")
 
 
 def test_an_unknown_benchmark_is_an_error_that_names_the_known_ones():

@@ -116,7 +116,7 @@ def test_a_reservation_that_does_not_fit_is_refused_and_changes_nothing(star: Ne
     with pytest.raises(UsageError, match="do not fit on link s down"):
         star.reserve("one", path, Profile(0, 9, (Piece(0, 9, 6),)))
     assert star.reservation("one") is None
-    assert star.free_bps(up_link("a"), 0) == GBPS
+    assert star.free_line(up_link("a")).at(0) == GBPS
     star.validate()
 
 
@@ -147,9 +147,9 @@ def test_a_rate_measured_below_what_is_reserved_leaves_nothing_free_until_that_i
     star.reserve("one", path, profile)
     star.set_rate(link, 10**8)
     star.validate()
-    assert (star.free_bps(link, 0), star.free_bps(link, 8 * MS)) == (0, 10**8)
+    assert (max(0, star.free_line(link).at(0)), star.free_line(link).at(8 * MS)) == (0, 10**8)
     star.release("one")
-    assert star.free_bps(link, 0) == 10**8
+    assert star.free_line(link).at(0) == 10**8
     star.validate()
 
 

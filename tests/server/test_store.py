@@ -67,11 +67,9 @@ def test_norms_are_exact_over_all_parameters_and_padding_is_not_read() -> None:
         after = weights_of(store)
         names = before.keys() - {"running_mean"}
         moved = math.sqrt(sum(float((after[n].double() - before[n].double()).square().sum()) for n in names))
-        length = math.sqrt(sum(float(update[n].double().square().sum()) for n in names))
         assert isinstance(result, StepResult)
         assert result.version == seed
         assert result.step_norm == pytest.approx(moved, rel=1e-14)
-        assert result.update_norm == pytest.approx(length, rel=1e-14)
 
 
 # Coming into being
@@ -82,7 +80,6 @@ def test_the_initial_image_is_version_0_bit_for_bit() -> None:
     store = ModelStore(spec_of())
     assert not store.is_initialised
     assert store.acquire() is None
-    assert not store.can_apply()
     store.initialise(bytes(image_of(layout_of(), tensors)))
     assert store.version == 0
     held = store.acquire()
@@ -96,7 +93,7 @@ def test_a_model_without_elements_counts_versions() -> None:
     layout = Layout((TensorSpec(name="nothing", shape=(0,), dtype="float32"),))
     store = ModelStore(spec_of(layout, momentum=0.5))
     store.initialise(b"")
-    assert store.apply(memoryview(bytearray()), 0.1) == StepResult(version=1, step_norm=0.0, update_norm=0.0)
+    assert store.apply(memoryview(bytearray()), 0.1) == StepResult(version=1, step_norm=0.0)
 
 
 @pytest.mark.parametrize("length", [0, 1, layout_of().size_bytes - 1, layout_of().size_bytes + 16])
@@ -200,8 +197,7 @@ def test_a_step_that_is_not_finite_changes_no_bit(momentum: float, pinned: bool,
     assert store.version == 1
     if held is not None:
         store.release(held)
-    assert store.can_apply()
-    assert store.can_acquire()
+    assert isinstance(step(store, 3), StepResult)
 
 
 @pytest.mark.parametrize("lr", [-1.0, math.nan])

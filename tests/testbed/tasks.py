@@ -51,6 +51,12 @@ def unpicklable() -> object:
     return lambda: None
 
 
+def print_and_wait(word: str) -> None:
+    """Print a line, then wait."""
+    print(word, flush=True)
+    time.sleep(1e6)
+
+
 def wait_for_ever(file: str) -> None:
     """Say that this runs, then wait; write a file when told to end."""
     try:

@@ -129,26 +129,6 @@ def test_one_that_will_not_end_is_killed(two_hosts, launcher):
         child.join(PATIENCE_S)
 
 
-def test_a_command_runs_in_its_host_and_its_output_is_kept(two_hosts, launcher):
-    child = launcher.start_command(two_hosts.hosts[1], ["sh", "-c", "ip -br address; hostname"])
-
-    assert child.join(PATIENCE_S) == 0
-    assert two_hosts.hosts[1].address in child.output.read_text()
-    assert child.output.read_text().endswith("h1\n")
-
-
-def test_a_command_that_fails_is_an_error_with_its_last_lines(two_hosts, launcher):
-    child = launcher.start_command(two_hosts.hosts[1], ["sh", "-c", "echo out; echo err >&2; exit 3"], name="sh3")
-
-    with pytest.raises(ChildError, match=r"ended with code 3(?s:.*)\| out\n  \| err$"):
-        child.join(PATIENCE_S)
-
-
-def test_a_program_that_is_not_there_is_an_error(two_hosts, launcher):
-    with pytest.raises(ChildError, match="FileNotFoundError"):
-        launcher.start_command(two_hosts.hosts[1], ["no-such-program"]).join(PATIENCE_S)
-
-
 def test_what_cannot_be_started_is_refused_and_starts_nothing(two_hosts, launcher):
     host = two_hosts.hosts[0]
     launcher.start(host, tasks.add, 1, 1, name="taken")
@@ -158,15 +138,13 @@ def test_what_cannot_be_started_is_refused_and_starts_nothing(two_hosts, launche
         launcher.start(host, tasks.add, 1, 1, name="../elsewhere")
     with pytest.raises(UsageError, match="cannot be sent"):
         launcher.start(host, lambda: None)
-    with pytest.raises(UsageError, match="at least a program"):
-        launcher.start_command(host, [])
 
 
 def test_leaving_the_block_stops_all_that_is_left_and_keeps_what_was_printed(two_hosts, tmp_path):
     with Launcher(tmp_path / "run") as launcher:
         children = [
             launcher.start(two_hosts.hosts[0], tasks.wait_for_ever, str(tmp_path / "end")),
-            launcher.start_command(two_hosts.hosts[1], ["sh", "-c", "echo here; exec sleep 1000"], name="sleeps"),
+            launcher.start(two_hosts.hosts[1], tasks.print_and_wait, "here", name="sleeps"),
         ]
         children[0].messages.recv()
         wait_until(lambda: children[1].output.exists() and children[1].output.read_text() == "here\n", "it runs")
@@ -183,10 +161,10 @@ from benchmarks.testbed.processes import Launcher
 from tests.testbed import tasks
 signal.signal(signal.SIGINT, signal.default_int_handler)  # who runs the tests may ignore SIGINT
 with testbed(["a"], link_bps=1_000_000) as bed, Launcher() as launcher:
-    function = launcher.start(bed.hosts[0], tasks.never_end)
-    function.messages.recv()
-    command = launcher.start_command(bed.hosts[0], ["sleep", "1000"])
-    print(function.pid, command.pid, flush=True)
+    children = [launcher.start(bed.hosts[0], tasks.never_end) for _ in range(2)]
+    for child in children:
+        child.messages.recv()
+    print(*(child.pid for child in children), flush=True)
     try:
         sys.stdin.read()
     except KeyboardInterrupt:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,14 +9,11 @@ from hypothesis import strategies as st
 from mlfabric.errors import UsageError
 from mlfabric.twin.closed_forms import (
     LinkRates,
-    asynchronous_server_updates_per_s,
     mean_largest,
-    mean_largest_of_samples,
     mean_over_weather,
     ring_all_reduce_s,
     slowest_shares,
     synchronous_server_s,
-    tree_all_reduce_s,
 )
 from mlfabric.twin.settings import COMPUTE, NETWORK
 
@@ -40,14 +35,6 @@ def test_a_ring_pays_its_latency_at_each_step():
     assert ring_all_reduce_s(0, [FULL] * 4, latency_s=0.01) == pytest.approx(0.06)
 
 
-def test_a_tree_of_three_takes_two_tensors_in_and_two_out_of_the_root():
-    assert tree_all_reduce_s(MB, [FULL] * 3) == pytest.approx(4.0)
-
-
-def test_a_slow_leaf_of_a_tree_is_waited_for_on_the_way_up_only():
-    assert tree_all_reduce_s(MB, [FULL, FULL, HALF]) == pytest.approx(1 + 2 + 2)
-
-
 def test_a_server_collects_all_updates_over_its_own_link():
     assert synchronous_server_s(MB, [FULL] * 5, FULL) == pytest.approx(10.0)
 
@@ -55,12 +42,6 @@ def test_a_server_collects_all_updates_over_its_own_link():
 def test_a_wide_server_waits_for_the_slowest_worker():
     wide = LinkRates(up_bps=1e9, down_bps=1e9)
     assert synchronous_server_s(MB, [FULL, FULL, HALF], wide) == pytest.approx(2.0 + 1.0)
-
-
-def test_asynchronous_workers_go_at_their_own_pace_until_the_server_is_full():
-    wide = LinkRates(up_bps=1e9, down_bps=1e9)
-    assert asynchronous_server_updates_per_s(MB, [FULL, HALF], wide, [1.0, 1.0]) == pytest.approx(1 / 3 + 1 / 4)
-    assert asynchronous_server_updates_per_s(MB, [FULL] * 9, FULL, [1.0] * 9) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(
@@ -80,13 +61,6 @@ def test_the_ring_of_the_testbed_is_foretold_within_a_twentieth(network: str, ex
         assert found_s == pytest.approx(measured_s, rel=0.05)
 
 
-def test_the_mean_of_the_largest_of_samples_is_that_of_draws():
-    random.seed(1)
-    samples = [random.lognormvariate(0, 1) for _ in range(200)]
-    drawn = [max(random.choices(samples, k=7)) for _ in range(40_000)]
-    assert mean_largest_of_samples(samples, 7) == pytest.approx(sum(drawn) / len(drawn), rel=0.02)
-
-
 @given(st.floats(0.01, 10), st.integers(1, 100), st.sampled_from(sorted(COMPUTE)))
 def test_the_largest_is_between_a_usual_and_a_slow_computation(base_s: float, workers: int, name: str):
     setting = COMPUTE[name]
@@ -102,13 +76,6 @@ def test_the_chances_of_what_the_slowest_link_has_are_together_one(name: str, li
 def test_no_all_reduce_is_faster_than_a_tensor_over_the_slowest_link(links: list[LinkRates], size: int):
     least_s = 8 * size / min(link.slowest_bps for link in links)
     assert ring_all_reduce_s(size, links) >= least_s * (1 - 1e-9)
-    assert tree_all_reduce_s(size, links) >= 8 * size / max(max(k.up_bps, k.down_bps) for k in links)
-
-
-@given(st.lists(rates, min_size=1, max_size=20))
-def test_a_faster_link_never_makes_a_tree_slower(links: list[LinkRates]):
-    faster = [LinkRates(up_bps=2 * links[0].up_bps, down_bps=2 * links[0].down_bps), *links[1:]]
-    assert tree_all_reduce_s(MB, faster) <= tree_all_reduce_s(MB, links) * (1 + 1e-9)
 
 
 def test_what_cannot_be_is_refused():
@@ -116,7 +83,3 @@ def test_what_cannot_be_is_refused():
         LinkRates(up_bps=0, down_bps=1)
     with pytest.raises(UsageError, match="1 or more"):
         ring_all_reduce_s(MB, [])
-    with pytest.raises(UsageError, match="at least one"):
-        mean_largest_of_samples([], 3)
-    with pytest.raises(UsageError, match="one of each"):
-        asynchronous_server_updates_per_s(MB, [FULL], FULL, [])

@@ -81,10 +81,10 @@ def test_a_workers_own_links_are_reserved_only_if_it_may_have_several_round_trip
     transfer = planner.plan_updates([planner.candidate(3, 0, 0, 0)], 0).transfers[0]
     way = planner.reserve(("push", 1), transfer)
     assert way.links == (planner.up["w3"], planner.down["server"])
-    assert network.free_bps(down_link("server"), 0) == 0
-    assert (network.free_bps(up_link("w3"), 0) == network.rate_bps(up_link("w3"), 0)) == (in_flight == 1)
+    assert network.free_line(down_link("server")).at(0) == 0
+    assert (network.free_line(up_link("w3")).at(0) == network.rate_bps(up_link("w3"), 0)) == (in_flight == 1)
     planner.release(("push", 1), way)
-    assert network.free_bps(down_link("server"), 0) == network.rate_bps(down_link("server"), 0)
+    assert network.free_line(down_link("server")).at(0) == network.rate_bps(down_link("server"), 0)
 
 
 @given(st.integers(0, 100), st.lists(st.tuples(st.integers(0, 30), st.integers(1, 10**9)), max_size=4), st.booleans())

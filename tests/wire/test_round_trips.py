@@ -81,10 +81,10 @@ def test_every_member_comes_back_as_it_was(member: Member, software: str) -> Non
     assert wire.from_member(message, member.role) == member
 
 
-@given(welcomes, st.binary())
-def test_every_admission_comes_back_as_it_was(welcome: Welcome, token: bytes) -> None:
-    message = wire.to_admission(welcome, token)
-    assert message.session_token == token
+@given(welcomes, st.binary(), st.integers(0, 65535))
+def test_every_admission_comes_back_as_it_was(welcome: Welcome, token: bytes, port: int) -> None:
+    message = wire.to_admission(welcome, token, port)
+    assert (message.session_token, message.pulse_port) == (token, port)
     assert wire.from_admission(message, welcome.to, welcome.incarnation) == welcome
 
 
@@ -97,7 +97,7 @@ def test_every_link_rate_comes_back_as_it_was(event: LinksReported) -> None:
 def test_every_shared_value_comes_back_as_it_was(
     update: UpdateId, get: GetId, version: ModelVersion, outcome: Outcome
 ) -> None:
-    assert wire.from_update_id(wire.to_update_id(update)) == update
+    assert wire.from_transfer_id(wire.to_transfer_id(update)) == update
     assert wire.from_get_id(wire.to_get_id(get)) == get
     assert wire.from_version(wire.to_version(version)) == version
     assert wire.from_outcome(wire.to_outcome(outcome)) == outcome

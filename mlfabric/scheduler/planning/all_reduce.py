@@ -41,7 +41,6 @@ class AllReduced:
     Args:
         updates: in the order of ids.
         arrive_ns: by update, when its worker has the sum; empty if there is no way.
-        root: where the sum is made; None for a ring and for stripes.
         stripe_bytes: of each stripe; empty for other shapes.
     """
 
@@ -49,7 +48,6 @@ class AllReduced:
     transfers: tuple[Transfer, ...]
     arrive_ns: tuple[int, ...]
     shape: Shape
-    root: str | None
     reason: str
     stripe_bytes: tuple[int, ...] = ()
 
@@ -121,7 +119,7 @@ class _Sum:
     def best(self) -> AllReduced:
         """Compare all shapes."""
         if len(self._names) < 2:
-            return self._answer((), self._ready_ns, Shape.DIRECT, None, "nobody else takes part: nothing is sent")
+            return self._answer((), self._ready_ns, Shape.DIRECT, "nobody else takes part: nothing is sent")
         striped, ring = self._stripes(), self._ring()
         world = World(self._network, self._names, self._names)
         is_enough = striped is not None and (bool(self._late) or self._is_enough(striped))
@@ -134,21 +132,21 @@ class _Sum:
         shape = min(ends_ns, key=lambda shape: ends_ns[shape])
         if ends_ns[shape] >= HORIZON_NS:
             reason = f"no way from each of {len(self._names)} hosts to all others: some link has no capacity"
-            return self._answer((), None, Shape.DIRECT, None, reason)
+            return self._answer((), None, Shape.DIRECT, reason)
         others = self._others({other: end_ns for other, end_ns in ends_ns.items() if other is not shape})
         if shape is Shape.RING and ring is not None:
             reason = f"ring of {len(self._names)}: {self._ms(ring.arrive_ns)}{others}"
-            return self._answer(self._ring_transfers(ring), [ring.arrive_ns] * len(self._names), shape, None, reason)
+            return self._answer(self._ring_transfers(ring), [ring.arrive_ns] * len(self._names), shape, reason)
         if shape is Shape.STRIPES and striped is not None:
             reason = f"{self._stripes_text(striped)}: {self._ms(ends_ns[shape])}{others}"
             transfers = self._striped_transfers(striped)
-            return self._answer(transfers, striped.done_ns, shape, None, reason, striped.size_bytes)
+            return self._answer(transfers, striped.done_ns, shape, reason, striped.size_bytes)
         assert trip is not None, "the other shapes take longer"
         root, cut_through = self._names[trip.root], Shape.TREE in self._shapes
         how = "cut-through trees" if cut_through else "directly"
         reason = f"summed at {root}, {how}: {self._ms(ends_ns[shape])}{others}"
         shape = Shape.TREE if cut_through else Shape.DIRECT
-        return self._answer(self._trip_transfers(trip, world), trip.done_ns, shape, root, reason)
+        return self._answer(self._trip_transfers(trip, world), trip.done_ns, shape, reason)
 
     def _is_enough(self, striped: Striped) -> bool:
         """Tell whether trees need not be searched for: hosts are many, and links, not hops, take the time."""
@@ -189,7 +187,6 @@ class _Sum:
         transfers: Sequence[Transfer],
         done_ns: Sequence[int] | None,
         shape: Shape,
-        root: str | None,
         reason: str,
         stripe_bytes: tuple[int, ...] = (),
     ) -> AllReduced:
@@ -198,7 +195,6 @@ class _Sum:
             transfers=tuple(transfers),
             arrive_ns=tuple(done_ns[host] for host in self._host) if done_ns is not None else (),
             shape=shape,
-            root=root,
             reason=reason,
             stripe_bytes=stripe_bytes,
         )

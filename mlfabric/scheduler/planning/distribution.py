@@ -55,10 +55,6 @@ class Distribution:
     answers: Sequence[GetServed]
     deferred: Sequence[Deferred] = ()
 
-    def cost_ns(self, objective: Objective) -> int:
-        """Return the instant of the last answer, or the sum of all; what is deferred does not count."""
-        return _cost_ns([answer.arrive_ns for answer in self.answers], objective)
-
 
 class _Task(NamedTuple):
     """What all ways share; ``now_ns`` is not before the network's floor."""

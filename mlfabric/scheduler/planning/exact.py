@@ -11,12 +11,10 @@ import math
 from dataclasses import dataclass
 
 from mlfabric.errors import UsageError
-from mlfabric.network import Network
 from mlfabric.scheduler.planning.formulation import Formulation
-from mlfabric.scheduler.planning.problem import Batch, FabricState, PlannerConfig
-from mlfabric.scheduler.planning.slotted import DIRECT, Decisions, Slotted, arrival, replay, slotted
+from mlfabric.scheduler.planning.slotted import DIRECT, Decisions, Slotted, arrival, replay
 
-__all__ = ["ExactPlan", "exact", "least_cost", "solve"]
+__all__ = ["ExactPlan", "least_cost", "solve"]
 
 WHOLE_TOLERANCE = 1e-4
 WHOLE = 1 - 2 * WHOLE_TOLERANCE  # costs are whole numbers of slots
@@ -46,38 +44,13 @@ class ExactPlan:
         return self.bound >= self.cost
 
 
-def exact(
-    batch: Batch,
-    network: Network,
-    state: FabricState,
-    config: PlannerConfig,
-    *,
-    slot_ns: int,
-    slots: int,
-    limit_s: float = 60.0,
-) -> ExactPlan:
-    """Find the best store-and-forward plan of a small batch to one server.
-
-    Args:
-        slot_ns: length of a slot.
-        slots: how many; all direct, shortest first, must fit.
-        limit_s: HiGHS stops then, with the best plan so far; only then does the result depend on the machine.
-
-    Raises:
-        UsageError: several servers or none, HiGHS is not installed, or too few slots.
-    """
-    if len(state.servers) != 1:
-        raise UsageError(f"{len(state.servers)} servers; exact plans are for one")
-    problem = slotted(batch, network, state, config, slot_ns=slot_ns, slots=slots)
-    return solve(problem, limit_s=limit_s)
-
-
 def solve(problem: Slotted, start: Decisions | None = None, *, limit_s: float = 60.0) -> ExactPlan:
     """Find the best plan of a batch in slots.
 
     Args:
         start: a plan to begin with, which fits into the slots.
-        limit_s: see ``exact``; the plan to begin with is the result if there was no time for another.
+        limit_s: HiGHS stops then, and only then does the result depend on the machine; the plan to begin with is the
+            result if there was no time for another.
 
     Raises:
         UsageError: HiGHS is not installed, or nothing fits into the slots.

@@ -130,7 +130,6 @@ def test_tiny_updates_take_few_hops() -> None:
     )
     assert found.shape is Shape.TREE
     assert max(found.arrive_ns) <= 10 * MS // 10
-    assert found.root in hosts(16)
 
 
 def test_a_ring_crosses_each_rack_s_uplink_once() -> None:

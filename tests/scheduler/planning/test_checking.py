@@ -502,7 +502,7 @@ def test_capacity_is_exceeded_exactly_if_a_look_at_every_nanosecond_says_so(
         for start, span, bps in spans
     ]
     exceeded = any(
-        sum(bps for start, span, bps in spans if start <= t < start + span) > network.free_bps(down_link("s"), t)
+        sum(bps for start, span, bps in spans if start <= t < start + span) > network.free_line(down_link("s")).at(t)
         for t in range(20)
     )
     plan = replace(a_full_plan()[0], transfers=bench.transfers)

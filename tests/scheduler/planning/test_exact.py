@@ -10,7 +10,7 @@ from benchmarks.optimality import SLOT_NS, Instance, instance
 from mlfabric.errors import UsageError
 from mlfabric.network import Network
 from mlfabric.protocol import UpdateId
-from mlfabric.scheduler.planning.exact import ExactPlan, exact, least_cost, solve
+from mlfabric.scheduler.planning.exact import ExactPlan, least_cost, solve
 from mlfabric.scheduler.planning.problem import (
     Aggregator,
     Batch,
@@ -56,7 +56,7 @@ def problem(
 
 
 def best(of: Instance, slots: int = 20, slot_ns: int = SLOT) -> ExactPlan:
-    found = exact(of.batch, of.network, of.state, of.config, slot_ns=slot_ns, slots=slots)
+    found = solve(in_slots(of, slots, slot_ns))
     assert found.is_proved
     return found
 
@@ -233,12 +233,6 @@ def test_a_known_plan_to_begin_with_changes_nothing():
 def test_too_few_slots_are_an_error_that_says_how_many():
     with pytest.raises(UsageError, match="no plan was found within 2 slots"):
         best(problem([3]), slots=2)
-
-
-def test_several_servers_are_refused():
-    of = problem([1])
-    with pytest.raises(UsageError, match="2 servers"):
-        best(replace(of, state=replace(of.state, servers=("server", "a"))))
 
 
 def test_without_the_solver_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch):

@@ -32,7 +32,7 @@ def test_gets_are_served_shortest_first_and_those_without_a_way_come_last() -> N
         "shortest transfer first: 88.0 ms",
         "a link on its path has no capacity",
     ]
-    assert network.free_bps(up_link("s"), MS) == 10**9
+    assert network.free_line(up_link("s")).at(MS) == 10**9
 
 
 def test_no_gets_make_no_slots() -> None:
