@@ -11,7 +11,8 @@ from mlfabric.errors import UsageError
 __all__ = ["enum_of", "flag_of", "instance_of", "integer_of", "number_of", "shown", "text_of"]
 
 LONGEST_SHOWN = 80
-MOST = 2**62
+MOST = 2**64 - 1
+"""Of integers: more does not travel."""
 EnumT = TypeVar("EnumT", bound=Enum)
 T = TypeVar("T")
 

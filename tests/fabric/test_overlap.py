@@ -274,18 +274,18 @@ def test_a_worker_that_leaves_in_the_middle_of_backward_leaves_nothing_behind(ru
     assert other.get().number == 0
 
 
-def test_a_push_without_backward_sends_zeros_as_without_overlap(running: Fabric) -> None:
+def test_a_push_without_backward_is_refused_as_without_overlap(running: Fabric) -> None:
     parts = flat_parts()
     worker = running.worker(parts, rule=RuleSpec(lr=1.0), overlap=True)
     worker.get()
-    assert isinstance(worker.push().result(), Committed)
-    worker.get()
-    assert all(not tensor.any() for tensor in parts.values())
+    with pytest.raises(mlfabric.UsageError, match="push without a gradient"):
+        worker.push()
+    assert worker.get().number == 0
 
 
 def test_workers_with_and_without_overlap_do_not_mix(running: Fabric) -> None:
     running.worker(small_model(), "w0", overlap=True)
-    with pytest.raises(mlfabric.RefusedError, match="another order"):
+    with pytest.raises(mlfabric.RefusedError, match="overlap: on at one, off at the other"):
         running.worker(small_model(), "w1")
 
 

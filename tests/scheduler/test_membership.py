@@ -32,7 +32,7 @@ from mlfabric.protocol import (
     WorkerHolds,
 )
 from mlfabric.scheduler.records import MemberState
-from mlfabric.specs import Layout, Mode, Role, RuleSpec, TensorKind, TensorSpec
+from mlfabric.specs import Layout, Mode, Role, RuleKind, RuleSpec, TensorKind, TensorSpec
 from tests.scheduler.stage import (
     MS,
     SPEC,
@@ -171,7 +171,7 @@ def test_other_options_are_refused_with_what_differs(stage, fields, words):
 def test_several_options_are_refused_together(stage):
     stage.server()
     stage.worker("a")
-    other = replace(SPEC, mode=Mode.SYNCHRONOUS, tau_max=None, rule=RuleSpec(lr=0.5, kind="adam"))
+    other = replace(SPEC, mode=Mode.SYNCHRONOUS, tau_max=None, rule=RuleSpec(lr=0.5, kind=RuleKind.ADAM))
     _, said = refusal(stage, joins("b", spec=other))
     first = "at the job's first worker"
     assert f"rule.lr: 0.5 here, 0.1 {first}, rule.kind: 'adam' here, 'sgd' {first}, mode: 'synchronous' here" in said

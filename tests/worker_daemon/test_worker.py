@@ -187,7 +187,7 @@ def test_a_get_says_which_version_it_waits_for(worker, daemon, monkeypatch, capl
     assert "w waits for version 5 of the model, as get(min_version=5) asks; it was at version 4" in caplog.text
 
 
-@pytest.mark.parametrize("given", [-1, True, 2.0, "3", ModelVersion(1, 3), 1 << 63])
+@pytest.mark.parametrize("given", [-1, True, 2.0, "3", ModelVersion(1, 3), 1 << 64])
 def test_what_is_no_version_is_not_waited_for(worker, daemon, given) -> None:
     with pytest.raises(UsageError, match=r"min_version=.*; allowed: an integer, 0 or more"):
         worker.get(min_version=given)
