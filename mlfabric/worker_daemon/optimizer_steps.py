@@ -91,6 +91,10 @@ def _adam_rule(groups: Iterable[Group]) -> RuleSpec:
     )
 
 
+def _plain(setting: object) -> object:
+    return float(setting) if isinstance(setting, torch.Tensor) else setting
+
+
 class _OptimizerSteps(Shaping):
     """The parameters of an optimizer, by their names in the model.
 
@@ -128,7 +132,7 @@ class _OptimizerSteps(Shaping):
 
     def settings(self) -> object:
         """Return all settings of all groups."""
-        return [{key: group[key] for key in group if key != "params"} for group in self._optimizer.param_groups]
+        return [{key: _plain(group[key]) for key in group if key != "params"} for group in self._optimizer.param_groups]
 
     def _check(self, group: Group) -> None:
         for key in ("lr", "weight_decay"):

@@ -22,7 +22,7 @@ from mlfabric.protocol import (
 from mlfabric.rules import RuleKind, RuleSpec
 from mlfabric.server import actions as act
 from mlfabric.server.gate_lead import LeadGate
-from mlfabric.specs import ModelSpec, MomentumAt
+from mlfabric.specs import Layout, ModelSpec, MomentumAt, TensorKind, TensorSpec
 from tests.server.stage import SPEC, Stage, expect, offer, update
 
 
@@ -213,3 +213,19 @@ def test_it_says_in_figures_what_would_be_too_much(updates: int):
     gate.follow(followed(updates=updates))
     members = [Expected(update("a", n), ModelVersion(1, 0), 0, 1.0) for n in range(3)]
     assert "3 updates" in gate.refusal(0, members, [0.1] * 3)
+
+
+@pytest.mark.parametrize(("rates", "fits"), [((0.5, 0.25), True), ((0.5, 0.75), False)])
+def test_updates_that_bring_rates_are_bounded_by_the_greatest(rates, fits):
+    """It is told in place of their norms; the weights, of norm 2, decay by a tenth of it."""
+    tensors = (
+        TensorSpec(name="w", shape=(4,), dtype="float32"),
+        TensorSpec(name="(rates)", shape=(1, 2), dtype="float64", kind=TensorKind.RATES),
+    )
+    rule = RuleSpec(lr=1.0, kind=RuleKind.ADAM, decoupled=True, weight_decay=0.1)
+    gate = LeadGate(ModelSpec(name="net", layout=Layout(tensors), rule=rule))
+    gate.seeded(0.0, 2.0, 0)
+    first_step = math.sqrt(4)  # each element moves by the rate at most
+    gate.follow(followed(norm=0.5 * (first_step + 0.1 * 2) * 1.0001))
+    members = [Expected(update(name), ModelVersion(1, 0), 0, rate) for name, rate in zip("ab", rates, strict=True)]
+    assert (gate.refusal(0, members, [1.0, 1.0]) == "") == fits

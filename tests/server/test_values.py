@@ -129,7 +129,7 @@ def test_each_step_of_adam_has_the_rates_that_came_with_it(
         for group, (lr, decay) in zip(optimizer.param_groups, two, strict=True):
             group["lr"], group["weight_decay"] = lr * (count - 1), decay * (count - 1)
         for name, tensor in plain.items():
-            tensor.grad = sum(one[name] for one in gradients) / count
+            tensor.grad = torch.stack([one[name] for one in gradients]).mean(dim=0)
         optimizer.step()
         result = store.apply_sum(add_up(RATED, images), [1.0] * count, count)
         assert isinstance(result, StepResult)

@@ -24,6 +24,10 @@ SGD, ADAM, ADAMW = torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW
 class Named(torch.nn.Module):
     """Three parameters in float64."""
 
+    a: torch.nn.Parameter
+    b: torch.nn.Parameter
+    c: torch.nn.Parameter
+
     def __init__(self) -> None:
         super().__init__()
         draw = torch.Generator().manual_seed(0)
