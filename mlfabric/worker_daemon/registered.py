@@ -84,7 +84,7 @@ def check_gradients(tensors: ModelTensors) -> None:
     Raises:
         UsageError: no parameter has a gradient.
     """
-    if tensors.parameters and all(tensors.gradient(i) is None for i in tensors.parameters):
+    if all(tensors.gradient(i) is None for i in tensors.parameters):
         raise UsageError(
             "push without a gradient: no parameter has got one since the last push; call backward() on a loss of this "
             "model first, once or several times for each push"

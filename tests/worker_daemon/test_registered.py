@@ -94,7 +94,3 @@ def test_one_gradient_is_enough_and_none_is_not() -> None:
         check_gradients(tensors)
     model.head.bias.grad = torch.zeros(1)
     check_gradients(tensors)
-
-
-def test_what_has_buffers_only_needs_no_gradient() -> None:
-    check_gradients(ModelTensors({"count": torch.nn.Buffer(torch.zeros(2))}))
