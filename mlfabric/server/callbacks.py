@@ -15,6 +15,7 @@ import torch
 from mlfabric.errors import UsageError
 from mlfabric.protocol import Commit, GetId, ModelVersion
 from mlfabric.server.store import Held, ModelStore
+from mlfabric.specs import TensorKind
 
 __all__ = ["Callbacks", "ModelView", "ReplicaCallback", "RequestCallback", "UpdateCallback"]
 
@@ -42,7 +43,9 @@ class ModelView:
         """
         if self._held is None:
             raise UsageError(f"version {self.version} is read after its callback; clone its tensors in the callback")
-        return self._store.tensors(self._held)
+        kinds = {spec.name: spec.kind for spec in self._store.spec.layout.tensors}
+        tensors = self._store.tensors(self._held)
+        return {name: tensor for name, tensor in tensors.items() if kinds[name] is not TensorKind.RATES}
 
     def close(self) -> None:
         """Give no tensors any more."""

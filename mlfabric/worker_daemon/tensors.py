@@ -103,7 +103,7 @@ class ModelTensors:
         shaped = self.shaping.shape([self._given(i, update.tensors[i]) for i in self.parameters])
         least = allowed_norm(norm, [one.pushed for one in shaped])
         parcel, found = self._filled(shaped)
-        return parcel, max(least, found)
+        return parcel, found if norm is None else max(least, found)
 
     def _filled(self, shaped: Sequence[Shaped]) -> tuple[Parcel, float]:
         """Return an update with copies of the buffers, and its norm; go on from it if that is finite."""

@@ -115,6 +115,18 @@ def test_updates_that_are_committed_together_share_the_version_after_the_last() 
     assert seen == [(1, 2, [-3.0] * 4), (2, 2, [-3.0] * 4)]
 
 
+def test_a_view_of_what_a_wrapped_adam_trains_has_the_model_s_tensors_and_no_others(running: Fabric) -> None:
+    names: list[str] = []
+    model = small_model()
+    running.servers[0].register_update_callback(lambda _model, _commit, view: names.extend(view.tensors))
+    optimizer = mlfabric.wrap(torch.optim.Adam(model.parameters()), model, settings=running.settings())
+    gradients(model)
+    optimizer.step()
+    optimizer.finish()
+    optimizer.worker.leave()
+    assert names == [name for name, _ in model.named_parameters()]
+
+
 def test_a_version_that_is_reached_again_is_told_once() -> None:
     store = ModelStore(spec_of({"w": torch.zeros(4, requires_grad=True)}))
     store.initialise(bytes(16))
