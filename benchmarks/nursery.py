@@ -177,7 +177,7 @@ def _train(options: TrainerOptions, log: int) -> None:
     weights = {"w": torch.zeros(options.size, requires_grad=True)}
     together = None if mode is Mode.ASYNCHRONOUS else options.workers
     with mlfabric.register_as_worker(
-        weights, rule=mlfabric.RuleSpec(lr=1.0), mode=mode, settings=settings, workers=together
+        weights, rule=mlfabric.RuleSpec(lr=1.0), mode=mode, settings=settings, workers=together, resume=True
     ) as worker:
         done = 0
         committed = 0

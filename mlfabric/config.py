@@ -15,6 +15,7 @@ from pathlib import Path
 
 from mlfabric.channels import MOST_CONNECTIONS, TcpOptions
 from mlfabric.errors import ConfigError
+from mlfabric.protocol import job_name
 from mlfabric.security import Security
 from mlfabric.specs import Role
 
@@ -89,6 +90,9 @@ class WorkerSettings:
         daemon: address of a ``mlfabric worker`` beside this process; "" runs the daemon in a thread.
         workers: how many the job has, for modes whose workers begin together; 0 unknown: whoever comes first begins.
         drain_on_sigterm: whether SIGTERM lets the process settle open pushes and leave; else it dies at once.
+        job: identity of the job that this worker is of, see ``mlfabric.protocol.jobs``; "" if it has none.
+        job_workers: how many workers the job has, >= 1: none of them comes too late for its model.
+        resume: the job goes on with what a former one has left, unless the script says something else.
     """
 
     scheduler: str = DEFAULT_SCHEDULER
@@ -99,14 +103,23 @@ class WorkerSettings:
     daemon: str = ""
     workers: int = 0
     drain_on_sigterm: bool = True
+    job: str = ""
+    job_workers: int = 1
+    resume: bool = False
+
+    def within_job(self, name: str) -> str:
+        """Return the name in the fabric of what is called this within the job: a worker, or a model."""
+        prefix = job_name(self.job)
+        return f"{prefix}/{name}" if prefix else name
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> WorkerSettings:
         """Read ``MLFABRIC_SCHEDULER``, ``_NAME``, ``_HOST``, ``_BIND``, ``_ADVERTISE``, ``_DATA_PORTS``, ``_UP``,
-        ``_DOWN``, ``_MOST_CONNECTIONS``, ``_METRICS_PORT``, ``_DAEMON``, ``_WORKERS``, ``_DRAIN_ON_SIGTERM``, ``_TLS``
-        and ``_INSECURE``.
+        ``_DOWN``, ``_MOST_CONNECTIONS``, ``_METRICS_PORT``, ``_DAEMON``, ``_WORKERS``, ``_JOB``, ``_RESUME``,
+        ``_DRAIN_ON_SIGTERM``, ``_TLS`` and ``_INSECURE``.
 
-        The name defaults to ``worker-`` and torchrun's ``RANK`` (0 without one).
+        The name defaults to ``worker-`` and torchrun's ``RANK`` (0 without one); job and its workers to torchrun's
+        ``TORCHELASTIC_RUN_ID`` and ``WORLD_SIZE``.
 
         Raises:
             ConfigError: one is malformed, or the certificate cannot be used.
@@ -138,4 +151,17 @@ class WorkerSettings:
             daemon=env.get("MLFABRIC_DAEMON", ""),
             workers=int(workers or 0),
             drain_on_sigterm=_switch(env, "MLFABRIC_DRAIN_ON_SIGTERM", unless_given=True),
+            job=env.get("MLFABRIC_JOB", "") or _torchrun_job(env),
+            resume=_switch(env, "MLFABRIC_RESUME", unless_given=False),
+            job_workers=max(1, int(workers or _digits(env.get("WORLD_SIZE", "")))),
         )
+
+
+def _torchrun_job(env: Mapping[str, str]) -> str:
+    """Return the identity of a job that torchrun gives one; it is no part of names."""
+    run = env.get("TORCHELASTIC_RUN_ID", "none")
+    return "" if run == "none" else f"#{run}"
+
+
+def _digits(text: str) -> int:
+    return int(text) if text.isdigit() else 1

@@ -32,7 +32,7 @@ from mlfabric.protocol import Instruction, MemberEvent, Welcome
 from mlfabric.security import LOOPBACK, SCHEDULER, Security
 from mlfabric.security.control import open_channel
 from mlfabric.security.diagnosis import tls_fault
-from mlfabric.specs import Member, Term
+from mlfabric.specs import Member, Role, Term
 from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc, session_pb2
 
 __all__ = ["CHANNEL_OPTIONS", "Register", "SchedulerSession", "SessionCallbacks"]
@@ -45,6 +45,8 @@ ANSWER_S = 10.0
 WAIT_NOTICE_S = 5.0
 STARTING_S = 1.5
 """So long a member waits without a word: what is started together with its scheduler may well be here first."""
+STARTED_S = 30.0
+"""So long a service that was never in may wait, without that being worth a warning: its scheduler is being started."""
 CHANNEL_OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 2000),  # so long one attempt may take; only the others are pauses between them
@@ -121,6 +123,7 @@ class SchedulerSession:
         self._log = logging.getLogger(f"mlfabric.{member.role.value}")
         self._noticed = ""
         self._noticed_s = 0.0
+        self._level = logging.WARNING
         self._waits_since_s: float | None = None
         self._addresses = scheduler.split(",")
         self._channels: dict[str, grpc.aio.Channel] = {}
@@ -227,7 +230,7 @@ class SchedulerSession:
     def _note_joined(self, address: str) -> None:
         self._waits_since_s = None
         if self._noticed:
-            self._log.warning("%s joined the scheduler at %s", self.member.name, address)
+            self._log.log(self._level, "%s joined the scheduler at %s", self.member.name, address)
             self._noticed = ""
 
     async def _notice(self, lacking: str) -> None:
@@ -248,7 +251,11 @@ class SchedulerSession:
         if is_news or now_s - self._noticed_s >= WAIT_NOTICE_S:
             self._noticed, self._noticed_s = what, now_s
             because = "" if lacking else await self._look_for_tls_faults()
-            self._log.warning("%s waits for %s%s", self.member.name, what.removeprefix("waiting for "), because)
+            is_starting = self.member.role is not Role.WORKER and now_s - self._waits_since_s < STARTED_S
+            self._level = logging.INFO if is_starting and not (self._was_in or because) else logging.WARNING
+            self._log.log(
+                self._level, "%s waits for %s%s", self.member.name, what.removeprefix("waiting for "), because
+            )
 
     async def _look_for_tls_faults(self) -> str:
         """Say in brackets what is wrong with TLS between this member and the schedulers; "" if nothing is known to be.

@@ -101,5 +101,7 @@ def _register(job: Job, model: dict[str, torch.Tensor]) -> mlfabric.Worker:
         tau_max=job.tau_max,
         workers=None if job.mode is Mode.ASYNCHRONOUS else job.together,
         model_name=MODEL,
+        keep=True,
+        resume=True,
         settings=settings,
     )

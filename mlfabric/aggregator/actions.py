@@ -10,6 +10,7 @@ from mlfabric.protocol import (
     CancelHandOn,
     CancelSum,
     DropReason,
+    FreeModel,
     GetId,
     HandOn,
     HostModel,
@@ -182,6 +183,7 @@ class TargetBroken:
 
 AggregatorEvent = (
     HostModel
+    | FreeModel
     | Sum
     | CancelSum
     | HandOn

@@ -16,7 +16,7 @@ from mlfabric.aggregator.memory import Memory
 from mlfabric.aggregator.spent import Spent
 from mlfabric.aggregator.sums import Sums
 from mlfabric.errors import ConfigError
-from mlfabric.protocol import CancelHandOn, CancelSum, GetId, HandOn, HostModel, Sum, Tick, TransferId
+from mlfabric.protocol import CancelHandOn, CancelSum, FreeModel, GetId, HandOn, HostModel, Sum, Tick, TransferId
 from mlfabric.specs import ModelSpec
 
 __all__ = ["EARLY_WAIT_NS", "AggregatorConfig", "AggregatorState"]
@@ -80,6 +80,8 @@ class AggregatorState:
         match event:
             case HostModel():
                 self.specs[event.spec.name] = event.spec
+            case FreeModel():
+                self.specs.pop(event.model, None)
             case Sum():
                 yield from self.sums.plan(event, self.specs.get(event.model), now_ns)
                 yield from self._take_early()

@@ -14,6 +14,7 @@ from mlfabric.cli import (
     faults,
     fuzzing,
     holding,
+    keeping,
     making,
     members,
     paper,
@@ -42,7 +43,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 ASKED = (asking, planning, simulating, advising, recording, fuzzing)
-for part in (embedded, *ASKED, certifying, making, paper, faults, services, holding, members, testbed):
+for part in (embedded, *ASKED, certifying, making, paper, faults, services, holding, members, keeping, testbed):
     part.add_to(app)
 
 

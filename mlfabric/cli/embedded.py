@@ -26,6 +26,12 @@ from mlfabric.security import CLIENT, Security
 __all__ = ["add_to"]
 
 PROBE_S = 2.0
+_FABRIC_OPTIONS = (
+    *("servers", "server_up", "server_down", "aggregators"),
+    *("replica_div_max", "replica_div_max_updates", "replication", "checkpoint_dir"),
+)
+
+_FOR_THIS_COMMAND = ("COMMANDLINE", "DEFAULT_MAP")
 
 
 def up(
@@ -93,6 +99,7 @@ def up(
 
 
 def run(
+    context: typer.Context,
     command: Annotated[
         list[str],
         typer.Argument(metavar="SCRIPT [ARGS]...", help="Training script (or module, with -m), its arguments."),
@@ -129,6 +136,21 @@ def run(
     replica_div_max: flag.ReplicaDivMax = "",
     replica_div_max_updates: flag.ReplicaDivMaxUpdates = "",
     replication: flag.Replication = ReplicationKind.BOUNDED,
+    checkpoint_dir: flag.CheckpointDir = None,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume/--no-resume",
+            envvar="MLFABRIC_RESUME",
+            help="Go on with the model that a former job has left, or with the newest checkpoints.",
+        ),
+    ] = False,
+    job: Annotated[
+        str,
+        typer.Option(
+            envvar="MLFABRIC_JOB", help="What the names of its workers and models begin with, as in NAME/worker-0."
+        ),
+    ] = "",
     metrics_port: Annotated[
         int | None,
         typer.Option(
@@ -142,10 +164,10 @@ def run(
 ) -> None:
     """Train with several workers on this machine.
 
-    Starts SCRIPT as torchrun would, and a fabric if no scheduler answers: its servers, aggregators and replica are as
-    the options say. If one worker fails, the others are ended.
+    Starts SCRIPT as torchrun would, and a fabric if no scheduler answers: its servers, aggregators, replica and
+    checkpoints are as the options say. If one worker fails, the others are ended.
     """
-    job = JobOptions(
+    ranks = JobOptions(
         command=("-m", *command) if module else tuple(command),
         workers=workers,
         scheduler=scheduler,
@@ -155,6 +177,8 @@ def run(
         metrics_port=metrics_port,
         tls=tls,
         insecure=insecure,
+        job=job,
+        resume=resume,
     )
     host, port = split_address(scheduler)
     options = FabricOptions(
@@ -167,12 +191,25 @@ def run(
         replica_div_max_updates=flag.div_max_updates(replica_div_max_updates),
         replication=replication,
         aggregators=aggregators,
+        checkpoint_dir=checkpoint_dir,
+        resume=resume and checkpoint_dir is not None,
         tls=tls,
         insecure=insecure,
         log_level=log_level.value,
         config=config,
     )
-    raise typer.Exit(_train(job, _spread(options, job) if host_per_worker else options, start=up))
+    options = _spread(options, ranks) if host_per_worker else options
+    raise typer.Exit(_train(ranks, options, start=up, idle=_of_a_fabric(context)))
+
+
+def _of_a_fabric(context: typer.Context) -> list[str]:
+    """Return the options that were given to this command and mean something only where it starts a fabric.
+
+    What the environment says is meant for many commands.
+    """
+    sources = {name: context.get_parameter_source(name) for name in _FABRIC_OPTIONS}
+    given = [name for name, found in sources.items() if found is not None and found.name in _FOR_THIS_COMMAND]
+    return [f"--{name.replace('_', '-')}" for name in given]
 
 
 def _spread(options: FabricOptions, job: JobOptions) -> FabricOptions:
@@ -201,14 +238,27 @@ def _keep_fabric(options: FabricOptions) -> int:
     return asyncio.run(launch(work, code_at_sigterm=0))
 
 
-def _train(job: JobOptions, options: FabricOptions, *, start: bool) -> int:
-    """Run a job in the fabric that answers; if none does, in one with these options, if one may be started."""
+def _train(job: JobOptions, options: FabricOptions, *, start: bool, idle: list[str]) -> int:
+    """Run a job in the fabric that answers; if none does, in one with these options, if one may be started.
 
+    Args:
+        idle: the options that would have no effect on a fabric that answers.
+    """
     security = Security.of(job.tls, CLIENT, insecure=job.insecure)
 
     async def work(nursery: Nursery) -> int:
         if await _answers(StatusReader(job.scheduler, PROBE_S, security), start):
+            if idle:
+                raise UsageError(
+                    f"a fabric answers at {job.scheduler} already, so {', '.join(idle)} would have no effect; leave "
+                    "that out to train there, or give another --scheduler to start a fabric of this job's own"
+                )
             return await run_job(nursery, job)
+        if job.resume and options.checkpoint_dir is None:
+            raise UsageError(
+                f"--resume: no scheduler answers at {job.scheduler}, and a new fabric has nothing to go on with; give "
+                "--checkpoint-dir, the directory of the checkpoints, or leave --resume out"
+            )
         return await in_fabric(nursery, options, lambda _: run_job(nursery, job), announce=False)
 
     return asyncio.run(launch(work, code_at_sigterm=EXIT_ON_SIGNAL + signal.SIGTERM))
@@ -259,6 +309,8 @@ def add_to(app: typer.Typer) -> None:
             "mlfabric run -n 3 --host-per-worker --worker-up 800M,800M,100M train.py",
             "mlfabric run -n 8 --host-per-worker --worker-up 800M --worker-down 800M --aggregators 3 train.py",
             "mlfabric run -n 4 --replica-div-max-updates 80 train.py",
+            "mlfabric run -n 4 --checkpoint-dir checkpoints --resume train.py",
+            "mlfabric run -n 4 --job trial-7 train.py --lr 0.02",
             "mlfabric run -n 8 --scheduler head-node:50061 --no-up --tls certificates train.py",
         ),
     )(run)

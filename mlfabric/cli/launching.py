@@ -7,7 +7,7 @@ import sys
 from collections.abc import Awaitable, Callable
 
 from mlfabric.cli import options as opt
-from mlfabric.launch.fabric import Fabric, FabricOptions
+from mlfabric.launch.fabric import Fabric, FabricOptions, protection
 from mlfabric.launch.output import Output
 from mlfabric.launch.processes import Nursery
 from mlfabric.launch.racing import first_of
@@ -55,6 +55,9 @@ async def in_fabric(
         if announce:
             rows = [("scheduler", fabric.scheduler), *((m.name, m.address) for m in status.members)]
             _announce(rows, fabric.scheduler, options)
+        elif options.servers > 1:
+            for line in protection(options):
+                nursery.output.say(line)
         code = await work(fabric)
 
     fabric.start()
@@ -68,6 +71,7 @@ async def in_fabric(
 def _announce(rows: list[tuple[str, str]], scheduler: str, options: FabricOptions) -> None:
     """Print where the services are, and how to train with them."""
     lines = ["mlfabric is up; Ctrl-C stops it", *(f"  {name:<10} {address}" for name, address in rows)]
+    lines += [f"  {line}" for line in protection(options)]
     where = "" if scheduler == opt.DEFAULT_SCHEDULER_ADDRESS else f"--scheduler {scheduler} "
     where += f"--tls {options.tls} " if options.tls else "--insecure " if options.insecure else ""
     lines.append(f"train with: mlfabric run -n 4 {where}train.py")

@@ -23,7 +23,7 @@ from mlfabric.protocol import ReplicationKind
 from mlfabric.security import CLIENT, Security
 from mlfabric.v1 import fabric_pb2
 
-__all__ = ["Fabric", "FabricOptions", "Service", "services", "subcommand"]
+__all__ = ["Fabric", "FabricOptions", "Service", "protection", "services", "subcommand"]
 
 SCHEDULER = "scheduler"
 REPLICATED, REPLICA = "server-0", "replica-0"
@@ -156,6 +156,24 @@ def services(options: FabricOptions, port: int) -> list[Service]:
         arguments = ("monitor", *member, "--name", "monitor-0", *_metrics(metrics, place))
         found.append(Service(name="monitor-0", arguments=arguments))
     return found
+
+
+def protection(options: FabricOptions) -> list[str]:
+    """Say which server has a replica and which has none; nothing where none was asked for."""
+    if not options.has_replica:
+        return []
+    given = [
+        *([f"{options.replica_div_max_updates} updates"] if options.replica_div_max_updates else []),
+        *([f"a distance of {options.replica_div_max}"] if options.replica_div_max else []),
+    ]
+    lead = f"at most {' and '.join(given)} behind" if given else "never behind"
+    others = [f"server-{i}" for i in range(1, options.servers)]
+    lines = [f"{REPLICA} protects {REPLICATED}: it takes its place if that dies, {lead}"]
+    if others:
+        have, what = ("has", "it holds") if len(others) == 1 else ("have", "they hold")
+        after = "but for its last checkpoint" if options.checkpoint_dir else "with the process"
+        lines.append(f"{', '.join(others)} {have} no replica: what {what} is lost {after}")
+    return lines
 
 
 def _common(options: FabricOptions) -> tuple[str, ...]:

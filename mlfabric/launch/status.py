@@ -52,11 +52,26 @@ class StatusReader:
             UnavailableError: no scheduler answers there, or what answers is none.
             RefusedError: TLS between the two cannot be; says why.
         """
+        return (await self._newest(all_samples=all_samples))[1]
+
+    async def newest(self) -> str:
+        """Return the address of the newest scheduler that answers.
+
+        Raises:
+            UnavailableError, RefusedError: as ``read``.
+        """
+        return (await self._newest(all_samples=False))[0]
+
+    async def _newest(self, *, all_samples: bool) -> tuple[str, fabric_pb2.GetStatusResponse]:
         request = fabric_pb2.GetStatusRequest(all_samples=all_samples)
         answers = await asyncio.gather(*(self._ask(a, request) for a in self._channels), return_exceptions=True)
-        found = [answer for answer in answers if isinstance(answer, fabric_pb2.GetStatusResponse)]
+        found = [
+            (address, answer)
+            for address, answer in zip(self._channels, answers, strict=True)
+            if isinstance(answer, fabric_pb2.GetStatusResponse)
+        ]
         if found:
-            return max(found, key=lambda status: status.epoch)
+            return max(found, key=lambda one: one[1].epoch)
         raise next(answer for answer in answers if isinstance(answer, BaseException))
 
     async def _ask(self, address: str, request: fabric_pb2.GetStatusRequest) -> fabric_pb2.GetStatusResponse:

@@ -11,8 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlfabric.errors import UsageError
+from mlfabric.launch.jobs import check_job_name, held_job, stem_of
 from mlfabric.launch.ports import free_port
 from mlfabric.launch.processes import Nursery, Program, ending_text, exit_code
+from mlfabric.protocol import job_name
+from mlfabric.security import CLIENT, Security
 
 __all__ = ["JobOptions", "per_rank", "planned_host", "run_job", "worker_environment"]
 
@@ -32,6 +35,8 @@ class JobOptions:
         metrics_port: of rank 0; the others' follow. 0 any free one each, None no pages.
         tls: folder of the workers' certificate; None for plain connections.
         insecure: plain connections may leave this machine.
+        job: what the names of its workers and models begin with; "" for plain names, unless another job has these.
+        resume: the job goes on with what a former one has left, unless its script says something else.
     """
 
     command: tuple[str, ...]
@@ -43,8 +48,11 @@ class JobOptions:
     metrics_port: int | None = None
     tls: Path | None = None
     insecure: bool = False
+    job: str = ""
+    resume: bool = False
 
     def __post_init__(self) -> None:
+        check_job_name(self.job)
         if self.workers < 1:
             raise UsageError(f"-n {self.workers}; allowed: 1 worker or more")
         for name, rates in (("--worker-up", self.up), ("--worker-down", self.down)):
@@ -67,9 +75,13 @@ def planned_host(rank: int) -> str:
 
 
 def worker_environment(
-    options: JobOptions, rank: int, master_port: int, inherited: Mapping[str, str]
+    options: JobOptions, rank: int, master_port: int, inherited: Mapping[str, str], job: str = ""
 ) -> dict[str, str]:
-    """Return one rank's environment: torchrun's variables, ours, and all that is inherited beside them."""
+    """Return one rank's environment: torchrun's variables, ours, and all that is inherited beside them.
+
+    Args:
+        job: the identity of the job.
+    """
     host = planned_host(rank) if options.host_per_worker else inherited.get("MLFABRIC_HOST", "") or socket.gethostname()
     ours = {
         "RANK": str(rank),
@@ -82,6 +94,8 @@ def worker_environment(
         "MLFABRIC_NAME": f"worker-{rank}",
         "MLFABRIC_HOST": host,
         "MLFABRIC_WORKERS": str(options.workers),
+        "MLFABRIC_JOB": job,
+        "MLFABRIC_RESUME": "1" if options.resume else "",
         "MLFABRIC_METRICS_PORT": _metrics(options.metrics_port, rank),
         "MLFABRIC_TLS": str(options.tls.resolve()) if options.tls else "",
         "MLFABRIC_INSECURE": "1" if options.insecure else "",
@@ -102,13 +116,26 @@ async def run_job(nursery: Nursery, options: JobOptions) -> int:
 
     Returns:
         0, or the code of the rank that failed first (128 + signal if one killed it).
+
+    Raises:
+        UsageError: another job has the name that this one is to have.
+        UnavailableError: no scheduler answers.
     """
+    security = Security.of(options.tls, CLIENT, insecure=options.insecure)
+    async with held_job(options.scheduler, security, options.job, stem_of(options.command)) as job:
+        if job_name(job) and not options.job:
+            name = job_name(job)
+            nursery.output.say(f"another job goes on here, so this one is job {name}, and its model {name}/model")
+        return await _run_ranks(nursery, options, job)
+
+
+async def _run_ranks(nursery: Nursery, options: JobOptions, job: str) -> int:
     master_port = free_port(MASTER_HOST)
     waiting: dict[asyncio.Task[int], int] = {}
     processes = []
     try:
         for rank in range(options.workers):
-            environment = worker_environment(options, rank, master_port, os.environ)
+            environment = worker_environment(options, rank, master_port, os.environ, job)
             program = Program(name=str(rank), argv=(sys.executable, *options.command), environment=environment)
             processes.append(await nursery.start(program))
             waiting[asyncio.create_task(processes[-1].wait())] = rank

@@ -81,6 +81,16 @@ from mlfabric.protocol.instructions import (
     Void,
     Welcome,
 )
+from mlfabric.protocol.jobs import (
+    FreeModel,
+    JobClaim,
+    JobHeld,
+    JobReleased,
+    ModelFreed,
+    ModelRemoved,
+    Resume,
+    job_name,
+)
 from mlfabric.protocol.promotion import GroupOf, NewServer, Promote
 from mlfabric.protocol.reductions import (
     CancelReduce,
@@ -143,6 +153,7 @@ __all__ = [
     "Fold",
     "Followed",
     "Following",
+    "FreeModel",
     "GetId",
     "GetRequested",
     "GroupOf",
@@ -153,6 +164,9 @@ __all__ = [
     "InitialReceived",
     "Initialise",
     "Instruction",
+    "JobClaim",
+    "JobHeld",
+    "JobReleased",
     "Keep",
     "LinkProbed",
     "LinkRate",
@@ -165,6 +179,8 @@ __all__ = [
     "MemberLost",
     "MemberSilent",
     "MemoryReported",
+    "ModelFreed",
+    "ModelRemoved",
     "ModelVersion",
     "MonitorAt",
     "NewServer",
@@ -192,6 +208,7 @@ __all__ = [
     "Replicate",
     "ReplicationKind",
     "Resolve",
+    "Resume",
     "RoundArrived",
     "RoundBroken",
     "RoundId",
@@ -217,5 +234,6 @@ __all__ = [
     "Void",
     "Welcome",
     "WorkerHolds",
+    "job_name",
     "last_cleared",
 ]

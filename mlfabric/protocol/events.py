@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import Enum
 
 from mlfabric.protocol.identities import Commit, DropReason, GetId, ModelVersion, TransferId, UpdateId, UpdateKind
+from mlfabric.protocol.jobs import JobClaim, JobHeld, JobReleased, ModelFreed, ModelRemoved
 from mlfabric.protocol.reductions import LinkProbed, ReduceRequested, RoundArrived, RoundBroken
 from mlfabric.protocol.replication import Following, HeldBack, NotKept, ReplicaReported
 from mlfabric.protocol.sampling import SamplesDropped, SamplesReported, SamplesWanted
@@ -37,6 +38,7 @@ __all__ = [
 
 
 _NO_VERSION = ModelVersion(0, 0)
+_NO_JOB = JobClaim()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +56,8 @@ class MemberJoined:
         promoted: of a server that was a replica until now: that replica's name; "" of any other, and once it was
             admitted.
         succeeds: of a server that has ever been a replica: that replica's name.
+        job: what a worker says of its job.
+        keeps: a server has a directory of checkpoints: what it holds outlives the jobs.
     """
 
     member: Member
@@ -66,6 +70,8 @@ class MemberJoined:
     known: ModelVersion = _NO_VERSION
     promoted: str = ""
     succeeds: str = ""
+    job: JobClaim = _NO_JOB
+    keeps: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,5 +302,9 @@ MemberEvent = (
     | SamplesReported
     | SamplesWanted
     | TermShown
+    | JobHeld
+    | JobReleased
+    | ModelRemoved
+    | ModelFreed
     | Tick
 )

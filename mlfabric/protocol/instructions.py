@@ -6,6 +6,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from mlfabric.protocol.identities import DropReason, GetId, ModelVersion, Outcome, TransferId, UpdateId, UpdateKind
+from mlfabric.protocol.jobs import FreeModel
 from mlfabric.protocol.promotion import NewServer, Promote
 from mlfabric.protocol.reductions import CancelReduce, Probe, Reduce, ReduceFailed, ReduceSettled
 from mlfabric.protocol.relays import CancelHandOn, CancelSum, HandOn, Sum
@@ -50,6 +51,7 @@ class RefuseReason(Enum):
     TOO_MANY = "there is more of it than the scheduler takes in"
     FENCED = "this scheduler has been succeeded by another one"
     SUPERSEDED = "another process has taken its place"
+    OTHER_JOB = "another job trains the model, or has left it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,6 +275,7 @@ Instruction = (
     | MonitorAt
     | PeerLost
     | HostModel
+    | FreeModel
     | Initialise
     | Send
     | Expect

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from mlfabric.protocol import Following, MemberJoined, RefuseReason
 from mlfabric.scheduler.context import Context
 from mlfabric.scheduler.differing import difference, malformed
 from mlfabric.scheduler.known_epochs import KnownEpochs
+from mlfabric.scheduler.lifetimes import Lifetimes, apart
 from mlfabric.scheduler.model import ModelState
 from mlfabric.scheduler.modes import has_server
 from mlfabric.scheduler.placing import Placing
@@ -29,6 +30,7 @@ class Admission:
         placing: tells whether there are servers for a new model.
         promotions: tells who takes whose place.
         epochs: judges what workers know of.
+        lifetimes: knows which job trains which model.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class Admission:
         placing: Placing,
         promotions: Promotions,
         epochs: KnownEpochs,
+        lifetimes: Lifetimes,
     ) -> None:
         self._context = context
         self._models = models
@@ -48,8 +51,9 @@ class Admission:
         self._placing = placing
         self._promotions = promotions
         self._epochs = epochs
+        self._lifetimes = lifetimes
 
-    def refusal(self, event: MemberJoined) -> tuple[RefuseReason, str] | None:
+    def refusal(self, event: MemberJoined, now_ns: int) -> tuple[RefuseReason, str] | None:
         """Say why a member cannot join now; None if it can."""
         member, spec = event.member, event.spec
         if (flaw := malformed(member, spec)) is not None:
@@ -58,7 +62,10 @@ class Admission:
         is_other = known is not None and known.member.incarnation != member.incarnation
         if known is not None and is_other and known.state is MemberState.HERE and not self._promotions.is_newer(event):
             where = f"a live {known.member.role.value} on host {known.member.host}"
-            return RefuseReason.NAME_TAKEN, f"{member.name!r} is taken by {where}; choose another name or stop that one"
+            advice = "choose another name or stop that one"
+            if member.role is Role.WORKER and spec is not None and known.job != event.job.job:
+                advice = f"{advice}; {apart(event.job)}"
+            return RefuseReason.NAME_TAKEN, f"{member.name!r} is taken by {where}; {advice}"
         if (excess := self._excess(event)) is not None:
             return excess
         if known is not None and (changed := _changed(known, member, spec)) is not None:
@@ -72,11 +79,28 @@ class Admission:
                 return refusal
         if event.follows is not None:
             return self._replica_refusal(event.follows, member)
-        if spec is None:
+        return self._model_refusal(event, spec, now_ns) if spec is not None else None
+
+    def is_in_the_way(self, event: MemberJoined, name: str) -> bool:
+        """Tell whether what a former job has left must end before a worker that is not refused can join."""
+        return self._is_deserted(event, name) or self._lifetimes.begins_anew(event, name)
+
+    def _is_deserted(self, event: MemberJoined, name: str) -> bool:
+        """Tell whether what a worker wants to train is reduced by nobody any more: nothing of it is left."""
+        lives = self._lifetimes
+        return name in self._reductions and not (lives.is_same_job(event, name) or lives.live(name))
+
+    def _model_refusal(self, event: MemberJoined, spec: ModelSpec, now_ns: int) -> tuple[RefuseReason, str] | None:
+        """Say why a worker cannot train this model now; None if it can."""
+        if self._is_deserted(event, spec.name):
+            return None
+        version = max((model.pushes.version.number for model in self._parts_of(spec.name)), default=0)
+        if (foreign := self._lifetimes.refusal(event, spec.name, version, now_ns)) is not None:
+            return foreign
+        if self._lifetimes.begins_anew(event, spec.name):
             return None
         model = self._models.get(spec.name)
-        rounds = self._reductions.get(spec.name)
-        if rounds is not None:
+        if (rounds := self._reductions.get(spec.name)) is not None:
             return difference(spec, rounds.spec)
         if model is None:
             if not has_server(spec.mode):
@@ -88,6 +112,10 @@ class Admission:
                 return RefuseReason.NOT_YET, f"waiting for {wanted} to join the scheduler"
             return None
         return difference(spec, model.pushes.spec)
+
+    def _parts_of(self, name: str) -> Iterable[ModelState]:
+        whole = self._wholes.get(name)
+        return whole.parts.values() if whole is not None else filter(None, [self._models.get(name)])
 
     def _refusal_of_cut(self, spec: ModelSpec) -> tuple[RefuseReason, str] | None:
         """Say how a worker's idea of a model that is cut differs from what is known, or what is to be waited for."""

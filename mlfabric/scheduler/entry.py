@@ -11,8 +11,9 @@ from mlfabric.errors import ConfigError
 from mlfabric.protocol import MemberJoined
 from mlfabric.security import CLIENT, Identity
 from mlfabric.security.control import caller_of
+from mlfabric.specs import Role
 
-__all__ = ["caller", "check_is_member", "may_join"]
+__all__ = ["caller", "check_is_member", "check_may_hold", "check_may_remove", "may_join"]
 
 log = logging.getLogger("mlfabric.scheduler")
 _Context = grpc.aio.ServicerContext[Any, Any]
@@ -36,6 +37,23 @@ async def may_join(event: MemberJoined, context: _Context) -> Identity | None:
         log.warning("refused %s: %s", event.member.name, reason)
         await context.abort(grpc.StatusCode.PERMISSION_DENIED, reason)
     return found
+
+
+async def check_may_hold(context: _Context) -> None:
+    """End the call with PERMISSION_DENIED if who calls runs no jobs, as its certificate says."""
+    found = await caller(context)
+    if found is not None and found.role not in (CLIENT, Role.WORKER.value):
+        reason = f"the certificate is that of a {found}, which runs no job"
+        await context.abort(grpc.StatusCode.PERMISSION_DENIED, reason)
+
+
+async def check_may_remove(context: _Context, model: str) -> None:
+    """End the call with PERMISSION_DENIED if who calls may not remove a model, as its certificate says."""
+    found = await caller(context)
+    is_allowed = found is None or found.role == CLIENT or (found.role == Role.WORKER.value and found.job == model)
+    if not is_allowed:
+        reason = f"the certificate is that of a {found}; it does not allow model {model!r}"
+        await context.abort(grpc.StatusCode.PERMISSION_DENIED, reason)
 
 
 async def check_is_member(context: _Context) -> None:

@@ -127,6 +127,17 @@ class KnownEpochs:
         name = event.spec.name
         self._known[name] = self._known.pop(name, _Known())
         self.joins(event, name)
+        self._forget_bare()
+
+    def ends(self, model: str) -> None:
+        """Note that a model has ended: one of its name begins under an epoch above all of it."""
+        known = self._known.pop(model, _Known())
+        newest = self._present(model, known).epoch
+        self._known[model] = _Known(said=ModelVersion(max(known.newest_epoch, newest), 0))
+        self._forget_bare()
+
+    def _forget_bare(self) -> None:
+        """Forget the models that there are not, but those that were asked for, or ended, last."""
         bare = [other for other in self._known if not self._models_of(other)]
         for other in bare[: -self._context.config.limits.models]:
             del self._known[other]

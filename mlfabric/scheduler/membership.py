@@ -33,8 +33,10 @@ from mlfabric.protocol import (
 from mlfabric.scheduler.admission import Admission
 from mlfabric.scheduler.context import Context
 from mlfabric.scheduler.departed import Departed
+from mlfabric.scheduler.endings import Endings
 from mlfabric.scheduler.initial import InitialWeights
 from mlfabric.scheduler.known_epochs import KnownEpochs
+from mlfabric.scheduler.lifetimes import Lifetimes
 from mlfabric.scheduler.model import ModelState
 from mlfabric.scheduler.modes import has_server
 from mlfabric.scheduler.parts import name_of_whole
@@ -43,7 +45,7 @@ from mlfabric.scheduler.promotions import Promotions
 from mlfabric.scheduler.records import MemberRecord, MemberState, WorkerTally
 from mlfabric.scheduler.rounds import Rounds
 from mlfabric.scheduler.sharded import ShardedModel
-from mlfabric.specs import Member, ModelSpec, Role
+from mlfabric.specs import NO_TERM, Member, ModelSpec, Role
 
 __all__ = ["Membership"]
 
@@ -66,7 +68,13 @@ class Membership:
         self.epochs = KnownEpochs(context, self.models_of, wholes)
         self.initial = InitialWeights(context, self._holder, self.models_of)
         self.promotions = Promotions(context, models, self.epochs)
-        self.admission = Admission(context, models, reductions, wholes, self._placing, self.promotions, self.epochs)
+        self.lifetimes = Lifetimes(context)
+        self.endings = Endings(
+            context, models, reductions, wholes, self.models_of, self.lifetimes, self.epochs, self.promotions
+        )
+        self.admission = Admission(
+            context, models, reductions, wholes, self._placing, self.promotions, self.epochs, self.lifetimes
+        )
         self._silent: dict[str, MemberRecord] = {}
         self._missed: dict[str, int] = {}
         self._begun_anew: set[str] = set()
@@ -75,7 +83,7 @@ class Membership:
     def join(self, event: MemberJoined, now_ns: int) -> Iterator[Instruction]:
         """Admit a member, or say why not."""
         member = event.member
-        refusal = self.admission.refusal(event)
+        refusal = self.admission.refusal(event, now_ns)
         if refusal is None:
             try:
                 self._context.network.add_host(member.host, member.up_bps, member.down_bps)
@@ -85,6 +93,11 @@ class Membership:
             if refusal[0] is RefuseReason.NOT_YET and member.role is Role.WORKER:
                 self.epochs.waits(event)
             yield Refuse(to=member.name, cause=refusal[0], reason=refusal[1])
+            return
+        if event.spec is not None and self.admission.is_in_the_way(event, event.spec.name):
+            yield from self.endings.end(event.spec.name, f"{member.name} begins it anew")
+            reason = f"waiting for model {event.spec.name!r} of a former job to be freed"
+            yield Refuse(to=member.name, cause=RefuseReason.NOT_YET, reason=reason)
             return
         known = self._context.members.get(member.name)
         again = known is not None and known.member.incarnation == member.incarnation
@@ -100,14 +113,17 @@ class Membership:
         record = MemberRecord(
             member, MemberState.HERE, now_ns, event.most_updates, holds_initial=event.holds_initial, tally=tally
         )
-        record.follows = event.follows
+        record.follows, record.job, record.keeps = event.follows, event.job.job, event.keeps
         record.was_lost = known is not None and again and bool(known.lost)
+        if event.spec is not None and self.lifetimes.joins(event, event.spec.name):
+            for model in self.models_of(event.spec.name):
+                model.pushes.begin_job(event.spec.workers)
         self._context.admit(record)
         self._silent.pop(member.name, None)
         self._missed.pop(member.name, None)
         self._departed.back(member.name)
         joined = f"{event.promoted} takes its primary's place" if event.promoted else "joined"
-        yield from self._admit(record, event, "back again" if again else joined, again)
+        yield from self._admit(record, event, "back again" if again else joined, again, now_ns)
         if displaces and member.role is Role.SERVER:
             yield from self._begin_anew(event, now_ns)
 
@@ -127,7 +143,9 @@ class Membership:
             self._wholes[name].add_part(spec.shard, model)
         return model
 
-    def _admit(self, record: MemberRecord, event: MemberJoined, reason: str, again: bool) -> Iterator[Instruction]:
+    def _admit(
+        self, record: MemberRecord, event: MemberJoined, reason: str, again: bool, now_ns: int
+    ) -> Iterator[Instruction]:
         match record.member.role:
             case Role.WORKER if event.spec is not None:
                 yield from self._admit_worker(record, event, event.spec, reason)
@@ -136,6 +154,7 @@ class Membership:
                 yield from self._announce_monitors()
             case Role.REPLICA:
                 yield self._welcome(record, [], False, reason)
+                yield from self.endings.back(record.member.name)
             case Role.AGGREGATOR:
                 yield self._welcome(record, [], False, reason)
                 yield from self._admit_aggregator(record.member)
@@ -144,7 +163,19 @@ class Membership:
                 self.promotions.taken(record.member.name)
                 for spec in event.held:
                     self.epochs.brings(name_of_whole(spec), event.server_epoch)
-                yield from self._admit_server(record.member.name, event.held, record.since_ns, again)
+                    if spec.name not in self._models:
+                        self.lifetimes.brought(name_of_whole(spec), self._expected_until_ns(event.member, now_ns))
+                yield from self.endings.back(record.member.name, {spec.name for spec in event.held})
+                held = tuple(spec for spec in event.held if not self.endings.is_ending(spec.name))
+                yield from self._admit_server(record.member.name, held, record.since_ns, again)
+
+    def _expected_until_ns(self, server: Member, now_ns: int) -> int:
+        """Return until when workers may be on their way back with a server that another scheduler admitted; 0 if none.
+
+        One that no scheduler has admitted goes on from checkpoints, of a time that is over.
+        """
+        is_back = server.seen not in (NO_TERM, self._context.config.term)
+        return now_ns + self._context.config.silence_ns if is_back else 0
 
     def _begin_anew(self, event: MemberJoined, now_ns: int) -> Iterator[Instruction]:
         """Let nothing go on that was planned with another process of a server's name; its replica is one no longer."""
@@ -173,6 +204,8 @@ class Membership:
     def _admit_aggregator(self, aggregator: Member) -> Iterator[Instruction]:
         """Tell an aggregator what all models look like, and what it missed; nobody may have heard what it handed on."""
         for name, model in sorted(self._models.items()):
+            if self.endings.is_ending(name):
+                continue
             yield HostModel(to=aggregator.name, spec=model.pushes.spec, reason=f"updates of {name} may be summed here")
             yield from model.pushes.aggregator_back(aggregator)
             yield from model.gets.aggregator_gone(aggregator.name, "it came back")
@@ -198,7 +231,7 @@ class Membership:
             self._models[spec.name].pushes.server = server
         brought = {spec.name for spec in held}
         for name, model in sorted(self._models.items()):
-            if model.pushes.server == server and name not in brought:
+            if model.pushes.server == server and name not in brought and not self.endings.is_ending(name):
                 spec, whole, epoch = model.pushes.spec, name_of_whole(model.pushes.spec), model.pushes.version.epoch
                 # Another process's versions are lost, known here or not; their numbers are given under another epoch.
                 newest = max(part.pushes.version.epoch for part in self.models_of(whole))
@@ -325,18 +358,27 @@ class Membership:
         yield from self._let_go(record, f"{name} left: {detail}")
         self._forget(record)
         self._note_departed(record)
+        self.endings.gone(name)
+        for model in list(self.lifetimes.left(name)):
+            yield from self.endings.look(model, now_ns)
+
+    def released(self, job: str, now_ns: int) -> Iterator[Instruction]:
+        """Note that a job that was held is over."""
+        for model in list(self.lifetimes.released(job)):
+            yield from self.endings.look(model, now_ns)
 
     def next_wakeup_ns(self) -> int | None:
         """Return when the next silent member counts as left, or a server is named an epoch; None if nothing is due."""
-        due_ns = self.epochs.next_wakeup_ns()
+        times = (self.epochs.next_wakeup_ns(), self.lifetimes.next_wakeup_ns())
+        due_ns = min([ns for ns in times if ns is not None], default=None)
         since_ns = [*(m.since_ns for m in self._silent.values()), *self._missed.values()]
         if not since_ns:
             return due_ns
         gone_ns = min(since_ns) + self._context.config.silence_ns
         return gone_ns if due_ns is None else min(gone_ns, due_ns)
 
-    def expire(self, now_ns: int) -> None:
-        """Count members that were silent for too long as left."""
+    def expire(self, now_ns: int) -> Iterator[Instruction]:
+        """Count members that were silent for too long as left; end models whose workers do not come back."""
         for record in list(self._silent.values()):
             if record.since_ns + self._context.config.silence_ns <= now_ns:
                 self._give_up(record, now_ns)
@@ -344,6 +386,8 @@ class Membership:
             if since_ns + self._context.config.silence_ns <= now_ns:
                 del self._missed[name]
                 self._leave_clocks(name)
+        for name in list(self.lifetimes.expire(now_ns)):
+            yield from self.endings.look(name, now_ns)
 
     def _give_up(self, record: MemberRecord, now_ns: int) -> None:
         """Count a silent member as left; it may come back and ask what became of an update."""
@@ -351,6 +395,7 @@ class Membership:
         del self._silent[record.member.name]
         self._leave_clocks(record.member.name)
         self._note_departed(record)
+        self.endings.gone(record.member.name)
 
     def _let_go(self, record: MemberRecord, reason: str) -> Iterator[Instruction]:
         if record.member.role is Role.MONITOR:
@@ -382,6 +427,7 @@ class Membership:
             gone = self._context.members[name]
             self._forget(gone)
             self._context.forget(name)
+            self.lifetimes.forget_worker(name)
             is_summed = gone.model in self._reductions  # its rounds remember what their links carried
             if not is_summed and all(other.member.host != gone.member.host for other in self._context.members.values()):
                 self._context.network.forget_host(gone.member.host)
@@ -407,8 +453,10 @@ class Membership:
         model = self._models.get(holds.spec.name)
         if model is None:
             model = self._make_model(holds.spec, holds.server)
+            self.lifetimes.brought(name_of_whole(holds.spec), 0)
             yield from self._announce_model(holds.spec)
         self._miss(holds, model, now_ns)
+        self.lifetimes.knows(name_of_whole(holds.spec), (ids.worker for ids in holds.applied))
         yield from model.pushes.reconcile(holds)
         yield from self.epochs.server_holds(holds, model, now_ns)
         yield from self._tell_of_server(model)

@@ -139,6 +139,11 @@ class Promotions:
         self._orders.pop(server, None)
         self._dead.discard(server)
 
+    def forget(self, model: str) -> None:
+        """Forget a model that has ended, or a part of one."""
+        for held in self._seeded.values():
+            held.pop(model, None)
+
     # What follows
 
     def advance(self, now_ns: int) -> Iterator[Instruction]:

@@ -124,6 +124,15 @@ class PushTable:
         self.version, self.server_epoch = ModelVersion(epoch, 0), epoch
         self.began = (ModelVersion(epoch, NOTHING_KEPT),) if epoch > 1 else ()
 
+    def begin_job(self, workers: int) -> None:
+        """Begin together again: another job goes on with the model.
+
+        Args:
+            workers: how many the first iteration waits for; 0 for nobody.
+        """
+        self.spec = replace(self.spec, workers=workers)
+        self.has_formed = False
+
     def count_under(self, version: ModelVersion) -> None:
         """Count a part under the server epoch of another part, if that is later; this many steps were made of both."""
         if version.number == self.version.number and version.epoch > self.version.epoch:

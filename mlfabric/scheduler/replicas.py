@@ -278,6 +278,12 @@ class Replication(ReplicaPlans):
         self._is_seeded = False  # what was told stays: the process may come back with what it has, and need it
         self._workers.clear()
 
+    def end(self, reason: str) -> Iterator[Instruction]:
+        """Follow no more: the model has ended."""
+        self._orphaned_ns = None
+        if self.phase is not Phase.NONE:
+            yield from self._end_replication(reason)
+
     def _clear(self) -> None:
         for transfer in list(self._in_flight):
             self._end(transfer)

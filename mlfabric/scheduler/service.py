@@ -23,11 +23,14 @@ from mlfabric import wire
 from mlfabric.errors import FencedError, UsageError
 from mlfabric.protocol import (
     Instruction,
+    JobHeld,
+    JobReleased,
     MemberEvent,
     MemberJoined,
     MemberLeft,
     MemberLost,
     MemberSilent,
+    ModelRemoved,
     Refuse,
     RefuseReason,
     TermShown,
@@ -35,6 +38,7 @@ from mlfabric.protocol import (
     Welcome,
 )
 from mlfabric.scheduler import entry
+from mlfabric.scheduler.job_calls import JobCalls
 from mlfabric.scheduler.listening import Listener
 from mlfabric.scheduler.metering import Meter
 from mlfabric.scheduler.silence import Found, LostBy
@@ -79,12 +83,15 @@ _SPOKEN_BY = {
             "transfer_ended",
             "held_back",
             "prepared",
+            "model_freed",
             "memory_reported",
             "member_left",
         }
     ),
     Role.AGGREGATOR: frozenset({"transfer_ended", "memory_reported", "member_left"}),
-    Role.REPLICA: frozenset({"replica_reported", "not_kept", "transfer_ended", "memory_reported", "member_left"}),
+    Role.REPLICA: frozenset(
+        {"replica_reported", "not_kept", "model_freed", "transfer_ended", "memory_reported", "member_left"}
+    ),
     Role.MONITOR: frozenset({"memory_reported", "member_left"}),
 }
 _TOLD_FIRST = (Role.REPLICA, Role.SERVER, Role.AGGREGATOR, Role.WORKER, Role.MONITOR)
@@ -99,6 +106,7 @@ _STATUS = {
     RefuseReason.TOO_MANY: grpc.StatusCode.RESOURCE_EXHAUSTED,
     RefuseReason.FENCED: grpc.StatusCode.FAILED_PRECONDITION,
     RefuseReason.SUPERSEDED: grpc.StatusCode.ABORTED,
+    RefuseReason.OTHER_JOB: grpc.StatusCode.ALREADY_EXISTS,
 }
 
 
@@ -157,6 +165,7 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
         self._timer: asyncio.TimerHandle | None = None
         self._settling = False
         self._torn: dict[str, str] = {}
+        self._jobs = JobCalls(lambda: self._state, self._take_in_from_people)
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._log = logging.getLogger("mlfabric.scheduler")
         self._listener = Listener(pulses, self._lose)
@@ -223,6 +232,7 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
         self._log.warning("ending %s sessions: %s", len(self._seats), reason)
         for seat in self._seats.values():
             seat.close()
+        self._jobs.recall()
 
     def _wake_up(self) -> None:
         self._timer = None
@@ -260,6 +270,7 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
                 spec=wire.from_spec(request.model),
                 holds_initial=request.holds_initial,
                 known=wire.from_version(request.known),
+                job=wire.from_claim(request.job),
             )
         return fabric_pb2.RegisterAsWorkerResponse(admission=await self._admit(event, context))
 
@@ -274,6 +285,7 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
                 server_epoch=request.server_epoch,
                 promoted=request.promoted,
                 succeeds=request.succeeds,
+                keeps=request.keeps,
             )
         return fabric_pb2.RegisterAsServerResponse(admission=await self._admit(event, context))
 
@@ -504,6 +516,24 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
             event = TermShown(seen=wire.from_term(request.seen))
         self._take_in(event)
         return fabric_pb2.ShowTermResponse(own=wire.to_term(own))
+
+    async def HoldJob(
+        self, request: fabric_pb2.HoldJobRequest, context: _Context
+    ) -> AsyncIterator[fabric_pb2.HoldJobResponse]:
+        """Name a job, and let it go on for as long as the stream stands."""
+        async with contextlib.aclosing(self._jobs.hold(request, context)) as responses:
+            async for response in responses:
+                yield response
+
+    async def RemoveModel(
+        self, request: fabric_pb2.RemoveModelRequest, context: _Context
+    ) -> fabric_pb2.RemoveModelResponse:
+        """End a model that nobody trains."""
+        return await self._jobs.remove(request, context)
+
+    def _take_in_from_people(self, event: JobHeld | JobReleased | ModelRemoved) -> None:
+        if not self.failed.done():
+            self._take_in(event)
 
     async def GetStatus(self, request: fabric_pb2.GetStatusRequest, context: _Context) -> fabric_pb2.GetStatusResponse:
         """Describe the fabric."""

@@ -18,6 +18,8 @@ from mlfabric.protocol import (
     HeldBack,
     InitialReceived,
     Instruction,
+    JobHeld,
+    JobReleased,
     LinkProbed,
     LinksReported,
     MemberEvent,
@@ -26,6 +28,8 @@ from mlfabric.protocol import (
     MemberLost,
     MemberSilent,
     MemoryReported,
+    ModelFreed,
+    ModelRemoved,
     NotKept,
     Prepared,
     PushRequested,
@@ -49,6 +53,8 @@ from mlfabric.protocol import (
 )
 from mlfabric.scheduler.claims import Claims, Refusal
 from mlfabric.scheduler.context import Context, NumberMaker, SchedulerConfig, TicketMaker
+from mlfabric.scheduler.endings import Stay
+from mlfabric.scheduler.lifetimes import Lifetimes
 from mlfabric.scheduler.membership import Membership
 from mlfabric.scheduler.model import ModelState
 from mlfabric.scheduler.parts import name_of_whole
@@ -97,6 +103,19 @@ class SchedulerState:
         """Say why an event is not to be handed to this state machine, though it is well formed; None if it may be."""
         return self._claims.refusal(event)
 
+    def removal_refusal(self, model: str) -> Refusal | None:
+        """Say why a model cannot be removed now; None if it can."""
+        return self._membership.endings.removal_refusal(model)
+
+    @property
+    def lifetimes(self) -> Lifetimes:
+        """Which job each model belongs to; only to be read."""
+        return self._membership.lifetimes
+
+    def stay_of(self, model: str) -> Stay:
+        """Return how long a model stays; of one that is cut the whole one's name is given."""
+        return self._membership.endings.stay_of(model)
+
     def handle(self, event: MemberEvent, now_ns: int) -> list[Instruction]:
         """Take in one event and return the instructions that follow, in order."""
         if isinstance(event, MemberJoined):
@@ -109,15 +128,19 @@ class SchedulerState:
         promotions = self._membership.promotions
         promotions.look_at(event, now_ns)
         out = list(self._react(event, now_ns))
-        for whole in self.wholes.values():
+        ending = self._membership.endings
+        for name, whole in self.wholes.items():
+            if ending.has_begun(name):
+                continue
             whole.look_at(event)
             for instruction in whole.advance(now_ns):
                 if isinstance(instruction, Drop) and instruction.to == instruction.update.worker:
                     self._note_drop(self.models[instruction.model], instruction)
                 out.append(instruction)
         if not isinstance(event, _WITHOUT_REPLICA):
-            for model in self.models.values():
-                out.extend(model.replication.advance(now_ns))
+            for name, model in self.models.items():
+                if not ending.is_ending(name):
+                    out.extend(model.replication.advance(now_ns))
             out.extend(promotions.advance(now_ns))
         return out
 
@@ -147,8 +170,8 @@ class SchedulerState:
             yield model.replication.next_wakeup_ns()
         for rounds in self.reductions.values():
             yield rounds.due_ns(now_ns)
-        for whole in self.wholes.values():
-            yield whole.due_ns()
+        for name, whole in self.wholes.items():
+            yield None if self._membership.endings.has_begun(name) else whole.due_ns()
 
     def validate(self) -> None:
         """Check what must hold after every event; a violation is a broken invariant."""
@@ -161,8 +184,9 @@ class SchedulerState:
             assert max(model.delays, default=0) <= bound, f"{name}: delay above {bound}: {model.delays}"
         for rounds in self.reductions.values():
             rounds.validate()
-        for whole in self.wholes.values():
-            whole.validate()
+        for name, whole in self.wholes.items():
+            if not self._membership.endings.has_begun(name):
+                whole.validate()
 
     def _look_at(self, seen: Term, *, may_rise: bool) -> None:
         """Take in the newest scheduler that a member has seen."""
@@ -176,13 +200,13 @@ class SchedulerState:
         return Refuse(to=member.name, cause=RefuseReason.FENCED, reason=reason)
 
     def _react(self, event: MemberEvent, now_ns: int) -> Iterator[Instruction]:
-        if not self._has_a_say(event):
+        if not self._has_a_say(event) or self._membership.endings.concerns(event):
             return
         if isinstance(event, _ABOUT_SAMPLES):
             yield from self._drop_samples(event)
         match event:
             case Tick():
-                self._membership.expire(now_ns)
+                yield from self._membership.expire(now_ns)
                 yield from self._membership.epochs.tick(now_ns)
                 yield from self._membership.initial.tick(now_ns)
                 yield from self._plan(now_ns)
@@ -222,6 +246,8 @@ class SchedulerState:
                 if event.spec.name in self.models:
                     self.models[event.spec.name].replication.primary_holds(event)
                 yield from self._membership.reconcile(event, now_ns)
+            case JobHeld() | JobReleased() | ModelRemoved() | ModelFreed():
+                yield from self._end_models(event, now_ns)
             case SamplesReported() if event.model in self.models:
                 self.models[event.model].samples.reported(event.counts)
             case SamplesWanted():
@@ -252,6 +278,20 @@ class SchedulerState:
             case MemoryReported():
                 if event.name in self.context.members:
                     self.context.members[event.name].memory_bytes = dict(event.kinds)
+
+    def _end_models(
+        self, event: JobHeld | JobReleased | ModelRemoved | ModelFreed, now_ns: int
+    ) -> Iterator[Instruction]:
+        """Note what lets models end, or lets them not."""
+        match event:
+            case JobHeld():
+                self._membership.lifetimes.held.add(event.job)
+            case JobReleased():
+                yield from self._membership.released(event.job, now_ns)
+            case ModelRemoved() if self.removal_refusal(event.model) is None:
+                yield from self._membership.endings.end(event.model, "somebody has removed it")
+            case ModelFreed():
+                self._membership.endings.freed(event)
 
     def _note_steps(self, event: MemberEvent, now_ns: int) -> None:
         """Let workers' steps be timed: by the whole model, or by the first part of one that is cut."""

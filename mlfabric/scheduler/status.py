@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypedDict
 
 from mlfabric.network import down_link, up_link
 from mlfabric.protocol import ModelVersion
@@ -39,7 +40,7 @@ def describe(
         epoch=state.context.config.epoch,
         members=[_member(state, m, load) for m in members],
         models=[_model(state, name, model, waits[name], all_samples) for name, model in sorted(state.models.items())]
-        + [_reduced(name, rounds, waits[name], meter) for name, rounds in sorted(state.reductions.items())],
+        + [_reduced(state, name, rounds, waits[name], meter) for name, rounds in sorted(state.reductions.items())],
         workers=[_worker(state, m, load) for m in workers],
         links=_links(state, now_ns),
         planner=fabric_pb2.PlannerStatus(
@@ -49,6 +50,16 @@ def describe(
         ),
         software_version=meter.software_version,
     )
+
+
+class _Stay(TypedDict):
+    """The fields of a model's status that are about its job."""
+
+    whole: str
+    job: str
+    workers: tuple[str, ...]
+    kept: bool
+    stay: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +170,9 @@ def _reducing(rounds: Rounds, worker: str) -> str:
     return "computing"
 
 
-def _reduced(name: str, rounds: Rounds, waits: dict[str, int], meter: Meter) -> fabric_pb2.ModelStatus:
+def _reduced(
+    state: SchedulerState, name: str, rounds: Rounds, waits: dict[str, int], meter: Meter
+) -> fabric_pb2.ModelStatus:
     """Describe an AllReduce job; its versions are the rounds that are done."""
     return fabric_pb2.ModelStatus(
         name=name,
@@ -172,6 +185,7 @@ def _reduced(name: str, rounds: Rounds, waits: dict[str, int], meter: Meter) -> 
         waits_by_cause=waits,
         size_bytes=meter.reduced_bytes.get(name, 0),
         probes=fabric_pb2.ProbesStatus(**rounds.probes._asdict()),
+        **_stay(state, name),
     )
 
 
@@ -207,7 +221,14 @@ def _model(
         waits_for=waits_for,
         size_bytes=pushes.spec.layout.size_bytes,
         samples=describe_samples(model, all_ranges=all_samples),
+        **_stay(state, name_of_whole(pushes.spec)),
     )
+
+
+def _stay(state: SchedulerState, whole: str) -> _Stay:
+    """Return what a model's job is at; of a part of one the whole one's."""
+    stay = state.stay_of(whole)
+    return _Stay(whole=whole, job=stay.job, workers=stay.workers, kept=stay.is_kept, stay=stay.words)
 
 
 def _median(delays: Counter[int]) -> float:

@@ -11,6 +11,7 @@ from mlfabric.protocol import (
     Drop,
     Expect,
     Followed,
+    FreeModel,
     GetId,
     HostModel,
     MemberEvent,
@@ -51,6 +52,7 @@ __all__ = [
     "DiscardStep",
     "EpochBegan",
     "Forget",
+    "FreeStore",
     "GetBroken",
     "GetServed",
     "Grant",
@@ -77,6 +79,7 @@ __all__ = [
     "StepPrepared",
     "StepRefused",
     "Stopping",
+    "StoreFreed",
     "TransferBroken",
     "UnpinModel",
     "Wanted",
@@ -190,8 +193,17 @@ class SeedTaken:
     steps: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreFreed:
+    """Nothing of a model that has ended is in memory any more."""
+
+    model: str
+
+
 ServerEvent = (
     HostModel
+    | FreeModel
+    | StoreFreed
     | Drop
     | NoteDropped
     | Followed
@@ -227,6 +239,15 @@ class CreateStore:
     """Allocate a store for this model."""
 
     spec: ModelSpec
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FreeStore:
+    """Free a model's store, its checkpoints and these buffers, once nothing of it runs; see :class:`StoreFreed`."""
+
+    model: str
+    transfers: tuple[TransferId, ...]
     reason: str
 
 
@@ -352,6 +373,7 @@ class Report:
 
 Action = (
     CreateStore
+    | FreeStore
     | Grant
     | RefuseOffer
     | Abandon

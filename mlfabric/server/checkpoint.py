@@ -189,9 +189,26 @@ class CheckpointDir:
         self._prune(stem)
         return path
 
+    def set_aside(self, model: str) -> None:
+        """Move a model's checkpoints to the folder ``removed``: nobody goes on from what is there.
+
+        Raises:
+            FabricError: they could not be moved.
+        """
+        try:
+            for path in self._newest_first().get(_stem(model), ()):
+                (self.directory / "removed").mkdir(exist_ok=True)
+                path.replace(self.directory / "removed" / path.name)
+        except OSError as error:
+            raise FabricError(f"checkpoints of {model} in {self.directory} could not be moved: {error}") from error
+
     def epoch_path(self, model: str) -> Path:
         """Return where the last server epoch of a model is kept, see ``epochs.py``."""
         return self.directory / f"{_stem(model)}.epoch"
+
+    def latest(self, model: str) -> Path | None:
+        """Return the newest checkpoint of a model, or None if there is none."""
+        return next(iter(self._newest_first().get(_stem(model), ())), None)
 
     def load_newest(self) -> list[Loaded]:
         """Read the newest checkpoint of every model, each with the spec that it was written with.

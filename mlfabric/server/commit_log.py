@@ -193,6 +193,12 @@ class CommitLog:
             self._files[model] = _File(path_of(self._directory, model), model)
         self._files[model].append(json.dumps(entry) + "\n")
 
+    def forget(self, model: str) -> None:
+        """Close the log of a model that has ended."""
+        file = self._files.pop(model, None)
+        if file is not None:
+            file.close()
+
     def close(self) -> None:
         """Close every file."""
         for file in self._files.values():

@@ -18,7 +18,7 @@ from mlfabric.errors import TransferError
 from mlfabric.lines import Line, Lines, Recorded
 from mlfabric.protocol import GetId, TransferId
 from mlfabric.server import actions as act
-from mlfabric.server.store import Held
+from mlfabric.server.store import Held, ModelStore
 from mlfabric.server.stores import Stores
 from mlfabric.v1 import data_pb2
 
@@ -126,25 +126,25 @@ class Connections(Lines[_Line]):
             self._stores.unpin(action.get)
             self._take_in(act.GetBroken(get=action.get, connection=action.connection, detail="the connection is gone"))
             return None
-        held = self._stores.acquire(action.model, action.get)
+        store, held = self._stores.store(action.model), self._stores.acquire(action.model, action.get)
         assert held.version == action.version.number, f"{action} but the store is at {held.version}"
         # From here on the task that sends reports the end; the worker may begin anew before it does.
         line.get = None
-        self._spawn(line, self._send_model(line, action, held))
+        self._spawn(line, self._send_model(line, action, store, held))
         return held
 
-    async def _send_model(self, line: _Line, action: act.ServeModel, held: Held) -> None:
+    async def _send_model(self, line: _Line, action: act.ServeModel, store: ModelStore, held: Held) -> None:
         meta = data_pb2.ModelMeta(version=wire.to_version(action.version), host=self._host).SerializeToString()
-        digest = self._stores.store(action.model).spec.layout.digest
+        digest = store.spec.layout.digest
         frame = Frame(kind=FrameKind.MODEL, ticket=line.ticket, length=held.image.nbytes, digest=digest, meta=meta)
         try:
             record = await line.connection.send(frame, (held.image,), action.rate_bps)
         except TransferError as error:
-            self._stores.release(action.model, held)
+            store.release(held)
             self._take_in(act.GetBroken(get=action.get, connection=line.number, detail=str(error)))
             line.connection.close()
         else:
-            self._stores.release(action.model, held)
+            store.release(held)
             if record is not None:
                 self._recorded(record, line.peer_host)
             self._take_in(act.GetServed(get=action.get, connection=line.number))

@@ -209,6 +209,17 @@ class HostedModel:
             self.incoming.count_no_more()
         yield from self.gets.cancel_waiting("the scheduler began anew")
 
+    def end(self, reason: str) -> Generator[Action, None, tuple[TransferId, ...]]:
+        """Break off whatever comes and goes; return the transfers that are being applied: their buffers are in use."""
+        applying = self.incoming.applying()
+        for transfer in list(self.incoming.transfers.values()):
+            if transfer not in applying:
+                yield from self._break_off(transfer, reason)
+            elif transfer.connection is not None:
+                yield Abandon(transfer=transfer.transfer, connection=transfer.connection, reason=reason)
+        yield from self.gets.end(reason)
+        return tuple(transfer.transfer for transfer in applying)
+
     def _keepable(self) -> set[TransferId]:
         return self.incoming.keepable()
 

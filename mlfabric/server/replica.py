@@ -8,7 +8,7 @@ ADAM group by group, as the primary did. Nothing that is not in the log is ever 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -32,7 +32,16 @@ from mlfabric.samples import SampleAccount
 from mlfabric.server import actions as act
 from mlfabric.server.applied import AppliedSet
 from mlfabric.server.bequest import Bequest
-from mlfabric.server.replica_actions import ApplyPrefix, Part, PlantSeed, PrefixApplied, PrefixRefused, ReplicaAction
+from mlfabric.server.replica_actions import (
+    ApplyPrefix,
+    Part,
+    PlantSeed,
+    PrefixApplied,
+    PrefixRefused,
+    ReplicaAction,
+    SeedPlanted,
+    SeedRefused,
+)
 from mlfabric.server.replica_log import Entry, entries_of
 from mlfabric.specs import Mode, ModelSpec
 
@@ -197,6 +206,12 @@ class ReplicaModel:
                 yield from self.void(name, "the scheduler began anew")
         self.log.clear()
 
+    def end(self, reason: str) -> Generator[ReplicaAction, None, tuple[TransferId, ...]]:
+        """Let go of everything; return the transfers whose buffers are in use."""
+        for name in list(self.transfers):
+            yield from self.void(name, reason)
+        return tuple(self.transfers)
+
     # The log
 
     def logged(self, group: tuple[Commit, ...]) -> None:
@@ -247,6 +262,18 @@ class ReplicaModel:
                 self.logged(commits)
 
     # What the store did
+
+    def stored(self, event: SeedPlanted | SeedRefused | PrefixApplied | PrefixRefused) -> Iterator[ReplicaAction]:
+        """Note what the store did."""
+        match event:
+            case SeedPlanted():
+                yield from self.planted()
+            case SeedRefused():
+                yield from self.seed_refused(event.detail)
+            case PrefixApplied():
+                yield from self.prefix_applied(event)
+            case PrefixRefused():
+                yield from self.prefix_refused(event)
 
     def planted(self) -> Iterator[ReplicaAction]:
         """Note that the seed is the model now: go on from its version, without what it has in it."""

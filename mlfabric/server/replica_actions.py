@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from mlfabric.protocol import (
     Expect,
+    FreeModel,
     GroupOf,
     HostModel,
     Logged,
@@ -69,6 +70,8 @@ class PrefixRefused:
 
 ReplicaEvent = (
     HostModel
+    | FreeModel
+    | act.StoreFreed
     | Expect
     | Void
     | Logged
@@ -160,6 +163,7 @@ ReplicaAction = (
     | act.Abandon
     | act.Answer
     | act.Forget
+    | act.FreeStore
     | act.Report
     | ApplyPrefix
     | PlantSeed

@@ -133,6 +133,7 @@ class ReplicaService:
         tcp = options.tcp
         self._reporter = TransferReporter(options.name, options.host, tcp.up_bps, tcp.down_bps, tcp.security)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._freeing: set[asyncio.Task[None]] = set()
         self._session: SchedulerSession | None = None
         self.server: ServerService | None = None
         self._heir: asyncio.Task[None] | None = None
@@ -177,7 +178,7 @@ class ReplicaService:
         if not self._is_promoted:
             self._end_heir()
             await self._channel.close()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks, *self._freeing, return_exceptions=True)
         await self._reporter.close()
         self._driver.close()
 
@@ -281,6 +282,8 @@ class ReplicaService:
                 self._connections.abandon(action.connection)
             case act.Forget():
                 self._stores.forget(action.transfer)
+            case act.FreeStore():
+                _spawn(self._free(action), self._freeing)
             case act.Report():
                 self._report(action.event)
             case PlantSeed():
@@ -297,7 +300,7 @@ class ReplicaService:
         if size_bytes <= INLINE_BYTES:
             self._worked(work(), version)
         else:
-            self._spawn(self._run_in_thread(work, version))
+            _spawn(self._run_in_thread(work, version), self._tasks)
 
     async def _run_in_thread(self, work: Callable[[], ReplicaEvent], version: ModelVersion) -> None:
         self._worked(await asyncio.to_thread(work), version)
@@ -308,10 +311,11 @@ class ReplicaService:
             self.callbacks.reached(came_to.model, self._stores.store(came_to.model), version)
         self._driver.take_in(came_to)
 
-    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    async def _free(self, action: act.FreeStore) -> None:
+        """Hold nothing of a model any more, once what runs has ended."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._planted.discard(action.model)
+        self._stores.free(action)
 
     def _plant(self, action: PlantSeed) -> Callable[[], ReplicaEvent]:
         spec, payload = self._state.models[action.model].spec, self._stores.buffer(action.transfer)
@@ -355,3 +359,9 @@ class ReplicaService:
             self._metrics.memory(kinds)
             self._report(MemoryReported(name=self.options.name, kinds=tuple(sorted(kinds.items()))))
             await asyncio.sleep(MEMORY_REPORT_S)
+
+
+def _spawn(coroutine: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> None:
+    task = asyncio.create_task(coroutine)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)

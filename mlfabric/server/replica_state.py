@@ -12,8 +12,10 @@ from collections.abc import Iterator
 
 from mlfabric.protocol import (
     Expect,
+    FreeModel,
     HostModel,
     Logged,
+    ModelFreed,
     Promote,
     ReplicaReported,
     ReplicationKind,
@@ -51,6 +53,7 @@ class ReplicaState:
         self.epoch = 0
         self.models: dict[str, ReplicaModel] = {}
         self.promotion: Promote | None = None
+        self._freeing: dict[str, HostModel | None] = {}
         self._early: Early[act.Offered] = Early()
         self._is_handed_over = False
 
@@ -93,11 +96,19 @@ class ReplicaState:
 
     def _react(self, event: ReplicaEvent | Tick, now_ns: int) -> Iterator[ReplicaAction]:
         match event:
+            case HostModel() if event.spec.name in self._freeing:
+                self._freeing[event.spec.name] = event
             case HostModel() if event.spec.name in self.models:
                 # Who says so may not have known of the model when it was told what is here.
                 yield act.Report(event=self.models[event.spec.name].announce())
             case HostModel():
                 self.models[event.spec.name] = ReplicaModel(self.name, event.spec, self.kind)
+            case FreeModel():
+                yield from self._free(event)
+            case act.StoreFreed():
+                yield act.Report(event=ModelFreed(member=self.name, model=event.model))
+                if (order := self._freeing.pop(event.model)) is not None:
+                    self.models[event.model] = ReplicaModel(self.name, order.spec, self.kind)
             case Expect() if event.model in self.models:
                 yield from self.models[event.model].expect(event)
                 if early := self._early.take(event.transfer, event.ticket):
@@ -139,14 +150,19 @@ class ReplicaState:
                 self._early.forget(event.transfer, event.connection)
                 if model := self._model_of(event.transfer):
                     yield from model.broken(event.transfer, event.connection)
-            case SeedPlanted():
-                yield from self.models[event.model].planted()
-            case SeedRefused():
-                yield from self.models[event.model].seed_refused(event.detail)
-            case PrefixApplied():
-                yield from self.models[event.model].prefix_applied(event)
-            case PrefixRefused():
-                yield from self.models[event.model].prefix_refused(event)
+            case SeedPlanted() | SeedRefused() | PrefixApplied() | PrefixRefused():
+                if model := self.models.get(event.model):  # else it has ended meanwhile
+                    yield from model.stored(event)
+
+    def _free(self, order: FreeModel) -> Iterator[ReplicaAction]:
+        """Let go of a model that has ended; what is repeated is answered again."""
+        model = self.models.pop(order.model, None)
+        if model is not None:
+            self._freeing[order.model] = None
+            transfers = yield from model.end(order.reason)
+            yield act.FreeStore(model=order.model, transfers=transfers, reason=order.reason)
+        elif order.model not in self._freeing:
+            yield act.Report(event=ModelFreed(member=self.name, model=order.model))
 
     def _offer(self, event: act.Offered, now_ns: int) -> Iterator[ReplicaAction]:
         model = self._model_of(event.transfer)

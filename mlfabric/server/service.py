@@ -233,6 +233,7 @@ class ServerService:
             server_epoch=self._server_epoch() if self._state.models else 0,
             promoted=self._promoted,
             succeeds=self._inheritance.replica if self._inheritance is not None else "",
+            keeps=self.options.checkpoint_dir is not None,
         )
         return (await stub.RegisterAsServer(request)).admission
 
@@ -290,12 +291,30 @@ class ServerService:
             case act.InstallInitial():
                 self._stores.install(action)
             case act.CreateStore():
+                self._set_aside(action.spec.name)
                 self._stores.add(action.spec)
                 log.info("model %s: %s", action.spec.name, action.reason)
+            case act.FreeStore():
+                self._free(action)
             case act.Settled():
                 self._settled.set()
             case _:
                 self._do_for_part(action)
+
+    def _set_aside(self, model: str) -> None:
+        """Keep checkpoints of a former model of this name apart from those of one that begins."""
+        if self._checkpoints is not None and self._checkpoints.latest(model) is not None:
+            log.info("checkpoints of a former model %s go to %s", model, self._checkpoints.directory / "removed")
+            self._stores.set_aside(model)
+
+    def _free(self, action: act.FreeStore) -> None:
+        """Hold nothing of a model any more; its epoch stays noted on disk."""
+        log.info("model %s has ended: %s", action.model, action.reason)
+        self._seeds.stop(action.model)
+        for known in (self._milestones, self._counts, self._noted_epochs):
+            known.pop(action.model, None)
+        self._log.forget(action.model)
+        self._stores.free(action)
 
     def _do_for_part(
         self, action: act.PrepareStep | act.CommitStep | act.DiscardStep | act.PinModel | act.UnpinModel

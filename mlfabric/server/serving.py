@@ -140,6 +140,11 @@ class Servings:
         for get in list(self.gets):
             yield from self.cancel(get, reason)
 
+    def end(self, reason: str) -> Iterator[Action]:
+        """Break off every get: there is no model any more."""
+        for get in list(self.gets):
+            yield from self.cancel(get, reason, gone=True)
+
     def pin(self, get: GetId, version: ModelVersion) -> Iterator[Action]:
         """Pin the current version for a get that asks for exactly this one; see ``may_pin``."""
         self._pinned_by[get] = version

@@ -12,8 +12,10 @@ from mlfabric.protocol import (
     Drop,
     Expect,
     Followed,
+    FreeModel,
     GetId,
     HostModel,
+    ModelFreed,
     ModelVersion,
     NoteDropped,
     Outcome,
@@ -68,6 +70,7 @@ class ServerState:
         self.epoch = 0
         self.models = {h.spec.name: self._model(h.spec, h) for h in held}
         self._is_stopping = False
+        self._freeing: dict[str, HostModel | None] = {}
         self._offers: Early[act.Offered] = Early()
         self._wants: Early[act.Wanted] = Early()
 
@@ -104,6 +107,10 @@ class ServerState:
         match event:
             case HostModel():
                 yield from self._host(event)
+            case FreeModel():
+                yield from self._free(event)
+            case act.StoreFreed():
+                yield from self._freed(event.model)
             case Expect():
                 yield from self._expect(event, now_ns)
             case Void():
@@ -123,7 +130,7 @@ class ServerState:
                 self.models[event.model].samples.drop(event.samples)
             case Drop() if event.model in self.models:
                 yield from self.models[event.model].drop(event)
-            case act.SeedTaken():
+            case act.SeedTaken() if event.model in self.models:
                 self.models[event.model].lead.seeded(event.history_norm, event.weights_norm, event.steps)
             case act.EpochBegan():
                 yield from self._begin_epoch(event.epoch)
@@ -142,7 +149,7 @@ class ServerState:
                 yield from self._expire(now_ns)
                 for model in self.models.values():
                     yield from model.expire(now_ns)
-            case Followed() | Replicate() | Unfollowed() | Drop() | NoteDropped():
+            case Followed() | Replicate() | Unfollowed() | Drop() | NoteDropped() | act.SeedTaken():
                 return
             case _:
                 yield from self._progress(event)
@@ -192,19 +199,16 @@ class ServerState:
                 self._wants.forget(event.get, event.connection)
                 if model := self._model_of(event.get):
                     yield from model.gets.ended(event.get, TransferEnd.BROKEN, event.connection, event.detail)
-            case act.StepDone():
-                yield from self.models[event.model].stepped(event)
-            case act.StepRefused():
-                yield from self.models[event.model].step_refused(event)
-            case act.InstallRefused():
-                yield from self.models[event.model].install_refused(event.update, event.detail)
-            case act.Installed():
-                yield from self.models[event.model].installed(event.update)
+            case act.StepDone() | act.StepRefused() | act.InstallRefused() | act.Installed():
+                if model := self.models.get(event.model):  # else it has ended meanwhile
+                    yield from _stored(model, event)
             case _:
                 raise AssertionError(f"no reaction to {event}")
 
     def _host(self, order: HostModel) -> Iterator[act.Action]:
-        if (known := self.models.get(order.spec.name)) is not None:
+        if order.spec.name in self._freeing:
+            self._freeing[order.spec.name] = order
+        elif (known := self.models.get(order.spec.name)) is not None:
             known.renew(order.epoch)
         else:
             yield act.CreateStore(spec=order.spec, reason=order.reason)
@@ -216,6 +220,22 @@ class ServerState:
                 epoch_base=0 if order.epoch == 1 else NOTHING_KEPT,
             )
             self.models[order.spec.name] = self._model(order.spec, start)
+
+    def _free(self, order: FreeModel) -> Iterator[act.Action]:
+        """Let go of a model that has ended; what is repeated is answered again."""
+        model = self.models.pop(order.model, None)
+        if model is not None:
+            self._freeing[order.model] = None
+            transfers = yield from model.end(order.reason)
+            yield act.FreeStore(model=order.model, transfers=transfers, reason=order.reason)
+        elif order.model not in self._freeing:
+            yield act.Report(event=ModelFreed(member=self.config.name, model=order.model))
+
+    def _freed(self, model: str) -> Iterator[act.Action]:
+        """Say that a model is gone; one of its name that was ordered meanwhile begins now."""
+        yield act.Report(event=ModelFreed(member=self.config.name, model=model))
+        if (order := self._freeing.pop(model)) is not None:
+            yield from self._host(order)
 
     def _model(self, spec: ModelSpec, start: ServerHolds) -> HostedModel:
         kind = HostedModel if spec.shard is None else ShardModel
@@ -290,3 +310,18 @@ class ServerState:
             if request in model.gets.gets if isinstance(request, GetId) else request in model.incoming.transfers:
                 return model
         return None
+
+
+def _stored(
+    model: HostedModel, event: act.StepDone | act.StepRefused | act.InstallRefused | act.Installed
+) -> Iterator[act.Action]:
+    """Tell a model what its store did."""
+    match event:
+        case act.StepDone():
+            yield from model.stepped(event)
+        case act.StepRefused():
+            yield from model.step_refused(event)
+        case act.InstallRefused():
+            yield from model.install_refused(event.update, event.detail)
+        case act.Installed():
+            yield from model.installed(event.update)

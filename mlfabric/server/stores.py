@@ -7,6 +7,7 @@ ones in a thread.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from mlfabric.errors import LayoutError
+from mlfabric.errors import FabricError, LayoutError
 from mlfabric.protocol import GetId, TransferId
 from mlfabric.server import actions as act
 from mlfabric.server.adding import add_up, is_finite
@@ -27,6 +28,7 @@ from mlfabric.specs import ModelSpec
 
 __all__ = ["SavedCheckpoint", "Saving", "Stores"]
 
+log = logging.getLogger("mlfabric.server")
 INLINE_BYTES = 256 * 1024
 
 
@@ -67,7 +69,8 @@ class Stores:
         self._turns: dict[str, asyncio.Lock] = {}
         self._buffers: dict[TransferId, memoryview] = {}
         self._spare: dict[int, memoryview] = {}
-        self._pins: dict[GetId, tuple[str, Held]] = {}
+        self._pins: dict[GetId, tuple[ModelStore, Held]] = {}
+        self._ending: set[str] = set()
         self._prepared: dict[str, tuple[PreparedStep, memoryview]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -75,6 +78,31 @@ class Stores:
         """Hold a model: a new one, or one that was resumed."""
         self._stores[spec.name] = store or ModelStore(spec)
         self._turns[spec.name] = asyncio.Lock()
+
+    def free(self, action: act.FreeStore) -> None:
+        """Hold a model no more, once no step or checkpoint of it runs; the state machine hears of it then."""
+        self._ending.add(action.model)
+        self._spawn(self._free(action))
+
+    async def _free(self, action: act.FreeStore) -> None:
+        if action.model in self._stores:
+            async with self._turns[action.model]:
+                await asyncio.to_thread(self.set_aside, action.model)
+                del self._stores[action.model], self._turns[action.model]
+        self._prepared.pop(action.model, None)
+        for transfer in action.transfers:
+            self._buffers.pop(transfer, None)
+        self._spare.clear()
+        self._ending.discard(action.model)
+        self._take_in(act.StoreFreed(model=action.model))
+
+    def set_aside(self, model: str) -> None:
+        """Move a model's checkpoints to where nobody goes on from them."""
+        try:
+            if self._saving is not None:
+                self._saving.directory.set_aside(model)
+        except FabricError as error:
+            log.error("who resumes from there goes on with a model that has ended: %s", error)
 
     # Buffers
 
@@ -224,13 +252,14 @@ class Stores:
 
     def pin(self, action: act.PinModel) -> None:
         """Pin the current version for a get that will come for it."""
-        self._pins[action.get] = (action.model, self.acquire(action.model))
+        self._pins[action.get] = (self._stores[action.model], self.acquire(action.model))
 
     def unpin(self, get: GetId) -> None:
         """Unpin what was pinned for a get, if anything was."""
         pinned = self._pins.pop(get, None)
         if pinned is not None:
-            self.release(*pinned)
+            store, held = pinned
+            store.release(held)
 
     def acquire(self, model: str, get: GetId | None = None) -> Held:
         """Take what was pinned for a get, else pin the current version; the state machine knows that it is possible."""
@@ -239,10 +268,6 @@ class Stores:
         held = self._stores[model].acquire()
         assert held is not None, f"{model}: the state machine planned a get that the store cannot serve"
         return held
-
-    def release(self, model: str, held: Held) -> None:
-        """Unpin a version."""
-        self._stores[model].release(held)
 
     def store(self, model: str) -> ModelStore:
         """Return one model's store."""
@@ -276,16 +301,24 @@ class Stores:
         """
         if self._saving is None:
             return []
-        names = [n for n in (self._stores if models is None else models) if self._stores[n].is_initialised]
-        return [await self._save(self._saving, name) for name in names]
+        saved = [await self._save(self._saving, name) for name in (list(self._stores) if models is None else models)]
+        return [one for one in saved if one is not None]
 
-    async def _save(self, saving: Saving, name: str) -> SavedCheckpoint:
+    async def _save(self, saving: Saving, name: str) -> SavedCheckpoint | None:
+        """Write a model's checkpoint, unless it has no weights, or has ended."""
         started = time.monotonic()
+        if not self._can_save(name):
+            return None
         async with self._turns[name]:
+            if not self._can_save(name):
+                return None
             extra, store = saving.extra(name), self._stores[name]
             assert store.version == extra.log_position, f"{name}: store and state differ while no step runs"
             path = await asyncio.to_thread(saving.directory.save, store, extra)
         return SavedCheckpoint(model=name, path=path, seconds=time.monotonic() - started)
+
+    def _can_save(self, name: str) -> bool:
+        return name in self._stores and name not in self._ending and self._stores[name].is_initialised
 
     async def close(self) -> None:
         """Wait for steps under way."""

@@ -67,6 +67,7 @@ class FaultRates:
     disk_hz: float = 0.0
     monitor_hz: float = 0.0
     several_hz: float = 0.0
+    job_hz: float = 0.0
 
     @property
     def kills_servers(self) -> bool:
@@ -111,6 +112,9 @@ HARSH = replace(
     several_hz=0.5,
     rollback_hz=4.0,
 )
+WITH_JOBS = replace(HARSH, job_hz=0.3)
+JOBS_END = 0.3
+"""In so many fabrics a job ends now and then, and another one begins."""
 MODES = (Mode.ASYNCHRONOUS, Mode.SYNCHRONOUS, Mode.STALE_SYNCHRONOUS)
 MOST_SKEW_NS = 10_000_000_000
 
@@ -208,7 +212,7 @@ class SimulationConfig:
         return replace(config, faults=FaultRates(**kept))
 
     @classmethod
-    def drawn_of_any_kind(cls, seed: int, faults: FaultRates = HARSH) -> SimulationConfig:
+    def drawn_of_any_kind(cls, seed: int, faults: FaultRates = WITH_JOBS) -> SimulationConfig:
         """Draw a fabric of any kind and mode, with every fault that there is, on hosts whose clocks differ."""
         rng = random.Random(f"kinds {seed}")
         kind, mode = rng.choice(("plain", "plain", "sums", "replicas", "shards")), rng.choice(MODES)
@@ -221,6 +225,10 @@ class SimulationConfig:
                 config = cls.drawn_with_replicas(seed, faults, mode)
             case _:
                 config = cls.drawn_with_shards(seed, faults, mode)
+        if rng.random() < JOBS_END:
+            config = replace(config, faults=replace(config.faults, job_hz=faults.job_hz * rng.choice((1, 3))))
+        else:
+            config = replace(config, faults=replace(config.faults, job_hz=0.0))
         return replace(
             config,
             skew_ns=rng.choice((0, MOST_SKEW_NS)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from mlfabric.protocol import JobClaim
 from mlfabric.simulator.aggregator import SimulatedAggregator
 from mlfabric.simulator.calls import Book
 from mlfabric.simulator.config import SimulationConfig
@@ -74,8 +75,8 @@ class Fabric:
         host = f"host of {neighbour if self.config.beside_workers else name}"
         return SimulatedAggregator(self.world, self.flows, self.scheduler, self.book, name, incarnation, host)
 
-    def worker(self, number: int, incarnation: int) -> SimulatedWorker:
-        """Return a new process of a worker."""
+    def worker(self, number: int, incarnation: int, job: JobClaim | None = None) -> SimulatedWorker:
+        """Return a new process of a worker, of the first job unless another one is given."""
         config, name = self.config, f"worker-{number}"
         server = f"server-{number % config.servers}"
         layout = Layout((TensorSpec(name="w", shape=(config.model_bytes // 4,), dtype="float32"),))
@@ -99,6 +100,7 @@ class Fabric:
             scheduler=self.scheduler,
             book=self.book,
             witness=self.witness,
+            job=job or JobClaim(job="job 0", keep=not config.faults.job_hz),
         )
         return (SimulatedWorker if config.shards == 1 else PartWorker)(self.world, place)
 

@@ -41,6 +41,10 @@ class PartServer(SimulatedServer):
             self.stores[spec.name].resume(checkpoint)
         self._begin_again(former, address, checkpoints)
 
+    def _set_aside(self, model: str) -> None:
+        super()._set_aside(model)
+        self.common.clear()
+
     def _save(self) -> None:
         """Write a checkpoint of the part that is here, as it is now, if the disk is not full."""
         if self._world.has_full_disk(self.host):
@@ -55,10 +59,12 @@ class PartServer(SimulatedServer):
                 self._prepare(action)
             case act.CommitStep():
                 delay_ns = self._world.pause_ns(STEP_NS)
-                self._world.later(delay_ns, "committed", lambda: self._commit(action))
+                store = self.stores[action.model]
+                self._world.later(delay_ns, "committed", lambda: self._commit(action, store))
             case act.DiscardStep():
                 delay_ns = self._world.pause_ns(STEP_NS)
-                self._world.later(delay_ns, "thrown away", lambda: self._discard(action))
+                store = self.stores[action.model]
+                self._world.later(delay_ns, "thrown away", lambda: self._discard(action, store))
             case act.PinModel():
                 self.stores[action.model].pin(action.get, action.version.number)
             case act.UnpinModel():
@@ -97,22 +103,22 @@ class PartServer(SimulatedServer):
             if image is None or any(self._witness.is_huge(m.update) for m in incoming.transfers[transfer].members)
         )
 
-    def _commit(self, action: act.CommitStep) -> None:
-        if not self.is_alive:
+    def _commit(self, action: act.CommitStep, store: PartStore) -> None:
+        if not self.is_alive or self.stores.get(action.model) is not store:
             return
-        prepared = self.stores[action.model].commit(action)
+        prepared = store.commit(action)
         self._witness.commits(prepared.members, step_of(prepared.order))
         expected = self._witness.weights(action.model, action.version.number)
         members: tuple[UpdateId, ...] = prepared.members
-        assert self.stores[action.model].value == expected, f"{members} led to other weights than their steps do"
+        assert store.value == expected, f"{members} led to other weights than their steps do"
         self._take_in(act.StepDone(model=action.model, transfers=action.transfers, step_norm=1.0))
         if self._world.config.faults.rollback_hz and action.version.number % CHECKPOINT_EVERY == 0:
             self._save()
 
-    def _discard(self, action: act.DiscardStep) -> None:
-        if not self.is_alive:
+    def _discard(self, action: act.DiscardStep, store: PartStore) -> None:
+        if not self.is_alive or self.stores.get(action.model) is not store:
             return
-        self.stores[action.model].discard()
+        store.discard()
         self._take_in(act.StepDiscarded(model=action.model, unit=action.unit))
 
     # Serving

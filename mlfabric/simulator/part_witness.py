@@ -103,6 +103,11 @@ class PartWitness(Witness):
             self.forgets(model)
         self._made.clear()
 
+    def ends(self, model: str) -> None:
+        """Note that a part of a model that has ended is freed."""
+        super().ends(model)
+        self._made.clear()
+
     def _agrees(self, who: str, update: UpdateId, outcome: Outcome) -> None:
         """Check an outcome; what was, or would have been, committed before servers died may be said to be, alike.
 

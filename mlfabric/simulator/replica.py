@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -114,6 +114,8 @@ class SimulatedReplica:
         self._take_over = take_over
         self.heir: Heir | None = None
         self.foretold: dict[str, list[MadeVersion]] = defaultdict(list)
+        self._running: Counter[str] = Counter()
+        self._ending: dict[str, act.FreeStore] = {}
         self._lines: dict[int, _Line] = {}
         self._numbers = 0
         self._driver = SimulatedDriver[ReplicaEvent, ReplicaAction](
@@ -251,6 +253,7 @@ class SimulatedReplica:
         """Check the buffers, and show the witness what is in them."""
         transfers = {n: t for model in self.state.models.values() for n, t in model.transfers.items()}
         counted = {name for name, transfer in transfers.items() if transfer.holds_buffer}
+        counted.update(*(action.transfers for action in self._ending.values()))
         assert counted == self.buffers.names(), f"{self.name} keeps {self.buffers.names()}; it counts {counted}"
         for name, model in self.state.models.items():
             if model.certain is not None or self._is_astray(name, model.version):
@@ -273,6 +276,9 @@ class SimulatedReplica:
                 self._ended(action.connection).connection.close(End.FAR)
             case act.Forget():
                 self._forget(action.transfer)
+            case act.FreeStore():
+                self._ending[action.model] = action
+                self._free_if_idle(action.model)
             case act.Report():
                 self.session.send(action.event)
             case PlantSeed():
@@ -337,6 +343,15 @@ class SimulatedReplica:
         event = PrefixApplied(model=action.model, version=action.version)
         self._later(f"{self.name} applied", action.model, (action.version.number, after), event)
 
+    def _free_if_idle(self, model: str) -> None:
+        """Hold nothing of a model any more that has ended, once nothing is done to it."""
+        if model not in self._ending or self._running[model]:
+            return
+        self.stores.pop(model, None)
+        for transfer in self._ending.pop(model).transfers:
+            self.buffers.forget(transfer)
+        self._take_in(act.StoreFreed(model=model))
+
     def _is_astray(self, model: str, version: ModelVersion) -> bool:
         """Tell whether a version is that of a server whose place was taken, which a new scheduler did not know."""
         return version.epoch < self._witness.kept_since(model)
@@ -350,10 +365,13 @@ class SimulatedReplica:
         """Let a store have changed after a while."""
 
         def finish() -> None:
+            self._running[model] -= 1
             if self.is_alive:
                 self.stores[model] = store
                 self._take_in(event)
+                self._free_if_idle(model)
 
+        self._running[model] += 1
         self._world.later(self._world.pause_ns(STEP_NS), what, finish)
 
 

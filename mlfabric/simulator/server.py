@@ -58,7 +58,7 @@ class _Line:
     caller: Caller
     transfer: TransferId | None = None
     get: GetId | None = None
-    held: tuple[str, Held] | None = None
+    held: tuple[StoreDouble, Held] | None = None
     whole: dict[int, Image | None] = field(default_factory=dict)
 
 
@@ -108,6 +108,7 @@ class SimulatedServer:
         self.epochs: dict[str, int] = {}
         self.clean: dict[str, int] = {}
         self._turns = Turns()
+        self._ending: list[TransferId] = []
         self.seeder = SimulatedSeeder(world, self.process, book, self._turns, self._copied)
         self._driver = self._drive()
         flows.add_host(self.host, world.config.server_bps)
@@ -265,8 +266,8 @@ class SimulatedServer:
             self._take_in(act.TransferBroken(transfer=line.transfer, connection=number, detail="it broke"))
         if line.get is not None:
             if line.held is not None:
-                model, held = line.held
-                self.stores[model].release(held)
+                store, held = line.held
+                store.release(held)
             self._take_in(act.GetBroken(get=line.get, connection=number, detail="it broke"))
 
     # Events in, actions out
@@ -285,6 +286,7 @@ class SimulatedServer:
             self.epochs[name], self.clean[name] = model.version.epoch, model.cleared
         models = self.state.models.values()
         held = [t.transfer for model in models for t in model.incoming.transfers.values() if t.holds_buffer]
+        held += self._ending
         assert len(held) == len(self.buffers), f"{len(self.buffers)} buffers are kept for {held}"
 
     def _do(self, action: act.Action) -> None:
@@ -311,6 +313,9 @@ class SimulatedServer:
                 self._abandon(action.connection)
             case act.InstallInitial():
                 self._install(action)
+            case act.FreeStore():
+                self._ending += action.transfers
+                self._turns.take(action.model, partial(self._free, action))
             case act.CreateStore():
                 self._witness.rules[action.spec.name] = action.spec.rule
                 limit = weight_buffers(action.spec) + self._world.config.weight_copies
@@ -360,17 +365,18 @@ class SimulatedServer:
             event = act.GetBroken(get=action.get, connection=action.connection, detail="the connection is gone")
             self._take_in(event)
             return
-        held = self.stores[action.model].acquire()
+        store = self.stores[action.model]
+        held = store.acquire()
         assert held.version == action.version.number, f"{action} but the store is at {held.version}"
-        line.held = (action.model, held)
+        line.held = (store, held)
         caller, size_bytes = line.caller, self.state.models[action.model].spec.layout.size_bytes
         line.connection.send(End.NEAR, "MODEL", partial(caller.comes, action.version))
         way = Way(source=self.host, destination=caller.process.host, towards=End.NEAR, pace_bps=action.rate_bps)
         payload = Payload.whole((held.value,), size_bytes, caller.chunks)
-        Feed(line.connection, way, payload, caller.payload, lambda: self._served(line, action, held))
+        Feed(line.connection, way, payload, caller.payload, lambda: self._served(line, action, store, held))
 
-    def _served(self, line: _Line, action: act.ServeModel, held: Held) -> None:
-        self.stores[action.model].release(held)
+    def _served(self, line: _Line, action: act.ServeModel, store: StoreDouble, held: Held) -> None:
+        store.release(held)
         line.held = line.get = None
         self._take_in(act.GetServed(get=action.get, connection=action.connection))
 
@@ -432,13 +438,30 @@ class SimulatedServer:
         if self._world.config.faults.kills_servers and self._commits % CHECKPOINT_EVERY == 0:
             self._turns.take(action.model, partial(self._checkpoint, action.model))
 
+    def _free(self, action: act.FreeStore) -> None:
+        """Hold nothing of a model any more, once no step of it runs."""
+        if not self.is_alive:
+            return
+        self.stores.pop(action.model, None)
+        self._set_aside(action.model)
+        for transfer in action.transfers:
+            self._ending.remove(transfer)
+            self.buffers.forget(transfer)
+        self._witness.ends(action.model)
+        self._turns.done(action.model)
+        self._take_in(act.StoreFreed(model=action.model))
+
+    def _set_aside(self, model: str) -> None:
+        """Go on no more from checkpoints of a model."""
+        self.checkpoints.pop(model, None)
+
     def _begin_checkpoint(self, model: str) -> None:
         if self.is_alive:
             self._turns.take(model, partial(self._checkpoint, model))
 
     def _checkpoint(self, model: str) -> None:
         """Write a checkpoint of a model between two steps, if the disk is not full."""
-        if not self._world.has_full_disk(self.host):
+        if model in self.state.models and not self._world.has_full_disk(self.host):
             holds, weights = self.state.models[model].holds(), self.stores[model].weights
             self.checkpoints[model] = Checkpoint(holds=holds, weights=weights)
         self._turns.done(model)

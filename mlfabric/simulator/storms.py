@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from mlfabric.network import down_link, up_link
-from mlfabric.protocol import LinkRate, LinksReported, ModelVersion
+from mlfabric.protocol import JobClaim, LinkRate, LinksReported, ModelVersion, Resume
 from mlfabric.simulator.aggregator import SimulatedAggregator
 from mlfabric.simulator.fabric import Fabric
 from mlfabric.simulator.part_server import PartServer
@@ -24,6 +25,7 @@ SHORT_NS, LONG_NS = 50_000_000, 1_000_000_000
 COME_BACK = 0.75
 LINK_SHARES = (0.02, 0.1, 0.5, 1.0, 1.0, 2.0)
 MOST_AT_ONCE = 4
+KEPT = 0.2
 
 
 class Storm:
@@ -33,6 +35,7 @@ class Storm:
         self._fabric = fabric
         self._world = fabric.world
         self._monitor_back_ns = 0
+        self._jobs = 0
 
     def start(self) -> None:
         """Begin."""
@@ -53,6 +56,7 @@ class Storm:
         self._now_and_again(faults.disk_hz, self._fill_disk)
         self._now_and_again(faults.monitor_hz, self._crash_monitor)
         self._now_and_again(faults.several_hz, self._several)
+        self._now_and_again(faults.job_hz, self._end_job)
 
     def _now_and_again(self, hz: float, fault: Callable[[], None]) -> None:
         if hz <= 0:
@@ -107,8 +111,26 @@ class Storm:
         world.fault("worker died", worker.place.name)
         worker.die()
         if world.rng.random() < COME_BACK or not any(w.is_alive for w in workers):
-            new = workers[index] = self._fabric.worker(index, worker.place.incarnation + 1)
+            job = replace(worker.place.job, resume=Resume.GO_ON)
+            new = workers[index] = self._fabric.worker(index, worker.place.incarnation + 1, job)
             world.later(world.pause_ns(RESTART_NS), f"{new.place.name} starts again", new.start, new.process)
+
+    def _end_job(self) -> None:
+        """Let all workers of a model leave, each in its time, and those of another job come meanwhile."""
+        world, workers = self._world, self._fabric.workers
+        model = world.rng.choice(workers).place.spec.name
+        of_it = [index for index, worker in enumerate(workers) if worker.place.spec.name == model]
+        self._jobs += 1
+        resume, keep = world.rng.choice((Resume.ANEW, Resume.GO_ON)), world.chance(KEPT)
+        job = JobClaim(job=f"job {self._jobs}", workers=len(of_it), keep=keep, resume=resume)
+        world.fault("job is over", model, resume.value)
+        for index in of_it:
+            former = workers[index]
+            new = workers[index] = self._fabric.worker(index, former.place.incarnation + 1, job)
+            world.later(
+                world.pause_ns(SHORT_NS), f"{former.place.name} leaves", partial(_leave, former), former.process
+            )
+            world.later(world.pause_ns(RESTART_NS), f"{new.place.name} of {job.job} starts", new.start, new.process)
 
     def _crash_aggregator(self) -> None:
         world, aggregators = self._world, self._fabric.aggregators
@@ -139,6 +161,8 @@ class Storm:
         if server.is_alive and self._fabric.followers.can_replace(server.name):
             self._world.fault("server died", server.name)
             server.die()
+            if self._fabric.config.faults.job_hz:
+                self._look_later(server)
             return
         is_followed = server.name in self._fabric.followers.living
         has_all = server.checkpoints.keys() >= server.state.models.keys() or self._fabric.config.faults.amnesia > 0
@@ -147,6 +171,18 @@ class Storm:
         self._world.fault("server died", server.name)
         server.die()
         self._start_again_later(server)
+
+    def _look_later(self, former: SimulatedServer) -> None:
+        """Look after a while whether a replica has taken a server's place; what it had may have ended with its job."""
+        self._world.later(LONG_NS, f"is there {former.name}", partial(self._start_if_vacant, former), NATURE)
+
+    def _start_if_vacant(self, former: SimulatedServer) -> None:
+        if self._fabric.servers[former.name] is not former:
+            return
+        if self._fabric.followers.can_replace(former.name):
+            self._look_later(former)
+        else:
+            self._resume(former)
 
     def _start_again_later(self, former: SimulatedServer) -> None:
         delay_ns = self._world.pause_ns(RESTART_NS)
@@ -267,3 +303,10 @@ class Storm:
         host = world.rng.choice([*hosts, self._fabric.scheduler.process.host])
         world.fault("disk full", host)
         world.full_until_ns[host] = world.now_ns + world.pause_ns(LONG_NS)
+
+
+def _leave(worker: SimulatedWorker) -> None:
+    """Let a worker say good-bye, if it is there."""
+    if worker.is_alive:
+        worker.session.leave(worker.place.incarnation)
+        worker.close()

@@ -378,6 +378,10 @@ class Witness:
         self._former_initials.add(self.installed.pop(model))
         self.leads.forgets(model)
 
+    def ends(self, model: str) -> None:
+        """Note that a model that has ended is freed."""
+        self.forgets(model)
+
     def _lose(self, model: str, began: ModelVersion) -> None:
         """Note that an epoch began with what was made up to a version: the rest is lost."""
         for update, outcome in list(self.applied.items()):

@@ -6,19 +6,21 @@ once that is settled. So several updates of one worker are in flight.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mlfabric.protocol import (
     GetId,
     GetRequested,
     Initialise,
     Instruction,
+    JobClaim,
     MemberEvent,
     MemberJoined,
     ModelVersion,
     MonitorAt,
     NewServer,
     PushRequested,
+    Resume,
     Tick,
     UpdateId,
     UpdateKind,
@@ -53,6 +55,7 @@ class Place:
     scheduler: Listener
     book: Book
     witness: Witness
+    job: JobClaim
 
 
 class SimulatedWorker:
@@ -97,6 +100,10 @@ class SimulatedWorker:
     def die(self) -> None:
         """End the process: every connection breaks."""
         self.session.die()
+        self.close()
+
+    def close(self) -> None:
+        """Break off whatever comes and goes."""
         self._attempts.stop()
         self.kept.break_off()
 
@@ -113,7 +120,8 @@ class SimulatedWorker:
             down_bps=bps,
             seen=self._seen,
         )
-        return MemberJoined(member=member, spec=place.spec, holds_initial=True, known=self.state.known)
+        job = replace(place.job, resume=Resume.GO_ON) if self._seen != NO_TERM else place.job
+        return MemberJoined(member=member, spec=place.spec, holds_initial=True, known=self.state.known, job=job)
 
     def _admitted(self, welcome: Welcome) -> list[MemberEvent]:
         self._seen = Term(welcome.epoch, welcome.instance)

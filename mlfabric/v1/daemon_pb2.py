@@ -26,7 +26,7 @@ from mlfabric.v1 import session_pb2 as mlfabric_dot_v1_dot_session__pb2
 from mlfabric.v1 import types_pb2 as mlfabric_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18mlfabric/v1/daemon.proto\x12\x0bmlfabric.v1\x1a\x19mlfabric/v1/session.proto\x1a\x17mlfabric/v1/types.proto\"+\n\x07Segment\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\"\xfb\x02\n\rAttachRequest\x12\'\n\x04open\x18\x01 \x01(\x0b\x32\x17.mlfabric.v1.OpenWorkerH\x00\x12\'\n\x04push\x18\x02 \x01(\x0b\x32\x17.mlfabric.v1.PushUpdateH\x00\x12$\n\x03get\x18\x03 \x01(\x0b\x32\x15.mlfabric.v1.GetModelH\x00\x12)\n\x05leave\x18\x04 \x01(\x0b\x32\x18.mlfabric.v1.LeaveFabricH\x00\x12+\n\x06reduce\x18\x05 \x01(\x0b\x32\x19.mlfabric.v1.ReduceTensorH\x00\x12-\n\x06\x66orget\x18\x06 \x01(\x0b\x32\x1b.mlfabric.v1.ForgetSegmentsH\x00\x12\x36\n\x0fsamples_dropped\x18\x64 \x01(\x0b\x32\x1b.mlfabric.v1.SamplesDroppedH\x00\x12(\n\x04\x64raw\x18\x65 \x01(\x0b\x32\x18.mlfabric.v1.DrawSamplesH\x00\x42\t\n\x07request\"\xb4\x01\n\nOpenWorker\x12\x0c\n\x04name\x18\x01 \x01(\t\x12%\n\x05model\x18\x02 \x01(\x0b\x32\x16.mlfabric.v1.ModelSpec\x12#\n\x05image\x18\x03 \x01(\x0b\x32\x14.mlfabric.v1.Segment\x12%\n\x07initial\x18\x04 \x01(\x0b\x32\x14.mlfabric.v1.Segment\x12%\n\x07process\x18< \x01(\x0b\x32\x14.mlfabric.v1.Process\"\'\n\x07Process\x12\x0b\n\x03pid\x18\x01 \x01(\r\x12\x0f\n\x07started\x18\x02 \x01(\x04\"\xa2\x01\n\nPushUpdate\x12\x0c\n\x04\x63\x61ll\x18\x01 \x01(\x04\x12$\n\x06update\x18\x02 \x01(\x0b\x32\x14.mlfabric.v1.Segment\x12\x0c\n\x04norm\x18\x03 \x01(\x01\x12\x30\n\rcomputed_from\x18\x04 \x01(\x0b\x32\x19.mlfabric.v1.ModelVersion\x12\x0f\n\x07\x61nd_get\x18\x05 \x01(\x08\x12\x0f\n\x07samples\x18\x64 \x03(\x04\"H\n\x08GetModel\x12\x0c\n\x04\x63\x61ll\x18\x01 \x01(\x04\x12.\n\x0bmin_version\x18\x02 \x01(\x0b\x32\x19.mlfabric.v1.ModelVersion\"\xbf\x01\n\x0cReduceTensor\x12\x0c\n\x04\x63\x61ll\x18\x01 \x01(\x04\x12#\n\x05given\x18\x02 \x01(\x0b\x32\x14.mlfabric.v1.Segment\x12$\n\x06result\x18\x03 \x01(\x0b\x32\x14.mlfabric.v1.Segment\x12\r\n\x05\x64type\x18\x04 \x01(\t\x12!\n\x02op\x18\x05 \x01(\x0e\x32\x15.mlfabric.v1.ReduceOp\x12\x10\n\x08together\x18\x06 \x01(\r\x12\x12\n\nsize_bytes\x18\x07 \x01(\x04\"\x1f\n\x0e\x46orgetSegments\x12\r\n\x05paths\x18\x01 \x03(\t\".\n\x0bLeaveFabric\x12\x0e\n\x06\x64\x65tail\x18\x01 \x01(\t\x12\x0f\n\x07\x64rain_s\x18\x02 \x01(\x01\"\xa0\x02\n\x0e\x41ttachResponse\x12+\n\x06opened\x18\x01 \x01(\x0b\x32\x19.mlfabric.v1.WorkerOpenedH\x00\x12+\n\x07settled\x18\x02 \x01(\x0b\x32\x18.mlfabric.v1.CallSettledH\x00\x12$\n\x03got\x18\x03 \x01(\x0b\x32\x15.mlfabric.v1.ModelGotH\x00\x12\'\n\x04left\x18\x04 \x01(\x0b\x32\x17.mlfabric.v1.WorkerLeftH\x00\x12-\n\x07reduced\x18\x05 \x01(\x0b\x32\x1a.mlfabric.v1.TensorReducedH\x00\x12*\n\x05\x64rawn\x18\x64 \x01(\x0b\x32\x19.mlfabric.v1.SamplesDrawnH\x00\x42\n\n\x08response\".\n\x0cWorkerOpened\x12\x0f\n\x07tau_max\x18\x01 \x01(\x03\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\"B\n\x0b\x43\x61llSettled\x12\x0c\n\x04\x63\x61ll\x18\x01 \x01(\x04\x12%\n\x07outcome\x18\x02 \x01(\x0b\x32\x14.mlfabric.v1.Outcome\"D\n\x08ModelGot\x12\x0c\n\x04\x63\x61ll\x18\x01 \x01(\x04\x12*\n\x07version\x18\x02 \x01(\x0b\x32\x19.mlfabric.v1.ModelVersion\"=\n\rTensorReduced\x12\x0c\n\x04\x63\x61ll\x18\x01 \x01(\x04\x12\x0f\n\x07workers\x18\x02 \x01(\r\x12\r\n\x05\x65rror\x18\x03 \x01(\t\"\x0c\n\nWorkerLeft\"G\n\x0b\x44rawSamples\x12\x0c\n\x04\x63\x61ll\x18\x01 \x01(\x04\x12*\n\x06wanted\x18\x02 \x01(\x0b\x32\x1a.mlfabric.v1.SamplesWanted\"J\n\x0cSamplesDrawn\x12\x0c\n\x04\x63\x61ll\x18\x01 \x01(\x04\x12,\n\x07granted\x18\x02 \x01(\x0b\x32\x1b.mlfabric.v1.SamplesGranted2V\n\rDaemonService\x12\x45\n\x06\x41ttach\x12\x1a.mlfabric.v1.AttachRequest\x1a\x1b.mlfabric.v1.AttachResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18mlfabric/v1/daemon.proto\x12\x0bmlfabric.v1\x1a\x19mlfabric/v1/session.proto\x1a\x17mlfabric/v1/types.proto\"+\n\x07Segment\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\"\xfb\x02\n\rAttachRequest\x12\'\n\x04open\x18\x01 \x01(\x0b\x32\x17.mlfabric.v1.OpenWorkerH\x00\x12\'\n\x04push\x18\x02 \x01(\x0b\x32\x17.mlfabric.v1.PushUpdateH\x00\x12$\n\x03get\x18\x03 \x01(\x0b\x32\x15.mlfabric.v1.GetModelH\x00\x12)\n\x05leave\x18\x04 \x01(\x0b\x32\x18.mlfabric.v1.LeaveFabricH\x00\x12+\n\x06reduce\x18\x05 \x01(\x0b\x32\x19.mlfabric.v1.ReduceTensorH\x00\x12-\n\x06\x66orget\x18\x06 \x01(\x0b\x32\x1b.mlfabric.v1.ForgetSegmentsH\x00\x12\x36\n\x0fsamples_dropped\x18\x64 \x01(\x0b\x32\x1b.mlfabric.v1.SamplesDroppedH\x00\x12(\n\x04\x64raw\x18\x65 \x01(\x0b\x32\x18.mlfabric.v1.DrawSamplesH\x00\x42\t\n\x07request\"\xd8\x01\n\nOpenWorker\x12\x0c\n\x04name\x18\x01 \x01(\t\x12%\n\x05model\x18\x02 \x01(\x0b\x32\x16.mlfabric.v1.ModelSpec\x12#\n\x05image\x18\x03 \x01(\x0b\x32\x14.mlfabric.v1.Segment\x12%\n\x07initial\x18\x04 \x01(\x0b\x32\x14.mlfabric.v1.Segment\x12%\n\x07process\x18< \x01(\x0b\x32\x14.mlfabric.v1.Process\x12\"\n\x03job\x18\x32 \x01(\x0b\x32\x15.mlfabric.v1.JobClaim\"\'\n\x07Process\x12\x0b\n\x03pid\x18\x01 \x01(\r\x12\x0f\n\x07started\x18\x02 \x01(\x04\"\xa2\x01\n\nPushUpdate\x12\x0c\n\x04\x63\x61ll\x18\x01 \x01(\x04\x12$\n\x06update\x18\x02 \x01(\x0b\x32\x14.mlfabric.v1.Segment\x12\x0c\n\x04norm\x18\x03 \x01(\x01\x12\x30\n\rcomputed_from\x18\x04 \x01(\x0b\x32\x19.mlfabric.v1.ModelVersion\x12\x0f\n\x07\x61nd_get\x18\x05 \x01(\x08\x12\x0f\n\x07samples\x18\x64 \x03(\x04\"H\n\x08GetModel\x12\x0c\n\x04\x63\x61ll\x18\x01 \x01(\x04\x12.\n\x0bmin_version\x18\x02 \x01(\x0b\x32\x19.mlfabric.v1.ModelVersion\"\xbf\x01\n\x0cReduceTensor\x12\x0c\n\x04\x63\x61ll\x18\x01 \x01(\x04\x12#\n\x05given\x18\x02 \x01(\x0b\x32\x14.mlfabric.v1.Segment\x12$\n\x06result\x18\x03 \x01(\x0b\x32\x14.mlfabric.v1.Segment\x12\r\n\x05\x64type\x18\x04 \x01(\t\x12!\n\x02op\x18\x05 \x01(\x0e\x32\x15.mlfabric.v1.ReduceOp\x12\x10\n\x08together\x18\x06 \x01(\r\x12\x12\n\nsize_bytes\x18\x07 \x01(\x04\"\x1f\n\x0e\x46orgetSegments\x12\r\n\x05paths\x18\x01 \x03(\t\".\n\x0bLeaveFabric\x12\x0e\n\x06\x64\x65tail\x18\x01 \x01(\t\x12\x0f\n\x07\x64rain_s\x18\x02 \x01(\x01\"\xa0\x02\n\x0e\x41ttachResponse\x12+\n\x06opened\x18\x01 \x01(\x0b\x32\x19.mlfabric.v1.WorkerOpenedH\x00\x12+\n\x07settled\x18\x02 \x01(\x0b\x32\x18.mlfabric.v1.CallSettledH\x00\x12$\n\x03got\x18\x03 \x01(\x0b\x32\x15.mlfabric.v1.ModelGotH\x00\x12\'\n\x04left\x18\x04 \x01(\x0b\x32\x17.mlfabric.v1.WorkerLeftH\x00\x12-\n\x07reduced\x18\x05 \x01(\x0b\x32\x1a.mlfabric.v1.TensorReducedH\x00\x12*\n\x05\x64rawn\x18\x64 \x01(\x0b\x32\x19.mlfabric.v1.SamplesDrawnH\x00\x42\n\n\x08response\".\n\x0cWorkerOpened\x12\x0f\n\x07tau_max\x18\x01 \x01(\x03\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\"B\n\x0b\x43\x61llSettled\x12\x0c\n\x04\x63\x61ll\x18\x01 \x01(\x04\x12%\n\x07outcome\x18\x02 \x01(\x0b\x32\x14.mlfabric.v1.Outcome\"D\n\x08ModelGot\x12\x0c\n\x04\x63\x61ll\x18\x01 \x01(\x04\x12*\n\x07version\x18\x02 \x01(\x0b\x32\x19.mlfabric.v1.ModelVersion\"=\n\rTensorReduced\x12\x0c\n\x04\x63\x61ll\x18\x01 \x01(\x04\x12\x0f\n\x07workers\x18\x02 \x01(\r\x12\r\n\x05\x65rror\x18\x03 \x01(\t\"\x0c\n\nWorkerLeft\"G\n\x0b\x44rawSamples\x12\x0c\n\x04\x63\x61ll\x18\x01 \x01(\x04\x12*\n\x06wanted\x18\x02 \x01(\x0b\x32\x1a.mlfabric.v1.SamplesWanted\"J\n\x0cSamplesDrawn\x12\x0c\n\x04\x63\x61ll\x18\x01 \x01(\x04\x12,\n\x07granted\x18\x02 \x01(\x0b\x32\x1b.mlfabric.v1.SamplesGranted2V\n\rDaemonService\x12\x45\n\x06\x41ttach\x12\x1a.mlfabric.v1.AttachRequest\x1a\x1b.mlfabric.v1.AttachResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,35 +38,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ATTACHREQUEST']._serialized_start=139
   _globals['_ATTACHREQUEST']._serialized_end=518
   _globals['_OPENWORKER']._serialized_start=521
-  _globals['_OPENWORKER']._serialized_end=701
-  _globals['_PROCESS']._serialized_start=703
-  _globals['_PROCESS']._serialized_end=742
-  _globals['_PUSHUPDATE']._serialized_start=745
-  _globals['_PUSHUPDATE']._serialized_end=907
-  _globals['_GETMODEL']._serialized_start=909
-  _globals['_GETMODEL']._serialized_end=981
-  _globals['_REDUCETENSOR']._serialized_start=984
-  _globals['_REDUCETENSOR']._serialized_end=1175
-  _globals['_FORGETSEGMENTS']._serialized_start=1177
-  _globals['_FORGETSEGMENTS']._serialized_end=1208
-  _globals['_LEAVEFABRIC']._serialized_start=1210
-  _globals['_LEAVEFABRIC']._serialized_end=1256
-  _globals['_ATTACHRESPONSE']._serialized_start=1259
-  _globals['_ATTACHRESPONSE']._serialized_end=1547
-  _globals['_WORKEROPENED']._serialized_start=1549
-  _globals['_WORKEROPENED']._serialized_end=1595
-  _globals['_CALLSETTLED']._serialized_start=1597
-  _globals['_CALLSETTLED']._serialized_end=1663
-  _globals['_MODELGOT']._serialized_start=1665
-  _globals['_MODELGOT']._serialized_end=1733
-  _globals['_TENSORREDUCED']._serialized_start=1735
-  _globals['_TENSORREDUCED']._serialized_end=1796
-  _globals['_WORKERLEFT']._serialized_start=1798
-  _globals['_WORKERLEFT']._serialized_end=1810
-  _globals['_DRAWSAMPLES']._serialized_start=1812
-  _globals['_DRAWSAMPLES']._serialized_end=1883
-  _globals['_SAMPLESDRAWN']._serialized_start=1885
-  _globals['_SAMPLESDRAWN']._serialized_end=1959
-  _globals['_DAEMONSERVICE']._serialized_start=1961
-  _globals['_DAEMONSERVICE']._serialized_end=2047
+  _globals['_OPENWORKER']._serialized_end=737
+  _globals['_PROCESS']._serialized_start=739
+  _globals['_PROCESS']._serialized_end=778
+  _globals['_PUSHUPDATE']._serialized_start=781
+  _globals['_PUSHUPDATE']._serialized_end=943
+  _globals['_GETMODEL']._serialized_start=945
+  _globals['_GETMODEL']._serialized_end=1017
+  _globals['_REDUCETENSOR']._serialized_start=1020
+  _globals['_REDUCETENSOR']._serialized_end=1211
+  _globals['_FORGETSEGMENTS']._serialized_start=1213
+  _globals['_FORGETSEGMENTS']._serialized_end=1244
+  _globals['_LEAVEFABRIC']._serialized_start=1246
+  _globals['_LEAVEFABRIC']._serialized_end=1292
+  _globals['_ATTACHRESPONSE']._serialized_start=1295
+  _globals['_ATTACHRESPONSE']._serialized_end=1583
+  _globals['_WORKEROPENED']._serialized_start=1585
+  _globals['_WORKEROPENED']._serialized_end=1631
+  _globals['_CALLSETTLED']._serialized_start=1633
+  _globals['_CALLSETTLED']._serialized_end=1699
+  _globals['_MODELGOT']._serialized_start=1701
+  _globals['_MODELGOT']._serialized_end=1769
+  _globals['_TENSORREDUCED']._serialized_start=1771
+  _globals['_TENSORREDUCED']._serialized_end=1832
+  _globals['_WORKERLEFT']._serialized_start=1834
+  _globals['_WORKERLEFT']._serialized_end=1846
+  _globals['_DRAWSAMPLES']._serialized_start=1848
+  _globals['_DRAWSAMPLES']._serialized_end=1919
+  _globals['_SAMPLESDRAWN']._serialized_start=1921
+  _globals['_SAMPLESDRAWN']._serialized_end=1995
+  _globals['_DAEMONSERVICE']._serialized_start=1997
+  _globals['_DAEMONSERVICE']._serialized_end=2083
 # @@protoc_insertion_point(module_scope)

@@ -103,6 +103,7 @@ class OpenWorker(_message.Message):
     IMAGE_FIELD_NUMBER: _builtins.int
     INITIAL_FIELD_NUMBER: _builtins.int
     PROCESS_FIELD_NUMBER: _builtins.int
+    JOB_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     @_builtins.property
     def model(self) -> _types_pb2.ModelSpec: ...
@@ -118,6 +119,8 @@ class OpenWorker(_message.Message):
     def process(self) -> Global___Process:
         """The training process, if it can be looked at: while it is stopped, others do not wait for it."""
 
+    @_builtins.property
+    def job(self) -> _types_pb2.JobClaim: ...
     def __init__(
         self,
         *,
@@ -126,10 +129,11 @@ class OpenWorker(_message.Message):
         image: Global___Segment | None = ...,
         initial: Global___Segment | None = ...,
         process: Global___Process | None = ...,
+        job: _types_pb2.JobClaim | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["image", b"image", "initial", b"initial", "model", b"model", "process", b"process"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["image", b"image", "initial", b"initial", "job", b"job", "model", b"model", "process", b"process"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["image", b"image", "initial", b"initial", "model", b"model", "name", b"name", "process", b"process"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["image", b"image", "initial", b"initial", "job", b"job", "model", b"model", "name", b"name", "process", b"process"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

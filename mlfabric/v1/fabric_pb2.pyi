@@ -119,6 +119,7 @@ class RegisterAsWorkerRequest(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     HOLDS_INITIAL_FIELD_NUMBER: _builtins.int
     KNOWN_FIELD_NUMBER: _builtins.int
+    JOB_FIELD_NUMBER: _builtins.int
     holds_initial: _builtins.bool
     """This worker can provide initial weights."""
     @_builtins.property
@@ -129,6 +130,8 @@ class RegisterAsWorkerRequest(_message.Message):
     def known(self) -> _types_pb2.ModelVersion:
         """The newest version of its model that it knows of; absent if of none."""
 
+    @_builtins.property
+    def job(self) -> _types_pb2.JobClaim: ...
     def __init__(
         self,
         *,
@@ -136,10 +139,11 @@ class RegisterAsWorkerRequest(_message.Message):
         model: _types_pb2.ModelSpec | None = ...,
         holds_initial: _builtins.bool = ...,
         known: _types_pb2.ModelVersion | None = ...,
+        job: _types_pb2.JobClaim | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["known", b"known", "member", b"member", "model", b"model"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "known", b"known", "member", b"member", "model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["holds_initial", b"holds_initial", "known", b"known", "member", b"member", "model", b"model"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["holds_initial", b"holds_initial", "job", b"job", "known", b"known", "member", b"member", "model", b"model"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -174,12 +178,15 @@ class RegisterAsServerRequest(_message.Message):
     SERVER_EPOCH_FIELD_NUMBER: _builtins.int
     PROMOTED_FIELD_NUMBER: _builtins.int
     SUCCEEDS_FIELD_NUMBER: _builtins.int
+    KEEPS_FIELD_NUMBER: _builtins.int
     server_epoch: _builtins.int
     """The greatest epoch of their versions."""
     promoted: _builtins.str
     """The replica that it was until it was told to take its primary's place; empty once it was admitted."""
     succeeds: _builtins.str
     """The replica that it was once, before it was admitted and after it; empty if it never was one."""
+    keeps: _builtins.bool
+    """It has a directory of checkpoints: its models outlive the jobs."""
     @_builtins.property
     def member(self) -> _types_pb2.Member: ...
     @_builtins.property
@@ -194,10 +201,11 @@ class RegisterAsServerRequest(_message.Message):
         server_epoch: _builtins.int = ...,
         promoted: _builtins.str = ...,
         succeeds: _builtins.str = ...,
+        keeps: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["member", b"member"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["member", b"member", "models", b"models", "promoted", b"promoted", "server_epoch", b"server_epoch", "succeeds", b"succeeds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keeps", b"keeps", "member", b"member", "models", b"models", "promoted", b"promoted", "server_epoch", b"server_epoch", "succeeds", b"succeeds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -602,6 +610,88 @@ class ShowTermResponse(_message.Message):
 Global___ShowTermResponse: _TypeAlias = ShowTermResponse  # noqa: Y015
 
 @_typing.final
+class HoldJobRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    STEM_FIELD_NUMBER: _builtins.int
+    JOB_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """The name that the job is to have; taken by another job that goes on, it is refused."""
+    stem: _builtins.str
+    """Without a name: what a name is made from if the job needs one, since another job has the plain names."""
+    job: _builtins.str
+    """The identity that this job was given before, by a scheduler that is gone or was not reached for a while."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        stem: _builtins.str = ...,
+        job: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "name", b"name", "stem", b"stem"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HoldJobRequest: _TypeAlias = HoldJobRequest  # noqa: Y015
+
+@_typing.final
+class HoldJobResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    """The job's identity, see JobClaim."""
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HoldJobResponse: _TypeAlias = HoldJobResponse  # noqa: Y015
+
+@_typing.final
+class RemoveModelRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RemoveModelRequest: _TypeAlias = RemoveModelRequest  # noqa: Y015
+
+@_typing.final
+class RemoveModelResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RemoveModelResponse: _TypeAlias = RemoveModelResponse  # noqa: Y015
+
+@_typing.final
 class GetStatusRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -801,6 +891,11 @@ class ModelStatus(_message.Message):
     SAMPLES_FIELD_NUMBER: _builtins.int
     LOST_FIELD_NUMBER: _builtins.int
     WAITS_BY_CAUSE_FIELD_NUMBER: _builtins.int
+    WHOLE_FIELD_NUMBER: _builtins.int
+    JOB_FIELD_NUMBER: _builtins.int
+    WORKERS_FIELD_NUMBER: _builtins.int
+    KEPT_FIELD_NUMBER: _builtins.int
+    STAY_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     server: _builtins.str
     initialised: _builtins.bool
@@ -818,6 +913,14 @@ class ModelStatus(_message.Message):
     """Of the model; of AllReduce the size of the last round's tensor."""
     lost: _builtins.int
     """Updates that were committed, and not in what the present server began with."""
+    whole: _builtins.str
+    """Of a part of a model: the whole one; else its own name."""
+    job: _builtins.str
+    """The identity of the job that trains it, or trained it last; empty if it has none."""
+    kept: _builtins.bool
+    """It stays when its job is over."""
+    stay: _builtins.str
+    """What its job is at, in words."""
     @_builtins.property
     def version(self) -> _types_pb2.ModelVersion: ...
     @_builtins.property
@@ -831,6 +934,10 @@ class ModelStatus(_message.Message):
     @_builtins.property
     def waits_by_cause(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Updates, gets and reductions that no plan holds yet, by what they wait for (mlfabric/scheduler/waits.py)."""
+
+    @_builtins.property
+    def workers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Who trains it now."""
 
     def __init__(
         self,
@@ -853,10 +960,15 @@ class ModelStatus(_message.Message):
         samples: Global___SampleStatus | None = ...,
         lost: _builtins.int = ...,
         waits_by_cause: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        whole: _builtins.str = ...,
+        job: _builtins.str = ...,
+        workers: _abc.Iterable[_builtins.str] | None = ...,
+        kept: _builtins.bool = ...,
+        stay: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["probes", b"probes", "samples", b"samples", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "delay_max", b"delay_max", "delay_p50", b"delay_p50", "dropped", b"dropped", "in_flight", b"in_flight", "initialised", b"initialised", "lost", b"lost", "mode", b"mode", "name", b"name", "probes", b"probes", "samples", b"samples", "server", b"server", "size_bytes", b"size_bytes", "tau_max", b"tau_max", "version", b"version", "waiting", b"waiting", "waits_by_cause", b"waits_by_cause", "waits_for", b"waits_for"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "delay_max", b"delay_max", "delay_p50", b"delay_p50", "dropped", b"dropped", "in_flight", b"in_flight", "initialised", b"initialised", "job", b"job", "kept", b"kept", "lost", b"lost", "mode", b"mode", "name", b"name", "probes", b"probes", "samples", b"samples", "server", b"server", "size_bytes", b"size_bytes", "stay", b"stay", "tau_max", b"tau_max", "version", b"version", "waiting", b"waiting", "waits_by_cause", b"waits_by_cause", "waits_for", b"waits_for", "whole", b"whole", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

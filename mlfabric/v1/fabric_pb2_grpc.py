@@ -84,6 +84,16 @@ class FabricServiceStub(object):
                 request_serializer=mlfabric_dot_v1_dot_fabric__pb2.GetStatusRequest.SerializeToString,
                 response_deserializer=mlfabric_dot_v1_dot_fabric__pb2.GetStatusResponse.FromString,
                 _registered_method=True)
+        self.HoldJob = channel.unary_stream(
+                '/mlfabric.v1.FabricService/HoldJob',
+                request_serializer=mlfabric_dot_v1_dot_fabric__pb2.HoldJobRequest.SerializeToString,
+                response_deserializer=mlfabric_dot_v1_dot_fabric__pb2.HoldJobResponse.FromString,
+                _registered_method=True)
+        self.RemoveModel = channel.unary_unary(
+                '/mlfabric.v1.FabricService/RemoveModel',
+                request_serializer=mlfabric_dot_v1_dot_fabric__pb2.RemoveModelRequest.SerializeToString,
+                response_deserializer=mlfabric_dot_v1_dot_fabric__pb2.RemoveModelResponse.FromString,
+                _registered_method=True)
         self.ShowTerm = channel.unary_unary(
                 '/mlfabric.v1.FabricService/ShowTerm',
                 request_serializer=mlfabric_dot_v1_dot_fabric__pb2.ShowTermRequest.SerializeToString,
@@ -156,6 +166,20 @@ class FabricServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def HoldJob(self, request, context):
+        """Names a job, which goes on for as long as the stream stands: until then further workers of it may come.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemoveModel(self, request, context):
+        """Ends a model that nobody trains.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ShowTerm(self, request, context):
         """Says which scheduler is the newest that has admitted who calls; an older one ends.
         """
@@ -215,6 +239,16 @@ def add_FabricServiceServicer_to_server(servicer, server):
                     servicer.GetStatus,
                     request_deserializer=mlfabric_dot_v1_dot_fabric__pb2.GetStatusRequest.FromString,
                     response_serializer=mlfabric_dot_v1_dot_fabric__pb2.GetStatusResponse.SerializeToString,
+            ),
+            'HoldJob': grpc.unary_stream_rpc_method_handler(
+                    servicer.HoldJob,
+                    request_deserializer=mlfabric_dot_v1_dot_fabric__pb2.HoldJobRequest.FromString,
+                    response_serializer=mlfabric_dot_v1_dot_fabric__pb2.HoldJobResponse.SerializeToString,
+            ),
+            'RemoveModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveModel,
+                    request_deserializer=mlfabric_dot_v1_dot_fabric__pb2.RemoveModelRequest.FromString,
+                    response_serializer=mlfabric_dot_v1_dot_fabric__pb2.RemoveModelResponse.SerializeToString,
             ),
             'ShowTerm': grpc.unary_unary_rpc_method_handler(
                     servicer.ShowTerm,
@@ -492,6 +526,60 @@ class FabricService(object):
             '/mlfabric.v1.FabricService/GetStatus',
             mlfabric_dot_v1_dot_fabric__pb2.GetStatusRequest.SerializeToString,
             mlfabric_dot_v1_dot_fabric__pb2.GetStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def HoldJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/mlfabric.v1.FabricService/HoldJob',
+            mlfabric_dot_v1_dot_fabric__pb2.HoldJobRequest.SerializeToString,
+            mlfabric_dot_v1_dot_fabric__pb2.HoldJobResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/mlfabric.v1.FabricService/RemoveModel',
+            mlfabric_dot_v1_dot_fabric__pb2.RemoveModelRequest.SerializeToString,
+            mlfabric_dot_v1_dot_fabric__pb2.RemoveModelResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -43,6 +43,10 @@ class FabricServiceStub:
     Get: _grpc.UnaryUnaryMultiCallable[_fabric_pb2.GetRequest, _fabric_pb2.GetResponse]
     ReportLinks: _grpc.UnaryUnaryMultiCallable[_fabric_pb2.ReportLinksRequest, _fabric_pb2.ReportLinksResponse]
     GetStatus: _grpc.UnaryUnaryMultiCallable[_fabric_pb2.GetStatusRequest, _fabric_pb2.GetStatusResponse]
+    HoldJob: _grpc.UnaryStreamMultiCallable[_fabric_pb2.HoldJobRequest, _fabric_pb2.HoldJobResponse]
+    """Names a job, which goes on for as long as the stream stands: until then further workers of it may come."""
+    RemoveModel: _grpc.UnaryUnaryMultiCallable[_fabric_pb2.RemoveModelRequest, _fabric_pb2.RemoveModelResponse]
+    """Ends a model that nobody trains."""
     ShowTerm: _grpc.UnaryUnaryMultiCallable[_fabric_pb2.ShowTermRequest, _fabric_pb2.ShowTermResponse]
     """Says which scheduler is the newest that has admitted who calls; an older one ends."""
 
@@ -61,6 +65,10 @@ class FabricServiceAsyncStub(FabricServiceStub):
     Get: _aio.UnaryUnaryMultiCallable[_fabric_pb2.GetRequest, _fabric_pb2.GetResponse]  # type: ignore[assignment]
     ReportLinks: _aio.UnaryUnaryMultiCallable[_fabric_pb2.ReportLinksRequest, _fabric_pb2.ReportLinksResponse]  # type: ignore[assignment]
     GetStatus: _aio.UnaryUnaryMultiCallable[_fabric_pb2.GetStatusRequest, _fabric_pb2.GetStatusResponse]  # type: ignore[assignment]
+    HoldJob: _aio.UnaryStreamMultiCallable[_fabric_pb2.HoldJobRequest, _fabric_pb2.HoldJobResponse]  # type: ignore[assignment]
+    """Names a job, which goes on for as long as the stream stands: until then further workers of it may come."""
+    RemoveModel: _aio.UnaryUnaryMultiCallable[_fabric_pb2.RemoveModelRequest, _fabric_pb2.RemoveModelResponse]  # type: ignore[assignment]
+    """Ends a model that nobody trains."""
     ShowTerm: _aio.UnaryUnaryMultiCallable[_fabric_pb2.ShowTermRequest, _fabric_pb2.ShowTermResponse]  # type: ignore[assignment]
     """Says which scheduler is the newest that has admitted who calls; an older one ends."""
 
@@ -136,6 +144,22 @@ class FabricServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _fabric_pb2.GetStatusRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_fabric_pb2.GetStatusResponse, _abc.Awaitable[_fabric_pb2.GetStatusResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def HoldJob(
+        self,
+        request: _fabric_pb2.HoldJobRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_fabric_pb2.HoldJobResponse], _abc.AsyncIterator[_fabric_pb2.HoldJobResponse]]:
+        """Names a job, which goes on for as long as the stream stands: until then further workers of it may come."""
+
+    @_abc_1.abstractmethod
+    def RemoveModel(
+        self,
+        request: _fabric_pb2.RemoveModelRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fabric_pb2.RemoveModelResponse, _abc.Awaitable[_fabric_pb2.RemoveModelResponse]]:
+        """Ends a model that nobody trains."""
 
     @_abc_1.abstractmethod
     def ShowTerm(

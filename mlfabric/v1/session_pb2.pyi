@@ -265,6 +265,7 @@ class Event(_message.Message):
     SAMPLES_DROPPED_FIELD_NUMBER: _builtins.int
     SAMPLES_REPORTED_FIELD_NUMBER: _builtins.int
     SAMPLES_WANTED_FIELD_NUMBER: _builtins.int
+    MODEL_FREED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def push_requested(self) -> Global___PushRequested: ...
     @_builtins.property
@@ -305,6 +306,8 @@ class Event(_message.Message):
     def samples_reported(self) -> Global___SamplesReported: ...
     @_builtins.property
     def samples_wanted(self) -> Global___SamplesWanted: ...
+    @_builtins.property
+    def model_freed(self) -> Global___ModelFreed: ...
     def __init__(
         self,
         *,
@@ -328,12 +331,13 @@ class Event(_message.Message):
         samples_dropped: Global___SamplesDropped | None = ...,
         samples_reported: Global___SamplesReported | None = ...,
         samples_wanted: Global___SamplesWanted | None = ...,
+        model_freed: Global___ModelFreed | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["commits_reported", b"commits_reported", "event", b"event", "get_requested", b"get_requested", "held_back", b"held_back", "initial_received", b"initial_received", "link_probed", b"link_probed", "member_left", b"member_left", "memory_reported", b"memory_reported", "not_kept", b"not_kept", "prepared", b"prepared", "push_requested", b"push_requested", "reduce_requested", b"reduce_requested", "replica_reported", b"replica_reported", "round_arrived", b"round_arrived", "round_broken", b"round_broken", "samples_dropped", b"samples_dropped", "samples_reported", b"samples_reported", "samples_wanted", b"samples_wanted", "server_holds", b"server_holds", "transfer_ended", b"transfer_ended", "worker_holds", b"worker_holds"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["commits_reported", b"commits_reported", "event", b"event", "get_requested", b"get_requested", "held_back", b"held_back", "initial_received", b"initial_received", "link_probed", b"link_probed", "member_left", b"member_left", "memory_reported", b"memory_reported", "model_freed", b"model_freed", "not_kept", b"not_kept", "prepared", b"prepared", "push_requested", b"push_requested", "reduce_requested", b"reduce_requested", "replica_reported", b"replica_reported", "round_arrived", b"round_arrived", "round_broken", b"round_broken", "samples_dropped", b"samples_dropped", "samples_reported", b"samples_reported", "samples_wanted", b"samples_wanted", "server_holds", b"server_holds", "transfer_ended", b"transfer_ended", "worker_holds", b"worker_holds"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commits_reported", b"commits_reported", "event", b"event", "get_requested", b"get_requested", "held_back", b"held_back", "initial_received", b"initial_received", "link_probed", b"link_probed", "member_left", b"member_left", "memory_reported", b"memory_reported", "not_kept", b"not_kept", "prepared", b"prepared", "push_requested", b"push_requested", "reduce_requested", b"reduce_requested", "replica_reported", b"replica_reported", "round_arrived", b"round_arrived", "round_broken", b"round_broken", "samples_dropped", b"samples_dropped", "samples_reported", b"samples_reported", "samples_wanted", b"samples_wanted", "server_holds", b"server_holds", "transfer_ended", b"transfer_ended", "worker_holds", b"worker_holds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commits_reported", b"commits_reported", "event", b"event", "get_requested", b"get_requested", "held_back", b"held_back", "initial_received", b"initial_received", "link_probed", b"link_probed", "member_left", b"member_left", "memory_reported", b"memory_reported", "model_freed", b"model_freed", "not_kept", b"not_kept", "prepared", b"prepared", "push_requested", b"push_requested", "reduce_requested", b"reduce_requested", "replica_reported", b"replica_reported", "round_arrived", b"round_arrived", "round_broken", b"round_broken", "samples_dropped", b"samples_dropped", "samples_reported", b"samples_reported", "samples_wanted", b"samples_wanted", "server_holds", b"server_holds", "transfer_ended", b"transfer_ended", "worker_holds", b"worker_holds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["push_requested", "get_requested", "worker_holds", "server_holds", "commits_reported", "initial_received", "transfer_ended", "member_left", "memory_reported", "reduce_requested", "round_arrived", "round_broken", "replica_reported", "not_kept", "held_back", "link_probed", "prepared", "samples_dropped", "samples_reported", "samples_wanted"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["push_requested", "get_requested", "worker_holds", "server_holds", "commits_reported", "initial_received", "transfer_ended", "member_left", "memory_reported", "reduce_requested", "round_arrived", "round_broken", "replica_reported", "not_kept", "held_back", "link_probed", "prepared", "samples_dropped", "samples_reported", "samples_wanted", "model_freed"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -1095,6 +1099,27 @@ class MemberLeft(_message.Message):
 Global___MemberLeft: _TypeAlias = MemberLeft  # noqa: Y015
 
 @_typing.final
+class ModelFreed(_message.Message):
+    """A server or a replica holds nothing of a model any more."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ModelFreed: _TypeAlias = ModelFreed  # noqa: Y015
+
+@_typing.final
 class SampleCounts(_message.Message):
     """What became of the samples of one model."""
 
@@ -1300,6 +1325,7 @@ class Instruction(_message.Message):
     NOTE_DROPPED_FIELD_NUMBER: _builtins.int
     SAMPLES_GRANTED_FIELD_NUMBER: _builtins.int
     PEER_LOST_FIELD_NUMBER: _builtins.int
+    FREE_MODEL_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
     @_builtins.property
     def host_model(self) -> Global___HostModel: ...
@@ -1371,6 +1397,8 @@ class Instruction(_message.Message):
     def samples_granted(self) -> Global___SamplesGranted: ...
     @_builtins.property
     def peer_lost(self) -> Global___PeerLost: ...
+    @_builtins.property
+    def free_model(self) -> Global___FreeModel: ...
     def __init__(
         self,
         *,
@@ -1410,12 +1438,13 @@ class Instruction(_message.Message):
         note_dropped: Global___NoteDropped | None = ...,
         samples_granted: Global___SamplesGranted | None = ...,
         peer_lost: Global___PeerLost | None = ...,
+        free_model: Global___FreeModel | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel_hand_on", b"cancel_hand_on", "cancel_reduce", b"cancel_reduce", "cancel_serve", b"cancel_serve", "cancel_sum", b"cancel_sum", "conclude", b"conclude", "drop", b"drop", "expect", b"expect", "fetch", b"fetch", "fold", b"fold", "followed", b"followed", "hand_on", b"hand_on", "host_model", b"host_model", "initialise", b"initialise", "instruction", b"instruction", "keep", b"keep", "logged", b"logged", "monitor_at", b"monitor_at", "new_server", b"new_server", "note_dropped", b"note_dropped", "peer_lost", b"peer_lost", "prepare", b"prepare", "probe", b"probe", "promote", b"promote", "reduce", b"reduce", "reduce_failed", b"reduce_failed", "reduce_settled", b"reduce_settled", "release", b"release", "replicate", b"replicate", "resolve", b"resolve", "samples_granted", b"samples_granted", "seed", b"seed", "send", b"send", "serve", b"serve", "sum", b"sum", "unfollowed", b"unfollowed", "void", b"void"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel_hand_on", b"cancel_hand_on", "cancel_reduce", b"cancel_reduce", "cancel_serve", b"cancel_serve", "cancel_sum", b"cancel_sum", "conclude", b"conclude", "drop", b"drop", "expect", b"expect", "fetch", b"fetch", "fold", b"fold", "followed", b"followed", "free_model", b"free_model", "hand_on", b"hand_on", "host_model", b"host_model", "initialise", b"initialise", "instruction", b"instruction", "keep", b"keep", "logged", b"logged", "monitor_at", b"monitor_at", "new_server", b"new_server", "note_dropped", b"note_dropped", "peer_lost", b"peer_lost", "prepare", b"prepare", "probe", b"probe", "promote", b"promote", "reduce", b"reduce", "reduce_failed", b"reduce_failed", "reduce_settled", b"reduce_settled", "release", b"release", "replicate", b"replicate", "resolve", b"resolve", "samples_granted", b"samples_granted", "seed", b"seed", "send", b"send", "serve", b"serve", "sum", b"sum", "unfollowed", b"unfollowed", "void", b"void"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel_hand_on", b"cancel_hand_on", "cancel_reduce", b"cancel_reduce", "cancel_serve", b"cancel_serve", "cancel_sum", b"cancel_sum", "conclude", b"conclude", "drop", b"drop", "expect", b"expect", "fetch", b"fetch", "fold", b"fold", "followed", b"followed", "hand_on", b"hand_on", "host_model", b"host_model", "initialise", b"initialise", "instruction", b"instruction", "keep", b"keep", "logged", b"logged", "monitor_at", b"monitor_at", "new_server", b"new_server", "note_dropped", b"note_dropped", "peer_lost", b"peer_lost", "prepare", b"prepare", "probe", b"probe", "promote", b"promote", "reason", b"reason", "reduce", b"reduce", "reduce_failed", b"reduce_failed", "reduce_settled", b"reduce_settled", "release", b"release", "replicate", b"replicate", "resolve", b"resolve", "samples_granted", b"samples_granted", "seed", b"seed", "send", b"send", "serve", b"serve", "sum", b"sum", "unfollowed", b"unfollowed", "void", b"void"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel_hand_on", b"cancel_hand_on", "cancel_reduce", b"cancel_reduce", "cancel_serve", b"cancel_serve", "cancel_sum", b"cancel_sum", "conclude", b"conclude", "drop", b"drop", "expect", b"expect", "fetch", b"fetch", "fold", b"fold", "followed", b"followed", "free_model", b"free_model", "hand_on", b"hand_on", "host_model", b"host_model", "initialise", b"initialise", "instruction", b"instruction", "keep", b"keep", "logged", b"logged", "monitor_at", b"monitor_at", "new_server", b"new_server", "note_dropped", b"note_dropped", "peer_lost", b"peer_lost", "prepare", b"prepare", "probe", b"probe", "promote", b"promote", "reason", b"reason", "reduce", b"reduce", "reduce_failed", b"reduce_failed", "reduce_settled", b"reduce_settled", "release", b"release", "replicate", b"replicate", "resolve", b"resolve", "samples_granted", b"samples_granted", "seed", b"seed", "send", b"send", "serve", b"serve", "sum", b"sum", "unfollowed", b"unfollowed", "void", b"void"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_instruction: _TypeAlias = _typing.Literal["host_model", "initialise", "send", "expect", "drop", "resolve", "void", "fetch", "serve", "cancel_serve", "monitor_at", "sum", "cancel_sum", "hand_on", "cancel_hand_on", "reduce", "cancel_reduce", "reduce_settled", "reduce_failed", "probe", "keep", "fold", "release", "replicate", "logged", "seed", "followed", "unfollowed", "promote", "new_server", "prepare", "conclude", "note_dropped", "samples_granted", "peer_lost"]  # noqa: Y015
+    _WhichOneofReturnType_instruction: _TypeAlias = _typing.Literal["host_model", "initialise", "send", "expect", "drop", "resolve", "void", "fetch", "serve", "cancel_serve", "monitor_at", "sum", "cancel_sum", "hand_on", "cancel_hand_on", "reduce", "cancel_reduce", "reduce_settled", "reduce_failed", "probe", "keep", "fold", "release", "replicate", "logged", "seed", "followed", "unfollowed", "promote", "new_server", "prepare", "conclude", "note_dropped", "samples_granted", "peer_lost", "free_model"]  # noqa: Y015
     _WhichOneofArgType_instruction: _TypeAlias = _typing.Literal["instruction", b"instruction"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_instruction) -> _WhichOneofReturnType_instruction | None: ...
 
@@ -1444,6 +1473,27 @@ class HostModel(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___HostModel: _TypeAlias = HostModel  # noqa: Y015
+
+@_typing.final
+class FreeModel(_message.Message):
+    """The model has ended: hold nothing of it any more; answered by ModelFreed, but by aggregators."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FreeModel: _TypeAlias = FreeModel  # noqa: Y015
 
 @_typing.final
 class Initialise(_message.Message):

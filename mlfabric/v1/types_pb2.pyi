@@ -125,6 +125,32 @@ MODE_STALE_SYNCHRONOUS: Mode.ValueType  # 3
 MODE_ALL_REDUCE: Mode.ValueType  # 4
 Global___Mode: _TypeAlias = Mode  # noqa: Y015
 
+class _Resume:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ResumeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Resume.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    RESUME_UNSPECIFIED: _Resume.ValueType  # 0
+    RESUME_ASK: _Resume.ValueType  # 1
+    """The worker is refused, and told how to go on."""
+    RESUME_GO_ON: _Resume.ValueType  # 2
+    """From what is there; from initial weights if nothing is."""
+    RESUME_ANEW: _Resume.ValueType  # 3
+    """From initial weights; what is there is freed."""
+
+class Resume(_Resume, metaclass=_ResumeEnumTypeWrapper):
+    """What a job begins from where a former job left a model of that name."""
+
+RESUME_UNSPECIFIED: Resume.ValueType  # 0
+RESUME_ASK: Resume.ValueType  # 1
+"""The worker is refused, and told how to go on."""
+RESUME_GO_ON: Resume.ValueType  # 2
+"""From what is there; from initial weights if nothing is."""
+RESUME_ANEW: Resume.ValueType  # 3
+"""From initial weights; what is there is freed."""
+Global___Resume: _TypeAlias = Resume  # noqa: Y015
+
 @_typing.final
 class RequestId(_message.Message):
     """Identity of an update or a get for ever: its worker, that worker's incarnation, a counter from 0."""
@@ -466,6 +492,39 @@ class Member(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Member: _TypeAlias = Member  # noqa: Y015
+
+@_typing.final
+class JobClaim(_message.Message):
+    """What a worker says of its job."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    WORKERS_FIELD_NUMBER: _builtins.int
+    KEEP_FIELD_NUMBER: _builtins.int
+    RESUME_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    """The job's identity: NAME#ID, of which NAME begins the names of its workers and models; empty if it has none."""
+    workers: _builtins.int
+    """How many workers it has; 0 is as good as 1."""
+    keep: _builtins.bool
+    """The model stays when the job is over."""
+    resume: Global___Resume.ValueType
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        workers: _builtins.int = ...,
+        keep: _builtins.bool = ...,
+        resume: Global___Resume.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "keep", b"keep", "resume", b"resume", "workers", b"workers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JobClaim: _TypeAlias = JobClaim  # noqa: Y015
 
 @_typing.final
 class Term(_message.Message):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from mlfabric.wire.events import from_event, from_get, from_push, from_server_holds, to_event, to_server_holds
 from mlfabric.wire.instructions import from_instruction, to_instruction
+from mlfabric.wire.jobs import from_claim, from_job, to_claim
 from mlfabric.wire.reduces import from_reduce_tensor, to_reduce_op
 from mlfabric.wire.replicas import from_following, to_replication
 from mlfabric.wire.sampling import from_granted, from_samples, from_wanted, to_granted, to_samples, to_wanted
@@ -42,12 +43,14 @@ from mlfabric.wire.values import (
 
 __all__ = [
     "from_admission",
+    "from_claim",
     "from_event",
     "from_following",
     "from_get",
     "from_get_id",
     "from_granted",
     "from_instruction",
+    "from_job",
     "from_links",
     "from_member",
     "from_outcome",
@@ -63,6 +66,7 @@ __all__ = [
     "from_version",
     "from_wanted",
     "to_admission",
+    "to_claim",
     "to_event",
     "to_get_id",
     "to_granted",

@@ -18,6 +18,7 @@ from mlfabric.protocol import (
     MemberEvent,
     MemberLeft,
     MemoryReported,
+    ModelFreed,
     PushRequested,
     ServerHolds,
     SumId,
@@ -295,6 +296,14 @@ def _fill_left(message: session.MemberLeft, event: MemberLeft) -> None:
     message.detail = event.detail
 
 
+def _fill_freed(message: session.ModelFreed, event: ModelFreed) -> None:
+    message.model = event.model
+
+
+def _from_freed(message: session.ModelFreed, member: str) -> ModelFreed:
+    return ModelFreed(member=member, model=message.model)
+
+
 def _fill_memory(message: session.MemoryReported, event: MemoryReported) -> None:
     message.SetInParent()  # an empty map alone would leave no trace of the event
     message.kinds.update(event.kinds)
@@ -314,6 +323,7 @@ _FILL: Mapping[type, Callable[[session.Event, Any], None]] = {
     TransferEnded: lambda message, event: _fill_ended(message.transfer_ended, event),
     MemberLeft: lambda message, event: _fill_left(message.member_left, event),
     MemoryReported: lambda message, event: _fill_memory(message.memory_reported, event),
+    ModelFreed: lambda message, event: _fill_freed(message.model_freed, event),
     **replicas.FILL_EVENT,
     **reduces.FILL_EVENT,
     **shards.FILL_EVENT,
@@ -328,6 +338,7 @@ _READ: Mapping[str, Callable[[Any, str], MemberEvent]] = {
     "initial_received": _from_initial,
     "transfer_ended": _from_ended,
     "memory_reported": _from_memory,
+    "model_freed": _from_freed,
     **replicas.READ_EVENT,
     **reduces.READ_EVENT,
     **shards.READ_EVENT,

@@ -15,6 +15,7 @@ from mlfabric.protocol import (
     Expect,
     Expected,
     Fetch,
+    FreeModel,
     HostModel,
     Initialise,
     Instruction,
@@ -90,6 +91,14 @@ def _fill_host_model(message: session.HostModel, value: HostModel) -> None:
 def _from_host_model(message: session.HostModel, to: str, reason: str) -> HostModel:
     need(message, "spec")
     return HostModel(to=to, spec=from_spec(message.spec), reason=reason, epoch=message.epoch or 1)
+
+
+def _fill_free_model(message: session.FreeModel, value: FreeModel) -> None:
+    message.model = value.model
+
+
+def _from_free_model(message: session.FreeModel, to: str, reason: str) -> FreeModel:
+    return FreeModel(to=to, model=message.model, reason=reason)
 
 
 def _fill_initialise(message: session.Initialise, value: Initialise) -> None:
@@ -292,6 +301,7 @@ def _from_peer_lost(message: session.PeerLost, to: str, reason: str) -> PeerLost
 
 _FILL: Mapping[type, Callable[[session.Instruction, Any], None]] = {
     HostModel: lambda message, value: _fill_host_model(message.host_model, value),
+    FreeModel: lambda message, value: _fill_free_model(message.free_model, value),
     Initialise: lambda message, value: _fill_initialise(message.initialise, value),
     Send: lambda message, value: _fill_send(message.send, value),
     Expect: lambda message, value: _fill_expect(message.expect, value),
@@ -311,6 +321,7 @@ _FILL: Mapping[type, Callable[[session.Instruction, Any], None]] = {
 }
 _READ: Mapping[str, Callable[[Any, str, str], Instruction]] = {
     "host_model": _from_host_model,
+    "free_model": _from_free_model,
     "initialise": _from_initialise,
     "send": _from_send,
     "expect": _from_expect,

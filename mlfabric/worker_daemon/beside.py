@@ -164,6 +164,7 @@ class _Attachment:
             name=opened.name or settings.name,
             host=settings.host,
             tcp=settings.tcp,
+            job=wire.from_claim(opened.job),
             processes=(Process(opened.process.pid, opened.process.started),) if opened.HasField("process") else (),
         )
         self._name = options.name

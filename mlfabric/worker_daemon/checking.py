@@ -74,6 +74,8 @@ _CHECKS: Mapping[str, _Check] = {
     "workers": _or_none(partial(integer_of, most=MOST_COUNTED, instead="None for as many as the job has")),
     "servers": partial(integer_of, least=1, most=MOST_COUNTED),
     "overlap": flag_of,
+    "keep": flag_of,
+    "resume": _or_none(flag_of),
     "init": _check_init,
     "model_name": text_of,
     "name": text_of,

@@ -25,6 +25,7 @@ from mlfabric.protocol import (
     GetRequested,
     Initialise,
     Instruction,
+    JobClaim,
     Lost,
     MemberEvent,
     ModelVersion,
@@ -36,6 +37,7 @@ from mlfabric.protocol import (
     ReduceOp,
     ReduceRequested,
     Replicate,
+    Resume,
     SamplesGranted,
     SamplesWanted,
     TransferId,
@@ -74,6 +76,7 @@ class DaemonOptions:
         tcp: its data channel.
         observer: told of finished transfers and settled updates, in the daemon's thread; it should be brief.
         processes: the training process, if the daemon is not in it.
+        job: what the worker says of its job; once it was admitted, it goes on with what is there.
     """
 
     scheduler: str
@@ -82,6 +85,7 @@ class DaemonOptions:
     tcp: TcpOptions = field(default_factory=TcpOptions)
     observer: Observer = nobody
     processes: tuple[Process, ...] = ()
+    job: JobClaim = field(default_factory=JobClaim)
 
 
 @dataclass(slots=True)
@@ -304,11 +308,13 @@ class WorkerDaemon:
     # The session
 
     async def _register(self, stub: fabric_pb2_grpc.FabricServiceAsyncStub) -> fabric_pb2.Admission:
+        claim = self.options.job
         request = fabric_pb2.RegisterAsWorkerRequest(
             member=wire.to_member(self._session.member),
             model=wire.to_spec(replace(self.spec, server=self._server)),
             holds_initial=self._initial is not None,
             known=wire.to_version(self._state.known),
+            job=wire.to_claim(replace(claim, resume=Resume.GO_ON) if self.welcome.done() else claim),
         )
         return (await stub.RegisterAsWorker(request)).admission
 

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol, cast
-from weakref import WeakKeyDictionary
 
 import torch
 
 from mlfabric.arguments import enum_of
 from mlfabric.config import WorkerSettings
-from mlfabric.errors import LayoutError, UsageError
-from mlfabric.forking import IN_A_COPY, is_copy
+from mlfabric.errors import UsageError
+from mlfabric.protocol import JobClaim
 from mlfabric.specs import Mode, ModelSpec, MomentumAt, RuleSpec
 from mlfabric.worker_daemon.checking import check_arguments
 from mlfabric.worker_daemon.daemon import DaemonOptions
 from mlfabric.worker_daemon.draining import drain_on_sigterm
+from mlfabric.worker_daemon.initial_weights import initialise
+from mlfabric.worker_daemon.joining import Joining, joining, note_worker
 from mlfabric.worker_daemon.observing import Observer, nobody
 from mlfabric.worker_daemon.optimizer import FabricOptimizer
 from mlfabric.worker_daemon.optimizer_steps import steps_of
@@ -28,13 +28,6 @@ from mlfabric.worker_daemon.thread import Daemon, ThreadDaemon
 from mlfabric.worker_daemon.worker import Worker
 
 __all__ = ["register_as_worker", "wrap"]
-
-
-class Resettable(Protocol):
-    """A module that can give its parameters their initial values again."""
-
-    def reset_parameters(self) -> None:
-        """Draw initial values from torch's random state."""
 
 
 def register_as_worker(
@@ -49,6 +42,8 @@ def register_as_worker(
     servers: int = 1,
     overlap: bool = False,
     init: str | Path | int = "first",
+    keep: bool = False,
+    resume: bool | None = None,
     model_name: str = "model",
     name: str = "",
     scheduler: str = "",
@@ -84,7 +79,12 @@ def register_as_worker(
             norm is known only at the end), several servers, AllReduce, or a daemon in a process of its own.
         init: initial weights: ``"first"`` takes those of the first worker that joins; an integer is a seed from which
             every worker makes the same; anything else is the path of a state dict.
-        model_name: the model's name in the fabric.
+        keep: whether the model stays in the fabric when the job is over, for another job to go on with; it does where
+            its server has a directory of checkpoints. Not with AllReduce, which leaves nothing.
+        resume: what the job begins from if a former job has left a model of this name: True goes on with what is there
+            (and begins anew if nothing is), False begins anew whatever is there. None goes on if ``MLFABRIC_RESUME`` is
+            1 (``mlfabric run --resume`` sets it); else the worker is refused, and told what is there.
+        model_name: the model's name in its job; see ``MLFABRIC_JOB`` for names in the fabric.
         name: this worker's name; ``MLFABRIC_NAME`` or ``worker-<RANK>`` unless given. A further model's worker in the
             same process adds the model's name, as in ``worker-0.discriminator``.
         scheduler: ``host:port``; ``MLFABRIC_SCHEDULER`` or 127.0.0.1:50061 unless given.
@@ -98,9 +98,10 @@ def register_as_worker(
         LayoutError: the model has nothing to train, or tensors that cannot travel.
         ConfigError: the model is too small for so many servers, or the mode has none.
         UsageError: an argument or an environment variable cannot be used.
-        RefusedError: the scheduler refuses: the name is taken, or layout or options are not the registered ones.
+        RefusedError: the scheduler refuses: the name is taken, layout or options are not the registered ones, another
+            job trains the model, or a former one has left it and ``resume`` does not say what to do.
     """
-    how = _how(
+    how = joining(
         model,
         mode=mode,
         tau_max=tau_max,
@@ -109,6 +110,8 @@ def register_as_worker(
         servers=servers,
         overlap=overlap,
         init=init,
+        keep=keep,
+        resume=resume,
         model_name=model_name,
         name=name,
         scheduler=scheduler,
@@ -119,49 +122,10 @@ def register_as_worker(
     return _register(model, rule, Shaping(rule), how, observer)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _How:
-    """What :func:`register_as_worker` and :func:`wrap` have in common; see there."""
-
-    mode: Mode
-    tau_max: int | None
-    slack: int
-    workers: int | None
-    servers: int
-    overlap: bool
-    init: str | Path | int
-    model_name: str
-    settings: WorkerSettings
-
-
-def _how(
-    model: Trainable,
-    *,
-    mode: Mode | str,
-    name: str,
-    model_name: str,
-    scheduler: str,
-    settings: WorkerSettings | None,
-    **others: Any,
-) -> _How:
-    """Check what both of them take.
-
-    Raises:
-        UsageError: an argument or an environment variable cannot be used.
-    """
-    if is_copy():
-        raise UsageError(f"register_as_worker: {IN_A_COPY}")
-    check_arguments(model=model, name=name, model_name=model_name, scheduler=scheduler, settings=settings, **others)
-    settings = settings or _surroundings(name, model_name)
-    settings = replace(settings, name=name or settings.name, scheduler=scheduler or settings.scheduler)
-    return _How(mode=enum_of(Mode, "mode", mode), model_name=model_name, settings=settings, **others)
-
-
-def _register(model: Trainable, rule: RuleSpec, shaping: Shaping, how: _How, observer: Observer) -> Worker:
-    together = _together(how.workers, how.mode, how.settings)
-    _initialise(model, how.init)
-    if how.overlap:
-        _check_overlap(rule, how.mode, how.servers, how.settings)
+def _register(model: Trainable, rule: RuleSpec, shaping: Shaping, how: Joining, observer: Observer) -> Worker:
+    together, job = how.together, how.claim()
+    initialise(model, how.init)
+    how.check_overlap(rule)
     tensors = ModelTensors(model, shaping, backwards=how.overlap)
     spec = ModelSpec(
         name=how.model_name,
@@ -174,69 +138,26 @@ def _register(model: Trainable, rule: RuleSpec, shaping: Shaping, how: _How, obs
         workers=together if how.mode in (Mode.SYNCHRONOUS, Mode.STALE_SYNCHRONOUS) else 0,
         shards=how.servers,
     )
-    daemon = _daemon(how.settings, spec, tensors.values(), observer)
+    daemon = _daemon(how.settings, spec, tensors.values(), observer, job)
     worker = Worker(how.settings.name, daemon, model, tensors, how.mode, together)
     if how.settings.drain_on_sigterm:
         drain_on_sigterm()
-    _models[worker] = how.model_name
+    note_worker(worker, how.model_name)
     return worker
 
 
-_models: WeakKeyDictionary[Worker, str] = WeakKeyDictionary()
-"""The models that this process trains, or has trained."""
-
-
-def _surroundings(name: str, model_name: str) -> WorkerSettings:
-    """Return what the environment says; the name is one of the model's where this process uses the other already.
-
-    Raises:
-        UsageError: no name is given, and under those two this process trains a model of that name already.
-    """
-    settings = WorkerSettings.from_environment()
-    taken = {worker.name: model for worker, model in _models.items() if not worker.has_left}
-    if name or settings.name not in taken:
-        return settings
-    further = f"{settings.name}.{model_name}"
-    for worker in (settings.name, further):
-        if taken.get(worker) == model_name:
-            given = f"model_name={model_name!r}: {worker} trains a model of this name already"
-            advice = "give each a name of its own, as in model_name='discriminator', or leave() first"
-            raise UsageError(f"{given}; {advice}")
-    return replace(settings, name=further)
-
-
-def _check_overlap(rule: RuleSpec, mode: Mode, servers: int, settings: WorkerSettings) -> None:
-    """Refuse what updates that leave before they are complete cannot be with."""
-    for given, bad, allowed in (
-        (f"clip_norm={rule.clip_norm:g}", rule.clip_norm > 0, "0: the norm is known when all gradients are"),
-        (f"mode {mode.value}", mode is Mode.ALL_REDUCE, "another one; begin an all_reduce_async for each bucket"),
-        (f"servers={servers}", servers > 1, "1"),
-        (f"MLFABRIC_DAEMON={settings.daemon}", bool(settings.daemon), "unset, for the daemon to be in this process"),
-    ):
-        if bad:
-            raise UsageError(f"overlap with {given}; allowed: {allowed}")
-
-
-def _together(workers: int | None, mode: Mode, settings: WorkerSettings) -> int:
-    """Return how many workers are to begin together."""
-    if workers is None:
-        return max(1, settings.workers)
-    if workers < 1 or (workers > 1 and mode is Mode.ASYNCHRONOUS):
-        raise UsageError(f"workers={workers} in mode {mode.value}; allowed: 1, or more in the other modes")
-    return workers
-
-
-def _daemon(settings: WorkerSettings, spec: ModelSpec, initial: Parcel, observer: Observer) -> Daemon:
+def _daemon(settings: WorkerSettings, spec: ModelSpec, initial: Parcel, observer: Observer, job: JobClaim) -> Daemon:
     if settings.daemon:
         if observer is not nobody:
             raise UsageError("an observer needs the daemon in this process; leave MLFABRIC_DAEMON unset")
-        return RemoteDaemon(settings.daemon, settings.name, spec, initial)
+        return RemoteDaemon(settings.daemon, settings.name, spec, initial, job)
     options = DaemonOptions(
         scheduler=settings.scheduler,
         name=settings.name,
         host=settings.host,
         tcp=settings.tcp,
         observer=observer,
+        job=job,
     )
     return ThreadDaemon(options, spec, initial, settings.metrics_port)
 
@@ -253,6 +174,8 @@ def wrap(
     servers: int = 1,
     overlap: bool = False,
     init: str | Path | int = "first",
+    keep: bool = False,
+    resume: bool | None = None,
     model_name: str = "model",
     name: str = "",
     scheduler: str = "",
@@ -271,7 +194,8 @@ def wrap(
         model: what is trained; the fabric's present weights are installed in it.
         momentum_at: who keeps SGD's momentum: the workers unless given. At the server it cannot change, nor be
             Nesterov's or dampened.
-        mode, tau_max, slack, workers, servers, overlap, init, model_name, name, scheduler, settings: as for
+        mode, tau_max, slack, workers, servers, overlap, init, keep, resume, model_name, name, scheduler, settings: as
+            for
             :func:`register_as_worker`; asynchronous steps overlap with the next batch, and not with their own backward.
 
     Raises:
@@ -279,7 +203,7 @@ def wrap(
         Else as :func:`register_as_worker`.
     """
     check_arguments(optimizer=optimizer, module=model)
-    how = _how(
+    how = joining(
         model,
         mode=mode,
         tau_max=tau_max,
@@ -288,6 +212,8 @@ def wrap(
         servers=servers,
         overlap=overlap,
         init=init,
+        keep=keep,
+        resume=resume,
         model_name=model_name,
         name=name,
         scheduler=scheduler,
@@ -305,46 +231,3 @@ def _placed(rule: RuleSpec, momentum_at: MomentumAt | str | None, mode: Mode) ->
     if rule.momentum == 0 or rule.momentum_at is not None:
         return rule
     return replace(rule, momentum_at=MomentumAt.WORKERS if mode is Mode.ASYNCHRONOUS else MomentumAt.SERVER)
-
-
-def _initialise(model: Trainable, init: str | Path | int) -> None:
-    if init == "first":
-        return
-    if not isinstance(model, torch.nn.Module):
-        raise UsageError(f"init={init!r} needs a torch module; named tensors begin with 'first'")
-    if isinstance(init, int):
-        _seed(model, init)
-    else:
-        _load(model, Path(init))
-
-
-def _seed(model: torch.nn.Module, seed: int) -> None:
-    """Give every trainable parameter its module's default initial value under ``seed``."""
-    resettable = [m for m in model.modules() if callable(getattr(m, "reset_parameters", None))]
-    covered = {id(p) for m in resettable for p in m.parameters(recurse=False)}
-    missing = [n for n, p in model.named_parameters() if p.requires_grad and id(p) not in covered]
-    if missing:
-        raise UsageError(f"init={seed}: no reset_parameters() covers {', '.join(missing)}; use 'first' or a file")
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        for module in resettable:
-            cast(Resettable, module).reset_parameters()
-
-
-def _load(model: torch.nn.Module, path: Path) -> None:
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except OSError as error:
-        raise UsageError(
-            f"init={str(path)!r}: {error.strerror or error}; give 'first', a seed or a state dict"
-        ) from error
-    if isinstance(state, dict) and isinstance(state.get("model"), dict):
-        state = state["model"]
-    names = set(state) if isinstance(state, dict) else set()
-    missing = sorted({n for n, _ in model.named_parameters()} - names)
-    if missing:
-        raise LayoutError(f"init={str(path)!r} has no {', '.join(missing)}; give a state dict of this model")
-    try:
-        model.load_state_dict(state, strict=False)
-    except RuntimeError as error:
-        raise LayoutError(f"init={str(path)!r} does not fit the model: {error}") from error

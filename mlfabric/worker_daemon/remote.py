@@ -22,7 +22,7 @@ import grpc
 from mlfabric import pulse, wire
 from mlfabric.errors import FabricClosedError, RefusedError, UnavailableError, UsageError
 from mlfabric.forking import IN_A_COPY, tell_copies
-from mlfabric.protocol import Lost, ModelVersion, ReduceOp, SamplesWanted, Welcome
+from mlfabric.protocol import JobClaim, Lost, ModelVersion, ReduceOp, SamplesWanted, Welcome
 from mlfabric.samples import Samples
 from mlfabric.specs import ModelSpec
 from mlfabric.v1 import daemon_pb2, daemon_pb2_grpc, session_pb2
@@ -37,6 +37,8 @@ __all__ = ["RemoteDaemon"]
 SAID_AFTER_S = 1.0
 COMES_WITHIN_S = 10.0
 _CHANNEL_OPTIONS = [("grpc.initial_reconnect_backoff_ms", 50), ("grpc.max_reconnect_backoff_ms", 200)]
+
+NO_JOB = JobClaim()
 
 log = logging.getLogger(__name__)
 
@@ -65,14 +67,16 @@ class RemoteDaemon:
         name: this worker's name.
         spec: the model it trains.
         initial: its initial weights.
+        job: what it says of its job.
 
     Raises:
         UnavailableError: there is not enough shared memory.
     """
 
-    def __init__(self, address: str, name: str, spec: ModelSpec, initial: Parcel) -> None:
+    def __init__(self, address: str, name: str, spec: ModelSpec, initial: Parcel, job: JobClaim = NO_JOB) -> None:
         self._address = address
         self._name = name
+        self._job = job
         self._spec = spec
         size_bytes = spec.layout.size_bytes
         family = Segment.new_family()
@@ -112,6 +116,7 @@ class RemoteDaemon:
             model=wire.to_spec(self._spec),
             image=image,
             initial=initial,
+            job=wire.to_claim(self._job),
             process=None if process is None else daemon_pb2.Process(pid=process.pid, started=process.started),
         )
         self._requests.put_nowait(daemon_pb2.AttachRequest(open=opened))

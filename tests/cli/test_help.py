@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 from mlfabric import __version__
 from mlfabric.cli.app import app
 
-ASKING = ("status", "doctor", "plan", "simulate", "advise", "record", "fuzz", "version")
+ASKING = ("status", "models", "doctor", "plan", "simulate", "advise", "record", "fuzz", "version")
 COMMANDS = (
     "scheduler",
     "server",

@@ -122,7 +122,7 @@ def test_a_commit_that_is_told_again_after_its_worker_has_left_counts_once() -> 
 
 
 def test_what_is_committed_after_its_worker_has_left_counts() -> None:
-    stage = Stage().trained("a")
+    stage = Stage().trained("a", "b")
     stage.ask(push("a"))
     stage.tell(ended(update("a"), TransferEnd.RECEIVED))
     stage.tell(MemberLeft(name="a", incarnation=1))

@@ -232,7 +232,7 @@ def test_a_part_on_its_way_is_voided_before_its_worker_is_told_that_it_is_droppe
 
 
 def test_what_a_worker_that_left_has_sent_in_part_is_dropped():
-    stage = ShardStage().begin("a")
+    stage = ShardStage().begin("a", "b")
     stage.asks("a")
     stage.arrives("a", parts=(1,))
     stage.tell(MemberSilent(name="a", incarnation=1))

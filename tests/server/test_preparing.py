@@ -169,7 +169,7 @@ def test_what_is_unpinned_is_given_back_once():
     rack.prepare(A)
     rack.commit(A)
     assert rack.stores.memory_bytes()["model"] == 2 * LAYOUT.size_bytes
-    rack.stores.release("net", rack.stores.acquire("net", H))
+    rack.stores.store("net").release(rack.stores.acquire("net", H))
 
 
 def test_a_big_part_is_prepared_and_committed_in_a_thread_and_its_copy_is_counted():

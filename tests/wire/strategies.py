@@ -26,6 +26,7 @@ from mlfabric.protocol import (
     Fetch,
     Fold,
     Followed,
+    FreeModel,
     GetId,
     GetRequested,
     GroupOf,
@@ -36,6 +37,7 @@ from mlfabric.protocol import (
     Initialise,
     InitialReceived,
     Instruction,
+    JobClaim,
     Keep,
     LinkProbed,
     LinkRate,
@@ -44,6 +46,7 @@ from mlfabric.protocol import (
     MemberEvent,
     MemberLeft,
     MemoryReported,
+    ModelFreed,
     ModelVersion,
     MonitorAt,
     NewServer,
@@ -68,6 +71,7 @@ from mlfabric.protocol import (
     ReplicaReported,
     Replicate,
     Resolve,
+    Resume,
     RoundArrived,
     RoundBroken,
     RoundId,
@@ -234,6 +238,13 @@ def a_part(draw: st.DrawFn) -> ModelSpec:
 
 
 specs = a_spec() | a_part()
+job_claims = st.builds(
+    JobClaim,
+    job=st.text("abc-#9", max_size=20),
+    workers=st.integers(1, 2**32 - 1),
+    keep=st.booleans(),
+    resume=st.sampled_from(Resume),
+)
 members = st.builds(
     Member,
     name=name,
@@ -340,6 +351,7 @@ events: st.SearchStrategy[MemberEvent] = st.one_of(
     st.builds(InitialReceived, server=st.just(ME), model=text, version=versions),
     ends,
     st.builds(MemberLeft, name=st.just(ME), incarnation=u64, detail=text),
+    st.builds(ModelFreed, member=st.just(ME), model=text),
     st.builds(MemoryReported, name=st.just(ME), kinds=memory_kinds),
     st.builds(ReplicaReported, replica=st.just(ME), model=text, term=u64, version=versions, held=several(update_ids)),
     st.builds(
@@ -511,6 +523,7 @@ instructions: st.SearchStrategy[Instruction] = st.one_of(
     st.builds(MonitorAt, to=me, address=text, reason=text),
     st.builds(PeerLost, to=me, address=text, reason=text),
     st.builds(HostModel, to=me, spec=specs, reason=text),
+    st.builds(FreeModel, to=me, model=text, reason=text),
     st.builds(Initialise, to=me, model=text, reason=text),
     st.builds(Drop, to=me, model=text, update=update_ids, cause=st.sampled_from(DropReason), reason=text),
     st.builds(Resolve, to=me, update=update_ids, outcome=outcomes, reason=text),

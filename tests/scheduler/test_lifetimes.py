@@ -1,0 +1,232 @@
+"""When a model ends: with its job, unless it is kept; and who may go on with what a former job has left."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from mlfabric.protocol import (
+    FreeModel,
+    HostModel,
+    JobClaim,
+    JobHeld,
+    JobReleased,
+    MemberJoined,
+    MemberLeft,
+    MemberSilent,
+    ModelFreed,
+    ModelRemoved,
+    Refuse,
+    RefuseReason,
+    Resume,
+    Tick,
+    Welcome,
+)
+from mlfabric.specs import Mode, Role, Term
+from tests.scheduler.stage import SPEC, Stage, holds, member
+
+SECOND_NS = 1_000_000_000
+NAME = SPEC.name
+
+
+def kinds(instructions, *wanted):
+    return [i for i in instructions if isinstance(i, wanted)]
+
+
+def join(stage: Stage, worker: str, job: str = "", incarnation: int = 1, spec=SPEC, **claim):
+    """Let a worker join for a job; give the answer."""
+    claim = {"resume": Resume.ASK, **claim}
+    joins = member(worker, Role.WORKER, incarnation)
+    event = MemberJoined(member=joins, spec=spec, holds_initial=True, job=JobClaim(job=job, **claim))
+    return kinds(stage.state.handle(event, stage.now_ns), Welcome, Refuse)[0]
+
+
+def leave(stage: Stage, worker: str, incarnation: int = 1) -> list[str]:
+    """Let a worker leave; give the models that are freed by that."""
+    told = stage.tell(MemberLeft(name=worker, incarnation=incarnation))
+    return [order.model for order in kinds(told, FreeModel)]
+
+
+def lose(stage: Stage, worker: str) -> None:
+    """Let a worker be silent until it counts as left."""
+    stage.tell(MemberSilent(name=worker, incarnation=1))
+    stage.now_ns += 20 * SECOND_NS
+    stage.tell(Tick())
+
+
+def is_there(stage: Stage) -> bool:
+    return NAME in stage.state.models
+
+
+def test_a_model_ends_when_the_last_of_a_job_without_identity_has_left() -> None:
+    stage = Stage().trained("a", "b")
+    assert leave(stage, "a") == []
+    assert leave(stage, "b") == [NAME]
+    assert join(stage, "c").cause is RefuseReason.NOT_YET
+    stage.tell(ModelFreed(member="s", model=NAME))
+    assert not is_there(stage)
+    assert isinstance(join(stage, "c"), Welcome)
+
+
+def test_the_next_model_of_a_name_begins_under_a_later_epoch() -> None:
+    stage = Stage().trained("a", version=7)
+    leave(stage, "a")
+    stage.tell(ModelFreed(member="s", model=NAME))
+    told = stage.tell(MemberJoined(member=member("b", Role.WORKER, 1), spec=SPEC, holds_initial=True))
+    assert [order.epoch for order in kinds(told, HostModel)] == [2]
+
+
+def test_a_late_worker_of_a_job_with_so_many_workers_finds_the_model() -> None:
+    stage = Stage()
+    stage.server()
+    join(stage, "a", workers=2)
+    assert leave(stage, "a") == []
+    assert isinstance(join(stage, "b", workers=2), Welcome)
+    assert leave(stage, "b") == [NAME]
+
+
+def test_a_job_that_is_held_keeps_its_model_until_it_is_released() -> None:
+    stage = Stage()
+    stage.server()
+    stage.tell(JobHeld(job="#1"))
+    join(stage, "a", "#1")
+    assert leave(stage, "a") == []
+    assert isinstance(join(stage, "a", "#1", incarnation=2), Welcome)
+    assert leave(stage, "a", 2) == []
+    assert kinds(stage.tell(JobReleased(job="#1")), FreeModel)
+
+
+def test_a_worker_that_is_lost_has_not_left() -> None:
+    stage = Stage()
+    stage.server()
+    join(stage, "a", "#1", workers=2)
+    join(stage, "b", "#1", workers=2)
+    lose(stage, "a")
+    assert leave(stage, "b") == []
+    assert isinstance(join(stage, "a", "#1", incarnation=2, workers=2), Welcome)
+    assert leave(stage, "a", 2) == [NAME]
+
+
+def test_another_job_is_refused_while_one_trains_the_model_and_told_how_to_go_on() -> None:
+    stage = Stage()
+    stage.server()
+    join(stage, "a", "#1")
+    for resume in Resume:
+        answer = join(stage, "b", "#2", resume=resume)
+        assert answer.cause is RefuseReason.OTHER_JOB
+        assert "MLFABRIC_JOB" in answer.reason
+    answer = join(stage, "a", "#2", incarnation=2)
+    assert answer.cause is RefuseReason.NAME_TAKEN
+    assert "mlfabric run --job" in answer.reason
+
+
+@pytest.mark.parametrize(("resume", "answer"), [(Resume.ASK, Refuse), (Resume.GO_ON, Welcome)])
+def test_what_is_kept_is_gone_on_with_if_somebody_says_so(resume: Resume, answer: type) -> None:
+    stage = Stage()
+    stage.server()
+    join(stage, "a", "#1", keep=True)
+    assert leave(stage, "a") == []
+    assert isinstance(join(stage, "a", "#2", incarnation=2, resume=resume), answer)
+
+
+def test_what_is_kept_goes_when_a_job_begins_anew() -> None:
+    stage = Stage()
+    stage.server()
+    join(stage, "a", "#1", keep=True)
+    leave(stage, "a")
+    assert join(stage, "b", "#2", resume=Resume.ANEW).cause is RefuseReason.NOT_YET
+    stage.tell(ModelFreed(member="s", model=NAME))
+    assert isinstance(join(stage, "b", "#2", resume=Resume.ANEW), Welcome)
+    assert isinstance(join(stage, "c", "#2", resume=Resume.ANEW), Welcome)
+
+
+def test_a_model_at_a_server_with_checkpoints_is_kept() -> None:
+    stage = Stage()
+    stage.tell(MemberJoined(member=member("s", Role.SERVER, 1, address="s:1"), keeps=True))
+    join(stage, "a")
+    assert leave(stage, "a") == []
+    assert stage.state.stay_of(NAME).is_kept
+
+
+def test_a_server_that_came_back_meanwhile_is_told_once_more() -> None:
+    stage = Stage().trained("a")
+    leave(stage, "a")
+    stage.tell(MemberSilent(name="s", incarnation=1))
+    assert [order.to for order in kinds(stage.server(held=(SPEC,)), FreeModel)] == ["s"]
+    assert stage.tell(holds(0)) == []
+    assert is_there(stage)
+    stage.tell(ModelFreed(member="s", model=NAME))
+    assert not is_there(stage)
+
+
+def test_a_server_that_comes_back_without_the_model_has_freed_it() -> None:
+    stage = Stage().trained("a")
+    leave(stage, "a")
+    stage.tell(MemberSilent(name="s", incarnation=1))
+    stage.server()
+    assert not is_there(stage)
+
+
+def test_nobody_waits_for_a_server_that_counts_as_left() -> None:
+    stage = Stage().trained("a")
+    leave(stage, "a")
+    lose(stage, "s")
+    assert not is_there(stage)
+
+
+def test_workers_of_before_a_new_scheduler_are_waited_for() -> None:
+    stage = Stage(epoch=2)
+    stage.tell(MemberJoined(member=member("s", Role.SERVER, 1, address="s:1", seen=Term(1, 0)), held=(SPEC,)))
+    stage.tell(holds(3))
+    assert join(stage, "b", "#1").cause is RefuseReason.NOT_YET
+    assert isinstance(join(stage, "a", "#1", resume=Resume.GO_ON), Welcome)
+    assert isinstance(join(stage, "b", "#1"), Welcome)
+    assert leave(stage, "a") == []
+    assert leave(stage, "b") == []
+    stage.now_ns += 20 * SECOND_NS
+    assert kinds(stage.tell(Tick()), FreeModel)
+
+
+def test_a_model_that_came_from_checkpoints_is_of_a_former_job() -> None:
+    stage = Stage()
+    stage.server(held=(SPEC,))
+    stage.tell(holds(3))
+    assert "at version 3" in join(stage, "a").reason
+    assert isinstance(join(stage, "a", resume=Resume.GO_ON), Welcome)
+
+
+def test_a_model_that_is_trained_cannot_be_removed_and_one_that_is_not_can() -> None:
+    stage = Stage()
+    stage.server()
+    join(stage, "a", keep=True)
+    assert "a train it" in stage.state.removal_refusal(NAME)[1]
+    assert stage.tell(ModelRemoved(model=NAME)) == []
+    leave(stage, "a")
+    assert stage.state.removal_refusal(NAME) is None
+    assert kinds(stage.tell(ModelRemoved(model=NAME)), FreeModel)
+    assert "there is no model 'other'" in stage.state.removal_refusal("other")[1]
+
+
+def test_nothing_is_left_of_a_job_that_reduced_among_its_workers() -> None:
+    spec = replace(SPEC, mode=Mode.ALL_REDUCE, tau_max=None)
+    stage = Stage()
+    stage.server()
+    join(stage, "a", spec=spec)
+    leave(stage, "a")
+    assert isinstance(join(stage, "a", incarnation=2), Welcome)
+
+
+def test_names_of_jobs_that_go_on_are_given_to_no_other() -> None:
+    stage = Stage()
+    stage.server()
+    lifetimes = stage.state.lifetimes
+    assert lifetimes.free_name("train") == ""
+    stage.tell(JobHeld(job="#1"))
+    assert lifetimes.free_name("train") == "train"
+    stage.tell(JobHeld(job="train#2"))
+    assert lifetimes.free_name("train") == "train-2"
+    stage.tell(JobReleased(job="#1"))
+    assert lifetimes.free_name("train") == ""
+    join(stage, "a")
+    assert lifetimes.free_name("train") == "train-2"
