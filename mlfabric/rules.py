@@ -70,9 +70,10 @@ class RuleSpec:
     An enum's value stands for its member, as in ``kind="adam"``.
 
     Args:
-        lr: learning rate at factor 1; > 0. Not of ADADELAY.
+        lr: learning rate at factor 1; > 0. Not of ADADELAY. Updates that bring rates (``wrap``) bring multiples of it.
         momentum: in [0, 1). SGD only.
-        weight_decay: >= 0; 0 means none. A multiple of the weights that is added to the gradient.
+        weight_decay: >= 0; 0 means none. A multiple of the weights that is added to the gradient. Where updates bring
+            rates, these have it, and here is what no decoupled one is above.
         schedule: which curve the factor on ``lr`` follows, in versions (applied updates), not in epochs.
         warmup_versions: the factor rises linearly over this many versions; 0 means no warm-up.
         milestones: STEP only: versions at which the factor is multiplied by ``factor``; ascending.

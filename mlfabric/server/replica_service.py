@@ -70,8 +70,8 @@ class ReplicaOptions:
         replica_of: the server whose models are followed.
         name, host: see ``Member``.
         tcp: its data channel.
-        div_max: how far each model may be from what can be recovered here, as an l2 norm; 0 for no lead at all,
-            infinite for no such bound.
+        div_max: how far each model's parameters may be from what can be recovered here, as an l2 norm; 0 for no lead
+            at all, infinite for no such bound.
         div_max_updates: how many commits it may be ahead, >= 0; None for no such bound.
         replication: CHAIN, or ``"chain"``, lets the primary hand on what it commits before it does; no lead is allowed
             then, so neither bound is given.

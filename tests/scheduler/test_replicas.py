@@ -102,7 +102,7 @@ def test_what_the_seed_has_in_it_is_released_and_the_rest_is_folded():
     found = stage.tell(reported(1))
     assert only(Release, found) == [Release(to="a", model="net", term=TERM + 1, updates=(update("a", 0),), reason="")]
     assert only(Fold, found) == [
-        Fold(to="a", model="net", term=TERM + 1, update=update("a", 1), lrs=(0.1,), share=1.0, begins=False, reason="")
+        Fold(to="a", model="net", term=TERM + 1, update=update("a", 1), lrs=(0.1,), share=1.0, begins=True, reason="")
     ]
     assert only(Followed, found) == [
         Followed(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mlfabric.rules import RuleKind, RuleSpec
 from mlfabric.server.adding import add_up
-from mlfabric.server.checkpoint import CheckpointExtra, load, save
+from mlfabric.server.checkpoint import CheckpointDir, CheckpointExtra, load
 from mlfabric.server.rules import NotFinite, StepResult
 from mlfabric.server.seeding import packed, planted
 from mlfabric.server.store import ModelStore
@@ -152,10 +152,10 @@ def test_rates_are_no_tensor_of_the_model_wherever_it_is_read_or_kept(tmp_path) 
     held = store.acquire()
     assert held is not None
     assert store.tensors(held).keys() == names
-    save(tmp_path / "net.pt", store, CheckpointExtra(server_epoch=1, log_position=1, applied={}))
-    again = load(tmp_path / "net.pt", store.spec).store
+    path = CheckpointDir(tmp_path).save(store, CheckpointExtra(server_epoch=1, log_position=1, applied={}))
+    again = load(path, store.spec).store
     with store.standing() as snapshot:
         assert snapshot.model.keys() == snapshot.history.keys() == snapshot.squares.keys() == names
         seeded = planted(store.spec, packed(store.spec, snapshot), 1, 1)
     assert bytes_of(again) == bytes_of(store) == bytes_of(seeded)
-    assert load(tmp_path / "net.pt").store.spec.layout == RATED
+    assert load(path).store.spec.layout == RATED

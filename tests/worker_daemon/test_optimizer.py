@@ -39,6 +39,10 @@ def groups_of(model: Named) -> list[dict[str, Any]]:
     return [{"params": [model.a, model.c]}, {"params": [model.b], "lr": 0.02, "weight_decay": 0.3}]
 
 
+def two_groups(model: Named, **of_the_second: Any) -> list[dict[str, Any]]:
+    return [{"params": [model.a, model.b]}, {"params": [model.c], **of_the_second}]
+
+
 def set_gradients(model: Named, seed: int, *, skip: str = "") -> None:
     draw = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
@@ -150,7 +154,7 @@ def test_another_model_of_the_same_kind_can_be_given_to_push_and_get() -> None:
     [
         (lambda m: ADAM(m.parameters(), amsgrad=True), "amsgrad=True; allowed: False"),
         (lambda m: ADAM(m.parameters(), maximize=True), "maximize=True; allowed: False"),
-        (lambda m: ADAM([{"params": [m.a, m.b]}, {"params": [m.c], "betas": (0.5, 0.9)}]), "groups differ in betas"),
+        (lambda m: ADAM(two_groups(m, betas=(0.5, 0.9))), "groups differ in betas"),
         (lambda m: SGD([m.a, m.b], lr=0.1), "the optimizer does not hold c; freeze them"),
         (lambda m: torch.optim.Adagrad(m.parameters()), r"cannot take over Adagrad; allowed.*SGD.*Mode\.ALL_REDUCE"),
     ],
@@ -165,7 +169,7 @@ def test_what_cannot_be_taken_over_is_refused(make: Callable[[Named], torch.opti
     ("make", "said"),
     [
         (lambda m: SGD(m.parameters(), lr=0.1, momentum=0.9, nesterov=True), "nesterov=True with the momentum at the"),
-        (lambda m: SGD([{"params": [m.a, m.b]}, {"params": [m.c], "momentum": 0.5}]), "groups differ in momentum"),
+        (lambda m: SGD(two_groups(m, momentum=0.5)), "groups differ in momentum"),
         (lambda m: ADAM(m.parameters()), "momentum_at=.* with Adam, whose averages are the server's"),
     ],
 )
