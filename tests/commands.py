@@ -69,6 +69,8 @@ def _check(words: Sequence[str], is_whole: bool) -> None:
             _check_make(arguments)
         case ["scripts/test", *arguments]:
             _check_selection(arguments)
+        case [script, *_] if script.startswith("scripts/"):
+            _check_script(script)
         case ["torchrun", *arguments]:
             _check_torchrun(arguments)
         case [python, script, *_] if re.fullmatch(r"(\.venv/bin/)?python3?", python) and not script.startswith("-"):
