@@ -200,12 +200,12 @@ def test_a_model_that_is_trained_cannot_be_removed_and_one_that_is_not_can() -> 
     stage = Stage()
     stage.server()
     join(stage, "a", keep=True)
-    assert "a train it" in stage.state.removal_refusal(NAME)[1]
+    assert "a train it" in str(stage.state.removal_refusal(NAME))
     assert stage.tell(ModelRemoved(model=NAME)) == []
     leave(stage, "a")
     assert stage.state.removal_refusal(NAME) is None
     assert kinds(stage.tell(ModelRemoved(model=NAME)), FreeModel)
-    assert "there is no model 'other'" in stage.state.removal_refusal("other")[1]
+    assert "there is no model 'other'" in str(stage.state.removal_refusal("other"))
 
 
 def test_nothing_is_left_of_a_job_that_reduced_among_its_workers() -> None:

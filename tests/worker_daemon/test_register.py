@@ -13,8 +13,8 @@ import mlfabric
 from mlfabric.config import WorkerSettings
 from mlfabric.errors import ConfigError, LayoutError, UsageError
 from mlfabric.protocol import GetId, UpdateId
+from mlfabric.worker_daemon.initial_weights import initialise
 from mlfabric.worker_daemon.observing import Settled, Transferred
-from mlfabric.worker_daemon.register import _initialise
 from tests.fabric.harness import fabric, gradients, small_model
 
 
@@ -33,9 +33,9 @@ class Scale(torch.nn.Module):
 def test_a_seed_gives_every_worker_the_same_weights_and_leaves_the_random_state_alone() -> None:
     one, two, other = small_model(1), small_model(2), small_model(3)
     state = torch.random.get_rng_state()
-    _initialise(one, 7)
-    _initialise(two, 7)
-    _initialise(other, 8)
+    initialise(one, 7)
+    initialise(two, 7)
+    initialise(other, 8)
     assert torch.equal(state, torch.random.get_rng_state())
     assert same(one, two)
     assert not same(one, other)
@@ -43,7 +43,7 @@ def test_a_seed_gives_every_worker_the_same_weights_and_leaves_the_random_state_
 
 def test_a_seed_for_parameters_that_nothing_resets_is_refused() -> None:
     with pytest.raises(UsageError, match=r"init=7: no reset_parameters\(\) covers factor; use 'first' or a file"):
-        _initialise(Scale(), 7)
+        initialise(Scale(), 7)
 
 
 @pytest.mark.parametrize("nested", [False, True])
@@ -51,30 +51,30 @@ def test_a_file_gives_its_weights(tmp_path: Path, nested: bool) -> None:
     source, model = small_model(1), small_model(2)
     path = tmp_path / "weights.pt"
     torch.save({"model": source.state_dict()} if nested else source.state_dict(), path)
-    _initialise(model, path)
+    initialise(model, path)
     assert same(model, source)
 
 
 def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"nothing\.pt.*No such file"):
-        _initialise(small_model(), tmp_path / "nothing.pt")
+        initialise(small_model(), tmp_path / "nothing.pt")
 
 
 def test_a_file_of_another_model_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "other.pt"
     torch.save(torch.nn.Linear(1, 1).state_dict(), path)
     with pytest.raises(LayoutError, match=r"has no 0\.bias, 0\.weight, 2\.bias, 2\.weight"):
-        _initialise(small_model(), path)
+        initialise(small_model(), path)
     wrong = small_model().state_dict()
     wrong["0.weight"] = torch.zeros(1, 1)
     torch.save(wrong, path)
     with pytest.raises(LayoutError, match="does not fit the model"):
-        _initialise(small_model(), path)
+        initialise(small_model(), path)
 
 
 def test_named_tensors_begin_with_the_first_worker_s_weights_only() -> None:
     with pytest.raises(UsageError, match="needs a torch module"):
-        _initialise({"w": torch.zeros(1, requires_grad=True)}, 3)
+        initialise({"w": torch.zeros(1, requires_grad=True)}, 3)
 
 
 def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
