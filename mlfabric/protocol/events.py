@@ -54,6 +54,7 @@ class MemberJoined:
         promoted: of a server that was a replica until now: that replica's name; "" of any other, and once it was
             admitted.
         succeeds: of a server that has ever been a replica: that replica's name.
+        machine_bytes: of a server: what its machine can have; 0 means unknown.
     """
 
     member: Member
@@ -66,6 +67,7 @@ class MemberJoined:
     known: ModelVersion = _NO_VERSION
     promoted: str = ""
     succeeds: str = ""
+    machine_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -100,7 +100,7 @@ class Membership:
         record = MemberRecord(
             member, MemberState.HERE, now_ns, event.most_updates, holds_initial=event.holds_initial, tally=tally
         )
-        record.follows = event.follows
+        record.follows, record.machine_bytes = event.follows, event.machine_bytes
         record.was_lost = known is not None and again and bool(known.lost)
         self._context.admit(record)
         self._silent.pop(member.name, None)
@@ -243,7 +243,7 @@ class Membership:
                 yield replace(spec.of_shard(shard), server=""), server
         elif spec.name not in self._models:
             server_name = self._placing.server_for(spec)
-            assert server_name is not None, "checked at admission"
+            assert isinstance(server_name, str), "checked at admission"
             yield spec, server_name
 
     def _holder(self, name: str) -> ModelState | ShardedModel | None:

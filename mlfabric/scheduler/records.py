@@ -114,6 +114,7 @@ class MemberRecord:
 
     ``lost`` says why nobody waits for it, if it does not answer any more; ``was_lost`` is of one that is back since.
     ``has_resigned`` says that it said good-bye, ``has_said`` that a worker has said what it has drawn since it joined.
+    ``machine_bytes`` is the memory of a server's machine, 0 if nobody knows.
     """
 
     member: Member
@@ -129,6 +130,7 @@ class MemberRecord:
     was_lost: bool = False
     has_resigned: bool = False
     has_said: bool = False
+    machine_bytes: int = 0
 
 
 @dataclass(slots=True)

@@ -39,6 +39,7 @@ from mlfabric.protocol import (
     Keep,
     LinkProbed,
     LinkRate,
+    LinksReported,
     Logged,
     Lost,
     MemberEvent,
@@ -306,6 +307,7 @@ def a_reduce(draw: st.DrawFn) -> ReduceRequested:
 
 
 reduces = a_reduce()
+link_rates = st.builds(LinkRate, host=name, up=st.booleans(), bps=u64, age_ns=u64)
 events: st.SearchStrategy[MemberEvent] = st.one_of(
     reduces,
     st.builds(RoundArrived, worker=st.just(ME), model=text, round=rounds, up_bps=u64, down_bps=u64),
@@ -341,6 +343,7 @@ events: st.SearchStrategy[MemberEvent] = st.one_of(
     ends,
     st.builds(MemberLeft, name=st.just(ME), incarnation=u64, detail=text),
     st.builds(MemoryReported, name=st.just(ME), kinds=memory_kinds),
+    st.builds(LinksReported, monitor=st.just(ME), rates=several(link_rates)),
     st.builds(ReplicaReported, replica=st.just(ME), model=text, term=u64, version=versions, held=several(update_ids)),
     st.builds(
         HeldBack, server=st.just(ME), model=text, transfers=several(transfer_ids), alone=st.booleans(), detail=text
@@ -508,7 +511,7 @@ instructions: st.SearchStrategy[Instruction] = st.one_of(
     st.builds(Conclude, to=me, model=text, unit=u64, commit=st.booleans(), reason=text),
     st.builds(CancelSum, to=me, model=text, sum=sum_ids, reason=text),
     st.builds(CancelHandOn, to=me, model=text, get=get_ids, reason=text),
-    st.builds(MonitorAt, to=me, address=text, reason=text),
+    st.builds(MonitorAt, to=me, address=text, token=ticket, reason=text),
     st.builds(PeerLost, to=me, address=text, reason=text),
     st.builds(HostModel, to=me, spec=specs, reason=text),
     st.builds(Initialise, to=me, model=text, reason=text),
@@ -528,8 +531,8 @@ welcomes = st.builds(
     server_address=text,
     initialise=st.booleans(),
     monitor_address=text,
+    monitor_token=st.binary(max_size=32),
     reason=text,
     clock=u64,
     lost=st.booleans(),
 )
-link_rates = st.builds(LinkRate, host=name, up=st.booleans(), bps=u64, age_ns=u64)
