@@ -9,12 +9,13 @@ In three terminals, and a fourth for a replica that may be 20 updates behind::
 
 Callbacks are in force from when they are registered. They run in the server's thread, so they should be brief. The
 tensors of a view are the server's own memory: they are read only, and only during the callback; clone what is to stay.
+A callback that raises ends the server, and ``wait`` raises the same.
 """
 
 import argparse
 import math
 import signal
-import threading
+import sys
 
 import mlfabric
 
@@ -24,9 +25,8 @@ parser.add_argument("--replica-of", help="be a replica of this server")
 parser.add_argument("--every", type=int, default=100, help="versions between two lines")
 arguments = parser.parse_args()
 
-stop = threading.Event()
-signal.signal(signal.SIGINT, lambda *_: stop.set())
-signal.signal(signal.SIGTERM, lambda *_: stop.set())
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda *_: sys.exit())
 
 
 def length(view: mlfabric.ModelView) -> float:
@@ -60,10 +60,12 @@ if arguments.replica_of:
     )
     with mlfabric.register_as_replica(follows) as replica:
         replica.register_update_callback(reached)
-        stop.wait()
+        replica.wait()  # until a signal ends it
 else:
     with mlfabric.register_as_server(mlfabric.ServerOptions(scheduler=arguments.scheduler)) as server:
         server.register_update_callback(committed)
         server.register_request_callback(requested)
-        stop.wait()
-    print("gets:", dict(sorted(gets.items())), flush=True)
+        try:
+            server.wait()
+        finally:
+            print("gets:", dict(sorted(gets.items())), flush=True)

@@ -3,32 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import contextlib
 import threading
 from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Self
 
+from mlfabric.errors import FabricClosedError
 from mlfabric.telemetry import MetricsPage
 
 __all__ = ["Background"]
 
 
 class Background:
-    """A running service; a context manager that stops it.
+    """A running service that has joined the fabric; a context manager that stops it.
 
     Args:
         name: of the thread.
-        run: serves in an event loop of its own until the event is set, then drains.
+        run: serves in an event loop of its own until the event is set, then drains; calls back when it has joined.
         page: of its metrics; None for none.
 
     Raises:
-        UsageError: the page's port is in use; nothing was started.
+        UsageError: the page's port is in use, or an option cannot be used; nothing goes on running.
+        RefusedError: the scheduler refused it; nothing goes on running.
     """
 
     def __init__(
         self,
         name: str,
-        run: Callable[[asyncio.Event], Awaitable[None]],
+        run: Callable[[asyncio.Event, Callable[[], None]], Awaitable[None]],
         page: MetricsPage | None,
     ) -> None:
         self._page = page
@@ -38,8 +42,17 @@ class Background:
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
         self._error: BaseException | None = None
+        self._joined: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
+        try:
+            self._joined.result()
+        finally:
+            if not self._has_joined():
+                self._end()
+
+    def _has_joined(self) -> bool:
+        return self._joined.done() and self._joined.exception() is None
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -47,34 +60,52 @@ class Background:
             self._loop.run_until_complete(self._served())
         except Exception as error:  # handed to whoever waits for this thread
             self._error = error
+            if not self._joined.done():
+                self._joined.set_exception(error)
         finally:
             self._loop.close()
 
     async def _served(self) -> None:
-        await self._serve(self._stop)
+        await self._serve(self._stop, self._note_joined)
 
-    def soon(self, call: Callable[[], None]) -> None:
-        """Call this in the service's thread."""
-        self._loop.call_soon_threadsafe(call)
+    def _note_joined(self) -> None:
+        if not self._joined.done():
+            self._joined.set_result(None)
+
+    def check(self) -> None:
+        """Check that the service has not ended.
+
+        Raises:
+            FabricClosedError: it was stopped.
+            Exception: it could not go on, for this reason.
+        """
+        if not self._thread.is_alive():
+            self.wait()
+            raise FabricClosedError("this service was stopped; register another one")
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait until the service ends; raise what ended it, if anything did.
 
         Raises:
-            RefusedError: the scheduler refused it.
+            RefusedError: the scheduler refused it when it came back.
+            Exception: it could not go on, for this reason: a callback raised it, or memory was short.
         """
         self._thread.join(timeout_s)
         if self._error is not None:
             raise self._error
 
     def stop(self) -> None:
-        """Drain and leave the fabric; a second call does nothing."""
-        if self._thread.is_alive():
-            self.soon(self._stop.set)
+        """Drain and leave the fabric, and raise what ``wait`` does; a second call ends nothing more."""
+        self._end()
+        self.wait()
+
+    def _end(self) -> None:
+        with contextlib.suppress(RuntimeError):  # its loop has ended
+            self._loop.call_soon_threadsafe(self._stop.set)
         if self._page is not None:
             self._page.stop()
             self._page = None
-        self.wait()
+        self._thread.join()
 
     def __enter__(self) -> Self:
         return self

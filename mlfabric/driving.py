@@ -1,4 +1,7 @@
-"""What every shell does around its state machine: events in, actions out, a timer, orderly ends. Shell-level."""
+"""What every shell does around its state machine: events in, actions out, a timer, orderly ends. Shell-level.
+
+What cannot be carried out ends the shell (``fail_stop.py``).
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from contextlib import asynccontextmanager
 from typing import Any, Generic, Protocol, TypeVar
 
+from mlfabric.fail_stop import Failed, FailStop
 from mlfabric.protocol import Tick
 
 __all__ = ["Driver", "StateMachine", "side_by_side"]
@@ -34,12 +38,18 @@ class Driver(Generic[InT, OutT]):
 
     An action that has a result at once queues it as the next event: nothing is decided while something is carried out.
 
+    Once something could not be carried out it takes in nothing more.
+
     Args:
         state: the state machine; nobody else may change it.
         do: carries out an action.
+
+    Attributes:
+        failure: why it takes in nothing more, if so.
     """
 
     def __init__(self, state: StateMachine[InT | Tick, OutT], do: Callable[[OutT], None]) -> None:
+        self.failure = FailStop()
         self._state = state
         self._do = do
         self._queue: deque[InT | Tick] = deque()
@@ -47,19 +57,32 @@ class Driver(Generic[InT, OutT]):
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns = 0
 
-    def take_in(self, event: InT | Tick) -> None:
+    def take_in(self, event: InT | Tick | Failed) -> None:
         """Take in an event, now or after those that came before."""
+        if isinstance(event, Failed):
+            self.failure.fail(event.error)
+        if isinstance(event, Failed) or self.failure.error is not None:
+            return self.close()
         self._queue.append(event)
-        if self._draining:
-            return
-        self._draining = True
-        try:
-            while self._queue:
-                for action in self._state.handle(self._queue.popleft(), time.monotonic_ns()):
-                    self._do(action)
-        finally:
+        if not self._draining:
+            self._draining = True
+            with self.failure.guard():
+                self._drain()
             self._draining = False
-        self._set_timer()
+
+    def _drain(self) -> None:
+        while self._queue and self.failure.error is None:
+            for action in self._state.handle(self._queue.popleft(), time.monotonic_ns()):
+                self._carry_out(action)
+        if self.failure.error is None:
+            self._set_timer()
+
+    def _carry_out(self, action: OutT) -> None:
+        try:
+            self._do(action)
+        except Exception as error:
+            error.add_note(f"while it carried out {type(action).__name__}")
+            raise
 
     def close(self) -> None:
         """Send no Tick any more."""

@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError
 from mlfabric import wire
 from mlfabric.channels import TICKET_BYTES, Connection, ConnectionClosedError, Frame, FrameKind, TransferRecord
 from mlfabric.errors import FabricError, TransferError
+from mlfabric.fail_stop import Failed, Tasks
 from mlfabric.protocol import GetId, Outcome, TransferId, UpdateId
 from mlfabric.v1 import data_pb2
 
@@ -66,12 +67,18 @@ class Lines(ABC, Generic[LineT]):
     Args:
         make: makes a line of its number and its connection.
         log: the member's log.
+        take_in: of the member's driver.
         failed: told of every connection that broke, or whose other end broke the rules.
     """
 
     def __init__(
-        self, make: Callable[[int, Connection], LineT], log: logging.Logger, failed: Callable[[], None]
+        self,
+        make: Callable[[int, Connection], LineT],
+        log: logging.Logger,
+        take_in: Callable[[Failed], None],
+        failed: Callable[[], None],
     ) -> None:
+        self._tasks = Tasks(take_in)
         self._make = make
         self._log = log
         self._failed = failed
@@ -82,6 +89,9 @@ class Lines(ABC, Generic[LineT]):
 
     async def serve(self, connection: Connection) -> None:
         """Read one connection until it ends."""
+        await self._tasks.spawn(self._serve(connection))
+
+    async def _serve(self, connection: Connection) -> None:
         line = self._make(next(self._numbers), connection)
         self._lines[line.number] = line
         detail = "it was closed"
@@ -187,7 +197,7 @@ class Lines(ABC, Generic[LineT]):
             self._log.debug("cannot answer %s: %s", line.connection.peer, error)
 
     def _spawn(self, line: LineT, coroutine: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(coroutine)
+        task = self._tasks.spawn(coroutine)
         line.running.add(task)
         task.add_done_callback(line.running.discard)
 

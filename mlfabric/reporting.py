@@ -67,17 +67,18 @@ class TransferReporter:
         self._records: deque[tuple[TransferRecord, _Ends]] = deque()
         self._security = security
         self._address = ""
+        self._token = b""
         self._connected_to = ""
         self._channel: grpc.aio.Channel | None = None
         self._wake = asyncio.Event()
         self.sent = 0
         self.dropped = 0
 
-    def set_address(self, address: str) -> None:
-        """Report to the monitor at ``host:port`` from now on; "" means that there is none."""
+    def set_monitor(self, address: str, token: bytes) -> None:
+        """Report to the monitor at ``host:port`` from now on, and show it this token; "" means that there is none."""
         if address != self._address:
             log.debug("transfers are reported to %s", address or "nobody")
-        self._address = address
+        self._address, self._token = address, token
 
     def record(self, record: TransferRecord, from_host: str, to_host: str) -> None:
         """Take in a finished transfer.
@@ -141,6 +142,7 @@ class TransferReporter:
     def _message(self, taken: deque[tuple[TransferRecord, _Ends]]) -> monitor_pb2.RecordTransfersRequest:
         message = monitor_pb2.RecordTransfersRequest()
         message.CopyFrom(self._header)
+        message.token = self._token
         now_ns = time.monotonic_ns()
         for record, ends in taken:
             message.records.add(

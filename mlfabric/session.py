@@ -18,7 +18,7 @@ import logging
 import secrets
 import socket
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -28,6 +28,7 @@ from mlfabric import pulse, wire
 from mlfabric.addresses import split_address
 from mlfabric.control import MAX_CONTROL_BYTES
 from mlfabric.errors import RefusedError
+from mlfabric.fail_stop import described
 from mlfabric.protocol import Instruction, MemberEvent, Welcome
 from mlfabric.security import LOOPBACK, SCHEDULER, Security
 from mlfabric.security.control import open_channel
@@ -35,7 +36,7 @@ from mlfabric.security.diagnosis import tls_fault
 from mlfabric.specs import Member, Role, Term
 from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc, session_pb2
 
-__all__ = ["CHANNEL_OPTIONS", "Register", "SchedulerSession", "SessionCallbacks"]
+__all__ = ["CHANNEL_OPTIONS", "Register", "SchedulerSession", "SessionCallbacks", "nothing"]
 
 RETRY_S = 0.1
 WATCH_S = 5.0
@@ -47,6 +48,7 @@ STARTING_S = 1.5
 """So long a member waits without a word: what is started together with its scheduler may well be here first."""
 STARTED_S = 30.0
 """So long a service that was never in may wait, without that being worth a warning: its scheduler is being started."""
+LONGEST_DETAIL = 4096
 CHANNEL_OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 2000),  # so long one attempt may take; only the others are pauses between them
@@ -68,6 +70,10 @@ _WAIT_FOR = (
 
 Register: TypeAlias = "Callable[[fabric_pb2_grpc.FabricServiceAsyncStub], Awaitable[fabric_pb2.Admission]]"
 """Registers by one of the RegisterAs... calls and returns the admission."""
+
+
+def nothing() -> None:
+    """Do nothing on an event."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +101,9 @@ class SchedulerSession:
         callbacks: see there.
         security: of this member.
         processes: those that make up the member, besides this one: while one is stopped, so is the member.
+
+    Attributes:
+        token: what shows that this member speaks; drawn anew by the scheduler at each admission.
     """
 
     def __init__(
@@ -128,6 +137,7 @@ class SchedulerSession:
         self._addresses = scheduler.split(",")
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._moving_to = ""
+        self.token = b""
 
     @property
     def addresses(self) -> str:
@@ -273,6 +283,7 @@ class SchedulerSession:
     async def _talk(self, stub: fabric_pb2_grpc.FabricServiceAsyncStub, admission: fabric_pb2.Admission) -> str:
         """Keep the stream until it breaks; return why."""
         call = self._call = stub.Session()
+        self.token = admission.session_token
         tasks: list[asyncio.Task[None]] = []
         self._moving_to = ""
         try:
@@ -343,15 +354,33 @@ class SchedulerSession:
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             return
 
-    async def leave(self, detail: str, patience_s: float = 2.0) -> None:
-        """Say good-bye and wait until the scheduler has heard it; ``run`` then returns."""
+    async def leave(self, detail: str, *, failed: bool = False, patience_s: float = 2.0) -> None:
+        """Say good-bye and wait until the scheduler has heard it; ``run`` then returns.
+
+        Args:
+            detail: why.
+            failed: the member cannot go on: nobody is to wait for it, and its replica may take its place.
+            patience_s: the longest wait.
+        """
         self._leaving = True
         if not self._open:
             return
-        self._outbox.append(session_pb2.Event(member_left=session_pb2.MemberLeft(detail=detail)))
+        left = session_pb2.MemberLeft(detail=detail[:LONGEST_DETAIL], failed=failed)
+        self._outbox.append(session_pb2.Event(member_left=left))
         self._wake.set()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._ended.wait(), patience_s)
+
+    @contextlib.asynccontextmanager
+    async def told_of_failure(self) -> AsyncIterator[None]:
+        """Tell the scheduler, and the log, why the member cannot go on if the block fails while it is here."""
+        try:
+            yield
+        except Exception as error:
+            if self._open:
+                self._log.error("%s cannot go on: %s", self.member.name, described(error))
+                await self.leave(described(error), failed=True)
+            raise
 
     def _take(self) -> list[session_pb2.Event]:
         events, self._outbox = self._outbox, []

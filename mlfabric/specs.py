@@ -327,6 +327,11 @@ class ModelSpec:
         """The servers that it must be on, that of each shard; empty if the scheduler may choose."""
         return tuple(self.server.split(",")) if self.server else ()
 
+    @property
+    def server_bytes(self) -> int:
+        """The least memory that its server needs: weights twice, as steps are out of place; state; an update."""
+        return (2 + self.rule.state_images + self.rule.sum_images) * self.layout.size_bytes
+
     def of_shard(self, shard: int) -> ModelSpec:
         """Return the spec of one part of a model that is cut: a model of its own, with everything else the same.
 

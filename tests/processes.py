@@ -27,14 +27,16 @@ def wait_until(holds: Callable[[], bool], what: str) -> None:
 
 
 class Command:
-    """One ``mlfabric`` process; it and all its descendants carry a mark of this test."""
+    """One ``mlfabric`` process, or that of a script; it and all its descendants carry a mark of this test."""
 
-    def __init__(self, arguments: tuple[str, ...], folder: Path, **environment: str) -> None:
+    def __init__(
+        self, arguments: tuple[str, ...], folder: Path, *, is_script: bool = False, **environment: str
+    ) -> None:
         self.mark = f"TEST_MARK={uuid.uuid4().hex}"
         name, value = self.mark.split("=")
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("MLFABRIC_")}
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "mlfabric", *arguments],
+            [sys.executable, *(() if is_script else ("-P", "-m", "mlfabric")), *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env={**inherited, **environment, name: value, "PYTHONUNBUFFERED": "1"},
@@ -91,15 +93,17 @@ def commands(folder: Path) -> Iterator[Start]:
     """Give what starts ``mlfabric`` with the given arguments; all of them are gone afterwards.
 
     A script's text, given as ``script``, is written to a file, whose path takes the place of the argument ``SCRIPT``.
+    If that is the first argument, the script itself is started, with the others.
     """
     started: list[Command] = []
 
     def begin(*arguments: str, script: str | None = None, **environment: str) -> Command:
+        is_script = arguments[:1] == ("SCRIPT",)
         if script is not None:
             file = folder / f"script_{len(started)}.py"
             file.write_text(textwrap.dedent(script))
             arguments = tuple(str(file) if argument == "SCRIPT" else argument for argument in arguments)
-        started.append(Command(arguments, folder, **environment))
+        started.append(Command(arguments, folder, is_script=is_script, **environment))
         return started[-1]
 
     try:

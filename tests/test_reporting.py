@@ -17,6 +17,7 @@ from mlfabric.reporting import KEEP_RECORDS, TransferReporter
 from mlfabric.v1 import monitor_pb2, monitor_pb2_grpc
 
 WITHIN_S = 20.0
+TOKEN = b"token"
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
@@ -74,7 +75,7 @@ async def settled(reporter: TransferReporter, count: int) -> None:
 async def test_records_arrive_together_and_say_who_measured_what() -> None:
     monitor = Monitor()
     async with listening(monitor) as address, reporting(TransferReporter("w0", "node-0", 10, 20)) as reporter:
-        reporter.set_address(address)
+        reporter.set_monitor(address, TOKEN)
         reporter.record(moved(paced=True), "node-1", "node-0")
         reporter.record(moved(Direction.OUT), "node-0", "node-1")
         async with asyncio.timeout(WITHIN_S):
@@ -94,7 +95,7 @@ async def test_a_record_of_what_was_sent_names_its_receiver_and_what_the_links_c
     monitor = Monitor()
     sent = replace(moved(Direction.OUT, paced=True), busy_bytes=800, busy_ns=500_000_000)
     async with listening(monitor) as address, reporting(TransferReporter("w0", "node-0")) as reporter:
-        reporter.set_address(address)
+        reporter.set_monitor(address, TOKEN)
         reporter.record_sent(sent, "node-0", "w1")
         async with asyncio.timeout(WITHIN_S):
             request = await monitor.requests.get()
@@ -115,7 +116,7 @@ async def test_the_first_record_does_not_wait_for_more_but_what_follows_closely_
 
     async with listening(monitor) as address:
         reporter = TransferReporter("w0", "node-0")
-        reporter.set_address(address)
+        reporter.set_monitor(address, TOKEN)
         with monkeypatch.context() as patched:
             patched.setattr(reporting_module, "_pause", until_told)
             async with reporting(reporter), asyncio.timeout(WITHIN_S):
@@ -136,11 +137,11 @@ async def test_without_a_monitor_records_are_dropped_and_counted() -> None:
 async def test_a_monitor_that_is_away_costs_records_only_and_its_successor_gets_the_next(free_port: int) -> None:
     monitor = Monitor()
     async with listening(monitor) as address, reporting(TransferReporter("w0")) as reporter:
-        reporter.set_address(f"127.0.0.1:{free_port}")
+        reporter.set_monitor(f"127.0.0.1:{free_port}", TOKEN)
         reporter.record(moved(), "node-1", "node-0")
         await settled(reporter, 1)
         assert reporter.dropped == 1
-        reporter.set_address(address)
+        reporter.set_monitor(address, TOKEN)
         reporter.record(moved(), "node-1", "node-0")
         await settled(reporter, 2)
     assert (reporter.sent, reporter.dropped) == (1, 1)
@@ -148,16 +149,16 @@ async def test_a_monitor_that_is_away_costs_records_only_and_its_successor_gets_
 
 async def test_a_monitor_that_goes_while_records_wait_costs_them() -> None:
     async with reporting(TransferReporter("w0")) as reporter:
-        reporter.set_address("127.0.0.1:1")
+        reporter.set_monitor("127.0.0.1:1", TOKEN)
         reporter.record(moved(), "node-1", "node-0")
-        reporter.set_address("")
+        reporter.set_monitor("", b"")
         await settled(reporter, 1)
     assert (reporter.sent, reporter.dropped) == (0, 1)
 
 
 async def test_records_do_not_pile_up() -> None:
     reporter = TransferReporter("w0")
-    reporter.set_address("127.0.0.1:1")
+    reporter.set_monitor("127.0.0.1:1", TOKEN)
     for _ in range(KEEP_RECORDS + 5):
         reporter.record(moved(), "node-1", "node-0")
     assert reporter.dropped == 5

@@ -16,6 +16,7 @@ from mlfabric.aggregator import actions as act
 from mlfabric.aggregator.buffers import Buffers
 from mlfabric.channels import Frame, FrameKind, TransferRecord
 from mlfabric.errors import FabricError, TransferError
+from mlfabric.fail_stop import Failed
 from mlfabric.lines import Line, Lines, Recorded, reason_of
 from mlfabric.protocol import DropReason, GetId, TransferId
 from mlfabric.streaming import NotFiniteError, Relay
@@ -49,11 +50,11 @@ class Connections(Lines[_Line]):
         self,
         buffers: Buffers,
         host: str,
-        take_in: Callable[[act.AggregatorEvent], None],
+        take_in: Callable[[act.AggregatorEvent | Failed], None],
         recorded: Recorded,
         failed: Callable[[], None],
     ) -> None:
-        super().__init__(_Line, log, failed)
+        super().__init__(_Line, log, take_in, failed)
         self._buffers = buffers
         self._host = host
         self._take_in = take_in

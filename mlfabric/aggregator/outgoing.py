@@ -19,6 +19,7 @@ from mlfabric.aggregator.buffers import Buffers
 from mlfabric.channels import Channel, Connection, Frame, FrameKind
 from mlfabric.dialling import Dialled
 from mlfabric.errors import FabricError, TransferError
+from mlfabric.fail_stop import Failed, Tasks
 from mlfabric.lines import Recorded, reason_of
 from mlfabric.protocol import GetId, Sum, SumId
 from mlfabric.streaming import Accumulator
@@ -51,7 +52,7 @@ class Outgoing:
         channel: Channel,
         host: str,
         buffers: Buffers,
-        take_in: Callable[[act.AggregatorEvent], None],
+        take_in: Callable[[act.AggregatorEvent | Failed], None],
         recorded: Recorded,
     ) -> None:
         self._host = host
@@ -59,6 +60,7 @@ class Outgoing:
         self._take_in = take_in
         self._recorded = recorded
         self._dialled = Dialled(channel)
+        self._tasks = Tasks(take_in)
         self._errands: dict[SumId | GetId, _Errand] = {}
 
     def offer(self, order: act.OfferSum) -> None:
@@ -88,10 +90,7 @@ class Outgoing:
 
     async def close(self) -> None:
         """Cancel every errand."""
-        tasks = [errand.task for errand in self._errands.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.close()
 
     # Sums
 
@@ -224,4 +223,4 @@ class Outgoing:
         self._take_in(ended)
 
     def _spawn(self, which: SumId | GetId, work: Coroutine[Any, Any, None], may_seal: asyncio.Event) -> None:
-        self._errands[which] = _Errand(asyncio.create_task(work), may_seal)
+        self._errands[which] = _Errand(self._tasks.spawn(work), may_seal)

@@ -21,7 +21,9 @@ class Aggregator(Background):
 
 
 def register_as_aggregator(options: AggregatorOptions, *, metrics_port: int | None = None) -> Aggregator:
-    """Start an aggregator in a thread of this process; it joins when the scheduler is there.
+    """Start an aggregator in a thread of this process, and wait until the scheduler has admitted it.
+
+    If it cannot go on, its ``wait`` and ``stop`` raise the reason.
 
     Args:
         options: see ``mlfabric.AggregatorOptions``.
@@ -29,5 +31,6 @@ def register_as_aggregator(options: AggregatorOptions, *, metrics_port: int | No
 
     Raises:
         UsageError: an option cannot be used.
+        RefusedError: the scheduler refuses it, as its name is taken.
     """
     return Aggregator(options, metrics_port)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from mlfabric import wire
@@ -28,7 +29,7 @@ from mlfabric.protocol import (
     Welcome,
 )
 from mlfabric.reporting import TransferReporter
-from mlfabric.session import SchedulerSession, SessionCallbacks
+from mlfabric.session import SchedulerSession, SessionCallbacks, nothing
 from mlfabric.specs import Member, Role
 from mlfabric.telemetry import AggregatorMetrics
 from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc
@@ -85,23 +86,31 @@ class AggregatorService:
         tcp = options.tcp
         self._reporter = TransferReporter(options.name, options.host, tcp.up_bps, tcp.down_bps, tcp.security)
         self._session: SchedulerSession | None = None
+        self._joined: Callable[[], None] = nothing
 
     # Running
 
-    async def run(self, stop: asyncio.Event) -> None:
+    async def run(self, stop: asyncio.Event, joined: Callable[[], None] = nothing) -> None:
         """Serve until ``stop`` is set, then say good-bye; what runs is planned again by the scheduler.
+
+        Args:
+            joined: called whenever the scheduler has admitted the aggregator.
 
         Raises:
             RefusedError: the scheduler refuses this aggregator for good.
             UsageError: the data address cannot be listened on.
+            Exception: something that was decided could not be carried out; it has been told.
         """
+        self._joined = joined
         self.address = await self._channel.listen(self._connections.serve)
-        callbacks = SessionCallbacks(admitted=self._admitted, instructed=self._instructed, lost=lambda _: None)
+        instructed = self._driver.failure.guarded(self._instructed)
+        callbacks = SessionCallbacks(admitted=self._admitted, instructed=instructed, lost=lambda _: None)
         self._session = SchedulerSession(
             self.options.scheduler, self._member(), self._register, callbacks, self.options.tcp.security
         )
+        jobs = (self._session.run(), self._reporter.run(), self._report_memory(), self._driver.failure.watch())
         try:
-            async with side_by_side(self._session.run(), self._reporter.run(), self._report_memory()) as wait:
+            async with side_by_side(*jobs) as wait, self._session.told_of_failure():
                 await wait(stop)
                 await self._session.leave("stopped")
         finally:
@@ -132,13 +141,14 @@ class AggregatorService:
         return (await stub.RegisterAsAggregator(request)).admission
 
     def _admitted(self, welcome: Welcome) -> list[MemberEvent]:
-        self._reporter.set_address(welcome.monitor_address)
+        self._joined()
+        self._reporter.set_monitor(welcome.monitor_address, welcome.monitor_token)
         self._driver.take_in(act.EpochBegan(epoch=welcome.epoch))
         return []
 
     def _instructed(self, instruction: Instruction) -> None:
         if isinstance(instruction, MonitorAt):
-            self._reporter.set_address(instruction.address)
+            self._reporter.set_monitor(instruction.address, instruction.token)
             return
         if isinstance(instruction, PeerLost):
             self._outgoing.break_off(instruction.address)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import grpc
@@ -18,6 +17,7 @@ from mlfabric import wire
 from mlfabric.channels.interfaces import interface_of
 from mlfabric.control import Decoding, server_limits
 from mlfabric.errors import ConfigError, UsageError
+from mlfabric.fail_stop import FailStop
 from mlfabric.monitor.estimate import Estimate, EstimatorOptions, Link, LinkEstimator, Transfer
 from mlfabric.monitor.news import News
 from mlfabric.monitor.nic import NicSample, NicSampler
@@ -25,6 +25,7 @@ from mlfabric.network import MAX_RATE_BPS
 from mlfabric.protocol import LinkRate, LinksReported, MemberEvent, Welcome
 from mlfabric.security import CLIENT, LOOPBACK, Identity, Security
 from mlfabric.security.control import add_port, caller_of
+from mlfabric.security.tokens import same_token, token_at
 from mlfabric.session import SchedulerSession, SessionCallbacks
 from mlfabric.specs import Member, Role
 from mlfabric.telemetry import MetricsPage, MonitorMetrics
@@ -33,7 +34,6 @@ from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc, monitor_pb2, monitor_pb2_gr
 __all__ = ["MonitorConfig", "MonitorService"]
 
 log = logging.getLogger("mlfabric.monitor")
-ANSWER_WITHIN_S = 2.0
 STOP_WITHIN_S = 0.5
 
 
@@ -100,7 +100,7 @@ class MonitorService:
         self._page: MetricsPage | None = None
         self._nic: NicSampler | None = None
         self._session: SchedulerSession | None = None
-        self._stub: fabric_pb2_grpc.FabricServiceAsyncStub | None = None
+        self._failure = FailStop()
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -127,19 +127,23 @@ class MonitorService:
         )
         callbacks = SessionCallbacks(admitted=self._admitted, instructed=lambda _: None, lost=lambda _: None)
         self._session = SchedulerSession(self.config.scheduler, member, self._register, callbacks, self.config.security)
-        self._tasks = [asyncio.create_task(self._session.run()), asyncio.create_task(self._report_now_and_again())]
+        jobs = (self._session.run(), self._report_now_and_again(), self._failure.watch())
+        self._tasks = [asyncio.create_task(job) for job in jobs]
 
     async def run_until(self, stop: asyncio.Event) -> None:
         """Measure and report until ``stop`` is set.
 
         Raises:
             RefusedError: the scheduler refuses this monitor for good.
+            Exception: it cannot go on; that has been told.
         """
+        assert self._session is not None, "it was started"
         stopped = asyncio.create_task(stop.wait())
         try:
-            done, _ = await asyncio.wait([*self._tasks, stopped], return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
+            async with self._session.told_of_failure():
+                done, _ = await asyncio.wait([*self._tasks, stopped], return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
         finally:
             stopped.cancel()
 
@@ -165,7 +169,7 @@ class MonitorService:
         server = grpc.aio.server(
             interceptors=[Decoding()], options=server_limits(2 * most), maximum_concurrent_rpcs=2 * most
         )
-        recorder = _Recorder(self._estimator, self._metrics, most)
+        recorder = _Recorder(self._estimator, self._metrics, most, self._token_of, self._failure)
         monitor_pb2_grpc.add_MonitorServiceServicer_to_server(recorder, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         name = monitor_pb2.DESCRIPTOR.services_by_name["MonitorService"].full_name
@@ -186,11 +190,15 @@ class MonitorService:
         interface = self.config.interface or interface_of(self.config.advertised or self.config.bind)
         return NicSampler(interface) if interface else None
 
+    def _token_of(self, member: str) -> bytes:
+        """Return what a member shows here; empty, which nobody can show, before the scheduler admits this monitor."""
+        key = self._session.token if self._session is not None else b""
+        return token_at(key, member) if key else b""
+
     # Reporting
 
     async def _register(self, stub: fabric_pb2_grpc.FabricServiceAsyncStub) -> fabric_pb2.Admission:
         assert self._session is not None
-        self._stub = stub
         member = wire.to_member(self._session.member, self.config.software_version)
         return (await stub.RegisterAsMonitor(fabric_pb2.RegisterAsMonitorRequest(member=member))).admission
 
@@ -204,27 +212,21 @@ class MonitorService:
             now_s = time.monotonic()
             self._look_at_nic()
             estimates = self._estimates(now_s)
-            if self._session is not None and self._session.is_open and self._stub is not None:
-                await self._report(self._stub, estimates, now_s)
+            if self._session is not None and self._session.is_open:
+                self._report(self._session, estimates, now_s)
             await asyncio.sleep(self.config.report_interval_s)
 
-    async def _report(
-        self, stub: fabric_pb2_grpc.FabricServiceAsyncStub, estimates: dict[Link, Estimate], now_s: float
-    ) -> None:
-        news = self._news.of(estimates, now_s)
-        if not news:
-            return
-        message = self._message(news)
-        with contextlib.suppress(grpc.aio.AioRpcError):  # the session notices a scheduler that is gone
-            await stub.ReportLinks(message, timeout=ANSWER_WITHIN_S)
+    def _report(self, session: SchedulerSession, estimates: dict[Link, Estimate], now_s: float) -> None:
+        if news := self._news.of(estimates, now_s):
+            session.send(self._event(news))
             self._news.reported(news.items(), now_s)
 
-    def _message(self, news: Mapping[Link, Estimate]) -> fabric_pb2.ReportLinksRequest:
+    def _event(self, news: Mapping[Link, Estimate]) -> LinksReported:
         rates = tuple(
             LinkRate(host=link.host, up=link.up, bps=min(found.bps, MAX_RATE_BPS), age_ns=round(found.age_s * 1e9))
             for link, found in news.items()
         )
-        return wire.to_links(LinksReported(monitor=self.config.name, rates=rates))
+        return LinksReported(monitor=self.config.name, rates=rates)
 
     def _estimates(self, now_s: float) -> dict[Link, Estimate]:
         found = {link: self._estimator.estimate(link, now_s) for link in self._estimator.links}
@@ -247,10 +249,24 @@ class MonitorService:
 
 
 class _Recorder(monitor_pb2_grpc.MonitorServiceServicer):
-    """Takes transfer records."""
+    """Takes transfer records.
 
-    def __init__(self, estimator: LinkEstimator, metrics: MonitorMetrics, most_hosts: int) -> None:
+    Args:
+        token_of: returns what a member shows.
+        failure: where it is told if a report cannot be taken in.
+    """
+
+    def __init__(
+        self,
+        estimator: LinkEstimator,
+        metrics: MonitorMetrics,
+        most_hosts: int,
+        token_of: Callable[[str], bytes],
+        failure: FailStop,
+    ) -> None:
+        self._failure = failure
         self._most_hosts = most_hosts
+        self._token_of = token_of
         self._estimator = estimator
         self._metrics = metrics
         self._hosts: dict[str, str] = {}
@@ -263,6 +279,9 @@ class _Recorder(monitor_pb2_grpc.MonitorServiceServicer):
     ) -> monitor_pb2.RecordTransfersResponse:
         """Take in a member's finished transfers; all of them or, if one is malformed, none."""
         now_s = time.monotonic()
+        if not same_token(self._token_of(request.member), request.token):
+            detail = f"a report of {request.member!r} without the token that the scheduler gave it for this monitor"
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, detail)
         try:
             _check_caller(caller_of(context), request.member, request.succeeds)
         except ConfigError as error:
@@ -273,12 +292,18 @@ class _Recorder(monitor_pb2_grpc.MonitorServiceServicer):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         if excess := self._note_hosts(request, found):
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, excess)
+        with self._failure.guard():
+            self._take_in(request, found, now_s)
+        return monitor_pb2.RecordTransfersResponse()
+
+    def _take_in(
+        self, request: monitor_pb2.RecordTransfersRequest, found: Sequence[Transfer | None], now_s: float
+    ) -> None:
         if request.host:
             self._hosts |= {request.host: request.host, request.member: request.host}
             self._estimator.set_nominal(request.host, request.up_bps, request.down_bps)
         self._estimator.observe([transfer for transfer in found if transfer is not None], now_s)
         self._metrics.records(len(found))
-        return monitor_pb2.RecordTransfersResponse()
 
     def _note_hosts(self, request: monitor_pb2.RecordTransfersRequest, found: Sequence[Transfer | None]) -> str:
         """Remember who is named; say what would be too many: whoever reports may name any host."""

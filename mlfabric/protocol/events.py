@@ -58,6 +58,7 @@ class MemberJoined:
         succeeds: of a server that has ever been a replica: that replica's name.
         job: what a worker says of its job.
         keeps: a server has a directory of checkpoints: what it holds outlives the jobs.
+        machine_bytes: of a server: what its machine can have; 0 means unknown.
     """
 
     member: Member
@@ -72,6 +73,7 @@ class MemberJoined:
     succeeds: str = ""
     job: JobClaim = _NO_JOB
     keeps: bool = False
+    machine_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

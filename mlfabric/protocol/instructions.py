@@ -61,6 +61,7 @@ class Welcome:
     Args:
         epoch, instance: the scheduler's term.
         tau_max: the bound in force.
+        monitor_address, monitor_token: see ``MonitorAt``.
         initialise: this worker is asked for initial weights.
         clock: so many iterations a worker has finished at least, as the others count them, if it is new or was given up
             by this scheduler: who comes late starts here.
@@ -77,6 +78,7 @@ class Welcome:
     initialise: bool
     monitor_address: str
     reason: str
+    monitor_token: bytes = b""
     clock: int = 0
     instance: int = 0
     lost: bool = False
@@ -103,11 +105,12 @@ class PeerLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MonitorAt:
-    """Report finished transfers to this monitor from now on ("" for none)."""
+    """Report finished transfers to this monitor from now on ("" for none), and show it this token."""
 
     to: str
     address: str
     reason: str
+    token: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

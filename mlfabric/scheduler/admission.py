@@ -74,6 +74,8 @@ class Admission:
             return unknown
         if member.role is Role.SERVER and (superseded := self._promotions.refusal(event)) is not None:
             return superseded
+        if member.role is Role.SERVER and (too_big := self._placing.refusal_of(event)) is not None:
+            return too_big
         for held in event.held:
             if (refusal := self.held_refusal(member.name, held)) is not None:
                 return refusal
@@ -107,10 +109,8 @@ class Admission:
                 return None
             if spec.shards > 1 or spec.name in self._wholes:
                 return self._refusal_of_cut(spec)
-            if self._placing.server_for(spec) is None:
-                wanted = f"server {spec.server!r}" if spec.server else "any server"
-                return RefuseReason.NOT_YET, f"waiting for {wanted} to join the scheduler"
-            return None
+            placed = self._placing.server_for(spec)
+            return placed if isinstance(placed, tuple) else None
         return difference(spec, model.pushes.spec)
 
     def _parts_of(self, name: str) -> Iterable[ModelState]:

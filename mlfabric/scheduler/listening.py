@@ -11,6 +11,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from mlfabric.pulse import beat
@@ -63,9 +64,16 @@ class Listener:
     Args:
         sock: a datagram socket that does not block; None hears nobody.
         found: called with whoever does not answer any more, and with its incarnation.
+        ending: what raises within this context ends the scheduler.
     """
 
-    def __init__(self, sock: socket.socket | None, found: Callable[[Found, int], None]) -> None:
+    def __init__(
+        self,
+        sock: socket.socket | None,
+        found: Callable[[Found, int], None],
+        ending: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self._ending = ending
         self._socket = sock
         self._found = found
         self._silences = Silences()
@@ -166,6 +174,10 @@ class Listener:
 
     def _judge(self) -> None:
         self._timer = None
+        with self._ending():
+            self._judge_now()
+
+    def _judge_now(self) -> None:
         found = self._silences.judge(time.monotonic_ns()) if self._read() else []
         if self._senders:
             self._wait()

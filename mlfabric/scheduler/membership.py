@@ -113,7 +113,8 @@ class Membership:
         record = MemberRecord(
             member, MemberState.HERE, now_ns, event.most_updates, holds_initial=event.holds_initial, tally=tally
         )
-        record.follows, record.job, record.keeps = event.follows, event.job.job, event.keeps
+        record.follows, record.machine_bytes = event.follows, event.machine_bytes
+        record.job, record.keeps = event.job.job, event.keeps
         record.was_lost = known is not None and again and bool(known.lost)
         if event.spec is not None and self.lifetimes.joins(event, event.spec.name):
             for model in self.models_of(event.spec.name):
@@ -276,7 +277,7 @@ class Membership:
                 yield replace(spec.of_shard(shard), server=""), server
         elif spec.name not in self._models:
             server_name = self._placing.server_for(spec)
-            assert server_name is not None, "checked at admission"
+            assert isinstance(server_name, str), "checked at admission"
             yield spec, server_name
 
     def _holder(self, name: str) -> ModelState | ShardedModel | None:

@@ -115,6 +115,7 @@ class MemberRecord:
     ``lost`` says why nobody waits for it, if it does not answer any more; ``was_lost`` is of one that is back since.
     ``has_resigned`` says that it said good-bye, ``has_said`` that a worker has said what it has drawn since it joined.
     ``job`` is the identity of a worker's, ``keeps`` says that a server has a directory of checkpoints.
+    ``machine_bytes`` is the memory of a server's machine, 0 if nobody knows.
     """
 
     member: Member
@@ -132,6 +133,7 @@ class MemberRecord:
     has_said: bool = False
     job: str = ""
     keeps: bool = False
+    machine_bytes: int = 0
 
 
 @dataclass(slots=True)

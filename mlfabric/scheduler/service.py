@@ -9,11 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import secrets
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import grpc
@@ -31,6 +30,7 @@ from mlfabric.protocol import (
     MemberLost,
     MemberSilent,
     ModelRemoved,
+    MonitorAt,
     Refuse,
     RefuseReason,
     TermShown,
@@ -46,7 +46,8 @@ from mlfabric.scheduler.state import SchedulerState
 from mlfabric.scheduler.status import describe
 from mlfabric.scheduler.terms import Verdict
 from mlfabric.security import Identity
-from mlfabric.specs import Role
+from mlfabric.security.tokens import new_token, same_token, token_at
+from mlfabric.specs import Member, Role
 from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc, session_pb2
 
 __all__ = ["FabricService"]
@@ -57,7 +58,7 @@ _LARGEST_EVENT_BYTES = 64 * 1024
 _LONG_EVENTS = frozenset(
     {
         *{"server_holds", "worker_holds", "commits_reported", "replica_reported"},
-        *{"samples_dropped", "samples_wanted", "samples_reported"},
+        *{"samples_dropped", "samples_wanted", "samples_reported", "links_reported"},
     }
 )
 _SPOKEN_BY = {
@@ -92,7 +93,7 @@ _SPOKEN_BY = {
     Role.REPLICA: frozenset(
         {"replica_reported", "not_kept", "model_freed", "transfer_ended", "memory_reported", "member_left"}
     ),
-    Role.MONITOR: frozenset({"memory_reported", "member_left"}),
+    Role.MONITOR: frozenset({"links_reported", "memory_reported", "member_left"}),
 }
 _TOLD_FIRST = (Role.REPLICA, Role.SERVER, Role.AGGREGATOR, Role.WORKER, Role.MONITOR)
 _STATUS = {
@@ -114,8 +115,7 @@ _STATUS = {
 class _Seat:
     """A member's place in the shell: its token and certificate, and what is to be sent to it."""
 
-    role: Role
-    incarnation: int
+    member: Member
     token: bytes
     caller: Identity | None = None
     outbox: list[session_pb2.Instruction] = field(default_factory=list)
@@ -168,7 +168,7 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
         self._jobs = JobCalls(lambda: self._state, self._take_in_from_people)
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._log = logging.getLogger("mlfabric.scheduler")
-        self._listener = Listener(pulses, self._lose)
+        self._listener = Listener(pulses, self._lose, self._ending)
 
     def close(self) -> None:
         """Listen for nobody any more."""
@@ -178,20 +178,30 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
 
     def _take_in(self, event: MemberEvent) -> list[Instruction]:
         """Hand an event to the state machine, pass on what follows, plan at the end of this turn."""
-        try:
+        with self._ending():
             instructions = self._meter.handle(self._state, event, time.monotonic_ns())
-        except Exception as error:  # a broken invariant: it must end the process, not only the call that met it
-            self._end(error)
-            raise
-        self._post(instructions)
+            self._post(instructions)
         if not self._settling:
             self._settling = True
             asyncio.get_running_loop().call_soon(self._settle)
         return instructions
 
+    @contextlib.contextmanager
+    def _ending(self) -> Iterator[None]:
+        """Let what the block raises end the process, and not only the call that met it."""
+        try:
+            yield
+        except Exception as error:
+            self._end(error)
+            raise
+
     def _settle(self) -> None:
         """Tick if the state machine is due, and set the timer for when it will be."""
         self._settling = False
+        with self._ending():
+            self._go_on()
+
+    def _go_on(self) -> None:
         if self._state.verdict is not Verdict.STAYS:
             self._give_way()
         self._log_what_is_torn()
@@ -253,10 +263,21 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
                 if len(seat.outbox) >= self._limits.outbox:
                     self._shut_out(instruction.to, seat)
                     continue
-                seat.outbox.append(wire.to_instruction(instruction))
+                seat.outbox.append(wire.to_instruction(self._with_token(instruction)))
                 told[instruction.to] = seat
         for seat in sorted(told.values(), key=_rank_of) if told else ():
             seat.wake.set()
+
+    def _with_token(self, instruction: Instruction) -> Instruction:
+        if not isinstance(instruction, MonitorAt):
+            return instruction
+        return replace(instruction, token=self._token_at(instruction.address, instruction.to))
+
+    def _token_at(self, address: str, member: str) -> bytes:
+        """Return what a member shows to the monitor at an address; empty if there is none."""
+        monitors = [seat for seat in self._seats.values() if seat.member.role is Role.MONITOR]
+        keys = (seat.token for seat in monitors if seat.member.address == address)
+        return next((token_at(key, member) for key in keys), b"")
 
     # Registration
 
@@ -286,8 +307,9 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
                 promoted=request.promoted,
                 succeeds=request.succeeds,
                 keeps=request.keeps,
+                machine_bytes=request.machine_bytes,
             )
-        return fabric_pb2.RegisterAsServerResponse(admission=await self._admit(event, context))
+        return fabric_pb2.RegisterAsServerResponse(admission=await self._admit(event, context, request.promoted_token))
 
     async def RegisterAsMonitor(
         self, request: fabric_pb2.RegisterAsMonitorRequest, context: _Context
@@ -317,18 +339,20 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
             )
         return fabric_pb2.RegisterAsAggregatorResponse(admission=await self._admit(event, context))
 
-    async def _admit(self, event: MemberJoined, context: _Context) -> fabric_pb2.Admission:
+    async def _admit(self, event: MemberJoined, context: _Context, heir_token: bytes = b"") -> fabric_pb2.Admission:
+        """Admit who registers; ``heir_token`` is that of the replica which a server was until now."""
         name, caller = event.member.name, await entry.may_join(event, context)
-        replica = self._seats.get(event.promoted)
-        if event.promoted and (replica is None or replica.caller != caller):
+        if event.promoted and self._seat_of(event.promoted, heir_token, caller) is None:
             why = f"waiting for replica {event.promoted!r}, which is to take the place of {name}, and nobody else"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, why)
         if self._listener.is_stopped(event.member):
             why = f"waiting for a process of {name}, which is stopped"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, why)
-        seat = _Seat(event.member.role, event.member.incarnation, secrets.token_bytes(16), caller)
-        former = self._seats.pop(name, None)
-        self._seats[name] = seat
+        former = self._seats.get(name)
+        if former is not None and _is_impostor(event.member, former.member):
+            why = f"{name!r} is taken by another process; choose another name or stop that one"
+            await context.abort(grpc.StatusCode.ALREADY_EXISTS, why)
+        seat = self._seats[name] = _Seat(event.member, new_token(), caller)
         answer = next(a for a in self._take_in(event) if isinstance(a, (Welcome, Refuse)))
         if isinstance(answer, Refuse):
             del self._seats[name]
@@ -341,7 +365,8 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
         self._listener.watch(event.member)
         asyncio.get_running_loop().call_later(_SESSION_WITHIN_S, self._give_up, name, seat)
         self._log.info("%s %s: %s", event.member.role.value, event.member.name, answer.reason)
-        return wire.to_admission(answer, seat.token, self._listener.port)
+        welcome = replace(answer, monitor_token=self._token_at(answer.monitor_address, name))
+        return wire.to_admission(welcome, seat.token, self._listener.port)
 
     # Sessions
 
@@ -357,13 +382,13 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"{waited}; begin with a name and its token")
         except DecodeError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        seat = self._seats.get(hello.member) if hello is not None else None
-        known = seat is not None and hello is not None and secrets.compare_digest(seat.token, hello.session_token)
-        if hello is None or seat is None or not known or seat.caller != await entry.caller(context):
-            name = hello.member if hello is not None else ""
+        hello = hello or fabric_pb2.SessionRequest()
+        name, caller = hello.member, await entry.caller(context)
+        seat = self._seat_of(name, hello.session_token, caller)
+        if seat is None:
             detail = f"no registration of {name!r} under this token; register first"
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, detail)
-        name, seat.opened, seat.task = hello.member, True, asyncio.current_task()
+        seat.opened, seat.task = True, asyncio.current_task()
         self._take_in_all(name, seat, hello)
         reader = asyncio.create_task(self._read(name, seat, request_iterator))
         try:
@@ -377,6 +402,11 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
         finally:
             reader.cancel()
             self._vacate(name, seat)
+
+    def _seat_of(self, name: str, token: bytes, caller: Identity | None) -> _Seat | None:
+        """Return the place of a member if who speaks in its name has its token, and registered it; else None."""
+        seat = self._seats.get(name)
+        return seat if seat is not None and same_token(seat.token, token) and seat.caller == caller else None
 
     def _give_up(self, name: str, seat: _Seat) -> None:
         """Do not wait any longer for the session of a member that has only registered."""
@@ -412,7 +442,7 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
     def _vacate(self, name: str, seat: _Seat) -> None:
         if self._seats.get(name) is seat:
             del self._seats[name]
-            self._take_in(MemberSilent(name=name, incarnation=seat.incarnation))
+            self._take_in(MemberSilent(name=name, incarnation=seat.member.incarnation))
 
     async def _read(self, name: str, seat: _Seat, requests: AsyncIterator[fabric_pb2.SessionRequest]) -> None:
         try:
@@ -432,22 +462,23 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
 
     def _take_in_all(self, name: str, seat: _Seat, request: fabric_pb2.SessionRequest) -> None:
         """Take in what a member says, up to the first event that is refused."""
-        spoken = _SPOKEN_BY[seat.role]
+        spoken = _SPOKEN_BY[seat.member.role]
         try:
             for message in request.events:
                 if seat.closed:  # another session of this member has begun; what this one still says is too late
                     return
                 which = message.WhichOneof("event")
                 if which is not None and which not in spoken:
-                    article = "an" if seat.role is Role.AGGREGATOR else "a"
-                    said = f"{name}: {article} {seat.role.value} said {which}"
+                    role = seat.member.role
+                    article = "an" if role is Role.AGGREGATOR else "a"
+                    said = f"{name}: {article} {role.value} said {which}"
                     raise UsageError(f"{said}; allowed: {', '.join(sorted(spoken))}")
                 if which not in _LONG_EVENTS and message.ByteSize() > _LARGEST_EVENT_BYTES:
                     given = f"{name}: {which} of {message.ByteSize()} bytes"
                     detail = f"{given}; allowed: up to {_LARGEST_EVENT_BYTES}"
                     return self._refuse(seat, grpc.StatusCode.RESOURCE_EXHAUSTED, detail)
                 if which == "member_left":
-                    self._say_goodbye(name, seat, message.member_left.detail)
+                    self._say_goodbye(name, seat, message.member_left)
                     return
                 event = wire.from_event(message, name)
                 refusal = self._state.refusal(event)
@@ -457,56 +488,19 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
         except UsageError as error:
             self._refuse(seat, grpc.StatusCode.INVALID_ARGUMENT, str(error))
 
-    async def _check(self, event: MemberEvent, context: _Context) -> None:
-        """End the call if it cannot be taken in what its member says."""
-        refusal = self._state.refusal(event)
-        if refusal is not None:
-            await context.abort(_STATUS[refusal[0]], refusal[1])
-
-    def _say_goodbye(self, name: str, seat: _Seat, detail: str) -> None:
+    def _say_goodbye(self, name: str, seat: _Seat, left: session_pb2.MemberLeft) -> None:
         del self._seats[name]
         self._listener.forget(name)
-        self._take_in(MemberLeft(name=name, incarnation=seat.incarnation, detail=detail))
-        self._log.info("%s left: %s", name, detail)
+        incarnation = seat.member.incarnation
+        if left.failed:
+            self._log.error("%s cannot go on: %s", name, left.detail)
+            self._take_in(MemberLost(name=name, incarnation=incarnation, detail=left.detail, has_ended=True))
+        else:
+            self._log.info("%s left: %s", name, left.detail)
+            self._take_in(MemberLeft(name=name, incarnation=incarnation, detail=left.detail))
         seat.close()
 
-    # Single calls
-
-    async def Push(self, request: fabric_pb2.PushRequest, context: _Context) -> fabric_pb2.PushResponse:
-        """Take a push request; the instruction comes over the worker's session."""
-        await self._take_in_call(session_pb2.Event(push_requested=request.push), request.push.update.worker, context)
-        return fabric_pb2.PushResponse()
-
-    async def Get(self, request: fabric_pb2.GetRequest, context: _Context) -> fabric_pb2.GetResponse:
-        """Take a get request; the instruction comes over the worker's session."""
-        await self._take_in_call(session_pb2.Event(get_requested=request.get), request.get.get.worker, context)
-        return fabric_pb2.GetResponse()
-
-    async def _take_in_call(self, message: session_pb2.Event, worker: str, context: _Context) -> None:
-        await self._check_speaks_for(worker, Role.WORKER, context)
-        async with _usage(context):
-            event = wire.from_event(message, worker)
-        await self._check(event, context)
-        self._take_in(event)
-
-    async def _check_speaks_for(self, name: str, role: Role, context: _Context) -> None:
-        """End a single call if it may not speak for this member."""
-        seat = self._seats.get(name)
-        if seat is None or seat.role is not role:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"unknown {role.value} {name!r}; register it first")
-        if seat.caller != await entry.caller(context):
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, f"another certificate has registered {name!r}")
-
-    async def ReportLinks(
-        self, request: fabric_pb2.ReportLinksRequest, context: _Context
-    ) -> fabric_pb2.ReportLinksResponse:
-        """Take a monitor's estimates."""
-        await self._check_speaks_for(request.monitor, Role.MONITOR, context)
-        async with _usage(context):
-            event = wire.from_links(request)
-        await self._check(event, context)
-        self._take_in(event)
-        return fabric_pb2.ReportLinksResponse()
+    # Single calls: in nobody's name
 
     async def ShowTerm(self, request: fabric_pb2.ShowTermRequest, context: _Context) -> fabric_pb2.ShowTermResponse:
         """Take in the newest scheduler that a member has seen; tell which this is."""
@@ -541,7 +535,13 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
 
 
 def _rank_of(seat: _Seat) -> int:
-    return _TOLD_FIRST.index(seat.role)
+    return _TOLD_FIRST.index(seat.member.role)
+
+
+def _is_impostor(member: Member, former: Member) -> bool:
+    """Tell whether who registers gives itself out for a process that is here, and cannot have its key."""
+    is_same = member.incarnation == former.incarnation
+    return is_same and bool(former.pulse_key) and not same_token(former.pulse_key, member.pulse_key)
 
 
 @contextlib.asynccontextmanager

@@ -2,7 +2,7 @@
 
 A callback is in force when the call that registered it has returned, also for models that are there already: it is told
 of whatever happens from then on, and of nothing that happened before. It runs between two steps of the model, in the
-service's thread, and holds up all of it; so it should be brief.
+service's thread, and holds up all of it; so it should be brief. One that raises ends the service with its error.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from contextlib import contextmanager
 import torch
 
 from mlfabric.errors import UsageError
+from mlfabric.fail_stop import FailStop
 from mlfabric.protocol import Commit, GetId, ModelVersion
 from mlfabric.server.store import Held, ModelStore
 from mlfabric.specs import TensorKind
@@ -58,9 +59,14 @@ ReplicaCallback = Callable[[str, ModelView], None]
 
 
 class Callbacks:
-    """All callbacks of one service."""
+    """All callbacks of one service.
 
-    def __init__(self) -> None:
+    Args:
+        failure: where it is told if one raises.
+    """
+
+    def __init__(self, failure: FailStop) -> None:
+        self._failure = failure
         self.of_updates: list[UpdateCallback] = []
         self.of_requests: list[RequestCallback] = []
         self.of_versions: list[ReplicaCallback] = []
@@ -72,19 +78,21 @@ class Callbacks:
             with _current(store, commits[-1].version) as view:
                 for commit in commits:
                     for callback in self.of_updates:
-                        callback(model, commit, view)
+                        with self._failure.guard("the update callback"):
+                            callback(model, commit, view)
 
     def requested(self, model: str, store: ModelStore, get: GetId, version: ModelVersion, held: Held) -> None:
         """Tell of a get that is being served what is held."""
         if self.of_requests:
             with _view(version, store, held) as view:
                 for callback in self.of_requests:
-                    callback(model, get, view)
+                    with self._failure.guard("the request callback"):
+                        callback(model, get, view)
 
     def reached(self, model: str, store: ModelStore, version: ModelVersion) -> None:
         """Tell of the version that a followed model has come to, once."""
         if self.of_versions:
-            with _current(store, version) as view:
+            with _current(store, version) as view, self._failure.guard("the update callback"):
                 self.came_to(model, view)
 
     def came_to(self, model: str, view: ModelView) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from mlfabric import wire
 from mlfabric.channels import Frame, FrameKind
 from mlfabric.errors import TransferError
+from mlfabric.fail_stop import Failed
 from mlfabric.lines import Line, Lines, Recorded
 from mlfabric.protocol import GetId, TransferId
 from mlfabric.server import actions as act
@@ -49,11 +50,11 @@ class Connections(Lines[_Line]):
         self,
         stores: Stores,
         host: str,
-        take_in: Callable[[act.ServerEvent], None],
+        take_in: Callable[[act.ServerEvent | Failed], None],
         recorded: Recorded,
         failed: Callable[[], None],
     ) -> None:
-        super().__init__(_Line, log, failed)
+        super().__init__(_Line, log, take_in, failed)
         self._stores = stores
         self._host = host
         self._take_in = take_in

@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 from mlfabric import wire
 from mlfabric.channels import Channel, Connection, Frame, FrameKind, TransferRecord
 from mlfabric.errors import FabricError, TransferError
+from mlfabric.fail_stop import Failed, Tasks
 from mlfabric.protocol import Replicate, Seed, TransferId
 from mlfabric.server import actions as act
 from mlfabric.server.stores import Stores
@@ -65,12 +66,19 @@ class HandOns:
         stores: where the buffers are.
         channel: the server's data channel.
         host: the server's.
+        take_in: of the server's driver.
         recorded: told of every finished transfer and the member it went to.
     """
 
     def __init__(
-        self, stores: Stores, channel: Channel, host: str, recorded: Callable[[TransferRecord, str], None]
+        self,
+        stores: Stores,
+        channel: Channel,
+        host: str,
+        take_in: Callable[[Failed], None],
+        recorded: Callable[[TransferRecord, str], None],
     ) -> None:
+        self._tasks = Tasks(take_in)
         self._stores = stores
         self._channel = channel
         self._host = host
@@ -90,7 +98,7 @@ class HandOns:
             return
         self.end(order.transfer)
         payload = self._stores.buffer(order.transfer)
-        self._sends[order.transfer] = order, asyncio.create_task(self._send(order, seed, payload))
+        self._sends[order.transfer] = order, self._tasks.spawn(self._send(order, seed, payload))
 
     def end(self, transfer: TransferId) -> None:
         """Stop handing on a transfer, if it still is: its buffer is about to be used otherwise."""
@@ -99,10 +107,7 @@ class HandOns:
 
     async def close(self) -> None:
         """Stop everything."""
-        tasks = [task for _, task in self._sends.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.close()
 
     async def _send(self, order: Replicate, seed: Seed, payload: memoryview) -> None:
         """Send until the replica has it."""

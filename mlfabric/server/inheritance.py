@@ -19,6 +19,7 @@ class Inheritance:
 
     Args:
         replica: its name.
+        token: returns what shows the scheduler that the replica speaks.
         seen: the scheduler that told it to take its primary's place.
         held: what it holds of each model, and the store.
         made: what it has made since the end of its primary's log, for its own.
@@ -27,6 +28,7 @@ class Inheritance:
     """
 
     replica: str
+    token: Callable[[], bytes]
     seen: Term
     held: tuple[tuple[ServerHolds, ModelStore], ...]
     made: tuple[GroupOf, ...]

@@ -26,16 +26,19 @@ class ReplicaServer(Background):
         That are the version with which it is seeded, then each that it is brought forward to: a replica that may be
         behind makes many of its server's steps at once, and does not reach the versions between. Once it has taken its
         server's place, it reaches those that it commits. In force when this returns; what was reached before is not
-        told. It should be brief: nothing else is done meanwhile.
+        told. It should be brief: nothing else is done meanwhile. If it raises, the replica ends with that error.
 
         Args:
             callback: told of the model's name and the ``mlfabric.ModelView`` of that version.
         """
+        self.check()
         self._service.callbacks.of_versions.append(callback)
 
 
 def register_as_replica(options: ReplicaOptions, *, metrics_port: int | None = None) -> ReplicaServer:
-    """Start a replica of a server in a thread of this process; it joins when scheduler and server are there.
+    """Start a replica of a server in a thread of this process; waits until both scheduler and server are there.
+
+    If it cannot go on, its ``wait`` and ``stop`` raise the reason.
 
     Args:
         options: see ``mlfabric.ReplicaOptions``.
@@ -43,5 +46,6 @@ def register_as_replica(options: ReplicaOptions, *, metrics_port: int | None = N
 
     Raises:
         UsageError: an option cannot be used.
+        RefusedError: the scheduler refuses it, as its name is taken.
     """
     return ReplicaServer(options, metrics_port)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from mlfabric.arguments import enum_of
 from mlfabric.channels import Direction, TcpChannel, TcpOptions, TransferRecord
 from mlfabric.driving import Driver, side_by_side
 from mlfabric.errors import LayoutError, RefusedError, UsageError
+from mlfabric.fail_stop import Tasks
 from mlfabric.protocol import (
     HostModel,
     Instruction,
@@ -50,7 +51,7 @@ from mlfabric.server.seeding import planted
 from mlfabric.server.service import DEFAULT_WEIGHT_COPIES, ServerOptions, ServerService
 from mlfabric.server.store import ModelStore
 from mlfabric.server.stores import INLINE_BYTES, Stores
-from mlfabric.session import SchedulerSession, SessionCallbacks
+from mlfabric.session import SchedulerSession, SessionCallbacks, nothing
 from mlfabric.specs import Member, Role
 from mlfabric.telemetry import ServerMetrics
 from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc
@@ -125,17 +126,19 @@ class ReplicaService:
         self._driver = Driver[Any, ReplicaAction](self._state, self._do)
         self._stores = Stores(self._driver.take_in)
         self._planted: set[str] = set()
-        self.callbacks = Callbacks()
+        self.callbacks = Callbacks(self._driver.failure)
         self._channel = TcpChannel(options.tcp)
         self._connections = Connections(
             self._stores, options.host, self._driver.take_in, self._recorded, metrics.connection_broke
         )
         tcp = options.tcp
         self._reporter = TransferReporter(options.name, options.host, tcp.up_bps, tcp.down_bps, tcp.security)
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._freeing: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(self._driver.take_in)
+        self._freeing = Tasks(self._driver.take_in)
+        self._joined: Callable[[], None] = nothing
         self._session: SchedulerSession | None = None
         self.server: ServerService | None = None
+        self._heirs = Tasks(self._driver.take_in)
         self._heir: asyncio.Task[None] | None = None
         self._is_promoted = False
         self._over = asyncio.Event()
@@ -147,22 +150,31 @@ class ReplicaService:
 
     # Running
 
-    async def run(self, stop: asyncio.Event) -> None:
+    async def run(self, stop: asyncio.Event, joined: Callable[[], None] = nothing) -> None:
         """Follow until ``stop`` is set, then say good-bye; as a server, from when its primary's place is taken on.
+
+        Args:
+            joined: called whenever the scheduler has admitted the replica.
 
         Raises:
             RefusedError: the scheduler refuses this replica for good.
             UsageError: the data address cannot be listened on.
+            Exception: something that was decided could not be carried out; it has been told.
         """
+        self._joined = joined
         self.address = await self._channel.listen(self._connections.serve)
-        callbacks = SessionCallbacks(admitted=self._admitted, instructed=self._instructed, lost=lambda _: None)
+        instructed = self._driver.failure.guarded(self._instructed)
+        callbacks = SessionCallbacks(admitted=self._admitted, instructed=instructed, lost=lambda _: None)
         self._session = SchedulerSession(
             self.options.scheduler, self._member(), self._register, callbacks, self.options.tcp.security
         )
         self._stop = stop
-        jobs = (self._session.run(), self._reporter.run(), self._report_memory(), self._until_over(stop))
+        jobs = (
+            *(self._session.run(), self._reporter.run(), self._report_memory()),
+            *(self._until_over(stop), self._driver.failure.watch()),
+        )
         try:
-            async with side_by_side(*jobs) as wait:
+            async with side_by_side(*jobs) as wait, self._session.told_of_failure():
                 await wait(self._over)
                 await self._session.leave("it is the server now" if self._is_promoted else "stopped")
         finally:
@@ -178,7 +190,8 @@ class ReplicaService:
         if not self._is_promoted:
             self._end_heir()
             await self._channel.close()
-        await asyncio.gather(*self._tasks, *self._freeing, return_exceptions=True)
+        await self._tasks.wait()
+        await self._freeing.wait()
         await self._reporter.close()
         self._driver.close()
 
@@ -187,11 +200,13 @@ class ReplicaService:
     def _begin_heir(self, action: TakeOver) -> None:
         """Come as a server, beside being a replica until the scheduler has admitted it."""
         self._end_heir()
-        assert self._session is not None, "it was told over its session"
+        session = self._session
+        assert session is not None, "it was told over its session"
         log.info("taking the place of server %s: %s", action.server, action.reason)
         inheritance = Inheritance(
             replica=self.options.name,
-            seen=self._session.member.seen,
+            token=lambda: session.token,
+            seen=session.member.seen,
             made=action.made,
             held=tuple((holds, self._stores.store(holds.spec.name)) for holds in action.holds),
             channel=self._channel,
@@ -199,7 +214,7 @@ class ReplicaService:
             admitted=self._promoted,
         )
         options = ServerOptions(
-            scheduler=self._session.addresses,
+            scheduler=session.addresses,
             name=action.server,
             host=self.options.host,
             tcp=self.options.tcp,
@@ -211,7 +226,7 @@ class ReplicaService:
         )
         self.server = ServerService(options, self._metrics, inheritance)
         self.server.callbacks.of_updates.append(lambda model, _, view: self.callbacks.came_to(model, view))
-        self._heir = asyncio.create_task(self._be_server(self.server))
+        self._heir = self._heirs.spawn(self._be_server(self.server))
 
     async def _be_server(self, server: ServerService) -> None:
         try:
@@ -257,14 +272,15 @@ class ReplicaService:
         return (await stub.RegisterAsReplica(request)).admission
 
     def _admitted(self, welcome: Welcome) -> list[MemberEvent]:
+        self._joined()
         self._end_heir()
-        self._reporter.set_address(welcome.monitor_address)
+        self._reporter.set_monitor(welcome.monitor_address, welcome.monitor_token)
         self._driver.take_in(act.EpochBegan(epoch=welcome.epoch))
         return list(self._state.holds())
 
     def _instructed(self, instruction: Instruction) -> None:
         if isinstance(instruction, MonitorAt):
-            self._reporter.set_address(instruction.address)
+            self._reporter.set_monitor(instruction.address, instruction.token)
             return
         if isinstance(instruction, HostModel):
             log.info("model %s: %s", instruction.spec.name, instruction.reason)
@@ -283,7 +299,7 @@ class ReplicaService:
             case act.Forget():
                 self._stores.forget(action.transfer)
             case act.FreeStore():
-                _spawn(self._free(action), self._freeing)
+                self._freeing.spawn(self._free(action))
             case act.Report():
                 self._report(action.event)
             case PlantSeed():
@@ -300,7 +316,7 @@ class ReplicaService:
         if size_bytes <= INLINE_BYTES:
             self._worked(work(), version)
         else:
-            _spawn(self._run_in_thread(work, version), self._tasks)
+            self._tasks.spawn(self._run_in_thread(work, version))
 
     async def _run_in_thread(self, work: Callable[[], ReplicaEvent], version: ModelVersion) -> None:
         self._worked(await asyncio.to_thread(work), version)
@@ -313,7 +329,7 @@ class ReplicaService:
 
     async def _free(self, action: act.FreeStore) -> None:
         """Hold nothing of a model any more, once what runs has ended."""
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.wait()
         self._planted.discard(action.model)
         self._stores.free(action)
 
@@ -359,9 +375,3 @@ class ReplicaService:
             self._metrics.memory(kinds)
             self._report(MemoryReported(name=self.options.name, kinds=tuple(sorted(kinds.items()))))
             await asyncio.sleep(MEMORY_REPORT_S)
-
-
-def _spawn(coroutine: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> None:
-    task = asyncio.create_task(coroutine)
-    tasks.add(task)
-    task.add_done_callback(tasks.discard)

@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError
 from mlfabric import wire
 from mlfabric.channels import Channel, Connection, TransferRecord
 from mlfabric.errors import FabricError
+from mlfabric.fail_stop import Failed, Tasks
 from mlfabric.protocol import Seed, ServerHolds
 from mlfabric.server import actions as act
 from mlfabric.server.handing_on import PAUSE_S, deliver
@@ -99,7 +100,7 @@ class SeedSender:
         stores: Stores,
         channel: Channel,
         host: str,
-        take_in: Callable[[act.ServerEvent], None],
+        take_in: Callable[[act.ServerEvent | Failed], None],
         recorded: Callable[[TransferRecord, str], None],
     ) -> None:
         self._state = state
@@ -108,6 +109,7 @@ class SeedSender:
         self._host = host
         self._take_in = take_in
         self._recorded = recorded
+        self._tasks = Tasks(take_in)
         self._sending: dict[str, asyncio.Task[None]] = {}
 
     def send(self, order: Seed) -> None:
@@ -115,7 +117,7 @@ class SeedSender:
         former = self._sending.pop(order.model, None)
         if former is not None:
             former.cancel()
-        self._sending[order.model] = asyncio.create_task(self._send(order))
+        self._sending[order.model] = self._tasks.spawn(self._send(order))
 
     def stop(self, model: str) -> None:
         """Send no seed of a model any more: it has no replica."""
@@ -130,9 +132,7 @@ class SeedSender:
 
     async def close(self) -> None:
         """Give up what is on its way."""
-        for task in self._sending.values():
-            task.cancel()
-        await asyncio.gather(*self._sending.values(), return_exceptions=True)
+        await self._tasks.close()
 
     async def _send(self, order: Seed) -> None:
         """Send until the replica has it; who orders another seed ends this."""

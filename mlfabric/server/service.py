@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from mlfabric.channels import Direction, TcpChannel, TcpOptions, TransferRecord
 from mlfabric.driving import Driver, side_by_side
 from mlfabric.epochs import note_epoch
 from mlfabric.errors import FabricError, UsageError
+from mlfabric.fail_stop import Tasks
 from mlfabric.protocol import (
     CommitsReported,
     Instruction,
@@ -39,12 +40,13 @@ from mlfabric.server.commit_log import CommitLog
 from mlfabric.server.connections import Connections
 from mlfabric.server.handing_on import HandOns
 from mlfabric.server.inheritance import Inheritance
+from mlfabric.server.machine import machine_bytes
 from mlfabric.server.milestones import Milestones
 from mlfabric.server.resume import extra_of, resume
 from mlfabric.server.seeding import SeedSender
 from mlfabric.server.state import ServerConfig, ServerState
 from mlfabric.server.stores import Saving, Stores
-from mlfabric.session import SchedulerSession, SessionCallbacks
+from mlfabric.session import SchedulerSession, SessionCallbacks, nothing
 from mlfabric.specs import NO_TERM, Member, Role
 from mlfabric.telemetry import ServerMetrics
 from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc
@@ -128,31 +130,39 @@ class ServerService:
         self._seeds = SeedSender(
             self._state, self._stores, self._channel, options.host, self._driver.take_in, self._metrics.transfer
         )
-        self._hand_ons = HandOns(self._stores, self._channel, options.host, self._metrics.transfer)
+        self._hand_ons = HandOns(
+            self._stores, self._channel, options.host, self._driver.take_in, self._metrics.transfer
+        )
         tcp = options.tcp
         self._reporter = TransferReporter(
             options.name, options.host, tcp.up_bps, tcp.down_bps, tcp.security, succeeds=self._promoted
         )
         self._log = CommitLog(directory)
-        self.callbacks = Callbacks()
+        self.callbacks = Callbacks(self._driver.failure)
         self._session: SchedulerSession | None = None
         self._settled = asyncio.Event()
         self._milestones: dict[str, Milestones] = {}
-        self._saving: set[asyncio.Task[None]] = set()
+        self._saving = Tasks(self._driver.take_in)
         self._counts: dict[str, SampleCounts] = {}
         self._noted_epochs: dict[str, tuple[int, int]] = {}
+        self._joined: Callable[[], None] = nothing
         self.address = ""
 
     # Running
 
-    async def run(self, stop: asyncio.Event) -> None:
+    async def run(self, stop: asyncio.Event, joined: Callable[[], None] = nothing) -> None:
         """Serve until ``stop`` is set, then drain: finish what runs, write checkpoints, say good-bye.
+
+        Args:
+            joined: called whenever the scheduler has admitted the server.
 
         Raises:
             RefusedError: the scheduler refuses this server for good.
             UsageError: the data address cannot be listened on.
             FabricError: the new epoch after a resume cannot be written down.
+            Exception: something that was decided could not be carried out, as a callback raised this; it has been told.
         """
+        self._joined = joined
         if self.options.resume:
             # Before anybody hears of the new epoch: who crashes from here on must not resume under the same one again.
             await self._stores.save()
@@ -167,26 +177,26 @@ class ServerService:
             down_bps=self.options.tcp.down_bps,
             seen=self._inheritance.seen if self._inheritance is not None else NO_TERM,
         )
-        callbacks = SessionCallbacks(admitted=self._admitted, instructed=self._instructed, lost=lambda _: None)
+        instructed = self._driver.failure.guarded(self._instructed)
+        callbacks = SessionCallbacks(admitted=self._admitted, instructed=instructed, lost=lambda _: None)
         self._session = SchedulerSession(
             self.options.scheduler, member, self._register, callbacks, self.options.tcp.security
         )
         jobs = (
             *(self._session.run(), self._reporter.run()),
             *(self._checkpoint_now_and_again(), self._report_memory(), self._report_samples()),
+            self._driver.failure.watch(),
         )
         try:
-            async with side_by_side(*jobs) as wait:
+            async with side_by_side(*jobs) as wait, self._session.told_of_failure():
                 await wait(stop)
                 await self._settle()
                 self._report_changed_samples()
                 await self._session.leave("stopped")
-                await asyncio.gather(*self._saving)
+                await self._saving.wait()
                 await self._save()
         finally:
-            for task in self._saving:
-                task.cancel()
-            await asyncio.gather(*self._saving, return_exceptions=True)
+            await self._saving.close()
             await self._seeds.close()
             await self._hand_ons.close()
             if not self._promoted:
@@ -232,26 +242,29 @@ class ServerService:
             models=[wire.to_spec(holds.spec) for holds in self._state.holds()],
             server_epoch=self._server_epoch() if self._state.models else 0,
             promoted=self._promoted,
+            promoted_token=self._inheritance.token() if self._inheritance is not None else b"",
             succeeds=self._inheritance.replica if self._inheritance is not None else "",
             keeps=self.options.checkpoint_dir is not None,
+            machine_bytes=machine_bytes(),
         )
         return (await stub.RegisterAsServer(request)).admission
 
     def _admitted(self, welcome: Welcome) -> list[MemberEvent]:
+        self._joined()
         if self._inheritance is not None and self._promoted:
             self._promoted = ""
             self._inheritance.admitted()
             for group in self._inheritance.made:
                 self._log.append(group.model, group.commits)
             self._save_soon()
-        self._reporter.set_address(welcome.monitor_address)
+        self._reporter.set_monitor(welcome.monitor_address, welcome.monitor_token)
         self._seeds.stop_all()
         self._driver.take_in(act.EpochBegan(epoch=welcome.epoch))
         return list(self._state.holds())
 
     def _instructed(self, instruction: Instruction) -> None:
         if isinstance(instruction, MonitorAt):
-            self._reporter.set_address(instruction.address)
+            self._reporter.set_monitor(instruction.address, instruction.token)
         elif isinstance(instruction, Seed):
             self._hand_ons.seeded(instruction)
             self._seeds.send(instruction)
@@ -383,9 +396,7 @@ class ServerService:
             self._save_soon([model])
 
     def _save_soon(self, models: Sequence[str] | None = None) -> None:
-        task = asyncio.create_task(self._save(models))
-        self._saving.add(task)
-        task.add_done_callback(self._saving.discard)
+        self._saving.spawn(self._save(models))
 
     async def _save(self, models: Sequence[str] | None = None) -> None:
         try:

@@ -9,15 +9,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from mlfabric.errors import FabricError, LayoutError
+from mlfabric.fail_stop import Failed, Tasks
 from mlfabric.protocol import GetId, TransferId
 from mlfabric.server import actions as act
 from mlfabric.server.adding import add_up, is_finite
@@ -62,7 +62,7 @@ class Stores:
         saving: how checkpoints are written; None writes none.
     """
 
-    def __init__(self, take_in: Callable[[act.ServerEvent], None], saving: Saving | None = None) -> None:
+    def __init__(self, take_in: Callable[[act.ServerEvent | Failed], None], saving: Saving | None = None) -> None:
         self._take_in = take_in
         self._saving = saving
         self._stores: dict[str, ModelStore] = {}
@@ -72,7 +72,7 @@ class Stores:
         self._pins: dict[GetId, tuple[ModelStore, Held]] = {}
         self._ending: set[str] = set()
         self._prepared: dict[str, tuple[PreparedStep, memoryview]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(take_in)
 
     def add(self, spec: ModelSpec, store: ModelStore | None = None) -> None:
         """Hold a model: a new one, or one that was resumed."""
@@ -82,7 +82,7 @@ class Stores:
     def free(self, action: act.FreeStore) -> None:
         """Hold a model no more, once no step or checkpoint of it runs; the state machine hears of it then."""
         self._ending.add(action.model)
-        self._spawn(self._free(action))
+        self._tasks.spawn(self._free(action))
 
     async def _free(self, action: act.FreeStore) -> None:
         if action.model in self._stores:
@@ -145,7 +145,7 @@ class Stores:
         if size_bytes <= INLINE_BYTES and not self._turns[model].locked():
             self._take_in(work())
         else:
-            self._spawn(self._in_thread(model, work))
+            self._tasks.spawn(self._in_thread(model, work))
 
     async def _in_thread(self, model: str, work: Callable[[], act.ServerEvent]) -> None:
         async with self._turns[model]:
@@ -322,12 +322,7 @@ class Stores:
 
     async def close(self) -> None:
         """Wait for steps under way."""
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        await self._tasks.wait()
 
 
 def _not_finite(found: NotFinite) -> str:

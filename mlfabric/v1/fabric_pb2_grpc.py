@@ -64,21 +64,6 @@ class FabricServiceStub(object):
                 request_serializer=mlfabric_dot_v1_dot_fabric__pb2.SessionRequest.SerializeToString,
                 response_deserializer=mlfabric_dot_v1_dot_fabric__pb2.SessionResponse.FromString,
                 _registered_method=True)
-        self.Push = channel.unary_unary(
-                '/mlfabric.v1.FabricService/Push',
-                request_serializer=mlfabric_dot_v1_dot_fabric__pb2.PushRequest.SerializeToString,
-                response_deserializer=mlfabric_dot_v1_dot_fabric__pb2.PushResponse.FromString,
-                _registered_method=True)
-        self.Get = channel.unary_unary(
-                '/mlfabric.v1.FabricService/Get',
-                request_serializer=mlfabric_dot_v1_dot_fabric__pb2.GetRequest.SerializeToString,
-                response_deserializer=mlfabric_dot_v1_dot_fabric__pb2.GetResponse.FromString,
-                _registered_method=True)
-        self.ReportLinks = channel.unary_unary(
-                '/mlfabric.v1.FabricService/ReportLinks',
-                request_serializer=mlfabric_dot_v1_dot_fabric__pb2.ReportLinksRequest.SerializeToString,
-                response_deserializer=mlfabric_dot_v1_dot_fabric__pb2.ReportLinksResponse.FromString,
-                _registered_method=True)
         self.GetStatus = channel.unary_unary(
                 '/mlfabric.v1.FabricService/GetStatus',
                 request_serializer=mlfabric_dot_v1_dot_fabric__pb2.GetStatusRequest.SerializeToString,
@@ -135,27 +120,9 @@ class FabricServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Session(self, request_iterator, context):
-        """A member's stream: its events up, its instructions down. The first message names the member.
+        """A member's stream: its events up, its instructions down. The first message names the member and shows its token:
+        nothing else speaks in a member's name.
         """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Push(self, request, context):
-        """The same as the events of these names, for clients that would rather call than stream.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Get(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ReportLinks(self, request, context):
-        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -219,21 +186,6 @@ def add_FabricServiceServicer_to_server(servicer, server):
                     servicer.Session,
                     request_deserializer=mlfabric_dot_v1_dot_fabric__pb2.SessionRequest.FromString,
                     response_serializer=mlfabric_dot_v1_dot_fabric__pb2.SessionResponse.SerializeToString,
-            ),
-            'Push': grpc.unary_unary_rpc_method_handler(
-                    servicer.Push,
-                    request_deserializer=mlfabric_dot_v1_dot_fabric__pb2.PushRequest.FromString,
-                    response_serializer=mlfabric_dot_v1_dot_fabric__pb2.PushResponse.SerializeToString,
-            ),
-            'Get': grpc.unary_unary_rpc_method_handler(
-                    servicer.Get,
-                    request_deserializer=mlfabric_dot_v1_dot_fabric__pb2.GetRequest.FromString,
-                    response_serializer=mlfabric_dot_v1_dot_fabric__pb2.GetResponse.SerializeToString,
-            ),
-            'ReportLinks': grpc.unary_unary_rpc_method_handler(
-                    servicer.ReportLinks,
-                    request_deserializer=mlfabric_dot_v1_dot_fabric__pb2.ReportLinksRequest.FromString,
-                    response_serializer=mlfabric_dot_v1_dot_fabric__pb2.ReportLinksResponse.SerializeToString,
             ),
             'GetStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStatus,
@@ -418,87 +370,6 @@ class FabricService(object):
             '/mlfabric.v1.FabricService/Session',
             mlfabric_dot_v1_dot_fabric__pb2.SessionRequest.SerializeToString,
             mlfabric_dot_v1_dot_fabric__pb2.SessionResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Push(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/mlfabric.v1.FabricService/Push',
-            mlfabric_dot_v1_dot_fabric__pb2.PushRequest.SerializeToString,
-            mlfabric_dot_v1_dot_fabric__pb2.PushResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Get(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/mlfabric.v1.FabricService/Get',
-            mlfabric_dot_v1_dot_fabric__pb2.GetRequest.SerializeToString,
-            mlfabric_dot_v1_dot_fabric__pb2.GetResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ReportLinks(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/mlfabric.v1.FabricService/ReportLinks',
-            mlfabric_dot_v1_dot_fabric__pb2.ReportLinksRequest.SerializeToString,
-            mlfabric_dot_v1_dot_fabric__pb2.ReportLinksResponse.FromString,
             options,
             channel_credentials,
             insecure,

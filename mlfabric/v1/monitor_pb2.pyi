@@ -82,12 +82,15 @@ class RecordTransfersRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MEMBER_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
     RECORDS_FIELD_NUMBER: _builtins.int
     HOST_FIELD_NUMBER: _builtins.int
     UP_BPS_FIELD_NUMBER: _builtins.int
     DOWN_BPS_FIELD_NUMBER: _builtins.int
     SUCCEEDS_FIELD_NUMBER: _builtins.int
     member: _builtins.str
+    token: _builtins.bytes
+    """The scheduler has given it to the member, for this monitor."""
     host: _builtins.str
     """The member's own host, and the nominal rates of that host's link in bit/s; empty and 0 mean unknown."""
     up_bps: _builtins.int
@@ -100,6 +103,7 @@ class RecordTransfersRequest(_message.Message):
         self,
         *,
         member: _builtins.str = ...,
+        token: _builtins.bytes = ...,
         records: _abc.Iterable[Global___TransferRecord] | None = ...,
         host: _builtins.str = ...,
         up_bps: _builtins.int = ...,
@@ -108,7 +112,7 @@ class RecordTransfersRequest(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["down_bps", b"down_bps", "host", b"host", "member", b"member", "records", b"records", "succeeds", b"succeeds", "up_bps", b"up_bps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["down_bps", b"down_bps", "host", b"host", "member", b"member", "records", b"records", "succeeds", b"succeeds", "token", b"token", "up_bps", b"up_bps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

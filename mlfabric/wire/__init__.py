@@ -17,12 +17,10 @@ from mlfabric.wire.replicas import from_following, to_replication
 from mlfabric.wire.sampling import from_granted, from_samples, from_wanted, to_granted, to_samples, to_wanted
 from mlfabric.wire.specs import (
     from_admission,
-    from_links,
     from_member,
     from_spec,
     from_term,
     to_admission,
-    to_links,
     to_member,
     to_spec,
     to_term,
@@ -51,7 +49,6 @@ __all__ = [
     "from_granted",
     "from_instruction",
     "from_job",
-    "from_links",
     "from_member",
     "from_outcome",
     "from_outcomes",
@@ -71,7 +68,6 @@ __all__ = [
     "to_get_id",
     "to_granted",
     "to_instruction",
-    "to_links",
     "to_member",
     "to_outcome",
     "to_outcomes",

@@ -1,7 +1,7 @@
 """Events on the wire: what a member tells the scheduler.
 
 An event speaks for the member whose session carries it, and for nobody else. ``MemberJoined`` is a registration call,
-``LinksReported`` a call of its own; ``TermShown``, ``MemberSilent`` and ``Tick`` do not.
+``TermShown`` a call of its own; ``MemberLost``, ``MemberSilent`` and ``Tick`` do not travel.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from mlfabric.protocol import (
     GetId,
     GetRequested,
     InitialReceived,
+    LinkRate,
+    LinksReported,
     MemberEvent,
     MemberLeft,
     MemoryReported,
@@ -313,6 +315,20 @@ def _from_memory(message: session.MemoryReported, member: str) -> MemoryReported
     return MemoryReported(name=member, kinds=tuple(sorted(message.kinds.items())))
 
 
+def _fill_links(message: session.LinksReported, event: LinksReported) -> None:
+    message.monitor = event.monitor
+    for rate in event.rates:
+        message.rates.add(host=rate.host, up=rate.up, bps=rate.bps, age_ns=rate.age_ns)
+
+
+def _from_links(message: session.LinksReported, member: str) -> LinksReported:
+    _own(message.monitor, member, "LinksReported.monitor")
+    if not all(rate.host for rate in message.rates):
+        raise malformed("LinkRate.host", "", "a name that is not empty")
+    rates = tuple(LinkRate(host=r.host, up=r.up, bps=r.bps, age_ns=r.age_ns) for r in message.rates)
+    return LinksReported(monitor=message.monitor, rates=rates)
+
+
 _FILL: Mapping[type, Callable[[session.Event, Any], None]] = {
     PushRequested: lambda message, event: _fill_push(message.push_requested, event),
     GetRequested: lambda message, event: _fill_get(message.get_requested, event),
@@ -324,6 +340,7 @@ _FILL: Mapping[type, Callable[[session.Event, Any], None]] = {
     MemberLeft: lambda message, event: _fill_left(message.member_left, event),
     MemoryReported: lambda message, event: _fill_memory(message.memory_reported, event),
     ModelFreed: lambda message, event: _fill_freed(message.model_freed, event),
+    LinksReported: lambda message, event: _fill_links(message.links_reported, event),
     **replicas.FILL_EVENT,
     **reduces.FILL_EVENT,
     **shards.FILL_EVENT,
@@ -339,6 +356,7 @@ _READ: Mapping[str, Callable[[Any, str], MemberEvent]] = {
     "transfer_ended": _from_ended,
     "memory_reported": _from_memory,
     "model_freed": _from_freed,
+    "links_reported": _from_links,
     **replicas.READ_EVENT,
     **reduces.READ_EVENT,
     **shards.READ_EVENT,

@@ -284,11 +284,11 @@ def _from_cancel(message: session.CancelServe, to: str, reason: str) -> CancelSe
 
 
 def _fill_monitor_at(message: session.MonitorAt, value: MonitorAt) -> None:
-    message.address = value.address
+    message.address, message.token = value.address, value.token
 
 
 def _from_monitor_at(message: session.MonitorAt, to: str, reason: str) -> MonitorAt:
-    return MonitorAt(to=to, address=message.address, reason=reason)
+    return MonitorAt(to=to, address=message.address, token=message.token, reason=reason)
 
 
 def _fill_peer_lost(message: session.PeerLost, value: PeerLost) -> None:

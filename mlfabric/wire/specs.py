@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlfabric.protocol import LinkRate, LinksReported, Welcome
+from mlfabric.protocol import Welcome
 from mlfabric.specs import (
     MAX_EPOCH,
     Layout,
@@ -25,12 +25,10 @@ from mlfabric.wire.values import enum_of, malformed, need
 __all__ = [
     "fill_spec",
     "from_admission",
-    "from_links",
     "from_member",
     "from_spec",
     "from_term",
     "to_admission",
-    "to_links",
     "to_member",
     "to_spec",
     "to_term",
@@ -246,6 +244,7 @@ def to_admission(welcome: Welcome, session_token: bytes, pulse_port: int) -> fab
         server_address=welcome.server_address,
         initialise=welcome.initialise,
         monitor_address=welcome.monitor_address,
+        monitor_token=welcome.monitor_token,
         reason=welcome.reason,
         clock=welcome.clock,
         instance=welcome.instance,
@@ -272,31 +271,10 @@ def from_admission(message: fabric.Admission, to: str, incarnation: int) -> Welc
         server_address=message.server_address,
         initialise=message.initialise,
         monitor_address=message.monitor_address,
+        monitor_token=message.monitor_token,
         reason=message.reason,
         clock=message.clock,
         instance=message.instance,
         lost=message.lost,
         server_epoch=message.server_epoch,
     )
-
-
-def to_links(event: LinksReported) -> fabric.ReportLinksRequest:
-    """Make the message of a monitor's estimates."""
-    message = fabric.ReportLinksRequest(monitor=event.monitor)
-    for rate in event.rates:
-        message.rates.add(host=rate.host, up=rate.up, bps=rate.bps, age_ns=rate.age_ns)
-    return message
-
-
-def from_links(message: fabric.ReportLinksRequest) -> LinksReported:
-    """Return the estimates that a monitor reports.
-
-    Raises:
-        UsageError: the monitor or a host has no name.
-    """
-    if not message.monitor:
-        raise malformed("ReportLinksRequest.monitor", "", "a name that is not empty")
-    if not all(rate.host for rate in message.rates):
-        raise malformed("LinkRate.host", "", "a name that is not empty")
-    rates = tuple(LinkRate(host=r.host, up=r.up, bps=r.bps, age_ns=r.age_ns) for r in message.rates)
-    return LinksReported(monitor=message.monitor, rates=rates)

@@ -20,6 +20,7 @@ from mlfabric import wire
 from mlfabric.config import WorkerSettings
 from mlfabric.control import Decoding, server_limits
 from mlfabric.errors import FabricError, RefusedError, UsageError
+from mlfabric.fail_stop import Tasks
 from mlfabric.protocol import ModelVersion, Outcome, SamplesGranted, UpdateId
 from mlfabric.pulse import Process
 from mlfabric.telemetry import MetricsPage, WorkerMetrics
@@ -210,7 +211,7 @@ class _Attachment:
         Raises:
             FabricError: the fabric has ended for this worker; says why.
         """
-        reader = asyncio.create_task(self._read(requests))
+        reader = Tasks(lambda failed: self._answers.put_nowait(failed.error)).spawn(self._read(requests))
         try:
             while (answer := await self._answers.get()) is not None:
                 if isinstance(answer, BaseException):

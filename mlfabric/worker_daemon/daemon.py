@@ -16,6 +16,7 @@ from mlfabric import wire
 from mlfabric.channels import Direction, TcpChannel, TcpOptions, TransferRecord
 from mlfabric.driving import Driver
 from mlfabric.errors import FabricClosedError, FabricError
+from mlfabric.fail_stop import Failed, FailStop, Tasks, described
 from mlfabric.protocol import (
     Committed,
     Dropped,
@@ -55,7 +56,7 @@ from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc
 from mlfabric.worker_daemon import actions as act
 from mlfabric.worker_daemon.attempts import ReduceBuffers
 from mlfabric.worker_daemon.folding import Kept
-from mlfabric.worker_daemon.observing import Observer, Settled, nobody
+from mlfabric.worker_daemon.observing import Observer, Settled, Transferred, nobody
 from mlfabric.worker_daemon.reductions import Reductions
 from mlfabric.worker_daemon.sending import GivenUpError, Growth, Parcel, Transfers
 from mlfabric.worker_daemon.shards import Shards
@@ -130,7 +131,7 @@ class WorkerDaemon:
         self._channel = TcpChannel(options.tcp)
         tcp = options.tcp
         self._reporter = TransferReporter(options.name, options.host, tcp.up_bps, tcp.down_bps, tcp.security)
-        self._transfers = Transfers(self._channel, options.host, self._take_in, self._recorded, options.observer)
+        self._transfers = Transfers(self._channel, options.host, self._take_in, self._recorded, self._observe)
         self._kept = Kept(spec, self._channel, options.host, self._take_in, self._recorded)
         self._reductions = Reductions(self._channel, options.host, self._take_in, self._metrics.transfer)
         self._pushes: dict[UpdateId, _OpenPush] = {}
@@ -141,7 +142,7 @@ class WorkerDaemon:
         self._over: BaseException | None = None
         self._incarnation = time.time_ns()
         self._tasks: list[asyncio.Task[None]] = []
-        self._waiting: set[asyncio.Task[None]] = set()
+        self._waiting = Tasks(self._driver.take_in)
         member = Member(
             name=options.name,
             role=Role.WORKER,
@@ -150,9 +151,15 @@ class WorkerDaemon:
             up_bps=options.tcp.up_bps,
             down_bps=options.tcp.down_bps,
         )
-        callbacks = SessionCallbacks(admitted=self._admitted, instructed=self._instructed, lost=lambda _: None)
+        instructed = self._driver.failure.guarded(self._instructed)
+        callbacks = SessionCallbacks(admitted=self._admitted, instructed=instructed, lost=lambda _: None)
         security, processes = options.tcp.security, options.processes
         self._session = SchedulerSession(options.scheduler, member, self._register, callbacks, security, processes)
+
+    @property
+    def failure(self) -> FailStop:
+        """Why the daemon cannot go on, if so."""
+        return self._driver.failure
 
     async def start(self) -> Welcome:
         """Join the fabric, waiting for the scheduler and a server if need be.
@@ -165,13 +172,27 @@ class WorkerDaemon:
             self._session.member = replace(self._session.member, address=address)
             self._reductions.reached_at(address)
         session = asyncio.create_task(self._session.run())
-        self._tasks = [session, asyncio.create_task(self._reporter.run())]
+        self._tasks = [session, self._waiting.spawn(self._reporter.run()), asyncio.create_task(self._fail_stop())]
         session.add_done_callback(self._session_ended)
         return await asyncio.shield(self.welcome)
 
     def _session_ended(self, session: asyncio.Task[None]) -> None:
         error = None if session.cancelled() else session.exception()
-        self._over = error or FabricClosedError("this worker has left the fabric; register again for more")
+        self._end(error or FabricClosedError("this worker has left the fabric; register again for more"))
+
+    async def _fail_stop(self) -> None:
+        """End with the reason if something that was decided cannot be carried out: calls fail, the others are told."""
+        error = await self.failure.wait()
+        closed = FabricClosedError(f"{self.options.name} cannot go on: {described(error)}")
+        closed.__cause__ = error
+        log.error("%s", closed)
+        self._end(closed)
+        self._transfers.stop()
+        await self._session.leave(described(error), failed=True)
+
+    def _end(self, error: BaseException) -> None:
+        """Take in nothing more, and fail what is open; the first reason counts."""
+        self._over = self._over or error
         self._driver.close()
         self._fail_all(self._over)
 
@@ -205,10 +226,10 @@ class WorkerDaemon:
         await self._transfers.close()
         await self._kept.close()
         await self._reductions.close()
-        ending = [*self._tasks, *self._waiting]
-        for task in ending:
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*ending, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._waiting.close()
         await self._reporter.close()
         await self._channel.close()
         self._driver.close()
@@ -319,7 +340,7 @@ class WorkerDaemon:
         return (await stub.RegisterAsWorker(request)).admission
 
     def _admitted(self, welcome: Welcome) -> list[MemberEvent]:
-        self._reporter.set_address(welcome.monitor_address)
+        self._reporter.set_monitor(welcome.monitor_address, welcome.monitor_token)
         # A scheduler that begins anew must not give the model to another server than the one that holds it.
         self._server = welcome.server
         if not self.welcome.done():
@@ -335,16 +356,14 @@ class WorkerDaemon:
     def _instructed(self, instruction: Instruction) -> None:
         match instruction:
             case MonitorAt():
-                self._reporter.set_address(instruction.address)
+                self._reporter.set_monitor(instruction.address, instruction.token)
             case PeerLost():
                 self._transfers.break_off(instruction.address)
             case Initialise():
                 self._bring_initial()
                 self._take_in(instruction)
             case Replicate() if (growth := self._growth(instruction.transfer)) is not None:
-                task = asyncio.create_task(self._once_complete(instruction, growth))
-                self._waiting.add(task)
-                task.add_done_callback(self._waiting.discard)
+                self._waiting.spawn(self._once_complete(instruction, growth))
             case _:
                 self._take_in(instruction)  # type: ignore[arg-type]
 
@@ -373,7 +392,7 @@ class WorkerDaemon:
 
     # Events in, actions out
 
-    def _take_in(self, event: act.DaemonEvent) -> None:
+    def _take_in(self, event: act.DaemonEvent | Failed) -> None:
         if self._over is not None:  # nobody waits any more for what a transfer under way still brings
             return
         self._driver.take_in(event)
@@ -439,11 +458,15 @@ class WorkerDaemon:
             log.debug("%s: %s (%s)", action.update, action.outcome, action.reason)
         if push.parcel is not self._initial:
             pushed_ns, settled_ns = round(push.since_s * 1e9), time.monotonic_ns()
-            self.options.observer(
+            self._observe(
                 Settled(update=action.update, outcome=action.outcome, pushed_ns=pushed_ns, settled_ns=settled_ns)
             )
         if not push.handle.done():
             push.handle.set_result(action.outcome)
+
+    def _observe(self, seen: Transferred | Settled) -> None:
+        with self.failure.guard("the observer"):
+            self.options.observer(seen)
 
     def _recorded(self, record: TransferRecord, peer: str) -> None:
         self._metrics.transfer(record, peer)

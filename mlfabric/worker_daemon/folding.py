@@ -6,8 +6,7 @@ Folds of large updates run in a thread, one after the other; what is sent waits 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -16,6 +15,7 @@ from google.protobuf.message import DecodeError
 from mlfabric import wire
 from mlfabric.channels import Channel, Connection, Frame, FrameKind, TransferRecord
 from mlfabric.errors import FabricError, TransferError
+from mlfabric.fail_stop import Failed, Tasks
 from mlfabric.images import add_value, runs_of
 from mlfabric.protocol import SumId, TransferId, UpdateId
 from mlfabric.rules import RuleSpec
@@ -95,7 +95,7 @@ class Kept:
         spec: ModelSpec,
         channel: Channel,
         host: str,
-        take_in: Callable[[act.DaemonEvent], None],
+        take_in: Callable[[act.DaemonEvent | Failed], None],
         recorded: Callable[[TransferRecord, str], None],
     ) -> None:
         self._spec = spec
@@ -107,6 +107,7 @@ class Kept:
         self._frozen: dict[TransferId, memoryview] = {}
         self._window: memoryview | None = None
         self._turn = asyncio.Lock()
+        self._tasks = Tasks(take_in)
         self._folds: set[asyncio.Task[None]] = set()
         self._sends: dict[TransferId, asyncio.Task[None]] = {}
 
@@ -139,7 +140,7 @@ class Kept:
         if window.nbytes <= INLINE_BYTES and not self._turn.locked():
             work()
         else:
-            task = self._spawn(self._in_turn(work))
+            task = self._tasks.spawn(self._in_turn(work))
             self._folds.add(task)
             task.add_done_callback(self._folds.discard)
 
@@ -158,7 +159,7 @@ class Kept:
         if (former := self._sends.pop(transfer, None)) is not None:
             former.cancel()
         image = self._copies[transfer] if isinstance(transfer, UpdateId) else self._frozen[transfer]
-        self._sends[transfer] = self._spawn(self._send(order, image, tuple(self._folds)))
+        self._sends[transfer] = self._tasks.spawn(self._send(order, image, tuple(self._folds)))
 
     def end(self, transfer: TransferId) -> None:
         """Forget what was sent, and stop sending it."""
@@ -171,13 +172,9 @@ class Kept:
 
     async def close(self) -> None:
         """Stop everything."""
-        tasks = [*self._folds, *self._sends.values()]
         for task in self._sends.values():
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        return asyncio.create_task(coroutine)
+        await self._tasks.wait()
 
     async def _send(self, order: act.StartReplicate, image: memoryview, folds: Sequence[asyncio.Task[None]]) -> None:
         """Make one attempt; the state machine hears how it ended."""

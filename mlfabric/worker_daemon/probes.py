@@ -11,11 +11,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from mlfabric.channels import Connection, Frame, FrameKind
 from mlfabric.errors import FabricError, TransferError
+from mlfabric.fail_stop import Failed, Tasks
 from mlfabric.protocol import Peer, Probe
 from mlfabric.worker_daemon import actions as act
 from mlfabric.worker_daemon.round_lines import RoundLines
@@ -45,36 +46,28 @@ class Probes:
 
     Args:
         lines: connections to and from the other workers.
-        take_in: is told of every probe that came.
+        take_in: is told of every probe that came, and of a fault of our own.
     """
 
-    def __init__(self, lines: RoundLines, take_in: Callable[[act.ProbeEnded], None]) -> None:
+    def __init__(self, lines: RoundLines, take_in: Callable[[act.ProbeEnded | Failed], None]) -> None:
         self._lines = lines
         self._take_in = take_in
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(take_in)
 
     def start(self, plan: Probe) -> None:
         """Send and expect what a plan says; what is left of an earlier one is given up."""
         self.cancel()
-        self._begin(self._send_all(plan))
+        self._tasks.spawn(self._send_all(plan))
         for peer in plan.sources:
-            self._begin(self._time(plan, peer))
+            self._tasks.spawn(self._time(plan, peer))
 
     def cancel(self) -> None:
         """Give up what is under way."""
-        for task in self._tasks:
-            task.cancel()
+        self._tasks.cancel()
 
     async def close(self) -> None:
         """Give up what is under way, and wait until nothing of it is left."""
-        self.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
-
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        await self._tasks.close()
 
     async def _send_all(self, plan: Probe) -> None:
         """Send to one after the other, all workers at the same times, so that nobody is sent two at once."""

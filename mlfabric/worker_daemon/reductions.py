@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from mlfabric.channels import Channel, Connection, TransferRecord
 from mlfabric.errors import FabricError, RefusedError
+from mlfabric.fail_stop import Failed, Tasks
 from mlfabric.protocol import Reduce, ReduceId, ReduceRequested, RoundId
 from mlfabric.worker_daemon import actions as act
 from mlfabric.worker_daemon.attempts import Attempt, ReduceBuffers
@@ -43,7 +44,7 @@ class Reductions:
         self,
         channel: Channel,
         host: str,
-        take_in: Callable[[act.ReduceEvent], None],
+        take_in: Callable[[act.ReduceEvent | Failed], None],
         recorded: Callable[[TransferRecord, str], None],
     ) -> None:
         self._lines = RoundLines(channel)
@@ -54,6 +55,7 @@ class Reductions:
         self._recorded = recorded
         self._open: dict[ReduceId, _Open] = {}
         self._round: RoundId | None = None
+        self._tasks = Tasks(take_in)
         self._task: asyncio.Task[None] | None = None
 
     def reached_at(self, address: str) -> None:
@@ -93,16 +95,7 @@ class Reductions:
     def _start(self, plan: Reduce) -> None:
         buffers = self._open[plan.reduce].buffers
         self._round = plan.round
-        self._task = asyncio.create_task(self._attempt(plan, buffers, self._task))
-        self._task.add_done_callback(lambda task: self._ended(task, plan.round))
-
-    def _ended(self, task: asyncio.Task[None], round_id: RoundId) -> None:
-        """Hand a fault of our own to the loop; the other workers shall not wait for us."""
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            context = {"message": f"the attempt at {round_id} failed", "exception": error, "task": task}
-            task.get_loop().call_exception_handler(context)
-            self._take_in(act.AttemptEnded(round=round_id, detail=f"{type(error).__name__}: {error}"))
+        self._task = self._tasks.spawn(self._attempt(plan, buffers, self._task))
 
     async def _attempt(self, plan: Reduce, buffers: ReduceBuffers, before: asyncio.Task[None] | None) -> None:
         """Make an attempt once nothing writes to the buffers any more."""

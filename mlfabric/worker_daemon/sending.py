@@ -7,9 +7,8 @@ whatever happens; only a connection whose framing is whole goes back.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from google.protobuf.message import DecodeError
 
@@ -18,6 +17,7 @@ from mlfabric.channels import Channel, Connection, Frame, FrameKind, TransferRec
 from mlfabric.channels.progress import Progress
 from mlfabric.dialling import Dialled
 from mlfabric.errors import FabricError, TransferError
+from mlfabric.fail_stop import Failed, Tasks
 from mlfabric.protocol import Dropped, DropReason, Fetch, ModelVersion, Outcome, Send
 from mlfabric.v1 import data_pb2
 from mlfabric.worker_daemon import actions as act
@@ -102,7 +102,7 @@ class Transfers:
         self,
         channel: Channel,
         host: str,
-        take_in: Callable[[act.DaemonEvent], None],
+        take_in: Callable[[act.DaemonEvent | Failed], None],
         recorded: Callable[[TransferRecord, str], None],
         observer: Observer,
     ) -> None:
@@ -111,15 +111,15 @@ class Transfers:
         self._recorded = recorded
         self._observer = observer
         self._dialled = Dialled(channel)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(take_in)
 
     def send(self, plan: Send, parcel: Parcel) -> None:
         """Begin an attempt to push an update."""
-        self._spawn(self._send(plan, parcel))
+        self._tasks.spawn(self._send(plan, parcel))
 
     def fetch(self, plan: Fetch, buffers: Sequence[memoryview], digest: int) -> None:
         """Begin an attempt to fetch a model into buffers, one after the other."""
-        self._spawn(self._fetch(plan, buffers, digest))
+        self._tasks.spawn(self._fetch(plan, buffers, digest))
 
     def break_off(self, address: str) -> None:
         """Break every attempt at an address: its other end does not answer any more."""
@@ -131,13 +131,11 @@ class Transfers:
 
     def stop(self) -> None:
         """Give up every attempt: nothing more is heard of any."""
-        for task in self._tasks:
-            task.cancel()
+        self._tasks.cancel()
 
     async def close(self) -> None:
         """Cancel every attempt."""
-        self.stop()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
 
     async def _send(self, plan: Send, parcel: Parcel) -> None:
         connection: Connection | None = None
@@ -251,8 +249,3 @@ class Transfers:
                 ended_ns=record.ended_ns,
             )
             self._observer(seen)
-
-    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)

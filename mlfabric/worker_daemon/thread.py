@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -160,13 +160,13 @@ class ThreadDaemon:
                 got = self._daemon.get(get_into, ModelVersion(0, 0), update)
                 got.add_done_callback(lambda done: _copy(done, version))
 
-        self._loop.call_soon_threadsafe(begin)
+        self._begin(begin, outcome, version)
         return outcome, version
 
     def drop_samples(self, samples: Samples) -> None:
         """Say that samples were used in vain; see ``Daemon``."""
         self._check_open()
-        self._loop.call_soon_threadsafe(self._daemon.drop_samples, samples)
+        self._begin(lambda: self._daemon.drop_samples(samples))
 
     def draw(self, wanted: SamplesWanted) -> DrawFuture:
         """Draw samples; see ``Daemon``."""
@@ -176,16 +176,16 @@ class ThreadDaemon:
         def begin() -> None:
             self._daemon.draw(wanted).add_done_callback(lambda done: _copy(done, granted))
 
-        self._loop.call_soon_threadsafe(begin)
+        self._begin(begin, granted)
         return granted
 
     def grown(self, growth: Growth, ready_bytes: int) -> None:
         """Send more of an update; see ``Daemon``."""
-        self._loop.call_soon_threadsafe(growth.progress.advance, ready_bytes)
+        self._begin(lambda: growth.progress.advance(ready_bytes))
 
     def give_up(self, growth: Growth, reason: GivenUpError) -> None:
         """End an update that is not complete; see ``Daemon``."""
-        self._loop.call_soon_threadsafe(growth.progress.fail, reason)
+        self._begin(lambda: growth.progress.fail(reason))
 
     def get(self, buffer: memoryview, min_version: ModelVersion) -> VersionFuture:
         """Get the model; see ``Daemon``."""
@@ -195,7 +195,7 @@ class ThreadDaemon:
         def begin() -> None:
             self._daemon.get(buffer, min_version, None).add_done_callback(lambda done: _copy(done, version))
 
-        self._loop.call_soon_threadsafe(begin)
+        self._begin(begin, version)
         return version
 
     def reduce(self, buffers: ReduceBuffers, op: ReduceOp, together: int) -> CountFuture:
@@ -206,8 +206,23 @@ class ThreadDaemon:
         def begin() -> None:
             self._daemon.reduce(buffers, op, together).add_done_callback(lambda done: _copy(done, workers))
 
-        self._loop.call_soon_threadsafe(begin)
+        self._begin(begin, workers)
         return workers
+
+    def _begin(self, call: Callable[[], None], *answers: concurrent.futures.Future[Any] | None) -> None:
+        """Make a call in the daemon's thread; if it cannot be made, the daemon ends, and the reason is the answer."""
+        failure = self._daemon.failure
+
+        def guarded() -> None:
+            made = False
+            with failure.guard():
+                call()
+                made = True
+            for answer in filter(None, answers):
+                if not made and not answer.done():
+                    answer.set_exception(failure.error)
+
+        self._loop.call_soon_threadsafe(guarded)
 
     def leave(self, detail: str, drain_s: float) -> None:
         """Leave the fabric and end the thread; see ``Daemon``."""
@@ -231,6 +246,8 @@ class ThreadDaemon:
 
 def _copy(done: asyncio.Future[T], to: concurrent.futures.Future[T]) -> None:
     error = done.exception()
+    if to.done():  # another part of the call could not be made
+        return
     if error is not None:
         to.set_exception(error)
     else:

@@ -53,7 +53,7 @@ def running() -> Iterator[Fabric]:
 @pytest.mark.parametrize("scheduler", ["nowhere", "head:0", ":1", ""])
 def test_a_scheduler_address_that_is_none_is_an_error_at_once(register: Register, scheduler: str) -> None:
     with pytest.raises(UsageError, match=rf"scheduler '{scheduler}'; allowed: HOST:PORT"):
-        register(scheduler=scheduler).wait(10)
+        register(scheduler=scheduler)
 
 
 def test_a_worker_with_a_scheduler_address_that_is_none_is_told_so() -> None:
@@ -67,7 +67,7 @@ def test_a_data_port_in_use_is_said_plainly(running: Fabric, register: Register)
         port = taken.getsockname()[1]
         options = {"scheduler": running.scheduler.address, "name": "other", "tcp": TcpOptions(ports=(port, port))}
         with pytest.raises(UsageError, match=f"port {port} on 127.0.0.1 is in use; choose another port, or 0 for any"):
-            register(**options).wait(10)
+            register(**options)
     assert all(m.name != "other" for m in running.status().members)
 
 
@@ -77,7 +77,7 @@ def test_a_name_that_is_taken_is_refused_and_whoever_has_it_stays(
     running: Fabric, register: Register, name: str, role: str
 ) -> None:
     with pytest.raises(RefusedError, match=f"'{name}' is taken by a live {role} on host .*; choose another name"):
-        register(scheduler=running.scheduler.address, name=name).wait(10)
+        register(scheduler=running.scheduler.address, name=name)
     assert [(m.role, m.state) for m in running.status().members if m.name == name] == [(role, "here")]
 
 

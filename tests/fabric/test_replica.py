@@ -181,7 +181,7 @@ def test_a_second_replica_of_one_server_is_refused():
                 scheduler=fabric.scheduler.address, replica_of="server-0", name="other", div_max=1.0
             )
             with pytest.raises(mlfabric.RefusedError, match="has a replica: 'replica-0'"):
-                mlfabric.register_as_replica(other).wait(15)
+                mlfabric.register_as_replica(other)
 
 
 @pytest.mark.parametrize(

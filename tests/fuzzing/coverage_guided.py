@@ -93,7 +93,6 @@ CALLS: Readers = (
     (types_pb2.ModelSpec, wire.from_spec),
     (types_pb2.Member, lambda message: wire.from_member(message, Role.WORKER)),
     (fabric_pb2.RegisterAsReplicaRequest, wire.from_following),
-    (fabric_pb2.ReportLinksRequest, wire.from_links),
     (types_pb2.Term, wire.from_term),
     (fabric_pb2.Admission, lambda message: wire.from_admission(message, ME, 1)),
     (daemon_pb2.ReduceTensor, wire.from_reduce_tensor),

@@ -20,10 +20,12 @@ from mlfabric.channels import Direction, TransferRecord
 from mlfabric.errors import ConfigError, RefusedError, UsageError
 from mlfabric.monitor.service import MonitorConfig, MonitorService
 from mlfabric.reporting import TransferReporter
-from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc, monitor_pb2, monitor_pb2_grpc
+from mlfabric.security.tokens import token_at
+from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc, monitor_pb2, monitor_pb2_grpc, session_pb2
 
 GBPS = 10**9
 MB = 10**6
+TOKEN = b"token"
 WITHIN_S = 20.0
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
@@ -35,8 +37,8 @@ class Scheduler(fabric_pb2_grpc.FabricServiceServicer):
         self.refusal = refusal
         self.members: asyncio.Queue[fabric_pb2.RegisterAsMonitorRequest] = asyncio.Queue()
         self.sessions: asyncio.Queue[fabric_pb2.SessionRequest] = asyncio.Queue()
-        self.farewells: asyncio.Queue[str] = asyncio.Queue()
-        self.reports: asyncio.Queue[fabric_pb2.ReportLinksRequest] = asyncio.Queue()
+        self.farewells: asyncio.Queue[session_pb2.MemberLeft] = asyncio.Queue()
+        self.reports: asyncio.Queue[session_pb2.LinksReported] = asyncio.Queue()
 
     async def RegisterAsMonitor(
         self, request: fabric_pb2.RegisterAsMonitorRequest, context: Context
@@ -44,7 +46,7 @@ class Scheduler(fabric_pb2_grpc.FabricServiceServicer):
         if self.refusal:
             await context.abort(grpc.StatusCode.ALREADY_EXISTS, self.refusal)
         self.members.put_nowait(request)
-        return fabric_pb2.RegisterAsMonitorResponse(admission=fabric_pb2.Admission(epoch=1, session_token=b"token"))
+        return fabric_pb2.RegisterAsMonitorResponse(admission=fabric_pb2.Admission(epoch=1, session_token=TOKEN))
 
     async def Session(
         self, request_iterator: AsyncIterator[fabric_pb2.SessionRequest], context: Context
@@ -52,15 +54,12 @@ class Scheduler(fabric_pb2_grpc.FabricServiceServicer):
         self.sessions.put_nowait(await anext(request_iterator))
         async for request in request_iterator:
             for event in request.events:
-                self.farewells.put_nowait(event.member_left.detail)
+                if event.HasField("links_reported"):
+                    self.reports.put_nowait(event.links_reported)
+                    continue
+                self.farewells.put_nowait(event.member_left)
                 return
         yield fabric_pb2.SessionResponse()
-
-    async def ReportLinks(
-        self, request: fabric_pb2.ReportLinksRequest, context: Context
-    ) -> fabric_pb2.ReportLinksResponse:
-        self.reports.put_nowait(request)
-        return fabric_pb2.ReportLinksResponse()
 
     async def rate(self, host: str, up: bool, below_bps: float = float("inf")) -> int:
         """Return the next reported rate of a link that is below a bound."""
@@ -87,8 +86,11 @@ async def listening(scheduler: Scheduler, port: int) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def monitoring(config: MonitorConfig) -> AsyncIterator[MonitorService]:
+    """Run a monitor that takes reports with tokens of ``TOKEN``, also where no scheduler has admitted it."""
     service = MonitorService(config)
     await service.start()
+    assert service._session is not None
+    service._session.token = TOKEN
     try:
         yield service
     finally:
@@ -109,6 +111,7 @@ async def hand_in(address: str, *requests: monitor_pb2.RecordTransfersRequest) -
     async with grpc.aio.insecure_channel(address) as channel:
         stub = monitor_pb2_grpc.MonitorServiceStub(channel)
         for request in requests:
+            request.token = token_at(TOKEN, request.member)
             await stub.RecordTransfers(request)
 
 
@@ -136,7 +139,7 @@ async def test_it_registers_with_its_address_and_shows_its_token_on_the_session(
             member = (await scheduler.members.get()).member
             hello = await scheduler.sessions.get()
         assert (member.name, member.host, member.address) == ("monitor-0", "localhost", monitor.address)
-        assert (hello.member, hello.incarnation, hello.session_token) == ("monitor-0", member.incarnation, b"token")
+        assert (hello.member, hello.incarnation, hello.session_token) == ("monitor-0", member.incarnation, TOKEN)
 
 
 async def test_it_waits_for_a_scheduler_that_is_not_there_yet_and_says_so(
@@ -170,7 +173,7 @@ async def test_it_says_good_bye(free_port: int) -> None:
         async with monitoring(config_for(address)) as monitor:
             await hand_in(monitor.address, four_pushes())
             await scheduler.rate("w3", True)
-        assert await scheduler.farewells.get() == "stopped"
+        assert await scheduler.farewells.get() == session_pb2.MemberLeft(detail="stopped")
 
 
 async def test_a_refusal_for_good_ends_it_with_the_reason(free_port: int) -> None:
@@ -210,6 +213,35 @@ async def test_a_malformed_record_is_refused_by_field(
         with pytest.raises(grpc.aio.AioRpcError, match=story) as refusal:
             await hand_in(monitor.address, monitor_pb2.RecordTransfersRequest(records=[record]))
         assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize("token", [b"", TOKEN, token_at(TOKEN, "w1")])
+async def test_a_report_without_its_member_s_own_token_is_refused(free_port: int, token: bytes) -> None:
+    async with monitoring(config_for(f"127.0.0.1:{free_port}")) as monitor:
+        async with grpc.aio.insecure_channel(monitor.address) as channel:
+            forged = monitor_pb2.RecordTransfersRequest(member="w0", host="w0", token=token)
+            with pytest.raises(grpc.aio.AioRpcError, match="a report of 'w0' without the token") as refusal:
+                await monitor_pb2_grpc.MonitorServiceStub(channel).RecordTransfers(forged)
+        assert refusal.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_a_report_that_cannot_be_taken_in_ends_it_and_the_scheduler_is_told(
+    free_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduler = a_scheduler()
+    async with listening(scheduler, free_port) as address, monitoring(config_for(address)) as monitor:
+        await scheduler.sessions.get()
+
+        def broken(*_: object) -> None:
+            raise MemoryError("no room for an estimate")
+
+        monkeypatch.setattr(monitor._estimator, "observe", broken)
+        await hand_in(monitor.address, four_pushes())
+        with pytest.raises(MemoryError, match="no room for an estimate"):
+            async with asyncio.timeout(WITHIN_S):
+                await monitor.run_until(asyncio.Event())
+        left = await scheduler.farewells.get()
+    assert (left.detail, left.failed) == ("MemoryError: no room for an estimate", True)
 
 
 async def test_health_and_reflection_answer(free_port: int) -> None:
@@ -284,7 +316,7 @@ async def test_a_member_s_reporter_and_the_monitor_understand_one_another(free_p
     async with listening(scheduler, free_port) as address, monitoring(config_for(address)) as monitor:
         reporter = TransferReporter("server-0", "server", GBPS, GBPS)
         running = asyncio.create_task(reporter.run())
-        reporter.set_address(monitor.address)
+        reporter.set_monitor(monitor.address, token_at(TOKEN, "server-0"))
         reporter.record(received(0.8), "w3", "server")
         assert await scheduler.rate("w3", True) == pytest.approx(0.1 * GBPS, rel=0.05)
         running.cancel()

@@ -95,7 +95,7 @@ class Stage:
     def server(
         self, name: str = "s", incarnation: int = 1, held: tuple[ModelSpec, ...] = (), **fields
     ) -> list[Instruction]:
-        said = {field: fields.pop(field) for field in ("server_epoch", "succeeds") if field in fields}
+        said = {field: fields.pop(field) for field in ("server_epoch", "succeeds", "machine_bytes") if field in fields}
         joins = member(name, Role.SERVER, incarnation, address=f"{name}:1", **fields)
         return self.tell(MemberJoined(member=joins, held=held, **said))
 

@@ -334,14 +334,23 @@ def test_what_is_not_taken_in_ends_the_session_of_who_said_it_with_a_status_that
         assert steady.told("drop") is not None
 
 
+class RawMonitor(RawWorker):
+    """A monitor whose every message is made by the test."""
+
+    def register(self) -> fabric_pb2.Admission:
+        """Register; raises grpc.RpcError if refused."""
+        request = fabric_pb2.RegisterAsMonitorRequest(member=wire.to_member(self.member))
+        return self.stub.RegisterAsMonitor(request).admission
+
+
 def test_links_faster_than_there_are_any_are_refused_and_the_scheduler_lives() -> None:
     with limited() as running:
-        eyes = wire.to_member(member("a", Role.MONITOR))
-        running.stub().RegisterAsMonitor(fabric_pb2.RegisterAsMonitorRequest(member=eyes))
-        rates = [fabric_pb2.LinkRate(host="raw-host", up=True, bps=2**64 - 1)]
-        with pytest.raises(grpc.RpcError, match="rate of raw-host=18446744073709551615 bit/s") as caught:
-            running.stub().ReportLinks(fabric_pb2.ReportLinksRequest(monitor="a", rates=rates))
-        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        eyes = running.enter(RawMonitor(running.scheduler.address, spec_of(small_model()), "a"))
+        eyes.join()
+        rate = LinkRate(host="raw-host", up=True, bps=2**64 - 1, age_ns=0)
+        eyes.tell(LinksReported(monitor="a", rates=(rate,)))
+        assert code(eyes) is grpc.StatusCode.INVALID_ARGUMENT
+        assert "rate of raw-host=18446744073709551615 bit/s" in (eyes.error.details() or "")
         assert running.status().members
 
 
@@ -356,31 +365,28 @@ def test_a_session_on_which_nothing_is_said_does_not_stay_open(monkeypatch: pyte
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
-def push_for_ever(raw: RawWorker) -> None:
+def pushes_for_ever(raw: RawWorker) -> Iterator[fabric_pb2.SessionRequest]:
     """Ask to push what is dropped at once."""
     for number in range(20_000):
-        push = wire.to_event(raw.request(norm=float("nan"), resolved_below=number)).push_requested
-        raw.stub.Push(fabric_pb2.PushRequest(push=push))
+        push = wire.to_event(raw.request(norm=float("nan"), resolved_below=number))
+        yield fabric_pb2.SessionRequest(events=[push])
 
 
-@pytest.mark.parametrize("has_session", [False, True])
-def test_who_does_not_read_what_it_is_told_loses_its_place_and_others_go_on(has_session: bool) -> None:
+def test_who_does_not_read_what_it_is_told_loses_its_place_and_others_go_on() -> None:
     over = threading.Event()
     with limited(outbox=50) as running:
         steady = running.raw_worker(small_model(), "steady")
         deaf = running.enter(RawWorker(running.scheduler.address, spec_of(small_model()), "deaf"))
         token = deaf.register().session_token
-        if has_session:
-            small = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024)]
-            channel = running.enter(grpc.insecure_channel(running.scheduler.address, options=small))
-            hello = fabric_pb2.SessionRequest(member="deaf", incarnation=1, session_token=token)
-            requests = itertools.chain([hello], iter(over.wait, True))
-            unread = fabric_pb2_grpc.FabricServiceStub(channel).Session(requests)
-            assert unread.is_active()
-        with pytest.raises(grpc.RpcError, match="unknown worker 'deaf'") as caught:
-            push_for_ever(deaf)
-        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
-        assert {m.name: m.state for m in running.status().members}["deaf"] == "silent"
+        small = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024)]
+        channel = running.enter(grpc.insecure_channel(running.scheduler.address, options=small))
+        hello = fabric_pb2.SessionRequest(member="deaf", incarnation=1, session_token=token)
+        requests = itertools.chain([hello], pushes_for_ever(deaf), iter(over.wait, True))
+        unread = fabric_pb2_grpc.FabricServiceStub(channel).Session(requests)
+        assert unread.is_active()
+        wait_until(
+            lambda: {m.name: m.state for m in running.status().members}["deaf"] == "silent", "it has lost its place"
+        )
         steady.tell(steady.request(norm=float("nan")))
         assert steady.told("drop") is not None
         over.set()

@@ -6,6 +6,7 @@ import asyncio
 import secrets
 import socket
 from collections.abc import AsyncIterator
+from contextlib import nullcontext
 from dataclasses import replace
 
 import grpc
@@ -44,7 +45,7 @@ class Scheduler:
     def __init__(self) -> None:
         self.found: list[tuple[Found, int]] = []
         self.news = asyncio.Event()
-        self.listener = Listener(listen_for_pulses(HOST, 0), self._found)
+        self.listener = Listener(listen_for_pulses(HOST, 0), self._found, nullcontext)
         self.beside = Beside(self.listener.port)
 
     def _found(self, found: Found, incarnation: int) -> None:
@@ -160,14 +161,14 @@ async def test_a_port_that_is_taken_is_no_reason_not_to_listen() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
         taken.bind((HOST, 0))
         port = taken.getsockname()[1]
-        listener = Listener(listen_for_pulses(HOST, port), lambda *_: None)
+        listener = Listener(listen_for_pulses(HOST, port), lambda *_: None, nullcontext)
         assert listener.port not in (0, port)
         listener.close()
 
 
 async def test_where_no_datagrams_can_be_had_nobody_is_judged() -> None:
     assert listen_for_pulses("192.0.2.1", 0) is None  # an address for documentation: of no machine
-    listener = Listener(None, lambda *_: None)
+    listener = Listener(None, lambda *_: None, nullcontext)
     assert listener.port == 0
     listener.watch(A)
     assert not listener.is_stopped(A)

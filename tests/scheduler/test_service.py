@@ -15,7 +15,7 @@ import mlfabric
 from mlfabric import RefusedError, UsageError, wire
 from mlfabric.scheduler.runner import SchedulerOptions
 from mlfabric.specs import Member, Role
-from mlfabric.v1 import fabric_pb2, session_pb2
+from mlfabric.v1 import fabric_pb2, session_pb2, types_pb2
 from tests.fabric.harness import Fabric, RawWorker, SchedulerThread, fabric, small_model, spec_of, wait_until
 
 
@@ -35,16 +35,6 @@ def refused(call: Any, *arguments: Any) -> Any:
     with pytest.raises(grpc.RpcError) as caught:
         call(*arguments)
     return caught.value
-
-
-def test_a_push_of_an_unknown_worker_is_not_found(running: Fabric) -> None:
-    raw = RawWorker(running.scheduler.address, spec_of(small_model()))
-    with raw:
-        push = wire.to_event(raw.request()).push_requested
-        error = refused(raw.stub.Push, fabric_pb2.PushRequest(push=push))
-    assert error.code() is grpc.StatusCode.NOT_FOUND
-    assert "'raw'" in error.details()
-    assert "register" in error.details()
 
 
 def test_a_session_without_registration_is_unauthenticated(running: Fabric) -> None:
@@ -79,9 +69,22 @@ def test_a_second_process_of_one_name_is_refused_and_told_why(running: Fabric) -
 
 
 def test_a_second_server_of_one_name_is_refused(running: Fabric) -> None:
-    second = mlfabric.register_as_server(mlfabric.ServerOptions(scheduler=running.scheduler.address, name="server-0"))
     with pytest.raises(RefusedError, match="'server-0' is taken"):
-        second.wait(10)
+        mlfabric.register_as_server(mlfabric.ServerOptions(scheduler=running.scheduler.address, name="server-0"))
+
+
+def test_who_gives_itself_out_for_a_process_that_is_here_is_refused_without_its_key(running: Fabric) -> None:
+    steady = running.enter(RawWorker(running.scheduler.address, spec_of(small_model()), "keyed"))
+    steady.member = replace(steady.member, pulse_key=b"k" * 32)
+    steady.join()
+    with RawWorker(running.scheduler.address, steady.spec, "keyed") as thief:
+        for key in (b"", b"g" * 32):
+            thief.member = replace(thief.member, pulse_key=key)
+            error = refused(thief.register)
+            assert error.code() is grpc.StatusCode.ALREADY_EXISTS
+            assert "'keyed' is taken by another process" in error.details()
+    steady.tell(steady.request(norm=float("inf")))
+    assert steady.told("drop") is not None
 
 
 def test_a_member_of_another_protocol_version_is_told_to_install_the_same_release(running: Fabric) -> None:
@@ -140,11 +143,6 @@ def test_a_replica_waits_for_its_server_and_follows_nobody_else(running: Fabric)
         assert server in error.details()
 
 
-def test_links_of_an_unknown_monitor_are_not_found(running: Fabric) -> None:
-    error = refused(running.stub().ReportLinks, fabric_pb2.ReportLinksRequest(monitor="nobody"))
-    assert error.code() is grpc.StatusCode.NOT_FOUND
-
-
 def test_health_is_serving(running: Fabric) -> None:
     with grpc.insecure_channel(running.scheduler.address) as channel:
         answer = _untyped(health_pb2_grpc).HealthStub(channel).Check(health_pb2.HealthCheckRequest())
@@ -171,8 +169,8 @@ def test_garbage_on_the_port_changes_nothing(running: Fabric) -> None:
 
 
 def test_an_oversized_message_is_refused(running: Fabric) -> None:
-    request = fabric_pb2.ReportLinksRequest(monitor="x" * (17 << 20))
-    assert refused(running.stub().ReportLinks, request).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    request = fabric_pb2.RegisterAsMonitorRequest(member=types_pb2.Member(name="x" * (17 << 20)))
+    assert refused(running.stub().RegisterAsMonitor, request).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 def test_a_port_in_use_is_said_plainly(running: Fabric) -> None:

@@ -23,6 +23,7 @@ from mlfabric.reporting import TransferReporter
 from mlfabric.security import Identity, Security
 from mlfabric.security.authority import certify
 from mlfabric.security.control import open_channel
+from mlfabric.security.tokens import token_at
 from mlfabric.specs import Mode
 from mlfabric.telemetry import MetricsPage
 from mlfabric.v1 import monitor_pb2, monitor_pb2_grpc
@@ -40,7 +41,10 @@ async def test_a_member_s_records_reach_the_monitor(secured: Fabric, certificate
     )
     await monitor.start()
     reporter = TransferReporter("server-0", "here", security=Security.of(certificates, "server"))
-    reporter.set_address(monitor.address)
+    async with asyncio.timeout(30):
+        while monitor._session is None or not monitor._session.is_open:
+            await asyncio.sleep(0.01)
+    reporter.set_monitor(monitor.address, token_at(monitor._session.token, "server-0"))
     reporter.record(RECORD, "here", "there")
     running = asyncio.create_task(reporter.run())
     async with asyncio.timeout(30):
@@ -90,10 +94,14 @@ async def said_of_reports(certificates: Path, identity: Identity, succeeds: str 
     own = Security.of(certify(certificates, identity, days=1), identity.role)
     monitor = MonitorService(MonitorConfig(scheduler="127.0.0.1:1", security=Security.of(certificates, "monitor")))
     await monitor.start()
+    assert monitor._session is not None
+    monitor._session.token = b"token"
+    report = monitor_pb2.RecordTransfersRequest(
+        member="server-0", succeeds=succeeds, token=token_at(b"token", "server-0")
+    )
     try:
         async with open_channel(monitor.address, "monitor", own) as channel:
-            stub = monitor_pb2_grpc.MonitorServiceStub(channel)
-            await stub.RecordTransfers(monitor_pb2.RecordTransfersRequest(member="server-0", succeeds=succeeds))
+            await monitor_pb2_grpc.MonitorServiceStub(channel).RecordTransfers(report)
     except grpc.aio.AioRpcError as error:
         return f"{error.code().name}: {error.details()}"
     finally:

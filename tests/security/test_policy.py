@@ -58,8 +58,8 @@ async def a_metrics_page() -> None:
 
 
 async def a_server_s_session() -> None:
-    server = mlfabric.register_as_server(mlfabric.ServerOptions(scheduler=f"{ELSEWHERE}:1"))
-    await asyncio.to_thread(server.wait)
+    options = mlfabric.ServerOptions(scheduler=f"{ELSEWHERE}:1")
+    await asyncio.to_thread(mlfabric.register_as_server, options)
 
 
 async def a_worker_s_session() -> None:
@@ -95,7 +95,7 @@ async def test_a_data_connection_to_another_machine_is_refused_with_both_ways_ou
 
 async def test_a_monitor_elsewhere_is_not_reported_to() -> None:
     reporter = TransferReporter("w0")
-    reporter.set_address(f"{ELSEWHERE}:1")
+    reporter.set_monitor(f"{ELSEWHERE}:1", b"token")
     with pytest.raises(ConfigError, match=BOTH_WAYS_OUT):
         await reporter._stub()
     await reporter.close()

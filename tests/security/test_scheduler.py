@@ -108,9 +108,11 @@ def test_a_replica_takes_its_server_s_name_and_nobody_else_can(certificates: Pat
     own = certify(certificates, Identity(role="server", name="heir"), days=1)
     other = certify(certificates, Identity(role="server", name="other"), days=1)
 
-    def takes(stub: Any, promoted: str) -> Any:
-        joins = member(Role.SERVER, "dead")
-        return stub.RegisterAsServer(pb.RegisterAsServerRequest(member=joins, promoted=promoted, succeeds="heir"))
+    def takes(stub: Any, promoted: str, token: bytes = b"") -> Any:
+        joins = pb.RegisterAsServerRequest(
+            member=member(Role.SERVER, "dead"), promoted=promoted, succeeds="heir", promoted_token=token
+        )
+        return stub.RegisterAsServer(joins)
 
     with Fabric(security=Security.of(certificates, "scheduler")) as running:
         with Caller(running.scheduler.address, other) as stub:
@@ -121,10 +123,11 @@ def test_a_replica_takes_its_server_s_name_and_nobody_else_can(certificates: Pat
             as_server(stub, "server-0", "")
         with Caller(running.scheduler.address, own) as stub:
             assert "does not allow the name 'dead'" in refusal(lambda: as_server(stub, "dead", ""))[1]
-            as_replica(stub, "heir", "")
-            assert refusal(lambda: takes(stub, "heir"))[0] is grpc.StatusCode.ABORTED  # it was not told to
+            token = as_replica(stub, "heir", "").admission.session_token
+            assert refusal(lambda: takes(stub, "heir"))[0] is grpc.StatusCode.FAILED_PRECONDITION
+            assert refusal(lambda: takes(stub, "heir", token))[0] is grpc.StatusCode.ABORTED  # it was not told to
         with Caller(running.scheduler.address, certificates / "server") as stub:
-            code, detail = refusal(lambda: takes(stub, "heir"))
+            code, detail = refusal(lambda: takes(stub, "heir", token))
             assert code is grpc.StatusCode.FAILED_PRECONDITION
             assert "and nobody else" in detail
         with Caller(
@@ -187,26 +190,6 @@ def test_a_token_is_good_with_its_own_certificate_only(secured: Fabric, certific
         code, detail = refusal(lambda: list(stub.Session(iter([hello]))))
     assert code is grpc.StatusCode.UNAUTHENTICATED
     assert "no registration of 'robbed' under this token" in detail
-
-
-def test_single_calls_speak_for_nobody_else(secured: Fabric, certificates: Path) -> None:
-    other = certify(certificates, Identity(role="worker", job="elsewhere"), days=1)
-    with Caller(secured.scheduler.address, certificates / "monitor") as stub:
-        as_monitor(stub, "eyes", "")
-    with Caller(secured.scheduler.address, certificates / "worker") as stub:
-        as_worker(stub, "victim", "victim-model")
-        assert refusal(lambda: stub.ReportLinks(pb.ReportLinksRequest(monitor="victim"))) == (
-            grpc.StatusCode.NOT_FOUND,
-            "unknown monitor 'victim'; register it first",
-        )
-        assert refusal(lambda: stub.ReportLinks(pb.ReportLinksRequest(monitor="eyes"))) == (
-            grpc.StatusCode.PERMISSION_DENIED,
-            "another certificate has registered 'eyes'",
-        )
-    push = pb.PushRequest()
-    push.push.update.worker = "victim"
-    with Caller(secured.scheduler.address, other) as stub:
-        assert refusal(lambda: stub.Push(push))[0] is grpc.StatusCode.PERMISSION_DENIED
 
 
 def test_who_can_be_no_member_ends_no_scheduler(secured: Fabric, certificates: Path) -> None:

@@ -10,6 +10,7 @@ import torch
 
 import mlfabric
 from mlfabric.errors import UsageError
+from mlfabric.fail_stop import FailStop
 from mlfabric.protocol import Commit, ModelVersion
 from mlfabric.server.callbacks import Callbacks, ModelView
 from mlfabric.server.store import ModelStore
@@ -109,7 +110,7 @@ def test_updates_that_are_committed_together_share_the_version_after_the_last() 
     def note(model: str, commit: Commit, view: ModelView) -> None:
         seen.append((commit.version.number, view.version.number, view.tensors["w"].tolist()))
 
-    callbacks = Callbacks()
+    callbacks = Callbacks(FailStop())
     callbacks.of_updates.append(note)
     callbacks.committed("model", store, commits)
     assert seen == [(1, 2, [-3.0] * 4), (2, 2, [-3.0] * 4)]
@@ -131,7 +132,7 @@ def test_a_version_that_is_reached_again_is_told_once() -> None:
     store = ModelStore(spec_of({"w": torch.zeros(4, requires_grad=True)}))
     store.initialise(bytes(16))
     told = []
-    callbacks = Callbacks()
+    callbacks = Callbacks(FailStop())
     callbacks.of_versions.append(lambda model, view: told.append((model, *view.version)))
     for version in (ModelVersion(1, 0), ModelVersion(1, 0), ModelVersion(2, 0)):
         callbacks.reached("model", store, version)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from mlfabric.fail_stop import Failed
 from mlfabric.protocol import FreeModel, HostModel, ModelFreed, ModelVersion, SumId
 from mlfabric.server import actions as act
 from mlfabric.server.checkpoint import CheckpointDir, CheckpointExtra
@@ -61,8 +62,8 @@ def test_a_replica_lets_go_too_and_follows_the_next_of_that_name() -> None:
 
 
 def test_a_store_gives_its_memory_back_once_nothing_runs_and_its_checkpoints_go_aside(tmp_path: Path) -> None:
-    async def run() -> tuple[Stores, list[act.ServerEvent]]:
-        said: list[act.ServerEvent] = []
+    async def run() -> tuple[Stores, list[act.ServerEvent | Failed]]:
+        said: list[act.ServerEvent | Failed] = []
         extra = CheckpointExtra(server_epoch=1, log_position=0, applied=[], epochs=[], samples={})
         stores = Stores(said.append, Saving(directory=CheckpointDir(tmp_path), extra=lambda _: extra))
         stores.add(spec_of(), store_of(spec_of(), 0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ class Rack:
     """Stores that hold one model, and what they said."""
 
     def __init__(self, spec: ModelSpec) -> None:
-        self.said: list[act.ServerEvent] = []
+        self.said: list[Any] = []
         self.stores = Stores(self.said.append, None)
         self.stores.add(spec, store_of(spec))
         self.layout = spec.layout
@@ -34,7 +35,7 @@ class Rack:
         image = image_of(self.layout, tensors)
         self.stores.reserve(name, image.nbytes)[:] = image
 
-    def prepare(self, *names: TransferId, kind: act.StepKind = act.StepKind.ONE, version: int = 1) -> act.ServerEvent:
+    def prepare(self, *names: TransferId, kind: act.StepKind = act.StepKind.ONE, version: int = 1) -> Any:
         step = act.PrepareStep(
             model="net",
             unit=version,
@@ -47,12 +48,12 @@ class Rack:
         self.stores.prepare(step)
         return self.said.pop()
 
-    def commit(self, *names: TransferId, version: int = 1) -> act.ServerEvent:
+    def commit(self, *names: TransferId, version: int = 1) -> Any:
         made = ModelVersion(1, version)
         self.stores.commit(act.CommitStep(model="net", unit=version, transfers=names, version=made, reason=""))
         return self.said.pop()
 
-    def discard(self, unit: int = 1) -> act.ServerEvent:
+    def discard(self, unit: int = 1) -> Any:
         self.stores.discard(act.DiscardStep(model="net", unit=unit, reason=""))
         return self.said.pop()
 
@@ -64,7 +65,7 @@ class Rack:
         return weights_of(self.stores.store("net"))
 
 
-def applied(spec: ModelSpec, kind: act.StepKind, *names: TransferId) -> tuple[Rack, act.ServerEvent]:
+def applied(spec: ModelSpec, kind: act.StepKind, *names: TransferId) -> tuple[Rack, Any]:
     """Return stores that have applied updates of seeds 1, 2, ... in one go."""
     rack = Rack(spec)
     for seed, name in enumerate(names, start=1):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ class Rack:
     """Stores that hold one model, and what they said."""
 
     def __init__(self, spec: ModelSpec, seed: int = 0) -> None:
-        self.said: list[act.ServerEvent] = []
+        self.said: list[Any] = []
         self.stores = Stores(self.said.append)
         self.stores.add(spec, store_of(spec, seed))
         self.spec = spec
@@ -33,7 +34,7 @@ class Rack:
     def put(self, name: TransferId, image: memoryview) -> None:
         self.stores.reserve(name, image.nbytes)[:] = image
 
-    def apply(self, kind: act.StepKind, lrs: tuple[float, ...], version: int, *names: TransferId) -> act.ServerEvent:
+    def apply(self, kind: act.StepKind, lrs: tuple[float, ...], version: int, *names: TransferId) -> Any:
         step = act.ApplyStep(
             model="net", transfers=names, kind=kind, lrs=lrs, version=ModelVersion(1, version), reason=""
         )
@@ -134,7 +135,7 @@ def bad_image(layout: Layout, seed: int = 1, value: float = float("nan")) -> mem
     return image_of(layout, tensors)
 
 
-def iteration(bad: tuple[TransferId, ...], value: float = float("nan")) -> tuple[Rack, act.ServerEvent]:
+def iteration(bad: tuple[TransferId, ...], value: float = float("nan")) -> tuple[Rack, Any]:
     rack = Rack(spec_of(LAYOUT))
     for seed, name in enumerate((A, B, C), start=1):
         good = image_of(LAYOUT, draw(LAYOUT, seed))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlfabric import ServerOptions, register_as_server, wire
+from mlfabric import ServerOptions, wire
+from mlfabric.background import Background
 from mlfabric.channels import Frame, FrameKind
 from mlfabric.protocol import (
     Committed,
@@ -23,8 +25,9 @@ from mlfabric.protocol import (
     UpdateKind,
     Void,
 )
-from mlfabric.server.register import Server
+from mlfabric.server.service import ServerService
 from mlfabric.specs import Layout, Mode, ModelSpec, RuleSpec, TensorSpec
+from mlfabric.telemetry import ServerMetrics
 from mlfabric.v1 import data_pb2
 from tests.fabric.harness import Line, wait_until
 from tests.server.stage import expect, expect_sum, hosted, member, update
@@ -37,17 +40,17 @@ TICKET = b"t" * 16
 class Stand:
     """A server whose scheduler is the test."""
 
-    def __init__(self, server: Server) -> None:
-        self.server, self._service = server, server._service
+    def __init__(self, service: ServerService, server: Background) -> None:
+        self.server, self._service = server, service
         self.commits: list[tuple[str, int]] = []
-        server.register_update_callback(
+        service.callbacks.of_updates.append(
             lambda _, commit, _view: self.commits.append((*commit.update[:1], commit.version.number))
         )
         self.lines: list[Line] = []
 
     def tell(self, *instructions: Instruction) -> None:
         for instruction in instructions:
-            self.server.soon(partial(self._service._instructed, instruction))
+            self.server._loop.call_soon_threadsafe(partial(self._service._instructed, instruction))
 
     def line(self) -> Line:
         address = wait_until(lambda: self._service.address, "the server listens")
@@ -88,9 +91,14 @@ class Stand:
 
 @pytest.fixture
 def stand(tmp_path: Path) -> Iterator[Stand]:
-    options = ServerOptions(scheduler="127.0.0.1:1", name="s", checkpoint_dir=tmp_path)
-    with register_as_server(options) as server:
-        stand = Stand(server)
+    service = ServerService(ServerOptions(scheduler="127.0.0.1:1", name="s", checkpoint_dir=tmp_path), ServerMetrics())
+
+    async def run(stop: asyncio.Event, joined: Callable[[], None]) -> None:
+        joined()  # it waits for no scheduler
+        await service.run(stop)
+
+    with Background("mlfabric s", run, None) as server:
+        stand = Stand(service, server)
         yield stand
         for line in stand.lines:
             line.socket.close()

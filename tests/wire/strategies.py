@@ -41,6 +41,7 @@ from mlfabric.protocol import (
     Keep,
     LinkProbed,
     LinkRate,
+    LinksReported,
     Logged,
     Lost,
     MemberEvent,
@@ -317,6 +318,7 @@ def a_reduce(draw: st.DrawFn) -> ReduceRequested:
 
 
 reduces = a_reduce()
+link_rates = st.builds(LinkRate, host=name, up=st.booleans(), bps=u64, age_ns=u64)
 events: st.SearchStrategy[MemberEvent] = st.one_of(
     reduces,
     st.builds(RoundArrived, worker=st.just(ME), model=text, round=rounds, up_bps=u64, down_bps=u64),
@@ -353,6 +355,7 @@ events: st.SearchStrategy[MemberEvent] = st.one_of(
     st.builds(MemberLeft, name=st.just(ME), incarnation=u64, detail=text),
     st.builds(ModelFreed, member=st.just(ME), model=text),
     st.builds(MemoryReported, name=st.just(ME), kinds=memory_kinds),
+    st.builds(LinksReported, monitor=st.just(ME), rates=several(link_rates)),
     st.builds(ReplicaReported, replica=st.just(ME), model=text, term=u64, version=versions, held=several(update_ids)),
     st.builds(
         HeldBack, server=st.just(ME), model=text, transfers=several(transfer_ids), alone=st.booleans(), detail=text
@@ -520,7 +523,7 @@ instructions: st.SearchStrategy[Instruction] = st.one_of(
     st.builds(Conclude, to=me, model=text, unit=u64, commit=st.booleans(), reason=text),
     st.builds(CancelSum, to=me, model=text, sum=sum_ids, reason=text),
     st.builds(CancelHandOn, to=me, model=text, get=get_ids, reason=text),
-    st.builds(MonitorAt, to=me, address=text, reason=text),
+    st.builds(MonitorAt, to=me, address=text, token=ticket, reason=text),
     st.builds(PeerLost, to=me, address=text, reason=text),
     st.builds(HostModel, to=me, spec=specs, reason=text),
     st.builds(FreeModel, to=me, model=text, reason=text),
@@ -541,8 +544,8 @@ welcomes = st.builds(
     server_address=text,
     initialise=st.booleans(),
     monitor_address=text,
+    monitor_token=st.binary(max_size=32),
     reason=text,
     clock=u64,
     lost=st.booleans(),
 )
-link_rates = st.builds(LinkRate, host=name, up=st.booleans(), bps=u64, age_ns=u64)

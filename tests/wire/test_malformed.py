@@ -21,7 +21,7 @@ from mlfabric.specs import (
     Role,
     TensorSpec,
 )
-from mlfabric.v1 import fabric_pb2, session_pb2, types_pb2
+from mlfabric.v1 import session_pb2, types_pb2
 from tests.wire.strategies import ME, events, instructions
 
 MINE = types_pb2.RequestId(worker=ME, incarnation=1, counter=2)
@@ -203,10 +203,11 @@ def test_a_member_without_name_or_host_is_refused() -> None:
 
 
 def test_link_rates_without_names_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"ReportLinksRequest\.monitor=''"):
-        wire.from_links(fabric_pb2.ReportLinksRequest())
+    rate = session_pb2.LinkRate(bps=1)
+    with pytest.raises(UsageError, match=r"LinksReported\.monitor=''"):
+        wire.from_event(session_pb2.Event(links_reported=session_pb2.LinksReported(rates=[rate])), ME)
     with pytest.raises(UsageError, match=r"LinkRate\.host=''"):
-        wire.from_links(fabric_pb2.ReportLinksRequest(monitor="m", rates=[fabric_pb2.LinkRate(bps=1)]))
+        wire.from_event(session_pb2.Event(links_reported=session_pb2.LinksReported(monitor=ME, rates=[rate])), ME)
 
 
 def test_what_never_travels_on_a_session_is_refused_at_the_sender() -> None:

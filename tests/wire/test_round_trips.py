@@ -9,7 +9,6 @@ from mlfabric import wire
 from mlfabric.protocol import (
     GetId,
     Instruction,
-    LinksReported,
     MemberEvent,
     MemberLeft,
     ModelVersion,
@@ -31,11 +30,8 @@ from tests.wire.strategies import (
     get_ids,
     holds,
     instructions,
-    link_rates,
     members,
-    name,
     outcomes,
-    several,
     specs,
     text,
     u64,
@@ -86,11 +82,6 @@ def test_every_admission_comes_back_as_it_was(welcome: Welcome, token: bytes, po
     message = wire.to_admission(welcome, token, port)
     assert (message.session_token, message.pulse_port) == (token, port)
     assert wire.from_admission(message, welcome.to, welcome.incarnation) == welcome
-
-
-@given(st.builds(LinksReported, monitor=name, rates=several(link_rates)))
-def test_every_link_rate_comes_back_as_it_was(event: LinksReported) -> None:
-    assert wire.from_links(wire.to_links(event)) == event
 
 
 @given(update_ids, get_ids, versions, outcomes)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
 from mlfabric.channels import Connection, Frame, FrameKind, TcpChannel, TcpOptions
 from mlfabric.errors import TransferError
 from mlfabric.protocol import Peer, Probe, RoundId
-from mlfabric.worker_daemon import actions as act
 from mlfabric.worker_daemon.probes import Look, Probes, rate_bps
 from mlfabric.worker_daemon.round_lines import RoundLines
 
@@ -28,7 +28,7 @@ class Worker:
     """A worker that only probes."""
 
     def __init__(self) -> None:
-        self.came: asyncio.Queue[act.ProbeEnded] = asyncio.Queue()
+        self.came: asyncio.Queue[Any] = asyncio.Queue()
         self.channel = TcpChannel(TcpOptions(up_bps=UP_BPS))
         self.lines = RoundLines(self.channel)
         self.probes = Probes(self.lines, self.came.put_nowait)
@@ -65,7 +65,7 @@ def plan(
 
 async def all_over(*workers: Worker) -> None:
     """Wait until nothing is sent or expected any more."""
-    tasks = [task for worker in workers for task in worker.probes._tasks]
+    tasks = [task for worker in workers for task in worker.probes._tasks._running]
     assert tasks
     done, _ = await asyncio.wait(tasks, timeout=15)
     assert [task.exception() for task in done] == [None] * len(tasks)
@@ -169,7 +169,7 @@ async def test_closing_leaves_nothing_of_probes_that_nobody_expects_or_sends() -
         a.probes.start(plan(targets=(nobody, nobody), sources=(Peer("b", "", TICKETS[1]),), slot_ns=NEVER_NS))
         await asyncio.sleep(0.01)
         await a.probes.close()
-        assert not a.probes._tasks
+        assert not a.probes._tasks._running
     assert asyncio.all_tasks() == before
     assert a.came.empty()
 

@@ -8,6 +8,7 @@ from contextlib import suppress
 import pytest
 
 from mlfabric.channels import Connection, ConnectionClosedError, Frame, FrameKind, MemoryChannel, MemoryNetwork
+from mlfabric.fail_stop import Failed
 from mlfabric.protocol import Dropped, DropReason, Send, UpdateId
 from mlfabric.worker_daemon import actions as act
 from mlfabric.worker_daemon.observing import nobody
@@ -21,7 +22,7 @@ async def test_an_update_that_was_changed_is_taken_back_and_its_connection_close
     network = MemoryNetwork()
     receiver, daemon = MemoryChannel(network), MemoryChannel(network)
     seen: asyncio.Future[list[FrameKind]] = asyncio.get_running_loop().create_future()
-    events: asyncio.Queue[act.DaemonEvent] = asyncio.Queue()
+    events: asyncio.Queue[act.DaemonEvent | Failed] = asyncio.Queue()
 
     async def grant(connection: Connection) -> None:
         kinds = [(await connection.receive()).kind]
@@ -58,7 +59,7 @@ async def test_an_update_that_was_changed_is_taken_back_and_its_connection_close
 async def test_what_is_broken_off_is_begun_anew_on_another_connection(whose: str) -> None:
     network = MemoryNetwork()
     receiver, daemon = MemoryChannel(network), MemoryChannel(network)
-    events: asyncio.Queue[act.DaemonEvent] = asyncio.Queue()
+    events: asyncio.Queue[act.DaemonEvent | Failed] = asyncio.Queue()
     offers: asyncio.Queue[Connection] = asyncio.Queue()
 
     async def hang(connection: Connection) -> None:
