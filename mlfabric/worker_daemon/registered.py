@@ -1,7 +1,8 @@
 """What was registered of a model, and whether it is still the model: found at each push and get, by identity alone.
 
 A layer that was replaced, frozen or converted is trained no more, or not the one that the fabric knows: nothing of that
-would be seen in what travels.
+would be seen in what travels. A buffer is a value: a module may assign it anew, as ``self.mean = 0.9 * self.mean``
+does, and the new tensor travels from then on.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class _Tensor:
         """
         if present is None:
             return "is not in the model any more"
-        if present is not self.tensor:
+        if present is not self.tensor and self.is_parameter:
             return "was replaced by another tensor"
         if self.is_parameter and not present.requires_grad:
             return "was frozen"
@@ -58,24 +59,27 @@ class Registered:
 
     def __init__(self, model: Trainable, tensors: ModelTensors) -> None:
         self._model = model
+        self._travelling = tensors
         self._tensors = [
             _Tensor(spec.name, tensor, tensor.dtype, tensor.shape, spec.kind is TensorKind.PARAMETER)
             for spec, tensor in tensors.named()
         ]
 
     def check(self) -> None:
-        """Find out whether the model is still what was registered.
+        """Find out whether the model is still what was registered; go on with buffers that were assigned anew.
 
         Raises:
             LayoutError: it is not; names the tensor.
         """
         present = dict(_named(self._model))
         for each in self._tensors:
-            if change := each.change(present.pop(each.name, None)):
+            if change := each.change(present.get(each.name)):
                 raise LayoutError(f"{each.name} {change} after the model was registered; {_ADVICE}")
+        known = {each.name for each in self._tensors}
         for name, tensor in present.items():
-            if tensor.requires_grad:
+            if tensor.requires_grad and name not in known:
                 raise LayoutError(f"{name} was not trainable when the model was registered, and is; {_ADVICE}")
+        self._travelling.follow([present[each.name] for each in self._tensors])
 
 
 def check_gradients(tensors: ModelTensors) -> None:

@@ -71,6 +71,10 @@ class ModelTensors:
         """Yield what is registered of each tensor, and the tensor."""
         return zip(self.layout.tensors, self._tensors, strict=False)
 
+    def follow(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Go on with these tensors, of the same kinds, shapes and dtypes: a module has assigned its buffers anew."""
+        self._tensors = list(tensors)
+
     def values(self) -> Parcel:
         """Return the tensors' present values, as initial weights; nothing is copied from a CPU tensor."""
         rates = [None] if self.layout.rate_groups else []
