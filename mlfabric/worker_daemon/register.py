@@ -95,7 +95,7 @@ def register_as_worker(
         The worker; use it as a context manager, or call ``leave`` at the end.
 
     Raises:
-        LayoutError: the model has nothing to train, or tensors that cannot travel.
+        LayoutError: the model has nothing to train, tensors that cannot travel, or NaN or Inf in one.
         ConfigError: the model is too small for so many servers, or the mode has none.
         UsageError: an argument or an environment variable cannot be used.
         RefusedError: the scheduler refuses: the name is taken, layout or options are not the registered ones, another
@@ -127,6 +127,7 @@ def _register(model: Trainable, rule: RuleSpec, shaping: Shaping, how: Joining, 
     initialise(model, how.init)
     how.check_overlap(rule)
     tensors = ModelTensors(model, shaping, backwards=how.overlap)
+    tensors.check_finite()
     spec = ModelSpec(
         name=how.model_name,
         layout=tensors.layout,

@@ -71,6 +71,16 @@ class ModelTensors:
         """Yield what is registered of each tensor, and the tensor."""
         return zip(self.layout.tensors, self._tensors, strict=False)
 
+    def check_finite(self) -> None:
+        """Refuse weights that no model can begin with.
+
+        Raises:
+            LayoutError: a tensor has NaN or Inf; names the first.
+        """
+        for spec, tensor in self.named():
+            if not bool(tensor.isfinite().all()):
+                raise LayoutError(f"{spec.name} has NaN or Inf when the model is registered; allowed: finite values")
+
     def follow(self, tensors: Sequence[torch.Tensor]) -> None:
         """Go on with these tensors, of the same kinds, shapes and dtypes: a module has assigned its buffers anew."""
         self._tensors = list(tensors)

@@ -10,6 +10,7 @@ BEFORE = {
     "register([torch.nn.Linear(1, 1)])": "a mapping of names to tensors; make one of the layers: torch.nn.Sequential(",
     "register(model.parameters())": "(generator); allowed: a torch.nn.Module, or a mapping of names to tensors",
     "register({'w': 1.0})": "model['w']=1.0; allowed: a tensor",
+    "register({'w': torch.full((2,), torch.nan, requires_grad=True)})": "w has NaN or Inf when the model is registered",
     "register(model, tau_max=1.5)": "tau_max=1.5; allowed: an integer; or None for twice the workers",
     "register(model, tau_max=True)": "tau_max=True; allowed: an integer; or None for twice the workers",
     "register(model, tau_max=-1)": "tau_max=-1; allowed: 0 or more, or None for twice the workers",
