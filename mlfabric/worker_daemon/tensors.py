@@ -6,7 +6,8 @@ Stated treatments (design, section 6):
   so momentum and weight decay act on it as on the others.
 * A floating-point buffer (batch-norm statistics) is a BUFFER: its value travels, and the model's becomes the mean of
   the values that are committed together. A buffer of int32 or int64 (batches seen) is a COUNTER: the model's becomes
-  the greatest. A module's buffers of other dtypes, such as bool, stay as each worker has them.
+  the greatest. A module's buffers of other dtypes, such as bool, stay as each worker has them, and so do those that
+  have NaN or Inf when the module is registered: masks, which no step changes.
 * A frozen parameter does not travel; a digest of all their values does, so that workers whose frozen parameters differ
   are refused.
 """
@@ -229,13 +230,17 @@ class ModelTensors:
 def _named(model: Trainable) -> _Named:
     if isinstance(model, torch.nn.Module):
         parameters = [(n, cast(torch.Tensor, p)) for n, p in model.named_parameters() if p.requires_grad]
-        buffers = [(n, b) for n, b in model.named_buffers() if b.dtype.is_floating_point or _is_counter(b)]
+        buffers = [(n, b) for n, b in model.named_buffers() if _is_value(b) or _is_counter(b)]
     else:
         parameters = [(n, t) for n, t in model.items() if t.requires_grad and not isinstance(t, torch.nn.Buffer)]
         buffers = [(n, t) for n, t in model.items() if isinstance(t, torch.nn.Buffer)]
     kinds = [TensorKind.COUNTER if _is_counter(b) else TensorKind.BUFFER for _, b in buffers]
     named = [(n, t, TensorKind.PARAMETER) for n, t in parameters]
     return [*named, *((n, t, kind) for (n, t), kind in zip(buffers, kinds, strict=True))]
+
+
+def _is_value(buffer: torch.Tensor) -> bool:
+    return buffer.dtype.is_floating_point and bool(buffer.isfinite().all())
 
 
 def _is_counter(buffer: torch.Tensor) -> bool:

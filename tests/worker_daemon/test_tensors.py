@@ -144,3 +144,18 @@ def test_a_sparse_gradient_is_refused_with_what_to_do() -> None:
     model(torch.tensor([1])).sum().backward()
     with pytest.raises(LayoutError, match="weight: a sparse gradient cannot travel; use sparse=False"):
         ModelTensors(model).take_update()
+
+
+def test_a_mask_stays_here_and_can_be_registered() -> None:
+    class Attention(torch.nn.Module):
+        mask: torch.Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = torch.nn.Linear(1, 1)
+            self.register_buffer("mask", torch.full((2, 2), -torch.inf).triu(1))
+            self.register_buffer("mean", torch.zeros(2))
+
+    tensors = ModelTensors(Attention())
+    assert [spec.name for spec in tensors.layout.tensors] == ["scale.weight", "scale.bias", "mean"]
+    tensors.check_finite()
