@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +42,7 @@ class _Malformed:
 class Decoding(grpc.aio.ServerInterceptor):
     """Answers a call whose bytes are no message of its kind with INVALID_ARGUMENT; gRPC says UNKNOWN and logs a fault.
 
-    Streams are left as they are: who reads their requests meets the ``DecodeError``.
+    Streams of requests are left as they are: who reads them meets the ``DecodeError``.
     """
 
     async def intercept_service(
@@ -51,10 +52,12 @@ class Decoding(grpc.aio.ServerInterceptor):
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
         """Return what handles a call."""
         handler: Any = await continuation(handler_call_details)
-        if handler is None or handler.unary_unary is None:
+        if handler is None or handler.request_streaming:
             return handler  # type: ignore[no-any-return]
-        read = _reader(handler.request_deserializer)
-        return grpc.unary_unary_rpc_method_handler(_unary(handler.unary_unary), read, handler.response_serializer)
+        read, write = _reader(handler.request_deserializer), handler.response_serializer
+        if handler.response_streaming:
+            return grpc.unary_stream_rpc_method_handler(_streaming(handler.unary_stream), read, write)
+        return grpc.unary_unary_rpc_method_handler(_unary(handler.unary_unary), read, write)
 
 
 def _reader(read: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
@@ -72,5 +75,16 @@ def _unary(behaviour: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, An
         if isinstance(request, _Malformed):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, request.words)
         return await behaviour(request, context)
+
+    return call
+
+
+def _streaming(behaviour: Callable[[Any, Any], AsyncGenerator[Any, None]]) -> Callable[[Any, Any], AsyncIterator[Any]]:
+    async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+        if isinstance(request, _Malformed):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, request.words)
+        async with aclosing(behaviour(request, context)) as responses:
+            async for response in responses:
+                yield response
 
     return call

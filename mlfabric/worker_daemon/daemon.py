@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from mlfabric import wire
 from mlfabric.channels import Direction, TcpChannel, TcpOptions, TransferRecord
 from mlfabric.driving import Driver
-from mlfabric.errors import FabricClosedError, FabricError
+from mlfabric.errors import FabricClosedError, FabricError, UsageError
 from mlfabric.fail_stop import Failed, FailStop, Tasks, described
 from mlfabric.protocol import (
     Committed,
@@ -252,7 +252,12 @@ class WorkerDaemon:
 
         Args:
             wanted: what is wanted; worker, model and serial are filled in here.
+
+        Raises:
+            UsageError: another wish has no answer yet.
         """
+        if self._draw is not None and not self._draw.done():
+            raise UsageError("draw while another draw has no answer; wait for that one's result")
         handle: asyncio.Future[SamplesGranted] = asyncio.get_running_loop().create_future()
         if self._over is not None:
             handle.set_exception(self._over)

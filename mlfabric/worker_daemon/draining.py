@@ -30,10 +30,23 @@ def _exit(number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
 
 
+_forking = threading.local()
+
+
+def _hold() -> None:
+    """Let SIGTERM wait while this thread forks: in the new process it would meet our handler, and be lost."""
+    _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+
+def _let() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
+
+
 def _die_of_sigterm() -> None:
     """Let a process that was just forked die of SIGTERM at once: it is no worker and has nothing to settle."""
     if signal.getsignal(signal.SIGTERM) is _exit:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _let()
 
 
-os.register_at_fork(after_in_child=_die_of_sigterm)
+os.register_at_fork(before=_hold, after_in_parent=_let, after_in_child=_die_of_sigterm)

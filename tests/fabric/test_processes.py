@@ -36,7 +36,7 @@ TRAIN = """
     import mlfabric
 
     weights = {"w": torch.zeros(SIZE, requires_grad=True)}
-    with mlfabric.register_as_worker(weights, rule=mlfabric.RuleSpec(lr=1.0)) as worker:
+    with mlfabric.register_as_worker(weights, rule=mlfabric.RuleSpec(lr=1.0), resume=True) as worker:
         for step in range(int(sys.argv[1])):
             worker.get()
             weights["w"].grad = torch.full((SIZE,), float(sys.argv[2]))
@@ -120,7 +120,7 @@ class Services:
         weights = {"w": torch.zeros(SIZE, requires_grad=True)}
         surroundings = WorkerSettings(scheduler=self.address, name=name, tcp=TcpOptions())
         settings = {"settings": replace(surroundings, **settings)}
-        worker = mlfabric.register_as_worker(weights, rule=mlfabric.RuleSpec(lr=1.0), **settings)
+        worker = mlfabric.register_as_worker(weights, rule=mlfabric.RuleSpec(lr=1.0), resume=True, **settings)
         self._stack.callback(worker.leave)
         return worker
 

@@ -107,7 +107,7 @@ def test_what_a_worker_that_dies_has_drawn_goes_to_others() -> None:
 
 def test_a_worker_that_leaves_early_leaves_its_samples_to_others() -> None:
     with fabric() as running:
-        first = running.worker(small_model(), "first")
+        first = running.worker(small_model(), "first", keep=True)
         first.get()
         sampler = FabricSampler(first, SIZE, batch_size=4)
         batches = sampler.over(sampler)
@@ -118,7 +118,7 @@ def test_a_worker_that_leaves_early_leaves_its_samples_to_others() -> None:
             first.get()
         next(batches)
         first.leave()
-        trainer = Trainer(running.worker(small_model(), "second"))
+        trainer = Trainer(running.worker(small_model(), "second", keep=True, resume=True))
         trainer.end()
         assert len(set(trainer.seen)) == SIZE - 8
         comes_to(running, trained=[(0, SIZE, 1)])
@@ -195,7 +195,8 @@ def test_what_a_server_has_lost_is_trained_on_again(tmp_path: Path) -> None:
 
 def test_synchronous_workers_end_together_when_nothing_is_left() -> None:
     with fabric() as running:
-        workers = [running.worker(small_model(), f"w{i}", mode=Mode.SYNCHRONOUS, workers=2) for i in range(2)]
+        options = {"mode": Mode.SYNCHRONOUS, "workers": 2, "keep": True}
+        workers = [running.worker(small_model(), f"w{i}", **options) for i in range(2)]
 
         def train(worker: Any) -> None:
             with worker:

@@ -216,7 +216,7 @@ def test_an_update_that_a_crash_of_the_server_drops_is_dropped_and_not_lost(tmp_
 def test_what_a_worker_leaves_without_an_outcome_is_dropped() -> None:
     with Fabric() as running:
         server = running.server()
-        worker = running.worker(small_model(), "leaver")
+        worker = running.worker(small_model(), "leaver", keep=True)
         assert isinstance(step(worker, 0, 8), Committed)
         comes_to(running, trained=[(0, 8, 1)])
         worker.get()

@@ -109,7 +109,7 @@ def test_synchronous_workers_on_three_servers_end_where_one_process_does(workers
 def test_stale_synchronous_workers_stay_near_one_another_on_two_servers() -> None:
     with spread(2) as running:
         options: Any = {"rule": RuleSpec(lr=1.0), "mode": Mode.STALE_SYNCHRONOUS, "slack": 1, "servers": 2}
-        joined = [running.worker(ones(), f"w{i}", **options) for i in range(2)]
+        joined = [running.worker(ones(), f"w{i}", keep=True, **options) for i in range(2)]
 
         def train(worker: Any) -> None:
             worker.get()
@@ -120,7 +120,7 @@ def test_stale_synchronous_workers_stay_near_one_another_on_two_servers() -> Non
             worker.leave()
 
         together(*(lambda worker=worker: train(worker) for worker in joined))
-        reader = running.worker(ones(), "reader", **options)
+        reader = running.worker(ones(), "reader", resume=True, **options)
         assert reader.get().number == 2 * STEPS
         assert is_whole(reader)
 

@@ -48,11 +48,14 @@ def running() -> Iterator[Fabric]:
 
 
 def three_trainers(
-    nursery: Nursery, running: Fabric, mode: str, test: str, steps: int = STEPS, **options: Any
+    nursery: Nursery, running: Fabric, folder: Path, mode: str, test: str, steps: int = STEPS, **options: Any
 ) -> list[Trainer]:
-    """Start three trainers, the first of which something will happen to, and wait until they train."""
+    """Start three trainers, the first of which something will happen to, and wait until they train.
+
+    The server keeps checkpoints in the folder, so the model is still there once they have ended.
+    """
     if mode != "all_reduce":
-        running.server()
+        running.server(checkpoint_dir=folder / "checkpoints")
     trainers = []
     for i in range(3):
         given = {key: value[i] if isinstance(value, list) else value for key, value in options.items()}
@@ -105,15 +108,16 @@ def end_well(
         weights = {"w": torch.zeros(size, requires_grad=True)}
         together = 3 if mode == "synchronous" else 1
         options: dict[str, Any] = {"mode": Mode[mode.upper()], "workers": together}
-        version = running.worker(weights, "reader", rule=mlfabric.RuleSpec(lr=1.0), **options).get().number
+        reader = running.worker(weights, "reader", rule=mlfabric.RuleSpec(lr=1.0), resume=True, **options)
+        version = reader.get().number
         assert torch.equal(weights["w"].detach(), torch.full((size,), float(version)))
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_process_that_is_stopped_holds_up_nobody_and_goes_on_when_it_wakes_up(
-    nursery: Nursery, running: Fabric, mode: str
+    nursery: Nursery, running: Fabric, mode: str, tmp_path: Path
 ) -> None:
-    victim, *others = trainers = three_trainers(nursery, running, mode, f"stopped-{mode}")
+    victim, *others = trainers = three_trainers(nursery, running, tmp_path, mode, f"stopped-{mode}")
     for _ in range(2):
         victim.signal(signal.SIGSTOP)
         wait_until(lambda: status_of(running, victim) == ("left", "its process is stopped"), "it is found")
@@ -129,7 +133,7 @@ def test_a_training_process_its_daemon_or_both_may_be_stopped(
     nursery: Nursery, running: Fabric, mode: str, tmp_path: Path
 ) -> None:
     with daemon(running, tmp_path) as (beside, address):
-        trainers = three_trainers(nursery, running, mode, f"beside-{mode}", daemon=[address, "", ""])
+        trainers = three_trainers(nursery, running, tmp_path, mode, f"beside-{mode}", daemon=[address, "", ""])
         victim, *others = trainers
         for stopped in ([victim.pid], [beside.pid], [victim.pid, beside.pid]):
             for pid in stopped:
@@ -145,9 +149,11 @@ def test_a_training_process_its_daemon_or_both_may_be_stopped(
 
 @pytest.mark.parametrize("mode", ["asynchronous", "synchronous"])
 def test_what_a_process_that_is_stopped_was_sending_or_getting_is_void_and_done_again(
-    nursery: Nursery, running: Fabric, mode: str
+    nursery: Nursery, running: Fabric, mode: str, tmp_path: Path
 ) -> None:
-    trainers = three_trainers(nursery, running, mode, f"sending-{mode}", FEW_STEPS, size=300_000, up=100_000_000)
+    trainers = three_trainers(
+        nursery, running, tmp_path, mode, f"sending-{mode}", FEW_STEPS, size=300_000, up=100_000_000
+    )
     victim, *others = trainers
     for doing in ("sending", "getting the model"):
         await_activity(running, victim, doing)

@@ -175,8 +175,8 @@ def test_leaving_waits_for_what_is_open(running: Fabric) -> None:
 
 
 def test_a_name_is_free_again_once_its_worker_left(running: Fabric) -> None:
-    running.worker(small_model()).leave()
-    worker = running.worker(small_model(3))
+    running.worker(small_model(), keep=True).leave()
+    worker = running.worker(small_model(3), resume=True)
     worker.get()
     same(worker._model, small_model())
 

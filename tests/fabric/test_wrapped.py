@@ -59,9 +59,10 @@ def apart(one: torch.nn.Module, other: torch.nn.Module) -> float:
 def in_step(running: Fabric, case: str, count: int, **options: Any) -> list[torch.nn.Module]:
     """Train with so many workers in threads of their own; return their models."""
     models = []
+    begun = [begin(case) for _ in range(count)]  # here, as threads share the state that weights are drawn from
 
     def work(rank: int) -> None:
-        model, optimizer = begin(case)
+        model, optimizer = begun[rank]
         settings = running.settings(f"w{rank}")
         wrapped = mlfabric.wrap(optimizer, model, settings=settings, workers=count, **options)
         train(case, model, wrapped, [rank], count)

@@ -146,7 +146,7 @@ async def test_it_waits_for_a_scheduler_that_is_not_there_yet_and_says_so(
     free_port: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     scheduler = a_scheduler()
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.INFO):
         async with monitoring(config_for(f"127.0.0.1:{free_port}")):
             async with asyncio.timeout(WITHIN_S):
                 while "waits for" not in caplog.text:

@@ -242,8 +242,8 @@ def test_a_model_is_trained_with_an_aggregator_under_tls_and_has_every_update(ce
             assert all(isinstance(handle.result(30), Committed) for handle in handles)
         workers[0].get(min_version=6)
         assert torch.equal(models[0]["w"], torch.full((50_000,), 12.0))
-        for worker in workers:
-            worker.leave()
         with Caller(running.scheduler.address, certificates / "client") as stub:
             (model_status,) = stub.GetStatus(pb.GetStatusRequest()).models
+        for worker in workers:
+            worker.leave()
     assert (model_status.committed, model_status.dropped) == (6, 0)

@@ -81,8 +81,8 @@ def test_training_through_it_is_training_as_in_a_thread(tmp_path: Path) -> None:
 
 def test_samples_are_drawn_and_accounted_for_through_it(tmp_path: Path) -> None:
     with fabric() as running, daemon(running, tmp_path) as (_, address):
-        model = small_model()
-        with mlfabric.register_as_worker(model, settings=replace(running.settings("w0"), daemon=address)) as worker:
+        model, settings = small_model(), replace(running.settings("w0"), daemon=address)
+        with mlfabric.register_as_worker(model, keep=True, settings=settings) as worker:
             worker.get()
             sampler = mlfabric.FabricSampler(worker, 10, batch_size=4, shuffle=False)
             seen = []

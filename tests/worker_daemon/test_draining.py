@@ -48,6 +48,17 @@ def test_a_forked_process_has_no_handler_of_ours(script: signal.Handlers, child:
     assert (signal.getsignal(signal.SIGTERM) is script) is (script is signal.SIG_IGN)
 
 
+def test_a_process_that_is_told_to_end_as_soon_as_it_is_forked_dies() -> None:
+    drain_on_sigterm()
+    for _ in range(200):
+        pid = os.fork()
+        if pid == 0:
+            while True:
+                signal.pause()
+        os.kill(pid, signal.SIGTERM)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGTERM
+
+
 def test_other_threads_set_no_handler() -> None:
     thread = threading.Thread(target=drain_on_sigterm)
     thread.start()
