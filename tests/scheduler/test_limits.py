@@ -440,8 +440,9 @@ def test_a_worker_that_finds_no_room_waits_for_some_and_says_so(
 ) -> None:
     monkeypatch.setattr("mlfabric.session.STARTING_S", 0.0)
     with limited(members=2) as running, ThreadPoolExecutor(1) as pool:
-        first = running.raw_worker(small_model(), "first")
-        second = pool.submit(running.worker, small_model(), "second")
+        first = running.enter(RawWorker(running.scheduler.address, spec_of(small_model(), "another"), "first"))
+        first.join()
+        second = pool.submit(running.worker, small_model(), "second", resume=True)
         wait_until(lambda: "second waits for 2 members are here" in caplog.text, "it says what it waits for")
         first.say(session_pb2.Event(member_left=session_pb2.MemberLeft(detail="done")))
         assert second.result(PATIENCE_S).name == "second"
