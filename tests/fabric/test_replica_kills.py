@@ -16,6 +16,7 @@ import pytest
 
 import mlfabric
 from mlfabric.protocol import UpdateId
+from mlfabric.scheduler import silence
 from tests.fabric.harness import PATIENCE_S, Fabric, wait_until
 from tests.fabric.replicas import (
     RULES,
@@ -182,7 +183,10 @@ def trainers_behind(fabric: Fabric, elements: int = 64) -> Iterator[tuple[Any, T
         yield server, found[0]
 
 
-def test_an_update_whose_worker_is_killed_before_the_replica_has_it_is_dropped(tmp_path: Path) -> None:
+def test_an_update_whose_worker_is_killed_before_the_replica_has_it_is_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(silence, "STOPPED_NS", 60_000_000_000)  # else a slow machine loses the replica meanwhile
     elements = 100_000
     with (
         Fabric() as fabric,
