@@ -258,7 +258,7 @@ class Worker:
 
     def _check_pushable(self, tensors: ModelTensors) -> None:
         self._check_was_got()
-        if self._growing is None:
+        if self._growing is None and not self._left:  # who has left hears that, and not of gradients
             check_gradients(tensors)
 
     def _push(self, tensors: ModelTensors, install_first: bool) -> PushHandle:
