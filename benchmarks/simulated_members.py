@@ -64,7 +64,9 @@ class SimulatedServer:
     wake: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def join(self) -> None:
-        request = fabric_pb2.RegisterAsServerRequest(member=_member(SERVER, Role.SERVER), models=[wire.to_spec(SPEC)])
+        request = fabric_pb2.RegisterAsServerRequest(
+            member=_member(SERVER, Role.SERVER), models=[wire.to_spec(SPEC)], server_epochs=[1]
+        )
         admission = (await self.stub.RegisterAsServer(request, wait_for_ready=True)).admission
         self.call = await _open(self.stub, SERVER, admission)
         holds = ServerHolds(server=SERVER, spec=SPEC, version=ModelVersion(1, 0), initialised=True)

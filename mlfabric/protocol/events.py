@@ -51,7 +51,7 @@ class MemberJoined:
         holds_initial: a worker can provide initial weights.
         most_updates: how many an aggregator takes into one sum, >= 0; 0 for any number.
         follows: what a replica follows.
-        server_epoch: of a server: the greatest of its models' versions, 0 if it has none.
+        server_epochs: of a server: those of the models that it brings, in the same order.
         known: of a worker: the newest version of its model that it knows of.
         promoted: of a server that was a replica until now: that replica's name; "" of any other, and once it was
             admitted.
@@ -67,13 +67,18 @@ class MemberJoined:
     holds_initial: bool = False
     most_updates: int = 0
     follows: Following | None = None
-    server_epoch: int = 0
+    server_epochs: tuple[int, ...] = ()
     known: ModelVersion = _NO_VERSION
     promoted: str = ""
     succeeds: str = ""
     job: JobClaim = _NO_JOB
     keeps: bool = False
     machine_bytes: int = 0
+
+    @property
+    def server_epoch(self) -> int:
+        """The greatest epoch of a server's models; 0 if it brings none."""
+        return max(self.server_epochs, default=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -69,16 +69,26 @@ class ModelRemoved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFreed:
-    """A server or a replica holds nothing of a model any more, and says nothing about it after this."""
+    """A server or a replica holds nothing of a model any more, and says nothing about it after this.
+
+    Args:
+        epoch: as it was told.
+    """
 
     member: str
     model: str
+    epoch: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FreeModel:
-    """The model has ended: hold nothing of it any more. A server or a replica answers with :class:`ModelFreed`."""
+    """The model has ended: hold nothing of it any more. A server or a replica answers with :class:`ModelFreed`.
+
+    Args:
+        epoch: the last server epoch of the model; one of its name that begins after it has a later one, and stays.
+    """
 
     to: str
     model: str
+    epoch: int
     reason: str

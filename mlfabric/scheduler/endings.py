@@ -1,15 +1,25 @@
 """How a model ends: whoever holds anything of it is told to free it, and says when it has. Pure.
 
 Until then the model's name is not given to another one, so nothing that is said of it can be taken for another's. Who
-counts as left has nothing that would have to be waited for.
+counts as left is not waited for. If it comes back, and holds the model, its server epoch tells that it is not one of
+the same name that began later: it is told then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
-from mlfabric.protocol import FreeModel, Instruction, MemberEvent, MemberJoined, ModelFreed, RefuseReason
+from mlfabric.protocol import (
+    FreeModel,
+    Instruction,
+    MemberEvent,
+    MemberJoined,
+    ModelFreed,
+    RefuseReason,
+    ReplicaReported,
+    ServerHolds,
+)
 from mlfabric.scheduler.context import Context
 from mlfabric.scheduler.known_epochs import KnownEpochs
 from mlfabric.scheduler.lifetimes import Lifetimes
@@ -72,10 +82,26 @@ class Endings:
         return any(self.is_ending(model.pushes.spec.name) for model in self._models_of(name))
 
     def concerns(self, event: MemberEvent) -> bool:
-        """Tell whether an event is about a model that is being freed: it comes too late."""
+        """Tell whether an event is about a model that is being freed, or has ended: it comes too late."""
+        if isinstance(event, (ModelFreed, MemberJoined)):
+            return False
         spec = getattr(event, "spec", None)
         about = getattr(event, "model", "") if spec is None else spec.name
-        return about in self._holders and not isinstance(event, (ModelFreed, MemberJoined))
+        return about in self._holders or self._is_of_ended(event)
+
+    def _is_of_ended(self, event: MemberEvent) -> bool:
+        """Tell whether a server or a replica says that it holds a model that has ended."""
+        match event:
+            case ServerHolds():
+                return event.version.epoch <= self._epochs.ended(name_of_whole(event.spec))
+            case ReplicaReported() if event.term > 0:
+                return event.version.epoch <= self._epochs.ended(event.model)
+        return False
+
+    def late(self, event: MemberEvent) -> Iterator[Instruction]:
+        """Take in an event that comes too late: a replica learns of it, unless it is to hold one of that name now."""
+        if isinstance(event, ReplicaReported) and event.model not in self._models:
+            yield self._order(event.replica, event.model, "it has ended meanwhile")
 
     def stay_of(self, name: str) -> Stay:
         """Return how long a model stays, for people."""
@@ -136,12 +162,18 @@ class Endings:
             part = model.pushes.spec.name
             if part not in self._holders:
                 self._holders[part] = set(self._holders_of(model))
+                self._promotions.forget(part)
                 yield from self._stop(model, reason)
             for member in sorted(self._holders[part]):
-                yield FreeModel(to=member, model=part, reason=reason)
+                yield self._order(member, part, reason)
             for record in self._context.here(Role.AGGREGATOR):
-                yield FreeModel(to=record.member.name, model=part, reason=reason)
+                yield self._order(record.member.name, part, reason)
         self._drop_if_free(name)
+
+    def _order(self, member: str, part: str, reason: str) -> FreeModel:
+        model = self._models.get(part)
+        epoch = self._epochs.ended(part if model is None else name_of_whole(model.pushes.spec))
+        return FreeModel(to=member, model=part, epoch=epoch, reason=reason)
 
     def _holders_of(self, model: ModelState) -> Iterator[str]:
         for name in (model.pushes.server, model.replication.name):
@@ -156,32 +188,55 @@ class Endings:
         yield from model.replication.end(reason)
 
     def freed(self, event: ModelFreed) -> None:
-        """Note that a server or a replica holds nothing of a model any more."""
-        if event.model in self._holders:
-            self._holders[event.model].discard(event.member)
-            self._drop_if_free(name_of_whole(self._models[event.model].pushes.spec))
+        """Note that a server or a replica holds nothing of a model any more; of one before it that is known already."""
+        if event.model in self._holders and event.epoch >= self._epochs.ended(self._whole_of(event.model)):
+            self._let_go(event.member, event.model)
+
+    def _let_go(self, member: str, part: str) -> None:
+        name = self._whole_of(part)
+        self._holders[part].discard(member)
+        self._drop_if_free(name)
 
     def gone(self, member: str) -> None:
         """Wait for a member no more that counts as left."""
         for part, holders in list(self._holders.items()):
             if part in self._holders and member in holders:
-                self.freed(ModelFreed(member=member, model=part))
+                self._let_go(member, part)
 
-    def back(self, member: str, held: Collection[str] | None = None) -> Iterator[Instruction]:
-        """Tell a member once more that came back.
+    def replica_back(self, replica: str) -> Iterator[Instruction]:
+        """Tell a replica once more that came back."""
+        for part, holders in self._holders.items():
+            if replica in holders:
+                yield self._order(replica, part, self._ending_of(part))
 
-        Args:
-            held: what it brings; None if it has not said so.
-        """
+    def server_back(self, event: MemberJoined) -> Iterator[Instruction]:
+        """Tell a server that brings models that are being freed, or have ended; it has freed what it does not bring."""
+        server, held = event.member.name, {spec.name for spec in event.held}
         for part, holders in list(self._holders.items()):
-            if held is not None and part not in held:
-                self.freed(ModelFreed(member=member, model=part))
-            elif member in holders or (held is not None and part in held):
-                holders.add(member)
-                yield FreeModel(to=member, model=part, reason=self._ending_of(part))
+            if part not in held and server in holders:
+                self._let_go(server, part)
+        for spec, epoch in zip(event.held, event.server_epochs, strict=True):
+            if spec.name in self._holders:
+                self._holders[spec.name].add(server)
+                self._epochs.ends(name_of_whole(spec))
+                yield self._order(server, spec.name, self._ending_of(spec.name))
+            elif epoch <= self._epochs.ended(name_of_whole(spec)):
+                yield FreeModel(to=server, model=spec.name, epoch=epoch, reason="it has ended meanwhile")
+
+    def living(self, event: MemberJoined) -> MemberJoined:
+        """Return what a server says that joins without the models that are being freed, or have ended."""
+        both = [
+            (spec, epoch)
+            for spec, epoch in zip(event.held, event.server_epochs, strict=True)
+            if spec.name not in self._holders and epoch > self._epochs.ended(name_of_whole(spec))
+        ]
+        return replace(event, held=tuple(spec for spec, _ in both), server_epochs=tuple(epoch for _, epoch in both))
+
+    def _whole_of(self, part: str) -> str:
+        return name_of_whole(self._models[part].pushes.spec)
 
     def _ending_of(self, part: str) -> str:
-        return self._lifetimes.of(name_of_whole(self._models[part].pushes.spec)).ending
+        return self._lifetimes.of(self._whole_of(part)).ending
 
     def _drop_if_free(self, name: str) -> None:
         """Forget a model that nobody holds anything of."""

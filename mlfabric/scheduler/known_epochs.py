@@ -43,6 +43,7 @@ class _Known:
         renewals: how often workers had it name one so.
         brought: the greatest one that a server that had the model came with.
         cleared: the one from which on no version of before counts; 0 if there is none.
+        ended: the last one of the model of this name that ended last; 0 if none did.
         due_ns: when a server that brought the model is to be named one.
     """
 
@@ -53,6 +54,7 @@ class _Known:
     renewals: int = 0
     brought: int = 0
     cleared: int = 0
+    ended: int = 0
     due_ns: int | None = None
 
     @property
@@ -132,9 +134,14 @@ class KnownEpochs:
     def ends(self, model: str) -> None:
         """Note that a model has ended: one of its name begins under an epoch above all of it."""
         known = self._known.pop(model, _Known())
-        newest = self._present(model, known).epoch
-        self._known[model] = _Known(said=ModelVersion(max(known.newest_epoch, newest), 0))
+        newest = max(known.newest_epoch, known.ended, self._present(model, known).epoch)
+        self._known[model] = _Known(said=ModelVersion(newest, 0), ended=newest)
         self._forget_bare()
+
+    def ended(self, model: str) -> int:
+        """Return the last epoch of the model of this name that ended last; 0 if none did that is remembered."""
+        known = self._known.get(model)
+        return 0 if known is None else known.ended
 
     def _forget_bare(self) -> None:
         """Forget the models that there are not, but those that were asked for, or ended, last."""

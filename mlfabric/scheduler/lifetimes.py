@@ -101,10 +101,12 @@ class Lifetimes:
 
     def _is_of_it(self, event: MemberJoined, life: Lifetime, model: str) -> bool:
         name, job = event.member.name, event.job.job
+        if job != life.job:
+            return False
         known = self._context.members.get(name)
         if known is not None and known.member.incarnation == event.member.incarnation and known.model == model:
             return True
-        if life.is_over or job != life.job:
+        if life.is_over:
             return False
         is_late = len(life.joined) < life.awaited and name not in life.joined
         return bool(job) or is_late or bool(self.live(model))

@@ -82,7 +82,8 @@ class Membership:
 
     def join(self, event: MemberJoined, now_ns: int) -> Iterator[Instruction]:
         """Admit a member, or say why not."""
-        member = event.member
+        member, said = event.member, event
+        event = self.endings.living(event)
         refusal = self.admission.refusal(event, now_ns)
         if refusal is None:
             try:
@@ -124,7 +125,7 @@ class Membership:
         self._missed.pop(member.name, None)
         self._departed.back(member.name)
         joined = f"{event.promoted} takes its primary's place" if event.promoted else "joined"
-        yield from self._admit(record, event, "back again" if again else joined, again, now_ns)
+        yield from self._admit(record, said, "back again" if again else joined, again, now_ns)
         if displaces and member.role is Role.SERVER:
             yield from self._begin_anew(event, now_ns)
 
@@ -155,19 +156,19 @@ class Membership:
                 yield from self._announce_monitors()
             case Role.REPLICA:
                 yield self._welcome(record, [], False, reason)
-                yield from self.endings.back(record.member.name)
+                yield from self.endings.replica_back(record.member.name)
             case Role.AGGREGATOR:
                 yield self._welcome(record, [], False, reason)
                 yield from self._admit_aggregator(record.member)
             case _:
                 yield self._welcome(record, [], False, reason)
                 self.promotions.taken(record.member.name)
-                for spec in event.held:
-                    self.epochs.brings(name_of_whole(spec), event.server_epoch)
-                    if spec.name not in self._models:
+                held = self.endings.living(event).held
+                for spec, epoch in zip(event.held, event.server_epochs, strict=True):
+                    self.epochs.brings(name_of_whole(spec), epoch)
+                    if spec in held and spec.name not in self._models:
                         self.lifetimes.brought(name_of_whole(spec), self._expected_until_ns(event.member, now_ns))
-                yield from self.endings.back(record.member.name, {spec.name for spec in event.held})
-                held = tuple(spec for spec in event.held if not self.endings.is_ending(spec.name))
+                yield from self.endings.server_back(event)
                 yield from self._admit_server(record.member.name, held, record.since_ns, again)
 
     def _expected_until_ns(self, server: Member, now_ns: int) -> int:

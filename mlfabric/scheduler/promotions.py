@@ -107,12 +107,12 @@ class Promotions:
                 return None
             detail = f"{event.promoted!r} is not told to take the place of server {name!r}"
             return RefuseReason.SUPERSEDED, f"{detail}; go on as a replica"
-        for spec in event.held:
+        for spec, held in zip(event.held, event.server_epochs, strict=True):
             model = self._models.get(spec.name)
             is_whole = model is not None and model.pushes.spec.shard is None
-            if model is not None and is_whole and (epoch := self._epoch_of(model)) > max(1, event.server_epoch):
+            if model is not None and is_whole and (epoch := self._epoch_of(model)) > max(1, held):
                 detail = f"model {spec.name!r} is served under server epoch {epoch} by now"
-                given = f"server {name!r} holds it as of epoch {event.server_epoch}"
+                given = f"server {name!r} holds it as of epoch {held}"
                 return RefuseReason.SUPERSEDED, f"{detail}; {given}; start it anew, as a replica"
         heir = None if order is None else order.told
         if heir is None and name in self._dead:
@@ -147,7 +147,7 @@ class Promotions:
     # What follows
 
     def advance(self, now_ns: int) -> Iterator[Instruction]:
-        """Give up the orders whose replicas are gone; tell replicas whose primary is gone to take its place."""
+        """Give up orders whose replicas are gone or have nothing any more; give others whose primaries are gone."""
         if not self._orders and not self._context.here(Role.REPLICA):
             return iter(())  # so it is after nearly every event
         return self._advance(now_ns)
@@ -155,7 +155,9 @@ class Promotions:
     def _advance(self, now_ns: int) -> Iterator[Instruction]:
         for server, order in list(self._orders.items()):
             known = self._context.members.get(order.told.member.name)
-            if known is None or _process(known) != _process(order.told) or known.state is MemberState.LEFT:
+            is_same = known is not None and _process(known) == _process(order.told)
+            has_gone = not is_same or known is None or known.state is MemberState.LEFT
+            if has_gone or not self._seeded.get(_process(order.told)):
                 del self._orders[server]
         for replica in self._context.here(Role.REPLICA):
             server = replica.follows.server if replica.follows is not None else ""

@@ -303,7 +303,7 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
             event = MemberJoined(
                 member=wire.from_member(request.member, Role.SERVER),
                 held=tuple(wire.from_spec(spec) for spec in request.models),
-                server_epoch=request.server_epoch,
+                server_epochs=wire.from_server_epochs(request),
                 promoted=request.promoted,
                 succeeds=request.succeeds,
                 keeps=request.keeps,

@@ -125,14 +125,17 @@ class SchedulerState:
         if self.verdict is not Verdict.STAYS:
             return [self._refusal(event.member)] if isinstance(event, MemberJoined) else []
         self._note_steps(event, now_ns)
-        promotions = self._membership.promotions
-        promotions.look_at(event, now_ns)
-        out = list(self._react(event, now_ns))
-        ending = self._membership.endings
+        promotions, ending = self._membership.promotions, self._membership.endings
+        if is_late := ending.concerns(event):
+            out = list(ending.late(event))
+        else:
+            promotions.look_at(event, now_ns)
+            out = list(self._react(event, now_ns))
         for name, whole in self.wholes.items():
             if ending.has_begun(name):
                 continue
-            whole.look_at(event)
+            if not is_late:
+                whole.look_at(event)
             for instruction in whole.advance(now_ns):
                 if isinstance(instruction, Drop) and instruction.to == instruction.update.worker:
                     self._note_drop(self.models[instruction.model], instruction)
@@ -200,7 +203,7 @@ class SchedulerState:
         return Refuse(to=member.name, cause=RefuseReason.FENCED, reason=reason)
 
     def _react(self, event: MemberEvent, now_ns: int) -> Iterator[Instruction]:
-        if not self._has_a_say(event) or self._membership.endings.concerns(event):
+        if not self._has_a_say(event):
             return
         if isinstance(event, _ABOUT_SAMPLES):
             yield from self._drop_samples(event)

@@ -15,7 +15,6 @@ from mlfabric.protocol import (
     FreeModel,
     HostModel,
     Logged,
-    ModelFreed,
     Promote,
     ReplicaReported,
     ReplicationKind,
@@ -25,6 +24,7 @@ from mlfabric.protocol import (
 )
 from mlfabric.server import actions as act
 from mlfabric.server.early import Early
+from mlfabric.server.freeing import Freeing
 from mlfabric.server.replica import ReplicaModel
 from mlfabric.server.replica_actions import (
     PrefixApplied,
@@ -53,7 +53,7 @@ class ReplicaState:
         self.epoch = 0
         self.models: dict[str, ReplicaModel] = {}
         self.promotion: Promote | None = None
-        self._freeing: dict[str, HostModel | None] = {}
+        self._freeing = Freeing(name)
         self._early: Early[act.Offered] = Early()
         self._is_handed_over = False
 
@@ -96,8 +96,8 @@ class ReplicaState:
 
     def _react(self, event: ReplicaEvent | Tick, now_ns: int) -> Iterator[ReplicaAction]:
         match event:
-            case HostModel() if event.spec.name in self._freeing:
-                self._freeing[event.spec.name] = event
+            case HostModel() if self._freeing.delays(event):
+                pass
             case HostModel() if event.spec.name in self.models:
                 # Who says so may not have known of the model when it was told what is here.
                 yield act.Report(event=self.models[event.spec.name].announce())
@@ -106,8 +106,9 @@ class ReplicaState:
             case FreeModel():
                 yield from self._free(event)
             case act.StoreFreed():
-                yield act.Report(event=ModelFreed(member=self.name, model=event.model))
-                if (order := self._freeing.pop(event.model)) is not None:
+                freed, order = self._freeing.end(event.model)
+                yield act.Report(event=freed)
+                if order is not None:
                     self.models[event.model] = ReplicaModel(self.name, order.spec, self.kind)
             case Expect() if event.model in self.models:
                 yield from self.models[event.model].expect(event)
@@ -156,13 +157,15 @@ class ReplicaState:
 
     def _free(self, order: FreeModel) -> Iterator[ReplicaAction]:
         """Let go of a model that has ended; what is repeated is answered again."""
-        model = self.models.pop(order.model, None)
-        if model is not None:
-            self._freeing[order.model] = None
+        model = self.models.get(order.model)
+        if model is None:
+            if not self._freeing.told_again(order):
+                yield act.Report(event=self._freeing.freed(order.model, order.epoch))
+        elif model.version.epoch <= order.epoch:
+            del self.models[order.model]
+            self._freeing.begin(order)
             transfers = yield from model.end(order.reason)
             yield act.FreeStore(model=order.model, transfers=transfers, reason=order.reason)
-        elif order.model not in self._freeing:
-            yield act.Report(event=ModelFreed(member=self.name, model=order.model))
 
     def _offer(self, event: act.Offered, now_ns: int) -> Iterator[ReplicaAction]:
         model = self._model_of(event.transfer)

@@ -240,7 +240,7 @@ class ServerService:
         request = fabric_pb2.RegisterAsServerRequest(
             member=wire.to_member(self._session.member),
             models=[wire.to_spec(holds.spec) for holds in self._state.holds()],
-            server_epoch=self._server_epoch() if self._state.models else 0,
+            server_epochs=[holds.version.epoch for holds in self._state.holds()],
             promoted=self._promoted,
             promoted_token=self._inheritance.token() if self._inheritance is not None else b"",
             succeeds=self._inheritance.replica if self._inheritance is not None else "",

@@ -15,7 +15,6 @@ from mlfabric.protocol import (
     FreeModel,
     GetId,
     HostModel,
-    ModelFreed,
     ModelVersion,
     NoteDropped,
     Outcome,
@@ -32,6 +31,7 @@ from mlfabric.protocol import (
 )
 from mlfabric.server import actions as act
 from mlfabric.server.early import Early
+from mlfabric.server.freeing import Freeing
 from mlfabric.server.hosted import HostedModel
 from mlfabric.server.shard import ShardModel
 from mlfabric.server.transfers import TransferState
@@ -70,7 +70,7 @@ class ServerState:
         self.epoch = 0
         self.models = {h.spec.name: self._model(h.spec, h) for h in held}
         self._is_stopping = False
-        self._freeing: dict[str, HostModel | None] = {}
+        self._freeing = Freeing(config.name)
         self._offers: Early[act.Offered] = Early()
         self._wants: Early[act.Wanted] = Early()
 
@@ -206,9 +206,9 @@ class ServerState:
                 raise AssertionError(f"no reaction to {event}")
 
     def _host(self, order: HostModel) -> Iterator[act.Action]:
-        if order.spec.name in self._freeing:
-            self._freeing[order.spec.name] = order
-        elif (known := self.models.get(order.spec.name)) is not None:
+        if self._freeing.delays(order):
+            return
+        if (known := self.models.get(order.spec.name)) is not None:
             known.renew(order.epoch)
         else:
             yield act.CreateStore(spec=order.spec, reason=order.reason)
@@ -223,18 +223,21 @@ class ServerState:
 
     def _free(self, order: FreeModel) -> Iterator[act.Action]:
         """Let go of a model that has ended; what is repeated is answered again."""
-        model = self.models.pop(order.model, None)
-        if model is not None:
-            self._freeing[order.model] = None
+        model = self.models.get(order.model)
+        if model is None:
+            if not self._freeing.told_again(order):
+                yield act.Report(event=self._freeing.freed(order.model, order.epoch))
+        elif model.version.epoch <= order.epoch:
+            del self.models[order.model]
+            self._freeing.begin(order)
             transfers = yield from model.end(order.reason)
             yield act.FreeStore(model=order.model, transfers=transfers, reason=order.reason)
-        elif order.model not in self._freeing:
-            yield act.Report(event=ModelFreed(member=self.config.name, model=order.model))
 
     def _freed(self, model: str) -> Iterator[act.Action]:
         """Say that a model is gone; one of its name that was ordered meanwhile begins now."""
-        yield act.Report(event=ModelFreed(member=self.config.name, model=model))
-        if (order := self._freeing.pop(model)) is not None:
+        freed, order = self._freeing.end(model)
+        yield act.Report(event=freed)
+        if order is not None:
             yield from self._host(order)
 
     def _model(self, spec: ModelSpec, start: ServerHolds) -> HostedModel:

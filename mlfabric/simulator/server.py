@@ -171,7 +171,7 @@ class SimulatedServer:
         return MemberJoined(
             member=member,
             held=tuple(h.spec for h in held),
-            server_epoch=max((h.version.epoch for h in held), default=0),
+            server_epochs=tuple(h.version.epoch for h in held),
             promoted=self.promoted,
             succeeds=self.succeeds,
         )

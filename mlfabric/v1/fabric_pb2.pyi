@@ -179,14 +179,12 @@ class RegisterAsServerRequest(_message.Message):
 
     MEMBER_FIELD_NUMBER: _builtins.int
     MODELS_FIELD_NUMBER: _builtins.int
-    SERVER_EPOCH_FIELD_NUMBER: _builtins.int
+    SERVER_EPOCHS_FIELD_NUMBER: _builtins.int
     PROMOTED_FIELD_NUMBER: _builtins.int
     SUCCEEDS_FIELD_NUMBER: _builtins.int
     KEEPS_FIELD_NUMBER: _builtins.int
     PROMOTED_TOKEN_FIELD_NUMBER: _builtins.int
     MACHINE_BYTES_FIELD_NUMBER: _builtins.int
-    server_epoch: _builtins.int
-    """The greatest epoch of their versions."""
     promoted: _builtins.str
     """The replica that it was until it was told to take its primary's place; empty once it was admitted."""
     succeeds: _builtins.str
@@ -203,12 +201,16 @@ class RegisterAsServerRequest(_message.Message):
     def models(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.ModelSpec]:
         """Models that it brings; what it holds of them follows on the session."""
 
+    @_builtins.property
+    def server_epochs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The server epoch of each of them, in the same order."""
+
     def __init__(
         self,
         *,
         member: _types_pb2.Member | None = ...,
         models: _abc.Iterable[_types_pb2.ModelSpec] | None = ...,
-        server_epoch: _builtins.int = ...,
+        server_epochs: _abc.Iterable[_builtins.int] | None = ...,
         promoted: _builtins.str = ...,
         succeeds: _builtins.str = ...,
         keeps: _builtins.bool = ...,
@@ -217,7 +219,7 @@ class RegisterAsServerRequest(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["member", b"member"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["keeps", b"keeps", "machine_bytes", b"machine_bytes", "member", b"member", "models", b"models", "promoted", b"promoted", "promoted_token", b"promoted_token", "server_epoch", b"server_epoch", "succeeds", b"succeeds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keeps", b"keeps", "machine_bytes", b"machine_bytes", "member", b"member", "models", b"models", "promoted", b"promoted", "promoted_token", b"promoted_token", "server_epochs", b"server_epochs", "succeeds", b"succeeds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from mlfabric.wire.events import from_event, from_get, from_push, from_server_holds, to_event, to_server_holds
 from mlfabric.wire.instructions import from_instruction, to_instruction
-from mlfabric.wire.jobs import from_claim, from_job, to_claim
+from mlfabric.wire.jobs import from_claim, from_job, from_server_epochs, to_claim
 from mlfabric.wire.reduces import from_reduce_tensor, to_reduce_op
 from mlfabric.wire.replicas import from_following, to_replication
 from mlfabric.wire.sampling import from_granted, from_samples, from_wanted, to_granted, to_samples, to_wanted
@@ -55,6 +55,7 @@ __all__ = [
     "from_push",
     "from_reduce_tensor",
     "from_samples",
+    "from_server_epochs",
     "from_server_holds",
     "from_spec",
     "from_term",

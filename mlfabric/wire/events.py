@@ -299,11 +299,11 @@ def _fill_left(message: session.MemberLeft, event: MemberLeft) -> None:
 
 
 def _fill_freed(message: session.ModelFreed, event: ModelFreed) -> None:
-    message.model = event.model
+    message.model, message.epoch = event.model, event.epoch
 
 
 def _from_freed(message: session.ModelFreed, member: str) -> ModelFreed:
-    return ModelFreed(member=member, model=message.model)
+    return ModelFreed(member=member, model=message.model, epoch=message.epoch)
 
 
 def _fill_memory(message: session.MemoryReported, event: MemoryReported) -> None:

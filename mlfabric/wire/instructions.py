@@ -94,11 +94,11 @@ def _from_host_model(message: session.HostModel, to: str, reason: str) -> HostMo
 
 
 def _fill_free_model(message: session.FreeModel, value: FreeModel) -> None:
-    message.model = value.model
+    message.model, message.epoch = value.model, value.epoch
 
 
 def _from_free_model(message: session.FreeModel, to: str, reason: str) -> FreeModel:
-    return FreeModel(to=to, model=message.model, reason=reason)
+    return FreeModel(to=to, model=message.model, epoch=message.epoch, reason=reason)
 
 
 def _fill_initialise(message: session.Initialise, value: Initialise) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mlfabric.protocol import JobClaim, Resume
+from mlfabric.v1 import fabric_pb2 as fabric
 from mlfabric.v1 import types_pb2 as types
 from mlfabric.wire.values import enum_of, malformed
 
-__all__ = ["from_claim", "from_job", "to_claim"]
+__all__ = ["from_claim", "from_job", "from_server_epochs", "to_claim"]
 
 LONGEST_JOB = 200
 _RESUME_TO = {
@@ -50,3 +51,15 @@ def from_job(text: str, field: str) -> str:
     if len(text) > LONGEST_JOB or not text.isprintable() or "," in text:
         raise malformed(field, text[:40], f"printable characters without comma, at most {LONGEST_JOB}")
     return text
+
+
+def from_server_epochs(message: fabric.RegisterAsServerRequest) -> tuple[int, ...]:
+    """Return the server epochs of the models that a server brings.
+
+    Raises:
+        UsageError: there are not as many as models.
+    """
+    if len(message.server_epochs) != len(message.models):
+        given, allowed = len(message.server_epochs), f"as many as models, {len(message.models)}"
+        raise malformed("RegisterAsServerRequest.server_epochs", given, allowed)
+    return tuple(message.server_epochs)

@@ -187,7 +187,9 @@ class Fabric:
     def register_empty_server(self, spec: ModelSpec) -> None:
         """Register a server that holds a model by its word alone, and keep quiet."""
         member = Member(name="word-only", role=Role.SERVER, incarnation=1, host="h", address="127.0.0.1:9")
-        request = fabric_pb2.RegisterAsServerRequest(member=wire.to_member(member), models=[wire.to_spec(spec)])
+        request = fabric_pb2.RegisterAsServerRequest(
+            member=wire.to_member(member), models=[wire.to_spec(spec)], server_epochs=[1]
+        )
         self.stub().RegisterAsServer(request)
 
     def enter(self, context: AbstractContextManager[Any]) -> Any:

@@ -143,7 +143,7 @@ class Honest:
     async def join(self) -> None:
         """Register both and open their sessions; the server says that it holds the model's weights."""
         server = _member("honest-server", Role.SERVER, "127.0.0.1:9")
-        request = fabric_pb2.RegisterAsServerRequest(member=server, models=[wire.to_spec(SPEC)])
+        request = fabric_pb2.RegisterAsServerRequest(member=server, models=[wire.to_spec(SPEC)], server_epochs=[1])
         admission = (await self._stub.RegisterAsServer(request, timeout=PATIENCE_S)).admission
         self._server = await self._open("honest-server", admission)
         holds = session_pb2.ServerHolds(server="honest-server", spec=wire.to_spec(SPEC), initialised=True)

@@ -77,7 +77,7 @@ class Server(Receiver):
         self.applied: dict[UpdateId, Committed | Dropped] = {}
 
     def joining(self, member: Member) -> MemberJoined:
-        return MemberJoined(member=member, held=(self.world.spec,))
+        return MemberJoined(member=member, held=(self.world.spec,), server_epochs=(1,))
 
     def joined(self) -> None:
         if self.epoch < self.world.epoch:

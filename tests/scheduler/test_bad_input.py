@@ -139,7 +139,7 @@ back_again: st.SearchStrategy[MemberEvent] = st.sampled_from(
     (
         *(MemberJoined(member=member(name, Role.WORKER), spec=SPEC, holds_initial=True) for name in "ab"),
         *(MemberJoined(member=member(name, Role.WORKER, address=f"{name}:1"), spec=REDUCED) for name in "xyz"),
-        MemberJoined(member=member("s", Role.SERVER, address="s:1"), held=(SPEC,)),
+        MemberJoined(member=member("s", Role.SERVER, address="s:1"), held=(SPEC,), server_epochs=(1,)),
         MemberJoined(member=member("g", Role.AGGREGATOR, address="g:1")),
         MemberJoined(member=member("r", Role.REPLICA, address="r:1"), follows=Following(server="s", updates=2)),
     )

@@ -141,7 +141,7 @@ def test_a_server_that_did_not_hear_under_which_epoch_to_go_on_hears_it_again(st
     trains(stage, 1)
     comes(stage, "a", 5)
     stage.tell(MemberSilent(name="s", incarnation=1))
-    stage.server(held=(SPEC,), server_epoch=1)
+    stage.server(held=(SPEC,), server_epochs=(1,))
     assert named(stage.tell(holds(0))) == [6]
     assert stage.pushes.version == ModelVersion(1, 0)
 
@@ -179,7 +179,7 @@ def knows_of_another(stage):
 
 def resumes(stage, epoch, kept):
     """Let another process go on from a checkpoint of the first epoch; return what it is told."""
-    stage.server(incarnation=2, held=(SPEC,), server_epoch=epoch)
+    stage.server(incarnation=2, held=(SPEC,), server_epochs=(epoch,))
     return stage.tell(replace(holds(kept, epoch_base=kept), version=ModelVersion(epoch, kept)))
 
 
@@ -207,7 +207,7 @@ def test_so_it_is_for_one_that_resumes_under_a_later_epoch_from_before_the_one_t
 
 def test_a_server_that_resumes_from_after_the_epoch_that_was_named_is_told_of_no_other_and_has_lost_nothing(stage):
     knows_of_another(stage)
-    stage.server(incarnation=2, held=(SPEC,), server_epoch=3)
+    stage.server(incarnation=2, held=(SPEC,), server_epochs=(3,))
     resumed = replace(holds(10, epoch_base=10), version=ModelVersion(3, 10), earlier=(ModelVersion(2, STEPS_KEPT),))
     assert named(stage.tell(resumed)) == []
     assert stage.pushes.lost == 0
@@ -239,7 +239,7 @@ def test_a_server_that_begins_with_nothing_does_not_do_so_under_the_epoch_that_i
     comes(stage, "a", 0)
     trains(stage, 1, "a")
     stage.tell(MemberSilent(name="s", incarnation=1))
-    stage.server(incarnation=2, held=(SPEC,), server_epoch=2)
+    stage.server(incarnation=2, held=(SPEC,), server_epochs=(2,))
     stage.tell(MemberSilent(name="s", incarnation=2))  # it has not told that it goes on from version (2, 1)
     assert named(stage.server(incarnation=3)) == [3]
 
@@ -259,7 +259,7 @@ def test_what_a_process_served_under_the_epoch_that_it_was_named_and_could_not_t
 
 def test_workers_may_know_of_the_epoch_of_a_server_that_brings_its_model():
     stage = Stage(epoch=7)
-    stage.server(held=(SPEC,), server_epoch=3)
+    stage.server(held=(SPEC,), server_epochs=(3,))
     stage.tell(replace(holds(4), version=ModelVersion(3, 4)))
     assert named(comes(stage, "a", 3)) == []
     stage.wait(SILENCE_MS)
@@ -268,7 +268,7 @@ def test_workers_may_know_of_the_epoch_of_a_server_that_brings_its_model():
 
 def test_who_took_the_place_of_a_server_that_knows_less_than_workers_has_time_to_come_back():
     stage = Stage(epoch=7)
-    stage.server(held=(SPEC,), server_epoch=3)
+    stage.server(held=(SPEC,), server_epochs=(3,))
     stage.tell(replace(holds(4), version=ModelVersion(3, 4)))
     assert named(comes(stage, "a", 5)) == []
     stage.wait(SILENCE_MS - 1)
@@ -279,7 +279,7 @@ def test_who_took_the_place_of_a_server_that_knows_less_than_workers_has_time_to
 
 def test_a_server_that_brings_a_model_of_the_epoch_that_workers_know_of_and_has_less_of_it_goes_on_above_it():
     stage = Stage(epoch=7)
-    stage.server(held=(SPEC,), server_epoch=3)
+    stage.server(held=(SPEC,), server_epochs=(3,))
     stage.tell(replace(holds(4), version=ModelVersion(3, 4)))
     assert named(comes(stage, "a", ModelVersion(3, 4))) == named(comes(stage, "b", ModelVersion(3, 5))) == []
     stage.wait(SILENCE_MS)
@@ -288,7 +288,7 @@ def test_a_server_that_brings_a_model_of_the_epoch_that_workers_know_of_and_has_
 
 def test_what_was_committed_and_not_told_yet_is_no_more_than_there_is():
     stage = Stage(epoch=7)
-    stage.server(held=(SPEC,), server_epoch=1)
+    stage.server(held=(SPEC,), server_epochs=(1,))
     stage.tell(holds(4))
     comes(stage, "a", ModelVersion(1, 5))
     stage.tell(committed(update("a"), 5))
@@ -298,7 +298,7 @@ def test_what_was_committed_and_not_told_yet_is_no_more_than_there_is():
 
 def test_nothing_is_decided_before_a_server_has_said_what_it_holds():
     stage = Stage(epoch=7)
-    stage.server(held=(SPEC,), server_epoch=3)
+    stage.server(held=(SPEC,), server_epochs=(3,))
     comes(stage, "a", ModelVersion(3, 4))
     stage.wait(SILENCE_MS)
     assert named(stage.tick()) == []
@@ -307,10 +307,10 @@ def test_nothing_is_decided_before_a_server_has_said_what_it_holds():
 
 def test_a_server_that_took_the_place_of_one_and_is_back_goes_on_as_it_is():
     stage = Stage(epoch=7)
-    stage.server(held=(SPEC,), server_epoch=3)
+    stage.server(held=(SPEC,), server_epochs=(3,))
     stage.tell(replace(holds(4), version=ModelVersion(3, 4)))
     comes(stage, "a", 5)
-    stage.server(incarnation=2, held=(SPEC,), server_epoch=5, succeeds="r")
+    stage.server(incarnation=2, held=(SPEC,), server_epochs=(5,), succeeds="r")
     stage.tell(replace(holds(4), version=ModelVersion(5, 4)))
     stage.wait(SILENCE_MS)
     assert named(stage.tick()) == []

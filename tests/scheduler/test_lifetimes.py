@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 
 from mlfabric.protocol import (
+    Following,
     FreeModel,
     HostModel,
     JobClaim,
@@ -17,8 +19,12 @@ from mlfabric.protocol import (
     MemberSilent,
     ModelFreed,
     ModelRemoved,
+    ModelVersion,
+    Promote,
     Refuse,
     RefuseReason,
+    ReplicaReported,
+    ReplicationKind,
     Resume,
     Tick,
     Welcome,
@@ -64,7 +70,7 @@ def test_a_model_ends_when_the_last_of_a_job_without_identity_has_left() -> None
     assert leave(stage, "a") == []
     assert leave(stage, "b") == [NAME]
     assert join(stage, "c").cause is RefuseReason.NOT_YET
-    stage.tell(ModelFreed(member="s", model=NAME))
+    stage.tell(ModelFreed(member="s", model=NAME, epoch=1))
     assert not is_there(stage)
     assert isinstance(join(stage, "c"), Welcome)
 
@@ -72,7 +78,7 @@ def test_a_model_ends_when_the_last_of_a_job_without_identity_has_left() -> None
 def test_the_next_model_of_a_name_begins_under_a_later_epoch() -> None:
     stage = Stage().trained("a", version=7)
     leave(stage, "a")
-    stage.tell(ModelFreed(member="s", model=NAME))
+    stage.tell(ModelFreed(member="s", model=NAME, epoch=1))
     told = stage.tell(MemberJoined(member=member("b", Role.WORKER, 1), spec=SPEC, holds_initial=True))
     assert [order.epoch for order in kinds(told, HostModel)] == [2]
 
@@ -136,7 +142,7 @@ def test_what_is_kept_goes_when_a_job_begins_anew() -> None:
     join(stage, "a", "#1", keep=True)
     leave(stage, "a")
     assert join(stage, "b", "#2", resume=Resume.ANEW).cause is RefuseReason.NOT_YET
-    stage.tell(ModelFreed(member="s", model=NAME))
+    stage.tell(ModelFreed(member="s", model=NAME, epoch=1))
     assert isinstance(join(stage, "b", "#2", resume=Resume.ANEW), Welcome)
     assert isinstance(join(stage, "c", "#2", resume=Resume.ANEW), Welcome)
 
@@ -156,7 +162,7 @@ def test_a_server_that_came_back_meanwhile_is_told_once_more() -> None:
     assert [order.to for order in kinds(stage.server(held=(SPEC,)), FreeModel)] == ["s"]
     assert stage.tell(holds(0)) == []
     assert is_there(stage)
-    stage.tell(ModelFreed(member="s", model=NAME))
+    stage.tell(ModelFreed(member="s", model=NAME, epoch=1))
     assert not is_there(stage)
 
 
@@ -175,9 +181,66 @@ def test_nobody_waits_for_a_server_that_counts_as_left() -> None:
     assert not is_there(stage)
 
 
+def test_a_server_that_was_away_while_its_model_ended_is_told_when_it_is_back() -> None:
+    stage = Stage().trained("a")
+    leave(stage, "a")
+    lose(stage, "s")
+    assert not is_there(stage)
+    told = kinds(stage.server(held=(SPEC,)), FreeModel, Welcome)
+    assert [type(order) for order in told] == [Welcome, FreeModel]
+    assert stage.tell(holds(3)) == []
+    assert not is_there(stage)
+
+
+def test_a_model_of_the_same_name_that_began_later_is_not_freed_by_a_late_word() -> None:
+    stage = Stage().trained("a")
+    leave(stage, "a")
+    stage.tell(ModelFreed(member="s", model=NAME, epoch=1))
+    assert isinstance(join(stage, "b"), Welcome)
+    assert kinds(stage.server(held=(SPEC,), server_epochs=(2,)), FreeModel) == []
+    leave(stage, "b")
+    stage.tell(ModelFreed(member="s", model=NAME, epoch=1))
+    assert is_there(stage)
+    stage.tell(ModelFreed(member="s", model=NAME, epoch=2))
+    assert not is_there(stage)
+
+
+def test_a_replica_that_was_away_while_a_model_ended_frees_it_and_takes_nobodys_place() -> None:
+    stage = Stage().trained("a")
+    replica = replace(member("r", Role.REPLICA, 1, address="r:1"))
+    follows = Following(server="s", norm=math.inf, updates=8, kind=ReplicationKind.BOUNDED, is_seeded=True)
+    stage.tell(MemberJoined(member=replica, follows=follows))
+    stage.tell(ReplicaReported(replica="r", model=NAME, term=1, version=ModelVersion(1, 0), held=()))
+    lose(stage, "r")
+    leave(stage, "a")
+    stage.tell(ModelFreed(member="s", model=NAME, epoch=1))
+    stage.tell(MemberJoined(member=replica, follows=follows))
+    told = stage.tell(ReplicaReported(replica="r", model=NAME, term=1, version=ModelVersion(1, 0), held=()))
+    assert [(order.to, order.epoch) for order in kinds(told, FreeModel)] == [("r", 1)]
+    stage.tell(MemberSilent(name="s", incarnation=1))
+    stage.now_ns += 20 * SECOND_NS
+    assert kinds(stage.tell(Tick()), Promote) == []
+
+
+def test_a_lost_worker_does_not_take_a_model_back_from_the_job_that_goes_on_with_it() -> None:
+    stage = Stage()
+    stage.server()
+    join(stage, "a", "#1")
+    join(stage, "b", "#1")
+    lose(stage, "b")
+    leave(stage, "a")
+    assert isinstance(join(stage, "c", "#2", resume=Resume.GO_ON), Welcome)
+    assert join(stage, "b", "#1", resume=Resume.GO_ON).cause is RefuseReason.OTHER_JOB
+    assert isinstance(join(stage, "d", "#2", resume=Resume.GO_ON), Welcome)
+
+
 def test_workers_of_before_a_new_scheduler_are_waited_for() -> None:
     stage = Stage(epoch=2)
-    stage.tell(MemberJoined(member=member("s", Role.SERVER, 1, address="s:1", seen=Term(1, 0)), held=(SPEC,)))
+    stage.tell(
+        MemberJoined(
+            member=member("s", Role.SERVER, 1, address="s:1", seen=Term(1, 0)), held=(SPEC,), server_epochs=(1,)
+        )
+    )
     stage.tell(holds(3))
     assert join(stage, "b", "#1").cause is RefuseReason.NOT_YET
     assert isinstance(join(stage, "a", "#1", resume=Resume.GO_ON), Welcome)

@@ -251,7 +251,7 @@ def test_a_worker_keeps_its_model() -> None:
 
 
 def test_a_server_cannot_bring_a_model_that_has_no_server() -> None:
-    server = MemberJoined(member=member("t", Role.SERVER), held=(replace(REDUCED, name="new"),))
+    server = MemberJoined(member=member("t", Role.SERVER), held=(replace(REDUCED, name="new"),), server_epochs=(1,))
     assert "with mode all-reduce, which has none" in refused(stage(), server).reason
 
 

@@ -227,7 +227,7 @@ def test_a_rate_out_of_range_is_refused(stage):
 def test_a_second_server_that_brings_a_model_is_refused_while_the_first_is_here(stage):
     stage.server()
     stage.worker("a")
-    event = MemberJoined(member=member("t", Role.SERVER, address="t:1"), held=(SPEC,))
+    event = MemberJoined(member=member("t", Role.SERVER, address="t:1"), held=(SPEC,), server_epochs=(1,))
     cause, words = refusal(stage, event)
     assert cause is RefuseReason.NAME_TAKEN
     assert "'net' is held by server 's'" in words

@@ -65,7 +65,9 @@ def lose_primary(stage: Stage) -> list[Instruction]:
 
 def claim(stage: Stage, server_epoch: int = 2, incarnation: int = 7, promoted: str = "r") -> list[Instruction]:
     joins = member("s", Role.SERVER, incarnation, host="h-r", address="r:1")
-    event = MemberJoined(member=joins, held=(SPEC,), server_epoch=server_epoch, promoted=promoted, succeeds=promoted)
+    event = MemberJoined(
+        member=joins, held=(SPEC,), server_epochs=(server_epoch,), promoted=promoted, succeeds=promoted
+    )
     return stage.tell(event)
 
 
@@ -76,7 +78,7 @@ def serves(stage: Stage, number: int, epoch: int = 2, **fields: Any) -> list[Ins
 
 def back(stage: Stage, incarnation: int = 1, server_epoch: int = 1) -> list[Instruction]:
     joins = member("s", Role.SERVER, incarnation, address="s:1")
-    return stage.tell(MemberJoined(member=joins, held=(SPEC,), server_epoch=server_epoch))
+    return stage.tell(MemberJoined(member=joins, held=(SPEC,), server_epochs=(server_epoch,)))
 
 
 def refusals(found: list[Instruction]) -> list[RefuseReason]:
@@ -85,7 +87,7 @@ def refusals(found: list[Instruction]) -> list[RefuseReason]:
 
 def test_a_replica_that_has_less_than_workers_know_of_keeps_no_version_of_before_when_it_takes_its_primarys_place():
     stage = Stage(epoch=7)
-    stage.server(held=(SPEC,), server_epoch=1)
+    stage.server(held=(SPEC,), server_epochs=(1,))
     stage.tell(holds(3))
     stage.worker("a")
     seeded(stage, version=3, term=7 * TERM + 1, updates=4)
@@ -373,8 +375,8 @@ def test_what_is_committed_while_a_replica_that_has_it_counts_as_left_is_told_to
 
 def test_an_old_primary_does_not_come_before_a_server_of_a_later_epoch_that_has_not_said_yet_what_it_holds():
     stage = Stage(epoch=7)
-    stage.server(incarnation=9, held=(SPEC,), server_epoch=5, succeeds="r")
-    comes = MemberJoined(member=member("s", Role.SERVER, 2), held=(SPEC,), server_epoch=4, succeeds="q")
+    stage.server(incarnation=9, held=(SPEC,), server_epochs=(5,), succeeds="r")
+    comes = MemberJoined(member=member("s", Role.SERVER, 2), held=(SPEC,), server_epochs=(4,), succeeds="q")
     assert refusals(stage.tell(comes)) == [RefuseReason.NAME_TAKEN]
     silent(stage, incarnation=9)
     assert refusals(stage.tell(comes)) == [RefuseReason.SUPERSEDED]
@@ -410,7 +412,7 @@ def test_under_a_new_scheduler_a_primary_that_was_admitted_by_the_former_one_is_
     stage.tell(MemberJoined(member=member("r", Role.REPLICA, address="r:1"), follows=follows))
     stage.tell(ReplicaReported(replica="r", model="net", term=TERM + 1, version=ModelVersion(1, 9)))
     joins = member("s", Role.SERVER, 1, address="s:1", seen=Term(1, 0))
-    assert only(Welcome, stage.tell(MemberJoined(member=joins, held=(SPEC,), server_epoch=1)))
+    assert only(Welcome, stage.tell(MemberJoined(member=joins, held=(SPEC,), server_epochs=(1,))))
 
 
 def test_a_server_of_a_greater_epoch_displaces_an_older_one_that_a_new_scheduler_heard_of_first():
@@ -420,8 +422,10 @@ def test_a_server_of_a_greater_epoch_displaces_an_older_one_that_a_new_scheduler
     stage.worker("a")
     stage.ask(push("a", 0, computed_from=20))
     joins = member("s", Role.SERVER, 7, host="h-r", address="r:1")
-    assert refusals(stage.tell(MemberJoined(member=joins, held=(SPEC,), server_epoch=2))) == [RefuseReason.NAME_TAKEN]
-    found = stage.tell(MemberJoined(member=joins, held=(SPEC,), server_epoch=2, succeeds="r"))
+    assert refusals(stage.tell(MemberJoined(member=joins, held=(SPEC,), server_epochs=(2,)))) == [
+        RefuseReason.NAME_TAKEN
+    ]
+    found = stage.tell(MemberJoined(member=joins, held=(SPEC,), server_epochs=(2,), succeeds="r"))
     assert only(Welcome, found)
     assert not stage.pushes.planned
     assert [i.to for i in only(NewServer, serves(stage, 25))] == ["a"]

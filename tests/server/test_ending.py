@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 from mlfabric.fail_stop import Failed
@@ -14,8 +15,8 @@ from mlfabric.server.stores import Saving, Stores
 from tests.server.models import spec_of, store_of
 from tests.server.stage import SPEC, Stage, expect, get, offer, serve, update, want
 
-FREE = FreeModel(to="s", model="net", reason="its job is over")
-GONE = act.Report(event=ModelFreed(member="s", model="net"))
+FREE = FreeModel(to="s", model="net", epoch=1, reason="its job is over")
+GONE = act.Report(event=ModelFreed(member="s", model="net", epoch=1))
 A, B = update("a"), update("b")
 
 
@@ -48,6 +49,23 @@ def test_one_of_the_same_name_begins_when_the_former_is_gone() -> None:
     assert stage.tell(order) == []
     assert stage.tell(act.StoreFreed(model="net")) == [GONE, act.CreateStore(spec=SPEC, reason="")]
     assert stage.model.version == ModelVersion(2, 0)
+
+
+def test_one_that_began_later_stays() -> None:
+    stage = Stage()
+    stage.tell(FREE)
+    stage.tell(act.StoreFreed(model="net"))
+    stage.tell(HostModel(to="s", spec=SPEC, reason="", epoch=2))
+    assert stage.tell(FREE) == []
+    assert stage.model.version == ModelVersion(2, 0)
+
+
+def test_one_that_ends_before_the_former_is_gone_never_begins() -> None:
+    stage = Stage()
+    stage.tell(FREE)
+    stage.tell(HostModel(to="s", spec=SPEC, reason="", epoch=2))
+    assert stage.tell(replace(FREE, epoch=2)) == []
+    assert stage.tell(act.StoreFreed(model="net")) == [act.Report(event=replace(GONE.event, epoch=2))]
 
 
 def test_a_replica_lets_go_too_and_follows_the_next_of_that_name() -> None:
