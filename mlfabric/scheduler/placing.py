@@ -54,7 +54,9 @@ class Placing:
             return self._too_big(spec.of_shard(full[0]), [placed[full[0]]]) if full else placed
         if missing and any(_has_begun(pushes) for pushes in known.values()):
             parts = ", ".join(map(str, missing))
-            return RefuseReason.NOT_YET, f"waiting for the servers that hold part {parts} of model {spec.name!r}"
+            advice = f"if these are lost: mlfabric models remove {spec.name}"
+            detail = f"waiting for the servers that hold part {parts} of model {spec.name!r}"
+            return RefuseReason.NOT_YET, f"{detail}; {advice}"
         free = [name for name in here if name not in {pushes.server for pushes in known.values()}]
         if len(free) < len(missing):
             return RefuseReason.NOT_YET, f"waiting for {spec.shards} servers; {len(here)} have joined"

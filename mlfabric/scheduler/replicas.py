@@ -153,7 +153,7 @@ class Replication(ReplicaPlans):
 
     def _may_need(self, update: UpdateId) -> bool:
         """Tell whether the replica, or a process that is away and may have the update, may need its commit."""
-        return self._is_seeded or update in self._left_with
+        return self._is_seeded or self._orphaned_ns is not None or update in self._left_with
 
     def primary_holds(self, holds: ServerHolds) -> None:
         """Note what the primary committed and could not tell when it did, before its word is taken over."""
@@ -242,6 +242,7 @@ class Replication(ReplicaPlans):
         """Tell a primary that keeps to a bound from before this scheduler's time that its replica does not come."""
         if self._orphaned_ns is not None and now_ns >= self._orphaned_ns + self._context.config.silence_ns:
             self._orphaned_ns = None
+            self._told = {u: c for u, c in self._told.items() if self._may_need(u)}
             yield Unfollowed(to=self._pushes.server, model=self._model, reason="its replica has not come back")
 
     def _look_for_replica(self) -> Iterator[Instruction]:

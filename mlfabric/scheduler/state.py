@@ -112,6 +112,10 @@ class SchedulerState:
         """Which job each model belongs to; only to be read."""
         return self._membership.lifetimes
 
+    def is_ending(self, part: str) -> bool:
+        """Tell whether a model, or a part of one, is being freed."""
+        return self._membership.endings.is_ending(part)
+
     def stay_of(self, model: str) -> Stay:
         """Return how long a model stays; of one that is cut the whole one's name is given."""
         return self._membership.endings.stay_of(model)

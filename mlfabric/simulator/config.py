@@ -114,9 +114,7 @@ HARSH = replace(
 )
 WITH_JOBS = replace(HARSH, job_hz=0.3)
 JOBS_END = 0.3
-"""In so many fabrics a job ends now and then, and another one begins. No server and no scheduler dies in these: see the
-end of docs/guarantees.md.
-"""
+"""In so many fabrics a job ends now and then, and another one begins."""
 MODES = (Mode.ASYNCHRONOUS, Mode.SYNCHRONOUS, Mode.STALE_SYNCHRONOUS)
 MOST_SKEW_NS = 10_000_000_000
 
@@ -227,11 +225,8 @@ class SimulationConfig:
                 config = cls.drawn_with_replicas(seed, faults, mode)
             case _:
                 config = cls.drawn_with_shards(seed, faults, mode)
-        if rng.random() < JOBS_END:
-            calm = replace(config.faults, server_hz=0, scheduler_hz=0, rollback_hz=0, several_hz=0, disk_hz=0)
-            config = replace(config, faults=replace(calm, job_hz=faults.job_hz * rng.choice((1, 3))))
-        else:
-            config = replace(config, faults=replace(config.faults, job_hz=0.0))
+        job_hz = faults.job_hz * rng.choice((1, 3)) if rng.random() < JOBS_END else 0.0
+        config = replace(config, faults=replace(config.faults, job_hz=job_hz))
         return replace(
             config,
             skew_ns=rng.choice((0, MOST_SKEW_NS)),

@@ -84,16 +84,19 @@ class PartServer(SimulatedServer):
         images = [self.buffers.image(transfer) for transfer in action.transfers]
         finite = [image for image in images if image is not None]
         culprits = self._culprits(action, images)
-        delay_ns = self._world.pause_ns(STEP_NS)
+        delay_ns, store = self._world.pause_ns(STEP_NS), self.stores[action.model]
+        outcome: act.PrepareRefused | act.StepPrepared
         if culprits:
-            refused = act.PrepareRefused(
-                model=action.model, unit=action.unit, detail="the step is not finite", culprits=culprits
-            )
-            self._world.later(delay_ns, "refused", lambda: self._take_in(refused))
+            detail = "the step is not finite"
+            outcome = act.PrepareRefused(model=action.model, unit=action.unit, detail=detail, culprits=culprits)
         else:
-            self.stores[action.model].prepare(action, members, finite)
-            prepared = act.StepPrepared(model=action.model, unit=action.unit)
-            self._world.later(delay_ns, "prepared", lambda: self._take_in(prepared))
+            store.prepare(action, members, finite)
+            outcome = act.StepPrepared(model=action.model, unit=action.unit)
+        self._world.later(delay_ns, "prepared or refused", lambda: self._prepared(outcome, store))
+
+    def _prepared(self, outcome: act.PrepareRefused | act.StepPrepared, store: PartStore) -> None:
+        if self.stores.get(outcome.model) is store:
+            self._take_in(outcome)
 
     def _culprits(self, action: act.PrepareStep, images: list[Image | None]) -> tuple[TransferId, ...]:
         incoming = self.state.models[action.model].incoming

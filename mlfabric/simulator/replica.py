@@ -352,6 +352,11 @@ class SimulatedReplica:
             self.buffers.forget(transfer)
         self._take_in(act.StoreFreed(model=model))
 
+    @property
+    def is_astray(self) -> bool:
+        """Whether it has a model that began anew at its primary, under an epoch that it has not heard of."""
+        return any(self._is_astray(name, model.version) for name, model in self.state.models.items())
+
     def _is_astray(self, model: str, version: ModelVersion) -> bool:
         """Tell whether a version is that of a server whose place was taken, which a new scheduler did not know."""
         return version.epoch < self._witness.kept_since(model)

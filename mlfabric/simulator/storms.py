@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from mlfabric.network import down_link, up_link
-from mlfabric.protocol import JobClaim, LinkRate, LinksReported, ModelVersion, Resume
+from mlfabric.protocol import JobClaim, LinkRate, LinksReported, ModelRemoved, ModelVersion, Resume
 from mlfabric.simulator.aggregator import SimulatedAggregator
 from mlfabric.simulator.fabric import Fabric
 from mlfabric.simulator.part_server import PartServer
@@ -57,6 +57,8 @@ class Storm:
         self._now_and_again(faults.monitor_hz, self._crash_monitor)
         self._now_and_again(faults.several_hz, self._several)
         self._now_and_again(faults.job_hz, self._end_job)
+        if faults.job_hz and config.shards > 1:
+            self._remove_torn()
 
     def _now_and_again(self, hz: float, fault: Callable[[], None]) -> None:
         if hz <= 0:
@@ -131,6 +133,20 @@ class Storm:
                 world.pause_ns(SHORT_NS), f"{former.place.name} leaves", partial(_leave, former), former.process
             )
             world.later(world.pause_ns(RESTART_NS), f"{new.place.name} of {job.job} starts", new.start, new.process)
+
+    def _remove_torn(self) -> None:
+        """Let somebody remove, now and again, what is left of a model that is cut if other parts of it are gone.
+
+        So it is if a server was away while the model ended, and a new scheduler does not know of that.
+        """
+        scheduler, servers = self._fabric.scheduler, self._fabric.servers.values()
+        are_here = all(server.is_alive and scheduler.state.context.is_here(server.name) for server in servers)
+        torn = [name for name, whole in scheduler.state.wholes.items() if not whole.has_all_parts]
+        for name in torn if are_here else ():
+            self._world.note(f"somebody removes {name}")
+            scheduler.take_in(ModelRemoved(model=name))
+        if self._world.is_stormy or torn or not are_here:
+            self._world.later(LONG_NS, "is there a part alone", self._remove_torn, NATURE)
 
     def _crash_aggregator(self) -> None:
         world, aggregators = self._world, self._fabric.aggregators
@@ -229,6 +245,8 @@ class Storm:
         if any(server.is_alive for server in servers):
             return
         assert isinstance(self._fabric.witness, PartWitness), "models that are cut have a witness of their own"
+        if not all(version in server.common for server in servers):  # the model has ended meanwhile
+            version = None
         if version is None:
             self._fabric.witness.forgets_all()
         else:
