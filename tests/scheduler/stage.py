@@ -95,8 +95,8 @@ class Stage:
     def server(
         self, name: str = "s", incarnation: int = 1, held: tuple[ModelSpec, ...] = (), **fields
     ) -> list[Instruction]:
-        said = {field: fields.pop(field) for field in ("succeeds", "machine_bytes") if field in fields}
-        said["server_epochs"] = fields.pop("server_epochs", (1,) * len(held))
+        fields.setdefault("server_epochs", (1,) * len(held))
+        said = {field: fields.pop(field) for field in ("server_epochs", "succeeds", "machine_bytes") if field in fields}
         joins = member(name, Role.SERVER, incarnation, address=f"{name}:1", **fields)
         return self.tell(MemberJoined(member=joins, held=held, **said))
 

@@ -16,7 +16,8 @@ from tests.server.models import spec_of, store_of
 from tests.server.stage import SPEC, Stage, expect, get, offer, serve, update, want
 
 FREE = FreeModel(to="s", model="net", epoch=1, reason="its job is over")
-GONE = act.Report(event=ModelFreed(member="s", model="net", epoch=1))
+FREED = ModelFreed(member="s", model="net", epoch=1)
+GONE = act.Report(event=FREED)
 A, B = update("a"), update("b")
 
 
@@ -65,7 +66,7 @@ def test_one_that_ends_before_the_former_is_gone_never_begins() -> None:
     stage.tell(FREE)
     stage.tell(HostModel(to="s", spec=SPEC, reason="", epoch=2))
     assert stage.tell(replace(FREE, epoch=2)) == []
-    assert stage.tell(act.StoreFreed(model="net")) == [act.Report(event=replace(GONE.event, epoch=2))]
+    assert stage.tell(act.StoreFreed(model="net")) == [act.Report(event=replace(FREED, epoch=2))]
 
 
 def test_a_replica_lets_go_too_and_follows_the_next_of_that_name() -> None:
