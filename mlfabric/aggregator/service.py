@@ -31,6 +31,7 @@ from mlfabric.protocol import (
 from mlfabric.reporting import TransferReporter
 from mlfabric.session import SchedulerSession, SessionCallbacks, nothing
 from mlfabric.specs import Member, Role
+from mlfabric.streaming import load_kernels
 from mlfabric.telemetry import AggregatorMetrics
 from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc
 
@@ -102,6 +103,7 @@ class AggregatorService:
             Exception: something that was decided could not be carried out; it has been told.
         """
         self._joined = joined
+        await asyncio.to_thread(load_kernels)
         self.address = await self._channel.listen(self._connections.serve)
         instructed = self._driver.failure.guarded(self._instructed)
         callbacks = SessionCallbacks(admitted=self._admitted, instructed=instructed, lost=lambda _: None)

@@ -3,6 +3,7 @@
 Shell code that the aggregator and the worker daemon share; it knows channels and layouts, and no service.
 """
 
+from mlfabric.streaming.kernels import load as load_kernels
 from mlfabric.streaming.relaying import Relay
 from mlfabric.streaming.summing import Accumulator, Input, InputKind, NotFiniteError
 
@@ -12,4 +13,5 @@ __all__ = [
     "InputKind",
     "NotFiniteError",
     "Relay",
+    "load_kernels",
 ]

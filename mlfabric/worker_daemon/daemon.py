@@ -51,6 +51,7 @@ from mlfabric.reporting import TransferReporter
 from mlfabric.samples import Samples
 from mlfabric.session import SchedulerSession, SessionCallbacks
 from mlfabric.specs import Member, Mode, ModelSpec, Role
+from mlfabric.streaming import load_kernels
 from mlfabric.telemetry import WorkerMetrics
 from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc
 from mlfabric.worker_daemon import actions as act
@@ -168,6 +169,7 @@ class WorkerDaemon:
             RefusedError: the scheduler refuses this worker or its model.
         """
         if self.spec.mode is Mode.ALL_REDUCE:
+            await asyncio.to_thread(load_kernels)
             address = await self._channel.listen(self._reductions.serve)
             self._session.member = replace(self._session.member, address=address)
             self._reductions.reached_at(address)

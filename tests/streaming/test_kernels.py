@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -61,3 +64,8 @@ def test_a_sum_that_overflows_is_inf_and_no_fault_of_the_source(dtype: type) -> 
     target = np.full(5, np.finfo(dtype).max)
     assert kernels.add(target, target.copy(), 1.0, fresh=False)
     assert np.isinf(target).all()
+
+
+def test_a_worker_that_sums_nothing_loads_no_compiler() -> None:
+    program = "import sys, mlfabric; mlfabric.register_as_worker; sys.exit('numba' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
