@@ -186,7 +186,9 @@ def outcome_of(block: Block, folder: Path) -> str:
     servers = max([1, *map(int, re.findall(r"\bservers=(\d+)", block.text))])
     preamble = PREAMBLES.get(block.document, PREAMBLE)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["mlfabric.server.service", "mlfabric.worker_daemon.worker", "tests.snippets"])
+    # The first optimizer that a process makes has torch load torch._dynamo: seconds.
+    loaded = ["mlfabric.server.service", "mlfabric.worker_daemon.worker", "torch._dynamo", "tests.snippets"]
+    context.set_forkserver_preload(loaded)
     ours, theirs = context.Pipe()
     process = context.Process(target=_run, args=(preamble, block.text, folder, servers, theirs))
     process.start()

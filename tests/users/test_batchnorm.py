@@ -44,8 +44,8 @@ def test_statistics_of_four_workers_are_those_of_the_data(job):
 
 @pytest.mark.long
 @pytest.mark.parametrize("aggregators", [0, 2])
-def test_statistics_of_24_workers_are_those_of_the_data(job, aggregators):
+def test_statistics_of_24_workers_are_those_of_the_data(lone_job, aggregators):
     """In groups and one by one."""
-    code, out = job(SCRIPT, "--aggregators", str(aggregators), workers=24)
+    code, out = lone_job(SCRIPT, "--aggregators", str(aggregators), workers=24)
     assert code == 0, out
     check(out, 24)

@@ -21,6 +21,7 @@ TRAINS = """
     model, steps = {"w": torch.zeros(int(sys.argv[1]), requires_grad=True)}, 0
     with mlfabric.register_as_worker(model) as worker:
         worker.get()
+        print("trains", flush=True)
         first = worker.version.epoch
         while steps < 3:
             model["w"].grad = torch.full_like(model["w"], -1.0)
@@ -66,6 +67,7 @@ def test_a_server_whose_callback_raises_ends_with_that_error_and_its_replica_tak
     start("server", "--replica-of", "server-0", "--div-max-updates", "2", "--scheduler", address)
     worker = start("SCRIPT", "100", "later", script=TRAINS, MLFABRIC_SCHEDULER=address)
     (tmp_path / "go").touch()
+    worker.read_until("trains")
     while "follows model" not in start("status", "--scheduler", address).finish()[1]:
         pass
     (tmp_path / "enough").touch()

@@ -41,11 +41,11 @@ def test_up_says_which_server_has_a_replica_and_starts_without_a_warning(start):
     assert "WARNING" not in out
 
 
-def test_run_goes_on_from_the_checkpoints_of_the_run_before(job, tmp_path: Path):
+def test_run_goes_on_from_the_checkpoints_of_the_run_before(lone_job, tmp_path: Path):
     kept = ("--checkpoint-dir", str(tmp_path / "kept"))
-    code, out = job(TRAIN, *kept, workers=1)
+    code, out = lone_job(TRAIN, *kept, workers=1)
     assert (code, "begins at 0" in out) == (0, True), out
     assert "WARNING" not in out
-    code, out = job(TRAIN, *kept, "--resume", workers=1)
+    code, out = lone_job(TRAIN, *kept, "--resume", workers=1)
     assert (code, "begins at 3" in out) == (0, True), out
     assert "WARNING" not in out

@@ -23,6 +23,20 @@ TRAIN = """
             worker.push()
             worker.get()
 """
+TRY = """
+    import torch, mlfabric
+
+    model, rule = torch.nn.Linear(4, 1), mlfabric.RuleSpec(lr=0.01)
+    refusal = None
+    try:
+        mlfabric.register_as_worker(model, rule=rule)
+    except mlfabric.RefusedError as error:
+        refusal = error
+    with mlfabric.register_as_worker(model, rule=rule, keep=True, resume=True) as worker:
+        print("begins at", worker.get().number)
+    if refusal is not None:
+        raise refusal
+"""
 WAIT = """
     import pathlib, sys, time, torch, mlfabric
 
@@ -91,13 +105,12 @@ def test_a_model_that_is_kept_is_gone_on_with_begun_anew_or_removed(start, fabri
     assert train(start, fabric, 4, "{'keep': True}")[0] == 0
     listed = models(start, fabric)["model"]
     assert (listed["version"], listed["kept"], listed["workers"]) == (3, True, [])
-    code, out = train(start, fabric, 4)
+    code, out = start("run", "--scheduler", fabric, "SCRIPT", script=TRY).finish()
     assert code == 1, out
     assert "model 'model' is there from a former job, at version 3" in out
     assert "resume=True" in out
     assert "mlfabric models remove model" in out
-    code, out = train(start, fabric, 4, "{'keep': True, 'resume': True}")
-    assert (code, "begins at 3" in out) == (0, True), out
+    assert "begins at 3" in out
     code, out = train(start, fabric, 9, "{'keep': True, 'resume': False}")
     assert (code, "begins at 0" in out) == (0, True), out
     assert start("models", "remove", "model", "--scheduler", fabric).finish()[0] == 0
