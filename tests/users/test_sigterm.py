@@ -7,8 +7,9 @@ import pytest
 pytestmark = pytest.mark.processes
 
 
-def test_sigterm_settles_what_was_pushed_unless_that_was_declined(job):
-    code, out = job(
+def test_sigterm_settles_what_was_pushed_unless_that_was_declined(lone_job):
+    """In a fabric of its own: of a worker that dies the model stays."""
+    code, out = lone_job(
         """
         import atexit, os, signal, subprocess, sys
 
