@@ -41,13 +41,13 @@ WAIT = """
     import pathlib, sys, time, torch, mlfabric
 
     model = torch.nn.Linear(int(sys.argv[1]), 1)
-    optimizer = mlfabric.wrap(torch.optim.SGD(model.parameters(), lr=0.01), model)
-    print("trains as", optimizer.worker.name, flush=True)
-    while not pathlib.Path(sys.argv[2]).exists():
-        optimizer.zero_grad()
-        model(torch.ones(2, int(sys.argv[1]))).sum().backward()
-        optimizer.step()
-        time.sleep(0.01)
+    with mlfabric.register_as_worker(model, rule=mlfabric.RuleSpec(lr=0.01)) as worker:
+        print("trains as", worker.name, flush=True)
+        while not pathlib.Path(sys.argv[2]).exists():
+            worker.get()
+            model(torch.ones(2, int(sys.argv[1]))).sum().backward()
+            worker.push()
+            time.sleep(0.01)
 """
 
 

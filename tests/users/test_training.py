@@ -7,8 +7,8 @@ import pytest
 pytestmark = pytest.mark.processes
 
 
-def test_a_wrapped_optimizer_trains(lone_job):
-    code, out = lone_job(
+def test_a_wrapped_optimizer_trains(job):
+    code, out = job(
         """
         import torch, mlfabric
 
