@@ -195,9 +195,9 @@ def wrap(
         model: what is trained; the fabric's present weights are installed in it.
         momentum_at: who keeps SGD's momentum: the workers unless given. At the server it cannot change, nor be
             Nesterov's or dampened.
-        mode, tau_max, slack, workers, servers, overlap, init, keep, resume, model_name, name, scheduler, settings: as
-            for
-            :func:`register_as_worker`; asynchronous steps overlap with the next batch, and not with their own backward.
+        mode, tau_max, slack, workers, servers, overlap, init, keep, resume, model_name, name, scheduler, settings:
+            as for :func:`register_as_worker`; asynchronous steps overlap with the next batch, and not with their own
+            backward.
 
     Raises:
         UsageError: no rule does what the optimizer does, or it does not hold all of the model's trainable parameters.
