@@ -23,8 +23,7 @@ FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 30.0
 WELL_AFTER_S = 30.0
 SPARE_AFTER_S = 10.0
-"""A spare is started so long after the service itself: it is not to take processors from what starts then, workers
-among it, which load PyTorch."""
+"""A spare is started so long after the service itself: before that, workers load PyTorch and need the processors."""
 
 
 class Start(Enum):

@@ -84,10 +84,10 @@ class Followers:
     # Promotion
 
     def can_replace(self, server: str) -> bool:
-        """Tell whether a server may die because there is one that can take its place.
+        """Tell whether a server may die because there is a replica that can take its place.
 
-        One that has a model that has ended may take it all the same, if no scheduler remembers that: what follows is
-        not promised (docs/guarantees.md, "Versions that nobody remembers").
+        A replica of a former model could, if no scheduler remembers that this one has ended. Then nothing is promised
+        (docs/guarantees.md, "Versions that nobody remembers"), so this is not played.
         """
         replica = self.living.get(server)
         return replica is not None and replica.is_alive and replica.state.is_seeded and not replica.is_astray

@@ -354,7 +354,7 @@ class SimulatedReplica:
 
     @property
     def is_astray(self) -> bool:
-        """Whether it has a model that began anew at its primary, under an epoch that it has not heard of."""
+        """Whether it has a model that has begun anew at its primary, and has not heard of that epoch."""
         return any(self._is_astray(name, model.version) for name, model in self.state.models.items())
 
     def _is_astray(self, model: str, version: ModelVersion) -> bool:
