@@ -6,11 +6,11 @@ import pytest
 
 pytestmark = pytest.mark.processes
 
-MOST_GROWTH_BYTES = 160e6
+MOST_GROWTH_BYTES = 110e6
 
 
 def test_many_sizes_leave_no_buffer_of_each(job):
-    """The results have 320 MB in all; 64 MiB of buffers are kept at most."""
+    """The results have 164 MB in all; 64 MiB of buffers are kept at most."""
     code, out = job(
         """
         import os, torch, mlfabric
@@ -23,7 +23,7 @@ def test_many_sizes_leave_no_buffer_of_each(job):
         with mlfabric.register_as_worker(model, mode=mlfabric.Mode.ALL_REDUCE, init=0) as worker:
             worker.all_reduce(torch.ones(1))
             before = resident_bytes()
-            for n in range(1, 126):
+            for n in range(1, 91):
                 tensor = torch.ones(10_000 * n)
                 assert worker.all_reduce(tensor) == 2
                 assert tensor.eq(2).all()

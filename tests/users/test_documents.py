@@ -68,7 +68,7 @@ def test_commands_that_the_text_speaks_of_are_there(path: Path):
 
 def test_every_table_of_figures_has_its_command_its_date_and_its_commit():
     text = (ROOT / "docs" / "benchmarks.md").read_text()
-    measured = re.compile(r"^Command: `mlfabric [^`]+`.*?Measured on 202\d-\d\d-\d\d at [0-9a-f]{7}\b", re.M | re.S)
+    measured = re.compile(r"^Command: `mlfabric [^`]+`.*?Measured on 202\d-\d\d-\d\d at\s+[0-9a-f]{7}\b", re.M | re.S)
     sections = [section for section in text.split("\n## ") if "\n| --- " in section]
     assert sections
     for section in sections:
