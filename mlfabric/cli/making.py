@@ -30,6 +30,7 @@ MEASURED = {
     "load": "A thousand workers against one scheduler.",
     "lda": "Topic models by Gibbs sampling.",
     "planner": "How long a plan takes.",
+    "plans": "What plans cost, before and after a change.",
     "restart": "How long trainers wait for a new scheduler.",
     "twin": "How long the twin takes for a thousand workers.",
     "silence": "Workers that are stopped or cut off, and busy ones.",

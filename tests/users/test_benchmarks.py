@@ -98,6 +98,7 @@ BENCHMARKS = {  # by name; what follows a space tells parts of one from another
         ("rows/0/order_ms", "rows/1/speedup", "rows/3/total_ms", "growth"),
         marks=LONG,
     ),
+    "plans": Small(("problems=20",), ("broken", "asynchronous/mean_ms", "all-reduce/last_ms"), marks=LONG),
     "restart": Small(("outages_s=[0.1]", "trials=1"), ("after_0.1_s/survived", "after_0.1_s/updates_lost"), marks=LONG),
     "silence": Small(
         ("trials=1", "minutes=0.02"),
