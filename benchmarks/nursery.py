@@ -33,7 +33,7 @@ class TrainerOptions:
     """How one trains.
 
     Args:
-        name, host, scheduler, daemon: see ``WorkerSettings``.
+        name, host, scheduler: see ``WorkerSettings``.
         mode: see ``Mode``.
         workers: how many begin together.
         size: elements of the model.
@@ -50,7 +50,6 @@ class TrainerOptions:
     scheduler: str
     host: str = "localhost"
     bind: str = "127.0.0.1"
-    daemon: str = ""
     mode: str = "asynchronous"
     workers: int = 1
     size: int = 1000
@@ -170,7 +169,6 @@ def _train(options: TrainerOptions, log: int) -> None:
         scheduler=options.scheduler,
         name=options.name,
         host=options.host,
-        daemon=options.daemon,
         tcp=TcpOptions(bind=options.bind, up_bps=options.up, security=Security(insecure=True)),
     )
     mode = Mode[options.mode.upper()]

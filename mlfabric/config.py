@@ -87,7 +87,6 @@ class WorkerSettings:
         host: the machine it runs on; members of one host share its links.
         tcp: its data channel.
         metrics_port: where /metrics is served; 0 any free port, None not at all.
-        daemon: address of a ``mlfabric worker`` beside this process; "" runs the daemon in a thread.
         workers: how many the job has, for modes whose workers begin together; 0 unknown: whoever comes first begins.
         drain_on_sigterm: whether SIGTERM lets the process settle open pushes and leave; else it dies at once.
         job: identity of the job that this worker is of, see ``mlfabric.protocol.jobs``; "" if it has none.
@@ -100,7 +99,6 @@ class WorkerSettings:
     host: str = "localhost"
     tcp: TcpOptions
     metrics_port: int | None = None
-    daemon: str = ""
     workers: int = 0
     drain_on_sigterm: bool = True
     job: str = ""
@@ -115,7 +113,7 @@ class WorkerSettings:
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> WorkerSettings:
         """Read ``MLFABRIC_SCHEDULER``, ``_NAME``, ``_HOST``, ``_BIND``, ``_ADVERTISE``, ``_DATA_PORTS``, ``_UP``,
-        ``_DOWN``, ``_MOST_CONNECTIONS``, ``_METRICS_PORT``, ``_DAEMON``, ``_WORKERS``, ``_JOB``, ``_RESUME``,
+        ``_DOWN``, ``_MOST_CONNECTIONS``, ``_METRICS_PORT``, ``_WORKERS``, ``_JOB``, ``_RESUME``,
         ``_DRAIN_ON_SIGTERM``, ``_TLS`` and ``_INSECURE``.
 
         The name defaults to ``worker-`` and torchrun's ``RANK`` (0 without one); job and its workers to torchrun's
@@ -148,7 +146,6 @@ class WorkerSettings:
                 security=_security(env),
             ),
             metrics_port=int(metrics) if metrics else None,
-            daemon=env.get("MLFABRIC_DAEMON", ""),
             workers=int(workers or 0),
             drain_on_sigterm=_switch(env, "MLFABRIC_DRAIN_ON_SIGTERM", unless_given=True),
             job=env.get("MLFABRIC_JOB", "") or _torchrun_job(env),

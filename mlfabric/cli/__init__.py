@@ -4,7 +4,7 @@ app          the command's parts put together; errors become one line and an exi
 options      what several commands take: flag, environment variable, help
 settings     flag > environment > settings file > default
 services     scheduler, monitor: one long-lived process each
-members      server, worker: the same
+aggregating  aggregator: the same
 serving      how these run and end
 embedded     up, run: processes of this machine
 asking       status, doctor, version

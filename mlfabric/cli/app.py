@@ -8,6 +8,7 @@ import typer
 
 from mlfabric.cli import (
     advising,
+    aggregating,
     asking,
     certifying,
     embedded,
@@ -16,7 +17,6 @@ from mlfabric.cli import (
     holding,
     keeping,
     making,
-    members,
     paper,
     planning,
     recording,
@@ -43,7 +43,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 ASKED = (asking, planning, simulating, advising, recording, fuzzing)
-for part in (embedded, *ASKED, certifying, making, paper, faults, services, holding, members, keeping, testbed):
+for part in (embedded, *ASKED, certifying, making, paper, faults, services, holding, aggregating, keeping, testbed):
     part.add_to(app)
 
 

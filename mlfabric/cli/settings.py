@@ -19,7 +19,7 @@ from mlfabric.errors import ConfigError
 __all__ = ["DEFAULT_FILE", "Key", "read_file", "use_file"]
 
 DEFAULT_FILE = Path("mlfabric.toml")
-SECTIONS = ("scheduler", "server", "worker", "aggregator", "monitor", "up", "run")
+SECTIONS = ("scheduler", "server", "aggregator", "monitor", "up", "run")
 _NOT_IN_FILES = frozenset({"config", "help"})
 _KINDS: dict[type, tuple[type | tuple[type, ...], str]] = {
     bool: (bool, "true or false"),

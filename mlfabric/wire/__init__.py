@@ -9,12 +9,10 @@ What a message cannot say is given beside it: who sent an event, and for whom an
 
 from __future__ import annotations
 
-from mlfabric.wire.events import from_event, from_get, from_push, from_server_holds, to_event, to_server_holds
+from mlfabric.wire.events import from_event, from_server_holds, to_event, to_server_holds
 from mlfabric.wire.instructions import from_instruction, to_instruction
 from mlfabric.wire.jobs import from_claim, from_job, from_server_epochs, to_claim
-from mlfabric.wire.reduces import from_reduce_tensor, to_reduce_op
 from mlfabric.wire.replicas import from_following, to_replication
-from mlfabric.wire.sampling import from_granted, from_samples, from_wanted, to_granted, to_samples, to_wanted
 from mlfabric.wire.specs import (
     from_admission,
     from_member,
@@ -27,13 +25,10 @@ from mlfabric.wire.specs import (
 )
 from mlfabric.wire.values import (
     from_get_id,
-    from_outcome,
     from_outcomes,
     from_transfer_id,
-    from_update_id,
     from_version,
     to_get_id,
-    to_outcome,
     to_outcomes,
     to_transfer_id,
     to_version,
@@ -44,41 +39,28 @@ __all__ = [
     "from_claim",
     "from_event",
     "from_following",
-    "from_get",
     "from_get_id",
-    "from_granted",
     "from_instruction",
     "from_job",
     "from_member",
-    "from_outcome",
     "from_outcomes",
-    "from_push",
-    "from_reduce_tensor",
-    "from_samples",
     "from_server_epochs",
     "from_server_holds",
     "from_spec",
     "from_term",
     "from_transfer_id",
-    "from_update_id",
     "from_version",
-    "from_wanted",
     "to_admission",
     "to_claim",
     "to_event",
     "to_get_id",
-    "to_granted",
     "to_instruction",
     "to_member",
-    "to_outcome",
     "to_outcomes",
-    "to_reduce_op",
     "to_replication",
-    "to_samples",
     "to_server_holds",
     "to_spec",
     "to_term",
     "to_transfer_id",
     "to_version",
-    "to_wanted",
 ]

@@ -24,7 +24,6 @@ from mlfabric.protocol import (
     RoundId,
 )
 from mlfabric.specs import ALIGNMENT_BYTES, DTYPE_BYTES
-from mlfabric.v1 import daemon_pb2 as daemon
 from mlfabric.v1 import session_pb2 as session
 from mlfabric.v1 import types_pb2 as types
 from mlfabric.wire.values import enum_of, fill_request, malformed, need
@@ -36,8 +35,6 @@ __all__ = [
     "READ_EVENT",
     "fill_reduce_requested",
     "from_reduce_requested",
-    "from_reduce_tensor",
-    "to_reduce_op",
 ]
 
 _OP_TO = {ReduceOp.SUM: session.REDUCE_OP_SUM, ReduceOp.MEAN: session.REDUCE_OP_MEAN}
@@ -93,7 +90,7 @@ def from_reduce_requested(message: session.ReduceRequested, member: str) -> Redu
     )
 
 
-def _check_elements(message: session.ReduceRequested | daemon.ReduceTensor, what: str) -> None:
+def _check_elements(message: session.ReduceRequested, what: str) -> None:
     item_bytes = DTYPE_BYTES.get(message.dtype, 0)
     if not item_bytes:
         raise malformed(f"{what}.dtype", message.dtype, ", ".join(DTYPE_BYTES))
@@ -101,21 +98,6 @@ def _check_elements(message: session.ReduceRequested | daemon.ReduceTensor, what
         raise malformed(f"{what}.size_bytes", message.size_bytes, f"a multiple of {item_bytes} ({message.dtype})")
     if not message.together:
         raise malformed(f"{what}.together", message.together, "1 or more")
-
-
-def to_reduce_op(op: ReduceOp) -> session.ReduceOp.ValueType:
-    """Return what stands for an operation."""
-    return _OP_TO[op]
-
-
-def from_reduce_tensor(message: daemon.ReduceTensor) -> ReduceOp:
-    """Return what a training process asks to have made of a tensor.
-
-    Raises:
-        UsageError: the operation is unknown, or the tensor is of a dtype or size that cannot be.
-    """
-    _check_elements(message, "ReduceTensor")
-    return enum_of(_OP_OF, message.op, "ReduceTensor.op")
 
 
 def _fill_arrived(message: session.RoundArrived, event: RoundArrived) -> None:

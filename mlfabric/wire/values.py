@@ -54,7 +54,6 @@ __all__ = [
     "malformed",
     "need",
     "to_get_id",
-    "to_outcome",
     "to_outcomes",
     "to_transfer_id",
     "to_version",
@@ -200,13 +199,6 @@ def fill_outcome(message: session.Outcome, outcome: Outcome) -> None:
             message.dropped.detail = outcome.detail
         case Lost():
             message.lost.detail = outcome.detail
-
-
-def to_outcome(outcome: Outcome) -> session.Outcome:
-    """Make the message of an outcome."""
-    message = session.Outcome()
-    fill_outcome(message, outcome)
-    return message
 
 
 def to_outcomes(outcomes: Mapping[UpdateId, Outcome], server_epoch: int) -> data.OutcomeMeta:

@@ -75,7 +75,6 @@ class Joining:
         """
         if not self.overlap:
             return
-        daemon = self.settings.daemon
         for given, bad, allowed in (
             (f"clip_norm={rule.clip_norm:g}", rule.clip_norm > 0, "0: the norm is known when all gradients are"),
             (
@@ -84,7 +83,6 @@ class Joining:
                 "another one; begin an all_reduce_async for each bucket",
             ),
             (f"servers={self.servers}", self.servers > 1, "1"),
-            (f"MLFABRIC_DAEMON={daemon}", bool(daemon), "unset, for the daemon to be in this process"),
         ):
             if bad:
                 raise UsageError(f"overlap with {given}; allowed: {allowed}")

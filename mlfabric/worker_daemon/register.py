@@ -9,7 +9,6 @@ import torch
 
 from mlfabric.arguments import enum_of
 from mlfabric.config import WorkerSettings
-from mlfabric.errors import UsageError
 from mlfabric.protocol import JobClaim
 from mlfabric.specs import Mode, ModelSpec, MomentumAt, RuleSpec
 from mlfabric.worker_daemon.checking import check_arguments
@@ -20,11 +19,10 @@ from mlfabric.worker_daemon.joining import Joining, joining, note_worker
 from mlfabric.worker_daemon.observing import Observer, nobody
 from mlfabric.worker_daemon.optimizer import FabricOptimizer
 from mlfabric.worker_daemon.optimizer_steps import steps_of
-from mlfabric.worker_daemon.remote import RemoteDaemon
 from mlfabric.worker_daemon.sending import Parcel
 from mlfabric.worker_daemon.shaping import Shaping
 from mlfabric.worker_daemon.tensors import ModelTensors, Trainable
-from mlfabric.worker_daemon.thread import Daemon, ThreadDaemon
+from mlfabric.worker_daemon.thread import ThreadDaemon
 from mlfabric.worker_daemon.worker import Worker
 
 __all__ = ["register_as_worker", "wrap"]
@@ -147,11 +145,9 @@ def _register(model: Trainable, rule: RuleSpec, shaping: Shaping, how: Joining, 
     return worker
 
 
-def _daemon(settings: WorkerSettings, spec: ModelSpec, initial: Parcel, observer: Observer, job: JobClaim) -> Daemon:
-    if settings.daemon:
-        if observer is not nobody:
-            raise UsageError("an observer needs the daemon in this process; leave MLFABRIC_DAEMON unset")
-        return RemoteDaemon(settings.daemon, settings.name, spec, initial, job)
+def _daemon(
+    settings: WorkerSettings, spec: ModelSpec, initial: Parcel, observer: Observer, job: JobClaim
+) -> ThreadDaemon:
     options = DaemonOptions(
         scheduler=settings.scheduler,
         name=settings.name,

@@ -1,4 +1,4 @@
-"""A worker daemon in a thread of the training process, and the interface that any place for it offers.
+"""A worker daemon in a thread of the training process.
 
 The training thread and the daemon share memory, so tensors are handed over as they are. All calls here are for training
 threads; each crosses into the daemon's event loop once.
@@ -10,7 +10,7 @@ import asyncio
 import concurrent.futures
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -25,66 +25,13 @@ from mlfabric.worker_daemon.daemon import DaemonOptions, WorkerDaemon
 from mlfabric.worker_daemon.metrics_page import SharedPage
 from mlfabric.worker_daemon.sending import GivenUpError, Growth, Parcel
 
-__all__ = ["CountFuture", "Daemon", "DrawFuture", "OutcomeFuture", "ThreadDaemon", "VersionFuture"]
+__all__ = ["CountFuture", "DrawFuture", "OutcomeFuture", "ThreadDaemon", "VersionFuture"]
 
 T = TypeVar("T")
 OutcomeFuture = concurrent.futures.Future[Outcome]
 VersionFuture = concurrent.futures.Future[ModelVersion]
 CountFuture = concurrent.futures.Future[int]
 DrawFuture = concurrent.futures.Future[SamplesGranted]
-
-
-class Daemon(Protocol):
-    """A worker's daemon as its training code sees it, wherever it runs."""
-
-    def join(self) -> Welcome:
-        """Join the fabric; waits for the scheduler and a server.
-
-        Raises:
-            RefusedError: the scheduler refuses this worker or its model.
-        """
-
-    def buffer(self) -> memoryview:
-        """Return the memory that models are received in: one image of the model, always the same."""
-
-    def push(
-        self,
-        parcel: Parcel,
-        norm: float,
-        computed_from: ModelVersion,
-        get_into: memoryview | None,
-        samples: Samples = (),
-    ) -> tuple[OutcomeFuture, VersionFuture | None]:
-        """Push an update and, if ``get_into`` is given, get the model that follows it, in one round trip.
-
-        Args:
-            samples: what the update was computed from, if that is known.
-        """
-
-    def drop_samples(self, samples: Samples) -> None:
-        """Say that an update was computed from these samples and will not be pushed."""
-
-    def draw(self, wanted: SamplesWanted) -> DrawFuture:
-        """Draw samples that nobody else has, one wish at a time; ``wanted`` needs no worker, model and serial."""
-
-    def grown(self, growth: Growth, ready_bytes: int) -> None:
-        """Say how much there is of an update that was pushed before it was complete."""
-
-    def give_up(self, growth: Growth, reason: GivenUpError) -> None:
-        """Say that such an update will never be complete, or must not be used."""
-
-    def get(self, buffer: memoryview, min_version: ModelVersion) -> VersionFuture:
-        """Get the model into ``buffer``, at ``min_version`` or newer."""
-
-    def reduce(self, buffers: ReduceBuffers, op: ReduceOp, together: int) -> CountFuture:
-        """Take part in an AllReduce; gives how many took part once the result is in its buffer, with all of them.
-
-        Args:
-            together: the first one waits until so many workers have joined, >= 1.
-        """
-
-    def leave(self, detail: str, drain_s: float) -> None:
-        """Wait for open pushes for at most ``drain_s`` and leave the fabric; a second call does nothing."""
 
 
 class ThreadDaemon:
@@ -113,7 +60,7 @@ class ThreadDaemon:
         self._image: memoryview = np.empty(spec.layout.size_bytes, dtype=np.uint8).data
 
     def buffer(self) -> memoryview:
-        """Return the memory that models are received in; see ``Daemon``."""
+        """Return the memory that models are received in: one image of the model, always the same."""
         return self._image
 
     def _run(self) -> None:
@@ -130,7 +77,11 @@ class ThreadDaemon:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def join(self) -> Welcome:
-        """Join the fabric; see ``Daemon``. A daemon that could not join has ended."""
+        """Join the fabric; waits for the scheduler and a server.
+
+        Raises:
+            RefusedError: the scheduler refuses this worker or its model.
+        """
         joined = False
         try:
             welcome = self._call(self._daemon.start()).result()
@@ -148,7 +99,11 @@ class ThreadDaemon:
         get_into: memoryview | None,
         samples: Samples = (),
     ) -> tuple[OutcomeFuture, VersionFuture | None]:
-        """Push an update, and get what follows it; see ``Daemon``."""
+        """Push an update and, if ``get_into`` is given, get the model that follows it, in one round trip.
+
+        Args:
+            samples: what the update was computed from, if that is known.
+        """
         self._check_open()
         outcome: OutcomeFuture = concurrent.futures.Future()
         version: VersionFuture | None = concurrent.futures.Future() if get_into is not None else None
@@ -164,12 +119,12 @@ class ThreadDaemon:
         return outcome, version
 
     def drop_samples(self, samples: Samples) -> None:
-        """Say that samples were used in vain; see ``Daemon``."""
+        """Say that an update was computed from these samples and will not be pushed."""
         self._check_open()
         self._begin(lambda: self._daemon.drop_samples(samples))
 
     def draw(self, wanted: SamplesWanted) -> DrawFuture:
-        """Draw samples; see ``Daemon``."""
+        """Draw samples that nobody else has, one wish at a time; ``wanted`` needs no worker, model and serial."""
         self._check_open()
         granted = DrawFuture()
 
@@ -180,15 +135,15 @@ class ThreadDaemon:
         return granted
 
     def grown(self, growth: Growth, ready_bytes: int) -> None:
-        """Send more of an update; see ``Daemon``."""
+        """Say how much there is of an update that was pushed before it was complete."""
         self._begin(lambda: growth.progress.advance(ready_bytes))
 
     def give_up(self, growth: Growth, reason: GivenUpError) -> None:
-        """End an update that is not complete; see ``Daemon``."""
+        """Say that such an update will never be complete, or must not be used."""
         self._begin(lambda: growth.progress.fail(reason))
 
     def get(self, buffer: memoryview, min_version: ModelVersion) -> VersionFuture:
-        """Get the model; see ``Daemon``."""
+        """Get the model into ``buffer``, at ``min_version`` or newer."""
         self._check_open()
         version: VersionFuture = concurrent.futures.Future()
 
@@ -199,7 +154,11 @@ class ThreadDaemon:
         return version
 
     def reduce(self, buffers: ReduceBuffers, op: ReduceOp, together: int) -> CountFuture:
-        """Take part in an AllReduce; see ``Daemon``."""
+        """Take part in an AllReduce; gives how many took part once the result is in its buffer, with all of them.
+
+        Args:
+            together: the first one waits until so many workers have joined, >= 1.
+        """
         self._check_open()
         workers: CountFuture = concurrent.futures.Future()
 
@@ -225,7 +184,7 @@ class ThreadDaemon:
         self._loop.call_soon_threadsafe(guarded)
 
     def leave(self, detail: str, drain_s: float) -> None:
-        """Leave the fabric and end the thread; see ``Daemon``."""
+        """Wait for open pushes for at most ``drain_s`` and leave the fabric; a second call does nothing."""
         if self._left:
             return
         self._left = True

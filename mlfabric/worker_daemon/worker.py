@@ -30,7 +30,7 @@ from mlfabric.worker_daemon.reduce_tensors import ReduceHandle, StagedTensors
 from mlfabric.worker_daemon.registered import Registered, check_gradients
 from mlfabric.worker_daemon.sending import GivenUpError, Parcel
 from mlfabric.worker_daemon.tensors import ModelTensors, Trainable
-from mlfabric.worker_daemon.thread import CountFuture, Daemon, DrawFuture, OutcomeFuture, VersionFuture
+from mlfabric.worker_daemon.thread import CountFuture, DrawFuture, OutcomeFuture, ThreadDaemon, VersionFuture
 
 __all__ = ["PushHandle", "Tally", "Worker"]
 
@@ -58,7 +58,7 @@ class Worker:
     def __init__(
         self,
         name: str,
-        daemon: Daemon,
+        daemon: ThreadDaemon,
         model: Trainable,
         tensors: ModelTensors,
         mode: Mode = Mode.ASYNCHRONOUS,

@@ -10,7 +10,6 @@ ASKING = ("status", "models", "doctor", "plan", "simulate", "advise", "record", 
 COMMANDS = (
     "scheduler",
     "server",
-    "worker",
     "aggregator",
     "monitor",
     "up",

@@ -295,11 +295,10 @@ def test_workers_with_and_without_overlap_do_not_mix(running: Fabric) -> None:
         ({"rule": RuleSpec(clip_norm=1.0)}, "clip_norm=1; allowed: 0"),
         ({"mode": Mode.ALL_REDUCE}, "mode all-reduce; allowed: another one"),
         ({"servers": 2}, "servers=2; allowed: 1"),
-        ({"daemon": "127.0.0.1:1"}, "MLFABRIC_DAEMON=127.0.0.1:1; allowed: unset"),
     ],
 )
 def test_what_overlap_cannot_go_with_is_refused_before_joining(options: dict[str, Any], words: str) -> None:
-    settings = WorkerSettings(scheduler="127.0.0.1:9", tcp=TcpOptions(), daemon=options.pop("daemon", ""))
+    settings = WorkerSettings(scheduler="127.0.0.1:9", tcp=TcpOptions())
     with pytest.raises(UsageError, match=words):
         mlfabric.register_as_worker(small_model(), overlap=True, settings=settings, **options)
 

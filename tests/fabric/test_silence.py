@@ -21,7 +21,6 @@ import mlfabric
 from benchmarks.nursery import Nursery, Trainer, TrainerOptions
 from mlfabric.specs import Mode
 from tests.fabric.harness import Fabric, wait_until
-from tests.worker_daemon.test_beside import daemon
 
 if TYPE_CHECKING:
     from benchmarks.testbed.hosts import Host, Testbed
@@ -126,25 +125,6 @@ def test_a_process_that_is_stopped_holds_up_nobody_and_goes_on_when_it_wakes_up(
         wait_until(lambda: status_of(running, victim)[0] == "here", "it has joined again")
         go_on([victim])
     end_well(running, trainers, mode)
-
-
-@pytest.mark.parametrize("mode", ["synchronous", "all_reduce"])
-def test_a_training_process_its_daemon_or_both_may_be_stopped(
-    nursery: Nursery, running: Fabric, mode: str, tmp_path: Path
-) -> None:
-    with daemon(running, tmp_path) as (beside, address):
-        trainers = three_trainers(nursery, running, tmp_path, mode, f"beside-{mode}", daemon=[address, "", ""])
-        victim, *others = trainers
-        for stopped in ([victim.pid], [beside.pid], [victim.pid, beside.pid]):
-            for pid in stopped:
-                os.kill(pid, signal.SIGSTOP)
-            wait_until(lambda: status_of(running, victim) == ("left", "its process is stopped"), "it is found")
-            go_on(others)
-            for pid in stopped:
-                os.kill(pid, signal.SIGCONT)
-            wait_until(lambda: status_of(running, victim)[0] == "here", "it has joined again")
-            go_on([victim])
-        end_well(running, trainers, mode)
 
 
 @pytest.mark.parametrize("mode", ["asynchronous", "synchronous"])

@@ -28,7 +28,7 @@ from mlfabric.channels.base import MAX_META_BYTES
 from mlfabric.errors import TransferError, UsageError
 from mlfabric.protocol import UpdateId
 from mlfabric.specs import Layout, ModelSpec, Role, TensorSpec
-from mlfabric.v1 import daemon_pb2, data_pb2, fabric_pb2, session_pb2, types_pb2
+from mlfabric.v1 import data_pb2, fabric_pb2, session_pb2, types_pb2
 from tests.fuzzing.frames import random_frames
 from tests.fuzzing.messages import Words, random_message
 
@@ -95,12 +95,6 @@ CALLS: Readers = (
     (fabric_pb2.RegisterAsReplicaRequest, wire.from_following),
     (types_pb2.Term, wire.from_term),
     (fabric_pb2.Admission, lambda message: wire.from_admission(message, ME, 1)),
-    (daemon_pb2.ReduceTensor, wire.from_reduce_tensor),
-    (
-        daemon_pb2.PushUpdate,
-        lambda message: (wire.from_version(message.computed_from), wire.from_samples(message.samples)),
-    ),
-    (daemon_pb2.DrawSamples, lambda message: wire.from_wanted(message.wanted, ME)),
 )
 META: Readers = (
     (data_pb2.OfferMeta, lambda message: wire.from_transfer_id(message.transfer)),

@@ -91,7 +91,7 @@ def test_every_shared_value_comes_back_as_it_was(
     assert wire.from_transfer_id(wire.to_transfer_id(update)) == update
     assert wire.from_get_id(wire.to_get_id(get)) == get
     assert wire.from_version(wire.to_version(version)) == version
-    assert wire.from_outcome(wire.to_outcome(outcome)) == outcome
+    assert wire.from_outcomes(wire.to_outcomes({update: outcome}, 1)) == {update: outcome}
 
 
 @given(holds)

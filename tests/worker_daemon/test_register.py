@@ -135,13 +135,6 @@ def test_an_observer_hears_of_transfers_and_outcomes() -> None:
     assert all(s.size_bytes == 304 or not isinstance(s.transfer, UpdateId) for s in seen if isinstance(s, Transferred))
 
 
-def test_an_observer_cannot_watch_a_daemon_in_another_process() -> None:
-    with fabric() as running:
-        settings = replace(running.settings(), daemon="unix:/nowhere")
-        with pytest.raises(UsageError, match="observer needs the daemon in this process"):
-            mlfabric.register_as_worker(small_model(), settings=settings, observer=lambda seen: None)
-
-
 def test_registering_twice_in_one_process_with_one_metrics_port_works_in_turn(free_port: int) -> None:
     with fabric() as running:
         settings = replace(running.settings(), metrics_port=free_port)

@@ -28,12 +28,13 @@ from mlfabric.specs import Mode
 from mlfabric.worker_daemon.attempts import ReduceBuffers
 from mlfabric.worker_daemon.sending import GivenUpError, Growth, Parcel
 from mlfabric.worker_daemon.tensors import ModelTensors
+from mlfabric.worker_daemon.thread import ThreadDaemon
 from mlfabric.worker_daemon.worker import Worker
 
 SIZE = 4
 
 
-class ScriptedDaemon:
+class ScriptedDaemon(ThreadDaemon):
     """Takes calls; the test resolves them. A model of version n holds n everywhere."""
 
     def __init__(self, size_bytes: int) -> None:
@@ -43,10 +44,10 @@ class ScriptedDaemon:
         self.samples: list[Samples] = []
         self.dropped_samples: list[Samples] = []
         self.draws: list[tuple[SamplesWanted, Future[SamplesGranted]]] = []
-        self._image = np.zeros(size_bytes // 4, dtype=np.float32)
+        self._weights = np.zeros(size_bytes // 4, dtype=np.float32)
 
     def buffer(self) -> memoryview:
-        return self._image.data.cast("B")
+        return self._weights.data.cast("B")
 
     def join(self) -> Welcome:
         return Welcome(
@@ -103,7 +104,7 @@ class ScriptedDaemon:
 
     def bring(self, number: int) -> None:
         """Let the oldest get that is open have this version."""
-        self._image[:] = number
+        self._weights[:] = number
         next(got for _, got in self.gets if not got.done()).set_result(ModelVersion(1, number))
 
 

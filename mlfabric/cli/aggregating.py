@@ -1,10 +1,8 @@
-"""``mlfabric worker | aggregator``: the services beside training, long-lived, logging to stderr."""
+"""``mlfabric aggregator``: a service beside training, long-lived, logging to stderr."""
 
 from __future__ import annotations
 
-import asyncio
 import socket
-from collections.abc import Callable
 from functools import partial
 from typing import Annotated
 
@@ -12,57 +10,10 @@ import typer
 
 from mlfabric.cli import options as opt
 from mlfabric.cli.moving import data_channel, move
-from mlfabric.cli.serving import serve
-from mlfabric.config import WorkerSettings, parse_size
+from mlfabric.config import parse_size
 from mlfabric.security import Security
 
 __all__ = ["add_to"]
-
-
-def worker(
-    listen: Annotated[
-        str, typer.Option(envvar="MLFABRIC_DAEMON", help="Address where the training process finds this daemon.")
-    ] = "",
-    scheduler: opt.Scheduler = opt.DEFAULT_SCHEDULER_ADDRESS,
-    name: Annotated[
-        str, typer.Option(envvar="MLFABRIC_NAME", help="The worker's name, unique within the fabric.")
-    ] = "worker-0",
-    host: opt.Host = "",
-    bind: opt.Bind = "127.0.0.1",
-    advertise: opt.Advertise = "",
-    data_ports: opt.DataPorts = "0",
-    up: opt.Up = "0",
-    down: opt.Down = "0",
-    most_connections: opt.MostConnections = opt.MOST_CONNECTIONS,
-    tls: opt.Tls = None,
-    insecure: opt.Insecure = False,
-    metrics_port: opt.MetricsPort = None,
-    log_level: opt.LogLevel = opt.Level.INFO,
-    config: opt.Config = None,
-) -> None:
-    """Run a worker's daemon beside its training process.
-
-    Without it, the daemon runs in a thread of the training process.
-    """
-    from mlfabric.worker_daemon import beside
-
-    opt.log_to_stderr(log_level)
-    settings = WorkerSettings(
-        scheduler=scheduler,
-        name=name,
-        host=host or socket.gethostname(),
-        tcp=data_channel(
-            bind, advertise, data_ports, up, down, most_connections, Security.of(tls, "worker", insecure=insecure)
-        ),
-        metrics_port=metrics_port,
-        daemon=listen,
-    )
-
-    async def run(stop: asyncio.Event, ready: Callable[[], None]) -> None:
-        ready()
-        await beside.serve(beside.BesideOptions(settings=settings), stop)
-
-    raise typer.Exit(serve(run))
 
 
 def aggregator(
@@ -115,12 +66,6 @@ def aggregator(
 
 def add_to(app: typer.Typer) -> None:
     """Add these commands."""
-    app.command(
-        epilog=opt.examples(
-            "mlfabric worker --listen 127.0.0.1:7100 --name worker-3 --scheduler head-node:50061 --tls certificates",
-            "MLFABRIC_DAEMON=127.0.0.1:7100 python train.py",
-        )
-    )(worker)
     app.command(
         epilog=opt.examples(
             "mlfabric aggregator --scheduler head-node:50061 --tls certificates",
