@@ -2,9 +2,9 @@
 
 *Traffic.* Workers train for a fixed number of updates; the bytes that went to the replica after its seed are counted by
 the replica. Strict replication (no lead allowed, so the replica has every update before it is committed) is compared
-with a bound of 20 updates per worker. Beside it: chain replication, where the primary hands on all that reaches it
-before it commits it, over its own link; and checkpoints, one each time that as many updates were committed as the bound
-allows.
+with a bound of 20 updates per worker. Beside it: chain replication (``benchmarks.chain``), where the server sends all
+that it is about to apply to a follower first, over its own link; and checkpoints, one each time that as many updates
+were committed as the bound allows.
 
 *How to read the checkpoints' bytes.* They are the fewest: one image of the model (and of the optimizer's state) for
 each period, where each worker sends one image, of what it folded, for each half period; with W workers that is about
@@ -27,7 +27,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection as Pipe
@@ -38,10 +38,11 @@ from typing import Any
 import torch
 
 import mlfabric
+from benchmarks.chain import Follower, send_on
 from mlfabric import ModelView
 from mlfabric.channels import TcpOptions
 from mlfabric.config import WorkerSettings
-from mlfabric.protocol import Commit, ReplicationKind
+from mlfabric.protocol import Commit
 from mlfabric.scheduler.runner import SchedulerOptions, SchedulerRunner
 from mlfabric.specs import MomentumAt, RuleSpec
 
@@ -61,11 +62,10 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True, kw_only=True)
 class Bound:
-    """How far a primary may be ahead of its replica, and how that follows."""
+    """How far a primary may be ahead of its replica."""
 
     norm: float = math.inf
     updates: int | None = None
-    replication: ReplicationKind = ReplicationKind.BOUNDED
 
 
 def run(updates_per_worker: int = 200, stops: int = 40) -> dict[str, float]:
@@ -84,9 +84,9 @@ def run(updates_per_worker: int = 200, stops: int = 40) -> dict[str, float]:
         ``divergence_violations``, of ``divergence_stops``; ``divergence_share_max``: of the bound.
     """
     bound = LEAD_PER_WORKER * WORKERS
-    strict, _ = _traffic(Bound(updates=0), updates_per_worker)
-    bounded, behind = _traffic(Bound(updates=bound), updates_per_worker)
-    chain, behind_chain = _traffic(Bound(replication=ReplicationKind.CHAIN), updates_per_worker)
+    strict, _ = _traffic(World(RULE, Bound(updates=0)), updates_per_worker)
+    bounded, behind = _traffic(World(RULE, Bound(updates=bound)), updates_per_worker)
+    chain, behind_chain = _traffic(ChainWorld(RULE), updates_per_worker)
     checkpoint, lost = _checkpoints(bound, updates_per_worker)
     found = [_stopped(rule, bound, stops) for rule in (RULE, AT_SERVER) for bound in _bounds()]
     return {
@@ -110,7 +110,7 @@ def _bounds() -> tuple[Bound, ...]:
     return Bound(norm=0.0), Bound(norm=2.0), Bound(updates=3), Bound(norm=8.0, updates=20)
 
 
-def _traffic(bound: Bound, updates_per_worker: int) -> tuple[float, int]:
+def _traffic(world: World, updates_per_worker: int) -> tuple[float, int]:
     """Return the bytes that the replica gets per applied update, and how many updates it is behind at most."""
     behind = 0
 
@@ -118,7 +118,7 @@ def _traffic(bound: Bound, updates_per_worker: int) -> tuple[float, int]:
         nonlocal behind
         behind = max(behind, world.behind)
 
-    with World(RULE, bound) as world:
+    with world:
         world.wait_for_seed()
         begin, sent = world.version, world.received()
         world.server.register_update_callback(look)
@@ -222,7 +222,6 @@ class World:
                     host=REPLICA_HOST,
                     div_max=self._bound.norm,
                     div_max_updates=self._bound.updates,
-                    replication=self._bound.replication,
                 )
                 self.replica = stack.enter_context(mlfabric.register_as_replica(options))
             self._stack = stack.pop_all()
@@ -321,6 +320,36 @@ class World:
         model = self.replica._service._state.models["model"]
         logged = model.log[-1].version.number if model.log else model.version.number
         return model.is_idle and logged == version
+
+
+class ChainWorld(World):
+    """A fabric whose server is the head of a chain; the follower runs in its event loop."""
+
+    def __init__(self, rule: RuleSpec) -> None:
+        super().__init__(rule, None)
+        self._follower = Follower(TcpOptions())
+
+    def start_workers(self, stack: ExitStack) -> None:
+        """Begin the chain, start the workers, and wait until each has the model."""
+        send_on(self.server._service, self._in_server(self._follower.listen()))
+        stack.callback(lambda: self._in_server(self._follower.close()))
+        super().start_workers(stack)
+
+    def _in_server(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self.server._loop).result(TIMEOUT_S)
+
+    @property
+    def behind(self) -> int:
+        """How many commits the follower lacks."""
+        return self.version - self._follower.held
+
+    def received(self) -> float:
+        """Return how many bytes the follower has got after the initial weights."""
+        return self._follower.step_bytes
+
+    def wait_for_seed(self) -> None:
+        """Wait until the follower has the initial weights."""
+        _wait_until(lambda: self._follower.held >= 0, "the follower has the initial weights")
 
 
 def _copied(store: Any) -> tuple[torch.Tensor, int]:

@@ -246,7 +246,7 @@ def _with_backups() -> tuple[System, ...]:
         one("replica-strict", "mlfabric, replica without any lead", "replicated", replica),
         one("replica-1", "mlfabric, replica 1 iteration behind at most", "replicated", replica, 1),
         one("replica-20", "mlfabric, replica 20 iterations behind at most", "replicated", replica, 20),
-        one("chain", "mlfabric, chain replication", "replicated", chain),
+        one("chain", "mlfabric, chain replication", "chained", chain),
         one("checkpoint-1", "mlfabric, a checkpoint every iteration", "checkpointed", checkpoint, 1),
         one("checkpoint-20", "mlfabric, a checkpoint every 20 iterations", "checkpointed", checkpoint, 20),
     )

@@ -16,11 +16,10 @@ from benchmarks.testbed.logs import RunLogs
 from benchmarks.testbed.news import TEXTS
 from benchmarks.testbed.processes import Launcher
 from benchmarks.testbed.runs import Backup, BackupKind, Consistency, Place, RunPlan, worker_name
-from benchmarks.testbed.systems import checkpointed, fabric, replicated
+from benchmarks.testbed.systems import chained, checkpointed, fabric, replicated
 from benchmarks.testbed.systems.fabric_members import REPLICA, SCHEDULER, SERVER, monitor_config
 from benchmarks.testbed.workload import WorkloadSpec
 from mlfabric.errors import UnavailableError, UsageError
-from mlfabric.protocol import ReplicationKind
 from mlfabric.twin.settings import COMPUTE
 from tests.testbed.digits import needs_digits
 
@@ -55,7 +54,9 @@ def real(test: Any) -> Any:
 @pytest.fixture(scope="module")
 def launcher() -> Iterator[Launcher]:
     workloads = (*PLAN.workload.preloaded, *TOPICS.preloaded)
-    with Launcher(preloaded=[*(system.__name__ for system in (replicated, checkpointed, fabric)), *workloads]) as made:
+    with Launcher(
+        preloaded=[*(system.__name__ for system in (replicated, chained, checkpointed, fabric)), *workloads]
+    ) as made:
         yield made
 
 
@@ -105,8 +106,8 @@ def test_a_replica_that_may_not_be_behind_gets_all_that_was_committed(strict: Ru
 
 @real
 @needs_digits
-def test_a_replica_in_a_chain_gets_all_that_was_committed(launcher: Launcher):
-    all_is_replicated(run(launcher, replicated, replace(PLAN, backup=Backup(kind=BackupKind.CHAIN))))
+def test_the_follower_in_a_chain_gets_all_that_was_committed(launcher: Launcher):
+    all_is_replicated(run(launcher, chained, replace(PLAN, backup=Backup(kind=BackupKind.CHAIN))))
 
 
 @real
@@ -163,12 +164,9 @@ def test_the_monitor_reports_as_often_as_the_plan_says_in_dilated_time():
 def test_a_replica_follows_as_the_plan_says():
     names = [SCHEDULER, SERVER, REPLICA]
     place = Place(name=REPLICA, rank=None, workers=1, addresses=dict.fromkeys(names, "127.0.0.1"), interface="lo")
-    chain = replicated.options_of(place, replace(PLAN, backup=Backup(kind=BackupKind.CHAIN)))
     bounded = replicated.options_of(place, replace(PLAN, backup=Backup(kind=BackupKind.REPLICA, lead_updates=7)))
 
-    assert (chain.replication, chain.div_max_updates) == (ReplicationKind.CHAIN, None)
-    assert (bounded.replication, bounded.div_max_updates) == (ReplicationKind.BOUNDED, 7)
-    assert chain.replica_of == SERVER
+    assert (bounded.replica_of, bounded.div_max_updates) == (SERVER, 7)
 
 
 def test_the_disk_takes_time_for_a_file_and_keeps_nothing_of_it(tmp_path: Path):

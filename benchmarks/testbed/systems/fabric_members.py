@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from types import MappingProxyType
 
@@ -53,6 +53,7 @@ __all__ = [
     "replicas",
     "scheduler",
     "scheduler_address",
+    "serve",
     "server",
     "settings_of",
     "tcp_of",
@@ -205,12 +206,23 @@ async def _ended(stop: asyncio.Event, task: asyncio.Task[None]) -> None:
 
 def server(place: Place, plan: RunPlan) -> ServerLog:
     """Run the server until all workers have left."""
+    return serve(place, lambda _: None)
+
+
+def serve(place: Place, prepared: Callable[[ServerService], None]) -> ServerLog:
+    """Run the server until all workers have left.
+
+    Args:
+        place: its own.
+        prepared: called before it joins.
+    """
     options = ServerOptions(scheduler=scheduler_address(place), name=SERVER, host=SERVER, tcp=tcp_of(place))
 
     async def run() -> None:
-        stop = asyncio.Event()
+        stop, service = asyncio.Event(), ServerService(options, ServerMetrics())
+        prepared(service)
         over = asyncio.create_task(until_workers_left(place, stop))
-        await ServerService(options, ServerMetrics()).run(stop)
+        await service.run(stop)
         await over
 
     asyncio.run(run())

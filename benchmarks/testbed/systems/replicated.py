@@ -1,4 +1,4 @@
-"""mlfabric with a replica of its server, on a host of its own: bounded, strict, or in a chain behind the server.
+"""mlfabric with a replica of its server, on a host of its own: bounded or strict.
 
 Everything else is ``fabric``. What the replica gets is counted from when it has its seed.
 """
@@ -9,7 +9,7 @@ import asyncio
 from dataclasses import replace
 from types import MappingProxyType
 
-from benchmarks.testbed.runs import BackupCost, BackupKind, Place, RunPlan, ServerLog, Service
+from benchmarks.testbed.runs import BackupCost, Place, RunPlan, ServerLog, Service
 from benchmarks.testbed.systems.fabric import worker
 from benchmarks.testbed.systems.fabric_members import (
     MODEL,
@@ -23,7 +23,6 @@ from benchmarks.testbed.systems.fabric_members import (
 )
 from benchmarks.testbed.systems.fabric_members import SERVICES as WITHOUT_REPLICA
 from mlfabric.errors import FabricError
-from mlfabric.protocol import ReplicationKind
 from mlfabric.server.replica_service import ReplicaOptions, ReplicaService
 from mlfabric.telemetry import ServerMetrics
 
@@ -44,15 +43,13 @@ def replica(place: Place, plan: RunPlan) -> ServerLog:
 
 def options_of(place: Place, plan: RunPlan) -> ReplicaOptions:
     """Return how the replica follows."""
-    is_chain = plan.backup.kind is BackupKind.CHAIN
     return ReplicaOptions(
         scheduler=scheduler_address(place),
         replica_of=SERVER,
         name=REPLICA,
         host=REPLICA,
         tcp=tcp_of(place),
-        div_max_updates=None if is_chain else plan.backup.lead_updates,
-        replication=ReplicationKind.CHAIN if is_chain else ReplicationKind.BOUNDED,
+        div_max_updates=plan.backup.lead_updates,
     )
 
 
