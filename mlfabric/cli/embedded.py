@@ -20,7 +20,6 @@ from mlfabric.launch.processes import Nursery
 from mlfabric.launch.signals import EXIT_ON_SIGNAL
 from mlfabric.launch.status import StatusReader
 from mlfabric.launch.workers import JobOptions, per_rank, planned_host, run_job
-from mlfabric.protocol import ReplicationKind
 from mlfabric.security import CLIENT, Security
 
 __all__ = ["add_to"]
@@ -28,7 +27,7 @@ __all__ = ["add_to"]
 PROBE_S = 2.0
 _FABRIC_OPTIONS = (
     *("servers", "server_up", "server_down", "aggregators"),
-    *("replica_div_max", "replica_div_max_updates", "replication", "checkpoint_dir"),
+    *("replica_div_max", "replica_div_max_updates", "checkpoint_dir"),
 )
 
 _FOR_THIS_COMMAND = ("COMMANDLINE", "DEFAULT_MAP")
@@ -42,7 +41,6 @@ def up(
     aggregators: flag.Aggregators = 0,
     replica_div_max: flag.ReplicaDivMax = "",
     replica_div_max_updates: flag.ReplicaDivMaxUpdates = "",
-    replication: flag.Replication = ReplicationKind.BOUNDED,
     monitor: flag.Monitor = True,
     server_host: flag.ServerHost = "",
     server_up: flag.ServerUp = "",
@@ -79,7 +77,6 @@ def up(
         aggregators=aggregators,
         replica_div_max=flag.div_max(replica_div_max),
         replica_div_max_updates=flag.div_max_updates(replica_div_max_updates),
-        replication=replication,
         monitor=monitor,
         server_host=server_host,
         server_up=flag.checked_rate(server_up),
@@ -135,7 +132,6 @@ def run(
     aggregators: flag.Aggregators = 0,
     replica_div_max: flag.ReplicaDivMax = "",
     replica_div_max_updates: flag.ReplicaDivMaxUpdates = "",
-    replication: flag.Replication = ReplicationKind.BOUNDED,
     checkpoint_dir: flag.CheckpointDir = None,
     resume: Annotated[
         bool,
@@ -189,7 +185,6 @@ def run(
         server_down=flag.checked_rate(server_down),
         replica_div_max=flag.div_max(replica_div_max),
         replica_div_max_updates=flag.div_max_updates(replica_div_max_updates),
-        replication=replication,
         aggregators=aggregators,
         checkpoint_dir=checkpoint_dir,
         resume=resume and checkpoint_dir is not None,
@@ -296,7 +291,6 @@ def add_to(app: typer.Typer) -> None:
             "mlfabric up --port 0 --servers 2 --checkpoint-dir checkpoints --resume",
             "mlfabric up --server-up 800M --server-down 800M --metrics-port 9400",
             "mlfabric up --replica-div-max-updates 40",
-            "mlfabric up --replication chain",
             "mlfabric up --aggregators 2 --aggregator-hosts node-1,node-2",
             "mlfabric up --bind 0.0.0.0 --advertise head-node --tls certificates",
         )

@@ -10,7 +10,6 @@ import typer
 
 from mlfabric.config import parse_rate
 from mlfabric.errors import UsageError
-from mlfabric.protocol import ReplicationKind
 
 __all__ = [
     "AggregatorDown",
@@ -22,7 +21,6 @@ __all__ = [
     "Port",
     "ReplicaDivMax",
     "ReplicaDivMaxUpdates",
-    "Replication",
     "Resume",
     "ServerDown",
     "ServerHost",
@@ -48,13 +46,6 @@ ReplicaDivMaxUpdates = Annotated[
     str,
     typer.Option(
         envvar="MLFABRIC_REPLICA_DIV_MAX_UPDATES", help="Keep a replica of server-0 within so many commits of it."
-    ),
-]
-Replication = Annotated[
-    ReplicationKind,
-    typer.Option(
-        envvar="MLFABRIC_REPLICATION",
-        help="A replica follows within its bound, or in a chain: server-0 hands on what it commits before it does.",
     ),
 ]
 Monitor = Annotated[

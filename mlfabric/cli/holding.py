@@ -14,7 +14,6 @@ from mlfabric.cli import options as opt
 from mlfabric.cli.moving import data_channel, move
 from mlfabric.config import parse_size
 from mlfabric.errors import UsageError
-from mlfabric.protocol import ReplicationKind
 from mlfabric.security import Security
 
 __all__ = ["add_to"]
@@ -34,13 +33,6 @@ DivMax = Annotated[
 DivMaxUpdates = Annotated[
     int | None,
     typer.Option(envvar="MLFABRIC_DIV_MAX_UPDATES", min=0, help="Commits that a primary may be ahead of its replica."),
-]
-Replication = Annotated[
-    ReplicationKind,
-    typer.Option(
-        envvar="MLFABRIC_REPLICATION",
-        help="A replica follows within its bound, or in a chain: the primary hands on what it commits before it does.",
-    ),
 ]
 CheckpointDir = Annotated[
     Path | None, typer.Option(envvar="MLFABRIC_CHECKPOINT_DIR", help="Where checkpoints go; none without it.")
@@ -82,7 +74,6 @@ def server(
     replica_of: ReplicaOf = "",
     div_max: DivMax = math.inf,
     div_max_updates: DivMaxUpdates = None,
-    replication: Replication = ReplicationKind.BOUNDED,
     checkpoint_dir: CheckpointDir = None,
     checkpoint_every: CheckpointEvery = 60.0,
     keep: Keep = 3,
@@ -117,7 +108,6 @@ def server(
             tcp=tcp,
             div_max=div_max,
             div_max_updates=div_max_updates,
-            replication=replication,
             receive_budget_bytes=parse_size(receive_budget),
             weight_copies=weight_copies,
             checkpoint_dir=checkpoint_dir,
@@ -125,8 +115,8 @@ def server(
             keep=keep,
         )
         move(partial(ReplicaService, following, metrics), metrics.registry, tcp, metrics_port)
-    if div_max_updates is not None or not math.isinf(div_max) or replication is ReplicationKind.CHAIN:
-        wrong = "--div-max, --div-max-updates and --replication are a replica's"
+    if div_max_updates is not None or not math.isinf(div_max):
+        wrong = "--div-max and --div-max-updates are a replica's"
         raise UsageError(f"{wrong}; give --replica-of, the name of a server")
     options = ServerOptions(
         scheduler=scheduler,
@@ -150,7 +140,6 @@ def add_to(app: typer.Typer) -> None:
             "mlfabric server --scheduler head-node:50061 --tls certificates",
             "mlfabric server --name server-1 --bind 0.0.0.0 --advertise node-7 --data-ports 7000-7099 --insecure",
             "mlfabric server --replica-of server-0 --div-max-updates 160",
-            "mlfabric server --replica-of server-0 --replication chain",
             "mlfabric server --checkpoint-dir checkpoints --checkpoint-every 120 --resume",
         )
     )(server)

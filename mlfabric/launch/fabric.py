@@ -19,7 +19,6 @@ from mlfabric.launch.racing import first_of
 from mlfabric.launch.status import HERE, StatusReader
 from mlfabric.launch.supervisor import Start, Supervised
 from mlfabric.launch.workers import per_rank
-from mlfabric.protocol import ReplicationKind
 from mlfabric.security import CLIENT, Security
 from mlfabric.v1 import fabric_pb2
 
@@ -41,8 +40,7 @@ class FabricOptions:
         servers: how many; >= 1.
         aggregators: how many; >= 0.
         replica_div_max, replica_div_max_updates: bounds of a replica of server-0, as texts; without either of them
-            there is none, but in a chain.
-        replication: how a replica follows; CHAIN takes no bound.
+            there is none.
         monitor: whether links are measured.
         server_host: machine that the servers are planned to be on, or one for each, joined by commas; "" means this
             one, or, where a network card is emulated, one for each server.
@@ -68,7 +66,6 @@ class FabricOptions:
     aggregators: int = 0
     replica_div_max: str = ""
     replica_div_max_updates: str = ""
-    replication: ReplicationKind = ReplicationKind.BOUNDED
     monitor: bool = True
     server_host: str = ""
     replica_host: str = ""
@@ -90,11 +87,6 @@ class FabricOptions:
             raise UsageError(f"servers={self.servers}; allowed: 1 or more")
         if self.aggregators < 0:
             raise UsageError(f"aggregators={self.aggregators}; allowed: 0 or more")
-        if self.is_chain and (self.replica_div_max or self.replica_div_max_updates):
-            raise UsageError(
-                "--replication chain with --replica-div-max or --replica-div-max-updates; a chain allows no lead, "
-                "leave the bound out"
-            )
         for name in ("aggregator_hosts", "aggregator_up", "aggregator_down"):
             given = len(getattr(self, name))
             if given not in (0, 1, self.aggregators):
@@ -112,12 +104,7 @@ class FabricOptions:
     @property
     def has_replica(self) -> bool:
         """Whether server-0 has a replica."""
-        return bool(self.replica_div_max or self.replica_div_max_updates or self.is_chain)
-
-    @property
-    def is_chain(self) -> bool:
-        """Whether server-0 hands on to a replica what it commits."""
-        return self.replication is ReplicationKind.CHAIN
+        return bool(self.replica_div_max or self.replica_div_max_updates)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +153,7 @@ def protection(options: FabricOptions) -> list[str]:
         *([f"{options.replica_div_max_updates} updates"] if options.replica_div_max_updates else []),
         *([f"a distance of {options.replica_div_max}"] if options.replica_div_max else []),
     ]
-    lead = f"at most {' and '.join(given)} behind" if given else "never behind"
+    lead = f"at most {' and '.join(given)} behind"
     others = [f"server-{i}" for i in range(1, options.servers)]
     lines = [f"{REPLICA} protects {REPLICATED}: it takes its place if that dies, {lead}"]
     if others:
@@ -258,7 +245,6 @@ def _replica(options: FabricOptions, member: tuple[str, ...], host: str, place: 
         checkpoint_dir=_checkpoint_dir(options, REPLICATED),
         div_max=options.replica_div_max,
         div_max_updates=options.replica_div_max_updates,
-        replication=options.replication.value if options.is_chain else "",
     )
     return Service(name=REPLICA, arguments=("server", *member, *flags, *_metrics(options.metrics_port, place)))
 

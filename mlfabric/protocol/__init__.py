@@ -117,7 +117,6 @@ from mlfabric.protocol.replication import (
     Release,
     ReplicaReported,
     Replicate,
-    ReplicationKind,
     Seed,
     Unfollowed,
 )
@@ -206,7 +205,6 @@ __all__ = [
     "Release",
     "ReplicaReported",
     "Replicate",
-    "ReplicationKind",
     "Resolve",
     "Resume",
     "RoundArrived",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from enum import StrEnum
 
 from mlfabric.protocol.identities import Commit, ModelVersion, SumId, TransferId, UpdateId
 from mlfabric.values import dataclass
@@ -19,20 +18,9 @@ __all__ = [
     "Release",
     "ReplicaReported",
     "Replicate",
-    "ReplicationKind",
     "Seed",
     "Unfollowed",
 ]
-
-
-class ReplicationKind(StrEnum):
-    """From whom a replica gets what its primary commits, and when (design, section 5, "Replication")."""
-
-    BOUNDED = "bounded"
-    """From the workers, which fold what is committed; the primary keeps within a bound."""
-
-    CHAIN = "chain"
-    """From the primary, which hands on each transfer before it commits it: the usual way, to compare with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,14 +30,12 @@ class Following:
     Args:
         norm: l2 distance, >= 0; 0 for no lead at all, infinite for no such bound.
         updates: commits, >= 0; None for no such bound.
-        kind: how it follows; CHAIN comes with a norm of 0.
         is_seeded: it has a model, and could take its server's place.
     """
 
     server: str
     norm: float = math.inf
     updates: int | None = None
-    kind: ReplicationKind = ReplicationKind.BOUNDED
     is_seeded: bool = False
 
 
@@ -151,8 +137,7 @@ class Release:
 class Replicate:
     """Send to the replica, showing the ticket, one update, or the window as it is now; another one begins then.
 
-    Repeat it until the replica has it, or the term is over. ``rate_bps`` 0 means unpaced. A primary that its replica
-    follows in a chain hands on a transfer that has come to it, as it came.
+    Repeat it until the replica has it, or the term is over. ``rate_bps`` 0 means unpaced.
     """
 
     to: str

@@ -10,13 +10,12 @@ from mlfabric.scheduler.planning import Plan
 from mlfabric.scheduler.planning.plan import Toward
 from mlfabric.scheduler.planning.problem import DivergenceBound, Pending, Replica
 from mlfabric.scheduler.records import LONGEST_STEP
-from mlfabric.scheduler.replica_chain import ReplicaChain
-from mlfabric.scheduler.replica_sending import Phase
+from mlfabric.scheduler.replica_sending import Phase, ReplicaSending
 
 __all__ = ["ReplicaPlans"]
 
 
-class ReplicaPlans(ReplicaChain):
+class ReplicaPlans(ReplicaSending):
     """One model's replica, as plans see it."""
 
     def bound(self) -> DivergenceBound | None:
@@ -53,7 +52,7 @@ class ReplicaPlans(ReplicaChain):
     @property
     def _is_planned(self) -> bool:
         """Whether plans say what the replica gets: without any lead each update goes there as soon as it is known."""
-        return self.phase is Phase.FOLLOWING and not self.is_chain and self._limit.commits != 0
+        return self.phase is Phase.FOLLOWING and self._limit.commits != 0
 
     def carry_out(self, plan: Plan, now_ns: int) -> Iterator[Instruction]:
         """Send what a plan sends of what was committed; what it sends before that goes only if nothing else helps."""

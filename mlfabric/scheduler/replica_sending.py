@@ -15,9 +15,11 @@ from mlfabric.protocol import (
     Expect,
     Expected,
     Fold,
+    Followed,
     Following,
     Instruction,
     ModelVersion,
+    Release,
     Replicate,
     Seed,
     SumId,
@@ -112,9 +114,7 @@ class ReplicaSending:
         self._lost: set[UpdateId] = set()
         self._flush = False
         self._reported: tuple[UpdateId, ...] = ()
-        self._chained: dict[SumId, tuple[UpdateId, ...]] = {}
         self._unreleased: list[UpdateId] = []
-        self._inherited: set[UpdateId] = set()
         self._orphaned_ns: int | None = None
         self._given_up: set[UpdateId] = set()
         self._is_seeded = False
@@ -308,14 +308,44 @@ class ReplicaSending:
     def _key(self, transfer: TransferId) -> tuple[str, str, TransferId]:
         return self._model, "replica", transfer
 
+    # What workers and the primary are told
+
+    def _release_copies(self) -> Iterator[Instruction]:
+        """Let workers keep no longer what the replica has: its own answer may have been lost."""
+        updates, self._unreleased = self._unreleased, []
+        yield from self._release(updates, "the replica has them")
+
+    def _release(self, updates: Iterable[UpdateId], reason: str) -> Iterator[Instruction]:
+        by_worker: dict[str, list[UpdateId]] = {}
+        for update in updates:
+            if update.worker in self._workers:
+                by_worker.setdefault(update.worker, []).append(update)
+        for worker, own in sorted(by_worker.items()):
+            yield Release(to=worker, model=self._model, term=self.term, updates=tuple(own), reason=reason)
+
+    def _followed(self, reason: str) -> Followed:
+        """Tell the primary where the replica is.
+
+        What it reported counts only as far as nobody let it forget that meanwhile.
+        """
+        assert self.following is not None, "there is a replica"
+        return Followed(
+            to=self._pushes.server,
+            model=self._model,
+            replica=self.name,
+            version=self.version,
+            held=tuple(u for u in self._reported if u in self._held),
+            norm=self.following.norm,
+            updates=self.following.updates,
+            reason=reason,
+        )
+
     def validate(self) -> None:
         """Check what must hold after every event; a violation is a broken invariant."""
-        if not (self._entries or self._windows or self._chained):
+        if not (self._entries or self._windows):
             return
         numbers = [entry.version for entry in self._entries]
         assert numbers == list(range(numbers[0], numbers[0] + len(numbers))) if numbers else True, f"log {numbers}"
         windowed = [u for window in self._windows.values() for u in window.members]
         assert len(windowed) == len(set(windowed)), f"{self._model}: folded twice: {windowed}"
         assert not self._alone & set(windowed), f"{self._model}: folded and sent by themselves"
-        chained = [u for members in self._chained.values() for u in members]
-        assert len(chained) == len(set(chained)), f"{self._model}: in two sums at once: {chained}"

@@ -89,7 +89,6 @@ class Replication(ReplicaPlans):
             self._is_unheard = False
             self._alone.update(event.held)
             self._held.update(event.held)
-            self._inherited = set(event.held)
         if event.term == self.term and self.phase is Phase.SEEDING and event.version.number >= 0:
             yield from self._seeded(event.version)
         elif event.term == self.term and self.phase is Phase.FOLLOWING:
@@ -99,7 +98,7 @@ class Replication(ReplicaPlans):
         self._is_seeded = event.term > 0
         if self._is_seeded:
             yield self._followed("the replica holds more")
-        for update in event.held if not self.is_chain else ():
+        for update in event.held:
             if update not in self._held and update not in self._in_flight:
                 reason = "it was not heard of when it came, and is not counted on"
                 yield Void(to=self.name, model=self._model, transfer=update, reason=reason)
@@ -217,7 +216,6 @@ class Replication(ReplicaPlans):
         yield from self._look_at_primary()
         if self.phase is Phase.WAITING and self._can_seed():
             yield from self._seed(now_ns)
-        yield from self._forget_torn()
         yield from self._forget_dropped()
         yield from self._send(now_ns)
 
@@ -225,10 +223,7 @@ class Replication(ReplicaPlans):
         if self.phase is not Phase.FOLLOWING or self.replica is None or self.replica.state is not MemberState.HERE:
             return
         yield from self._release_copies()
-        if self.is_chain:
-            yield from self._hand_on(now_ns)
-        else:
-            yield from self._send_wanted(now_ns)
+        yield from self._send_wanted(now_ns)
         self._given_up.intersection_update(self._pushes.planned)
         yield from self._send_windows(now_ns)
 
@@ -294,7 +289,6 @@ class Replication(ReplicaPlans):
         self._alone.clear()
         self._wanted.clear()
         self._lost.clear()
-        self._chained.clear()
         self._unreleased.clear()
         self._flush, self._hole = False, ""
 
@@ -306,10 +300,9 @@ class Replication(ReplicaPlans):
         for transfer in self._in_flight:
             yield Void(to=self.name, model=self._model, transfer=transfer, reason=reason)
         there = self._alone & self._held
-        sums = self._keep_sums(there)
         self._clear()
         # The primary was told of these, and may count on them at any moment.
-        self._alone, self._held, self._chained = there, set(there), sums
+        self._alone, self._held = there, set(there)
         self.term += 1
         self.phase = Phase.WAITING
         self._logged = self._pushes.version.number
@@ -368,7 +361,7 @@ class Replication(ReplicaPlans):
             self._primary = record
             if self.phase is Phase.FOLLOWING:
                 yield self._followed("the primary came back")
-            yield from self._repeat_to_primary()
+            yield from (found.order for found in self._in_flight.values() if isinstance(found.order, Seed))
 
     def _can_seed(self) -> bool:
         pushes = self._pushes
@@ -398,8 +391,6 @@ class Replication(ReplicaPlans):
     def _settle_entry(self, entry: Entry) -> Iterator[Instruction]:
         """Tell the workers of a committed version to fold what they do not send otherwise."""
         for update in entry.members:
-            if self.is_chain and update not in self._held:
-                yield from self._retract(update)
             if update in self._held or update in self._alone:
                 continue
             record = self._workers.get(update.worker)

@@ -155,8 +155,7 @@ def _following(state: SchedulerState, replica: str) -> Iterator[str]:
         if replication.name != replica:
             continue
         if replication.phase is Phase.FOLLOWING:
-            how = " in a chain" if replication.is_chain else ""
-            yield f"follows {name}{how} at version {replication.version.number}, {replication.lead} updates behind"
+            yield f"follows {name} at version {replication.version.number}, {replication.lead} updates behind"
         else:
             yield f"{name}: {replication.phase.value}"
 

@@ -19,7 +19,6 @@ from mlfabric.protocol import (
     NoteDropped,
     Outcome,
     Prepare,
-    Replicate,
     Serve,
     ServerHolds,
     TransferId,
@@ -56,7 +55,6 @@ __all__ = [
     "GetBroken",
     "GetServed",
     "Grant",
-    "HandOn",
     "InstallInitial",
     "InstallRefused",
     "Installed",
@@ -207,7 +205,6 @@ ServerEvent = (
     | Drop
     | NoteDropped
     | Followed
-    | Replicate
     | Unfollowed
     | SeedTaken
     | Expect
@@ -299,14 +296,6 @@ class Forget:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HandOn:
-    """Send the bytes of a transfer on to the replica, from its buffer; ``Forget`` or a step of it ends that."""
-
-    order: Replicate
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class InstallInitial:
     """Take the update's buffer as the initial weights."""
 
@@ -379,7 +368,6 @@ Action = (
     | Abandon
     | Answer
     | Forget
-    | HandOn
     | ApplyStep
     | PrepareStep
     | CommitStep

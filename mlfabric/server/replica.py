@@ -18,7 +18,6 @@ from mlfabric.protocol import (
     ModelVersion,
     NotKept,
     ReplicaReported,
-    ReplicationKind,
     ServerHolds,
     SumId,
     TransferEnd,
@@ -86,7 +85,7 @@ class ReplicaModel:
     further than the log, the next seed is taken whatever it is of.
     """
 
-    def __init__(self, replica: str, spec: ModelSpec, kind: ReplicationKind = ReplicationKind.BOUNDED) -> None:
+    def __init__(self, replica: str, spec: ModelSpec) -> None:
         self.spec = spec
         self.version = ModelVersion(0, 0)
         self.term = 0
@@ -96,7 +95,6 @@ class ReplicaModel:
         self.transfers: dict[TransferId, _Incoming] = {}
         self.log: list[Entry] = []
         self._replica = replica
-        self._is_chain = kind is ReplicationKind.CHAIN
         self._over: deque[tuple[bytes, int]] = deque(maxlen=MOST_OVER)
         self._running: tuple[TransferId, ...] | None = None
         self._applying: tuple[Entry, ...] = ()
@@ -291,7 +289,7 @@ class ReplicaModel:
         yield from self._forget(seed.order.transfer, reason)
         self.term, self.seeded_by = seed.order.seq, seed.order.transfer
         for name, other in list(self.transfers.items()):
-            kept = other.is_held and (isinstance(name, UpdateId) or self._is_chain)
+            kept = other.is_held and isinstance(name, UpdateId)
             outdated = other.order.seq < self.term and not kept
             if outdated or any(self.applied.knows(update) for update in other.members):
                 yield from self.void(name, "the model has it in it")
@@ -378,8 +376,7 @@ class ReplicaModel:
 
     def _usable(self, name: TransferId, transfer: _Incoming) -> tuple[UpdateId, ...]:
         """Return what can be applied once it is in the log; of a window that depends on the updates between its own."""
-        is_sum = self._is_chain and transfer.order.kind is UpdateKind.GRADIENT
-        return transfer.members if is_sum or isinstance(name, UpdateId) else ()
+        return transfer.members if isinstance(name, UpdateId) else ()
 
     def announce(self) -> ReplicaReported:
         """Say what is here, to a scheduler that may know nothing."""
@@ -414,10 +411,8 @@ class ReplicaModel:
         )
 
     def _part(self, name: TransferId, transfer: _Incoming, place: int, share: float) -> Part:
-        steps_once = self._is_mean or self.spec.rule.kind is RuleKind.ADAM
-        sum_of = len(transfer.members) if self._is_chain and steps_once and isinstance(name, SumId) else 0
-        has_share = self._is_mean and (sum_of > 0 or isinstance(name, UpdateId))
-        return Part(transfer=name, place=place, share=share if has_share else 1.0, sum_of=sum_of)
+        has_share = self._is_mean and isinstance(name, UpdateId)
+        return Part(transfer=name, place=place, share=share if has_share else 1.0)
 
     @property
     def _is_mean(self) -> bool:

@@ -93,16 +93,14 @@ class Part:
     """What a transfer brings into a prefix of the log.
 
     Args:
-        place: of an update by itself its place in the prefix, from 1; of a window or a sum that of its last update.
-        share: of an update by itself, or of each one of a plain sum, in its version's step.
-        sum_of: how many updates it is the plain sum of; 0 for one by itself, and for the images of a window or a sum.
+        place: of an update by itself its place in the prefix, from 1; of a window that of its last update.
+        share: of an update by itself in its version's step.
         outdated: a later group follows in the prefix: the values that it brings of buffers are of no consequence.
     """
 
     transfer: TransferId
     place: int
     share: float = 1.0
-    sum_of: int = 0
     outdated: bool = False
 
 

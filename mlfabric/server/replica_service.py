@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from mlfabric import wire
-from mlfabric.arguments import enum_of
 from mlfabric.channels import Direction, TcpChannel, TcpOptions, TransferRecord
 from mlfabric.driving import Driver, side_by_side
 from mlfabric.errors import LayoutError, RefusedError, UsageError
@@ -24,7 +23,6 @@ from mlfabric.protocol import (
     MemoryReported,
     ModelVersion,
     MonitorAt,
-    ReplicationKind,
     TransferId,
     Welcome,
 )
@@ -74,8 +72,6 @@ class ReplicaOptions:
         div_max: how far each model's parameters may be from what can be recovered here, as an l2 norm; 0 for no lead
             at all, infinite for no such bound.
         div_max_updates: how many commits it may be ahead, >= 0; None for no such bound.
-        replication: CHAIN, or ``"chain"``, lets the primary hand on what it commits before it does; no lead is allowed
-            then, so neither bound is given.
         receive_budget_bytes, weight_copies, checkpoint_dir, checkpoint_every_s, keep: see ``ServerOptions``; for when
             it has taken its primary's place. Before that it writes nothing.
     """
@@ -87,31 +83,20 @@ class ReplicaOptions:
     tcp: TcpOptions = field(default_factory=TcpOptions)
     div_max: float = math.inf
     div_max_updates: int | None = None
-    replication: ReplicationKind = ReplicationKind.BOUNDED
     receive_budget_bytes: int = 0
     weight_copies: int = DEFAULT_WEIGHT_COPIES
     checkpoint_dir: Path | None = None
     checkpoint_every_s: float = 60.0
     keep: int = 3
 
-    @property
-    def norm_max(self) -> float:
-        """The l2 distance that is allowed: 0 in a chain."""
-        return 0.0 if self.replication is ReplicationKind.CHAIN else self.div_max
-
     def __post_init__(self) -> None:
-        object.__setattr__(self, "replication", enum_of(ReplicationKind, "replication", self.replication))
         if not self.replica_of:
             raise UsageError("replica_of=''; give the name of a server")
         if not self.div_max >= 0:
             raise UsageError(f"div_max={self.div_max}; allowed: >= 0")
         if self.div_max_updates is not None and self.div_max_updates < 0:
             raise UsageError(f"div_max_updates={self.div_max_updates}; allowed: >= 0")
-        is_bounded = not math.isinf(self.div_max) or self.div_max_updates is not None
-        if self.replication is ReplicationKind.CHAIN:
-            if is_bounded:
-                raise UsageError("div_max or div_max_updates is given; a chain allows no lead and takes neither")
-        elif not is_bounded:
+        if math.isinf(self.div_max) and self.div_max_updates is None:
             raise UsageError("neither div_max nor div_max_updates is given; a replica needs one of them, or both")
 
 
@@ -122,7 +107,7 @@ class ReplicaService:
         self.options = options
         self.address = ""
         self._metrics = metrics
-        self._state = ReplicaState(options.name, options.replication)
+        self._state = ReplicaState(options.name)
         self._driver = Driver[Any, ReplicaAction](self._state, self._do)
         self._stores = Stores(self._driver.take_in)
         self._planted: set[str] = set()
@@ -264,9 +249,8 @@ class ReplicaService:
         request = fabric_pb2.RegisterAsReplicaRequest(
             member=wire.to_member(self._session.member),
             server=self.options.replica_of,
-            div_max=self.options.norm_max,
+            div_max=self.options.div_max,
             div_max_updates=self.options.div_max_updates,
-            replication=wire.to_replication(self.options.replication),
             seeded=self._state.is_seeded,
         )
         return (await stub.RegisterAsReplica(request)).admission

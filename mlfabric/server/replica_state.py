@@ -17,7 +17,6 @@ from mlfabric.protocol import (
     Logged,
     Promote,
     ReplicaReported,
-    ReplicationKind,
     Tick,
     TransferId,
     Void,
@@ -44,12 +43,10 @@ class ReplicaState:
 
     Args:
         name: the member's.
-        kind: how it follows.
     """
 
-    def __init__(self, name: str, kind: ReplicationKind = ReplicationKind.BOUNDED) -> None:
+    def __init__(self, name: str) -> None:
         self.name = name
-        self.kind = kind
         self.epoch = 0
         self.models: dict[str, ReplicaModel] = {}
         self.promotion: Promote | None = None
@@ -102,14 +99,14 @@ class ReplicaState:
                 # Who says so may not have known of the model when it was told what is here.
                 yield act.Report(event=self.models[event.spec.name].announce())
             case HostModel():
-                self.models[event.spec.name] = ReplicaModel(self.name, event.spec, self.kind)
+                self.models[event.spec.name] = ReplicaModel(self.name, event.spec)
             case FreeModel():
                 yield from self._free(event)
             case act.StoreFreed():
                 freed, order = self._freeing.end(event.model)
                 yield act.Report(event=freed)
                 if order is not None:
-                    self.models[event.model] = ReplicaModel(self.name, order.spec, self.kind)
+                    self.models[event.model] = ReplicaModel(self.name, order.spec)
             case Expect() if event.model in self.models:
                 yield from self.models[event.model].expect(event)
                 if early := self._early.take(event.transfer, event.ticket):

@@ -41,7 +41,7 @@ def apply_prefix(store: ModelStore, order: ApplyPrefix, buffers: Buffers) -> Ste
     if rule.kind is RuleKind.ADAM:
         first, *rest = (buffers[part.transfer] for part in order.parts)
         total = add_up(layout, [_copy(first), *rest])
-        count = sum(part.sum_of or 1 for part in order.parts)
+        count = len(order.parts)
         if order.is_mean:
             return store.apply_mean(total, order.lrs[0], count)
         return store.apply_sum(total, order.lrs, count)
@@ -75,7 +75,7 @@ def _add(
         if run.kind is not TensorKind.PARAMETER:
             _add_values(run, targets[0], run.of(image), part, is_first=is_first)
             continue
-        if isinstance(part.transfer, SumId) and not part.sum_of:
+        if isinstance(part.transfer, SumId):
             _add_window(targets, _images(run, image, size_bytes), (behind.ww, behind.wh, behind.hw, behind.hh))
             continue
         for target, coefficient in zip(targets, own, strict=False):

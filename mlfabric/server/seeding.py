@@ -17,12 +17,11 @@ import torch
 from google.protobuf.message import DecodeError
 
 from mlfabric import wire
-from mlfabric.channels import Channel, Connection, TransferRecord
-from mlfabric.errors import FabricError
+from mlfabric.channels import Channel, Connection, Frame, FrameKind, TransferRecord
+from mlfabric.errors import FabricError, TransferError
 from mlfabric.fail_stop import Failed, Tasks
 from mlfabric.protocol import Seed, ServerHolds
 from mlfabric.server import actions as act
-from mlfabric.server.handing_on import PAUSE_S, deliver
 from mlfabric.server.images import Image, copy_tensors
 from mlfabric.server.state import ServerState
 from mlfabric.server.store import ModelStore, Snapshot
@@ -33,6 +32,8 @@ from mlfabric.v1 import data_pb2
 __all__ = ["SeedSender", "packed", "planted"]
 
 log = logging.getLogger("mlfabric.server")
+PAUSE_S = 0.2
+WITH_OFFER_BYTES = 16 * 1024
 MOST_RUNS_OF_SEED = 1_000
 """Ranges of samples that go with a seed: they must fit into what comes before its bytes."""
 
@@ -176,7 +177,36 @@ class SeedSender:
             seed=wire.to_server_holds(replace(holds, samples=holds.samples.within(MOST_RUNS_OF_SEED))),
             steps=copy.steps,
         )
-        digest = holds.spec.layout.digest
-        record = await deliver(connection, meta, order.ticket, digest, copy.payload, 0)
+        record = await _deliver(connection, meta, order.ticket, holds.spec.layout.digest, copy.payload)
         if record is not None:
             self._recorded(record, order.receiver)
+
+
+async def _deliver(
+    connection: Connection, meta: data_pb2.OfferMeta, ticket: bytes, digest: int, payload: memoryview
+) -> TransferRecord | None:
+    """Offer a payload, send it once it is granted; return the record of its transfer, None if it went with the offer.
+
+    Args:
+        meta: of the offer.
+        digest: of the model's layout.
+
+    Raises:
+        TransferError: the other end refuses it, or breaks the rules.
+        FabricError: the connection broke.
+    """
+    if payload.nbytes <= WITH_OFFER_BYTES:
+        meta.image = bytes(payload)
+    offer = Frame(kind=FrameKind.OFFER, ticket=ticket, digest=digest, meta=meta.SerializeToString())
+    await connection.send(offer)
+    answer, record = await connection.receive(), None
+    if answer.kind is FrameKind.GRANT:
+        frame = Frame(kind=FrameKind.PAYLOAD, ticket=ticket, length=payload.nbytes, digest=digest)
+        record = await connection.send(frame, (payload,))
+        await connection.send(Frame(kind=FrameKind.PAYLOAD, ticket=ticket, digest=digest))
+        answer = await connection.receive()
+    if answer.kind is FrameKind.REFUSE:
+        raise TransferError(data_pb2.RefuseMeta.FromString(answer.meta).reason)
+    if answer.kind is not FrameKind.OUTCOME:
+        raise TransferError(f"a {answer.kind.name} frame came; wanted OUTCOME")
+    return record

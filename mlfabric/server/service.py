@@ -38,7 +38,6 @@ from mlfabric.server.callbacks import Callbacks
 from mlfabric.server.checkpoint import CheckpointDir, CheckpointExtra
 from mlfabric.server.commit_log import CommitLog
 from mlfabric.server.connections import Connections
-from mlfabric.server.handing_on import HandOns
 from mlfabric.server.inheritance import Inheritance
 from mlfabric.server.machine import machine_bytes
 from mlfabric.server.milestones import Milestones
@@ -130,9 +129,6 @@ class ServerService:
         self._seeds = SeedSender(
             self._state, self._stores, self._channel, options.host, self._driver.take_in, self._metrics.transfer
         )
-        self._hand_ons = HandOns(
-            self._stores, self._channel, options.host, self._driver.take_in, self._metrics.transfer
-        )
         tcp = options.tcp
         self._reporter = TransferReporter(
             options.name, options.host, tcp.up_bps, tcp.down_bps, tcp.security, succeeds=self._promoted
@@ -198,7 +194,6 @@ class ServerService:
         finally:
             await self._saving.close()
             await self._seeds.close()
-            await self._hand_ons.close()
             if not self._promoted:
                 await self._channel.close()
             await self._stores.close()
@@ -266,7 +261,6 @@ class ServerService:
         if isinstance(instruction, MonitorAt):
             self._reporter.set_monitor(instruction.address, instruction.token)
         elif isinstance(instruction, Seed):
-            self._hand_ons.seeded(instruction)
             self._seeds.send(instruction)
         else:
             if isinstance(instruction, Unfollowed):
@@ -279,8 +273,6 @@ class ServerService:
             case act.Grant():
                 self._connections.grant(action)
             case act.ApplyStep():
-                for transfer in action.transfers:
-                    self._hand_ons.end(transfer)
                 self._stores.apply(action)
             case act.Answer():
                 self._connections.answer(action, self._server_epoch())
@@ -293,10 +285,7 @@ class ServerService:
                     store = self._stores.store(action.model)
                     self.callbacks.requested(action.model, store, action.get, action.version, held)
             case act.Forget():
-                self._hand_ons.end(action.transfer)
                 self._stores.forget(action.transfer)
-            case act.HandOn():
-                self._hand_ons.send(action)
             case act.RefuseOffer() | act.RefuseWant():
                 self._connections.refuse(action.connection, action.reason)
             case act.Abandon():

@@ -19,7 +19,6 @@ from mlfabric.protocol import (
     NoteDropped,
     Outcome,
     Prepare,
-    Replicate,
     Serve,
     ServerHolds,
     Tick,
@@ -34,7 +33,6 @@ from mlfabric.server.early import Early
 from mlfabric.server.freeing import Freeing
 from mlfabric.server.hosted import HostedModel
 from mlfabric.server.shard import ShardModel
-from mlfabric.server.transfers import TransferState
 from mlfabric.specs import ModelSpec
 
 __all__ = ["ServerConfig", "ServerState"]
@@ -122,8 +120,6 @@ class ServerState:
                     yield from self.models[event.model].gets.cancel(event.get, event.reason, gone=event.gone)
             case Followed() if event.model in self.models:
                 self.models[event.model].lead.follow(event)
-            case Replicate() if event.model in self.models:
-                yield from self._hand_on(event)
             case Unfollowed() if event.model in self.models:
                 self.models[event.model].lead.lift()
             case NoteDropped() if event.model in self.models:
@@ -149,7 +145,7 @@ class ServerState:
                 yield from self._expire(now_ns)
                 for model in self.models.values():
                     yield from model.expire(now_ns)
-            case Followed() | Replicate() | Unfollowed() | Drop() | NoteDropped() | act.SeedTaken():
+            case Followed() | Unfollowed() | Drop() | NoteDropped() | act.SeedTaken():
                 return
             case _:
                 yield from self._progress(event)
@@ -256,12 +252,6 @@ class ServerState:
     def _void(self, order: Void) -> Iterator[act.Action]:
         if order.model in self.models:
             yield from self.models[order.model].void(order.transfer, order.reason)
-
-    def _hand_on(self, order: Replicate) -> Iterator[act.Action]:
-        """Hand on a transfer that has come; one that is being applied, or was, the replica gets from its worker."""
-        transfer = self.models[order.model].incoming.transfers.get(order.transfer)
-        if transfer is not None and transfer.state is TransferState.RECEIVED:
-            yield act.HandOn(order=order, reason=order.reason)
 
     def _serve(self, order: Serve, now_ns: int) -> Iterator[act.Action]:
         model = self.models.get(order.model)

@@ -7,7 +7,6 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
-from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from mlfabric.v1 import session_pb2 as _session_pb2
 from mlfabric.v1 import types_pb2 as _types_pb2
 import builtins as _builtins
@@ -20,28 +19,6 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
-
-class _Replication:
-    ValueType = _typing.NewType("ValueType", _builtins.int)
-    V: _TypeAlias = ValueType  # noqa: Y015
-
-class _ReplicationEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Replication.ValueType], _builtins.type):
-    DESCRIPTOR: _descriptor.EnumDescriptor
-    REPLICATION_UNSPECIFIED: _Replication.ValueType  # 0
-    REPLICATION_BOUNDED: _Replication.ValueType  # 1
-    """From the workers, within a bound."""
-    REPLICATION_CHAIN: _Replication.ValueType  # 2
-    """From the primary, which hands on what has come to it before it commits it."""
-
-class Replication(_Replication, metaclass=_ReplicationEnumTypeWrapper):
-    """From whom a replica gets what its primary commits, and when."""
-
-REPLICATION_UNSPECIFIED: Replication.ValueType  # 0
-REPLICATION_BOUNDED: Replication.ValueType  # 1
-"""From the workers, within a bound."""
-REPLICATION_CHAIN: Replication.ValueType  # 2
-"""From the primary, which hands on what has come to it before it commits it."""
-Global___Replication: _TypeAlias = Replication  # noqa: Y015
 
 @_typing.final
 class Admission(_message.Message):
@@ -253,7 +230,6 @@ class RegisterAsReplicaRequest(_message.Message):
     SERVER_FIELD_NUMBER: _builtins.int
     DIV_MAX_FIELD_NUMBER: _builtins.int
     DIV_MAX_UPDATES_FIELD_NUMBER: _builtins.int
-    REPLICATION_FIELD_NUMBER: _builtins.int
     SEEDED_FIELD_NUMBER: _builtins.int
     server: _builtins.str
     """The primary: each of its models is followed."""
@@ -261,7 +237,6 @@ class RegisterAsReplicaRequest(_message.Message):
     """The largest l2 distance of a primary from what the replica can recover; infinite for no such bound."""
     div_max_updates: _builtins.int
     """The most commits that the primary may be ahead; absent for no such bound."""
-    replication: Global___Replication.ValueType
     seeded: _builtins.bool
     """It has a model, and could take the server's place."""
     @_builtins.property
@@ -273,12 +248,11 @@ class RegisterAsReplicaRequest(_message.Message):
         server: _builtins.str = ...,
         div_max: _builtins.float = ...,
         div_max_updates: _builtins.int | None = ...,
-        replication: Global___Replication.ValueType = ...,
         seeded: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_div_max_updates", b"_div_max_updates", "div_max_updates", b"div_max_updates", "member", b"member"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_div_max_updates", b"_div_max_updates", "div_max", b"div_max", "div_max_updates", b"div_max_updates", "member", b"member", "replication", b"replication", "seeded", b"seeded", "server", b"server"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_div_max_updates", b"_div_max_updates", "div_max", b"div_max", "div_max_updates", b"div_max_updates", "member", b"member", "seeded", b"seeded", "server", b"server"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__div_max_updates: _TypeAlias = _typing.Literal["div_max_updates"]  # noqa: Y015
     _WhichOneofArgType__div_max_updates: _TypeAlias = _typing.Literal["_div_max_updates", b"_div_max_updates"]  # noqa: Y015

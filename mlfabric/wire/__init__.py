@@ -12,7 +12,7 @@ from __future__ import annotations
 from mlfabric.wire.events import from_event, from_server_holds, to_event, to_server_holds
 from mlfabric.wire.instructions import from_instruction, to_instruction
 from mlfabric.wire.jobs import from_claim, from_job, from_server_epochs, to_claim
-from mlfabric.wire.replicas import from_following, to_replication
+from mlfabric.wire.replicas import from_following
 from mlfabric.wire.specs import (
     from_admission,
     from_member,
@@ -57,7 +57,6 @@ __all__ = [
     "to_instruction",
     "to_member",
     "to_outcomes",
-    "to_replication",
     "to_server_holds",
     "to_spec",
     "to_term",

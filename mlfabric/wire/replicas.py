@@ -22,7 +22,6 @@ from mlfabric.protocol import (
     Release,
     ReplicaReported,
     Replicate,
-    ReplicationKind,
     Seed,
     Unfollowed,
 )
@@ -30,7 +29,6 @@ from mlfabric.v1 import fabric_pb2 as fabric
 from mlfabric.v1 import session_pb2 as session
 from mlfabric.wire.commits import fill_commits, from_commits
 from mlfabric.wire.values import (
-    enum_of,
     fill_request,
     fill_transfer,
     fill_version,
@@ -42,13 +40,7 @@ from mlfabric.wire.values import (
     need,
 )
 
-__all__ = ["FILL", "FILL_EVENT", "READ", "READ_EVENT", "from_following", "to_replication"]
-
-_KIND_TO = {
-    ReplicationKind.BOUNDED: fabric.REPLICATION_BOUNDED,
-    ReplicationKind.CHAIN: fabric.REPLICATION_CHAIN,
-}
-_KIND_OF: Mapping[int, ReplicationKind] = {number: kind for kind, number in _KIND_TO.items()}
+__all__ = ["FILL", "FILL_EVENT", "READ", "READ_EVENT", "from_following"]
 
 
 def from_following(message: fabric.RegisterAsReplicaRequest) -> Following:
@@ -63,14 +55,8 @@ def from_following(message: fabric.RegisterAsReplicaRequest) -> Following:
         server=message.server,
         norm=_norm(message.div_max, "RegisterAsReplicaRequest.div_max"),
         updates=message.div_max_updates if message.HasField("div_max_updates") else None,
-        kind=enum_of(_KIND_OF, message.replication, "RegisterAsReplicaRequest.replication"),
         is_seeded=message.seeded,
     )
-
-
-def to_replication(kind: ReplicationKind) -> fabric.Replication.ValueType:
-    """Return how a replica follows."""
-    return _KIND_TO[kind]
 
 
 def _norm(norm: float, field: str) -> float:

@@ -7,7 +7,6 @@ import signal
 import socket
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -21,7 +20,7 @@ from mlfabric.launch.fabric import FabricOptions, services
 from mlfabric.launch.ports import check_free
 from mlfabric.launch.status import HERE, StatusReader
 from mlfabric.launch.supervisor import backoff_s
-from mlfabric.protocol import Committed, ReplicationKind
+from mlfabric.protocol import Committed
 from mlfabric.v1 import fabric_pb2
 from tests.processes import Command, Start, wait_until
 
@@ -212,22 +211,10 @@ def test_aggregators_are_on_the_machines_and_have_the_cards_that_are_given():
     assert found[1].endswith("--name aggregator-1 --host b --up 1G --metrics-port 9403")
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"replica_div_max_updates": "40"}, "--replica-of server-0 --div-max-updates 40"),
-        ({"replication": ReplicationKind.CHAIN}, "--replica-of server-0 --replication chain"),
-    ],
-)
-def test_a_replica_is_there_if_it_has_a_bound_or_is_in_a_chain(options: dict[str, Any], words: str):
-    found = {s.name: " ".join(s.arguments) for s in services(FabricOptions(**options), 1)}
-    assert words in found["replica-0"]
+def test_a_replica_is_there_if_it_has_a_bound():
+    found = {s.name: " ".join(s.arguments) for s in services(FabricOptions(replica_div_max_updates="40"), 1)}
+    assert "--replica-of server-0 --div-max-updates 40" in found["replica-0"]
     assert "replica-0" not in {s.name for s in services(FabricOptions(), 1)}
-
-
-def test_a_chain_with_a_bound_is_refused():
-    with pytest.raises(UsageError, match="a chain allows no lead"):
-        FabricOptions(replication=ReplicationKind.CHAIN, replica_div_max="1.0")
 
 
 def test_with_an_emulated_network_card_aggregators_are_planned_on_machines_of_their_own():

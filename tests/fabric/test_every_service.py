@@ -15,7 +15,6 @@ import mlfabric
 from mlfabric import wire
 from mlfabric.channels import TcpOptions
 from mlfabric.errors import RefusedError, UsageError
-from mlfabric.protocol import ReplicationKind
 from mlfabric.specs import Member, Mode, Role
 from mlfabric.v1 import fabric_pb2
 from tests.fabric.harness import Fabric, fabric, small_model, wait_until
@@ -35,7 +34,6 @@ def a_replica(**options: Any) -> Any:
     )
 
 
-BOUNDED = wire.to_replication(ReplicationKind.BOUNDED)
 Register = Callable[..., Any]
 SERVICES = pytest.mark.parametrize("register", [a_server, an_aggregator, a_replica], ids=lambda made: made.__name__)
 
@@ -89,7 +87,7 @@ def test_a_member_of_another_protocol_version_is_refused_in_words(running: Fabri
         Role.SERVER: lambda stub: stub.RegisterAsServer(fabric_pb2.RegisterAsServerRequest(member=sent)),
         Role.AGGREGATOR: lambda stub: stub.RegisterAsAggregator(fabric_pb2.RegisterAsAggregatorRequest(member=sent)),
         Role.REPLICA: lambda stub: stub.RegisterAsReplica(
-            fabric_pb2.RegisterAsReplicaRequest(member=sent, server="server-0", replication=BOUNDED)
+            fabric_pb2.RegisterAsReplicaRequest(member=sent, server="server-0")
         ),
         Role.MONITOR: lambda stub: stub.RegisterAsMonitor(fabric_pb2.RegisterAsMonitorRequest(member=sent)),
     }

@@ -242,7 +242,6 @@ class Hostile:
                 request.holds_initial = True
             case "RegisterAsReplica":
                 request.server, request.div_max = "server-a", 1.0
-                request.replication = self._draw.choice((1, 2))
         await self._call(CAST[name], request)
         await self._open(name)
 

@@ -24,7 +24,6 @@ from mlfabric.protocol import (
     Refuse,
     RefuseReason,
     ReplicaReported,
-    ReplicationKind,
     Resume,
     Tick,
     Welcome,
@@ -208,7 +207,7 @@ def test_a_model_of_the_same_name_that_began_later_is_not_freed_by_a_late_word()
 def test_a_replica_that_was_away_while_a_model_ended_frees_it_and_takes_nobodys_place() -> None:
     stage = Stage().trained("a")
     replica = replace(member("r", Role.REPLICA, 1, address="r:1"))
-    follows = Following(server="s", norm=math.inf, updates=8, kind=ReplicationKind.BOUNDED, is_seeded=True)
+    follows = Following(server="s", norm=math.inf, updates=8, is_seeded=True)
     stage.tell(MemberJoined(member=replica, follows=follows))
     stage.tell(ReplicaReported(replica="r", model=NAME, term=1, version=ModelVersion(1, 0), held=()))
     lose(stage, "r")

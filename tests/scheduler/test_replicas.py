@@ -176,6 +176,31 @@ def test_without_any_lead_an_update_goes_to_the_replica_before_it_is_committed()
     assert not only(Fold, stage.tell(committed(update("a"), 1)))
 
 
+def test_a_worker_need_not_keep_what_the_replica_got():
+    stage = seeded(Stage().trained("a"), updates=0)
+    stage.ask(push("a"))
+    found = stage.tell(ended(update("a"), TransferEnd.RECEIVED, by="r"))
+    assert only(Release, found) == [Release(to="a", model="net", term=TERM + 1, updates=(update("a"),), reason="")]
+
+
+def test_a_primary_that_comes_back_is_told_again_to_send_a_seed_that_is_not_there():
+    stage = Stage().trained("a")
+    seeds = only(Seed, join(stage, updates=100))
+    stage.tell(MemberSilent(name="s", incarnation=1))
+    found = [*stage.server(held=(SPEC,)), *stage.tell(holds(0))]
+    assert only(Seed, found) == seeds
+
+
+def test_a_primary_that_comes_back_is_told_again_what_the_replica_has():
+    stage = seeded(Stage().trained("a"), updates=0)
+    stage.ask(push("a"))
+    stage.tell(ended(update("a"), TransferEnd.RECEIVED, by="r"))
+    stage.tell(reported(0, update("a")))
+    stage.tell(MemberSilent(name="s", incarnation=1))
+    found = [*stage.server(held=(SPEC,)), *stage.tell(holds(0, replica="r"))]
+    assert [told.held for told in only(Followed, found)] == [(update("a"),)]
+
+
 def test_what_is_held_back_goes_to_the_replica_at_once():
     stage = seeded(Stage().trained("a", "b"), updates=100)
     commit(stage, "a", 1)

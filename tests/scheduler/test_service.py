@@ -135,9 +135,7 @@ def test_a_replica_waits_for_its_server_and_follows_nobody_else(running: Fabric)
         ("nobody", grpc.StatusCode.FAILED_PRECONDITION),
         ("no-server", grpc.StatusCode.INVALID_ARGUMENT),
     ):
-        request = fabric_pb2.RegisterAsReplicaRequest(
-            member=member, server=server, div_max=1.0, replication=fabric_pb2.REPLICATION_BOUNDED
-        )
+        request = fabric_pb2.RegisterAsReplicaRequest(member=member, server=server, div_max=1.0)
         error = refused(running.stub().RegisterAsReplica, request)
         assert error.code() is code
         assert server in error.details()

@@ -15,7 +15,7 @@ import mlfabric
 from mlfabric import Committed, wire
 from mlfabric.channels import TcpOptions
 from mlfabric.errors import RefusedError
-from mlfabric.protocol import GetId, GetRequested, ModelVersion, ReplicationKind, WorkerHolds
+from mlfabric.protocol import GetId, GetRequested, ModelVersion, WorkerHolds
 from mlfabric.security import ROLES, Identity, Security
 from mlfabric.security.authority import certify
 from mlfabric.specs import Member, Role, Term
@@ -48,9 +48,7 @@ def as_monitor(stub: Any, name: str, _model: str) -> Any:
 
 
 def as_replica(stub: Any, name: str, _model: str) -> Any:
-    kind = wire.to_replication(ReplicationKind.CHAIN)
-    request = pb.RegisterAsReplicaRequest(member=member(Role.REPLICA, name), server="server-0", replication=kind)
-    return stub.RegisterAsReplica(request)
+    return stub.RegisterAsReplica(pb.RegisterAsReplicaRequest(member=member(Role.REPLICA, name), server="server-0"))
 
 
 CALLS: dict[str, Call] = {

@@ -8,20 +8,19 @@ import pytest
 
 from mlfabric import wire
 from mlfabric.errors import UsageError
-from mlfabric.protocol import Following, ReplicationKind
+from mlfabric.protocol import Following
 from mlfabric.v1 import fabric_pb2
 
 
 def request(**fields) -> fabric_pb2.RegisterAsReplicaRequest:
-    given = {"server": "s", "div_max": math.inf, "replication": wire.to_replication(ReplicationKind.BOUNDED), **fields}
+    given = {"server": "s", "div_max": math.inf, **fields}
     return fabric_pb2.RegisterAsReplicaRequest(**given)
 
 
-@pytest.mark.parametrize("kind", ReplicationKind)
 @pytest.mark.parametrize(("norm", "updates"), [(0.0, None), (2.5, 0), (math.inf, 7)])
-def test_what_is_followed_comes_through_as_it_was(kind: ReplicationKind, norm: float, updates: int | None):
-    message = request(div_max=norm, div_max_updates=updates, replication=wire.to_replication(kind))
-    assert wire.from_following(message) == Following(server="s", norm=norm, updates=updates, kind=kind)
+def test_what_is_followed_comes_through_as_it_was(norm: float, updates: int | None):
+    message = request(div_max=norm, div_max_updates=updates)
+    assert wire.from_following(message) == Following(server="s", norm=norm, updates=updates)
 
 
 @pytest.mark.parametrize(
@@ -30,8 +29,6 @@ def test_what_is_followed_comes_through_as_it_was(kind: ReplicationKind, norm: f
         ({"server": ""}, "the name of a server"),
         ({"div_max": -1.0}, "div_max"),
         ({"div_max": math.nan}, "div_max"),
-        ({"replication": 0}, "replication"),
-        ({"replication": 77}, "replication"),
     ],
 )
 def test_what_makes_no_sense_is_refused(fields: dict[str, object], words: str):
