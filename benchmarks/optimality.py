@@ -188,7 +188,7 @@ def instance(seed: int, number: int) -> Instance:
     return Instance(
         batch=Batch(updates=_updates(rng, count, hosts)),
         network=network,
-        state=FabricState(now_ns=0, v_init=VERSION, servers=("server",), aggregators=_aggregators(rng, network, hosts)),
+        state=FabricState(now_ns=0, v_init=VERSION, server="server", aggregators=_aggregators(rng, network, hosts)),
         config=PlannerConfig(
             tau_max=int(rng.integers(0, 2 * count + 1)) if rng.random() < 0.5 else None,
             objective=Objective.MEAN_COMMIT if rng.random() < 0.5 else Objective.LAST_COMMIT,

@@ -98,7 +98,7 @@ def _state(hosts: Sequence[str], v_init: int) -> FabricState:
     return FabricState(
         now_ns=0,
         v_init=v_init,
-        servers=("server",),
+        server="server",
         aggregators=tuple(helpers[:AGGREGATORS]),
         replica=Replica(host="replica", aggregators=tuple(helpers[AGGREGATORS:])),
     )

@@ -186,7 +186,7 @@ def _updates(rng: Random, cluster: _Cluster, mode: Mode) -> Problem:
         shape=words + ", replica" * (replica is not None),
         batch=Batch(updates=tuple(updates)),
         network=cluster.network,
-        state=FabricState(now_ns=NOW_NS, v_init=VERSION, servers=(SERVER,), aggregators=helpers, replica=replica),
+        state=FabricState(now_ns=NOW_NS, v_init=VERSION, server=SERVER, aggregators=helpers, replica=replica),
         config=config,
     )
 
@@ -236,7 +236,7 @@ def _gets(rng: Random, cluster: _Cluster) -> Problem:
         shape=f"{len(gets)} gets, {len(helpers)} distributors, {cluster.links}",
         batch=Batch(gets=tuple(gets)),
         network=cluster.network,
-        state=FabricState(now_ns=NOW_NS, servers=(SERVER,), distributors=helpers),
+        state=FabricState(now_ns=NOW_NS, server=SERVER, distributors=helpers),
         config=config,
     )
 

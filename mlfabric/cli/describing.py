@@ -87,36 +87,33 @@ def describe(text: str, *, is_json: bool, name: str) -> Described:
 
 def _updates(table: Fields, counts: Counter[str]) -> Iterator[Candidate]:
     workers, host = table.names("worker", "workers"), table.text("host", "")
-    size_bytes, parts = table.size_bytes("size", _SIZE), tuple(table.sizes_bytes("parts"))
-    ready_ns, computed_from = table.time_ns("ready_ms"), table.whole("computed_from", 0)
+    size_bytes, ready_ns = table.size_bytes("size", _SIZE), table.time_ns("ready_ms")
+    computed_from = table.whole("computed_from", 0)
     norm, clock = table.number("norm", 1.0), table.whole("clock", 0)
     table.done()
     for worker in workers:
         yield Candidate(
             update=UpdateId(worker, 0, _next(counts, worker)),
             source=host or worker,
-            size_bytes=sum(parts) if parts else size_bytes,
+            size_bytes=size_bytes,
             ready_ns=ready_ns,
             computed_from=computed_from,
             norm=norm,
             clock=clock,
-            part_bytes=parts,
         )
 
 
 def _gets(table: Fields, counts: Counter[str]) -> Iterator[GetCandidate]:
     workers, host = table.names("worker", "workers"), table.text("host", "")
-    size_bytes, parts = table.size_bytes("size", _SIZE), tuple(table.sizes_bytes("parts"))
-    ready_ns, clock = table.time_ns("ready_ms"), table.whole("clock", 0)
+    size_bytes, ready_ns, clock = table.size_bytes("size", _SIZE), table.time_ns("ready_ms"), table.whole("clock", 0)
     table.done()
     for worker in workers:
         yield GetCandidate(
             get=GetId(worker, 0, _next(counts, worker)),
             destination=host or worker,
-            size_bytes=sum(parts) if parts else size_bytes,
+            size_bytes=size_bytes,
             ready_ns=ready_ns,
             clock=clock,
-            part_bytes=parts,
         )
 
 
@@ -162,7 +159,7 @@ def _state(fabric: Fields, replica: Replica | None) -> FabricState:
     return FabricState(
         now_ns=0,
         v_init=fabric.whole("version", 0),
-        servers=(*filter(None, [fabric.text("server", "")]), *fabric.texts("servers")),
+        server=fabric.text("server", ""),
         aggregators=_aggregators(fabric, "aggregators"),
         distributors=_aggregators(fabric, "distributors"),
         replica=replica,
@@ -172,7 +169,7 @@ def _state(fabric: Fields, replica: Replica | None) -> FabricState:
 
 def _hosts(updates: Iterable[Candidate], gets: Iterable[GetCandidate], state: FabricState) -> list[str]:
     """Every host that anything else names, each once."""
-    names = [*state.servers, *(c.source for c in updates), *(g.destination for g in gets)]
+    names = [*filter(None, [state.server]), *(c.source for c in updates), *(g.destination for g in gets)]
     names += [a.host for a in (*state.aggregators, *state.distributors)]
     if state.replica is not None:
         names += [state.replica.host, *(a.host for a in state.replica.aggregators)]

@@ -119,10 +119,6 @@ class Fields:
         """Return a size, as 25M or 2Gi."""
         return parse_size(self._quantity(key, default, 'a size, as "25M" or "2Gi"'))
 
-    def sizes_bytes(self, key: str) -> list[int]:
-        """Return a list of sizes."""
-        return [parse_size(str(value)) for value in self._list(key)]
-
     def choice(self, key: str, default: _Choice) -> _Choice:
         """Return a member of an enum, given by its name in lower case with dashes."""
         return _member(type(default), self.text(key, _name(default)), f"{self.where}: {key}")

@@ -138,7 +138,7 @@ class Gets(GetTable):
         helpers = {} if again else self._helpers(ready)
         state = FabricState(
             now_ns=now_ns,
-            servers=(self._context.host(self._pushes.server),),
+            server=self._context.host(self._pushes.server),
             slowest_clock=self._pushes.clocks.slowest,
             distributors=tuple(distributor for _, distributor in helpers.values()),
         )

@@ -297,7 +297,7 @@ class Pushes(Sequencing):
             FabricState(
                 now_ns=now_ns,
                 v_init=self.version.number + (0 if self.spec.mode is Mode.SYNCHRONOUS else len(frozen)),
-                servers=(self._context.host(self.server),),
+                server=self._context.host(self.server),
                 aggregators=tuple(aggregator for _, aggregator in helpers.values()),
                 replica=follower.for_planner() if follower is not None else None,
             ),

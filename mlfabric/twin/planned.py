@@ -136,12 +136,12 @@ class Planner:
         Args:
             group_ns: what each group costs.
         """
-        servers = () if self._cluster.mode is Mode.ALL_REDUCE else (self._cluster.server.name,)
+        server = "" if self._cluster.mode is Mode.ALL_REDUCE else self._cluster.server.name
         aggregators: tuple[Aggregator, ...] = ()
-        if servers and helps:
+        if server and helps:
             hosts = {update.source for update in updates}
             aggregators = self.helpers_of(hosts, max(LEAST_HELPERS, len(hosts) // 4))
-        state = FabricState(now_ns=now_ns, v_init=v_init, servers=servers, aggregators=aggregators)
+        state = FabricState(now_ns=now_ns, v_init=v_init, server=server, aggregators=aggregators)
         config = replace(self.config, group_ns=group_ns) if aggregators and group_ns else self.config
         return plan(Batch(updates=tuple(updates)), self.network, state, config)
 
@@ -150,7 +150,7 @@ class Planner:
         others = OTHER_HELPERS if len(self.helpers) > LEAN_ABOVE else len(self.helpers)
         state = FabricState(
             now_ns=now_ns,
-            servers=(self._cluster.server.name,),
+            server=self._cluster.server.name,
             distributors=self.helpers_of({get.destination for get in gets}, others) if len(gets) > 1 else (),
         )
         return plan(Batch(gets=tuple(gets)), self.network, state, self.config)

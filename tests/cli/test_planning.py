@@ -106,7 +106,7 @@ def test_all_that_can_be_said_is_read():
         [fabric]
         rate = "1G"
         latency_ms = 0.5
-        servers = ["s"]
+        server = "s"
         version = 7
         aggregators = ["a", { host = "x", most_updates = 3 }]
         distributors = ["b"]
@@ -174,7 +174,7 @@ def test_all_that_can_be_said_is_read():
         2_000_000,
         3,
     )
-    assert (state.servers, state.v_init, state.slowest_clock) == (("s",), 7, 2)
+    assert (state.server, state.v_init, state.slowest_clock) == ("s", 7, 2)
     assert state.aggregators == (Aggregator(host="a"), Aggregator(host="x", most_updates=3))
     assert state.replica is not None
     assert (state.replica.host, state.replica.history_norm) == ("r", 0.5)
@@ -201,24 +201,6 @@ def test_all_that_can_be_said_is_read():
     assert [network.rate_bps(link, 0) for link in path] == [200_000_000, 10**9]
     assert network.latency_ns(path) == 500_000
     assert [network.rate_bps(up_link("a"), t) for t in (0, 10**7)] == [100_000_000, 0]
-
-
-def test_parts_of_updates_and_gets_add_up():
-    found = described(
-        """
-        [fabric]
-        servers = ["s", "t"]
-        [[updates]]
-        worker = "a"
-        parts = ["1M", "2M"]
-        [[gets]]
-        worker = "a"
-        parts = ["3M", 4]
-        """
-    )
-    (update,), (get,) = found.batch.updates, found.batch.gets
-    assert (update.part_bytes, update.size_bytes) == ((1_000_000, 2_000_000), 3_000_000)
-    assert (get.part_bytes, get.size_bytes) == ((3_000_000, 4), 3_000_004)
 
 
 def test_a_graph_is_read_with_switches_and_one_way_links():

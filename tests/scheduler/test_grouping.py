@@ -32,9 +32,7 @@ def plans(draw: st.DrawFn) -> Plan:
         for n, source in enumerate(sources)
     )
     most = draw(st.integers(0, 4))
-    state = FabricState(
-        now_ns=0, servers=("s",), aggregators=tuple(Aggregator(host=h, most_updates=most) for h in helpers)
-    )
+    state = FabricState(now_ns=0, server="s", aggregators=tuple(Aggregator(host=h, most_updates=most) for h in helpers))
     shapes = draw(st.sampled_from([frozenset(Shape), frozenset({Shape.STORED})]))
     return plan(
         Batch(updates=updates), network, state, PlannerConfig(shapes=shapes, gamma=draw(st.sampled_from([0, 0.9])))

@@ -121,7 +121,7 @@ def shape_round(
         pairs = _chains(transfers, leaders, draw.randrange(len(leaders)))
     elif planned.shape is Shape.STRIPES:
         stripes = range(len(planned.stripe_bytes))
-        pairs = [_pair(leaders, [t for t in transfers if t.shard == stripe], None) for stripe in stripes]
+        pairs = [_pair(leaders, [t for t in transfers if t.stripe == stripe], None) for stripe in stripes]
     else:
         pairs = [_pair(leaders, transfers, None)]
     shaped = _shaped(planned.shape, pairs, size_bytes, members, leaders, transfers, reason)

@@ -27,7 +27,7 @@ def check_problem(batch: Batch, network: Network, state: FabricState, config: Pl
     for get in batch.gets:
         check_size(get.size_bytes)
     _check_hosts(network, [get.destination for get in batch.gets])
-    if batch.gets and not state.servers:
+    if batch.gets and not state.server:
         raise UsageError(f"{len(batch.gets)} gets and no server; give the host that has the model")
 
 
@@ -52,10 +52,9 @@ def _check_config(config: PlannerConfig) -> None:
 
 
 def _check_state(network: Network, state: FabricState, config: PlannerConfig) -> None:
-    if config.consistency is Consistency.ALL_REDUCE and (state.servers or state.replica):
+    if config.consistency is Consistency.ALL_REDUCE and (state.server or state.replica):
         raise UsageError("AllReduce has no server and no replica; leave both out")
-    _check_hosts(network, state.servers)
-    _check_unique("server", state.servers)
+    _check_hosts(network, (state.server,) if state.server else ())
     _check_helpers("aggregator", network, state.aggregators)
     _check_helpers("distributor", network, state.distributors)
     if state.replica is not None:
@@ -65,8 +64,8 @@ def _check_state(network: Network, state: FabricState, config: PlannerConfig) ->
 
 
 def _check_replica(network: Network, state: FabricState, replica: Replica) -> None:
-    if len(state.servers) != 1:
-        raise UsageError(f"a replica of {len(state.servers)} servers; allowed: of one")
+    if not state.server:
+        raise UsageError("a replica and no server; give the server's host")
     _check_hosts(network, (replica.host, *(pending.source for pending in replica.pending)))
     _check_helpers("replica's aggregator", network, replica.aggregators)
     both = {a.host for a in state.aggregators} & {a.host for a in replica.aggregators}
@@ -85,14 +84,12 @@ def _check_updates(batch: Batch, network: Network, state: FabricState, config: P
     updates = batch.updates
     if not updates:
         return
-    if not state.servers and config.consistency is not Consistency.ALL_REDUCE:
+    if not state.server and config.consistency is not Consistency.ALL_REDUCE:
         raise UsageError(f"{len(updates)} updates and no server; give the server's host")
     _check_unique("update", [candidate.update for candidate in updates])
     _check_hosts(network, {candidate.source for candidate in updates})
-    parts, norms = len(state.servers), [candidate.norm for candidate in updates]
-    sizes = [candidate.size_bytes for candidate in updates]
-    if parts > 1 or any(candidate.part_bytes for candidate in updates) or not _all_fit(sizes, norms):
-        _check_each(updates, parts)
+    if not _all_fit([candidate.size_bytes for candidate in updates], [candidate.norm for candidate in updates]):
+        _check_each(updates)
 
 
 def _all_fit(sizes: Sequence[int], norms: Sequence[float]) -> bool:
@@ -100,19 +97,11 @@ def _all_fit(sizes: Sequence[int], norms: Sequence[float]) -> bool:
     return min(sizes) >= 0 and max(sizes) <= MAX_SIZE_BYTES and min(norms) >= 0 and sum(norms) < math.inf
 
 
-def _check_each(updates: Sequence[Candidate], parts: int) -> None:
+def _check_each(updates: Sequence[Candidate]) -> None:
     for candidate in updates:
         check_size(candidate.size_bytes)
         if not 0 <= candidate.norm < math.inf:
             raise UsageError(f"{candidate.update}: norm {candidate.norm}; allowed: finite, 0 or more")
-        given = candidate.part_bytes
-        if (parts > 1 or given) and (
-            len(given) != max(parts, 1) or sum(given) != candidate.size_bytes or min(given) < 0
-        ):
-            raise UsageError(
-                f"{candidate.update}: parts of {given} bytes; allowed: {max(parts, 1)} parts, one for each server, "
-                f"that add up to {candidate.size_bytes}"
-            )
 
 
 def _check_helpers(what: str, network: Network, helpers: Sequence[Aggregator]) -> None:

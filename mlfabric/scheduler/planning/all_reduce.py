@@ -247,7 +247,7 @@ class _Sum:
             members=members,
             inputs=edge.inputs,
             cut_through=bool(edge.inputs),
-            shard=edge.stripe,
+            stripe=edge.stripe,
         )
 
     def _trip_transfers(self, trip: RoundTrip, world: World) -> list[Transfer]:

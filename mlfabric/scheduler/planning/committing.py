@@ -23,8 +23,8 @@ class Sequenced:
         ordering: its slots are the sequence, those that this plan does not commit included.
         transfers: all towards the primary.
         spans: (first, end) places of each group.
-        last: of each group, which transfers end at a server, one for each part of the model.
-        arrive_ns: by place, when its group is with the server, or with all servers.
+        last: of each group, which transfer ends at the server.
+        arrive_ns: by place, when its group is with the server.
         commit_ns: by place; shorter if the sequence is cut short.
         waits_for_ns: by place, until when a commit waits for the replica, 0 if it does not.
     """
@@ -36,7 +36,7 @@ class Sequenced:
     shape: Shape
     transfers: Sequence[Transfer]
     spans: Sequence[tuple[int, int]]
-    last: Sequence[Sequence[int]]
+    last: Sequence[int]
     arrive_ns: Sequence[int]
     commit_ns: Sequence[int]
     waits_for_ns: Sequence[int]
@@ -63,9 +63,9 @@ class Sequenced:
         first, end = self.spans[number]
         placed = self.ordering.placed
         members = tuple(placed.updates[first:end] if placed else (s.update for s in self.ordering.slots[first:end]))
-        last = tuple(self.last[number])
-        direct = len(members) == 1 and not any(self.transfers[i].inputs for i in last)
-        return Group(members=members, shape=Shape.DIRECT if direct else self.shape, last=last)
+        last = self.last[number]
+        direct = len(members) == 1 and not self.transfers[last].inputs
+        return Group(members=members, shape=Shape.DIRECT if direct else self.shape, last=(last,))
 
     def _commit(self, place: int) -> Commit:
         slot = self.ordering.slots[place]

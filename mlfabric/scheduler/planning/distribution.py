@@ -11,8 +11,6 @@ the server's own host, at most 64. The cheaper way is taken if it beats direct; 
 or the sum over the early gets.
 
 In the end late gets are reserved, shortest first, and the whole is taken only if it costs less than direct.
-
-From several servers each get takes a part; parts are reserved together (``fluid/parts_kernel.py``), always directly.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from mlfabric.scheduler.planning.fluid.world import World
 from mlfabric.scheduler.planning.gets import order_gets
 from mlfabric.scheduler.planning.handing import hand_on
 from mlfabric.scheduler.planning.lazy import joined
-from mlfabric.scheduler.planning.parts import PartsReserver, Thing, check_parts, whole
+from mlfabric.scheduler.planning.parts import PartsReserver, Thing
 from mlfabric.scheduler.planning.plan import Deferred, GetServed, Kind, Toward, Transfer
 from mlfabric.scheduler.planning.problem import Aggregator, Effort, Objective, Shape
 from mlfabric.scheduler.planning.spreading import spread
@@ -60,7 +58,7 @@ class _Task(NamedTuple):
     """What all ways share; ``now_ns`` is not before the network's floor."""
 
     network: Network
-    servers: Sequence[str]
+    server: str
     now_ns: int
     objective: Objective
     chunk_bytes: int
@@ -72,7 +70,7 @@ class _Task(NamedTuple):
 def distribute(
     gets: Sequence[GetCandidate],
     network: Network,
-    servers: Sequence[str],
+    server: str,
     distributors: Sequence[Aggregator] = (),
     *,
     now_ns: int,
@@ -86,23 +84,21 @@ def distribute(
     """Plan how all these gets are answered with one version of the model; ``network`` is not changed.
 
     Args:
-        gets: different ones; with ``part_bytes`` if there are several servers.
-        servers: the host of the model, or of each of its parts.
-        distributors: who may hand it on, first choice first; with several servers nobody does.
+        gets: different ones.
+        server: the host of the model.
+        distributors: who may hand it on, first choice first.
         now_ns: nothing is planned before.
         chunk_bytes: what a distributor keeps back of a model that still arrives, > 0.
         shapes: DIRECT is always among them.
         effort: how many ways to hand it on are tried.
-        over: what is free, in a world with all paths from the servers and distributors to distributors and gets; None
+        over: what is free, in a world with all paths from the server and distributors to distributors and gets; None
             for what is free in the network.
         index: number of the first transfer in the plan.
 
     Raises:
-        UsageError: an unknown host, a size out of range, or parts that do not match the servers.
+        UsageError: an unknown host, or a size out of range.
     """
-    task = _Task(network, servers, max(now_ns, network.floor_ns), objective, chunk_bytes, over, index, effort)
-    if len(servers) > 1:
-        return _in_parts(task, gets)
+    task = _Task(network, server, max(now_ns, network.floor_ns), objective, chunk_bytes, over, index, effort)
     slots = _order(task, gets)
     alone = _alone(task, gets, slots)
     if len(alone.gets) < 2 or not distributors or not {Shape.STORED, Shape.TREE} & set(shapes):
@@ -117,7 +113,7 @@ def _cost_ns(arrive_ns: Sequence[int], objective: Objective) -> int:
 
 def _order(task: _Task, gets: Sequence[GetCandidate]) -> Sequence[GetSlot]:
     if task.over is None:
-        return order_gets(gets, task.network, task.servers[0], now_ns=task.now_ns)
+        return order_gets(gets, task.network, task.server, now_ns=task.now_ns)
     return _order_over(task, gets, *task.over)[0]
 
 
@@ -126,7 +122,7 @@ def _order_over(
 ) -> tuple[Sequence[GetSlot], Lines]:
     """Plan like ``order_gets`` over what is free in a world; return the slots and what is free then."""
     ranked = sorted(gets, key=lambda get: get.get)
-    server, now_ns = task.servers[0], task.now_ns
+    server, now_ns = task.server, task.now_ns
     things = [Thing([(server, g.destination)], [g.size_bytes], max(g.ready_ns, now_ns)) for g in ranked]
     found, lines = PartsReserver.of(world, things).reserve(lines, [range(len(ranked))])
     slots = [GetSlot(get=ranked[i].get, profile=profile, planned_ns=now_ns) for i, (profile,) in found.items()]
@@ -154,7 +150,7 @@ def _alone(task: _Task, gets: Sequence[GetCandidate], slots: Sequence[GetSlot]) 
         found.gets.append(get)
         found.slots.append(slot)
         found.profiles.append(slot.profile)
-        latency_ns = network.latency_ns(network.path(task.servers[0], get.destination))
+        latency_ns = network.latency_ns(network.path(task.server, get.destination))
         found.arrive_ns.append(slot.profile.end_ns + latency_ns)
     return found
 
@@ -168,22 +164,20 @@ def _directly(task: _Task, alone: _Alone) -> Distribution:
     return Distribution(shape=Shape.DIRECT, transfers=transfers, answers=answers, deferred=alone.deferred)
 
 
-def _transfer(task: _Task, get: GetCandidate, profile: Profile, shard: int = 0) -> Transfer:
+def _transfer(task: _Task, get: GetCandidate, profile: Profile) -> Transfer:
     """Make the transfer by which a server answers a get itself."""
-    server = task.servers[shard]
-    path = task.network.path(server, get.destination)
+    path = task.network.path(task.server, get.destination)
     return Transfer(
         kind=Kind.MODEL,
         toward=Toward.WORKERS,
-        source=server,
+        source=task.server,
         destination=get.destination,
         path=path,
-        size_bytes=get.part_bytes[shard] if len(task.servers) > 1 else get.size_bytes,
+        size_bytes=get.size_bytes,
         ready_ns=max(get.ready_ns, task.now_ns),
         profile=profile,
         arrive_ns=profile.end_ns + task.network.latency_ns(path),
         get=get.get,
-        shard=shard,
     )
 
 
@@ -205,9 +199,9 @@ def _handed_on(
     if len(early) < 2 or not helpers:
         return None
     alone = _alone(task, gets, _order(task, list(early.values()))) if late else direct
-    world = task.over[0] if task.over else world_for(task.network, task.servers[0], gets, helpers)
+    world = task.over[0] if task.over else world_for(task.network, task.server, gets, helpers)
     fan = make_fan(
-        task.servers[0],
+        task.server,
         [early[get.get] for get in alone.gets],
         helpers,
         world,
@@ -222,7 +216,7 @@ def _handed_on(
 
 def _nearest(task: _Task, distributors: Sequence[Aggregator], size_bytes: int, ready_ns: int) -> list[Aggregator]:
     """Choose distributors, those first to whom the server alone would get the model first."""
-    network, server = task.network, task.servers[0]
+    network, server = task.network, task.server
     away = [distributor for distributor in distributors if distributor.host != server]
     if task.over is None:
         profiles = (network.transfer(network.path(server, d.host), size_bytes, ready_ns) for d in away)
@@ -256,39 +250,3 @@ def _with_late(task: _Task, fan: Fan, way: Way, late: Sequence[GetCandidate], di
         return Distribution(shape=way.shape, transfers=transfers, answers=answers)
     last = _directly(task._replace(first=task.first + len(transfers)), after)
     return Distribution(shape=way.shape, transfers=[*transfers, *last.transfers], answers=joined(answers, last.answers))
-
-
-def _in_parts(task: _Task, gets: Sequence[GetCandidate]) -> Distribution:
-    """Let each server send its part to each get."""
-    ranked = sorted(gets, key=lambda get: get.get)
-    found, transfers = _parts(task, ranked), list[Transfer]()
-    answers, deferred = [], []
-    for i, get in enumerate(ranked):
-        if i not in found:
-            slot = GetSlot(get=get.get, profile=None, planned_ns=task.now_ns)
-            deferred.append(Deferred(what=get.get, reason=slot.reason))
-    for i, profiles in found.items():
-        get, first = ranked[i], len(transfers)
-        for shard, profile in enumerate(profiles):
-            transfers.append(_transfer(task, get, profile, shard))
-        last = max(range(first, len(transfers)), key=lambda n: (transfers[n].arrive_ns, -n))
-        slot = GetSlot(get=get.get, profile=whole(profiles), planned_ns=task.now_ns)
-        arrive_ns = transfers[last].arrive_ns
-        answers.append(GetServed(get=get.get, transfer=task.first + last, arrive_ns=arrive_ns, reason=slot.reason))
-    return Distribution(shape=Shape.DIRECT, transfers=transfers, answers=answers, deferred=deferred)
-
-
-def _parts(task: _Task, ranked: Sequence[GetCandidate]) -> dict[int, tuple[Profile, ...]]:
-    """Reserve each get's parts, shortest first; by place, in the order of reservation."""
-    for get in ranked:
-        check_parts(get.get, get.part_bytes, task.servers)
-    world, lines = task.over or (None, None)
-    if world is None or lines is None:
-        world = World(
-            task.network, list(dict.fromkeys(task.servers)), list(dict.fromkeys(g.destination for g in ranked))
-        )
-        lines = world.lines
-    things = [
-        Thing([(s, g.destination) for s in task.servers], g.part_bytes, max(g.ready_ns, task.now_ns)) for g in ranked
-    ]
-    return PartsReserver.of(world, things).reserve(lines, [range(len(things))])[0]

@@ -9,7 +9,6 @@ from mlfabric.network import Network
 from mlfabric.protocol import GetId, UpdateId
 from mlfabric.scheduler.planning.plan import Group, Kind, Plan
 from mlfabric.scheduler.planning.problem import Consistency, Shape
-from mlfabric.scheduler.planning.values import Candidate
 from mlfabric.scheduler.planning.wording import Names, joined, size_text, span_text
 
 __all__ = ["explain", "summary"]
@@ -122,8 +121,8 @@ class _Teller:
             yield f"The sum goes in equal parts around a ring: {joined([t.source for t in ring], 8)}, {ring[0].source}."
         elif plan.transfers:
             results = [t for t in plan.transfers if t.kind is Kind.MODEL]
-            roots = {(t.source, t.shard) for t in results} - {(t.destination, t.shard) for t in results}
-            into = [t for t in plan.transfers if t.kind is not Kind.MODEL and (t.destination, t.shard) in roots]
+            roots = {(t.source, t.stripe) for t in results} - {(t.destination, t.stripe) for t in results}
+            into = [t for t in plan.transfers if t.kind is not Kind.MODEL and (t.destination, t.stripe) in roots]
             complete = self.when(max((t.arrive_ns for t in into), default=plan.state.now_ns))
             early = min((t.profile.start_ns for t in results), default=0)
             count = len(plan.stripe_bytes)
@@ -246,23 +245,16 @@ def _directly(plan: Plan, network: Network) -> list[int] | None:
     draft = network.draft()
     arrivals = []
     for commit in plan.commits:
-        arrive_ns = plan.state.now_ns
         candidate = candidates[commit.update]
-        for shard, server in enumerate(plan.state.servers):
-            path = network.path(candidate.source, server)
-            profile = candidate.in_flight
+        path = network.path(candidate.source, plan.state.server)
+        profile = candidate.in_flight
+        if profile is None:
+            profile = draft.transfer(path, candidate.size_bytes, max(candidate.ready_ns, plan.state.now_ns))
             if profile is None:
-                profile = draft.transfer(path, _part(candidate, shard), max(candidate.ready_ns, plan.state.now_ns))
-                if profile is None:
-                    return None
-                draft.reserve(path, profile)
-            arrive_ns = max(arrive_ns, profile.end_ns + network.latency_ns(path))
-        arrivals.append(arrive_ns)
+                return None
+            draft.reserve(path, profile)
+        arrivals.append(profile.end_ns + network.latency_ns(path))
     return _reached(plan.state.now_ns, arrivals)
-
-
-def _part(candidate: Candidate, shard: int) -> int:
-    return candidate.part_bytes[shard] if candidate.part_bytes else candidate.size_bytes
 
 
 def _reached(now_ns: int, arrivals: Iterable[int]) -> list[int]:

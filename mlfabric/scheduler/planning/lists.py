@@ -16,14 +16,12 @@ from dataclasses import replace
 from itertools import accumulate
 
 from mlfabric.network import Network
-from mlfabric.scheduler.planning.fluid.world import World
 from mlfabric.scheduler.planning.lazy import Lazy
 from mlfabric.scheduler.planning.ordering import order
-from mlfabric.scheduler.planning.plan import Deferred, Transfer
-from mlfabric.scheduler.planning.shards import PartsOrdering, order_parts
+from mlfabric.scheduler.planning.plan import Deferred
 from mlfabric.scheduler.planning.values import Candidate, GetCandidate, Left, Ordering, Pick, Slot
 
-__all__ = ["held_back", "order_lists", "order_lists_in_parts"]
+__all__ = ["held_back", "order_lists"]
 
 
 def order_lists(
@@ -66,29 +64,6 @@ def _undated(slots: Sequence[Slot]) -> Sequence[Slot]:
     return Lazy(len(slots), undated)
 
 
-def order_lists_in_parts(
-    candidates: Sequence[Candidate], network: Network, servers: Sequence[str], *, v_init: int, now_ns: int
-) -> PartsOrdering:
-    """Order updates to several servers, list by list; ``network`` is not changed.
-
-    Raises:
-        UsageError: an unknown host, a size out of range, or parts that do not match the servers.
-    """
-    world = World(network, sorted({c.source for c in candidates}), list(dict.fromkeys(servers)))
-    lines, found = world.lines, list[PartsOrdering]()
-    for clock in sorted({candidate.clock for candidate in candidates}):
-        listed, over = [candidate for candidate in candidates if candidate.clock == clock], (world, lines)
-        found.append(order_parts(listed, network, servers, v_init=v_init, tau_max=None, now_ns=now_ns, over=over))
-        lines = found[-1].lines
-    transfers: list[Transfer] = [transfer for one in found for transfer in one.transfers]
-    return PartsOrdering(
-        ordering=_joined([one.ordering for one in found], now_ns),
-        transfers=transfers,
-        arrive_ns=[arrive_ns for one in found for arrive_ns in one.arrive_ns],
-        lines=lines,
-    )
-
-
 def held_back(
     gets: Sequence[GetCandidate], *, slowest_clock: int, slack: int
 ) -> tuple[list[GetCandidate], list[Deferred]]:
@@ -97,14 +72,3 @@ def held_back(
     why = f"the slowest worker has finished {slowest_clock} iterations, so {most} are allowed; this one has finished"
     late = [Deferred(what=get.get, reason=f"{why} {get.clock}") for get in gets if get.clock > most]
     return [get for get in gets if get.clock <= most], late
-
-
-def _joined(found: Sequence[Ordering], now_ns: int) -> Ordering:
-    slots: list[Slot] = []
-    commit_ns = now_ns
-    for one in found:
-        for slot in one.slots:
-            commit_ns = max(commit_ns, slot.commit_ns)
-            slots.append(replace(slot, position=len(slots) + 1, commit_ns=commit_ns))
-    left: list[Left] = [left for one in found for left in one.left]
-    return Ordering(slots=tuple(slots), left=tuple(left))

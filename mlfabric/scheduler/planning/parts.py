@@ -9,15 +9,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mlfabric.errors import UsageError
-from mlfabric.network import HORIZON_NS, Piece, Profile
-from mlfabric.network.profile import check_size
+from mlfabric.network import Piece, Profile
 from mlfabric.scheduler.planning.fluid import parts_kernel
 from mlfabric.scheduler.planning.fluid.lines import Ints, Lines
 from mlfabric.scheduler.planning.fluid.parts_kernel import Parts
 from mlfabric.scheduler.planning.fluid.world import World
 
-__all__ = ["PartsReserver", "Thing", "check_parts", "whole"]
+__all__ = ["PartsReserver", "Thing"]
 
 
 class Thing(NamedTuple):
@@ -66,17 +64,6 @@ class PartsReserver:
         rows, pieces, lines = parts_kernel.reserve(lines, self.world.routes, self.parts, flat, first)
         return self._profiles(rows, pieces), lines
 
-    def choose(self, lines: Lines, pool: Sequence[int]) -> tuple[int, int] | None:
-        """Return which thing of a pool would arrive first, and when; None if none of them can."""
-        bounds = np.zeros(len(self.parts.ready_ns), np.int64)
-        best, end_ns = parts_kernel.choose(lines, self.world.routes, self.parts, np.array(pool, np.int64), bounds)
-        return (best, end_ns) if end_ns < HORIZON_NS else None
-
-    def reserve_one(self, lines: Lines, i: int) -> tuple[tuple[Profile, ...], Lines]:
-        """Reserve one thing that can be sent; return its parts' profiles and what is free then."""
-        rows, pieces, lines = parts_kernel.reserve_one(lines, self.world.routes, self.parts, i)
-        return self._profiles(rows, pieces)[i], lines
-
     def _profiles(self, rows: Ints, pieces: Ints) -> dict[int, tuple[Profile, ...]]:
         every = list(map(Piece._make, pieces.tolist()))
         found: dict[int, list[Profile]] = {}
@@ -86,16 +73,3 @@ class PartsReserver:
             start_ns = every[first].start_ns if first < after else end_ns
             profiles[part] = Profile(start_ns, end_ns, tuple(every[first:after]))
         return {i: tuple(profiles) for i, profiles in found.items()}
-
-
-def check_parts(what: object, part_bytes: Sequence[int], servers: Sequence[str]) -> None:
-    """Refuse parts that do not match the servers, or whose sizes are out of range, with a UsageError."""
-    if len(part_bytes) != len(servers):
-        raise UsageError(f"{len(part_bytes)} parts of {what}; allowed: one for each of the {len(servers)} servers")
-    for size_bytes in part_bytes:
-        check_size(size_bytes)
-
-
-def whole(profiles: Sequence[Profile]) -> Profile:
-    """Return from when to when any part is sent, without rates."""
-    return Profile(min(p.start_ns for p in profiles), max(p.end_ns for p in profiles), ())

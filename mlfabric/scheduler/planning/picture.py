@@ -93,7 +93,7 @@ class _Drawing:
 
     def _head(self, row: float, toward: Toward) -> None:
         self.axes.axhline(row - 0.62, color=_LINE, linewidth=0.5)
-        text = _SECTIONS[toward] if self.plan.state.servers else "the sum" if toward is Toward.PRIMARY else "the result"
+        text = _SECTIONS[toward] if self.plan.state.server else "the sum" if toward is Toward.PRIMARY else "the result"
         self.axes.text(0, row - 0.66, text, fontsize=self.font, style="italic", color=_LINE, va="bottom", ha="left")
 
     def _draw_commits(self) -> list[tuple[float, str]]:
@@ -114,7 +114,7 @@ class _Drawing:
                 align = "right" if at_ms > _NEAR_THE_END * self.span_ms else "center"
                 self.axes.text(at_ms, -0.45, name, fontsize=self.font, ha=align, va="bottom")
                 written_ms = at_ms
-        return [(0.0, "commits" if self.plan.state.servers else "results")]
+        return [(0.0, "commits" if self.plan.state.server else "results")]
 
     def _draw_lane(self, row: float, lane: Lane) -> None:
         labelled: dict[int, Bar] = {}
@@ -155,7 +155,7 @@ class _Drawing:
 
     def _bar_name(self, transfer: Transfer) -> str:
         if transfer.kind is Kind.MODEL:
-            whole = "model" if self.plan.state.servers else "result"
+            whole = "model" if self.plan.state.server else "result"
             return self.names.of(transfer.get) if transfer.get is not None else whole
         if transfer.kind is Kind.RING:
             return "parts"
@@ -197,7 +197,7 @@ class _Drawing:
         if Kind.SUM in kinds:
             handles.append(Patch(facecolor=_COLOURS[0], edgecolor="white", hatch="////", label="a sum"))
         if Kind.MODEL in kinds:
-            handles.append(Patch(color=_MODEL, label="a model" if self.plan.state.servers else "the result"))
+            handles.append(Patch(color=_MODEL, label="a model" if self.plan.state.server else "the result"))
         if any(t.toward is Toward.REPLICA for t in self.plan.transfers):
             handles.append(Patch(color=_REPLICA[0], label="for the replica (two shades: step by step)"))
         if any(not t.planned for t in self.plan.transfers):

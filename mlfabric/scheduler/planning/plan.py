@@ -44,7 +44,7 @@ class Transfer:
         get: for a MODEL, the get that it answers; None if it goes to a host that only hands it on.
         inputs: transfers whose content it carries on.
         cut_through: it may start before its inputs have arrived, and never sends what they have not brought.
-        shard: index of the server whose part it carries, or of an AllReduce's stripe.
+        stripe: of an AllReduce in stripes, the number of its own.
         planned: False if it was on its way before this plan, so its profile was reserved then.
     """
 
@@ -61,7 +61,7 @@ class Transfer:
     get: GetId | None = None
     inputs: tuple[int, ...] = ()
     cut_through: bool = False
-    shard: int = 0
+    stripe: int = 0
     planned: bool = True
 
 
@@ -70,7 +70,7 @@ class Group:
     """Updates, neighbours in the order of commits, that reach the server as one.
 
     Args:
-        last: the transfers that end at a server, one for each shard.
+        last: the transfer that ends at the server; of an AllReduce, all that bring its result.
     """
 
     members: tuple[UpdateId, ...]

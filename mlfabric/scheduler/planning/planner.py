@@ -55,8 +55,6 @@ def plan(batch: Batch, network: Network, state: FabricState, config: PlannerConf
 
 def _needs_world(batch: Batch, state: FabricState) -> bool:
     """Whether anything but direct transfers of updates alone can come of it."""
-    if len(state.servers) != 1:
-        return False
     summed = bool(state.aggregators) and len(batch.updates) > 1
     return summed or state.replica is not None or bool(batch.updates and batch.gets)
 
@@ -65,14 +63,14 @@ def _world(batch: Batch, network: Network, state: FabricState) -> World:
     """Number all ways that this batch may take."""
     sources = dict.fromkeys(candidate.source for candidate in batch.updates)
     helpers = dict.fromkeys(aggregator.host for aggregator in state.aggregators)
-    destinations = dict.fromkeys((*helpers, *state.servers))
+    destinations = dict.fromkeys((*helpers, state.server))
     if state.replica is not None:
         own = dict.fromkeys(aggregator.host for aggregator in state.replica.aggregators)
         sources |= dict.fromkeys(pending.source for pending in state.replica.pending) | own
         destinations |= own | {state.replica.host: None}
     if batch.gets:
         distributors = dict.fromkeys(distributor.host for distributor in state.distributors)
-        sources |= distributors | dict.fromkeys(state.servers)
+        sources |= distributors | {state.server: None}
         destinations |= distributors | dict.fromkeys(get.destination for get in batch.gets)
     return World(network, tuple(sources | helpers), tuple(destinations))
 
@@ -90,15 +88,10 @@ def _handed_out(
     over: tuple[World, Lines] | None = None
     if world is not None and pushed.free is not None:
         over = (world, pushed.free())
-    elif len(pushed.transfers):
-        network = network.copy()
-        for i, transfer in enumerate(pushed.transfers):
-            if transfer.planned:
-                network.reserve(("plan", i), transfer.path, transfer.profile)
     found = distribute(
         gets,
         network,
-        state.servers,
+        state.server,
         state.distributors,
         now_ns=state.now_ns,
         objective=objective_of(config),

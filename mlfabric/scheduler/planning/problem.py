@@ -129,7 +129,7 @@ class FabricState:
     Args:
         now_ns: nothing is planned before.
         v_init: the version to which the first commit of this plan is applied.
-        servers: the primary's host, or of a model in parts each part's; empty for AllReduce.
+        server: the primary's host; empty for AllReduce.
         aggregators: who may sum, first choice first.
         distributors: who may hand a model on, first choice first.
         late: hosts whose updates of an AllReduce are expected late: where stripes are possible they pass nothing on,
@@ -139,7 +139,7 @@ class FabricState:
 
     now_ns: int
     v_init: int = 0
-    servers: tuple[str, ...] = ()
+    server: str = ""
     aggregators: tuple[Aggregator, ...] = ()
     distributors: tuple[Aggregator, ...] = ()
     replica: Replica | None = None

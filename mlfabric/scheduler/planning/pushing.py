@@ -17,14 +17,13 @@ from mlfabric.scheduler.planning.fluid.lines import Lines
 from mlfabric.scheduler.planning.fluid.world import World
 from mlfabric.scheduler.planning.forwarding import Forwarding, Lot
 from mlfabric.scheduler.planning.lazy import Lazy, joined
-from mlfabric.scheduler.planning.lists import order_lists, order_lists_in_parts
+from mlfabric.scheduler.planning.lists import order_lists
 from mlfabric.scheduler.planning.ordering import order
 from mlfabric.scheduler.planning.plan import Commit, Deferred, Group, Kind, Punt, ReplicaStep, Toward, Transfer
 from mlfabric.scheduler.planning.problem import Batch, Consistency, Effort, FabricState, Objective, PlannerConfig, Shape
 from mlfabric.scheduler.planning.profiles import Placed, Profiles
 from mlfabric.scheduler.planning.replication import Replication, replicate
 from mlfabric.scheduler.planning.search import MOST_UPDATES, improve, reordered
-from mlfabric.scheduler.planning.shards import order_parts
 from mlfabric.scheduler.planning.stored import forward_stored
 from mlfabric.scheduler.planning.trees import MOST_UPDATES as MOST_STREAMED
 from mlfabric.scheduler.planning.trees import forward_trees
@@ -62,13 +61,10 @@ def push(batch: Batch, network: Network, state: FabricState, config: PlannerConf
     """Plan the updates of a batch.
 
     Args:
-        world: has all ways that they may take; None if each goes directly to the one server and nothing else is
-            planned.
+        world: has all ways that they may take; None if each goes directly to the server and nothing else is planned.
     """
     if not batch.updates and state.replica is None:
         return _NOTHING
-    if len(state.servers) > 1:
-        return _in_parts(batch, network, state, config)
     ordering = _ordered(batch, network, state, config, world)
     if world is None:
         return _directly(batch, ordering, network, state, config)
@@ -80,11 +76,11 @@ def _ordered(
 ) -> Ordering:
     asynchronous = config.consistency is Consistency.ASYNCHRONOUS
     if config.consistency is Consistency.STALE_SYNCHRONOUS:
-        return order_lists(batch.updates, network, state.servers[0], v_init=state.v_init, now_ns=state.now_ns)
+        return order_lists(batch.updates, network, state.server, v_init=state.v_init, now_ns=state.now_ns)
     return order(
         batch.updates,
         network,
-        state.servers[0],
+        state.server,
         v_init=state.v_init,
         tau_max=config.tau_max if asynchronous else None,
         now_ns=state.now_ns,
@@ -93,22 +89,9 @@ def _ordered(
     )
 
 
-def _in_parts(batch: Batch, network: Network, state: FabricState, config: PlannerConfig) -> Pushed:
-    """Send every part directly; an update is there when its last part is."""
-    updates, servers, now_ns = batch.updates, state.servers, state.now_ns
-    if config.consistency is Consistency.STALE_SYNCHRONOUS:
-        found = order_lists_in_parts(updates, network, servers, v_init=state.v_init, now_ns=now_ns)
-    else:
-        tau_max, rule = config.tau_max, config.drop_rule
-        found = order_parts(updates, network, servers, v_init=state.v_init, tau_max=tau_max, now_ns=now_ns, rule=rule)
-    count, parts = len(found.ordering.slots), len(state.servers)
-    last = Lazy(count, lambda i: range(i * parts, (i + 1) * parts))
-    return _alone(batch, found.ordering, found.transfers, last, found.arrive_ns, state, config)
-
-
 def _directly(batch: Batch, ordering: Ordering, network: Network, state: FabricState, config: PlannerConfig) -> Pushed:
-    """The hot case: what the ordering says is the plan."""
-    server = state.servers[0]
+    """The hot case: what the ordering says is the plan; each update is a group."""
+    server = state.server
     sources = {candidate.update: candidate for candidate in batch.updates}
     # All are looked at, several times.
     ordering = Ordering(slots=tuple(ordering.slots), left=ordering.left, placed=ordering.placed)
@@ -131,22 +114,8 @@ def _directly(batch: Batch, ordering: Ordering, network: Network, state: FabricS
         )
 
     transfers = [transfer(slot) for slot in ordering.slots]
-    last = [(i,) for i in range(len(transfers))]
-    return _alone(batch, ordering, transfers, last, [t.arrive_ns for t in transfers], state, config)
-
-
-def _alone(
-    batch: Batch,
-    ordering: Ordering,
-    transfers: Sequence[Transfer],
-    last: Sequence[Sequence[int]],
-    arrive_ns: Sequence[int],
-    state: FabricState,
-    config: PlannerConfig,
-) -> Pushed:
-    """Plan what nobody sums and nobody copies: each update is a group."""
-    count = len(ordering.slots)
-    commit_ns = list(accumulate(arrive_ns, max, initial=state.now_ns))[1:]
+    arrive_ns = [sent.arrive_ns for sent in transfers]
+    count = len(transfers)
     found = Sequenced(
         batch=batch,
         state=state,
@@ -155,9 +124,9 @@ def _alone(
         shape=Shape.DIRECT,
         transfers=transfers,
         spans=[(i, i + 1) for i in range(count)],
-        last=last,
+        last=range(count),
         arrive_ns=arrive_ns,
-        commit_ns=commit_ns,
+        commit_ns=list(accumulate(arrive_ns, max, initial=state.now_ns))[1:],
         waits_for_ns=[0] * count,
     )
     return Pushed(
@@ -200,7 +169,7 @@ def _assembled(
         shape=forwarding.shape,
         transfers=forwarding.transfers,
         spans=forwarding.groups,
-        last=Lazy(len(forwarding.last), lambda i: (forwarding.last[i],)),
+        last=forwarding.last,
         arrive_ns=forwarding.arrive_ns.tolist(),
         commit_ns=replication.commit_ns.tolist(),
         waits_for_ns=Lazy(
@@ -252,7 +221,7 @@ def _best(
     ordering: Ordering, lot: Lot, world: World, state: FabricState, config: PlannerConfig
 ) -> tuple[Ordering, Lot, Forwarding]:
     """Return the shape with the least objective, of equals the simplest; a small batch may be ordered anew for it."""
-    server, now_ns, objective = state.servers[0], state.now_ns, objective_of(config)
+    server, now_ns, objective = state.server, state.now_ns, objective_of(config)
     carried, toward = 2 if config.gamma > 0 else 1, Toward.PRIMARY
     group_ns = config.group_ns if objective is Objective.MEAN_COMMIT else 0
 

@@ -124,7 +124,7 @@ def slotted(
     batch: Batch, network: Network, state: FabricState, config: PlannerConfig, *, slot_ns: int, slots: int
 ) -> Slotted:
     """Lay a batch to one server out in ``slots`` slots from ``state.now_ns`` on."""
-    server, now_ns = state.servers[0], state.now_ns
+    server, now_ns = state.server, state.now_ns
     asynchronous = config.consistency is Consistency.ASYNCHRONOUS
     tau_max = config.tau_max if asynchronous else None
     kept, deadlines = _kept(batch.updates, network, state, tau_max)
@@ -164,7 +164,7 @@ def _kept(
     kept, deadlines = [], []
     for c in updates:
         deadline = len(updates) if tau_max is None else c.computed_from + tau_max - state.v_init + 1
-        path = network.path(c.source, state.servers[0])
+        path = network.path(c.source, state.server)
         if deadline >= 1 and (c.in_flight or network.transfer(path, c.size_bytes, max(c.ready_ns, state.now_ns))):
             kept.append(c)
             deadlines.append(deadline)
@@ -202,7 +202,7 @@ def decisions_of(plan: Plan, problem: Slotted) -> list[Decisions]:
     are listed, by when they end, by when they start. Each is a plan that keeps the same ways.
     """
     number = {update: i for i, update in enumerate(problem.updates)}
-    hosts = [plan.state.servers[0], *(a.host for a in plan.state.aggregators if a.host != plan.state.servers[0])]
+    hosts = [plan.state.server, *(a.host for a in plan.state.aggregators if a.host != plan.state.server)]
     sent = [t for t in plan.transfers if t.kind is Kind.UPDATE and t.toward is Toward.PRIMARY and not t.inputs]
     where = [LEFT] * len(number)
     for transfer in sent:

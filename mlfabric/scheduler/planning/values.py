@@ -45,8 +45,6 @@ class Candidate:
             position may move.
         norm: its l2 norm, >= 0; only replication asks for it.
         clock: how many iterations its worker had finished before this one, >= 0; only stale-synchronous plans ask.
-        part_bytes: if the model is split across servers, the size of each server's part; they add up to ``size_bytes``.
-        in_flight_parts: if it is in flight, the profile of each part; ``in_flight`` then only says from when to when.
     """
 
     update: UpdateId
@@ -57,8 +55,6 @@ class Candidate:
     in_flight: Profile | None = None
     norm: float = 0.0
     clock: int = 0
-    part_bytes: tuple[int, ...] = ()
-    in_flight_parts: tuple[Profile, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +120,6 @@ class GetCandidate:
 
     Args:
         clock: how many iterations its worker has finished, >= 0; only stale-synchronous plans ask.
-        part_bytes: if the model is split across servers, the size of each server's part; they add up to ``size_bytes``.
     """
 
     get: GetId
@@ -132,7 +127,6 @@ class GetCandidate:
     size_bytes: int
     ready_ns: int
     clock: int = 0
-    part_bytes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

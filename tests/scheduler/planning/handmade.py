@@ -66,7 +66,6 @@ class Bench:
         inputs: Sequence[int] = (),
         cut_through: bool = False,
         get: GetId | None = None,
-        shard: int = 0,
     ) -> int:
         path = self.network.path(source, destination)
         ready_ns = max([ready_ns, *(0 if cut_through else self.transfers[k].arrive_ns for k in inputs)])
@@ -87,7 +86,6 @@ class Bench:
             get=get,
             inputs=tuple(inputs),
             cut_through=cut_through,
-            shard=shard,
         )
         self.transfers.append(transfer)
         return len(self.transfers) - 1
@@ -178,7 +176,7 @@ def a_full_plan() -> tuple[Plan, Network]:
         state=FabricState(
             now_ns=NOW_NS,
             v_init=V_INIT,
-            servers=("s",),
+            server="s",
             aggregators=(Aggregator(host="a", most_updates=2), Aggregator(host="w5")),
             distributors=(Aggregator(host="d"),),
             replica=Replica(

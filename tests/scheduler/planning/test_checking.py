@@ -199,9 +199,9 @@ BROKEN: dict[str, tuple[Callable[[Plan], Plan], str]] = {
         lambda p: with_transfer(p, STORED, inputs=(W1, TO_A_2)),
         r"transfer 3 .* has input transfer 0 .*, which does not end at its source",
     ),
-    "an input of another shard": (
-        lambda p: with_transfer(p, TO_A, shard=1),
-        r"transfer 3 .* of shard 0 has input transfer 1 .* of 1",
+    "an input of another stripe": (
+        lambda p: with_transfer(p, TO_A, stripe=1),
+        r"transfer 3 .* of stripe 0 has input transfer 1 .* of 1",
     ),
     "an input that comes later": (
         lambda p: with_transfer(p, TO_A, inputs=(STORED,)),
@@ -313,7 +313,7 @@ BROKEN: dict[str, tuple[Callable[[Plan], Plan], str]] = {
     ),
     "a group that ends with nothing": (
         lambda p: with_group(p, 0, last=()),
-        "group 0 ends with 0 transfers, servers: 1",
+        "group 0 ends with 0 transfers; one is right",
     ),
     "a group that ends with another's sum": (
         lambda p: with_group(p, 0, last=(STORED,)),
@@ -418,11 +418,11 @@ BROKEN: dict[str, tuple[Callable[[Plan], Plan], str]] = {
     ),
     "a get answered twice over": (
         lambda p: with_another(p, G1),
-        r"the get w1\?0 is answered from shards 0, 0, it needs each once",
+        r"the get w1\?0 is answered by transfers 10, 13; one is right",
     ),
     "a model from nowhere": (
         lambda p: with_transfer(p, G1, source="w5", path=path("w5", "w1")),
-        r"transfer 10 \(MODEL, w5 to w1\) brings a model from nowhere: w5 is no server of shard 0",
+        r"transfer 10 \(MODEL, w5 to w1\) brings a model from nowhere: w5 is not the server",
     ),
     "a model of two models": (
         lambda p: with_transfer(p, G2, inputs=(TO_D, TO_D)),
@@ -451,7 +451,7 @@ BROKEN: dict[str, tuple[Callable[[Plan], Plan], str]] = {
     ),
     "an aggregator that makes two sums": (
         lambda p: with_another(p, STORED),
-        r"a serves 2 groups toward the primary \(shard 0\)",
+        "a serves 2 groups toward the primary",
     ),
 }
 
@@ -648,7 +648,7 @@ def a_lead(
     ]
     return Plan(
         batch=Batch(updates=waiting),
-        state=FabricState(now_ns=0, servers=("s",), replica=Replica(host="r", pending=old, history_norm=history)),
+        state=FabricState(now_ns=0, server="s", replica=Replica(host="r", pending=old, history_norm=history)),
         config=PlannerConfig(gamma=gamma, div_max=DivergenceBound(norm=bound)),
         shape=Shape.DIRECT,
         transfers=(),

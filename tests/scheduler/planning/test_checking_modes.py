@@ -1,4 +1,4 @@
-"""The checker where a plan is none of one asynchronous server: rings and trees of AllReduce, parts, lists."""
+"""The checker where a plan is none of one asynchronous server: rings and trees of AllReduce, lists."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from mlfabric.network import Network, Piece, Profile
-from mlfabric.protocol import GetId, UpdateId
-from mlfabric.scheduler.planning.plan import Commit, GetServed, Group, Kind, Plan, Toward
+from mlfabric.protocol import UpdateId
+from mlfabric.scheduler.planning.plan import Commit, Group, Kind, Plan, Toward
 from mlfabric.scheduler.planning.problem import Batch, Consistency, FabricState, PlannerConfig, Shape
-from mlfabric.scheduler.planning.values import Candidate, GetCandidate
+from mlfabric.scheduler.planning.values import Candidate
 from tests.scheduler.planning.handmade import (
     CHUNK,
     LATENCY_NS,
@@ -37,8 +37,7 @@ def made(
     *,
     shape: Shape = Shape.DIRECT,
     groups: Sequence[Group] = (),
-    servers: tuple[str, ...] = (),
-    parts: tuple[int, ...] = (),
+    server: str = "",
     clocks: Sequence[int] = (),
 ) -> Plan:
     """A plan whose commits are as soon as they can be."""
@@ -69,13 +68,12 @@ def made(
                     size_bytes=SIZE,
                     ready_ns=NOW_NS,
                     computed_from=V_INIT,
-                    part_bytes=parts,
                     clock=clocks[n] if clocks else 0,
                 )
                 for n, name in enumerate(names)
             )
         ),
-        state=FabricState(now_ns=NOW_NS, v_init=V_INIT, servers=servers),
+        state=FabricState(now_ns=NOW_NS, v_init=V_INIT, server=server),
         config=PlannerConfig(consistency=consistency, chunk_bytes=CHUNK),
         shape=shape,
         transfers=bench.transfers,
@@ -201,83 +199,13 @@ def test_results_out_of_the_order_of_ids_are_named() -> None:
         replace(plan, commits=mixed).validate(network)
 
 
-def in_parts() -> tuple[Plan, Network]:
-    network = a_star("w1", "w2", "s", "t")
-    bench = Bench(network)
-    groups, arrivals = [], []
-    for name in ("w1", "w2"):
-        last = tuple(
-            bench.send(Kind.UPDATE, name, server, name, size=size, shard=shard)
-            for shard, (server, size) in enumerate((("s", 400_000), ("t", 600_000)))
-        )
-        groups.append(Group(members=(uid(name),), shape=Shape.DIRECT, last=last))
-        arrivals.append(max(bench.arrive_ns(i) for i in last))
-    plan = made(
-        bench,
-        ("w1", "w2"),
-        arrivals,
-        Consistency.ASYNCHRONOUS,
-        groups=groups,
-        servers=("s", "t"),
-        parts=(400_000, 600_000),
-    )
-    return plan, network
-
-
-def test_an_update_in_parts_is_committed_when_its_last_part_is_there() -> None:
-    plan, network = in_parts()
-    plan.validate(network)
-    first = plan.transfers[plan.groups[0].last[0]].arrive_ns
-    with pytest.raises(AssertionError, match=r"w1#0 arrives at .*, its group at"):
-        with_commit(plan, 0, arrive_ns=first, commit_ns=first).validate(network)
-
-
-def test_a_part_of_another_size_is_named() -> None:
-    plan, network = in_parts()
-    updates = tuple(replace(c, part_bytes=(500_000, 500_000)) for c in plan.batch.updates)
-    with pytest.raises(AssertionError, match=r"transfer 0 .* has 400000 bytes, its 1 updates make 500000"):
-        replace(plan, batch=Batch(updates=updates)).validate(network)
-
-
-def test_a_get_in_parts_gets_the_size_of_each() -> None:
-    plan, _ = in_parts()
-    network = a_star("w1", "w2", "s", "t")
-    get = GetId("w1", 0, 0)
-    bench = Bench(network)
-    bench.transfers = list(plan.transfers)
-    sizes = (400_000, 600_000)
-    first, last = (
-        bench.send(Kind.MODEL, server, "w1", size=size, shard=shard, toward=Toward.WORKERS, get=get)
-        for shard, (server, size) in enumerate(zip(("s", "t"), sizes, strict=True))
-    )
-    arrive_ns = max(bench.arrive_ns(first), bench.arrive_ns(last))
-    wanted = GetCandidate(get=get, destination="w1", size_bytes=SIZE, ready_ns=0, part_bytes=sizes)
-    answered = replace(
-        plan,
-        batch=replace(plan.batch, gets=(wanted,)),
-        transfers=bench.transfers,
-        gets=[GetServed(get=get, transfer=last, arrive_ns=arrive_ns, reason="shortest transfer first")],
-    )
-    answered.validate(network)
-    other = replace(wanted, part_bytes=(500_000, 500_000))
-    with pytest.raises(AssertionError, match=r"has 400000 bytes, w1\?0 wants 500000 of its shard"):
-        replace(answered, batch=replace(plan.batch, gets=(other,))).validate(network)
-
-
-def test_a_part_that_is_missing_is_named() -> None:
-    plan, network = in_parts()
-    groups = [replace(plan.groups[0], last=plan.groups[0].last[:1]), plan.groups[1]]
-    with pytest.raises(AssertionError, match="group 0 ends with 1 transfers, servers: 2"):
-        replace(plan, groups=groups).validate(network)
-
-
 def in_a_list(consistency: Consistency, clocks: Sequence[int] = ()) -> tuple[Plan, Network]:
     network = a_star(*NAMES, "s")
     bench = Bench(network)
     sent = [bench.send(Kind.UPDATE, name, "s", name) for name in NAMES]
     groups = [Group(members=(uid(name),), shape=Shape.DIRECT, last=(i,)) for name, i in zip(NAMES, sent, strict=True)]
     arrivals = [bench.arrive_ns(i) for i in sent]
-    return made(bench, NAMES, arrivals, consistency, groups=groups, servers=("s",), clocks=clocks), network
+    return made(bench, NAMES, arrivals, consistency, groups=groups, server="s", clocks=clocks), network
 
 
 def test_an_iteration_makes_one_version() -> None:
@@ -303,7 +231,7 @@ def test_a_thousand_updates_are_checked() -> None:
         i = bench.send(Kind.UPDATE, name, "s", name)
         groups.append(Group(members=(UpdateId(name, 0, 0),), shape=Shape.DIRECT, last=(i,)))
         arrivals.append(bench.arrive_ns(i))
-    plan = made(bench, names, arrivals, Consistency.SYNCHRONOUS, groups=groups, servers=("s",))
+    plan = made(bench, names, arrivals, Consistency.SYNCHRONOUS, groups=groups, server="s")
     plan.validate(network)
     with pytest.raises(AssertionError, match="link s down at"):
         with_transfer(plan, 500, profile=plan.transfers[499].profile, arrive_ns=plan.transfers[499].arrive_ns).validate(

@@ -1,4 +1,4 @@
-"""Distribution: algorithm 3 mirrored against a dumb second implementation; laws for trees; parts of several servers."""
+"""Distribution: algorithm 3 mirrored against a dumb second implementation; laws for trees."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlfabric.errors import UsageError
 from mlfabric.network import Draft, Network, Profile, down_link, up_link
 from mlfabric.protocol import GetId
 from mlfabric.scheduler.planning import GetCandidate
@@ -41,7 +40,7 @@ class Case:
         return distribute(
             self.gets,
             self.network,
-            [SERVER],
+            SERVER,
             self.distributors,
             now_ns=self.now_ns,
             objective=self.objective,
@@ -242,7 +241,7 @@ def test_planning_over_a_world_is_planning_over_the_network_and_leaves_the_world
     found = distribute(
         case.gets,
         case.network,
-        [SERVER],
+        SERVER,
         case.distributors,
         now_ns=case.now_ns,
         objective=case.objective,
@@ -391,7 +390,7 @@ def test_a_host_that_nothing_reaches_is_deferred_and_the_others_are_served() -> 
 
 def test_numbers_of_transfers_begin_where_the_plan_is() -> None:
     case = equal_star(4, 4)
-    found = distribute(case.gets, case.network, [SERVER], case.distributors, now_ns=0, index=100)
+    found = distribute(case.gets, case.network, SERVER, case.distributors, now_ns=0, index=100)
     assert {i for t in found.transfers for i in t.inputs} <= set(range(100, 100 + len(found.transfers)))
     assert sorted(a.transfer for a in found.answers)[0] >= 100
     assert found.transfers[found.answers[0].transfer - 100].get == found.answers[0].get
@@ -403,32 +402,3 @@ def test_no_gets_make_no_transfers() -> None:
     case = equal_star(1, 1)
     case.gets = []
     assert case.plan(*Shape) == Distribution(shape=Shape.DIRECT, transfers=[], answers=[], deferred=[])
-
-
-def test_a_get_from_several_servers_is_answered_when_its_last_part_is_there() -> None:
-    network = Network.star(10**9, MS)
-    for host in ("s0", "s1", "a", "b"):
-        network.add_host(host)
-    network.set_rate(up_link("s1"), 5 * 10**8)
-    gets = [
-        GetCandidate(get=GetId(h, 0, 0), destination=h, size_bytes=2 * 10**6, ready_ns=0, part_bytes=(10**6, 10**6))
-        for h in "ab"
-    ]
-    found = distribute(gets, network, ["s0", "s1"], [Aggregator(host="b")], now_ns=0, index=10)
-    rows = [(t.source, t.destination, t.shard, t.profile.end_ns / MS) for t in found.transfers]
-    # Server 0 goes first to each; b takes of server 1 what a leaves, before 8 ms and from 24 ms on.
-    assert rows == [("s0", "a", 0, 8.0), ("s1", "a", 1, 24.0), ("s0", "b", 0, 16.0), ("s1", "b", 1, 32.0)]
-    assert [(a.get.worker, a.transfer, a.arrive_ns / MS) for a in found.answers] == [("a", 11, 25.0), ("b", 13, 33.0)]
-
-
-def test_parts_that_nothing_carries_defer_the_get() -> None:
-    network = Network.star(10**9)
-    for host in ("s0", "s1", "a"):
-        network.add_host(host)
-    network.set_rate(up_link("s1"), 0)
-    get = GetCandidate(get=GetId("a", 0, 0), destination="a", size_bytes=2, ready_ns=0, part_bytes=(1, 1))
-    found = distribute([get], network, ["s0", "s1"], now_ns=0)
-    assert (found.transfers, [d.what for d in found.deferred]) == ([], [get.get])
-    whole = GetCandidate(get=GetId("a", 0, 0), destination="a", size_bytes=2, ready_ns=0)
-    with pytest.raises(UsageError, match="0 parts of a"):
-        distribute([whole], network, ["s0", "s1"], now_ns=0)

@@ -45,7 +45,7 @@ def problem(
         for n, size in enumerate(sizes)
     )
     state = FabricState(
-        now_ns=0, v_init=9, servers=("server",), aggregators=tuple(Aggregator(host=host) for host in aggregators)
+        now_ns=0, v_init=9, server="server", aggregators=tuple(Aggregator(host=host) for host in aggregators)
     )
     return Instance(
         batch=Batch(updates=updates),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,10 +12,8 @@ from mlfabric.network import Network
 from mlfabric.protocol import GetId, UpdateId
 from mlfabric.scheduler.planning import Batch, Candidate, Consistency, FabricState, GetCandidate, PlannerConfig, plan
 from mlfabric.scheduler.planning.checking import validate
-from mlfabric.scheduler.planning.lists import order_lists, order_lists_in_parts
+from mlfabric.scheduler.planning.lists import order_lists
 from mlfabric.scheduler.planning.ordering import order
-from mlfabric.scheduler.planning.plan import Transfer
-from mlfabric.scheduler.planning.shards import order_parts
 from mlfabric.scheduler.planning.values import Slot
 from tests.scheduler.planning.wild import SIZES, TIMES, random_network, seeds
 
@@ -25,21 +22,19 @@ CONFIG = PlannerConfig(consistency=Consistency.STALE_SYNCHRONOUS, slack=2)
 
 def star() -> Network:
     network = Network.star(10**9)
-    for host in ("a", "b", "c", "s", "t"):
+    for host in ("a", "b", "c", "s"):
         network.add_host(host)
     return network
 
 
-def candidate(worker: str, clock: int, size_bytes: int = 10**6, parts: int = 1) -> Candidate:
-    part = size_bytes // parts
+def candidate(worker: str, clock: int, size_bytes: int = 10**6) -> Candidate:
     return Candidate(
         update=UpdateId(worker, 0, clock),
         source=worker,
-        size_bytes=part * parts,
+        size_bytes=size_bytes,
         ready_ns=0,
         computed_from=0,
         clock=clock,
-        part_bytes=(part,) * parts if parts > 1 else (),
     )
 
 
@@ -47,12 +42,10 @@ def get(worker: str, clock: int) -> GetCandidate:
     return GetCandidate(get=GetId(worker, 0, clock), destination=worker, size_bytes=10**6, ready_ns=0, clock=clock)
 
 
-@pytest.mark.parametrize("servers", [("s",), ("s", "t")])
-def test_a_lower_clock_commits_first_however_long_it_takes(servers):
+def test_a_lower_clock_commits_first_however_long_it_takes():
     network = star()
-    parts = len(servers)
-    updates = (candidate("a", 3, 1000, parts), candidate("b", 2, 10**7, parts), candidate("c", 3, 2000, parts))
-    found = plan(Batch(updates=updates), network, FabricState(now_ns=0, servers=servers), CONFIG)
+    updates = (candidate("a", 3, 1000), candidate("b", 2, 10**7), candidate("c", 3, 2000))
+    found = plan(Batch(updates=updates), network, FabricState(now_ns=0, server="s"), CONFIG)
     assert [commit.update.worker for commit in found.commits] == ["b", "a", "c"]
     assert [commit.version for commit in found.commits] == [0, 1, 2]
     assert [commit.deadline for commit in found.commits] == [None] * 3
@@ -62,13 +55,13 @@ def test_a_lower_clock_commits_first_however_long_it_takes(servers):
 def test_a_later_list_takes_what_the_earlier_leaves_free():
     network = star()
     updates = (candidate("a", 1), candidate("b", 2))
-    found = plan(Batch(updates=updates), network, FabricState(now_ns=0, servers=("s",)), CONFIG)
+    found = plan(Batch(updates=updates), network, FabricState(now_ns=0, server="s"), CONFIG)
     assert [transfer.profile.end_ns for transfer in found.transfers] == [8_000_000, 16_000_000]
 
 
 def test_whoever_is_too_far_ahead_gets_no_model_and_is_told_why():
     network = star()
-    state = FabricState(now_ns=0, servers=("s",), slowest_clock=5)
+    state = FabricState(now_ns=0, server="s", slowest_clock=5)
     found = plan(Batch(gets=(get("a", 7), get("b", 8))), network, state, CONFIG)
     assert [answer.get.worker for answer in found.gets] == ["a"]
     (held,) = found.deferred
@@ -82,7 +75,7 @@ def test_clocks_never_fall_along_the_commits(drawn):
     network = star()
     unique = {(worker, clock): size for worker, clock, size in drawn}
     updates = tuple(candidate(worker, clock, size) for (worker, clock), size in unique.items())
-    found = plan(Batch(updates=updates), network, FabricState(now_ns=0, servers=("s",)), CONFIG)
+    found = plan(Batch(updates=updates), network, FabricState(now_ns=0, server="s"), CONFIG)
     clocks = [commit.update.counter for commit in found.commits]
     assert clocks == sorted(clocks)
     assert len(clocks) == len(updates)
@@ -92,14 +85,14 @@ def test_clocks_never_fall_along_the_commits(drawn):
 HOSTS = ("a", "b", "c", "s", "t")
 
 
-def random_updates(rng: Random, network: Network, parts: int) -> list[Candidate]:
-    """Make updates of several clocks; some of one part are on their way already."""
+def random_updates(rng: Random, network: Network) -> list[Candidate]:
+    """Make updates of several clocks; some are on their way already."""
     updates = []
     for n in range(rng.randint(0, 9)):
         size_bytes, source, ready_ns = rng.choice(SIZES), rng.choice(HOSTS), rng.choice(TIMES)
         update = UpdateId(rng.choice("abc"), 0, n)
         in_flight, path = None, network.path(source, "s")
-        if parts == 1 and rng.random() < 0.2:
+        if rng.random() < 0.2:
             in_flight = network.transfer(path, size_bytes, ready_ns)
         if in_flight is not None:
             network.reserve(update, path, in_flight)
@@ -107,11 +100,10 @@ def random_updates(rng: Random, network: Network, parts: int) -> list[Candidate]
             Candidate(
                 update=update,
                 source=source,
-                size_bytes=size_bytes * parts,
+                size_bytes=size_bytes,
                 ready_ns=ready_ns,
                 computed_from=rng.randint(0, 3),
                 clock=rng.randint(0, 3),
-                part_bytes=(size_bytes,) * parts if parts > 1 else (),
                 in_flight=in_flight,
             )
         )
@@ -123,7 +115,7 @@ def random_updates(rng: Random, network: Network, parts: int) -> list[Candidate]
 def test_lists_are_ordered_one_after_the_other_over_what_the_earlier_left(seed):
     rng = Random(seed)
     network, now_ns = random_network(rng, HOSTS, tame=rng.random() < 0.5), rng.choice(TIMES)
-    updates = random_updates(rng, network, 1)
+    updates = random_updates(rng, network)
     found = order_lists(updates, network, "s", v_init=7, now_ns=now_ns)
     free, left = network.copy(), set()
     slots: list[Slot] = []
@@ -139,29 +131,3 @@ def test_lists_are_ordered_one_after_the_other_over_what_the_earlier_left(seed):
     assert list(found.slots) == slots
     assert {(one.update, one.cause, one.reason) for one in found.left} == left
     network.validate()
-
-
-@settings(max_examples=200, deadline=None)
-@given(seed=seeds)
-def test_lists_of_updates_in_parts_are_ordered_one_after_the_other(seed):
-    rng = Random(seed)
-    network, now_ns = random_network(rng, HOSTS, tame=rng.random() < 0.5), rng.choice(TIMES)
-    updates, servers = random_updates(rng, network, 2), ("s", "t")
-    found = order_lists_in_parts(updates, network, servers, v_init=7, now_ns=now_ns)
-    free = network.copy()
-    transfers: list[Transfer] = []
-    for clock in range(4):
-        listed = [c for c in updates if c.clock == clock]
-        one = order_parts(listed, free, servers, v_init=7, tau_max=None, now_ns=now_ns)
-        for transfer in one.transfers:
-            free.reserve(len(transfers), transfer.path, transfer.profile)
-            transfers.append(transfer)
-    assert list(found.transfers) == transfers
-    assert list(found.arrive_ns) == [
-        max(t.arrive_ns for t in transfers[n : n + 2]) for n in range(0, len(transfers), 2)
-    ]
-    assert [(slot.update, slot.position) for slot in found.ordering.slots] == [
-        (transfer.members[0], n + 1) for n, transfer in enumerate(transfers[::2])
-    ]
-    commits = [slot.commit_ns for slot in found.ordering.slots]
-    assert commits == sorted(commits)

@@ -101,7 +101,7 @@ class TestKernelsAndTwin:
 @given(world=worlds(most=5))
 def test_nothing_is_left_while_some_order_keeps_every_bound(world: World) -> None:
     plan = world.plan()
-    here = [c for c in world.candidates if world.twin.trip(c, world.twin.network) is not None]
+    here = [c for c in world.candidates if world.twin.profile(c, world.twin.network) is not None]
     deadlines = [world.twin.deadline(c) for c in here]
     most = max(
         sum(1 for _ in kept)

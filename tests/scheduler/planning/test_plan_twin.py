@@ -21,7 +21,6 @@ from mlfabric.scheduler.planning.planner import plan
 from mlfabric.scheduler.planning.problem import Consistency, Shape
 from mlfabric.scheduler.planning.profiles import Profiles
 from mlfabric.scheduler.planning.replication import replicate
-from mlfabric.scheduler.planning.shards import order_parts
 from mlfabric.scheduler.planning.stored import forward_stored
 from tests.scheduler.planning.twin import TwinPlan, TwinPlanner, twin_plan
 from tests.scheduler.planning.twin.aggregation import Item, Sent, Stored, TwinForwarding
@@ -42,24 +41,6 @@ def sent_by_twin(sent: Sequence[Sent]) -> Counter[tuple[object, ...]]:
     return Counter(tuple(transfer) for transfer in sent)
 
 
-def assert_parts_as_twin(fabric: Fabric) -> None:
-    state, config = fabric.state, fabric.config
-    found = order_parts(
-        fabric.batch.updates,
-        fabric.network,
-        state.servers,
-        v_init=state.v_init,
-        tau_max=config.tau_max,
-        now_ns=state.now_ns,
-        rule=config.drop_rule,
-    )
-    twin = TwinPlanner(fabric.twin, state.servers, state.v_init, config.tau_max, state.now_ns)
-    order = twin.order(fabric.batch.updates, config.drop_rule)
-    assert [slot.update for slot in found.ordering.slots] == [c.update for c, _ in order.placed]
-    assert {entry.update: entry.cause for entry in found.ordering.left} == order.left
-    assert [t.profile for t in found.transfers] == [profile for _, trip in order.placed for profile in trip]
-
-
 def lot_of(items: Sequence[Item], fixed: int) -> Lot:
     """Lay items out as columns."""
     directly = [item.direct for item in items if item.direct is not None]
@@ -77,14 +58,14 @@ def lot_of(items: Sequence[Item], fixed: int) -> Lot:
 def assert_stored_as_twin(fabric: Fabric, *, ordered: bool) -> TwinForwarding:
     """Forward a lot in the order of its commits, or as it was listed and without profiles."""
     state, config = fabric.state, fabric.config
-    server, carried = state.servers[0], 2 if config.gamma > 0 else 1
-    order = TwinPlanner(fabric.twin, state.servers, state.v_init, None, state.now_ns)
+    server, carried = state.server, 2 if config.gamma > 0 else 1
+    order = TwinPlanner(fabric.twin, state.server, state.v_init, None, state.now_ns)
     now_ns = state.now_ns
     if ordered:
         placed = order.order(fabric.batch.updates, config.drop_rule).placed
         items = [
-            Item((c.update,), c.source, c.size_bytes, max(c.ready_ns, now_ns), trip[0], c.in_flight is not None)
-            for c, trip in placed
+            Item((c.update,), c.source, c.size_bytes, max(c.ready_ns, now_ns), profile, c.in_flight is not None)
+            for c, profile in placed
         ]
     else:
         updates = fabric.batch.updates
@@ -143,18 +124,18 @@ def assert_distributed_as_twin(fabric: Fabric) -> bool:
     found = distribute(
         gets,
         fabric.network,
-        state.servers,
+        state.server,
         state.distributors,
         now_ns=state.now_ns,
         objective=fabric.config.objective,
         shapes={Shape.DIRECT, Shape.STORED},
     )
-    task = Distributing(fabric.twin, state.servers[0], state.distributors, state.now_ns, fabric.config.objective)
+    task = Distributing(fabric.twin, state.server, state.distributors, state.now_ns, fabric.config.objective)
     twin = task.best(gets)
     assert {answer.get: answer.arrive_ns for answer in found.answers} == twin.answers
     assert {d.what for d in found.deferred} == twin.deferred
     assert sent_as(found.transfers) == sent_by_twin(twin.sent)
-    return any(sent.source != state.servers[0] for sent in twin.sent)
+    return any(sent.source != state.server for sent in twin.sent)
 
 
 def assert_planned_as_twin(fabric: Fabric) -> TwinPlan:
@@ -172,12 +153,6 @@ def assert_planned_as_twin(fabric: Fabric) -> TwinPlan:
     assert {answer.get: answer.arrive_ns for answer in found.gets} == twin.gets
     assert sent_as(found.transfers) == sent_by_twin(twin.sent)
     return twin
-
-
-@settings(max_examples=100)
-@given(fabric=fabrics(servers=(2, 3)))
-def test_parts_are_ordered_as_the_twin_orders_them(fabric: Fabric) -> None:
-    assert_parts_as_twin(fabric)
 
 
 @settings(max_examples=150)
@@ -219,12 +194,6 @@ def test_lists_are_planned_as_the_twin_plans_them(fabric: Fabric) -> None:
     assert_planned_as_twin(fabric)
 
 
-@settings(max_examples=50)
-@given(fabric=fabrics(consistencies=WITH_SERVER, servers=(2, 3)))
-def test_a_batch_in_parts_is_planned_as_the_twin_plans_it(fabric: Fabric) -> None:
-    assert_planned_as_twin(fabric)
-
-
 @pytest.fixture(scope="module")
 def kernels() -> None:
     warm_up(lambda line: None)
@@ -234,7 +203,7 @@ def kernels() -> None:
 @given(seed=st.integers(0, 2**48))
 def test_whatever_there_is_is_planned_as_the_twin_plans_it(kernels: None, seed: int) -> None:
     """By seed: many more cases in the same time, though hypothesis cannot shrink them; with and without kernels."""
-    fabric = random_fabric(Random(seed), consistencies=WITH_SERVER, servers=(1, 1, 1, 2, 3), most=12)
+    fabric = random_fabric(Random(seed), consistencies=WITH_SERVER, most=12)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reserving, "KERNEL_FROM", 1 if seed % 2 else 10**9)
         assert_planned_as_twin(fabric)

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from random import Random
 
 import networkx as nx
 from hypothesis import strategies as st
 
-from mlfabric.network import LinkId, Network, Profile
+from mlfabric.network import LinkId, Network
 from mlfabric.protocol import GetId, UpdateId
 from mlfabric.scheduler.planning import Candidate, DropRule
 from mlfabric.scheduler.planning.ordering import order
@@ -144,21 +143,21 @@ def random_world(rng: Random, most: int, graphs: bool) -> World:
     hosts = [SERVER, *(f"h{n}" for n in range(rng.randint(1, 4)))]
     network = tangle(rng, hosts) if graphs else star(hosts)
     twin = set_rates(rng, network, WILD_RATES)
-    planner = TwinPlanner(twin, (SERVER,), rng.randint(0, 20), rng.randint(0, 8), rng.choice(TIMES))
+    planner = TwinPlanner(twin, SERVER, rng.randint(0, 20), rng.randint(0, 8), rng.choice(TIMES))
     reserve_some(rng, network, twin, hosts, WILD_SIZES)
     count = rng.randint(0, most)
     return World(network, planner, [random_update(rng, network, planner, hosts, n, WILD_SIZES) for n in range(count)])
 
 
-def set_rates(rng: Random, network: Network, rates: Sequence[int], slow: Sequence[str] = ()) -> TwinNetwork:
+def set_rates(rng: Random, network: Network, rates: Sequence[int], slow: str | None = None) -> TwinNetwork:
     """Give each link a rate and up to two changes of it that are known in advance; describe the network twice.
 
     Args:
-        slow: hosts whose links have a tenth of what they would have.
+        slow: a host whose links have a tenth of what they would have.
     """
     twin = TwinNetwork(network.path, network.latency_ns)
     for link in network.links:
-        share = 10 if {link.tail, link.head} & set(slow) else 1
+        share = 10 if slow in (link.tail, link.head) else 1
         instants = sorted({rng.choice(TIMES[2:]) for _ in range(rng.choice([0, 0, 1, 2]))})
         changes = [(at_ns, rng.choice(rates) // share) for at_ns in (0, *instants)]
         network.set_rate(link, changes[0][1])
@@ -189,30 +188,18 @@ def random_update(
         norm=rng.choice([0.0, 0.5, 1.0, 1.0, 2.0]),
         clock=rng.randint(0, 2),
     )
-    if len(planner.servers) > 1:
-        candidate = replace(candidate, part_bytes=cut(rng, candidate.size_bytes, len(planner.servers)))
     return candidate if rng.randint(0, 4) else sending(candidate, network, planner)
-
-
-def cut(rng: Random, size_bytes: int, parts: int) -> tuple[int, ...]:
-    """Cut a size at random places."""
-    places = [0, *sorted(rng.randint(0, size_bytes) for _ in range(parts - 1)), size_bytes]
-    return tuple(b - a for a, b in pairwise(places))
 
 
 def sending(candidate: Candidate, network: Network, planner: TwinPlanner) -> Candidate:
     """Start to send an update, if it can be sent at all."""
-    trip = replace(planner, now_ns=0).trip(candidate, planner.network)
-    if trip is None:
+    profile = replace(planner, now_ns=0).profile(candidate, planner.network)
+    if profile is None:
         return candidate
-    for shard, (server, profile) in enumerate(zip(planner.servers, trip, strict=True)):
-        path = network.path(candidate.source, server)
-        network.reserve((candidate.update, shard), path, profile)
-        planner.network.reserve(path, profile)
-    start_ns, end_ns = min(profile.start_ns for profile in trip), max(profile.end_ns for profile in trip)
-    if len(trip) == 1:
-        return replace(candidate, in_flight=trip[0])
-    return replace(candidate, in_flight=Profile(start_ns, end_ns, ()), in_flight_parts=trip)
+    path = planner.path(candidate)
+    network.reserve(candidate.update, path, profile)
+    planner.network.reserve(path, profile)
+    return replace(candidate, in_flight=profile)
 
 
 TOPOLOGIES: dict[str, Callable[[Sequence[str], int], Network]] = {
@@ -230,13 +217,12 @@ def fabrics(
     topologies: Sequence[str] = tuple(TOPOLOGIES),
     consistencies: Sequence[Consistency] = (Consistency.ASYNCHRONOUS,),
     shapes: frozenset[Shape] = PAPER_SHAPES,
-    servers: Sequence[int] = (1,),
     search: int = 0,
     most: int = 8,
     kinds: Sequence[str] = tuple(KINDS),
 ) -> st.SearchStrategy[Fabric]:
     return st.randoms(use_true_random=False).map(
-        lambda rng: random_fabric(rng, topologies, consistencies, shapes, servers, search, most, kinds)
+        lambda rng: random_fabric(rng, topologies, consistencies, shapes, search, most, kinds)
     )
 
 
@@ -245,7 +231,6 @@ def random_fabric(
     topologies: Sequence[str] = tuple(TOPOLOGIES),
     consistencies: Sequence[Consistency] = (Consistency.ASYNCHRONOUS,),
     shapes: frozenset[Shape] = PAPER_SHAPES,
-    servers: Sequence[int] = (1,),
     search: int = 0,
     most: int = 8,
     kinds: Sequence[str] = tuple(KINDS),
@@ -254,7 +239,6 @@ def random_fabric(
     """Draw everything that a plan depends on.
 
     Args:
-        servers: how many there may be.
         most: updates.
         kinds: rates and sizes at the limits, such as there are, slow links where all transfers end, or all the same.
         times: what rates and sizes are multiplied by.
@@ -264,28 +248,27 @@ def random_fabric(
     rates, sizes = [times * bps for bps in rates], [times * size_bytes for size_bytes in sizes]
     hosts = [SERVER, *(f"h{n}" for n in range(rng.randint(2 if kind == "narrow" else 1, 8)))]
     network = TOPOLOGIES[rng.choice(topologies)](hosts, rng.choice(LATENCIES))
-    shards = tuple(rng.sample(hosts, min(len(hosts), rng.choice(servers))))
-    slow = shards if kind == "narrow" else ()
-    twin = set_rates(rng, network, rates, slow)
+    server = rng.choice(hosts)
+    twin = set_rates(rng, network, rates, slow=server if kind == "narrow" else None)
     consistency = rng.choice(consistencies)
-    planner = TwinPlanner(twin, shards, rng.randint(0, 20), None, rng.choice(TIMES))
+    planner = TwinPlanner(twin, server, rng.randint(0, 20), None, rng.choice(TIMES))
     reserve_some(rng, network, twin, hosts, sizes)
     if consistency is Consistency.ALL_REDUCE:
         return Fabric(network, twin, *all_reduce(rng, planner, hosts, sizes, shapes, search))
     updates = [random_update(rng, network, planner, hosts, n, sizes) for n in range(rng.randint(0, most))]
     helpers = random_helpers(rng, hosts)
-    replica = random_replica(rng, hosts, sizes, {a.host for a in helpers}) if len(shards) == 1 else None
+    replica = random_replica(rng, hosts, sizes, {a.host for a in helpers})
     state = FabricState(
         now_ns=planner.now_ns,
         v_init=planner.v_init,
-        servers=shards,
+        server=server,
         aggregators=helpers,
         distributors=random_helpers(rng, hosts),
         replica=replica,
         slowest_clock=rng.randint(0, 2),
     )
     config = random_config(rng, consistency, shapes, search, replica)
-    batch = Batch(updates=tuple(updates), gets=random_gets(rng, hosts, rng.choice(sizes), len(shards)))
+    batch = Batch(updates=tuple(updates), gets=random_gets(rng, hosts, rng.choice(sizes)))
     return Fabric(network, twin, batch, state, config)
 
 
@@ -365,8 +348,8 @@ def random_config(
     )
 
 
-def random_gets(rng: Random, hosts: Sequence[str], size_bytes: int, parts: int) -> tuple[GetCandidate, ...]:
-    part_bytes, together_ns = cut(rng, size_bytes, parts) if parts > 1 else (), rng.choice(TIMES)
+def random_gets(rng: Random, hosts: Sequence[str], size_bytes: int) -> tuple[GetCandidate, ...]:
+    together_ns = rng.choice(TIMES)
     return tuple(
         GetCandidate(
             get=GetId(rng.choice("abc"), 0, n),
@@ -374,7 +357,6 @@ def random_gets(rng: Random, hosts: Sequence[str], size_bytes: int, parts: int) 
             size_bytes=size_bytes,
             ready_ns=rng.choice([together_ns, together_ns, together_ns, rng.choice(TIMES)]),
             clock=rng.randint(0, 3),
-            part_bytes=part_bytes,
         )
         for n in range(rng.randint(0, 10))
     )

@@ -37,7 +37,7 @@ def _check_stripes(view: View) -> None:
         return
     sizes = {view.sizes[c.update] for c in view.plan.commits}
     assert sizes == {sum(stripes)}, f"stripes of {listed(stripes)} bytes for tensors of {listed(sorted(sizes))}"
-    passing = {(t.source, t.kind is Kind.MODEL, t.shard) for t in view.transfers if t.inputs}
+    passing = {(t.source, t.kind is Kind.MODEL, t.stripe) for t in view.transfers if t.inputs}
     twice = [host for (host, _), count in Counter(key[:2] for key in passing).items() if count > 1]
     assert not twice, f"{listed(twice)} pass on in more than one stripe each way"
 
@@ -50,7 +50,7 @@ def _complete_at(view: View, host: str, everything: frozenset[UpdateId]) -> int 
 
 
 def _stripe_complete_at(view: View, host: str, everything: frozenset[UpdateId], stripe: int) -> int | None:
-    arriving = [t for t in view.transfers if t.destination == host and t.shard == stripe]
+    arriving = [t for t in view.transfers if t.destination == host and t.stripe == stripe]
     whole = [t.arrive_ns for t in arriving if t.kind in _RESULTS and everything.issubset(t.members)]
     if whole:
         return min(whole)

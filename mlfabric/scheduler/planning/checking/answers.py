@@ -13,7 +13,7 @@ __all__ = ["check_gets"]
 
 
 def check_gets(view: View) -> None:
-    """Assert that each get is settled once, at its host, in full, and that models come from a server in the end."""
+    """Assert that each get is settled once, at its host, in full, and that models come from the server in the end."""
     plan = view.plan
     deferred = [d.what for d in plan.deferred if isinstance(d.what, GetId)]
     settled = Counter([g.get for g in plan.gets] + deferred)
@@ -25,41 +25,32 @@ def check_gets(view: View) -> None:
     for answer in plan.gets:
         _check_answer(view, answer, wanted[answer.get])
     for i, transfer in enumerate(view.transfers):
-        if transfer.kind is Kind.MODEL and view.state.servers:
+        if transfer.kind is Kind.MODEL and view.state.server:
             _check_model(view, i)
 
 
 def _check_answer(view: View, answer: GetServed, wanted: GetCandidate) -> None:
-    """Assert that the transfers of one get bring it whole, and when."""
+    """Assert that one transfer brings a get whole, to its host, and when."""
     get = answer.get
     assert 0 <= answer.transfer < len(view.transfers), f"the get {get} is answered by no transfer of this plan"
-    parts = [(i, t) for i, t in enumerate(view.transfers) if t.get == get]
-    assert answer.transfer in [i for i, _ in parts], f"the get {get} is answered by {view.name(answer.transfer)}"
-    for i, part in parts:
-        at = part.destination
-        assert at == wanted.destination, f"{view.name(i)} answers {get}, whose host is {wanted.destination}"
-        start_ns = part.profile.start_ns
-        assert start_ns >= wanted.ready_ns, f"{view.name(i)} starts at {start_ns}, {get} is ready at {wanted.ready_ns}"
-    shards = Counter(part.shard for _, part in parts)
-    whole = shards == Counter(range(len(view.state.servers)))
-    assert whole, f"the get {get} is answered from shards {listed(sorted(shards.elements()))}, it needs each once"
-    for i, part in parts if wanted.part_bytes else ():
-        size = wanted.part_bytes[part.shard]
-        assert part.size_bytes == size, f"{view.name(i)} has {part.size_bytes} bytes, {get} wants {size} of its shard"
-    size = sum(part.size_bytes for _, part in parts)
+    bringing = [i for i, transfer in enumerate(view.transfers) if transfer.get == get]
+    assert answer.transfer in bringing, f"the get {get} is answered by {view.name(answer.transfer)}"
+    assert len(bringing) == 1, f"the get {get} is answered by transfers {listed(bringing)}; one is right"
+    transfer, name = view.transfers[answer.transfer], view.name(answer.transfer)
+    at, start_ns, size = transfer.destination, transfer.profile.start_ns, transfer.size_bytes
+    assert at == wanted.destination, f"{name} answers {get}, whose host is {wanted.destination}"
+    assert start_ns >= wanted.ready_ns, f"{name} starts at {start_ns}, {get} is ready at {wanted.ready_ns}"
     assert size == wanted.size_bytes, f"the get {get} is answered with {size} bytes, it wants {wanted.size_bytes}"
-    arrive_ns = max(part.arrive_ns for _, part in parts)
-    in_time = answer.arrive_ns == arrive_ns
-    assert in_time, f"the get {get} is answered at {answer.arrive_ns}, its model is there at {arrive_ns}"
+    in_time = answer.arrive_ns == transfer.arrive_ns
+    assert in_time, f"the get {get} is answered at {answer.arrive_ns}, its model is there at {transfer.arrive_ns}"
 
 
 def _check_model(view: View, i: int) -> None:
-    """Assert that a model comes from a server or is handed on, and that somebody needs it."""
+    """Assert that a model comes from the server or is handed on, and that somebody needs it."""
     transfer, name = view.transfers[i], view.name(i)
     assert transfer.toward is Toward.WORKERS, f"{name} goes toward the {transfer.toward.value}"
-    server = view.state.servers[transfer.shard]
-    origin = bool(transfer.inputs) or transfer.source == server
-    assert origin, f"{name} brings a model from nowhere: {transfer.source} is no server of shard {transfer.shard}"
+    origin = bool(transfer.inputs) or transfer.source == view.state.server
+    assert origin, f"{name} brings a model from nowhere: {transfer.source} is not the server"
     assert len(transfer.inputs) <= 1, f"{name} hands on {len(transfer.inputs)} models"
     used = transfer.get is not None or view.uses.get(i)
     assert used, f"{name} is for nothing: it answers no get and is not handed on"

@@ -43,8 +43,7 @@ def _ring_rounds(view: View, network: Network) -> int:
 
 
 def _check_in_flight(view: View, name: str, transfer: Transfer) -> None:
-    flying = [view.candidates[u] for u in transfer.members if u in view.candidates]
-    known = [c.in_flight_parts[transfer.shard] if c.in_flight_parts else c.in_flight for c in flying]
+    known = [view.candidates[u].in_flight for u in transfer.members if u in view.candidates]
     assert transfer.profile in known, f"{name} counts as on its way before, but no update of it is in flight like that"
 
 

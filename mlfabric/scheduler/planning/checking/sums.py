@@ -39,7 +39,8 @@ def _check_input(view: View, i: int, k: int) -> None:
     assert 0 <= k < i, f"{name} has input {k}; inputs come first"
     given, transfer = view.transfers[k], view.transfers[i]
     assert given.destination == transfer.source, f"{name} has input {view.name(k)}, which does not end at its source"
-    assert given.shard == transfer.shard, f"{name} of shard {transfer.shard} has input {view.name(k)} of {given.shard}"
+    same = given.stripe == transfer.stripe
+    assert same, f"{name} of stripe {transfer.stripe} has input {view.name(k)} of {given.stripe}"
 
 
 def overtaken_at(given: Transfer, latency_ns: int, stream: Transfer, chunk: int) -> int | None:
@@ -113,7 +114,7 @@ def _check_size(view: View, i: int) -> None:
     name, transfer = view.name(i), view.transfers[i]
     size = transfer.size_bytes
     if transfer.kind in (Kind.UPDATE, Kind.SUM):
-        sizes = [view.bytes_of(u, transfer.shard) for u in transfer.members]
+        sizes = [view.bytes_of(u, transfer.stripe) for u in transfer.members]
         wanted = max(sizes) * (view.tensors if len(sizes) > 1 else 1)
         assert size == wanted, f"{name} has {size} bytes, its {len(sizes)} updates make {wanted}"
     elif transfer.kind is Kind.MODEL:
@@ -154,5 +155,5 @@ def _check_made(view: View, toward: Toward, aggregators: tuple[Aggregator, ...])
         assert host in most, f"{view.name(i)} is a sum, but {host} is no aggregator for the {toward.value}"
         room = most[host]
         assert not room or count <= room, f"{view.name(i)} is a sum of {count}, {host} takes {room} at most"
-    for (host, shard), count in Counter((t.source, t.shard) for _, t in made).items():
-        assert count <= places[host], f"{host} serves {count} groups toward the {toward.value} (shard {shard})"
+    for host, count in Counter(t.source for _, t in made).items():
+        assert count <= places[host], f"{host} serves {count} groups toward the {toward.value}"

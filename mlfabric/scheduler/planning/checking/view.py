@@ -75,14 +75,9 @@ class View:
         transfer = self.transfers[index]
         return f"transfer {index} ({transfer.kind.name}, {transfer.source} to {transfer.destination})"
 
-    def bytes_of(self, update: UpdateId, shard: int) -> int:
-        """Return how much of an update goes to one server, or is in one stripe."""
-        if self.plan.stripe_bytes:
-            return self.plan.stripe_bytes[shard]
-        candidate = self.candidates.get(update)
-        if candidate is not None and candidate.part_bytes:
-            return candidate.part_bytes[shard]
-        return self.sizes[update]
+    def bytes_of(self, update: UpdateId, stripe: int) -> int:
+        """Return how large an update is, or what of it is in one stripe."""
+        return self.plan.stripe_bytes[stripe] if self.plan.stripe_bytes else self.sizes[update]
 
 
 def listed(things: Iterable[object]) -> str:

@@ -10,9 +10,9 @@ from mlfabric.protocol import DropReason, GetId, UpdateId
 from mlfabric.scheduler.planning.problem import Batch, Consistency, FabricState, Objective, PlannerConfig, Shape
 from mlfabric.scheduler.planning.values import Candidate, DropRule, GetCandidate
 from tests.scheduler.planning.twin.aggregation import Item, Sent, Stored
-from tests.scheduler.planning.twin.distribution import Distributing, TwinDistribution, answered_in_parts
+from tests.scheduler.planning.twin.distribution import Distributing, TwinDistribution
 from tests.scheduler.planning.twin.network import TwinNetwork
-from tests.scheduler.planning.twin.ordering import Trip, TwinOrder, TwinPlanner
+from tests.scheduler.planning.twin.ordering import TwinOrder, TwinPlanner
 from tests.scheduler.planning.twin.replication import TwinReplication, replicate
 
 
@@ -46,10 +46,7 @@ def twin_plan(batch: Batch, network: TwinNetwork, state: FabricState, config: Pl
     """Plan a batch; shapes other than DIRECT and STORED are not for twins, nor is ALL_REDUCE."""
     order = ordered(batch.updates, network, state, config)
     free = network.copy()
-    if len(state.servers) == 1:
-        groups, arrive_ns, sent = forwarded(order, free, state, config)
-    else:
-        groups, arrive_ns, sent = pushed_in_parts(order, free, state)
+    groups, arrive_ns, sent = forwarded(order, free, state, config)
     items = [Item((c.update,), c.source, c.size_bytes, max(c.ready_ns, state.now_ns)) for c, _ in order.placed]
     norms = [c.norm for c, _ in order.placed]
     copies = replicate(items, norms, arrive_ns, free, state.replica, config, state.now_ns)
@@ -84,11 +81,9 @@ def answered(
 def in_time(
     gets: Sequence[GetCandidate], free: TwinNetwork, state: FabricState, config: PlannerConfig
 ) -> TwinDistribution:
-    """Answer gets from one server or from several."""
-    if len(state.servers) > 1:
-        return answered_in_parts(free, state.servers, gets, state.now_ns)
+    """Answer gets, by distributors if these may store the model."""
     distributors = state.distributors if Shape.STORED in config.shapes else ()
-    return Distributing(free, state.servers[0], distributors, state.now_ns, objective_of(config)).best(gets)
+    return Distributing(free, state.server, distributors, state.now_ns, objective_of(config)).best(gets)
 
 
 def ordered(updates: Sequence[Candidate], network: TwinNetwork, state: FabricState, config: PlannerConfig) -> TwinOrder:
@@ -100,10 +95,10 @@ def ordered(updates: Sequence[Candidate], network: TwinNetwork, state: FabricSta
     bounded = config.consistency is Consistency.ASYNCHRONOUS
     free, found = network.copy(), TwinOrder(now_ns=state.now_ns)
     for together in lists:
-        planner = TwinPlanner(free, state.servers, state.v_init, config.tau_max if bounded else None, state.now_ns)
+        planner = TwinPlanner(free, state.server, state.v_init, config.tau_max if bounded else None, state.now_ns)
         part = planner.order(together, rule)
-        for c, trip in part.placed:
-            planner.reserve(free, c, trip)
+        for c, profile in part.placed:
+            planner.reserve(free, c, profile)
         found.placed += part.placed
         found.left |= part.left
     return found
@@ -112,18 +107,18 @@ def ordered(updates: Sequence[Candidate], network: TwinNetwork, state: FabricSta
 def forwarded(
     order: TwinOrder, free: TwinNetwork, state: FabricState, config: PlannerConfig
 ) -> tuple[list[tuple[UpdateId, ...]], list[int], list[Sent]]:
-    """Bring all to the one server, a lone update directly; return groups, arrivals by position and transfers.
+    """Bring all to the server, a lone update directly; return groups, arrivals by position and transfers.
 
     ``free`` loses what they take.
     """
     lot = [
-        Item((c.update,), c.source, c.size_bytes, max(c.ready_ns, state.now_ns), trip[0], c.in_flight is not None)
-        for c, trip in order.placed
+        Item((c.update,), c.source, c.size_bytes, max(c.ready_ns, state.now_ns), profile, c.in_flight is not None)
+        for c, profile in order.placed
     ]
     flying = [p for p, item in enumerate(lot, start=1) if item.reserved]
     carried = 2 if config.gamma > 0 else 1
     aggregators = state.aggregators if Shape.STORED in config.shapes and len(lot) > 1 else ()
-    stored = Stored(lot, free, state.servers[0], aggregators, state.now_ns, carried)
+    stored = Stored(lot, free, state.server, aggregators, state.now_ns, carried)
     best = stored.best(objective_of(config), max(flying, default=0))
     free.at_ns, free.bps = best.network.at_ns, best.network.bps
     arrive_ns = [at_ns for group, at_ns in zip(best.groups, best.arrive_ns, strict=True) for _ in group]
@@ -132,29 +127,6 @@ def forwarded(
 
 def objective_of(config: PlannerConfig) -> Objective:
     return Objective.LAST_COMMIT if config.consistency is Consistency.SYNCHRONOUS else config.objective
-
-
-def pushed_in_parts(
-    order: TwinOrder, free: TwinNetwork, state: FabricState
-) -> tuple[list[tuple[UpdateId, ...]], list[int], list[Sent]]:
-    """Bring each part to its server directly."""
-    arrive_ns, sent = [], []
-    for c, trip in order.placed:
-        parts = sent_parts(c, trip, free, state)
-        if c.in_flight is None:
-            for transfer in parts:
-                free.reserve(free.path(transfer.source, transfer.destination), transfer.profile)
-        arrive_ns.append(max(transfer.arrive_ns for transfer in parts))
-        sent += parts
-    return [(c.update,) for c, _ in order.placed], arrive_ns, sent
-
-
-def sent_parts(c: Candidate, trip: Trip, free: TwinNetwork, state: FabricState) -> list[Sent]:
-    found = []
-    for server, size_bytes, profile in zip(state.servers, c.part_bytes, trip, strict=True):
-        arrive_ns = profile.end_ns + free.latency_ns(free.path(c.source, server))
-        found.append(Sent(c.source, server, size_bytes, profile, arrive_ns, (c.update,)))
-    return found
 
 
 def commits(
