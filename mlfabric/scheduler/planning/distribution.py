@@ -21,19 +21,16 @@ from typing import NamedTuple
 
 from mlfabric.network import HORIZON_NS, Network, Profile
 from mlfabric.scheduler.planning.fans import Fan, Way, answers_of, make_fan, transfers_of, world_for
-from mlfabric.scheduler.planning.fluid.lines import Lines
-from mlfabric.scheduler.planning.fluid.world import World
 from mlfabric.scheduler.planning.gets import order_gets
 from mlfabric.scheduler.planning.handing import hand_on
 from mlfabric.scheduler.planning.lazy import joined
-from mlfabric.scheduler.planning.parts import PartsReserver, Thing
 from mlfabric.scheduler.planning.plan import Deferred, GetServed, Kind, Toward, Transfer
 from mlfabric.scheduler.planning.problem import Aggregator, Effort, Objective, Shape
 from mlfabric.scheduler.planning.spreading import spread
 from mlfabric.scheduler.planning.values import GetCandidate, GetSlot
 from mlfabric.values import dataclass
 
-__all__ = ["Distribution", "distribute"]
+__all__ = ["Distribution", "distribute", "with_reserved"]
 
 MOST_DISTRIBUTORS = 64
 
@@ -62,7 +59,6 @@ class _Task(NamedTuple):
     now_ns: int
     objective: Objective
     chunk_bytes: int
-    over: tuple[World, Lines] | None
     first: int
     effort: Effort
 
@@ -78,7 +74,6 @@ def distribute(
     chunk_bytes: int = 64_000,
     shapes: Collection[Shape] = frozenset(Shape),
     effort: Effort = Effort.FULL,
-    over: tuple[World, Lines] | None = None,
     index: int = 0,
 ) -> Distribution:
     """Plan how all these gets are answered with one version of the model; ``network`` is not changed.
@@ -91,14 +86,12 @@ def distribute(
         chunk_bytes: what a distributor keeps back of a model that still arrives, > 0.
         shapes: DIRECT is always among them.
         effort: how many ways to hand it on are tried.
-        over: what is free, in a world with all paths from the server and distributors to distributors and gets; None
-            for what is free in the network.
         index: number of the first transfer in the plan.
 
     Raises:
         UsageError: an unknown host, or a size out of range.
     """
-    task = _Task(network, server, max(now_ns, network.floor_ns), objective, chunk_bytes, over, index, effort)
+    task = _Task(network, server, max(now_ns, network.floor_ns), objective, chunk_bytes, index, effort)
     slots = _order(task, gets)
     alone = _alone(task, gets, slots)
     if len(alone.gets) < 2 or not distributors or not {Shape.STORED, Shape.TREE} & set(shapes):
@@ -107,27 +100,23 @@ def distribute(
     return replace(other, deferred=alone.deferred) if other else _directly(task, alone)
 
 
+def with_reserved(network: Network, transfers: Sequence[Transfer]) -> Network:
+    """Return a network in which planned transfers, too, are reserved; the network itself if there are none."""
+    if not len(transfers):
+        return network
+    left = network.copy()
+    for transfer in transfers:
+        if transfer.planned:
+            left.reserve(object(), transfer.path, transfer.profile)
+    return left
+
+
 def _cost_ns(arrive_ns: Sequence[int], objective: Objective) -> int:
     return max(arrive_ns, default=0) if objective is Objective.LAST_COMMIT else sum(arrive_ns)
 
 
 def _order(task: _Task, gets: Sequence[GetCandidate]) -> Sequence[GetSlot]:
-    if task.over is None:
-        return order_gets(gets, task.network, task.server, now_ns=task.now_ns)
-    return _order_over(task, gets, *task.over)[0]
-
-
-def _order_over(
-    task: _Task, gets: Sequence[GetCandidate], world: World, lines: Lines
-) -> tuple[Sequence[GetSlot], Lines]:
-    """Plan like ``order_gets`` over what is free in a world; return the slots and what is free then."""
-    ranked = sorted(gets, key=lambda get: get.get)
-    server, now_ns = task.server, task.now_ns
-    things = [Thing([(server, g.destination)], [g.size_bytes], max(g.ready_ns, now_ns)) for g in ranked]
-    found, lines = PartsReserver.of(world, things).reserve(lines, [range(len(ranked))])
-    slots = [GetSlot(get=ranked[i].get, profile=profile, planned_ns=now_ns) for i, (profile,) in found.items()]
-    missing = [get for i, get in enumerate(ranked) if i not in found]
-    return slots + [GetSlot(get=get.get, profile=None, planned_ns=now_ns) for get in missing], lines
+    return order_gets(gets, task.network, task.server, now_ns=task.now_ns)
 
 
 class _Alone(NamedTuple):
@@ -199,7 +188,7 @@ def _handed_on(
     if len(early) < 2 or not helpers:
         return None
     alone = _alone(task, gets, _order(task, list(early.values()))) if late else direct
-    world = task.over[0] if task.over else world_for(task.network, task.server, gets, helpers)
+    world = world_for(task.network, task.server, gets, helpers)
     fan = make_fan(
         task.server,
         [early[get.get] for get in alone.gets],
@@ -209,8 +198,7 @@ def _handed_on(
         objective=task.objective,
         chunk_bytes=task.chunk_bytes,
     )
-    lines = task.over[1] if task.over else world.lines
-    way = _best_way(fan, lines, fan.cost_ns(alone.arrive_ns), shapes, task.effort)
+    way = _best_way(fan, fan.cost_ns(alone.arrive_ns), shapes, task.effort)
     return _with_late(task, fan, way, late, _cost_ns(direct.arrive_ns, task.objective)) if way else None
 
 
@@ -218,34 +206,32 @@ def _nearest(task: _Task, distributors: Sequence[Aggregator], size_bytes: int, r
     """Choose distributors, those first to whom the server alone would get the model first."""
     network, server = task.network, task.server
     away = [distributor for distributor in distributors if distributor.host != server]
-    if task.over is None:
-        profiles = (network.transfer(network.path(server, d.host), size_bytes, ready_ns) for d in away)
-        ends = [HORIZON_NS if profile is None else profile.end_ns for profile in profiles]
-    else:
-        things = [Thing([(server, d.host)], [size_bytes], ready_ns) for d in away]
-        ends = PartsReserver.of(task.over[0], things).solo_ends(task.over[1]) if away else []
+    profiles = (network.transfer(network.path(server, d.host), size_bytes, ready_ns) for d in away)
+    ends = [HORIZON_NS if profile is None else profile.end_ns for profile in profiles]
     places = sorted((end_ns, place) for place, end_ns in enumerate(ends) if end_ns < HORIZON_NS)
     return [away[place] for _, place in places[:MOST_DISTRIBUTORS]]
 
 
-def _best_way(fan: Fan, lines: Lines, direct_ns: int, shapes: Collection[Shape], effort: Effort) -> Way | None:
+def _best_way(fan: Fan, direct_ns: int, shapes: Collection[Shape], effort: Effort) -> Way | None:
     """Return the cheapest way that costs less than direct."""
-    tree = spread(fan, lines, effort) if Shape.TREE in shapes else None
+    tree = spread(fan, effort) if Shape.TREE in shapes else None
     if tree is not None and tree.cost_ns >= direct_ns:
         tree = None
     # The cheaper the tree, the sooner cases are given up; one that costs as much still wins.
     limit_ns = direct_ns if tree is None else tree.cost_ns + 1
-    stored = hand_on(fan, lines, limit_ns, effort) if Shape.STORED in shapes else None
+    stored = hand_on(fan, limit_ns, effort) if Shape.STORED in shapes else None
     return stored or tree
 
 
 def _with_late(task: _Task, fan: Fan, way: Way, late: Sequence[GetCandidate], direct_ns: int) -> Distribution | None:
     """Add the late gets, which the server answers; None if it cannot, or if the whole costs as much as direct."""
     answers, arrive_ns = answers_of(fan, way, task.first, task.now_ns)
-    after = _alone(task, late, _order_over(task, late, fan.world, way.lines)[0] if late else ())
+    transfers = list(transfers_of(fan, way, task.first))
+    after = _alone(
+        task, late, _order(task._replace(network=with_reserved(task.network, transfers)), late) if late else ()
+    )
     if after.deferred or _cost_ns([*arrive_ns, *after.arrive_ns], task.objective) >= direct_ns:
         return None
-    transfers = list(transfers_of(fan, way, task.first))
     if not late:
         return Distribution(shape=way.shape, transfers=transfers, answers=answers)
     last = _directly(task._replace(first=task.first + len(transfers)), after)

@@ -9,7 +9,7 @@ import numpy as np
 
 from mlfabric.network import Network, Piece, Profile
 from mlfabric.scheduler.planning.fluid.handing_kernel import BY_SERVER, Handing
-from mlfabric.scheduler.planning.fluid.lines import Ints, Lines
+from mlfabric.scheduler.planning.fluid.lines import Ints
 from mlfabric.scheduler.planning.fluid.spread_kernel import Spreading
 from mlfabric.scheduler.planning.fluid.world import World
 from mlfabric.scheduler.planning.lazy import Lazy
@@ -48,21 +48,17 @@ class Row(NamedTuple):
 
 
 class Way(NamedTuple):
-    """One way to answer all gets of a fan: transfers, what is free after them, and what it costs."""
+    """One way to answer all gets of a fan: its transfers, and what it costs."""
 
     shape: Shape
     cost_ns: int
     rows: Sequence[Row]
     pieces: Sequence[Piece]
-    lines: Lines
 
     @classmethod
-    def of(cls, shape: Shape, cost_ns: int, found: tuple[Ints, Ints, Lines]) -> Way:
-        """Make one of the tables of rows and of pieces that a kernel found, and the lines that it left."""
-        rows, pieces, lines = found
-        return cls(
-            shape, cost_ns, list(map(Row._make, rows[1:].tolist())), list(map(Piece._make, pieces.tolist())), lines
-        )
+    def of(cls, shape: Shape, cost_ns: int, rows: Ints, pieces: Ints) -> Way:
+        """Make one of the tables of rows and of pieces that a kernel found."""
+        return cls(shape, cost_ns, list(map(Row._make, rows[1:].tolist())), list(map(Piece._make, pieces.tolist())))
 
 
 def world_for(network: Network, server: str, gets: Sequence[GetCandidate], helpers: Sequence[Aggregator]) -> World:

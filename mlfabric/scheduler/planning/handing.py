@@ -21,7 +21,7 @@ import numpy as np
 
 from mlfabric.scheduler.planning.fans import Fan, Way
 from mlfabric.scheduler.planning.fluid import handing_kernel
-from mlfabric.scheduler.planning.fluid.lines import Ints, Lines
+from mlfabric.scheduler.planning.fluid.lines import Ints
 from mlfabric.scheduler.planning.fluid.wide import LOW_BITS, LOW_MASK
 from mlfabric.scheduler.planning.problem import Effort, Shape
 
@@ -30,15 +30,16 @@ __all__ = ["hand_on"]
 MOST_STEPS = {Effort.FULL: 32, Effort.LEAN: 8}
 
 
-def hand_on(fan: Fan, lines: Lines, limit_ns: int, effort: Effort = Effort.FULL) -> Way | None:
+def hand_on(fan: Fan, limit_ns: int, effort: Effort = Effort.FULL) -> Way | None:
     """Return the cheapest way; None if none costs less than ``limit_ns``."""
-    routes, handing, step = fan.world.routes, fan.handing, -(-len(fan.gets) // MOST_STEPS[effort])
+    lines, routes, handing = fan.world.lines, fan.world.routes, fan.handing
+    step = -(-len(fan.gets) // MOST_STEPS[effort])
     limit = limit_ns >> LOW_BITS, limit_ns & LOW_MASK
     directly, used = handing_kernel.best_case(lines, routes, handing, _sets(len(fan.distributors)), step, limit)
     if not used:
         return None
-    (high, low), rows, pieces, after = handing_kernel.plan_case(lines, routes, handing, used, directly)
-    return Way.of(Shape.STORED, (high << LOW_BITS) + low, (rows, pieces, after))
+    (high, low), rows, pieces, _ = handing_kernel.plan_case(lines, routes, handing, used, directly)
+    return Way.of(Shape.STORED, (high << LOW_BITS) + low, rows, pieces)
 
 
 def _sets(count: int) -> Ints:

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from mlfabric.network import Network
 from mlfabric.scheduler.planning.admission import check_problem
 from mlfabric.scheduler.planning.all_reduce import plan_all_reduce
-from mlfabric.scheduler.planning.distribution import Distribution, distribute
-from mlfabric.scheduler.planning.fluid.lines import Lines
+from mlfabric.scheduler.planning.distribution import Distribution, distribute, with_reserved
 from mlfabric.scheduler.planning.fluid.world import World
 from mlfabric.scheduler.planning.lazy import joined
 from mlfabric.scheduler.planning.lists import held_back
@@ -36,7 +35,7 @@ def plan(batch: Batch, network: Network, state: FabricState, config: PlannerConf
         return plan_all_reduce(batch, network, state, config)
     world = _world(batch, network, state) if _needs_world(batch, state) else None
     pushed = push(batch, network, state, config, world)
-    got, held = _handed_out(batch, network, state, config, pushed, world)
+    got, held = _handed_out(batch, network, state, config, pushed)
     return Plan(
         batch=batch,
         state=state,
@@ -54,13 +53,12 @@ def plan(batch: Batch, network: Network, state: FabricState, config: PlannerConf
 
 
 def _needs_world(batch: Batch, state: FabricState) -> bool:
-    """Whether anything but direct transfers of updates alone can come of it."""
-    summed = bool(state.aggregators) and len(batch.updates) > 1
-    return summed or state.replica is not None or bool(batch.updates and batch.gets)
+    """Whether anything but direct transfers can come of the updates."""
+    return state.replica is not None or (bool(state.aggregators) and len(batch.updates) > 1)
 
 
 def _world(batch: Batch, network: Network, state: FabricState) -> World:
-    """Number all ways that this batch may take."""
+    """Number all ways that the updates of this batch may take."""
     sources = dict.fromkeys(candidate.source for candidate in batch.updates)
     helpers = dict.fromkeys(aggregator.host for aggregator in state.aggregators)
     destinations = dict.fromkeys((*helpers, state.server))
@@ -68,15 +66,11 @@ def _world(batch: Batch, network: Network, state: FabricState) -> World:
         own = dict.fromkeys(aggregator.host for aggregator in state.replica.aggregators)
         sources |= dict.fromkeys(pending.source for pending in state.replica.pending) | own
         destinations |= own | {state.replica.host: None}
-    if batch.gets:
-        distributors = dict.fromkeys(distributor.host for distributor in state.distributors)
-        sources |= distributors | {state.server: None}
-        destinations |= distributors | dict.fromkeys(get.destination for get in batch.gets)
     return World(network, tuple(sources | helpers), tuple(destinations))
 
 
 def _handed_out(
-    batch: Batch, network: Network, state: FabricState, config: PlannerConfig, pushed: Pushed, world: World | None
+    batch: Batch, network: Network, state: FabricState, config: PlannerConfig, pushed: Pushed
 ) -> tuple[Distribution, Sequence[Deferred]]:
     """Plan the gets over what the updates leave free."""
     gets: Sequence[GetCandidate] = batch.gets
@@ -85,12 +79,9 @@ def _handed_out(
         gets, held = held_back(gets, slowest_clock=state.slowest_clock, slack=config.slack)
     if not gets:
         return _NOTHING, held
-    over: tuple[World, Lines] | None = None
-    if world is not None and pushed.free is not None:
-        over = (world, pushed.free())
     found = distribute(
         gets,
-        network,
+        with_reserved(network, pushed.transfers),
         state.server,
         state.distributors,
         now_ns=state.now_ns,
@@ -98,7 +89,6 @@ def _handed_out(
         chunk_bytes=config.chunk_bytes,
         shapes=config.shapes,
         effort=config.effort,
-        over=over,
         index=len(pushed.transfers),
     )
     return found, held

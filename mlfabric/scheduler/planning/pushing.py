@@ -6,14 +6,13 @@ could relay it: nothing is to be summed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 
 import numpy as np
 
 from mlfabric.network import Network
 from mlfabric.scheduler.planning.committing import Sequenced
-from mlfabric.scheduler.planning.fluid.lines import Lines
 from mlfabric.scheduler.planning.fluid.world import World
 from mlfabric.scheduler.planning.forwarding import Forwarding, Lot
 from mlfabric.scheduler.planning.lazy import Lazy, joined
@@ -35,7 +34,7 @@ __all__ = ["Pushed", "objective_of", "push"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pushed:
-    """What is planned for the updates of a batch; ``free`` says what that leaves free in the world, if there is one."""
+    """What is planned for the updates of a batch."""
 
     shape: Shape
     transfers: Sequence[Transfer]
@@ -45,7 +44,6 @@ class Pushed:
     replica_steps: Sequence[ReplicaStep] = ()
     punts: Sequence[Punt] = ()
     deferred: Sequence[Deferred] = ()
-    free: Callable[[], Lines] | None = None
 
 
 _NOTHING = Pushed(shape=Shape.DIRECT, transfers=(), groups=(), commits=(), drops=())
@@ -186,7 +184,6 @@ def _assembled(
         replica_steps=replication.steps,
         punts=replication.punts,
         deferred=replication.deferred,
-        free=replication.free,
     )
 
 

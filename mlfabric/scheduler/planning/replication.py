@@ -29,7 +29,6 @@ import numpy as np
 from mlfabric.divergence import Lead, Limit, Momentum, as_norm, units_above
 from mlfabric.protocol import UpdateId
 from mlfabric.scheduler.planning.fluid.lines import Ints, Lines
-from mlfabric.scheduler.planning.fluid.taking import take_all
 from mlfabric.scheduler.planning.fluid.world import World
 from mlfabric.scheduler.planning.folding import Folded, fold
 from mlfabric.scheduler.planning.forwarding import Forwarding, Lot
@@ -37,7 +36,6 @@ from mlfabric.scheduler.planning.gating import Gated, Steps, gate
 from mlfabric.scheduler.planning.lazy import Lazy
 from mlfabric.scheduler.planning.plan import Deferred, Punt, ReplicaStep, Toward, Transfer
 from mlfabric.scheduler.planning.problem import Objective, PlannerConfig, Replica
-from mlfabric.scheduler.planning.profiles import Profiles
 from mlfabric.scheduler.planning.stored import forward_stored
 
 __all__ = ["Replication", "replicate"]
@@ -52,7 +50,6 @@ class Replication:
         waits_for: by place in the lot, as many: the step that the commit waits for, be it to arrive or to be committed
             with it; -1 if it is made as soon as it and all before it have arrived.
         transfers: of the kept steps; the index of the first is the ``first_transfer`` that was asked for.
-        free: makes the lines that are free when these are reserved.
     """
 
     commit_ns: Ints
@@ -61,7 +58,6 @@ class Replication:
     transfers: Sequence[Transfer]
     punts: Sequence[Punt]
     deferred: Sequence[Deferred]
-    free: Callable[[], Lines]
 
 
 def replicate(
@@ -89,18 +85,16 @@ def replicate(
     """
     commit_ns = np.maximum.accumulate(np.maximum(arrive_ns, now_ns))
     if replica is None:
-        return _nothing_sent(commit_ns, (), lines, str)
+        return _nothing_sent(commit_ns, (), str)
     sequence = [*(p.update for p in replica.pending), *lot.updates]
     if config.div_max is None:
-        return _nothing_sent(commit_ns, sequence, lines, lambda: "no bound asks for it")
+        return _nothing_sent(commit_ns, sequence, lambda: "no bound asks for it")
     limit = Limit.of(config.div_max.norm, config.div_max.updates)
     planned = Momentum(gamma=config.gamma).step_bound(norms, replica.history_norm)
     lead = Lead([*(units_above(p.step_norm) for p in replica.pending), *planned])
     small = limit.part(config.replicate_from)
     if not lot.updates or small.allows(lead, 0, len(sequence)):
-        return _nothing_sent(
-            commit_ns, sequence, lines, lambda: f"the lead stays at {_amount(lead, limit, 0, len(sequence))}"
-        )
+        return _nothing_sent(commit_ns, sequence, lambda: f"the lead stays at {_amount(lead, limit, 0, len(sequence))}")
     folded = fold(replica.pending, lot, gamma=config.gamma, now_ns=now_ns)
     forwarding = forward_stored(
         folded.lot,
@@ -116,7 +110,7 @@ def replicate(
     steps = Steps.of(forwarding, len(folded.folds), len(replica.pending))
     gated = gate(lead, limit, steps, commit_ns.tolist(), len(replica.pending))
     found = _Found(sequence, lead, limit, folded, forwarding, steps, gated, first_transfer, now_ns)
-    return found.replication(world, lines)
+    return found.replication()
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +127,7 @@ class _Found:
     first_transfer: int
     now_ns: int
 
-    def replication(self, world: World, lines: Lines) -> Replication:
+    def replication(self) -> Replication:
         kept, commits = self.gated.kept, len(self.gated.commit_ns)
         held, transfers = (self.steps.end[kept - 1], self.steps.transfers[kept - 1]) if kept else (0, 0)
         begun = self.behind + commits
@@ -144,7 +138,6 @@ class _Found:
             transfers=Lazy(transfers, self.transfer),
             punts=Lazy(len(self.sequence) - held, lambda i: self.punt(held + i)),
             deferred=Lazy(len(self.sequence) - begun, lambda i: self.deferral(begun + i)),
-            free=lambda: _less(self.forwarding, transfers, world, lines),
         )
 
     @property
@@ -194,22 +187,7 @@ class _Found:
         return Deferred(what=self.sequence[place], reason=reason)
 
 
-def _less(forwarding: Forwarding, count: int, world: World, lines: Lines) -> Lines:
-    """Return lines without what the first so many transfers take."""
-    if count == 0:
-        return lines
-    if count == len(forwarding.transfers):
-        return forwarding.lines
-    transfers = forwarding.transfers[:count]
-    routes = [world.route(transfer.source, transfer.destination) for transfer in transfers]
-    profiles = Profiles.of([transfer.profile for transfer in transfers])
-    left: Lines = take_all(lines, world.routes, np.array(routes, np.int64), profiles.first, profiles.pieces)
-    return left
-
-
-def _nothing_sent(
-    commit_ns: Ints, sequence: Sequence[UpdateId], lines: Lines, reason: Callable[[], str]
-) -> Replication:
+def _nothing_sent(commit_ns: Ints, sequence: Sequence[UpdateId], reason: Callable[[], str]) -> Replication:
     """Commit as things arrive, and punt everything for one reason."""
     return Replication(
         commit_ns=commit_ns,
@@ -218,7 +196,6 @@ def _nothing_sent(
         transfers=(),
         punts=Lazy(len(sequence), lambda i: Punt(update=sequence[i], reason=reason())),
         deferred=(),
-        free=lambda: lines,
     )
 
 

@@ -28,10 +28,9 @@ import numpy as np
 
 from mlfabric.network import HORIZON_NS
 from mlfabric.scheduler.planning.fans import Fan, Way
-from mlfabric.scheduler.planning.fluid import spread_kernel
-from mlfabric.scheduler.planning.fluid.lines import Ints, Lines
-from mlfabric.scheduler.planning.fluid.parts_kernel import Parts
-from mlfabric.scheduler.planning.parts import PartsReserver
+from mlfabric.scheduler.planning.fluid import reserving, spread_kernel
+from mlfabric.scheduler.planning.fluid.lines import Ints
+from mlfabric.scheduler.planning.fluid.shortest import Transfers
 from mlfabric.scheduler.planning.problem import Effort, Shape
 
 __all__ = ["spread"]
@@ -39,49 +38,49 @@ __all__ = ["spread"]
 MANY_GETS = 64
 
 
-def spread(fan: Fan, lines: Lines, effort: Effort = Effort.FULL) -> Way | None:
+def spread(fan: Fan, effort: Effort = Effort.FULL) -> Way | None:
     """Return the cheapest way found; None if there is none."""
-    best: tuple[int, tuple[Ints, Ints, Lines]] | None = None
-    for items in _orders(fan, lines, effort):
-        answered, rows, pieces, after = _served(fan, lines, items)
+    best: tuple[int, Ints, Ints] | None = None
+    for items in _orders(fan, effort):
+        answered, rows, pieces = _served(fan, items)
         cost_ns = fan.cost_ns(answered.tolist())
         if int(answered.max()) < HORIZON_NS and (best is None or cost_ns < best[0]):
-            best = cost_ns, (rows, pieces, after)
-    return Way.of(Shape.TREE, best[0], best[1]) if best else None
+            best = cost_ns, rows, pieces
+    return Way.of(Shape.TREE, *best) if best else None
 
 
-def _served(fan: Fan, lines: Lines, items: Sequence[int]) -> tuple[Ints, Ints, Ints, Lines]:
+def _served(fan: Fan, items: Sequence[int]) -> tuple[Ints, Ints, Ints]:
     """Serve items in turn, again without distributors that have nobody to hand the model on to."""
+    world = fan.world
     while True:
-        found: tuple[Ints, Ints, Ints, Lines] = spread_kernel.spread(
-            lines, fan.world.routes, fan.handing, fan.spreading, np.array(items, np.int64)
+        answered, rows, pieces, _ = spread_kernel.spread(
+            world.lines, world.routes, fan.handing, fan.spreading, np.array(items, np.int64)
         )
-        useful = {~by for by in found[1][1:, 1].tolist()}
+        useful = {~by for by in rows[1:, 1].tolist()}
         needed = [item for item in items if item >= 0 or item in useful]
         if len(needed) == len(items):
-            return found
+            return answered, rows, pieces
         items = needed
 
 
-def _solo_ns(fan: Fan, lines: Lines) -> list[int]:
-    """By get how long the server would need for it if it had nothing else to do."""
-    handing, ready_ns = fan.handing, int(fan.handing.scalars[1])
-    parts = Parts(handing.direct[:, None], handing.bits[:, None], np.full(len(fan.gets), ready_ns))
-    return [end_ns - ready_ns for end_ns in PartsReserver(fan.world, parts).solo_ends(lines)]
+def _alone_ns(fan: Fan, route: Ints, bits: Ints) -> list[int]:
+    """By transfer how long it would take if it were alone and began when the model is ready."""
+    ready_ns, unused = int(fan.handing.scalars[1]), np.zeros(len(route), np.int64)
+    transfers = Transfers(route, bits, np.full(len(route), ready_ns), cap_bps=unused, common=unused)
+    ends: Ints = reserving.solo_ends(fan.world.lines, fan.world.routes, transfers)
+    spans: list[int] = (ends - ready_ns).tolist()
+    return spans
 
 
-def _onward_ns(fan: Fan, lines: Lines, solo_ns: Sequence[int]) -> list[int]:
+def _onward_ns(fan: Fan, solo_ns: Sequence[int]) -> list[int]:
     """By distributor how long it would need to hand the model on to the get that is easiest to reach, not its own."""
-    handing, ready_ns = fan.handing, int(fan.handing.scalars[1])
+    handing = fan.handing
     nearest = sorted(range(len(solo_ns)), key=solo_ns.__getitem__)
     to = [next((g for g in nearest if handing.own[g] != j), nearest[0]) for j in range(len(fan.distributors))]
-    route = np.array([[handing.onward[j, g]] for j, g in enumerate(to)], np.int64)
-    bits = np.array([[handing.bits[g]] for g in to], np.int64)
-    parts = Parts(route, bits, np.full(len(to), ready_ns))
-    return [end_ns - ready_ns for end_ns in PartsReserver(fan.world, parts).solo_ends(lines)]
+    return _alone_ns(fan, handing.onward[range(len(to)), to], handing.bits[to])
 
 
-def _orders(fan: Fan, lines: Lines, effort: Effort) -> Iterator[list[int]]:
+def _orders(fan: Fan, effort: Effort) -> Iterator[list[int]]:
     own = fan.handing.own.tolist()
     items = list(dict.fromkeys(~j if j >= 0 else g for g, j in enumerate(own)))
     by_order, helpers_first = items, sorted(items, key=lambda item: item >= 0)
@@ -90,7 +89,7 @@ def _orders(fan: Fan, lines: Lines, effort: Effort) -> Iterator[list[int]]:
         yield helpers_first
     if len(own) > MANY_GETS or effort is Effort.LEAN:
         return
-    solo_ns = _solo_ns(fan, lines)
+    solo_ns = _alone_ns(fan, fan.handing.direct, fan.handing.bits)
     span_ns = {~j if j >= 0 else g: solo_ns[g] for g, j in enumerate(own)}
     many_ns = 2 * sorted(solo_ns)[len(solo_ns) // 2]
     slow = [item for item in items if span_ns[item] > many_ns]
@@ -98,7 +97,7 @@ def _orders(fan: Fan, lines: Lines, effort: Effort) -> Iterator[list[int]]:
     if slow:
         yield slow + [item for item in by_order if span_ns[item] <= many_ns]
         yield slow + [item for item in helpers_first if span_ns[item] <= many_ns]
-    onward_ns = _onward_ns(fan, lines, solo_ns)
+    onward_ns = _onward_ns(fan, solo_ns)
     passing = sorted(helpers_first, key=lambda item: max(span_ns[item], onward_ns[~item]) if item < 0 else HORIZON_NS)
     if passing not in (by_order, helpers_first):
         yield passing

@@ -14,7 +14,6 @@ from mlfabric.network import Draft, Network, Profile, down_link, up_link
 from mlfabric.protocol import GetId
 from mlfabric.scheduler.planning import GetCandidate
 from mlfabric.scheduler.planning.distribution import Distribution, distribute
-from mlfabric.scheduler.planning.fluid.world import World
 from mlfabric.scheduler.planning.gets import order_gets
 from mlfabric.scheduler.planning.plan import Kind, Toward, Transfer
 from mlfabric.scheduler.planning.problem import Aggregator, Objective, Shape
@@ -230,26 +229,6 @@ def test_without_distributors_the_slots_are_those_of_order_gets(seed: int) -> No
         (s.get, s.profile, s.reason) for s in slots if s.profile is not None
     ]
     assert [(d.what, d.reason) for d in found.deferred] == [(s.get, s.reason) for s in slots if s.profile is None]
-
-
-@settings(max_examples=60, deadline=None)
-@given(seed=seeds)
-def test_planning_over_a_world_is_planning_over_the_network_and_leaves_the_world_as_it_is(seed: int) -> None:
-    case = random_case(seed)
-    world = World(case.network, HOSTS, HOSTS)
-    before = [column.copy() for column in world.lines]
-    found = distribute(
-        case.gets,
-        case.network,
-        SERVER,
-        case.distributors,
-        now_ns=case.now_ns,
-        objective=case.objective,
-        chunk_bytes=CHUNK_BYTES,
-        over=(world, world.lines),
-    )
-    assert found == case.plan(*Shape)
-    assert all((new == old).all() for new, old in zip(world.lines, before, strict=True))
 
 
 def check(case: Case, found: Distribution) -> None:

@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from mlfabric.network import HORIZON_NS, Network, up_link
+from mlfabric.network import Network, up_link
 from mlfabric.protocol import UpdateId
-from mlfabric.scheduler.planning.fluid.taking import warm
-from mlfabric.scheduler.planning.fluid.world import World
 from mlfabric.scheduler.planning.folding import fold
 from mlfabric.scheduler.planning.plan import Toward
 from mlfabric.scheduler.planning.problem import (
@@ -84,44 +82,11 @@ def test_transfers_bring_what_the_steps_say_when_they_say(scene):
 
 
 @given(scenes())
-def test_what_kept_transfers_leave_is_what_the_network_says_when_they_are_reserved(scene):
-    plan = scene.plan()
-    network = scene.network.copy()
-    for i, transfer in enumerate([*scene.primary.transfers, *plan.transfers]):
-        network.reserve(i, transfer.path, transfer.profile)
-    hosts = sorted(network.hosts)
-    wanted = World(network, hosts, hosts)
-    free = plan.free()
-    times = sorted({t for lines in (free, wanted.lines) for t in lines.at_ns[: lines.used[0]].tolist()})
-    for number in wanted.links.values():
-        found, told = rates(free, number, times), rates(wanted.lines, number, times)
-        # What is used up before the first transfer could start, no list needs to know any more.
-        assert [f for f, t in zip(found, times, strict=True) if t >= begin(free, number)] == [
-            f for f, t in zip(told, times, strict=True) if t >= begin(free, number)
-        ]
-        assert not any(f for f, t in zip(told, times, strict=True) if scene.now_ns <= t < begin(free, number))
-
-
-def begin(lines, link):
-    return lines.at_ns[lines.head[link]]
-
-
-def rates(lines, link, times):
-    found, node = [], lines.head[link]
-    for t in times:
-        while t < HORIZON_NS and lines.at_ns[lines.following[node]] <= t:
-            node = lines.following[node]
-        found.append(int(lines.bps[node]))
-    return found
-
-
-@given(scenes())
 def test_the_same_input_gives_the_same_plan_and_changes_nothing(scene):
     before = [column.copy() for column in scene.primary.lines]
     one, two = scene.plan(), scene.plan()
     assert (one.steps, one.transfers, one.punts, one.deferred) == (two.steps, two.transfers, two.punts, two.deferred)
     assert one.commit_ns.tolist() == two.commit_ns.tolist()
-    one.free()
     for column, former in zip(scene.primary.lines, before, strict=True):
         np.testing.assert_array_equal(column, former)
 
@@ -322,7 +287,3 @@ def test_with_nothing_to_commit_nothing_is_sent():
 def test_an_infinite_norm_waits_for_the_replica():
     plan = Scene(even(2), ["w0"], [math.inf], DivergenceBound(norm=1e200)).plan()
     assert plan.waits_for == [0]
-
-
-def test_its_kernel_can_be_run_ahead_of_time():
-    warm()
