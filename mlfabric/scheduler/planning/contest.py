@@ -10,7 +10,6 @@ from collections.abc import Container, Iterable, Sequence
 
 from mlfabric.network import HORIZON_NS, Network
 from mlfabric.network.profile import check_size
-from mlfabric.protocol import DropReason
 from mlfabric.scheduler.planning import leaving
 from mlfabric.scheduler.planning.shortest import Demand
 from mlfabric.scheduler.planning.values import Candidate, Left, Ordering, Pick, Slot
@@ -76,11 +75,6 @@ class Contest:
         check_size(candidate.size_bytes)
         path = network.path(candidate.source, destination)
         return Demand(path, candidate.size_bytes, max(candidate.ready_ns, self.now_ns))
-
-    def leave(self, index: int, cause: DropReason, reason: str) -> None:
-        """Leave a candidate out of the batch."""
-        self.profiles.pop(index, None)
-        self.left.append(Left(update=self.candidates[index].update, cause=cause, reason=reason))
 
     def leave_unreachable(self, index: int) -> None:
         """Leave a candidate that cannot be sent before the horizon."""
