@@ -17,6 +17,7 @@ from mlfabric.driving import Driver, side_by_side
 from mlfabric.errors import LayoutError, RefusedError, UsageError
 from mlfabric.fail_stop import Tasks
 from mlfabric.protocol import (
+    Following,
     HostModel,
     Instruction,
     MemberEvent,
@@ -246,13 +247,14 @@ class ReplicaService:
 
     async def _register(self, stub: fabric_pb2_grpc.FabricServiceAsyncStub) -> fabric_pb2.Admission:
         assert self._session is not None, "it is the session that registers"
-        request = fabric_pb2.RegisterAsReplicaRequest(
-            member=wire.to_member(self._session.member),
+        following = Following(
             server=self.options.replica_of,
-            div_max=self.options.div_max,
-            div_max_updates=self.options.div_max_updates,
-            seeded=self._state.is_seeded,
+            norm=self.options.div_max,
+            updates=self.options.div_max_updates,
+            is_seeded=self._state.is_seeded,
         )
+        request = wire.to_following(following)
+        request.member.CopyFrom(wire.to_member(self._session.member))
         return (await stub.RegisterAsReplica(request)).admission
 
     def _admitted(self, welcome: Welcome) -> list[MemberEvent]:

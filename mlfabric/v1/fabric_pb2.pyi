@@ -228,16 +228,16 @@ class RegisterAsReplicaRequest(_message.Message):
 
     MEMBER_FIELD_NUMBER: _builtins.int
     SERVER_FIELD_NUMBER: _builtins.int
-    DIV_MAX_FIELD_NUMBER: _builtins.int
-    DIV_MAX_UPDATES_FIELD_NUMBER: _builtins.int
-    SEEDED_FIELD_NUMBER: _builtins.int
+    NORM_FIELD_NUMBER: _builtins.int
+    UPDATES_FIELD_NUMBER: _builtins.int
+    IS_SEEDED_FIELD_NUMBER: _builtins.int
     server: _builtins.str
     """The primary: each of its models is followed."""
-    div_max: _builtins.float
+    norm: _builtins.float
     """The largest l2 distance of a primary from what the replica can recover; infinite for no such bound."""
-    div_max_updates: _builtins.int
+    updates: _builtins.int
     """The most commits that the primary may be ahead; absent for no such bound."""
-    seeded: _builtins.bool
+    is_seeded: _builtins.bool
     """It has a model, and could take the server's place."""
     @_builtins.property
     def member(self) -> _types_pb2.Member: ...
@@ -246,17 +246,17 @@ class RegisterAsReplicaRequest(_message.Message):
         *,
         member: _types_pb2.Member | None = ...,
         server: _builtins.str = ...,
-        div_max: _builtins.float = ...,
-        div_max_updates: _builtins.int | None = ...,
-        seeded: _builtins.bool = ...,
+        norm: _builtins.float = ...,
+        updates: _builtins.int | None = ...,
+        is_seeded: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_div_max_updates", b"_div_max_updates", "div_max_updates", b"div_max_updates", "member", b"member"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_updates", b"_updates", "member", b"member", "updates", b"updates"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_div_max_updates", b"_div_max_updates", "div_max", b"div_max", "div_max_updates", b"div_max_updates", "member", b"member", "seeded", b"seeded", "server", b"server"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_updates", b"_updates", "is_seeded", b"is_seeded", "member", b"member", "norm", b"norm", "server", b"server", "updates", b"updates"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__div_max_updates: _TypeAlias = _typing.Literal["div_max_updates"]  # noqa: Y015
-    _WhichOneofArgType__div_max_updates: _TypeAlias = _typing.Literal["_div_max_updates", b"_div_max_updates"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__div_max_updates) -> _WhichOneofReturnType__div_max_updates | None: ...
+    _WhichOneofReturnType__updates: _TypeAlias = _typing.Literal["updates"]  # noqa: Y015
+    _WhichOneofArgType__updates: _TypeAlias = _typing.Literal["_updates", b"_updates"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__updates) -> _WhichOneofReturnType__updates | None: ...
 
 Global___RegisterAsReplicaRequest: _TypeAlias = RegisterAsReplicaRequest  # noqa: Y015
 

@@ -438,8 +438,8 @@ class WorkerHolds(_message.Message):
     GETS_FIELD_NUMBER: _builtins.int
     REDUCES_FIELD_NUMBER: _builtins.int
     CLOCK_FIELD_NUMBER: _builtins.int
-    DROPPED_SAMPLES_FIELD_NUMBER: _builtins.int
-    DRAWN_SAMPLES_FIELD_NUMBER: _builtins.int
+    DROPPED_FIELD_NUMBER: _builtins.int
+    DRAWN_FIELD_NUMBER: _builtins.int
     worker: _builtins.str
     clock: _builtins.int
     """How many iterations it has finished, counted as by the scheduler that it joined before; absent if by none."""
@@ -450,11 +450,11 @@ class WorkerHolds(_message.Message):
     @_builtins.property
     def reduces(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReduceRequested]: ...
     @_builtins.property
-    def dropped_samples(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+    def dropped(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """What this worker's dropped updates were computed from; as in PushRequested."""
 
     @_builtins.property
-    def drawn_samples(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+    def drawn(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """What it has drawn, and no committed update of its own was computed from."""
 
     def __init__(
@@ -465,12 +465,12 @@ class WorkerHolds(_message.Message):
         gets: _abc.Iterable[Global___GetRequested] | None = ...,
         reduces: _abc.Iterable[Global___ReduceRequested] | None = ...,
         clock: _builtins.int | None = ...,
-        dropped_samples: _abc.Iterable[_builtins.int] | None = ...,
-        drawn_samples: _abc.Iterable[_builtins.int] | None = ...,
+        dropped: _abc.Iterable[_builtins.int] | None = ...,
+        drawn: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_clock", b"_clock", "clock", b"clock"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_clock", b"_clock", "clock", b"clock", "drawn_samples", b"drawn_samples", "dropped_samples", b"dropped_samples", "gets", b"gets", "pushes", b"pushes", "reduces", b"reduces", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_clock", b"_clock", "clock", b"clock", "drawn", b"drawn", "dropped", b"dropped", "gets", b"gets", "pushes", b"pushes", "reduces", b"reduces", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__clock: _TypeAlias = _typing.Literal["clock"]  # noqa: Y015
     _WhichOneofArgType__clock: _TypeAlias = _typing.Literal["_clock", b"_clock"]  # noqa: Y015

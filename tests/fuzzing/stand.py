@@ -241,7 +241,7 @@ class Hostile:
                 request.model.CopyFrom(next(wire.to_spec(s) for s in SPECS if name.startswith(f"{s.name}-")))
                 request.holds_initial = True
             case "RegisterAsReplica":
-                request.server, request.div_max = "server-a", 1.0
+                request.server, request.norm = "server-a", 1.0
         await self._call(CAST[name], request)
         await self._open(name)
 

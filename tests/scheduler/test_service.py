@@ -125,7 +125,7 @@ def test_a_replica_that_follows_no_server_is_refused(running: Fabric) -> None:
     member = wire.to_member(Member(name="r", role=Role.REPLICA, incarnation=1, host="h"))
     error = refused(running.stub().RegisterAsReplica, fabric_pb2.RegisterAsReplicaRequest(member=member))
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert "allowed: the name of a server" in error.details()
+    assert "RegisterAsReplicaRequest.server=''; allowed: a name" in error.details()
 
 
 def test_a_replica_waits_for_its_server_and_follows_nobody_else(running: Fabric) -> None:
@@ -135,7 +135,7 @@ def test_a_replica_waits_for_its_server_and_follows_nobody_else(running: Fabric)
         ("nobody", grpc.StatusCode.FAILED_PRECONDITION),
         ("no-server", grpc.StatusCode.INVALID_ARGUMENT),
     ):
-        request = fabric_pb2.RegisterAsReplicaRequest(member=member, server=server, div_max=1.0)
+        request = fabric_pb2.RegisterAsReplicaRequest(member=member, server=server, norm=1.0)
         error = refused(running.stub().RegisterAsReplica, request)
         assert error.code() is code
         assert server in error.details()

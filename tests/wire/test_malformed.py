@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from typing import Any
+
 import pytest
+from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError, Message
-from hypothesis import given
+from google.protobuf.message_factory import GetMessageClass
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlfabric import wire
 from mlfabric.errors import UsageError
 from mlfabric.protocol import (
+    Initialise,
     Refuse,
     RefuseReason,
     Tick,
+    Void,
 )
 from mlfabric.samples import MOST_RANGES
 from mlfabric.specs import (
@@ -21,8 +29,12 @@ from mlfabric.specs import (
     Role,
     TensorSpec,
 )
-from mlfabric.v1 import session_pb2, types_pb2
-from tests.wire.strategies import ME, events, instructions
+from mlfabric.v1 import fabric_pb2, session_pb2, types_pb2
+from mlfabric.wire.field_limits import ADDED, LIMITS, REFUSED, ZERO_IS_DEFAULT
+from mlfabric.wire.filling import filler
+from mlfabric.wire.reading import reader
+from mlfabric.wire.shapes import SPEAKERS, Field, Form, fields_of
+from tests.wire.strategies import ME, ROOTS, all_values, events, instructions, values
 
 MINE = types_pb2.RequestId(worker=ME, incarnation=1, counter=2)
 VERSION = types_pb2.ModelVersion(epoch=1, number=2)
@@ -57,7 +69,7 @@ MALFORMED_EVENTS = [
     (S.Event(initial_received=S.InitialReceived(server=ME)), r"InitialReceived\.version is missing"),
     (
         S.Event(transfer_ended=S.TransferEnded(member=ME, end=S.TRANSFER_END_RECEIVED)),
-        r"TransferEnded\.transfer=None; allowed: update, get or sum",
+        r"TransferEnded\.transfer=None; allowed: update, get, sum",
     ),
     (S.Event(transfer_ended=S.TransferEnded(member=ME, update=MINE)), r"TransferEnded\.end=0; allowed: 1 \(RECEIVED\)"),
     (S.Event(samples_dropped=S.SamplesDropped(samples=[1, 2, 3])), r"SamplesDropped\.samples='3 numbers'"),
@@ -84,7 +96,19 @@ MALFORMED_EVENTS = [
         S.Event(samples_reported=S.SamplesReported(server=ME, counts=S.SampleCounts(runs=[0, 4, 1, 0, 4, 1]))),
         r"SampleCounts\.runs='two runs that are one'",
     ),
-    (S.Event(samples_wanted=S.SamplesWanted(limit=8)), r"SamplesWanted\.limit='0 samples before 8'"),
+    (S.Event(samples_wanted=S.SamplesWanted(limit=8)), r"SamplesWanted\.count=0; allowed: 1 or more"),
+    (
+        S.Event(reduce_requested=S.ReduceRequested(reduce=MINE, op=S.REDUCE_OP_SUM, together=1, dtype="int7")),
+        r"ReduceRequested\.dtype='int7'; allowed: float16,",
+    ),
+    (
+        S.Event(
+            reduce_requested=S.ReduceRequested(
+                reduce=MINE, op=S.REDUCE_OP_SUM, together=1, dtype="float32", size_bytes=6
+            )
+        ),
+        r"ReduceRequested\.size_bytes=6; allowed: a multiple of 4 \(float32\)",
+    ),
     (S.Event(link_probed=S.LinkProbed(bps=1)), r"LinkProbed\.round is missing"),
     (S.Event(link_probed=S.LinkProbed(round=ROUND)), r"LinkProbed\.bps=0; allowed: 1 or more"),
 ]
@@ -95,7 +119,7 @@ MALFORMED_INSTRUCTIONS = [
     (S.Instruction(send=S.Send(receiver="s")), r"Send\.update is missing"),
     (
         S.Instruction(expect=S.Expect(transfer=types_pb2.TransferId(update=MINE))),
-        r"0 members, 0 parts'; allowed: at least 1",
+        r"Expect\.members=\(\); allowed: at least 1",
     ),
     (S.Instruction(expect=S.Expect(members=[S.Expected(update=MINE)], parts=1)), r"Expect\.transfer is missing"),
     (
@@ -104,9 +128,9 @@ MALFORMED_INSTRUCTIONS = [
         ),
         r"Expected\.computed_from is missing",
     ),
-    (S.Instruction(void=S.Void(transfer=types_pb2.TransferId())), r"TransferId\.transfer=None; allowed: update or sum"),
+    (S.Instruction(void=S.Void(transfer=types_pb2.TransferId())), r"TransferId\.transfer=None; allowed: update, sum"),
     (S.Instruction(sum=S.Sum()), r"Sum\.sum is missing"),
-    (S.Instruction(sum=S.Sum(sum=types_pb2.SumId())), r"0 inputs, 0 images'; allowed: at least 1 input, and 1 or 2"),
+    (S.Instruction(sum=S.Sum(sum=types_pb2.SumId())), r"Sum\.inputs=\(\); allowed: at least 1"),
     (S.Instruction(cancel_sum=S.CancelSum()), r"CancelSum\.sum is missing"),
     (S.Instruction(hand_on=S.HandOn()), r"HandOn\.get is missing"),
     (S.Instruction(cancel_hand_on=S.CancelHandOn()), r"CancelHandOn\.get is missing"),
@@ -115,9 +139,104 @@ MALFORMED_INSTRUCTIONS = [
     (S.Instruction(resolve=S.Resolve(update=MINE, outcome=S.Outcome())), r"Outcome\.outcome=None; allowed: committed"),
     (S.Instruction(serve=S.Serve(min_version=VERSION)), r"Serve\.get is missing"),
     (S.Instruction(cancel_serve=S.CancelServe()), r"CancelServe\.get is missing"),
+    *(
+        (
+            S.Instruction(reduce=S.Reduce(reduce=MINE, round=ROUND, parts=[S.ReducePart(start=start, end=end)])),
+            rf"ReducePart\.start, end=\({start}, {end}\); allowed: a start at a multiple of 16, and an end after it",
+        )
+        for start, end in ((8, 32), (32, 32))
+    ),
     (S.Instruction(probe=S.Probe(size_bytes=1)), r"Probe\.round is missing"),
     (S.Instruction(probe=S.Probe(round=ROUND)), r"Probe\.size_bytes=0; allowed: 1 or more"),
 ]
+
+FIELDS = [(kind, field) for kind, message in dict.fromkeys(all_values(*ROOTS)) for field in fields_of(kind, message)]
+
+
+def fields_with(wanted: Callable[[Field], bool]) -> pytest.MarkDecorator:
+    """Parametrize a test with each field of each value that travels, if it is wanted."""
+    found = {field.path: (kind, field) for kind, field in FIELDS if field.slot is not None and wanted(field)}
+    return pytest.mark.parametrize(("kind", "field"), found.values(), ids=list(found))
+
+
+def sent_and_read(kind: Any, field: Field, data: st.DataObject) -> tuple[Any, Any]:
+    """Draw a value with this field; return its message, and how to read it."""
+    owner: Descriptor = field.slot.containing_type
+    value, message = data.draw(values(kind, owner)), GetMessageClass(owner)()
+    filler(kind, owner)(message, value)
+    beside = {each.name: getattr(value, each.name) for each in fields_of(kind, owner) if each.form is Form.BESIDE}
+    beside = {"member": ME, "incarnation": 0} if kind in SPEAKERS else beside
+    return message, lambda: reader(kind, owner, tuple(beside))(message, *beside.values())
+
+
+def beyond(field: Field) -> list[Any]:
+    """Return what the limit of a field does not allow."""
+    limit = LIMITS[field.path]
+    wrong: list[Any] = [() if field.is_many else ""] if limit.is_some else []
+    numbers: list[Any] = [limit.least - 1] if limit.least > 0 or (field.type is float and limit.least == 0) else []
+    numbers += [limit.most + 1] if 1 <= limit.most < 2**63 else []
+    numbers += [math.nan] if field.type is float else []
+    return wrong + [(field.type(number),) if field.is_many else field.type(number) for number in numbers]
+
+
+def is_needed(field: Field) -> bool:
+    is_one = field.form in (Form.VALUE, Form.ENUM) and not field.is_many
+    return is_one and not field.is_optional and not field.may_lack
+
+
+@fields_with(lambda field: field.path in LIMITS)
+@settings(max_examples=5)
+@given(st.data())
+def test_a_value_beyond_its_limit_is_refused_by_field(kind: Any, field: Field, data: st.DataObject) -> None:
+    assert beyond(field)
+    for wrong in beyond(field):
+        message, read = sent_and_read(kind, field, data)
+        message.ClearField(field.name)
+        if field.is_many:
+            getattr(message, field.name).extend(wrong)
+        else:
+            setattr(message, field.name, wrong)
+        with pytest.raises(UsageError) as refused:
+            read()
+        assert str(refused.value) == f"{field.path}={wrong!r}; allowed: {LIMITS[field.path].allowed}"
+
+
+@fields_with(is_needed)
+@settings(max_examples=5)
+@given(st.data())
+def test_a_field_that_is_missing_is_refused_by_name(kind: Any, field: Field, data: st.DataObject) -> None:
+    message, read = sent_and_read(kind, field, data)
+    message.ClearField(field.name)
+    given = "=0; allowed: 1" if field.form is Form.ENUM else " is missing; it must be set"
+    with pytest.raises(UsageError) as refused:
+        read()
+    assert str(refused.value).startswith(field.path + given)
+
+
+@fields_with(lambda field: field.may_lack and not field.is_many)
+@settings(max_examples=5)
+@given(st.data())
+def test_a_field_that_may_be_missing_is_its_default_then(kind: Any, field: Field, data: st.DataObject) -> None:
+    message, read = sent_and_read(kind, field, data)
+    message.ClearField(field.name)
+    if field.path == "ModelSpec.shards":
+        message.ClearField("shard")  # there is no part of a model that is not cut
+    assert getattr(read(), field.name) == field.default
+
+
+def test_what_is_said_of_fields_is_said_of_fields_that_there_are() -> None:
+    read = {field.path for _, field in FIELDS}
+    messages = {message for _, message in all_values(*ROOTS)}
+    there = {f"{message.name}.{field.name}" for message in messages for field in message.fields}
+    assert set(LIMITS) | ZERO_IS_DEFAULT <= read
+    assert ADDED | set(REFUSED) <= there - read
+
+
+def test_what_one_side_lacks_is_found_when_a_function_is_made() -> None:
+    with pytest.raises(TypeError, match=r"Void\.transfer is no field of .*Initialise"):
+        fields_of(Initialise, S.Void.DESCRIPTOR)
+    with pytest.raises(TypeError, match=r"transfer of .*Void.* is no field of Initialise"):
+        fields_of(Void, S.Initialise.DESCRIPTOR)
 
 
 @st.composite
@@ -200,6 +319,18 @@ def test_a_member_without_name_or_host_is_refused() -> None:
         wire.from_member(types_pb2.Member(host="h"), Role.WORKER)
     with pytest.raises(UsageError, match=r"Member\.host=''"):
         wire.from_member(types_pb2.Member(name="w"), Role.WORKER)
+
+
+@pytest.mark.parametrize("job", ["a,b", "a\nb", "x" * 201])
+def test_a_job_that_nobody_can_read_is_refused(job: str) -> None:
+    with pytest.raises(UsageError, match=r"JobClaim\.job=.*; allowed: printable characters without comma, at most 200"):
+        wire.from_claim(types_pb2.JobClaim(job=job))
+
+
+def test_server_epochs_of_other_models_are_refused() -> None:
+    request = fabric_pb2.RegisterAsServerRequest(server_epochs=[1, 2])
+    with pytest.raises(UsageError, match=r"RegisterAsServerRequest\.server_epochs=2; allowed: as many as models, 0"):
+        wire.from_server_epochs(request)
 
 
 def test_link_rates_without_names_are_refused() -> None:

@@ -7,8 +7,10 @@ from hypothesis import strategies as st
 
 from mlfabric import wire
 from mlfabric.protocol import (
+    Following,
     GetId,
     Instruction,
+    JobClaim,
     MemberEvent,
     MemberLeft,
     ModelVersion,
@@ -22,21 +24,21 @@ from mlfabric.specs import (
     Member,
     ModelSpec,
 )
-from mlfabric.v1 import session_pb2, types_pb2
+from mlfabric.v1 import fabric_pb2, session_pb2, types_pb2
 from tests.wire.strategies import (
     ME,
+    claims,
     ends,
     events,
-    get_ids,
+    followings,
     holds,
     instructions,
     members,
     outcomes,
     specs,
     text,
+    u32,
     u64,
-    update_ids,
-    versions,
     welcomes,
 )
 
@@ -84,10 +86,21 @@ def test_every_admission_comes_back_as_it_was(welcome: Welcome, token: bytes, po
     assert wire.from_admission(message, welcome.to, welcome.incarnation) == welcome
 
 
-@given(update_ids, get_ids, versions, outcomes)
-def test_every_shared_value_comes_back_as_it_was(
-    update: UpdateId, get: GetId, version: ModelVersion, outcome: Outcome
-) -> None:
+@given(claims)
+def test_every_claim_comes_back_as_it_was(claim: JobClaim) -> None:
+    assert wire.from_claim(types_pb2.JobClaim.FromString(wire.to_claim(claim).SerializeToString())) == claim
+
+
+@given(followings)
+def test_what_is_followed_comes_back_as_it_was(following: Following) -> None:
+    sent = wire.to_following(following).SerializeToString()
+    assert wire.from_following(fabric_pb2.RegisterAsReplicaRequest.FromString(sent)) == following
+
+
+@given(outcomes, u32, u64)
+def test_every_shared_value_comes_back_as_it_was(entry: tuple[UpdateId, Outcome], epoch: int, number: int) -> None:
+    update, outcome = entry
+    get, version = GetId(*update), ModelVersion(epoch, number)
     assert wire.from_transfer_id(wire.to_transfer_id(update)) == update
     assert wire.from_get_id(wire.to_get_id(get)) == get
     assert wire.from_version(wire.to_version(version)) == version
