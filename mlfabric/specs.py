@@ -41,7 +41,7 @@ __all__ = [
     "Term",
 ]
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAX_EPOCH = (1 << 42) - 1
 """Of a scheduler: sequence numbers of 64 bits begin with it."""
 ALIGNMENT_BYTES = 16

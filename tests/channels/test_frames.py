@@ -42,7 +42,7 @@ def test_what_is_encoded_is_decoded(frame: Frame, paced: bool) -> None:
 
 @given(st.binary(min_size=HEADER_BYTES, max_size=HEADER_BYTES))
 def test_random_bytes_never_give_anything_but_a_header_or_a_transfer_error(raw: bytes) -> None:
-    for start in (raw, MAGIC + raw[4:], MAGIC + b"\x00\x01" + raw[6:]):
+    for start in (raw, MAGIC + raw[4:], MAGIC + b"\x00\x02" + raw[6:]):
         try:
             header = decode_header(start, max_payload_bytes=1000)
         except TransferError:
@@ -70,7 +70,7 @@ def replaced(at: int, new: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("raw", "says"),
     [
-        (replaced(4, b"\x00\x63"), "version 99, wanted 1"),
+        (replaced(4, b"\x00\x63"), "version 99, wanted 2"),
         (replaced(6, b"\x63"), "kind 99 came"),
         (replaced(24, b"\xff" * 8), f"announced {2**64 - 1} payload bytes, wanted at most 1000"),
         (replaced(40, b"\x00\x01\x00\x01"), "65537 bytes of meta came, wanted at most 65536"),

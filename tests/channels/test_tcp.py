@@ -129,7 +129,7 @@ async def test_a_sender_killed_in_the_middle_is_a_transfer_error_and_others_go_o
     [
         (b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", "starts with b'GET ', wanted b'MLFB'"),
         (b"\x16", "starts with b'\\\\x16', wanted b'MLFB'"),
-        (b"MLFB\x00\x09" + bytes(100), "protocol version 9, wanted 1"),
+        (b"MLFB\x00\x09" + bytes(100), "protocol version 9, wanted 2"),
         (encode_header(payload(5), paced=False)[:24] + b"\xff" * 20, "payload bytes, wanted at most|meta came"),
     ],
 )

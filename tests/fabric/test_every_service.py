@@ -96,7 +96,7 @@ def test_a_member_of_another_protocol_version_is_refused_in_words(running: Fabri
 
     error: Any = refused.value
     assert error.code() is grpc.StatusCode.UNIMPLEMENTED
-    assert "old speaks protocol 99, this scheduler 1; install the same release on both" in error.details()
+    assert "old speaks protocol 99, this scheduler 2; install the same release on both" in error.details()
     assert all(m.name != "old" for m in running.status().members)
 
 

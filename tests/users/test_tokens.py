@@ -88,7 +88,7 @@ def test_nobody_speaks_in_a_members_name_and_nobody_has_a_server_allocate_what_n
             assert code is grpc.StatusCode.UNAUTHENTICATED, detail
 
         # A worker of one's own brings a model of 2.9 TiB.
-        member = types_pb2.Member(name="greedy", incarnation=1, host="here", protocol_version=1)
+        member = types_pb2.Member(name="greedy", incarnation=1, host="here", protocol_version=2)
         wide = types_pb2.TensorSpec(
             name="w", shape=[800_000_000_000], dtype="float32", kind=types_pb2.TENSOR_KIND_PARAMETER
         )
