@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import signal
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -26,6 +27,15 @@ settings.register_profile("dev", deadline=None, print_blob=True)
 settings.register_profile("ci", deadline=None, print_blob=True, derandomize=True, database=None)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
+
+# Who starts the tests in the background may ignore signals; all processes that tests start would then, too.
+for number, handler in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGTERM, signal.SIG_DFL),
+    (signal.SIGHUP, signal.SIG_DFL),
+):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
 
 # To look again and again through what is loaded meanwhile would take a quarter of the time of collecting the tests.
 gc.disable()

@@ -13,10 +13,8 @@ TOLD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @pytest.fixture(autouse=True)
 def handlers():
-    """Begin with no signal ignored, as under ``nohup``; leave handlers as they were, whatever a test does."""
+    """Leave this process' handlers as they were, whatever a test does."""
     before = {number: signal.getsignal(number) for number in TOLD}
-    for number in TOLD:
-        signal.signal(number, signal.default_int_handler if number is signal.SIGINT else signal.SIG_DFL)
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
