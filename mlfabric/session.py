@@ -100,7 +100,6 @@ class SchedulerSession:
         register: how.
         callbacks: see there.
         security: of this member.
-        processes: those that make up the member, besides this one: while one is stopped, so is the member.
 
     Attributes:
         token: what shows that this member speaks; drawn anew by the scheduler at each admission.
@@ -113,7 +112,6 @@ class SchedulerSession:
         register: Register,
         callbacks: SessionCallbacks,
         security: Security = LOOPBACK,
-        processes: tuple[pulse.Process, ...] = (),
     ) -> None:
         self.scheduler = scheduler
         self.member = replace(member, pulse_key=secrets.token_bytes(pulse.KEY_BYTES))
@@ -121,7 +119,6 @@ class SchedulerSession:
         self._callbacks = callbacks
         self._security = security
         self._was_in = False
-        self._processes = processes
         self._call: grpc.aio.StreamStreamCall[fabric_pb2.SessionRequest, fabric_pb2.SessionResponse] | None = None
         self._opened_ns = 0
         self._outbox: list[session_pb2.Event] = []
@@ -200,7 +197,6 @@ class SchedulerSession:
                 key=self.member.pulse_key,
                 address=str(found[0][4][0]),
                 port=port,
-                processes=self._processes,
                 recalled=lambda sent_ns: _soon(loop, self._recalled, sent_ns),
             )
         )

@@ -114,8 +114,8 @@ def ear() -> Iterator[Ear]:
     ear.close()
 
 
-def to(ear: Ear, *processes: pulse.Process, recalled: Callable[[int], None] = lambda _: None) -> pulse.Watch:
-    return pulse.Watch(key=KEY, address="127.0.0.1", port=ear.port, processes=processes, recalled=recalled)
+def to(ear: Ear, recalled: Callable[[int], None] = lambda _: None) -> pulse.Watch:
+    return pulse.Watch(key=KEY, address="127.0.0.1", port=ear.port, recalled=recalled)
 
 
 @pytest.fixture
@@ -153,64 +153,6 @@ def test_a_recall_reaches_whoever_asked_for_it(ear: Ear) -> None:
     pulse.forget(KEY)
 
 
-@pytest.fixture
-def sleeper() -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen([sys.executable, "-I", "-S", "-c", "import time; time.sleep(1000)"])
-    yield process
-    process.kill()
-    process.wait()
-
-
-def process_of(pid: int) -> pulse.Process:
-    found = beat.look(pid)
-    assert found is not None
-    return pulse.Process(pid, found[2])
-
-
-def test_another_process_of_the_member_counts_while_it_is_stopped(ear: Ear, sleeper: subprocess.Popen[bytes]) -> None:
-    pulse.watch(to(ear, process_of(sleeper.pid)))
-    assert ear.next().stopped_ms == 0
-    stopped_ns = time.monotonic_ns()
-    sleeper.send_signal(signal.SIGSTOP)
-    ear.until(lambda heard: heard.stopped_ms > 0)
-    assert ear.until(lambda heard: heard.stopped_ms >= 200).sent_ns - stopped_ns >= 199_000_000
-    sleeper.send_signal(signal.SIGCONT)
-    ear.until(lambda heard: heard.stopped_ms == 0)
-    sleeper.kill()
-    sleeper.wait()
-    assert [ear.next().stopped_ms for _ in range(5)] == [0] * 5, "one that is gone is not stopped"
-    pulse.forget(KEY)
-
-
-def test_a_later_process_of_the_same_id_does_not_count(ear: Ear, sleeper: subprocess.Popen[bytes]) -> None:
-    pid, started = process_of(sleeper.pid)
-    sleeper.send_signal(signal.SIGSTOP)
-    pulse.watch(to(ear, pulse.Process(pid, started - 1)))
-    assert [ear.next().stopped_ms for _ in range(5)] == [0] * 5
-    pulse.forget(KEY)
-
-
-def test_a_process_that_is_stopped_and_continued_all_the_time_is_slow_and_not_stopped(ear: Ear) -> None:
-    busy = subprocess.Popen([sys.executable, "-I", "-S", "-c", "while True: pass"])
-    try:
-        pulse.watch(to(ear, process_of(busy.pid)))
-        ended_ns = time.monotonic_ns() + 2_000_000_000
-        longest_ms = 0
-        while time.monotonic_ns() < ended_ns:
-            stopped_ns = time.monotonic_ns()
-            busy.send_signal(signal.SIGSTOP)
-            said = ear.until(lambda heard, stopped_ns=stopped_ns: heard.sent_ns > stopped_ns)  # type: ignore[misc]
-            longest_ms = max(longest_ms, said.stopped_ms)
-            busy.send_signal(signal.SIGCONT)
-            before = beat.look(busy.pid)
-            wait_until(lambda before=before: beat.look(busy.pid) > before, "it runs")  # type: ignore[misc]
-        assert longest_ms < 200
-    finally:
-        pulse.forget(KEY)
-        busy.kill()
-        busy.wait()
-
-
 MEMBER = """
     import sys, time
     from mlfabric import pulse
@@ -220,6 +162,8 @@ MEMBER = """
     if sys.argv[3] == "lock":
         import ctypes
         ctypes.PyDLL(None).usleep(1000_000_000)
+    while sys.argv[3] == "busy":
+        pass
     sys.stdin.read()
 """
 
@@ -251,6 +195,24 @@ def test_a_process_that_is_stopped_is_heard_as_that_and_as_running_when_it_goes_
     ear.until(lambda heard: heard.stopped_ms >= 200)
     member.send_signal(signal.SIGCONT)
     ear.until(lambda heard: heard.stopped_ms == 0)
+
+
+@pytest.mark.parametrize("member", ["busy"], indirect=True)
+def test_a_process_that_is_stopped_and_continued_all_the_time_is_slow_and_not_stopped(
+    ear: Ear, member: subprocess.Popen[bytes]
+) -> None:
+    ear.next()
+    ended_ns = time.monotonic_ns() + 2_000_000_000
+    longest_ms = 0
+    while time.monotonic_ns() < ended_ns:
+        stopped_ns = time.monotonic_ns()
+        member.send_signal(signal.SIGSTOP)
+        said = ear.until(lambda heard, stopped_ns=stopped_ns: heard.sent_ns > stopped_ns)  # type: ignore[misc]
+        longest_ms = max(longest_ms, said.stopped_ms)
+        member.send_signal(signal.SIGCONT)
+        before = beat.look(member.pid)
+        wait_until(lambda before=before: beat.look(member.pid) > before, "it runs")  # type: ignore[misc]
+    assert longest_ms < 200
 
 
 def test_a_process_that_is_killed_is_heard_as_ended_and_nothing_is_left_behind(

@@ -4,6 +4,6 @@ Shell-level, shared by every kind of member; the scheduler reads them (``schedul
 """
 
 from mlfabric.pulse.beat import KEY_BYTES
-from mlfabric.pulse.keeper import Process, Watch, forget, this_process, watch
+from mlfabric.pulse.keeper import Watch, forget, watch
 
-__all__ = ["KEY_BYTES", "Process", "Watch", "forget", "this_process", "watch"]
+__all__ = ["KEY_BYTES", "Watch", "forget", "watch"]

@@ -2,14 +2,14 @@
 
 It is a process of its own, since waiting for answers cannot tell a process that is stopped from one that computes
 with the interpreter's lock held. This one never computes, so it is late only when its whole host is; and it sees in
-``/proc`` whether the processes that it stands beside are stopped (SIGSTOP, a debugger). So the scheduler hears of a
+``/proc`` whether the process that it stands beside is stopped (SIGSTOP, a debugger). So the scheduler hears of a
 stopped process at once, and of a host that is gone by hearing nothing. It ends with the process that started it.
 
 A pulse is one UDP datagram, for a lost one must not delay the next, sealed with a key that the member has told the
 scheduler when it registered. The scheduler imports the definition of these datagrams from here.
 
 Runs as a script under ``python -I -S``: only the standard library, and as little of it as possible. Usage: ``beat.py
-PARENT_PID``; on standard input lines ``watch KEY ADDRESS PORT [PID:STARTED...]`` and ``forget KEY`` (keys in
+PARENT_PID``; on standard input lines ``watch KEY ADDRESS PORT`` and ``forget KEY`` (keys in
 hexadecimal); on standard output a line ``recall KEY SENT_NS`` when the scheduler says that the member is not with it.
 """
 
@@ -51,7 +51,7 @@ _MOST_MS = (1 << 32) - 1
 _EXPEDITED = 0xB8
 """The mark (DSCP EF) of what is to pass queues of bulk data by, where a network or a host cares for it."""
 _STOPPED = (b"T", b"t")
-_STATE, _USER_TICKS, _SYSTEM_TICKS, _STARTED = 0, 11, 12, 19
+_STATE, _USER_TICKS, _SYSTEM_TICKS = 0, 11, 12
 _LINES_AT_ONCE = 65536
 _PARENT_ENDS_S = 0.01
 _IDLE_S = 1.0
@@ -112,8 +112,8 @@ def _is_sealed(key: bytes, datagram: bytes, form: Struct, kind: bytes) -> bool:
 # Processes
 
 
-def look(pid: int) -> tuple[bytes, int, int] | None:
-    """Return a process's state (one letter), the clock ticks of processor time that it has had, and when it started.
+def look(pid: int) -> tuple[bytes, int] | None:
+    """Return a process's state (one letter) and the clock ticks of processor time that it has had.
 
     None if there is none, or no ``/proc``.
     """
@@ -122,22 +122,21 @@ def look(pid: int) -> tuple[bytes, int, int] | None:
             fields = file.read().rpartition(b")")[2].split()
     except OSError:
         return None
-    return fields[_STATE], int(fields[_USER_TICKS]) + int(fields[_SYSTEM_TICKS]), int(fields[_STARTED])
+    return fields[_STATE], int(fields[_USER_TICKS]) + int(fields[_SYSTEM_TICKS])
 
 
 class _Beside:
-    """A process that is looked at; ``started`` tells it from a later one with its id, None takes what there is."""
+    """The process that is looked at."""
 
-    def __init__(self, pid: int, started: int | None) -> None:
+    def __init__(self, pid: int) -> None:
         self._pid = pid
-        self._started = started
         self._ticks = -1
         self._since_s = 0.0
 
     def stopped_s(self, now_s: float) -> float:
         """Return for how long the process has been seen stopped; one that had processor time meanwhile was not."""
         found = look(self._pid)
-        if found is None or found[0] not in _STOPPED or self._started not in (None, found[2]):
+        if found is None or found[0] not in _STOPPED:
             self._ticks = -1
             return 0.0
         if found[1] != self._ticks:
@@ -148,18 +147,16 @@ class _Beside:
 class _Watch:
     """What is sent for one member, and where to."""
 
-    def __init__(self, key: bytes, address: str, port: int, processes: list[_Beside]) -> None:
+    def __init__(self, key: bytes, address: str, port: int) -> None:
         self.key = key
-        self.processes = processes
         self.socket = socket(AF_INET6 if ":" in address else AF_INET, SOCK_DGRAM)
         self.socket.setblocking(False)
         if self.socket.family == AF_INET:
             self.socket.setsockopt(IPPROTO_IP, IP_TOS, _EXPEDITED)
         self._address = (address, port)
 
-    def send(self, now_s: float, ended: bool) -> None:
+    def send(self, stopped_s: float, ended: bool) -> None:
         """Send a pulse; what cannot be sent is as good as lost on its way."""
-        stopped_s = 0.0 if ended else max(beside.stopped_s(now_s) for beside in self.processes)
         datagram = pulse(self.key, time.monotonic_ns(), round(1000 * stopped_s), ended)
         try:
             self.socket.sendto(datagram, self._address)
@@ -182,6 +179,7 @@ class _Watch:
 class _Beat:
     def __init__(self, parent: int) -> None:
         self._parent = parent
+        self._beside = _Beside(parent)
         self._watches: dict[bytes, _Watch] = {}
         self._poll = poll()
         self._poll.register(0, POLLIN)
@@ -202,8 +200,9 @@ class _Beat:
         self._send(time.monotonic(), True)
 
     def _send(self, now_s: float, ended: bool) -> None:
+        stopped_s = 0.0 if ended else self._beside.stopped_s(now_s)
         for watch in self._watches.values():
-            watch.send(now_s, ended)
+            watch.send(stopped_s, ended)
 
     def _read(self, descriptor: int) -> None:
         if descriptor == 0:
@@ -228,10 +227,8 @@ class _Beat:
             self._poll.unregister(former.socket.fileno())
             former.socket.close()
         if order == "watch":
-            address, port, *others = arguments
-            processes = [_Beside(self._parent, None)]
-            processes += [_Beside(int(pid), int(started)) for pid, started in (o.split(":") for o in others)]
-            watch = self._watches[bytes.fromhex(key)] = _Watch(bytes.fromhex(key), address, int(port), processes)
+            address, port = arguments
+            watch = self._watches[bytes.fromhex(key)] = _Watch(bytes.fromhex(key), address, int(port))
             self._poll.register(watch.socket.fileno(), POLLIN)
             self._due_s = time.monotonic()
 

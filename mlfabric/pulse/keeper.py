@@ -17,22 +17,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from mlfabric.pulse import beat
 
-__all__ = ["Process", "Watch", "forget", "this_process", "watch"]
+__all__ = ["Watch", "forget", "watch"]
 
 log = logging.getLogger(__name__)
 RESTART_S = 0.5
 END_S = 1.0
-
-
-class Process(NamedTuple):
-    """A process of this machine; ``started``, in the kernel's ticks, tells it from a later one with its id."""
-
-    pid: int
-    started: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +34,6 @@ class Watch:
     Args:
         key: what they are sealed with, ``beat.KEY_BYTES`` long.
         address, port: where they are sent to; a numeric address.
-        processes: those that make up the member, besides this one.
         recalled: called from another thread with the instant (``time.monotonic_ns``) of a pulse that was answered: the
             scheduler says that the member has to join again.
     """
@@ -50,19 +41,11 @@ class Watch:
     key: bytes
     address: str
     port: int
-    processes: tuple[Process, ...] = ()
     recalled: Callable[[int], None]
 
     def line(self) -> str:
         """Return the order to send these pulses."""
-        others = (f"{process.pid}:{process.started}" for process in self.processes)
-        return " ".join(("watch", self.key.hex(), self.address, str(self.port), *others))
-
-
-def this_process() -> Process | None:
-    """Return what another process of this machine needs to look at this one; None where there is no ``/proc``."""
-    found = beat.look(os.getpid())
-    return None if found is None else Process(os.getpid(), found[2])
+        return f"watch {self.key.hex()} {self.address} {self.port}"
 
 
 def watch(wanted: Watch) -> None:

@@ -46,7 +46,6 @@ from mlfabric.protocol import (
     UpdateKind,
     Welcome,
 )
-from mlfabric.pulse import Process
 from mlfabric.reporting import TransferReporter
 from mlfabric.samples import Samples
 from mlfabric.session import SchedulerSession, SessionCallbacks
@@ -77,7 +76,6 @@ class DaemonOptions:
         name, host: see ``Member``.
         tcp: its data channel.
         observer: told of finished transfers and settled updates, in the daemon's thread; it should be brief.
-        processes: the training process, if the daemon is not in it.
         job: what the worker says of its job; once it was admitted, it goes on with what is there.
     """
 
@@ -86,7 +84,6 @@ class DaemonOptions:
     host: str = "localhost"
     tcp: TcpOptions = field(default_factory=TcpOptions)
     observer: Observer = nobody
-    processes: tuple[Process, ...] = ()
     job: JobClaim = field(default_factory=JobClaim)
 
 
@@ -154,8 +151,7 @@ class WorkerDaemon:
         )
         instructed = self._driver.failure.guarded(self._instructed)
         callbacks = SessionCallbacks(admitted=self._admitted, instructed=instructed, lost=lambda _: None)
-        security, processes = options.tcp.security, options.processes
-        self._session = SchedulerSession(options.scheduler, member, self._register, callbacks, security, processes)
+        self._session = SchedulerSession(options.scheduler, member, self._register, callbacks, options.tcp.security)
 
     @property
     def failure(self) -> FailStop:
