@@ -87,9 +87,10 @@ def _pair(seed: int, updates: int, kills: int) -> dict[str, float]:
         folder = Path(name)
         prepare(folder, scenario)
 
-        async def work(nursery: Nursery) -> None:
+        async def work(nursery: Nursery) -> int:
             beside = partial(_kill, kills, updates, lost) if kills else None
             found.append(await run_scenario(nursery, folder, look=lambda: None, told=lambda _: None, beside=beside))
+            return 0
 
         code = launched(work, folder)
     if code:

@@ -12,11 +12,11 @@ import typer
 from mlfabric.addresses import split_address
 from mlfabric.cli import fabric_flags as flag
 from mlfabric.cli import options as opt
-from mlfabric.cli.launching import in_fabric, launch
+from mlfabric.cli.launching import in_fabric
 from mlfabric.errors import UnavailableError, UsageError
 from mlfabric.launch.fabric import Fabric, FabricOptions
 from mlfabric.launch.ports import is_here
-from mlfabric.launch.processes import Nursery
+from mlfabric.launch.processes import Nursery, Output, launch
 from mlfabric.launch.signals import EXIT_ON_SIGNAL
 from mlfabric.launch.status import StatusReader
 from mlfabric.launch.workers import JobOptions, per_rank, planned_host, run_job
@@ -223,14 +223,15 @@ def _spread(options: FabricOptions, job: JobOptions) -> FabricOptions:
 def _keep_fabric(options: FabricOptions) -> int:
     """Keep a fabric until a signal ends it."""
 
-    async def keep(fabric: Fabric) -> int:
-        await fabric.keep()
+    async def wait(_: Fabric) -> int:
+        await asyncio.Event().wait()
         return 0
 
     async def work(nursery: Nursery) -> int:
-        return await in_fabric(nursery, options, keep, announce=True)
+        return await in_fabric(nursery, options, wait, announce=True)
 
-    return asyncio.run(launch(work, code_at_sigterm=0))
+    code = asyncio.run(launch(work, Output()))
+    return 0 if code == EXIT_ON_SIGNAL + signal.SIGTERM else code
 
 
 def _train(job: JobOptions, options: FabricOptions, *, start: bool, idle: list[str]) -> int:
@@ -256,7 +257,7 @@ def _train(job: JobOptions, options: FabricOptions, *, start: bool, idle: list[s
             )
         return await in_fabric(nursery, options, lambda _: run_job(nursery, job), announce=False)
 
-    return asyncio.run(launch(work, code_at_sigterm=EXIT_ON_SIGNAL + signal.SIGTERM))
+    return asyncio.run(launch(work, Output()))
 
 
 async def _answers(asker: StatusReader, up: bool) -> bool:

@@ -54,8 +54,9 @@ def run(report: Path, seed: int = 0, scenario: Scenario | None = None) -> int:
     found: list[tuple[Counted, Verdict]] = []
     with Watcher(console, scenario, folder) as watcher:
 
-        async def work(nursery: Nursery) -> None:
+        async def work(nursery: Nursery) -> int:
             found.append(await run_scenario(nursery, folder, watcher.look, watcher.tell))
+            return 0
 
         code = launched(work, folder)
     if code:

@@ -6,7 +6,7 @@ import asyncio
 import os
 import shutil
 import sys
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,8 @@ from mlfabric.demo.scenario import Scenario
 from mlfabric.demo.verdict import CHECKPOINTS, Verdict
 from mlfabric.errors import FabricError, UnavailableError, UsageError
 from mlfabric.launch.fabric import Fabric, FabricOptions
-from mlfabric.launch.processes import Nursery, Output, Program
+from mlfabric.launch.processes import Nursery, Output, Program, Work, launch
 from mlfabric.launch.racing import first_of
-from mlfabric.launch.signals import EXIT_ON_SIGNAL, StopSignals
 from mlfabric.launch.status import StatusReader
 from mlfabric.launch.workers import JobOptions, run_job
 
@@ -79,30 +78,10 @@ def prepare(folder: Path, scenario: Scenario) -> None:
         raise UsageError(f"{folder}: {error.strerror}; give a folder that this process may write") from error
 
 
-def launched(work: Callable[[Nursery], Awaitable[None]], folder: Path) -> int:
-    """Do work that starts processes, until it is done or a signal comes; nothing of it is left afterwards.
-
-    What the processes print goes to ``output.log`` in ``folder``.
-
-    Returns:
-        0, or 128 + the signal's number if one ended it.
-    """
-    return asyncio.run(_launched(work, folder))
-
-
-async def _launched(work: Callable[[Nursery], Awaitable[None]], folder: Path) -> int:
-    signals = StopSignals()
-
-    async def told() -> None:
-        await signals.stop.wait()
-
-    async def working(nursery: Nursery) -> None:
-        await work(nursery)
-
-    with signals.watch(), (folder / OUTPUT_FILE).open("wb") as file:
-        async with Nursery(Output(file, file), signals.hurry) as nursery:
-            await first_of(told(), working(nursery))
-    return EXIT_ON_SIGNAL + signals.received if signals.received else 0
+def launched(work: Work, folder: Path) -> int:
+    """Do work that starts processes, as :func:`launch` does; what they print goes to ``output.log`` in ``folder``."""
+    with (folder / OUTPUT_FILE).open("wb") as file:
+        return asyncio.run(launch(work, Output(file, file)))
 
 
 async def run_scenario(
@@ -124,24 +103,18 @@ async def run_scenario(
         replica_div_max_updates=scenario.replica_div_max_updates,
         log_level="warning",
     )
-    fabric = Fabric(nursery, options)
-    found: list[Counted] = []
 
-    async def work() -> None:
+    async def work(fabric: Fabric) -> Counted:
         await _ready(fabric, folder)
         told(f"training with {scenario.workers} workers")
         others = () if beside is None else (beside(fabric.scheduler),)
         await first_of(_train(nursery, fabric.scheduler, scenario, folder), _looking(look), *others)
         look()
-        found.append(await _count(fabric.scheduler))
+        return await _count(fabric.scheduler)
 
-    fabric.start()
-    try:
-        await first_of(work(), fabric.keep())
-    finally:
-        await fabric.end()
+    counted = await Fabric(nursery, options).run(work)
     told("training the same model in one process")
-    return found[0], await _judge(nursery, folder)
+    return counted, await _judge(nursery, folder)
 
 
 async def _ready(fabric: Fabric, folder: Path) -> None:

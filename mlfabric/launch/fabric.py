@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import mlfabric
 from mlfabric.errors import RefusedError, UnavailableError, UsageError
@@ -27,6 +27,7 @@ __all__ = ["Fabric", "FabricOptions", "Service", "protection", "services", "subc
 SCHEDULER = "scheduler"
 REPLICATED, REPLICA = "server-0", "replica-0"
 _ENVIRONMENT_PREFIX = "MLFABRIC_"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -302,7 +303,6 @@ class Fabric:
         self._supervised = [Supervised(nursery, partial(_program, service)) for service in self._services]
         if options.has_replica:
             self._supervise_pair(options)
-        self._keeping: list[asyncio.Task[None]] = []
         advertised = options.advertised or options.bind
         self.scheduler = f"{advertised}:{self.port}"
         self._dial = _dial(options, self.port)
@@ -332,36 +332,30 @@ class Fabric:
                 return None
         return any(member.name == REPLICATED and member.state == HERE for member in status.members)
 
-    def start(self) -> None:
-        """Start all services."""
-        self._keeping = [asyncio.create_task(supervised.keep()) for supervised in self._supervised]
+    async def run(self, work: Callable[[Fabric], Awaitable[T]]) -> T:
+        """Keep all services running while work is done; then end them, and return what the work returns.
+
+        The members end first, which say good-bye to the scheduler.
+
+        Raises:
+            UsageError: a service cannot use its settings.
+        """
+
+        async def working() -> T:
+            return await work(self)
+
+        try:
+            return await first_of(working(), *(supervised.keep() for supervised in self._supervised))
+        finally:
+            scheduler, *members = self._supervised
+            for group in (members, [scheduler]):
+                await self._nursery.end([process for supervised in group for process in supervised.processes])
 
     async def ready(self) -> fabric_pb2.GetStatusResponse:
         """Wait until workers can train; return the status then."""
         members = frozenset(service.name for service in self._services) - {SCHEDULER}
         async with StatusReader(self._dial, security=self._security) as reader:
             return await reader.wait_for(members)
-
-    async def keep(self) -> None:
-        """Wait for as long as the fabric can be kept.
-
-        Raises:
-            UsageError: a service cannot use its settings.
-        """
-        await first_of(*(_follow(task) for task in self._keeping))
-
-    async def end(self) -> None:
-        """End all services: first the members, which say good-bye to the scheduler, then the scheduler."""
-        for task in self._keeping:
-            task.cancel()
-        await asyncio.gather(*self._keeping, return_exceptions=True)
-        scheduler, *members = self._supervised
-        for group in (members, [scheduler]):
-            await self._nursery.end([process for supervised in group for process in supervised.processes])
-
-
-async def _follow(task: asyncio.Task[None]) -> None:
-    await asyncio.shield(task)
 
 
 def _program(service: Service, start: Start) -> Program | None:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import uuid
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -19,9 +19,10 @@ from typing import IO, Self
 from mlfabric.errors import UsageError
 from mlfabric.launch import child, guard
 from mlfabric.launch.output import Output
-from mlfabric.launch.signals import EXIT_ON_SIGNAL
+from mlfabric.launch.racing import first_of
+from mlfabric.launch.signals import EXIT_ON_SIGNAL, StopSignals
 
-__all__ = ["GRACE_S", "Nursery", "Output", "Process", "Program", "ending_text", "exit_code"]
+__all__ = ["GRACE_S", "Nursery", "Output", "Process", "Program", "Work", "ending_text", "exit_code", "launch"]
 
 GRACE_S = 10.0
 MARK = "MLFABRIC_LAUNCH"
@@ -217,6 +218,31 @@ class Nursery:
             await asyncio.to_thread(self._guard.communicate, guard.AT_ONCE if self._hurry.is_set() else None)
         for process in self._running:
             await process.close()
+
+
+Work = Callable[[Nursery], Awaitable[int]]
+"""Does something with processes that it starts in a nursery; returns an exit code."""
+
+
+async def launch(work: Work, output: Output) -> int:
+    """Do work that starts processes, until it is done or a signal comes; end all it started.
+
+    Returns:
+        The work's code, or 128 + the signal's number if one ended it.
+    """
+    signals = StopSignals()
+
+    async def told() -> int:
+        await signals.stop.wait()
+        return 0
+
+    async def working(nursery: Nursery) -> int:
+        return await work(nursery)
+
+    with signals.watch():
+        async with Nursery(output, signals.hurry) as nursery:
+            code = await first_of(told(), working(nursery))
+    return EXIT_ON_SIGNAL + signals.received if signals.received else code
 
 
 def _kill(processes: list[Process]) -> None:

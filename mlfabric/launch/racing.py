@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 __all__ = ["first_of"]
 
+T = TypeVar("T")
 
-async def first_of(*waits: Coroutine[Any, Any, Any]) -> int:
-    """Run coroutines at the same time until one is done, cancel the others, and return its place among them.
+
+async def first_of(*waits: Coroutine[Any, Any, T]) -> T:
+    """Run coroutines at the same time until one is done, cancel the others, and return what the one returned.
 
     What the one raises is raised. If several are done at once, the first of them in order counts.
     """
     tasks = [asyncio.create_task(wait) for wait in waits]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        place = next(i for i, task in enumerate(tasks) if task.done())
-        tasks[place].result()
-        return place
+        return next(task for task in tasks if task.done()).result()
     finally:
         for task in tasks:
             task.cancel()

@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import Enum
+from typing import NoReturn
 
 from mlfabric.errors import UsageError
 from mlfabric.launch.processes import Nursery, Process, Program, ending_text
@@ -63,7 +64,7 @@ class Supervised:
         """Return what was started and may be running."""
         return [process for process in (self.process, self.spare) if process is not None]
 
-    async def keep(self) -> None:
+    async def keep(self) -> NoReturn:
         """Run it, again and again, until cancelled; one that was fenced off stays away.
 
         Raises:
