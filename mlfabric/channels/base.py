@@ -8,7 +8,7 @@ connection is used by one task at a time.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import Protocol
@@ -172,9 +172,7 @@ class Connection(Protocol):
             TransferError: the connection broke; it is closed.
         """
 
-    async def send_stream(
-        self, frame: Frame, chunks: AsyncIterator[memoryview] | Filling, rate_bps: int = 0
-    ) -> TransferRecord:
+    async def send_stream(self, frame: Frame, filling: Filling, rate_bps: int = 0) -> TransferRecord:
         """Send a frame whose payload becomes ready piece by piece, without copying it.
 
         The receiver is told that the payload is paced, since nobody knows beforehand how often it will have to wait for
@@ -182,19 +180,17 @@ class Connection(Protocol):
 
         Args:
             frame: what to send; its ``length`` is the payload's size, > 0.
-            chunks: contiguous buffers that follow each other on the wire; one is not to be changed before the next is
-                asked for, the last one not until this returns. An async generator is closed at the end. Or one buffer
-                that is being filled: short pieces cost less that way.
+            filling: the buffer that is being filled with it.
             rate_bps: hold the payload to this rate; 0 sends at full speed.
 
         Returns:
-            The transfer's record, paced also if a relevant share of the time was spent waiting for chunks.
+            The transfer's record, paced also if a relevant share of the time was spent waiting for bytes.
 
         Raises:
-            UsageError: the frame announces no payload, or another task is sending: nothing was sent. Or the chunks were
-                not ``frame.length`` bytes in all: the payload is torn and the connection closed.
+            UsageError: the frame announces no payload, or the buffer is not ``frame.length`` bytes long, or another
+                task is sending; nothing was sent.
             TransferError: the connection broke, or was closed meanwhile; it is closed.
-            Exception: whatever ``chunks`` raised; the payload is torn and the connection closed.
+            Exception: what the filling failed with; the payload is torn and the connection closed.
         """
 
     async def receive(self) -> Frame:

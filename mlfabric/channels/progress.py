@@ -1,4 +1,4 @@
-"""How much of a buffer is ready, waiting for more of it, and reading it as it becomes ready.
+"""How much of a buffer is ready, and waiting for more of it.
 
 Used inside one event loop.
 """
@@ -6,13 +6,11 @@ Used inside one event loop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-__all__ = ["Filling", "Progress", "ready_chunks"]
-
-MOST_BYTES = 1024 * 1024
+__all__ = ["Filling", "Progress"]
 
 
 class Progress:
@@ -109,32 +107,3 @@ class Filling(Protocol):
     @property
     def progress(self) -> Progress:
         """How much of it is ready."""
-
-
-def ready_chunks(filling: Filling) -> AsyncIterator[memoryview]:
-    """Return an iterator over the buffer's bytes as they become ready, in order, in pieces of 1 MiB at most.
-
-    Any number of iterators may read one buffer. When the filling fails, each of them raises its error.
-    """
-    return _ReadyChunks(filling)
-
-
-class _ReadyChunks:
-    """No generator: one that is left in the middle needs no closing."""
-
-    def __init__(self, filling: Filling) -> None:
-        self._filling = filling
-        self._at = 0
-
-    def __aiter__(self) -> _ReadyChunks:
-        return self
-
-    async def __anext__(self) -> memoryview:
-        progress = self._filling.progress
-        if self._at == progress.size_bytes:
-            progress.check()
-            raise StopAsyncIteration
-        ready = await progress.reached(self._at + 1)
-        piece = self._filling.payload[self._at : min(ready, self._at + MOST_BYTES)]
-        self._at += len(piece)
-        return piece

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ from mlfabric.channels.bytestream import ByteStream, Limits
 from mlfabric.channels.frames import HEADER_BYTES, Header, check_magic, decode_header, encode_header
 from mlfabric.channels.limiter import TokenBucket
 from mlfabric.channels.pacer import Pacer
-from mlfabric.channels.progress import Filling, ready_chunks
+from mlfabric.channels.progress import Filling
 from mlfabric.channels.pumping import Pump
 from mlfabric.channels.views import chunked, contiguous, total_bytes
 from mlfabric.errors import TransferError, UsageError
@@ -111,55 +111,47 @@ class StreamConnection:
             delivered = record.bytes - self._stream.unacknowledged_bytes()
         return self._with_busy(record, max(0, delivered), record.ended_ns - record.started_ns)
 
-    async def send_stream(
-        self, frame: Frame, chunks: AsyncIterator[memoryview] | Filling, rate_bps: int = 0
-    ) -> TransferRecord:
+    async def send_stream(self, frame: Frame, filling: Filling, rate_bps: int = 0) -> TransferRecord:
         """Send a frame whose payload becomes ready piece by piece (see ``Connection.send_stream``)."""
         if not frame.length:
             raise UsageError(f"a {frame.kind.name} frame without payload was given to send_stream; use send")
+        if len(filling.payload) != frame.length:
+            given = f"the buffer has {len(filling.payload)}"
+            raise UsageError(f"the frame announces {frame.length} payload bytes; {given}")
         pacer = self._upward(rate_bps)
         with self._using(Direction.OUT):
-            try:
-                await self._send_head(frame, pacer, paced=True)
-                with self._interrupted_by_stop():
-                    if isinstance(chunks, AsyncIterator):
-                        return await self._send_chunks(frame.length, chunks, pacer, paced=rate_bps > 0)
-                    if pacer.is_free:
-                        return await self._send_filling(frame.length, chunks)
-                    return await self._send_chunks(frame.length, ready_chunks(chunks), pacer, paced=rate_bps > 0)
-            finally:
-                if isinstance(chunks, AsyncGenerator):
-                    await chunks.aclose()
+            await self._send_head(frame, pacer, paced=True)
+            with self._interrupted_by_stop():
+                if pacer.is_free:
+                    return await self._send_freely(filling)
+                return await self._send_held(filling, pacer, paced=rate_bps > 0)
 
-    async def _send_chunks(
-        self, length: int, chunks: AsyncIterator[memoryview], pacer: Pacer, *, paced: bool
-    ) -> TransferRecord:
-        started_ns = asked_ns = time.monotonic_ns()
-        sent = waited_ns = 0
+    async def _send_held(self, filling: Filling, pacer: Pacer, *, paced: bool) -> TransferRecord:
+        """Send a buffer as it becomes ready, as fast as rate limits allow."""
+        started_ns, waited_ns = time.monotonic_ns(), 0
+        at, length = 0, len(filling.payload)
         with pacer:
-            async for chunk in chunks:
-                waited_ns += time.monotonic_ns() - asked_ns
-                sent += chunk.nbytes
-                if sent > length:
-                    raise UsageError(f"the frame announces {length} payload bytes; the chunks so far are {sent}")
-                await self._send_views(contiguous([chunk]), pacer)
+            while at < length:
                 asked_ns = time.monotonic_ns()
-            if sent < length:
-                raise UsageError(f"the frame announces {length} payload bytes; the chunks ended after {sent}")
+                end = min(await filling.progress.reached(at + 1), at + pacer.chunk_bytes)
+                waited_ns += time.monotonic_ns() - asked_ns
+                await pacer.admit(end - at)
+                await self._write([filling.payload[at:end]])
+                at = end
+            filling.progress.check()
             await self._drain()
         starved = waited_ns > STARVED_SHARE * (time.monotonic_ns() - started_ns)
-        return self._record(Direction.OUT, sent, started_ns, paced=paced or starved)
+        return self._record(Direction.OUT, length, started_ns, paced=paced or starved)
 
-    async def _send_filling(self, length: int, filling: Filling) -> TransferRecord:
-        if len(filling.payload) != length:
-            raise UsageError(f"the frame announces {length} payload bytes; the buffer has {len(filling.payload)}")
+    async def _send_freely(self, filling: Filling) -> TransferRecord:
+        """Send a buffer as it becomes ready, at full speed."""
         started_ns, pump = time.monotonic_ns(), Pump(self._stream, filling)
         with self._breaking():
             await pump.run()
         await self._drain()
         with self._breaking():
             pump.look()
-        record, busy = self._record(Direction.OUT, length, started_ns, paced=False), pump.backlog
+        record, busy = self._record(Direction.OUT, len(filling.payload), started_ns, paced=False), pump.backlog
         starved_ns = record.ended_ns - record.started_ns - busy.ns
         paced = record.paced or starved_ns > STARVED_SHARE * (record.ended_ns - record.started_ns)
         return self._with_busy(replace(record, paced=paced), busy.bytes, busy.ns)

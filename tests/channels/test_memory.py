@@ -10,7 +10,7 @@ from mlfabric.channels import Connection, ConnectionClosedError, Frame, FrameKin
 from mlfabric.channels.frames import HEADER_BYTES
 from mlfabric.channels.memory import PIPE_BYTES, MemoryStream, _Fuse, _Pipe
 from mlfabric.errors import ConfigError, TransferError
-from tests.channels.test_progress import Buffer
+from tests.channels.filling import Buffer
 
 PAYLOAD = Frame(kind=FrameKind.PAYLOAD, ticket=bytes(16), length=1000)
 DATA = memoryview(bytes(1000))

@@ -1,25 +1,13 @@
-"""How far a buffer is: waiting, failing, and reading it while it is filled."""
+"""How far a buffer is: waiting and failing."""
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from mlfabric.channels.progress import Progress, ready_chunks
+from mlfabric.channels.progress import Progress
 from mlfabric.errors import TransferError
-
-
-@dataclass
-class Buffer:
-    payload: memoryview
-    progress: Progress = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.progress = Progress(len(self.payload))
 
 
 async def test_whoever_waits_is_woken_once_as_much_is_ready_and_not_before():
@@ -57,33 +45,3 @@ async def test_a_waiter_that_is_cancelled_keeps_nobody_else_from_waking():
     progress.advance(5)
     assert await stays == 5
     assert gone.cancelled() or await asyncio.wait([gone])
-
-
-@given(steps=st.lists(st.integers(0, 3_000_000), max_size=6), readers=st.integers(1, 3))
-async def test_every_reader_gets_all_bytes_in_order_and_none_before_it_is_ready(steps: list[int], readers: int):
-    ends = sorted(steps)
-    size = ends[-1] if ends else 0
-    buffer = Buffer(memoryview(bytearray(size)))
-    whole = bytes(i % 251 for i in range(997)) * (size // 997 + 1)
-
-    async def read() -> bytes:
-        return b"".join([bytes(chunk) async for chunk in ready_chunks(buffer)])
-
-    reading = [asyncio.create_task(read()) for _ in range(readers)]
-    at = 0
-    for end in ends:
-        await asyncio.sleep(0)
-        buffer.payload[at:end] = whole[at:end]
-        buffer.progress.advance(end)
-        at = end
-    assert await asyncio.gather(*reading) == [whole[:size]] * readers
-
-
-async def test_a_reader_of_what_failed_gets_the_error_even_after_the_last_byte():
-    buffer = Buffer(memoryview(bytearray(5)))
-    chunks = ready_chunks(buffer)
-    buffer.progress.advance(5)
-    assert len(await anext(chunks)) == 5
-    buffer.progress.fail(TransferError("void"))
-    with pytest.raises(TransferError, match="void"):
-        await anext(chunks)

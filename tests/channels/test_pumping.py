@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlfabric.channels import TcpChannel, pumping, stream
+from mlfabric.channels import ConnectionClosedError, TcpChannel, pumping, stream
 from mlfabric.channels.backlog import Path
 from mlfabric.channels.pumping import Pump
 from mlfabric.errors import TransferError, UsageError
 from tests.channels.conftest import GRANT, MB, MakeChannel, connected, payload
-from tests.channels.test_progress import Buffer
+from tests.channels.filling import Buffer
 
 
 def content(n: int) -> bytes:
@@ -237,12 +237,38 @@ async def test_the_sender_of_what_was_spread_out_says_what_the_links_carried_if_
     )
 
 
-async def test_a_buffer_of_another_length_than_announced_tears_the_payload(make: MakeChannel) -> None:
+async def test_a_buffer_of_another_length_than_announced_is_not_sent(make: MakeChannel) -> None:
     async with connected(make) as (near, far):
         with pytest.raises(UsageError, match="announces 10 payload bytes; the buffer has 9"):
             await near.send_stream(payload(10), filled(9, 9))
+        with pytest.raises(UsageError, match="use send"):
+            await near.send_stream(GRANT, filled(0, 0))
+        await near.send(GRANT)
+        assert await far.receive() == GRANT
+
+
+async def test_a_buffer_needs_a_free_direction(make: MakeChannel) -> None:
+    buffer = filled(4, 0)
+    async with connected(make) as (near, far):
+        sending = asyncio.create_task(near.send_stream(payload(4), buffer))
+        await far.receive()
+        with pytest.raises(UsageError, match="another task"):
+            await near.send_stream(payload(4), filled(4, 4))
+        buffer.progress.advance(4)
+        await far.discard(4)
+        await sending
+
+
+async def test_a_sender_cancelled_while_it_waits_for_bytes_is_cancelled(make: MakeChannel) -> None:
+    async with connected(make) as (near, far):
+        sending = asyncio.create_task(near.send_stream(payload(10), filled(10, 4)))
+        await far.receive()
+        await far.discard(4)
+        sending.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await sending
         with pytest.raises(TransferError):
-            await far.discard((await far.receive()).length)
+            await far.discard(6)
 
 
 @pytest.mark.parametrize("ready", [4, 50 * MB])
@@ -271,14 +297,22 @@ async def test_a_peer_that_closes_breaks_the_sending_of_a_buffer(make: MakeChann
             await sending
 
 
-async def test_a_buffer_that_fails_tears_the_payload_at_its_receiver(make: MakeChannel) -> None:
+@pytest.mark.parametrize("rate_bps", [0, 1_000_000_000])
+@pytest.mark.parametrize("error", [KeyError("a piece"), TransferError("an input broke")])
+async def test_a_buffer_that_fails_tears_the_payload_at_its_receiver(
+    make: MakeChannel, error: Exception, rate_bps: int
+) -> None:
     buffer = filled(10, 4)
     async with connected(make) as (near, far):
-        sending = asyncio.create_task(near.send_stream(payload(10), buffer))
+        sending = asyncio.create_task(near.send_stream(payload(10), buffer, rate_bps))
         await far.receive()
         await far.discard(4)
-        buffer.progress.fail(TransferError("an input broke"))
-        with pytest.raises(TransferError, match="an input broke"):
+        buffer.progress.fail(error)
+        with pytest.raises(type(error)) as raised:
             await sending
-        with pytest.raises(TransferError):
+        assert raised.value is error
+        with pytest.raises(TransferError) as torn:
             await far.discard(6)
+        assert not isinstance(torn.value, ConnectionClosedError)
+        with pytest.raises(TransferError, match="closed at this end"):
+            await near.send(GRANT)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from mlfabric.channels import MemoryChannel, MemoryNetwork, TcpChannel, TcpOptions
 from mlfabric.errors import TransferError, UsageError
 from tests.channels.conftest import GRANT, MB, MakeChannel, connected, payload
+from tests.channels.filling import filled_by
 
 
 @pytest.fixture(params=["memory", "tcp", "tcp with an emulated card"])
@@ -105,7 +106,7 @@ async def test_a_payload_that_is_torn_is_not_taken_for_whole(make: MakeChannel) 
 
     async def send() -> None:
         with pytest.raises(TransferError):
-            await near.send_stream(payload(3000), torn())
+            await near.send_stream(payload(3000), filled_by(torn(), 3000))
 
     async with connected(make) as (near, far), asyncio.TaskGroup() as group:
         group.create_task(send())

@@ -11,6 +11,7 @@ from mlfabric.channels import Frame, FrameKind
 from mlfabric.chunking import chunk_bytes
 from mlfabric.errors import LayoutError, TransferError, UsageError
 from mlfabric.streaming import Relay
+from tests.channels.filling import filled_by
 from tests.streaming.conftest import Connect
 
 TICKET = bytes(16)
@@ -45,7 +46,7 @@ async def test_three_others_get_what_comes_in_while_it_still_comes(connect: Conn
             yield memoryview(data)[at : at + 1_500_000]
 
     async with asyncio.TaskGroup() as group:
-        group.create_task(near.send_stream(model(), source()))
+        group.create_task(near.send_stream(model(), filled_by(source(), SIZE)))
         for k, (out, _) in enumerate(targets):
             group.create_task(out.send_stream(model(), relay))
             group.create_task(receive_at(k))
@@ -76,7 +77,7 @@ async def test_the_first_chunk_of_a_small_model_goes_on_before_the_second_comes_
         await end.receive_into(memoryview(got)[chunk:], small - chunk)
 
     async with asyncio.TaskGroup() as group:
-        group.create_task(near.send_stream(model(small), source()))
+        group.create_task(near.send_stream(model(small), filled_by(source(), small)))
         group.create_task(out.send_stream(model(small), relay))
         group.create_task(receive())
         await far.receive()
@@ -95,7 +96,7 @@ async def test_when_the_source_breaks_every_transfer_that_hangs_on_it_is_torn(co
 
     async def send() -> None:
         with pytest.raises(RuntimeError, match="the source's own"):
-            await near.send_stream(model(), half())
+            await near.send_stream(model(), filled_by(half(), SIZE))
 
     async def hand_on() -> None:
         with pytest.raises(TransferError):

@@ -16,6 +16,7 @@ from mlfabric.chunking import chunk_bytes
 from mlfabric.errors import LayoutError, TransferError, UsageError
 from mlfabric.specs import Layout, TensorKind, TensorSpec
 from mlfabric.streaming import Accumulator, Input, InputKind, NotFiniteError, summing
+from tests.channels.filling import Buffer, filled_by
 from tests.streaming.conftest import Connect
 
 TICKET = bytes(16)
@@ -207,7 +208,9 @@ async def test_a_sum_leaves_before_its_last_input_has_begun_its_last_chunk(conne
         for index in range(3):
             near, far = await connect()
             sending = (
-                near.send_stream(payload(FLAT.size_bytes), held_back()) if index == 2 else push(near, [inputs[index]])
+                near.send_stream(payload(FLAT.size_bytes), filled_by(held_back(), FLAT.size_bytes))
+                if index == 2
+                else push(near, [inputs[index]])
             )
             group.create_task(sending)
             group.create_task(take(accumulator, index, far))
@@ -249,7 +252,7 @@ async def test_an_input_that_breaks_tears_the_sum_for_everybody(connect: Connect
 
     async def send() -> None:
         with pytest.raises(TransferError):
-            await near.send_stream(payload(FLAT.size_bytes), breaks())
+            await near.send_stream(payload(FLAT.size_bytes), filled_by(breaks(), FLAT.size_bytes))
 
     await accumulator.add(0, [image(FLAT, 0)])
     async with asyncio.TaskGroup() as group:
@@ -343,11 +346,8 @@ async def test_giving_an_input_up_tears_the_sum_and_frees_those_who_wait_for_the
     accumulator = Accumulator(FLAT, [Input()] * 2, ordered=True)
     near, far = await connect()
 
-    async def nothing_yet():
-        await asyncio.Event().wait()
-        yield memoryview(b"")
-
-    sending = asyncio.create_task(near.send_stream(payload(FLAT.size_bytes), nothing_yet()))
+    nothing_yet = Buffer(memoryview(bytearray(FLAT.size_bytes)))
+    sending = asyncio.create_task(near.send_stream(payload(FLAT.size_bytes), nothing_yet))
     receiving = asyncio.create_task(take(accumulator, 0, far))
     behind = asyncio.create_task(accumulator.add(1, [image(FLAT, 1)]))
     while far.unread_bytes == 0:

@@ -14,6 +14,7 @@ from mlfabric.errors import TransferError
 from mlfabric.protocol import Peer, Probe, RoundId
 from mlfabric.worker_daemon.probes import Look, Probes, rate_bps
 from mlfabric.worker_daemon.round_lines import RoundLines
+from tests.channels.filling import filled_by
 
 ROUND = RoundId(1, 7)
 UP_BPS = 16_000_000
@@ -85,7 +86,7 @@ async def held_up(address: str, ticket: bytes) -> AsyncIterator[tuple[Connection
 
     connection = await channel.connect(address)
     frame = Frame(kind=FrameKind.PAYLOAD, ticket=ticket, length=SIZE)
-    sending = asyncio.create_task(connection.send_stream(frame, pieces()))
+    sending = asyncio.create_task(connection.send_stream(frame, filled_by(pieces(), SIZE)))
     try:
         yield connection, go_on
     finally:
