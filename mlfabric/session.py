@@ -48,6 +48,8 @@ STARTING_S = 1.5
 """So long a member waits without a word: what is started together with its scheduler may well be here first."""
 STARTED_S = 30.0
 """So long a service that was never in may wait, without that being worth a warning: its scheduler is being started."""
+LEAVE_S = 2.0
+"""So long a member that leaves waits until the scheduler has heard it."""
 LONGEST_DETAIL = 4096
 CHANNEL_OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 50),
@@ -350,13 +352,12 @@ class SchedulerSession:
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             return
 
-    async def leave(self, detail: str, *, failed: bool = False, patience_s: float = 2.0) -> None:
+    async def leave(self, detail: str, *, failed: bool = False) -> None:
         """Say good-bye and wait until the scheduler has heard it; ``run`` then returns.
 
         Args:
             detail: why.
             failed: the member cannot go on: nobody is to wait for it, and its replica may take its place.
-            patience_s: the longest wait.
         """
         self._leaving = True
         if not self._open:
@@ -365,7 +366,7 @@ class SchedulerSession:
         self._outbox.append(session_pb2.Event(member_left=left))
         self._wake.set()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._ended.wait(), patience_s)
+            await asyncio.wait_for(self._ended.wait(), LEAVE_S)
 
     @contextlib.asynccontextmanager
     async def told_of_failure(self) -> AsyncIterator[None]:

@@ -55,7 +55,6 @@ async def reporting(reporter: TransferReporter) -> AsyncIterator[TransferReporte
 
 def moved(direction: Direction = Direction.IN, *, paced: bool = False) -> TransferRecord:
     return TransferRecord(
-        peer="127.0.0.1:1",
         direction=direction,
         bytes=1000,
         paced=paced,

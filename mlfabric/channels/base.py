@@ -100,7 +100,6 @@ class TransferRecord:
     to the network: earlier by what the network and the receiver's kernel still hold.
 
     Args:
-        peer: address of the other end.
         direction: sent or received.
         bytes: payload bytes.
         paced: the sender held it to a planned rate or waited for its bytes, so it says nothing about what the link
@@ -112,7 +111,6 @@ class TransferRecord:
         started_ns, ended_ns: monotonic clock of this host.
     """
 
-    peer: str
     direction: Direction
     bytes: int
     paced: bool

@@ -300,7 +300,6 @@ class StreamConnection:
     def _record(self, direction: Direction, n_bytes: int, started_ns: int, *, paced: bool) -> TransferRecord:
         ended_ns, out = time.monotonic_ns(), direction is Direction.OUT
         return TransferRecord(
-            peer=self.peer,
             direction=direction,
             bytes=n_bytes,
             paced=paced or (out and self._was_spread(n_bytes, ended_ns - started_ns)),

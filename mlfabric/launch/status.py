@@ -17,6 +17,7 @@ from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc
 __all__ = ["HERE", "StatusReader"]
 
 HERE = "here"
+LOOK_AGAIN_S = 0.1
 _ABSENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
@@ -97,7 +98,7 @@ class StatusReader:
         await self.read()
         return time.perf_counter() - began
 
-    async def wait_for(self, members: frozenset[str], look_again_s: float = 0.1) -> fabric_pb2.GetStatusResponse:
+    async def wait_for(self, members: frozenset[str]) -> fabric_pb2.GetStatusResponse:
         """Wait until the scheduler answers and all ``members`` are here; return that status."""
         while True:
             try:
@@ -106,4 +107,4 @@ class StatusReader:
                 status = fabric_pb2.GetStatusResponse()
             if status.epoch and members <= {m.name for m in status.members if m.state == HERE}:
                 return status
-            await asyncio.sleep(look_again_s)
+            await asyncio.sleep(LOOK_AGAIN_S)

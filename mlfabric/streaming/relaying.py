@@ -21,16 +21,15 @@ class Relay:
     """One payload on its way through; ``send_stream(frame, relay)`` hands it on, any number of times.
 
     Args:
-        buffer: contiguous and writable, as long as the payload.
-        part_bytes: what has to arrive before it is handed on, > 0; None for a chunk, as plans count on it.
+        buffer: contiguous and writable, as long as the payload. What arrives is handed on chunk by chunk, as plans
+            count on it.
     """
 
-    def __init__(self, buffer: memoryview, part_bytes: int | None = None) -> None:
+    def __init__(self, buffer: memoryview) -> None:
         if buffer.readonly or not buffer.nbytes:
             given = f"{'read-only' if buffer.readonly else 'writable'} buffer of {buffer.nbytes} bytes"
             raise UsageError(f"a relay was given a {given}; give a writable one as long as the payload")
         (self._payload,) = contiguous([buffer])
-        self._part_bytes = part_bytes or chunk_bytes(len(self._payload))
         self._progress = Progress(len(self._payload))
         self._started = False
 
@@ -77,7 +76,8 @@ class Relay:
             raise
 
     async def _fill(self, connection: Connection) -> TransferRecord:
-        ends = [*range(self._part_bytes, len(self._payload), self._part_bytes), len(self._payload)]
+        chunk = chunk_bytes(len(self._payload))
+        ends = [*range(chunk, len(self._payload), chunk), len(self._payload)]
         parts = [self._payload[start:end] for start, end in pairwise((0, *ends))]
         ready = iter(ends)
 

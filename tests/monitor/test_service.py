@@ -301,7 +301,6 @@ def test_settings_out_of_range_are_refused(settings: dict[str, object], story: s
 def received(seconds: float) -> TransferRecord:
     now_ns = time.monotonic_ns()
     return TransferRecord(
-        peer="127.0.0.1:1",
         direction=Direction.IN,
         bytes=10 * MB,
         paced=False,
