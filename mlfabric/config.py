@@ -71,6 +71,13 @@ def _switch(env: Mapping[str, str], name: str, unless_given: bool) -> bool:
     return _SWITCH[given.lower()]
 
 
+def _number(env: Mapping[str, str], name: str, allowed: str) -> str:
+    given = env.get(name, "")
+    if given and not given.isdigit():
+        raise ConfigError(f"{name}={given!r}; allowed: {allowed}")
+    return given
+
+
 def _security(env: Mapping[str, str]) -> Security:
     folder = env.get("MLFABRIC_TLS", "")
     insecure = _switch(env, "MLFABRIC_INSECURE", unless_given=False)
@@ -123,15 +130,9 @@ class WorkerSettings:
             ConfigError: one is malformed, or the certificate cannot be used.
         """
         env = os.environ if environment is None else environment
-        metrics = env.get("MLFABRIC_METRICS_PORT", "")
-        if metrics and not metrics.isdigit():
-            raise ConfigError(f"MLFABRIC_METRICS_PORT={metrics!r}; allowed: a port number, 0 for any, empty for none")
-        connections = env.get("MLFABRIC_MOST_CONNECTIONS", "")
-        if connections and not connections.isdigit():
-            raise ConfigError(f"MLFABRIC_MOST_CONNECTIONS={connections!r}; allowed: a number, empty for the default")
-        workers = env.get("MLFABRIC_WORKERS", "")
-        if workers and not workers.isdigit():
-            raise ConfigError(f"MLFABRIC_WORKERS={workers!r}; allowed: how many workers the job has, empty for unknown")
+        metrics = _number(env, "MLFABRIC_METRICS_PORT", "a port number, 0 for any, empty for none")
+        connections = _number(env, "MLFABRIC_MOST_CONNECTIONS", "a number, empty for the default")
+        workers = _number(env, "MLFABRIC_WORKERS", "how many workers the job has, empty for unknown")
         return cls(
             scheduler=env.get("MLFABRIC_SCHEDULER", DEFAULT_SCHEDULER),
             name=env.get("MLFABRIC_NAME", f"worker-{env.get('RANK', '0')}"),

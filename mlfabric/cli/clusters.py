@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from mlfabric.cli.fields import Fields
+from mlfabric.cli.fields import Fields, read_text
 from mlfabric.errors import ConfigError
 from mlfabric.twin.cluster import Cluster, Compute, Histogram, Host, RateLine, Spread
 from mlfabric.twin.settings import COMPUTE, NETWORK, ComputeSetting, Direction, NetworkSetting
@@ -27,22 +27,13 @@ def read_cluster(path: Path) -> Cluster:
         ConfigError: no such file, no TOML, an unknown section or key, or a value that no cluster can have; says which.
     """
     try:
-        document = tomllib.loads(_text(path))
+        document = tomllib.loads(read_text(path, "a file that exists"))
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is no TOML: {error}") from error
     try:
         return _cluster(Fields(document, str(path)), path.parent)
     except ConfigError as error:
         raise error if str(path) in str(error) else ConfigError(f"{path}: {error}") from error
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}; give a file that exists") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is no text: {error}") from error
 
 
 def _cluster(whole: Fields, folder: Path) -> Cluster:
@@ -92,7 +83,7 @@ def _traced(whole: Fields, links: Fields, folder: Path) -> Cluster:
     path = folder / links.text("trace")
     if "hosts" in whole:
         raise ConfigError(f"{links.where} has a trace, and there are hosts; the trace says which: leave [hosts] out")
-    return parse_trace(_text(path), str(path)).cluster()
+    return parse_trace(read_text(path, "a file that exists"), str(path)).cluster()
 
 
 def _hosts(fabric: Fields, own: Fields) -> tuple[tuple[Host, ...], Host]:
@@ -182,7 +173,7 @@ def _stragglers(table: Fields) -> ComputeSetting:
 
 def _histogram(table: Fields, folder: Path) -> Histogram:
     path = folder / table.text("file")
-    lines = [line.split("#")[0].strip() for line in _text(path).splitlines()]
+    lines = [line.split("#")[0].strip() for line in read_text(path, "a file that exists").splitlines()]
     try:
         counts = tuple(float(line) for line in lines if line)
     except ValueError as error:

@@ -1,19 +1,38 @@
-"""One table of a user's file, read key by key: each of its kind, none unknown."""
+"""A user's file, and one table of it, read key by key: each of its kind, none unknown."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
 from enum import Enum
+from pathlib import Path
 from typing import TypeVar
 
 from mlfabric.config import parse_rate, parse_size
 from mlfabric.errors import ConfigError
 
-__all__ = ["Fields"]
+__all__ = ["Fields", "read_text"]
 
 _Choice = TypeVar("_Choice", bound=Enum)
 _MISSING = object()
+
+
+def read_text(path: Path, wanted: str) -> str:
+    """Return what a user's file holds.
+
+    Args:
+        path: of the file.
+        wanted: what to give instead, for errors.
+
+    Raises:
+        ConfigError: it cannot be read, or is no text.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}; give {wanted}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is no text: {error}; give {wanted}") from error
 
 
 class Fields:

@@ -12,7 +12,6 @@ from typing import Annotated
 import typer
 
 from mlfabric.cli import options as opt
-from mlfabric.errors import UsageError
 
 __all__ = ["add_to", "as_plain"]
 
@@ -34,10 +33,12 @@ def plan(
     Nothing is sent, and no fabric is needed. docs/planner.md says what may be in the file.
     """
     from mlfabric.cli.describing import describe
+    from mlfabric.cli.fields import read_text
     from mlfabric.scheduler.planning.fluid.ready import is_compiled, load
     from mlfabric.scheduler.planning.planner import plan as plan_batch
 
-    given = describe(_text(file), is_json=file.suffix.lower() == ".json", name=str(file))
+    text = read_text(file, "a file that describes a batch, TOML or JSON")
+    given = describe(text, is_json=file.suffix.lower() == ".json", name=str(file))
     if not is_compiled():
         load(lambda line: print(line, file=sys.stderr))
     found = plan_batch(given.batch, given.network, given.state, given.config)
@@ -49,17 +50,8 @@ def plan(
     if as_json:
         print(json.dumps(as_plain(found), indent=2))
     else:
-        text = found.explain(given.network)
-        print(text if explain else text.splitlines()[0])
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"{file}: {error.strerror}; give a file that describes a batch") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{file} is no text: {error}; give a TOML or JSON file") from error
+        words = found.explain(given.network)
+        print(words if explain else words.splitlines()[0])
 
 
 def as_plain(value: object) -> object:

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from mlfabric.cli import options as opt
+from mlfabric.cli.fields import read_text
 from mlfabric.errors import ConfigError, UsageError
 from mlfabric.launch.status import HERE, StatusReader
 from mlfabric.security import CLIENT, Security
@@ -204,12 +205,7 @@ def read_trace(path: Path) -> Trace:
     Raises:
         ConfigError: no such file, or no trace; says what is wrong.
     """
-    try:
-        return parse_trace(path.read_text(encoding="utf-8"), str(path))
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}; give a trace that 'mlfabric record' wrote") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is no text: {error}") from error
+    return parse_trace(read_text(path, "a trace that 'mlfabric record' wrote"), str(path))
 
 
 def add_to(app: typer.Typer) -> None:
