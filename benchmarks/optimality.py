@@ -37,7 +37,7 @@ from mlfabric.scheduler.planning.slotted import (
     replay,
     slotted,
 )
-from mlfabric.scheduler.planning.values import Candidate, DropRule
+from mlfabric.scheduler.planning.values import Candidate
 
 __all__ = ["Instance", "instance", "run"]
 
@@ -138,7 +138,7 @@ def compare(problem: Instance, slot_ns: int, limit_s: float) -> Compared:
     """Plan a problem by both rules, and exactly."""
     config = replace(problem.config, shapes=SHAPES)
     ours, patient = (_planned(problem, c, slot_ns) for c in (config, replace(config, search=PATIENT)))
-    papers = _planned(problem, replace(config, search=0, drop_rule=DropRule.PAPER), slot_ns)
+    papers = _planned(problem, replace(config, search=0), slot_ns)
     known = min(ours, patient, key=lambda planned: planned.replayed.cost)
     last = max(known.replayed.commits, default=0)
     if objective_of(config) is Objective.MEAN_COMMIT:

@@ -25,7 +25,6 @@ from mlfabric.scheduler.planning import (
     Batch,
     Candidate,
     DivergenceBound,
-    DropRule,
     FabricState,
     GetCandidate,
     Pending,
@@ -157,7 +156,7 @@ def _config(rng: Random, cluster: _Cluster, mode: Mode) -> PlannerConfig:
     tau_max = rng.choice(bounds) if mode is Mode.ASYNCHRONOUS else None
     slack = rng.choice((0, 1, 3)) if mode is Mode.STALE_SYNCHRONOUS else 0
     spec = ModelSpec(name="net", layout=layout, mode=mode, tau_max=tau_max, slack=slack)
-    config = policy_of(spec).planner_config(cluster.workers, DropRule.FEASIBLE)
+    config = policy_of(spec).planner_config(cluster.workers)
     has_momentum = mode is not Mode.SYNCHRONOUS and rng.random() < 0.2
     return replace(config, chunk_bytes=chunk_bytes(cluster.size_bytes), gamma=0.9 if has_momentum else 0.0)
 

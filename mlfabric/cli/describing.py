@@ -31,7 +31,7 @@ from mlfabric.scheduler.planning.problem import (
     Replica,
     Shape,
 )
-from mlfabric.scheduler.planning.values import Candidate, DropRule, GetCandidate
+from mlfabric.scheduler.planning.values import Candidate, GetCandidate
 
 __all__ = ["Described", "describe"]
 
@@ -227,7 +227,6 @@ def _config(table: Fields) -> PlannerConfig:
         consistency=table.choice("consistency", Consistency.ASYNCHRONOUS),
         objective=table.choice("objective", Objective.MEAN_COMMIT),
         tau_max=table.whole_or_none("tau_max"),
-        drop_rule=table.choice("drop_rule", DropRule.FEASIBLE),
         shapes=frozenset(table.choices("shapes", Shape)),
         gamma=table.number("gamma", usual.gamma, most=_MOST_GAMMA),
         chunk_bytes=table.size_bytes("chunk", str(usual.chunk_bytes)),

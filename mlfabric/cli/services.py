@@ -6,7 +6,6 @@ import asyncio
 import socket
 from collections.abc import Callable
 from dataclasses import fields
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,13 +21,6 @@ if TYPE_CHECKING:
     from mlfabric.scheduler.limits import Limits
 
 __all__ = ["add_to", "limits_of"]
-
-
-class Drop(StrEnum):
-    """Which updates the scheduler drops when not all can make their deadlines."""
-
-    FEASIBLE = "feasible"
-    PAPER = "paper"
 
 
 def scheduler(
@@ -57,10 +49,6 @@ def scheduler(
     default_rate: Annotated[
         str, typer.Option(envvar="MLFABRIC_DEFAULT_RATE", help="Rate of a link that nobody stated or measured.")
     ] = "10G",
-    drop_rule: Annotated[
-        Drop,
-        typer.Option(envvar="MLFABRIC_DROP_RULE", help="Which updates are dropped: as few as possible, or alg. 2."),
-    ] = Drop.FEASIBLE,
     limits: Annotated[
         str,
         typer.Option(
@@ -80,7 +68,6 @@ def scheduler(
     config: opt.Config = None,
 ) -> None:
     """Decide for every transfer when, to whom and whether."""
-    from mlfabric.scheduler.planning import DropRule
     from mlfabric.scheduler.runner import SchedulerOptions, SchedulerRunner
 
     opt.log_to_stderr(log_level)
@@ -95,7 +82,6 @@ def scheduler(
             silence_s=silence,
             round_patience_s=round_patience,
             default_bps=parse_rate(default_rate),
-            drop_rule=DropRule[drop_rule.name],
             limits=limits_of(limits),
             state_dir=state_dir,
             security=Security.of(tls, SCHEDULER, insecure=insecure),

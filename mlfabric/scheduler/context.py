@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from mlfabric.network import Network, Path, down_link, up_link
 from mlfabric.protocol import GetId, SumId
 from mlfabric.scheduler.limits import Limits
-from mlfabric.scheduler.planning import Aggregator, DropRule
+from mlfabric.scheduler.planning import Aggregator
 from mlfabric.scheduler.records import MemberRecord, MemberState, PlanCount
 from mlfabric.scheduler.steps import StepTimes
 from mlfabric.specs import Member, Role, Term
@@ -32,7 +32,6 @@ class SchedulerConfig:
         round_patience_ns: so long a round of AllReduce waits for a worker whose stream broke, before the others do it
             without.
         default_bps: rate of a link that nobody stated and nobody measured.
-        drop_rule: how updates that cannot make their deadline are found (design, section 5).
         limits: see there.
     """
 
@@ -42,7 +41,6 @@ class SchedulerConfig:
     silence_ns: int = 10_000_000_000
     round_patience_ns: int = 1_000_000_000
     default_bps: int = 10_000_000_000
-    drop_rule: DropRule = DropRule.FEASIBLE
     limits: Limits = field(default_factory=Limits)
     instance: int = 0
 

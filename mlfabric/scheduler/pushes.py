@@ -149,7 +149,7 @@ class Pushes(Sequencing):
     def planner_config(self) -> PlannerConfig:
         """Return how updates and gets are to be planned."""
         if self._planned_with is None or self._planned_with[0] != self.most_workers:
-            config = self.policy.planner_config(self.most_workers, self._context.config.drop_rule)
+            config = self.policy.planner_config(self.most_workers)
             gamma = 0.0 if self._steps_once else self.spec.rule.server_momentum
             config = replace(config, chunk_bytes=chunk_bytes(self.spec.layout.size_bytes), gamma=gamma)
             self._planned_with = self.most_workers, config

@@ -25,7 +25,7 @@ from mlfabric.scheduler.context import SchedulerConfig
 from mlfabric.scheduler.limits import Limits
 from mlfabric.scheduler.listening import listen_for_pulses
 from mlfabric.scheduler.metering import Meter
-from mlfabric.scheduler.planning import DropRule, is_planner_compiled
+from mlfabric.scheduler.planning import is_planner_compiled
 from mlfabric.scheduler.service import FabricService
 from mlfabric.scheduler.state import SchedulerState
 from mlfabric.scheduler.warming import warm_planner
@@ -64,7 +64,6 @@ class SchedulerOptions:
         silence_s: how long a member may be silent before it counts as left; > 0.
         round_patience_s: see ``SchedulerConfig``; >= 0.
         default_bps: rate of a link that nobody stated and nobody measured; > 0.
-        drop_rule: which updates are dropped.
         limits: how much it takes in.
         state_dir: where the epoch is kept; None derives it from the time of day, and from what members have seen.
         security: of all its connections.
@@ -79,7 +78,6 @@ class SchedulerOptions:
     silence_s: float = 10.0
     round_patience_s: float = 1.0
     default_bps: int = 10_000_000_000
-    drop_rule: DropRule = DropRule.FEASIBLE
     limits: Limits = field(default_factory=Limits)
     state_dir: Path | None = None
     security: Security = LOOPBACK
@@ -180,7 +178,6 @@ class SchedulerRunner:
             silence_ns=round(options.silence_s * 1e9),
             round_patience_ns=round(options.round_patience_s * 1e9),
             default_bps=options.default_bps,
-            drop_rule=options.drop_rule,
             limits=options.limits,
         )
         self._state = SchedulerState(config)

@@ -7,7 +7,6 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
-from mlfabric.scheduler.planning import DropRule
 from mlfabric.specs import Mode, RuleKind, RuleSpec, Schedule
 
 __all__ = ["CALM", "HARSH", "STORMY", "WITH_REPLICAS", "FaultRates", "SimulationConfig", "Summary"]
@@ -146,7 +145,7 @@ class SimulationConfig:
         notice_ns: mean time until an end notices that a line broke.
         receive_updates: how many updates fit into a server's budget.
         weight_copies: see ``ServerConfig``.
-        silence_ns, batch_window_ns, drop_rule: see ``SchedulerConfig``.
+        silence_ns, batch_window_ns: see ``SchedulerConfig``.
         answer_ns: how long a process may answer no ping before it counts as silent.
         skew_ns: how far the clocks of processes differ at most.
         faults: how often what goes wrong.
@@ -179,7 +178,6 @@ class SimulationConfig:
     weight_copies: int = 0
     silence_ns: int = 400_000_000
     batch_window_ns: int = 100_000_000
-    drop_rule: DropRule = DropRule.FEASIBLE
     answer_ns: int = 500_000_000
     skew_ns: int = 0
     faults: FaultRates = CALM
@@ -206,7 +204,6 @@ class SimulationConfig:
             compute_ns=rng.choice((2_000_000, 20_000_000, 60_000_000)),
             receive_updates=rng.choice((1, 2, 4)),
             silence_ns=rng.choice((150_000_000, 2_000_000_000)),
-            drop_rule=rng.choice((DropRule.FEASIBLE, DropRule.FEASIBLE, DropRule.PAPER)),
         )
         kept = {name: getattr(faults, name) * rng.choice((0, 1, 1, 3)) for name in FaultRates.__slots__}
         return replace(config, faults=FaultRates(**kept))

@@ -55,7 +55,6 @@ class SimulatedScheduler:
             batch_window_ns=world.config.batch_window_ns,
             silence_ns=world.config.silence_ns,
             default_bps=world.config.link_bps,
-            drop_rule=world.config.drop_rule,
         )
         return SchedulerState(config)
 

@@ -24,7 +24,6 @@ from mlfabric.scheduler.planning import (
     Aggregator,
     Batch,
     Candidate,
-    DropRule,
     Effort,
     FabricState,
     GetCandidate,
@@ -242,7 +241,7 @@ def _config_of(cluster: Cluster) -> PlannerConfig:
         tau_max=cluster.delay_bound if mode is Mode.ASYNCHRONOUS else None,
         slack=cluster.slack if mode is Mode.STALE_SYNCHRONOUS else 0,
     )
-    found = policy_of(spec).planner_config(len(cluster.workers), DropRule.FEASIBLE)
+    found = policy_of(spec).planner_config(len(cluster.workers))
     if len(cluster.workers) > LEAN_ABOVE and mode is not Mode.SYNCHRONOUS:
         found = replace(found, effort=Effort.LEAN, search=0)
     return replace(found, chunk_bytes=cluster.chunk)

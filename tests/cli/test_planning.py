@@ -16,7 +16,6 @@ from mlfabric.network import up_link
 from mlfabric.protocol import GetId, UpdateId
 from mlfabric.scheduler.planning import warm_up
 from mlfabric.scheduler.planning.problem import Aggregator, Consistency, DivergenceBound, Objective, Shape
-from mlfabric.scheduler.planning.values import DropRule
 
 pytestmark = pytest.mark.timeout(600)  # the first test compiles the planner where no machine code is kept yet
 
@@ -141,7 +140,6 @@ def test_all_that_can_be_said_is_read():
         [planner]
         consistency = "stale-synchronous"
         objective = "last-commit"
-        drop_rule = "paper"
         shapes = ["direct", "tree"]
         gamma = 0.9
         chunk = "1k"
@@ -181,10 +179,9 @@ def test_all_that_can_be_said_is_read():
     assert [(p.update, p.source, p.step_norm, p.update_norm) for p in state.replica.pending] == [
         (UpdateId("a", 0, 0), "a", 3.0, 2.0)
     ]
-    assert (config.consistency, config.objective, config.drop_rule) == (
+    assert (config.consistency, config.objective) == (
         Consistency.STALE_SYNCHRONOUS,
         Objective.LAST_COMMIT,
-        DropRule.PAPER,
     )
     assert config.shapes == {Shape.DIRECT, Shape.TREE}
     assert config.div_max == DivergenceBound(norm=4.0, updates=5)

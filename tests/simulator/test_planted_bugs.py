@@ -143,7 +143,7 @@ def test_a_scheduler_that_refuses_before_it_knows_what_the_server_holds_is_caugh
                 yield HostModel(to=server, spec=model.pushes.spec, reason=f"{name} is held here")
 
     monkeypatch.setattr(Membership, "_admit_server", at_once)
-    caught("the scheduler says Dropped", first=40)
+    caught("the scheduler says Dropped", first=290)
 
 
 def test_requests_that_come_late_are_caught_if_they_are_not_recognised(monkeypatch):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from mlfabric.protocol import Dropped, GetRequested, ModelVersion, PushRequested
 from mlfabric.scheduler.modes.policy import Standing
-from mlfabric.scheduler.planning import Consistency, DropRule, PlannerConfig
+from mlfabric.scheduler.planning import Consistency, PlannerConfig
 from mlfabric.scheduler.records import WaitingUpdate
 from mlfabric.specs import ModelSpec
 
@@ -35,11 +35,9 @@ class Asynchronous:
         """
         return self._tau_max if self._tau_max is not None else WORKERS_TO_TAU_MAX * max(1, most_workers)
 
-    def planner_config(self, most_workers: int, drop_rule: DropRule) -> PlannerConfig:
+    def planner_config(self, most_workers: int) -> PlannerConfig:
         """Return how the planner is to plan."""
-        return PlannerConfig(
-            consistency=Consistency.ASYNCHRONOUS, tau_max=self.delay_bound(most_workers), drop_rule=drop_rule
-        )
+        return PlannerConfig(consistency=Consistency.ASYNCHRONOUS, tau_max=self.delay_bound(most_workers))
 
     def outdated(self, request: PushRequested, version: ModelVersion) -> Dropped | None:
         """Leave it to the planner who is too late."""

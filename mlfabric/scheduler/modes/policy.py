@@ -7,7 +7,7 @@ from typing import Protocol
 
 from mlfabric.protocol import Dropped, GetRequested, ModelVersion, PushRequested, UpdateId
 from mlfabric.scheduler.modes.clocks import Clocks
-from mlfabric.scheduler.planning import DropRule, PlannerConfig
+from mlfabric.scheduler.planning import PlannerConfig
 from mlfabric.scheduler.records import WaitingUpdate
 from mlfabric.values import dataclass
 
@@ -59,7 +59,7 @@ class Policy(Protocol):
             most_workers: the most that were ever joined at the same time.
         """
 
-    def planner_config(self, most_workers: int, drop_rule: DropRule) -> PlannerConfig:
+    def planner_config(self, most_workers: int) -> PlannerConfig:
         """Return how the planner is to plan."""
 
     def outdated(self, request: PushRequested, version: ModelVersion) -> Dropped | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from mlfabric.protocol import Dropped, GetRequested, ModelVersion, PushRequested, UpdateKind
 from mlfabric.scheduler.modes.policy import NO_BOUND, Standing
-from mlfabric.scheduler.planning import Consistency, DropRule, PlannerConfig
+from mlfabric.scheduler.planning import Consistency, PlannerConfig
 from mlfabric.scheduler.records import WaitingUpdate
 from mlfabric.specs import ModelSpec
 
@@ -30,9 +30,9 @@ class StaleSynchronous:
         """Return a bound that no delay comes near."""
         return NO_BOUND
 
-    def planner_config(self, most_workers: int, drop_rule: DropRule) -> PlannerConfig:
+    def planner_config(self, most_workers: int) -> PlannerConfig:
         """Return how the planner is to plan: lists by clock."""
-        return PlannerConfig(consistency=Consistency.STALE_SYNCHRONOUS, slack=self._slack, drop_rule=drop_rule)
+        return PlannerConfig(consistency=Consistency.STALE_SYNCHRONOUS, slack=self._slack)
 
     def outdated(self, request: PushRequested, version: ModelVersion) -> Dropped | None:
         """Find no update too old."""

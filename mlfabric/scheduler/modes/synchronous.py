@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from mlfabric.protocol import Dropped, DropReason, GetRequested, ModelVersion, PushRequested, UpdateKind
 from mlfabric.scheduler.modes.policy import Standing
-from mlfabric.scheduler.planning import Consistency, DropRule, PlannerConfig
+from mlfabric.scheduler.planning import Consistency, PlannerConfig
 from mlfabric.scheduler.records import WaitingUpdate
 from mlfabric.specs import ModelSpec
 
@@ -30,9 +30,9 @@ class Synchronous:
         """Return 0: an update is applied to the very version that it was computed from."""
         return 0
 
-    def planner_config(self, most_workers: int, drop_rule: DropRule) -> PlannerConfig:
+    def planner_config(self, most_workers: int) -> PlannerConfig:
         """Return how the planner is to plan: an iteration is as good as its last transfer."""
-        return PlannerConfig(consistency=Consistency.SYNCHRONOUS, drop_rule=drop_rule)
+        return PlannerConfig(consistency=Consistency.SYNCHRONOUS)
 
     def outdated(self, request: PushRequested, version: ModelVersion) -> Dropped | None:
         """Turn away what was computed from another version than the present one or a coming one."""

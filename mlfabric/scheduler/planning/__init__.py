@@ -2,7 +2,7 @@
 
 problem, plan      what a plan is made for, and what it is
 planner            the one way from the first to the second; pushing and distribution are its halves
-ordering           who goes when; contest, positions, leaving, shortest, paper; lists is its variant
+ordering           who goes when; placing, positions, leaving; lists is its variant
 paper_parts        the paper's order where a model has several servers: a baseline, no plan is made of it
 stored, trees      how groups are summed on their way; all_reduce where there is no server
 replication        what the replica gets, and which commits wait for it
@@ -29,7 +29,7 @@ from mlfabric.scheduler.planning.problem import (
     Shape,
 )
 from mlfabric.scheduler.planning.reserving import is_planner_compiled, is_planner_loaded, warm_up
-from mlfabric.scheduler.planning.values import Candidate, DropRule, GetCandidate, Left
+from mlfabric.scheduler.planning.values import Candidate, GetCandidate, Left
 
 __all__ = [
     "Aggregator",
@@ -39,7 +39,6 @@ __all__ = [
     "Consistency",
     "Deferred",
     "DivergenceBound",
-    "DropRule",
     "Effort",
     "FabricState",
     "GetCandidate",

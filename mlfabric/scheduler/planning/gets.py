@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from mlfabric.network import HORIZON_NS, Network
 from mlfabric.network.profile import check_size
-from mlfabric.scheduler.planning.reserving import reserver_for
-from mlfabric.scheduler.planning.shortest import Demand
+from mlfabric.scheduler.planning.placing import place
 from mlfabric.scheduler.planning.values import GetCandidate, GetSlot
 
 __all__ = ["order_gets"]
@@ -26,17 +25,22 @@ def order_gets(requests: Sequence[GetCandidate], network: Network, source: str, 
     Raises:
         UsageError: an unknown host, or a size out of range.
     """
-    ranked = sorted(requests, key=lambda r: r.get)
-    demands = []
-    for request in ranked:
-        check_size(request.size_bytes)
+    if len(requests) == 1:
+        [request] = requests
         path = network.path(source, request.destination)
-        demands.append(Demand(path, request.size_bytes, max(request.ready_ns, now_ns)))
-    reserver = reserver_for(demands, network)
-    reserver.solo_ends()
-    slots = [
-        GetSlot(get=ranked[i].get, profile=profile, planned_ns=now_ns)
-        for i, profile in reserver.reserve([range(len(ranked))]).items()
+        alone = network.transfer(path, request.size_bytes, max(request.ready_ns, now_ns))
+        return (GetSlot(get=request.get, profile=alone, planned_ns=now_ns),)
+    ranked = sorted(requests, key=lambda r: r.get)
+    routes = {host: n for n, host in enumerate(dict.fromkeys([request.destination for request in ranked]))}
+    rows, beyond, floor_ns = [], len(ranked) + 1, max(now_ns, network.floor_ns)
+    for rank, request in enumerate(ranked):
+        check_size(request.size_bytes)
+        ready_ns = min(max(request.ready_ns, floor_ns), HORIZON_NS)
+        rows.append((routes[request.destination], 8 * request.size_bytes, ready_ns, beyond, rank, 0))
+    if not rows:
+        return ()
+    found = place(network, [network.path(source, host) for host in routes], rows)
+    served = [
+        GetSlot(get=ranked[rank].get, profile=found.profile(n), planned_ns=now_ns) for n, rank in enumerate(found.ranks)
     ]
-    slots.sort(key=lambda s: (HORIZON_NS if s.profile is None else s.profile.end_ns, s.get))
-    return tuple(slots)
+    return (*served, *(GetSlot(get=ranked[rank].get, profile=None, planned_ns=now_ns) for rank, _, _ in found.left))

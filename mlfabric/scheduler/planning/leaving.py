@@ -5,7 +5,7 @@ from __future__ import annotations
 from mlfabric.protocol import DropReason
 from mlfabric.scheduler.planning.values import Candidate, Left
 
-__all__ = ["crowded_out", "overtaken", "too_late", "unplaced", "unreachable"]
+__all__ = ["crowded_out", "too_late", "unreachable"]
 
 
 def too_late(candidate: Candidate, v_init: int, tau_max: int | None) -> Left:
@@ -24,15 +24,3 @@ def crowded_out(candidate: Candidate, position: int, took_ns: int) -> Left:
     """Leave the slowest of those that compete for the positions up to one."""
     detail = f"no position is left up to {position}; the slowest due by then goes ({took_ns / 1e6:.1f} ms)"
     return Left(update=candidate.update, cause=DropReason.DEADLINE_CONFLICT, reason=detail)
-
-
-def unplaced(candidate: Candidate, placed: int, deadline: int) -> Left:
-    """Leave who has not been placed by its last position (the paper's rule)."""
-    detail = f"{placed} others were placed up to its last position {deadline}"
-    return Left(update=candidate.update, cause=DropReason.DEADLINE_CONFLICT, reason=detail)
-
-
-def overtaken(candidate: Candidate, by: Candidate, ahead_ns: int) -> Left:
-    """Leave a pick that the next one would overtake (the paper's rule)."""
-    detail = f"{by.update} would end {ahead_ns / 1e6:.1f} ms before it"
-    return Left(update=candidate.update, cause=DropReason.NEXT_IS_FASTER, reason=detail)

@@ -1,7 +1,7 @@
 """The order in which a batch of updates is sent and committed (paper, section 5.1, with its rule for drops mended).
 
 The update at position p (from 1) is applied to version ``v_init + p - 1``, so its delay keeps the bound ``tau_max`` up
-to the deadline position ``computed_from + tau_max - v_init + 1``. The default rule has four steps:
+to the deadline position ``computed_from + tau_max - v_init + 1``. There are four steps:
 
 1. *Left at once*: a deadline below 1, or a path without capacity.
 2. *Left for others*: positions are unit slots. At the smallest q with more than q deadlines <= q, the slowest of those
@@ -11,28 +11,26 @@ to the deadline position ``computed_from + tau_max - v_init + 1``. The default r
 4. *Committed*: each position goes to the first update to arrive whose choice leaves the others feasible.
 
 So an update is left only if no order could have kept its bound together with theirs. Ties: (t_en, deadline, worker,
-id). The paper's own rule (algorithm 2) is in ``paper.py``.
+id). The paper's own rule is in ``paper.py``.
 
-Small batches are ordered here, in plain Python; large ones by kernels that work on columns (``columns.py``), once
-:func:`warm_up` has loaded these. Both give the same plan to the nanosecond.
+The steps are loops over arrays (``fluid/ordering.py``). Here a batch is laid out for them: a row for each update by its
+rank, which is its place by (deadline, worker, id), or by (worker, id) without deadlines.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import groupby
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-from mlfabric.network import HORIZON_NS, Network
-from mlfabric.scheduler.planning import leaving, reserving
-from mlfabric.scheduler.planning.contest import Contest
-from mlfabric.scheduler.planning.paper import order_by_paper
-from mlfabric.scheduler.planning.positions import commit_order, conflicts
-from mlfabric.scheduler.planning.shortest import PythonReserver
-from mlfabric.scheduler.planning.values import Candidate, DropRule, Ordering
+import numpy as np
 
-if TYPE_CHECKING:
-    from mlfabric.scheduler.planning.fluid.world import World
+from mlfabric.network import HORIZON_NS, Network, Profile
+from mlfabric.network.profile import check_size
+from mlfabric.scheduler.planning import leaving
+from mlfabric.scheduler.planning.fluid.world import World
+from mlfabric.scheduler.planning.lazy import Lazy
+from mlfabric.scheduler.planning.placing import Places, Row, place, place_over
+from mlfabric.scheduler.planning.profiles import Placed, Profiles
+from mlfabric.scheduler.planning.values import Candidate, Left, Ordering, Pick, Slot
 
 __all__ = ["order"]
 
@@ -45,7 +43,6 @@ def order(
     v_init: int,
     tau_max: int | None,
     now_ns: int,
-    rule: DropRule = DropRule.FEASIBLE,
     world: World | None = None,
 ) -> Ordering:
     """Order a batch of updates to one server; ``network`` is not changed.
@@ -64,74 +61,121 @@ def order(
     Raises:
         UsageError: an unknown host, or a size out of range.
     """
-    kernels = reserving.kernels_for(len(candidates))
-    if kernels is not None:
-        return kernels.order(
-            candidates,
-            network,
-            destination,
-            v_init=v_init,
-            tau_max=tau_max,
-            now_ns=now_ns,
-            rule=rule,
-            world=world,
+    batch = _Batch(candidates, v_init, tau_max, now_ns)
+    if len(batch.ranked) > 1:
+        return batch.ordering(batch.placed(network, destination, world))
+    return batch.alone(network, destination)
+
+
+class _Batch:
+    """Updates by rank, and who was left because no position is early enough."""
+
+    __slots__ = ("left", "now_ns", "ranked", "shift", "tau_max", "v_init")
+
+    def __init__(self, candidates: Sequence[Candidate], v_init: int, tau_max: int | None, now_ns: int) -> None:
+        self.v_init, self.tau_max, self.now_ns = v_init, tau_max, now_ns
+        self.shift = 0 if tau_max is None else tau_max - v_init + 1
+        self.left: list[Left] = []
+        self.ranked = list(candidates)
+        if tau_max is not None:
+            late = [c for c in candidates if c.computed_from + self.shift < 1]
+            if late:
+                self.left = [leaving.too_late(c, v_init, tau_max) for c in late]
+                self.ranked = [c for c in candidates if c.computed_from + self.shift >= 1]
+
+    def alone(self, network: Network, destination: str) -> Ordering:
+        """The hot case: a lone update competes with nobody."""
+        for candidate in self.ranked:
+            profile = candidate.in_flight or network.transfer(
+                network.path(candidate.source, destination),
+                candidate.size_bytes,
+                max(candidate.ready_ns, self.now_ns),
+            )
+            if profile is not None:
+                return Ordering(slots=(self._slot(candidate, 1, profile, profile.end_ns, 1),), left=tuple(self.left))
+            self.left.append(leaving.unreachable(candidate))
+        return Ordering(slots=(), left=tuple(self.left))
+
+    def placed(self, network: Network, destination: str, world: World | None) -> Places:
+        """Let the kernels place all."""
+        routes: dict[str, int] = {}
+        for candidate in self.ranked:
+            if candidate.in_flight is None:
+                check_size(candidate.size_bytes)
+                routes.setdefault(candidate.source, len(routes))
+        rows = self._rows(routes, network.floor_ns)
+        if world is not None and routes:
+            return place_over(*world.toward(list(routes), destination), rows)
+        return place(network, [network.path(source, destination) for source in routes] or [()], rows)
+
+    def _rows(self, routes: dict[str, int], floor_ns: int) -> list[Row]:
+        """Rank all, and lay them out."""
+        self.ranked.sort(key=_update)
+        beyond, floor_ns = len(self.ranked) + 1, max(self.now_ns, floor_ns)
+        names: Sequence[int] = range(len(self.ranked))
+        if self.tau_max is not None:
+            names = sorted(names, key=[c.computed_from for c in self.ranked].__getitem__)
+            self.ranked = [self.ranked[name] for name in names]
+        rows = []
+        for name, c in zip(names, self.ranked, strict=True):
+            due = beyond if self.tau_max is None else min(c.computed_from + self.shift, beyond)
+            if c.in_flight is None:
+                ready_ns = min(max(c.ready_ns, floor_ns), HORIZON_NS)
+                rows.append((routes[c.source], 8 * c.size_bytes, ready_ns, due, name, 0))
+            else:
+                rows.append((0, 0, c.in_flight.end_ns, due, name, 1))
+        return rows
+
+    def ordering(self, found: Places) -> Ordering:
+        """Make the result: slots and reasons are made when they are looked at."""
+        ranked = [self.ranked[rank] for rank in found.ranks]
+        commit_ns, last_ns = [], self.now_ns
+        for end_ns in found.end_ns:
+            last_ns = max(last_ns, end_ns)
+            commit_ns.append(last_ns)
+
+        def slot(n: int) -> Slot:
+            profile = ranked[n].in_flight or found.profile(n)
+            return self._slot(ranked[n], n + 1, profile, commit_ns[n], found.binding)
+
+        for rank, position, end_ns in found.left:
+            candidate = self.ranked[rank]
+            if position:
+                self.left.append(leaving.crowded_out(candidate, position, end_ns - self.now_ns))
+            else:
+                self.left.append(leaving.unreachable(candidate))
+        placed = _columns(ranked, found, self.now_ns)
+        return Ordering(slots=Lazy(len(ranked), slot), left=tuple(self.left), placed=placed)
+
+    def _slot(self, candidate: Candidate, position: int, profile: Profile, commit_ns: int, binding: int) -> Slot:
+        deadline = None if self.tau_max is None else candidate.computed_from + self.shift
+        is_due = deadline is not None and deadline <= binding
+        pick = Pick.DEADLINE if is_due else Pick.SHORTEST
+        return Slot(
+            update=candidate.update,
+            position=position,
+            profile=profile,
+            commit_ns=max(commit_ns, self.now_ns),
+            pick=pick if candidate.in_flight is None else Pick.IN_FLIGHT,
+            deadline=deadline,
+            planned_ns=self.now_ns,
         )
-    batch = Contest(candidates, network, destination, v_init=v_init, tau_max=tau_max, now_ns=now_ns)
-    if len(batch.candidates) == 1:
-        return _order_one(batch, network)
-    return order_by_paper(batch, network) if rule is DropRule.PAPER else _order_feasible(batch, network)
 
 
-def _order_one(batch: Contest, network: Network) -> Ordering:
-    """The hot case: a lone update competes with nobody, whatever the rule."""
-    if not batch.profiles:
-        profile = network.transfer(*batch.demands[0])
-        if profile is None:
-            batch.leave_unreachable(0)
-            return batch.ordering([])
-        batch.profiles[0] = profile
-    batch.binding = 1
-    return batch.ordering([0])
+def _columns(ranked: Sequence[Candidate], found: Places, now_ns: int) -> Placed:
+    profiles = found.profiles
+    planned = [c.in_flight is None for c in ranked]
+    if not all(planned):
+        profiles = Profiles.of([c.in_flight or found.profile(n) for n, c in enumerate(ranked)])
+    return Placed(
+        updates=[c.update for c in ranked],
+        sources=[c.source for c in ranked],
+        bits=np.array([8 * c.size_bytes for c in ranked], np.int64),
+        ready_ns=np.array([c.ready_ns if c.in_flight else max(c.ready_ns, now_ns) for c in ranked], np.int64),
+        planned=planned,
+        profiles=profiles,
+    )
 
 
-def _order_feasible(batch: Contest, network: Network) -> Ordering:
-    reserver = PythonReserver(batch.demands, network)
-    ends = reserver.solo_ends()
-    for i, profile in batch.profiles.items():
-        ends[i] = profile.end_ns
-    waiting = _feasible(batch, ends)
-    batch.binding = len(waiting) + len(batch.profiles)
-    for i, planned in reserver.reserve(_by_deadline(batch, waiting)).items():
-        if planned is None:
-            batch.leave_unreachable(i)
-        else:
-            batch.profiles[i] = planned
-    profiles = batch.profiles
-    arrivals = sorted(profiles, key=lambda i: (profiles[i].end_ns, i))
-    return batch.ordering([arrivals[n] for n in commit_order([batch.deadlines[i] for i in arrivals])])
-
-
-def _feasible(batch: Contest, ends: Sequence[int]) -> list[int]:
-    """Leave whoever cannot come at all, then who is in conflict; return those still to be reserved, by rank."""
-    flying = set(batch.profiles)
-    staying = []
-    for i, end_ns in enumerate(ends):
-        if i in flying or end_ns < HORIZON_NS:
-            staying.append(i)
-        else:
-            batch.leave_unreachable(i)
-    badness = [(i not in flying, ends[i], batch.candidates[i].update) for i in staying]
-    due = conflicts([batch.deadlines[i] for i in staying], badness)
-    for n, q in due:
-        i = staying[n]
-        batch.profiles.pop(i, None)
-        batch.left.append(leaving.crowded_out(batch.candidates[i], q, ends[i] - batch.now_ns))
-    gone = {staying[n] for n, _ in due}
-    return [i for i in staying if i not in gone and i not in flying]
-
-
-def _by_deadline(batch: Contest, waiting: Sequence[int]) -> Iterator[list[int]]:
-    """Split into what reserves together: equal deadlines that bind, then all that do not bind."""
-    deadlines, none_binds = batch.deadlines, batch.binding + 1
-    for _, together in groupby(waiting, key=lambda i: min(deadlines[i], none_binds)):
-        yield list(together)
+def _update(candidate: Candidate) -> tuple[str, int, int]:
+    return candidate.update

@@ -1,45 +1,26 @@
-"""Who keeps its delay bound at which position: unit slots with deadlines.
+# mypy: disallow_untyped_defs=False, disallow_untyped_calls=False
+"""Which updates keep their delay bounds at which positions: unit slots with deadlines.
 
 Positions 1, 2, ... each take one update, and an update must come at or before its deadline. By Hall's theorem such a
 set fits if and only if, for every q, at most q updates have a deadline of q or less.
-
-``worst_due`` and ``commit_order`` run as they are here, and compiled in ``fluid/positions.py``: plain loops over
-numbers, so that one text does both.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
-from typing import Any
 
-__all__ = ["commit_order", "conflicts", "worst_due"]
+from mlfabric.scheduler.planning.fluid.jit import compiled
+
+__all__ = ["commit_order", "worst_due"]
 
 
-def conflicts(deadlines: Sequence[int], badness: Sequence[Any]) -> list[tuple[int, int]]:
+@compiled
+def worst_due(deadlines, badness):
     """Choose what to leave so that the rest fits: at the smallest q that is violated, the worst due by then; repeat.
 
     Args:
-        deadlines: of each update, >= 1.
-        badness: of each update, unlike each other; the greatest is left first.
-
-    Returns:
-        (index, q) of each update to leave, in that order.
-    """
-    by_deadline = sorted(range(len(deadlines)), key=deadlines.__getitem__)
-    if all(deadlines[i] > n for n, i in enumerate(by_deadline)):
-        return []
-    order = sorted(range(len(badness)), key=badness.__getitem__)
-    rank = {i: r for r, i in enumerate(order)}
-    due = worst_due([deadlines[i] for i in by_deadline], [rank[i] for i in by_deadline])
-    return [(order[r], q) for r, q in due]
-
-
-def worst_due(deadlines: Sequence[int], badness: Sequence[int]) -> list[tuple[int, int]]:
-    """Do as ``conflicts`` for deadlines that ascend.
-
-    Args:
-        badness: of each update, a number of its own.
+        deadlines: ascending, >= 1.
+        badness: of each update, a number of its own; the greatest is left first.
 
     Returns:
         (badness, q) of each update to leave, in that order.
@@ -55,7 +36,8 @@ def worst_due(deadlines: Sequence[int], badness: Sequence[int]) -> list[tuple[in
     return left
 
 
-def commit_order(deadlines: Sequence[int]) -> list[int]:
+@compiled
+def commit_order(deadlines):
     """Order updates so that each position goes to the first to arrive whose choice leaves the rest feasible.
 
     In words of the rule: at position p let q be the smallest with as many remaining deadlines <= q as there are
@@ -71,11 +53,6 @@ def commit_order(deadlines: Sequence[int]) -> list[int]:
         Indices into ``deadlines``, by position.
     """
     count = len(deadlines)
-    loose = 0
-    while loose < count and deadlines[loose] > loose:
-        loose += 1
-    if loose == count:
-        return list(range(count))
     # Those of one deadline as a linked list: its last, and before each the previous; what does not bind is due last.
     last = [-1 for _ in range(count + 1)]
     previous = [-1 for _ in range(count)]

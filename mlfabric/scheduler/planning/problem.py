@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 
 from mlfabric.protocol import UpdateId
-from mlfabric.scheduler.planning.values import Candidate, DropRule, GetCandidate
+from mlfabric.scheduler.planning.values import Candidate, GetCandidate
 from mlfabric.values import dataclass
 
 __all__ = [
@@ -169,7 +169,6 @@ class PlannerConfig:
     consistency: Consistency = Consistency.ASYNCHRONOUS
     objective: Objective = Objective.MEAN_COMMIT
     tau_max: int | None = None
-    drop_rule: DropRule = DropRule.FEASIBLE
     shapes: frozenset[Shape] = frozenset(Shape)
     gamma: float = 0.0
     chunk_bytes: int = 64_000

@@ -82,7 +82,6 @@ def _ordered(
         v_init=state.v_init,
         tau_max=config.tau_max if asynchronous else None,
         now_ns=state.now_ns,
-        rule=config.drop_rule,
         world=world,
     )
 

@@ -1,50 +1,18 @@
-"""Who computes: plain Python, or the compiled kernels for large batches.
+"""Whether kernels run compiled, or the same text in plain Python.
 
-Both give the same plans to the nanosecond. The kernels are used only once :func:`warm_up` has loaded them, so that no
-update ever waits for a compiler; until then updates and gets are ordered in Python.
+They run compiled only once :func:`warm_up` has loaded them, so that no update ever waits for a compiler.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable
+from typing import Any
 
-from mlfabric.network import Network
-from mlfabric.scheduler.planning.shortest import Demand, PythonReserver, Reserver
-from mlfabric.scheduler.planning.values import Candidate, DropRule, Ordering
+from mlfabric.scheduler.planning.fluid.jit import plain
 
-if TYPE_CHECKING:
-    from mlfabric.scheduler.planning.fluid.world import World
+__all__ = ["fastest", "is_planner_compiled", "is_planner_loaded", "warm_up"]
 
-__all__ = ["KERNEL_FROM", "is_planner_compiled", "is_planner_loaded", "kernels_for", "reserver_for", "warm_up"]
-
-KERNEL_FROM = 12  # below, Python is faster than the way to the kernels and back (measured)
-
-
-class Kernels(Protocol):
-    """What ``columns`` offers once its kernels are loaded."""
-
-    def reserver(self, demands: Sequence[Demand], network: Network) -> Reserver:
-        """Return the reserver for many transfers."""
-        ...
-
-    def order(
-        self,
-        candidates: Sequence[Candidate],
-        network: Network,
-        destination: str,
-        *,
-        v_init: int,
-        tau_max: int | None,
-        now_ns: int,
-        rule: DropRule,
-        world: World | None,
-    ) -> Ordering:
-        """Order a large batch; see ``ordering.order``."""
-        ...
-
-
-_loaded: list[Kernels] = []
+_loaded: list[bool] = []
 
 
 def warm_up(log: Callable[[str], None]) -> None:
@@ -56,12 +24,10 @@ def warm_up(log: Callable[[str], None]) -> None:
         log: told in one line what is being waited for, and how it ended.
     """
     if not _loaded:
-        # Imported only here: numba takes long to import.
-        from mlfabric.scheduler.planning import columns
         from mlfabric.scheduler.planning.fluid import ready
 
         ready.load(log)
-        _loaded.append(columns)
+        _loaded.append(True)
 
 
 def is_planner_compiled() -> bool:
@@ -76,12 +42,6 @@ def is_planner_loaded() -> bool:
     return bool(_loaded)
 
 
-def kernels_for(count: int) -> Kernels | None:
-    """Return the kernels, if they are loaded and worth it for so many transfers."""
-    return _loaded[0] if _loaded and count >= KERNEL_FROM else None
-
-
-def reserver_for(demands: Sequence[Demand], network: Network) -> Reserver:
-    """Return the fastest reserver that can plan these demands."""
-    kernels = kernels_for(len(demands))
-    return PythonReserver(demands, network) if kernels is None else kernels.reserver(demands, network)
+def fastest(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the compiled function if it is loaded, else the same in plain Python."""
+    return kernel if _loaded else plain(kernel)

@@ -20,10 +20,11 @@ import numpy as np
 
 from mlfabric.network import LinkId, Network, Path, Profile
 from mlfabric.protocol import UpdateId
+from mlfabric.scheduler.planning.fluid.jit import plain
 from mlfabric.scheduler.planning.fluid.lines import Ints
 from mlfabric.scheduler.planning.fluid.search_kernel import commit_order
 from mlfabric.scheduler.planning.plan import Kind, Plan, Toward
-from mlfabric.scheduler.planning.positions import conflicts
+from mlfabric.scheduler.planning.positions import worst_due
 from mlfabric.scheduler.planning.problem import Batch, Consistency, FabricState, Objective, PlannerConfig
 from mlfabric.scheduler.planning.pushing import objective_of
 from mlfabric.scheduler.planning.values import Candidate
@@ -138,7 +139,7 @@ def slotted(
     aggregators = [a for a in state.aggregators if a.host != server]
     legs = tuple(tuple(leg(c.source, d) for d in (server, *(a.host for a in aggregators))) for c in kept)
     sums = tuple(leg(a.host, server) for a in aggregators)
-    due = conflicts(deadlines, range(len(kept)))
+    due = plain(worst_due)(sorted(deadlines), range(len(kept)))
     return Slotted(
         now_ns=now_ns,
         slot_ns=slot_ns,

@@ -14,14 +14,7 @@ from mlfabric.protocol import DropReason, GetId, UpdateId
 from mlfabric.scheduler.planning.profiles import Placed
 from mlfabric.values import dataclass
 
-__all__ = ["Candidate", "DropRule", "GetCandidate", "GetSlot", "Left", "Ordering", "Pick", "Slot"]
-
-
-class DropRule(Enum):
-    """When an update is left out of a batch."""
-
-    FEASIBLE = "only if no position within its delay bound is feasible"
-    PAPER = "if it is due and the next update would end before it (paper, algorithm 2)"
+__all__ = ["Candidate", "GetCandidate", "GetSlot", "Left", "Ordering", "Pick", "Slot"]
 
 
 class Pick(Enum):

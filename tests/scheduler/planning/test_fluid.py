@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from mlfabric.errors import UsageError
 from mlfabric.network import HORIZON_NS, Network
 from mlfabric.scheduler.planning.fluid.jit import compiled
+from mlfabric.scheduler.planning.fluid.layout import unpacked
 from mlfabric.scheduler.planning.fluid.lines import Lines, fork, no_pieces, reach, send, take, walk
-from mlfabric.scheduler.planning.fluid.world import World, over_paths, profile_of
+from mlfabric.scheduler.planning.fluid.world import World, profile_of
+from mlfabric.scheduler.planning.placing import packed
 from tests.scheduler.planning.worlds import leaf_spine, star
 
 HOSTS = [f"h{n}" for n in range(5)]
@@ -107,13 +109,18 @@ def test_what_is_taken_is_what_was_sent() -> None:
     assert free(other, world.links[network.path("h0", "h1")[0]]) == [(0, 10**9), (5, 0), (8_000_005, 10**9)]
 
 
-def test_paths_given_one_by_one_are_numbered_as_they_come() -> None:
-    network = leaf_spine(HOSTS, latency_ns=7)
+def test_a_packed_network_is_laid_out_as_its_paths_come() -> None:
+    network = leaf_spine(HOSTS)
     paths = [network.path("h0", "h1"), (), network.path("h3", "h2")]
-    routes, lines = over_paths(network, paths)
+    lines, routes = unpacked(packed(network, paths))
     assert routes.hops.tolist() == [len(path) for path in paths]
-    assert routes.latency_ns.tolist() == [network.latency_ns(path) for path in paths]
-    assert len(lines.head) == len({link for path in paths for link in path})
+    numbers = list(dict.fromkeys(link for path in paths for link in path))
+    assert [routes.link[n, : len(path)].tolist() for n, path in enumerate(paths)] == [
+        [numbers.index(link) for link in path] for path in paths
+    ]
+    for number, link in enumerate(numbers):
+        line = network.free_line(link)
+        assert free(lines, number) == list(zip(line.times, line.values, strict=False))
 
 
 @pytest.mark.parametrize("network", [star(HOSTS), leaf_spine(HOSTS)])

@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from random import Random
-
-from hypothesis import given, settings
-
 from mlfabric.network import Network, down_link, up_link
 from mlfabric.protocol import UpdateId
-from mlfabric.scheduler.planning import Candidate, DropRule
-from mlfabric.scheduler.planning.ordering import order
 from mlfabric.scheduler.planning.paper_parts import SentParts, SplitUpdate, order_parts
-from tests.scheduler.planning.wild import SIZES, TIMES, random_network, seeds
 
 MS = 10**6
 SERVERS = ("s0", "s1")
@@ -61,25 +54,3 @@ def test_an_update_without_a_way_to_one_server_takes_nothing_of_the_others() -> 
     network.set_rate(down_link("s1"), 0)
     found = order_parts([update("a", 0, 10**6, 1), update("b", 0, 10**6, 0)], network, SERVERS, v_init=0, tau_max=9)
     assert ends_ms(found) == [("b#0", [8.0, 0.0])]
-
-
-@settings(max_examples=300, deadline=None)
-@given(seed=seeds)
-def test_with_one_server_the_order_is_that_of_algorithm_2(seed: int) -> None:
-    rng = Random(seed)
-    network = random_network(rng, HOSTS, tame=rng.random() < 0.5)
-    batch = [
-        Candidate(
-            update=UpdateId(rng.choice("abc"), 0, n),
-            source=rng.choice(HOSTS),
-            size_bytes=rng.choice(SIZES),
-            ready_ns=rng.choice(TIMES),
-            computed_from=rng.randint(0, 5),
-        )
-        for n in range(rng.randint(0, 6))
-    ]
-    tau_max = rng.randint(0, 6)
-    split = [SplitUpdate(c.update, c.source, (c.size_bytes,), c.ready_ns, c.computed_from) for c in batch]
-    found = order_parts(split, network, ["s0"], v_init=5, tau_max=tau_max)
-    one = order(batch, network, "s0", v_init=5, tau_max=tau_max, now_ns=0, rule=DropRule.PAPER)
-    assert [(p.update.update, p.profiles[0]) for p in found] == [(slot.update, slot.profile) for slot in one.slots]

@@ -62,7 +62,7 @@ def assert_stored_as_twin(fabric: Fabric, *, ordered: bool) -> TwinForwarding:
     order = TwinPlanner(fabric.twin, state.server, state.v_init, None, state.now_ns)
     now_ns = state.now_ns
     if ordered:
-        placed = order.order(fabric.batch.updates, config.drop_rule).placed
+        placed = order.order(fabric.batch.updates).placed
         items = [
             Item((c.update,), c.source, c.size_bytes, max(c.ready_ns, now_ns), profile, c.in_flight is not None)
             for c, profile in placed
@@ -205,5 +205,5 @@ def test_whatever_there_is_is_planned_as_the_twin_plans_it(kernels: None, seed: 
     """By seed: many more cases in the same time, though hypothesis cannot shrink them; with and without kernels."""
     fabric = random_fabric(Random(seed), consistencies=WITH_SERVER, most=12)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reserving, "KERNEL_FROM", 1 if seed % 2 else 10**9)
+        patch.setattr(reserving, "_loaded", [True][: seed % 8])
         assert_planned_as_twin(fabric)

@@ -7,7 +7,10 @@ from itertools import permutations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlfabric.scheduler.planning.positions import commit_order, conflicts
+from mlfabric.scheduler.planning import positions
+from mlfabric.scheduler.planning.fluid.jit import plain
+
+commit_order, worst_due = plain(positions.commit_order), plain(positions.worst_due)
 
 DEADLINES = st.lists(st.integers(1, 8), max_size=7)
 
@@ -18,7 +21,8 @@ def is_feasible(deadlines: list[int]) -> bool:
 
 @given(deadlines=DEADLINES)
 def test_what_is_not_left_fits_and_nobody_is_left_who_fits(deadlines: list[int]) -> None:
-    left = {i for i, _ in conflicts(deadlines, list(range(len(deadlines))))}
+    deadlines.sort()
+    left = {i for i, _ in worst_due(deadlines, list(range(len(deadlines))))}
     kept = [d for i, d in enumerate(deadlines) if i not in left]
     assert is_feasible(kept)
     assert all(not is_feasible([*kept, deadlines[i]]) for i in left)
@@ -26,7 +30,8 @@ def test_what_is_not_left_fits_and_nobody_is_left_who_fits(deadlines: list[int])
 
 @given(deadlines=DEADLINES)
 def test_each_position_goes_to_the_first_arrival_that_leaves_the_rest_feasible(deadlines: list[int]) -> None:
-    left = {i for i, _ in conflicts(deadlines, list(range(len(deadlines))))}
+    deadlines.sort()
+    left = {i for i, _ in worst_due(deadlines, list(range(len(deadlines))))}
     kept = [d for i, d in enumerate(deadlines) if i not in left]
     orders = (
         order
@@ -37,4 +42,4 @@ def test_each_position_goes_to_the_first_arrival_that_leaves_the_rest_feasible(d
 
 
 def test_the_worst_goes_first_at_the_smallest_violated_position() -> None:
-    assert conflicts([3, 1, 1, 3, 3, 3], [9, 1, 2, 3, 4, 8]) == [(2, 1), (0, 3), (5, 3)]
+    assert worst_due([1, 1, 3, 3, 3, 3], [1, 2, 9, 3, 4, 8]) == [(2, 1), (9, 3), (8, 3)]

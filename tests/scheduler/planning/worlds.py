@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from mlfabric.network import LinkId, Network
 from mlfabric.protocol import GetId, UpdateId
-from mlfabric.scheduler.planning import Candidate, DropRule
+from mlfabric.scheduler.planning import Candidate
 from mlfabric.scheduler.planning.ordering import order
 from mlfabric.scheduler.planning.problem import (
     Aggregator,
@@ -60,7 +60,7 @@ class World:
     twin: TwinPlanner
     candidates: list[Candidate]
 
-    def plan(self, rule: DropRule = DropRule.FEASIBLE) -> Ordering:
+    def plan(self) -> Ordering:
         twin = self.twin
         assert twin.tau_max is not None
         return order(
@@ -70,7 +70,6 @@ class World:
             v_init=twin.v_init,
             tau_max=twin.tau_max,
             now_ns=twin.now_ns,
-            rule=rule,
         )
 
 
@@ -337,7 +336,6 @@ def random_config(
         consistency=consistency,
         objective=rng.choice([*Objective]),
         tau_max=rng.choice([None, *range(13)]) if asynchronous else None,
-        drop_rule=rng.choice([DropRule.FEASIBLE, DropRule.FEASIBLE, DropRule.PAPER]),
         shapes=shapes,
         gamma=rng.choice([0.0, 0.0, 0.5, 0.75]),
         chunk_bytes=rng.choice([64_000, 1, 10**6]),

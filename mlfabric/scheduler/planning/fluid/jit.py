@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from types import FunctionType
+from typing import Any, cast
 
 import numba
 from numba import types
 
-__all__ = ["compiled", "inner", "is_cold", "lean", "set_warm"]
+__all__ = ["compiled", "inner", "is_cold", "lean", "plain", "set_warm"]
 
 _ROOT = __name__.partition(".")[0]
 _PLANNER = ".".join(__name__.split(".")[:-2]) or _ROOT
@@ -61,6 +62,23 @@ def _declare(function: Callable[..., Any], **options: bool) -> Callable[..., Any
     _kernels.append(found)
     kernel: Callable[..., Any] = found
     return kernel
+
+
+def plain(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the same function as Python runs it, and all functions that it calls by their names; none is compiled."""
+    function: Any = _plain_names(kernel.__module__)[kernel.__name__]
+    return cast("Callable[..., Any]", function)
+
+
+@cache
+def _plain_names(module: str) -> dict[str, Any]:
+    """The names of a module, with Python functions instead of compiled ones."""
+    names = dict(vars(sys.modules[module]))
+    for name, kernel in [(name, one) for name, one in names.items() if hasattr(one, "py_func")]:
+        is_own = kernel.__module__ == module
+        found = FunctionType(kernel.py_func.__code__, names, name) if is_own else plain(kernel)
+        names[name] = found
+    return names
 
 
 def _compile_once(kernel: Any) -> None:

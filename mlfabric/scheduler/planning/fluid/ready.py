@@ -16,9 +16,9 @@ STAGES = tuple(
     f"mlfabric.scheduler.planning.{name}"
     for name in (
         "all_reduce",
-        "columns",
         "fluid.handing_kernel",
         "fluid.spread_kernel",
+        "placing",
         "search",
         "stored",
         "trees",

@@ -7,9 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mlfabric.scheduler.planning.fluid import rows
 from mlfabric.scheduler.planning.fluid.jit import compiled, lean
 from mlfabric.scheduler.planning.fluid.lines import HORIZON_NS, MOST_BPS, Ints, reach, room
+from mlfabric.scheduler.planning.fluid.rows import drop_heads, flow, has_room
+from mlfabric.scheduler.planning.fluid.rows import reserve as take_pieces
 from mlfabric.scheduler.planning.fluid.shortest import plant, remove, shortest
 
 __all__ = ["Found", "nothing_found", "reserve", "reserve_one", "solo_ends"]
@@ -46,13 +47,13 @@ def try_one(lines, routes, transfers, i, found, pieces, used):
     Its pieces begin at row ``used``.
     """
     route = transfers.route[i]
-    end_ns, after = rows.flow(lines, routes, route, transfers.bits[i], transfers.ready_ns[i], pieces, used)
+    end_ns, after = flow(lines, routes, route, transfers.bits[i], transfers.ready_ns[i], pieces, used)
     if end_ns >= HORIZON_NS:
         return used, True
-    if after > len(pieces) or not rows.has_room(lines, routes, route, after - used):
+    if after > len(pieces) or not has_room(lines, routes, route, after - used):
         return after, False
-    rows.reserve(lines, routes, route, pieces, used, after)
-    rows.drop_heads(lines, routes, route)
+    take_pieces(lines, routes, route, pieces, used, after)
+    drop_heads(lines, routes, route)
     found.end_ns[i], found.first[i], found.until[i] = end_ns, used, after
     return after, True
 
@@ -102,7 +103,7 @@ def _reserve_batch(lines, routes, transfers, members, end_ns, leaf, found, piece
 def reserve(lines, routes, transfers, members, first, end_ns):
     """Reserve batches: ``members[first[b] : first[b + 1]]`` is one, sorted as ``plant`` wants it.
 
-    ``end_ns`` holds lower bounds of all transfers. Return what was found, all pieces, and the lines.
+    ``end_ns`` holds lower bounds of all transfers. Return what was found, and all pieces.
     """
     count, used = len(transfers.route), 0
     found, pieces = nothing_found(count)
@@ -115,4 +116,4 @@ def reserve(lines, routes, transfers, members, first, end_ns):
         elif end > begin:
             some = members[begin:end]
             lines, pieces, used = _reserve_batch(lines, routes, transfers, some, end_ns, leaf, found, pieces, used)
-    return found, pieces[:used], lines
+    return found, pieces

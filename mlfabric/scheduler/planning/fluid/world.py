@@ -12,7 +12,7 @@ from mlfabric.network import CORE, LinkId, Network, Path, Piece, Profile
 from mlfabric.scheduler.planning.fluid.layout import listed, star_routes
 from mlfabric.scheduler.planning.fluid.lines import Ints, Lines, Routes
 
-__all__ = ["World", "over_paths", "profile_of"]
+__all__ = ["World", "profile_of"]
 
 
 class World:
@@ -90,11 +90,8 @@ def _star(
 def _graph(
     network: Network, sources: Sequence[str], destinations: Sequence[str]
 ) -> tuple[list[tuple[str, str]], Routes]:
-    return _numbered(network, [network.path(source, destination) for source in sources for destination in destinations])
-
-
-def _numbered(network: Network, paths: Sequence[Path]) -> tuple[list[tuple[str, str]], Routes]:
-    """Number the links of paths as they come; a path's route is its place."""
+    """Number the links of all paths as they come."""
+    paths = [network.path(source, destination) for source in sources for destination in destinations]
     numbers: dict[tuple[str, str], int] = {}
     width = max(map(len, paths), default=0) or 1
     padding = [(-1,) * n for n in range(width + 1)]
@@ -105,12 +102,6 @@ def _numbered(network: Network, paths: Sequence[Path]) -> tuple[list[tuple[str, 
     # One more, for the padding's -1.
     of_link = np.array([*(network.latency_ns((LinkId(*link),)) for link in numbers), 0], np.int64)
     return list(numbers), Routes(link, hops, of_link[link].sum(axis=1), np.zeros(width, np.int64))
-
-
-def over_paths(network: Network, paths: Sequence[Path]) -> tuple[Routes, Lines]:
-    """Return routes over some paths, in this order, and what is free on their links (a fresh copy)."""
-    links, routes = _numbered(network, paths)
-    return routes, _lines(network, links)
 
 
 def _lines(network: Network, links: Iterable[tuple[str, str]]) -> Lines:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from mlfabric.network import Path, Profile
 from mlfabric.protocol import DropReason, UpdateId
-from mlfabric.scheduler.planning.values import Candidate, DropRule
+from mlfabric.scheduler.planning.values import Candidate
 from tests.scheduler.planning.twin.network import TwinNetwork
 
 
@@ -55,7 +55,7 @@ class TwinPlanner:
     def key(self, c: Candidate, profile: Profile) -> tuple[int, float, UpdateId]:
         return (profile.end_ns, self.deadline(c), c.update)
 
-    def order(self, candidates: Sequence[Candidate], rule: DropRule) -> TwinOrder:
+    def order(self, candidates: Sequence[Candidate]) -> TwinOrder:
         found = TwinOrder(now_ns=self.now_ns)
         kept = []
         for c in candidates:
@@ -65,10 +65,7 @@ class TwinPlanner:
                 found.left[c.update] = DropReason.NO_CAPACITY
             else:
                 kept.append(c)
-        if rule is DropRule.PAPER:
-            self.paper(kept, found)
-        else:
-            self.feasible(kept, found)
+        self.feasible(kept, found)
         return found
 
     def feasible(self, kept: list[Candidate], found: TwinOrder) -> None:
@@ -116,35 +113,3 @@ class TwinPlanner:
             c = min(pool, key=lambda c: self.key(c, profiles[c.update]))
             found.placed.append((c, profiles[c.update]))
             remaining.remove(c)
-
-    def paper(self, kept: list[Candidate], found: TwinOrder) -> None:
-        network, waiting = self.network.copy(), list(kept)
-        for i in range(1, len(kept) + 1):
-            for c in [c for c in waiting if self.deadline(c) <= len(found.placed)]:
-                found.left[c.update] = DropReason.DEADLINE_CONFLICT
-                waiting.remove(c)
-            current = self.shortest_or_due(i, waiting, network)
-            if current is None:
-                break
-            c, profile = current
-            waiting.remove(c)
-            after = network.copy()
-            self.reserve(after, c, profile)
-            following = self.shortest_or_due(i + 1, waiting, after)
-            due = self.deadline(c) == i and c.in_flight is None
-            if due and following is not None and profile.end_ns > following[1].end_ns:
-                found.left[c.update] = DropReason.NEXT_IS_FASTER
-                continue
-            found.placed.append((c, profile))
-            network = after
-        for c in waiting:
-            found.left[c.update] = DropReason.NO_CAPACITY
-
-    def shortest_or_due(
-        self, i: int, waiting: list[Candidate], network: TwinNetwork
-    ) -> tuple[Candidate, Profile] | None:
-        for pool in ([c for c in waiting if self.deadline(c) == i], waiting):
-            reachable = [(c, profile) for c in pool if (profile := self.profile(c, network)) is not None]
-            if reachable:
-                return min(reachable, key=lambda r: self.key(*r))
-        return None

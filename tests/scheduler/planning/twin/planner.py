@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from mlfabric.protocol import DropReason, GetId, UpdateId
 from mlfabric.scheduler.planning.problem import Batch, Consistency, FabricState, Objective, PlannerConfig, Shape
-from mlfabric.scheduler.planning.values import Candidate, DropRule, GetCandidate
+from mlfabric.scheduler.planning.values import Candidate, GetCandidate
 from tests.scheduler.planning.twin.aggregation import Item, Sent, Stored
 from tests.scheduler.planning.twin.distribution import Distributing, TwinDistribution
 from tests.scheduler.planning.twin.network import TwinNetwork
@@ -88,15 +88,14 @@ def in_time(
 
 def ordered(updates: Sequence[Candidate], network: TwinNetwork, state: FabricState, config: PlannerConfig) -> TwinOrder:
     """Order by deadlines, or as one list, or as one list of each clock."""
-    lists, rule = [list(updates)], config.drop_rule
+    lists = [list(updates)]
     if config.consistency is Consistency.STALE_SYNCHRONOUS:
-        rule = DropRule.FEASIBLE
         lists = [[c for c in updates if c.clock == clock] for clock in sorted({c.clock for c in updates})]
     bounded = config.consistency is Consistency.ASYNCHRONOUS
     free, found = network.copy(), TwinOrder(now_ns=state.now_ns)
     for together in lists:
         planner = TwinPlanner(free, state.server, state.v_init, config.tau_max if bounded else None, state.now_ns)
-        part = planner.order(together, rule)
+        part = planner.order(together)
         for c, profile in part.placed:
             planner.reserve(free, c, profile)
         found.placed += part.placed

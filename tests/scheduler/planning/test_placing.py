@@ -1,4 +1,4 @@
-"""The kernels against plain Python on batches that are too large for the twin; columns; loading."""
+"""Compiled against plain Python on batches that are too large for the twin; columns."""
 
 from __future__ import annotations
 
@@ -16,25 +16,23 @@ from hypothesis import strategies as st
 from mlfabric.errors import UsageError
 from mlfabric.network import Network, up_link
 from mlfabric.protocol import GetId, UpdateId
-from mlfabric.scheduler.planning import Candidate, DropRule, GetCandidate, columns, reserving
-from mlfabric.scheduler.planning.fluid.transfers import KernelReserver
+from mlfabric.scheduler.planning import Candidate, GetCandidate, reserving
 from mlfabric.scheduler.planning.fluid.world import World
 from mlfabric.scheduler.planning.gets import order_gets
 from mlfabric.scheduler.planning.ordering import order
 from mlfabric.scheduler.planning.profiles import Profiles
-from mlfabric.scheduler.planning.shortest import Demand, PythonReserver
 
 T = TypeVar("T")
 
 SEEDS = st.integers(0, 2**32)
-RULES = [(DropRule.FEASIBLE, 0), (DropRule.PAPER, 0), (DropRule.FEASIBLE, None), (DropRule.PAPER, None)]
+LARGE = 12
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _only_what_is_tested_here() -> Iterator[None]:
     """Load nothing beforehand: the other stages' kernels take long to compile."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reserving, "_loaded", [columns])
+        patch.setattr(reserving, "_loaded", [True])
         yield
 
 
@@ -90,7 +88,7 @@ def disturbed(rng: random.Random, network: Network, hosts: int) -> Network:
 
 
 def a_batch(rng: random.Random, network: Network, hosts: int) -> list[Candidate]:
-    count = rng.randint(reserving.KERNEL_FROM, 60)
+    count = rng.randint(LARGE, 60)
     sizes = rng.choice([[10**8], [10**7, 10**8], [10**8, 10**8 + 1, 5, 0], [rng.randint(1, 10**8) for _ in range(60)]])
     batch = []
     for n in range(count):
@@ -115,9 +113,8 @@ def a_batch(rng: random.Random, network: Network, hosts: int) -> list[Candidate]
 
 def both(plan: Callable[[], T]) -> tuple[T, T]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reserving, "KERNEL_FROM", 1)
         fast = plan()
-        patch.setattr(reserving, "KERNEL_FROM", 10**9)
+        patch.setattr(reserving, "_loaded", [])
         return fast, plan()
 
 
@@ -125,15 +122,15 @@ def both(plan: Callable[[], T]) -> tuple[T, T]:
 @pytest.mark.parametrize("rate", RATES)
 @settings(max_examples=25)
 @given(seed=SEEDS)
-def test_kernels_and_python_order_large_batches_alike(
+def test_large_batches_are_ordered_alike_compiled_and_not(
     topology: Callable[..., Network], rate: Callable[[random.Random], int], seed: int
 ) -> None:
     rng = random.Random(seed)
     hosts = rng.randint(1, 20)
     network = disturbed(rng, topology(rng, hosts, rate), hosts)
     batch = a_batch(rng, network, hosts)
-    rule, tau_max = rng.choice(RULES)
-    fast, slow = both(lambda: order(batch, network, "s", v_init=1, tau_max=tau_max, now_ns=1000, rule=rule))
+    tau_max = rng.choice([0, None])
+    fast, slow = both(lambda: order(batch, network, "s", v_init=1, tau_max=tau_max, now_ns=1000))
     assert fast == slow
     network.validate()
 
@@ -150,14 +147,13 @@ def test_a_world_that_is_there_already_gives_the_same_order_and_stays_as_it_is(
     batch = a_batch(rng, network, hosts)
     names = rng.sample(sorted(network.hosts), len(network.hosts))
     world, untouched = World(network, names, names), World(network, names, names)
-    rule, tau_max = rng.choice(RULES)
-    plan = partial(columns.order, batch, network, "s", v_init=1, tau_max=tau_max, now_ns=1000, rule=rule)
+    tau_max = rng.choice([0, None])
+    plan = partial(order, batch, network, "s", v_init=1, tau_max=tau_max, now_ns=1000)
     assert plan(world=world) == plan()
     assert all(np.array_equal(*pair) for pair in zip(world.lines, untouched.lines, strict=True))
 
 
-@pytest.mark.parametrize("rule", DropRule)
-def test_there_is_room_for_however_many_pieces(rule: DropRule) -> None:
+def test_there_is_room_for_however_many_pieces() -> None:
     network = Network.star(4 * 10**9)
     for host in "as":
         network.add_host(host)
@@ -167,14 +163,14 @@ def test_there_is_room_for_however_many_pieces(rule: DropRule) -> None:
         Candidate(update=UpdateId("a", 0, n), source="a", size_bytes=10**7, ready_ns=0, computed_from=3 * n % 10)
         for n in range(10)
     ]
-    fast, slow = both(lambda: order(batch, network, "s", v_init=0, tau_max=9, now_ns=0, rule=rule))
+    fast, slow = both(lambda: order(batch, network, "s", v_init=0, tau_max=9, now_ns=0))
     assert fast == slow
     assert sum(len(slot.profile.pieces) for slot in fast.slots) > 400
 
 
 @settings(max_examples=25)
 @given(seed=SEEDS)
-def test_kernels_and_python_order_gets_alike(seed: int) -> None:
+def test_gets_are_ordered_alike_compiled_and_not(seed: int) -> None:
     rng = random.Random(seed)
     network = disturbed(rng, rng.choice([a_star, a_leaf_spine])(rng, 10, rng.choice(RATES)), 10)
     requests = [
@@ -188,30 +184,6 @@ def test_kernels_and_python_order_gets_alike(seed: int) -> None:
     ]
     fast, slow = both(lambda: order_gets(requests, network, "s", now_ns=0))
     assert fast == slow
-
-
-@settings(max_examples=50)
-@given(seed=SEEDS)
-def test_transfers_that_share_no_link_are_reserved_as_in_python(seed: int) -> None:
-    rng = random.Random(seed)
-    network = disturbed(rng, rng.choice([a_star, a_leaf_spine])(rng, 6, rng.choice(RATES)), 6)
-    names = [f"h{n}" for n in range(6)]
-    demands = [
-        Demand(network.path(rng.choice(names), rng.choice(names)), rng.choice([0, 10**6, 10**7]), rng.choice([0, 5]))
-        for _ in range(rng.randint(1, 25))
-    ]
-    cut = rng.randint(0, len(demands))
-    batches = [range(cut), range(cut, len(demands))]
-    fast, slow = KernelReserver(demands, network), PythonReserver(demands, network)
-    assert fast.solo_ends() == slow.solo_ends()
-    assert fast.reserve(batches) == slow.reserve(batches)
-
-
-def test_a_small_batch_is_planned_in_python_and_a_large_one_by_the_kernels() -> None:
-    network = a_star(random.Random(1), 3, few_rates)
-    demand = Demand(network.path("h0", "s"), 1, 0)
-    assert isinstance(reserving.reserver_for([demand], network), PythonReserver)
-    assert isinstance(reserving.reserver_for([demand] * reserving.KERNEL_FROM, network), KernelReserver)
 
 
 def test_a_large_batch_comes_with_its_order_as_columns() -> None:
@@ -232,11 +204,11 @@ def test_a_large_batch_comes_with_its_order_as_columns() -> None:
     assert all(np.array_equal(*pair) for pair in zip(profiles, expected, strict=True))
 
 
-def test_the_kernels_refuse_unknown_hosts_and_sizes_out_of_range_as_python_does() -> None:
+def test_unknown_hosts_and_sizes_out_of_range_are_refused() -> None:
     network = a_star(random.Random(1), 3, few_rates)
 
     def batch(source: str, size_bytes: int) -> list[Candidate]:
-        given_sizes = [1] * reserving.KERNEL_FROM + [size_bytes]
+        given_sizes = [1] * LARGE + [size_bytes]
         return [
             Candidate(update=UpdateId("w", 0, n), source=source, size_bytes=size, ready_ns=0, computed_from=0)
             for n, size in enumerate(given_sizes)
@@ -255,9 +227,8 @@ def test_a_batch_that_is_all_too_late_or_unreachable_ends() -> None:
     batch = [
         Candidate(update=UpdateId("w", 0, n), source="h0", size_bytes=1, ready_ns=0, computed_from=n) for n in range(20)
     ]
-    for rule in DropRule:
-        fast, slow = both(partial(order, batch, network, "s", v_init=0, tau_max=-9, now_ns=0, rule=rule))
-        assert fast == slow
-        assert not fast.slots
-        late = order(batch, network, "s", v_init=99, tau_max=0, now_ns=0, rule=rule)
-        assert (len(late.slots), len(late.left)) == (0, 20)
+    fast, slow = both(partial(order, batch, network, "s", v_init=0, tau_max=-9, now_ns=0))
+    assert fast == slow
+    assert not fast.slots
+    late = order(batch, network, "s", v_init=99, tau_max=0, now_ns=0)
+    assert (len(late.slots), len(late.left)) == (0, 20)
