@@ -15,7 +15,7 @@ and ``bound_mean_gap`` tells how large the mean gap could be at most. Cut-throug
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -26,6 +26,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from mlfabric.network import Network, down_link
 from mlfabric.protocol import UpdateId
 from mlfabric.scheduler.planning.exact import ExactPlan, solve
+from mlfabric.scheduler.planning.paper_plan import plan_by_paper
+from mlfabric.scheduler.planning.plan import Plan
 from mlfabric.scheduler.planning.planner import plan
 from mlfabric.scheduler.planning.problem import Aggregator, Batch, FabricState, Objective, PlannerConfig, Shape
 from mlfabric.scheduler.planning.pushing import objective_of
@@ -138,7 +140,7 @@ def compare(problem: Instance, slot_ns: int, limit_s: float) -> Compared:
     """Plan a problem by both rules, and exactly."""
     config = replace(problem.config, shapes=SHAPES)
     ours, patient = (_planned(problem, c, slot_ns) for c in (config, replace(config, search=PATIENT)))
-    papers = _planned(problem, replace(config, search=0), slot_ns)
+    papers = _planned(problem, config, slot_ns, plan_by_paper)
     known = min(ours, patient, key=lambda planned: planned.replayed.cost)
     last = max(known.replayed.commits, default=0)
     if objective_of(config) is Objective.MEAN_COMMIT:
@@ -147,9 +149,9 @@ def compare(problem: Instance, slot_ns: int, limit_s: float) -> Compared:
     return Compared(best=best, ours=ours, papers=papers)
 
 
-def _planned(problem: Instance, config: PlannerConfig, slot_ns: int) -> Planned:
+def _planned(problem: Instance, config: PlannerConfig, slot_ns: int, make: Callable[..., Plan] = plan) -> Planned:
     """Plan a problem and bring the plan into slots."""
-    found, slots = plan(problem.batch, problem.network, problem.state, config), 16
+    found, slots = make(problem.batch, problem.network, problem.state, config), 16
     spans_ns = [commit.commit_ns - problem.state.now_ns for commit in found.commits]
     is_mean = objective_of(config) is Objective.MEAN_COMMIT
     cost = (sum(spans_ns) if is_mean else max(spans_ns, default=0)) / slot_ns

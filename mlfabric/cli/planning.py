@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import fields, is_dataclass
-from enum import Enum
+from enum import Enum, StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +14,13 @@ import typer
 from mlfabric.cli import options as opt
 
 __all__ = ["add_to", "as_plain"]
+
+
+class Planner(StrEnum):
+    """Whose rules make the plan."""
+
+    MLFABRIC = "mlfabric"
+    PAPER = "paper"
 
 
 def plan(
@@ -27,6 +34,12 @@ def plan(
     picture: Annotated[
         Path | None, typer.Option(help="Draw who sends when into this file, as plan.png; needs mlfabric[demo].")
     ] = None,
+    planner: Annotated[
+        Planner, typer.Option(help="mlfabric's own, or the paper's algorithms 2 and 3, for updates alone.")
+    ] = Planner.MLFABRIC,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Compare with the best plan of a small batch; needs mlfabric[exact].")
+    ] = False,
 ) -> None:
     """Show what would be planned for a batch described in a file.
 
@@ -35,13 +48,15 @@ def plan(
     from mlfabric.cli.describing import describe
     from mlfabric.cli.fields import read_text
     from mlfabric.scheduler.planning.fluid.ready import is_compiled, load
+    from mlfabric.scheduler.planning.paper_plan import plan_by_paper
     from mlfabric.scheduler.planning.planner import plan as plan_batch
 
     text = read_text(file, "a file that describes a batch, TOML or JSON")
     given = describe(text, is_json=file.suffix.lower() == ".json", name=str(file))
-    if not is_compiled():
+    if planner is Planner.MLFABRIC and not is_compiled():
         load(lambda line: print(line, file=sys.stderr))
-    found = plan_batch(given.batch, given.network, given.state, given.config)
+    make = plan_batch if planner is Planner.MLFABRIC else plan_by_paper
+    found = make(given.batch, given.network, given.state, given.config)
     found.validate(given.network)
     if picture is not None:
         from mlfabric.scheduler.planning.picture import draw
@@ -52,6 +67,10 @@ def plan(
     else:
         words = found.explain(given.network)
         print(words if explain else words.splitlines()[0])
+    if exact:
+        from mlfabric.scheduler.planning.exact import compare
+
+        print(compare(found, given.network), file=sys.stderr if as_json else sys.stdout)
 
 
 def as_plain(value: object) -> object:
@@ -77,6 +96,7 @@ def add_to(app: typer.Typer) -> None:
         epilog=opt.examples(
             "mlfabric plan examples/plans/uneven.toml",
             "mlfabric plan examples/plans/uneven.toml --picture plan.png",
+            "mlfabric plan examples/plans/uneven.toml --planner paper --exact",
             "mlfabric plan batch.json --json",
         )
     )(plan)

@@ -79,6 +79,16 @@ def test_json_has_every_transfer_and_reads_back(tmp_path: Path):
     assert isinstance(first["path"][0], str)
 
 
+def test_the_papers_planner_and_the_exact_program_can_be_asked(tmp_path: Path):
+    file = tmp_path / "plan.toml"
+    file.write_text('fabric.rate = "1G"\nfabric.server = "s"\nupdates = [{ workers = ["a", "b", "c"], size = "1M" }]')
+    output = CliRunner().invoke(app, ["plan", str(file), "--planner", "paper", "--summary", "--exact"]).stdout
+
+    assert "3 updates (1 MB) committed within 24.0 ms" in output
+    assert "In slots of 0.75 ms the mean commit of the best plan is at" in output
+    assert "that of the paper's at 16.2 ms; without slots this plan's is at 16.0 ms." in output
+
+
 def test_a_picture_is_drawn(tmp_path: Path):
     result = CliRunner().invoke(app, ["plan", str(EXAMPLE), "--picture", str(tmp_path / "plan.png")])
 

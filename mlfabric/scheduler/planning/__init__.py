@@ -3,7 +3,7 @@
 problem, plan      what a plan is made for, and what it is
 planner            the one way from the first to the second; pushing and distribution are its halves
 ordering           who goes when; placing, positions, leaving; lists is its variant
-paper_parts        the paper's order where a model has several servers: a baseline, no plan is made of it
+paper, paper_plan  the paper's own algorithms, and a plan made by them: the baseline
 stored, trees      how groups are summed on their way; all_reduce where there is no server
 replication        what the replica gets, and which commits wait for it
 fluid/             the network as arrays, and all that is compiled

@@ -9,12 +9,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from statistics import fmean
 
 from mlfabric.errors import UsageError
+from mlfabric.network import Network
 from mlfabric.scheduler.planning.formulation import Formulation
-from mlfabric.scheduler.planning.slotted import DIRECT, Decisions, Slotted, arrival, replay
+from mlfabric.scheduler.planning.paper_plan import plan_by_paper
+from mlfabric.scheduler.planning.plan import Plan
+from mlfabric.scheduler.planning.problem import Objective
+from mlfabric.scheduler.planning.slotted import DIRECT, Decisions, Slotted, arrival, decisions_of, replay, slotted
 
-__all__ = ["ExactPlan", "least_cost", "solve"]
+__all__ = ["ExactPlan", "compare", "least_cost", "solve"]
 
 WHOLE_TOLERANCE = 1e-4
 WHOLE = 1 - 2 * WHOLE_TOLERANCE  # costs are whole numbers of slots
@@ -70,6 +75,38 @@ def solve(problem: Slotted, start: Decisions | None = None, *, limit_s: float = 
     cost = problem.cost([commit for commit in commits if commit >= 0])
     bound = math.ceil(max(solved.bound + model.offset - WHOLE_TOLERANCE, least_cost(problem)))
     return ExactPlan(problem=problem, where=where, commits=commits, cost=cost, bound=min(cost, bound))
+
+
+def compare(plan: Plan, network: Network, *, slots: int = 32, limit_s: float = 20.0) -> str:
+    """Say how a plan compares with the best one that sends and sums as the paper's do.
+
+    Args:
+        network: as it was when the plan was made.
+        slots: how many the paper's plan is long, with which the search begins.
+
+    Raises:
+        UsageError: as ``solve``, and for a problem that the paper's planner does not plan.
+    """
+    begin = plan_by_paper(plan.batch, network, plan.state, plan.config)
+    now_ns = plan.state.now_ns
+    slot_ns = max(1, -(-max((commit.commit_ns - now_ns for commit in begin.commits), default=0) // slots))
+    problem = slotted(plan.batch, network, plan.state, plan.config, slot_ns=slot_ns, slots=2 * slots)
+    known = [(done.cost, start) for start in decisions_of(begin, problem) if (done := replay(problem, start))]
+    cost, start = min(known, default=(0, None))
+    best = solve(problem, start, limit_s=limit_s)
+    is_mean = problem.objective is Objective.MEAN_COMMIT
+    ours_ms = [(commit.commit_ns - now_ns) / 1e6 for commit in plan.commits]
+    said_ms = fmean(ours_ms or [0.0]) if is_mean else max(ours_ms, default=0.0)
+
+    def at(found: int) -> str:
+        return f"{found * slot_ns / 1e6 / (max(1, problem.commits) if is_mean else 1):.1f} ms"
+
+    unproved = "" if best.is_proved else f" (no plan is below {at(best.bound)})"
+    return (
+        f"In slots of {slot_ns / 1e6:.2f} ms the {'mean' if is_mean else 'last'} commit of the best plan is at "
+        f"{at(best.cost)}{unproved}, that of the paper's at {at(cost)}; "
+        f"without slots this plan's is at {said_ms:.1f} ms."
+    )
 
 
 def least_cost(problem: Slotted) -> int:
