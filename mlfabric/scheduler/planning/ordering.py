@@ -20,6 +20,8 @@ rank, which is its place by (deadline, worker, id), or by (worker, id) without d
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
+from operator import attrgetter
 
 import numpy as np
 
@@ -98,41 +100,38 @@ class _Batch:
 
     def placed(self, network: Network, destination: str, world: World | None) -> Places:
         """Let the kernels place all."""
-        routes: dict[str, int] = {}
-        for candidate in self.ranked:
-            if candidate.in_flight is None:
-                check_size(candidate.size_bytes)
-                routes.setdefault(candidate.source, len(routes))
-        rows = self._rows(routes, network.floor_ns)
+        rows, routes = self._rows(network.floor_ns)
         if world is not None and routes:
             return place_over(*world.toward(list(routes), destination), rows)
         return place(network, [network.path(source, destination) for source in routes] or [()], rows)
 
-    def _rows(self, routes: dict[str, int], floor_ns: int) -> list[Row]:
-        """Rank all, and lay them out."""
+    def _rows(self, floor_ns: int) -> tuple[list[Row], dict[str, int]]:
+        """Rank all and lay them out; return also the routes of their sources, numbered as they come."""
         self.ranked.sort(key=_update)
-        beyond, floor_ns = len(self.ranked) + 1, max(self.now_ns, floor_ns)
+        beyond, floor_ns, shift = len(self.ranked) + 1, max(self.now_ns, floor_ns), self.shift
         names: Sequence[int] = range(len(self.ranked))
+        deadlines = [beyond] * len(self.ranked)
         if self.tau_max is not None:
-            names = sorted(names, key=[c.computed_from for c in self.ranked].__getitem__)
+            computed = [c.computed_from for c in self.ranked]
+            names = sorted(names, key=computed.__getitem__)
             self.ranked = [self.ranked[name] for name in names]
-        rows = []
-        for name, c in zip(names, self.ranked, strict=True):
-            due = beyond if self.tau_max is None else min(c.computed_from + self.shift, beyond)
+            deadlines = [min(computed[name] + shift, beyond) for name in names]
+        rows: list[Row] = []
+        routes: dict[str, int] = {}
+        for name, c, due in zip(names, self.ranked, deadlines, strict=True):
             if c.in_flight is None:
+                size_bytes = c.size_bytes
+                check_size(size_bytes)
                 ready_ns = min(max(c.ready_ns, floor_ns), HORIZON_NS)
-                rows.append((routes[c.source], 8 * c.size_bytes, ready_ns, due, name, 0))
+                rows.append((routes.setdefault(c.source, len(routes)), 8 * size_bytes, ready_ns, due, name, 0))
             else:
                 rows.append((0, 0, c.in_flight.end_ns, due, name, 1))
-        return rows
+        return rows, routes
 
     def ordering(self, found: Places) -> Ordering:
         """Make the result: slots and reasons are made when they are looked at."""
         ranked = [self.ranked[rank] for rank in found.ranks]
-        commit_ns, last_ns = [], self.now_ns
-        for end_ns in found.end_ns:
-            last_ns = max(last_ns, end_ns)
-            commit_ns.append(last_ns)
+        commit_ns = list(accumulate(found.end_ns, max))
 
         def slot(n: int) -> Slot:
             profile = ranked[n].in_flight or found.profile(n)
@@ -177,5 +176,4 @@ def _columns(ranked: Sequence[Candidate], found: Places, now_ns: int) -> Placed:
     )
 
 
-def _update(candidate: Candidate) -> tuple[str, int, int]:
-    return candidate.update
+_update = attrgetter("update")

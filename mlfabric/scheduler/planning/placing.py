@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cached_property
+from itertools import chain
 
 import numpy as np
 
@@ -35,7 +37,11 @@ class Places:
         self.binding, self.profiles = binding, Profiles(end_ns, pieces, first)
         self.end_ns: list[int] = end_ns.tolist()
         self._first: list[int] = first.tolist()
-        self._pieces: list[list[int]] = pieces.tolist()
+
+    @cached_property
+    def _pieces(self) -> list[list[int]]:
+        found: list[list[int]] = self.profiles.pieces.tolist()
+        return found
 
     def profile(self, place: int) -> Profile:
         """Return the profile at a place."""
@@ -46,12 +52,16 @@ class Places:
 
 def place(network: Network, paths: Iterable[Path], rows: Sequence[Row]) -> Places:
     """Place transfers by rank, over routes that are numbered as their paths come."""
-    return Places(*fastest(ordering.place)(packed(network, paths), np.array(rows, np.int64)))
+    return Places(*fastest(ordering.place)(packed(network, paths), _columns(rows)))
 
 
 def place_over(routes: Routes, lines: Lines, rows: Sequence[Row]) -> Places:
     """Place transfers by rank over routes; reservations are made on ``lines``."""
-    return Places(*fastest(ordering.place_over)(lines, routes, np.array(rows, np.int64)))
+    return Places(*fastest(ordering.place_over)(lines, routes, _columns(rows)))
+
+
+def _columns(rows: Sequence[Row]) -> Ints:
+    return np.fromiter(chain.from_iterable(rows), np.int64, 6 * len(rows)).reshape(-1, 6)
 
 
 def packed(network: Network, paths: Iterable[Path]) -> Ints:
