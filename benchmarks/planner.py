@@ -1,18 +1,17 @@
-"""How fast the planner is, on one core: a whole plan and its stages, next to the dumb twin of tests/.
+"""How fast the planner is, on one core: a whole plan and its stages.
 
 The paper's setting (its C++ took 30, 440 and 1,460 ms for 100, 500 and 1,000 updates): U updates from U / 2 hosts on
 equal links into a core without congestion, two from each host, of one size, with deadlines uniform in 1..2U; 8
-aggregators, and a replica with 8 of its own that a bound on the divergence keeps busy. Two more rows: sizes drawn
-uniformly from 1 to 100 MB, and a two-tier leaf-spine of 64 hosts. Plans are direct or stored, without local search,
-as the paper's are; checking a plan is not in the figures. Times are CPU times of the one thread that plans: it waits
-for nothing, so they are what it takes on an idle core, whatever else runs here.
+aggregators, and a replica that a bound on the divergence keeps busy. Two more rows: sizes drawn uniformly from 1 to
+100 MB, and a two-tier leaf-spine of 64 hosts. Plans are made as the live scheduler makes them, with all shapes;
+checking a plan is not in the figures. Times are CPU times of the one thread that plans: it waits for nothing, so they
+are what it takes on an idle core, whatever else runs here.
 
 ``mlfabric bench planner --json FILE``.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import random
 import subprocess
@@ -37,7 +36,6 @@ from mlfabric.scheduler.planning import (
     FabricState,
     PlannerConfig,
     Replica,
-    Shape,
     plan,
     pushing,
     warm_up,
@@ -48,9 +46,8 @@ __all__ = ["run"]
 GBPS = 10**9
 MB = 10**6
 SIZES = (100, 500, 1000, 10_000)
-TWIN_SIZES = (100, 1000)
 AGGREGATORS = 8
-STAGES = {"order": "order_ms", "forward_stored": "aggregate_ms", "replicate": "replicate_ms"}
+STAGES = {"order": "order_ms", "forward_trees": "aggregate_ms", "replicate": "replicate_ms"}
 READY = """
 import sys, time
 began = time.perf_counter()
@@ -62,7 +59,7 @@ sys.stdout.write(str((time.perf_counter() - began) * 1e3))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What is planned; a function of its arguments, so that the twin's process can make it again."""
+    """What is planned; a function of its arguments."""
 
     name: str
     updates: int
@@ -76,8 +73,6 @@ class Case:
         batch = Batch(updates=tuple(self._update(rng, hosts, n) for n in range(count)))
         config = PlannerConfig(
             tau_max=2 * count,
-            shapes=frozenset({Shape.DIRECT, Shape.STORED}),
-            search=0,
             div_max=DivergenceBound(norm=count / 4),
         )
         return batch, network, _state(hosts, 2 * count), config
@@ -94,14 +89,8 @@ class Case:
 
 
 def _state(hosts: Sequence[str], v_init: int) -> FabricState:
-    helpers = [Aggregator(host=host) for host in hosts[: 2 * AGGREGATORS]]
-    return FabricState(
-        now_ns=0,
-        v_init=v_init,
-        server="server",
-        aggregators=tuple(helpers[:AGGREGATORS]),
-        replica=Replica(host="replica", aggregators=tuple(helpers[AGGREGATORS:])),
-    )
+    helpers = tuple(Aggregator(host=host) for host in hosts[:AGGREGATORS])
+    return FabricState(now_ns=0, v_init=v_init, server="server", aggregators=helpers, replica=Replica(host="replica"))
 
 
 def _star(hosts: Sequence[str]) -> Network:
@@ -124,24 +113,23 @@ def _leaf_spine(hosts: Sequence[str]) -> Network:
     return Network.from_graph(graph)
 
 
-def run(runs: int = 7, sizes: Sequence[int] = SIZES, twin_limit_s: float = 300.0, ready: bool = True) -> dict[str, Any]:
+def run(runs: int = 7, sizes: Sequence[int] = SIZES, ready: bool = True) -> dict[str, Any]:
     """Measure all rows.
 
     Args:
         runs: plans of each row; the fastest counts, as anything else that runs here only adds.
         sizes: numbers of updates in the paper's setting.
-        twin_limit_s: when the twin is cut short; its time and the speedup are lower bounds then; 0 leaves it out.
         ready: whether a fresh process is timed until it is ready to plan, with a cold cache (minutes) and a warm one.
 
     Returns:
         ``rows`` with ``setting``, ``updates``, ``order_ms``, ``aggregate_ms``, ``replicate_ms``, ``total_ms`` (of
-        ``plan`` as a whole) and what came of it; some have ``twin_ms`` (``twin_cut`` if that is a lower bound) and
-        ``speedup``. ``growth`` is the total at the most updates over that at a tenth of these.
+        ``plan`` as a whole) and what came of it. ``growth`` is the total at the most updates over that at a tenth of
+        these.
     """
     warm_up(_progress)
     cases = [Case(name="paper", updates=count) for count in sizes]
     cases += [Case(name="random sizes", updates=1000), Case(name="leaf-spine", updates=500)]
-    rows = [_row(case, runs, twin_limit_s) for case in cases]
+    rows = [_row(case, runs) for case in cases]
     found: dict[str, Any] = {"rows": rows}
     total = {row["updates"]: row["total_ms"] for row in rows if row["setting"] == "paper"}
     if max(total) // 10 in total:
@@ -149,7 +137,7 @@ def run(runs: int = 7, sizes: Sequence[int] = SIZES, twin_limit_s: float = 300.0
     return found | (_ready() if ready else {})
 
 
-def _row(case: Case, runs: int, twin_limit_s: float) -> dict[str, Any]:
+def _row(case: Case, runs: int) -> dict[str, Any]:
     _progress(f"{case.updates} updates, {case.name}")
     problem = case.problem()
     times: list[dict[str, float]] = []
@@ -166,8 +154,6 @@ def _row(case: Case, runs: int, twin_limit_s: float) -> dict[str, Any]:
         "groups": len(made.groups),
         "replica_steps": len(made.replica_steps),
     }
-    if case.name == "paper" and case.updates in TWIN_SIZES and twin_limit_s:
-        row |= _against_twin(case, twin_limit_s, row["total_ms"])
     return row
 
 
@@ -194,28 +180,6 @@ def _ms(work: Callable[[], object]) -> float:
     began = time.thread_time()
     work()
     return (time.thread_time() - began) * 1e3
-
-
-def _against_twin(case: Case, limit_s: float, total_ms: float) -> dict[str, Any]:
-    """Time the twin in a process of its own, which is ended when it takes too long."""
-    _progress(f"{case.updates} updates, the twin")
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_twin, args=(case, theirs), daemon=True)
-    process.start()
-    cut = not ours.poll(limit_s)
-    twin_ms = limit_s * 1e3 if cut else ours.recv()
-    process.kill()
-    process.join()
-    return {"twin_ms": twin_ms, "twin_cut": cut, "speedup": twin_ms / total_ms}
-
-
-def _twin(case: Case, result: Any) -> None:
-    from tests.scheduler.planning.twin import twin_network, twin_plan
-
-    batch, network, state, config = case.problem()
-    copy = twin_network(network)
-    result.send(_ms(lambda: twin_plan(batch, copy, state, config)))
 
 
 def _ready() -> dict[str, float]:

@@ -20,6 +20,7 @@ from mlfabric.errors import ConfigError
 from mlfabric.network import LinkId, Network
 from mlfabric.protocol import GetId, UpdateId
 from mlfabric.scheduler.planning.problem import (
+    OWN_SHAPES,
     Aggregator,
     Batch,
     Consistency,
@@ -134,7 +135,6 @@ def _replica(table: Fields, counts: Counter[str]) -> Replica:
         row.done()
     found = Replica(
         host=table.text("host"),
-        aggregators=_aggregators(table, "aggregators"),
         pending=tuple(pending),
         history_norm=table.number("history_norm", 0.0),
     )
@@ -172,7 +172,7 @@ def _hosts(updates: Iterable[Candidate], gets: Iterable[GetCandidate], state: Fa
     names = [*filter(None, [state.server]), *(c.source for c in updates), *(g.destination for g in gets)]
     names += [a.host for a in (*state.aggregators, *state.distributors)]
     if state.replica is not None:
-        names += [state.replica.host, *(a.host for a in state.replica.aggregators)]
+        names.append(state.replica.host)
         names += [p.source for p in state.replica.pending]
     return list(dict.fromkeys(names))
 
@@ -227,13 +227,12 @@ def _config(table: Fields) -> PlannerConfig:
         consistency=table.choice("consistency", Consistency.ASYNCHRONOUS),
         objective=table.choice("objective", Objective.MEAN_COMMIT),
         tau_max=table.whole_or_none("tau_max"),
-        shapes=frozenset(table.choices("shapes", Shape)),
+        shapes=frozenset(table.choices("shapes", [shape for shape in Shape if shape in OWN_SHAPES])),
         gamma=table.number("gamma", usual.gamma, most=_MOST_GAMMA),
         chunk_bytes=table.size_bytes("chunk", str(usual.chunk_bytes)),
         div_max=_bound(table),
         replicate_from=table.number("replicate_from", usual.replicate_from, most=1.0),
         slack=table.whole("slack", usual.slack),
-        search=table.whole("search", usual.search),
     )
     table.done()
     return found

@@ -142,13 +142,13 @@ class Fields:
         """Return a member of an enum, given by its name in lower case with dashes."""
         return _member(type(default), self.text(key, _name(default)), f"{self.where}: {key}")
 
-    def choices(self, key: str, default: Iterable[_Choice]) -> list[_Choice]:
-        """Return members of an enum; the default if the key is not there."""
-        members = list(default)
+    def choices(self, key: str, allowed: Iterable[_Choice]) -> list[_Choice]:
+        """Return some of these members of an enum; all if the key is not there."""
+        members = list(allowed)
         if key not in self:
             self._asked.add(key)
             return members
-        return [_member(type(members[0]), text, f"{self.where}: {key}") for text in self.texts(key)]
+        return [_member(members, text, f"{self.where}: {key}") for text in self.texts(key)]
 
     def _take(self, key: str, default: object = None) -> object:
         self._asked.add(key)
@@ -175,8 +175,8 @@ class Fields:
         return ConfigError(f"{self.where}: {key} = {found!r}; allowed: {allowed}")
 
 
-def _member(kind: type[_Choice], text: str, where: str) -> _Choice:
-    found = {_name(member): member for member in kind}
+def _member(members: Iterable[_Choice], text: str, where: str) -> _Choice:
+    found = {_name(member): member for member in members}
     if text not in found:
         raise ConfigError(f"{where} = {text!r}; allowed: {', '.join(found)}")
     return found[text]

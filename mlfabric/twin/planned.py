@@ -24,7 +24,6 @@ from mlfabric.scheduler.planning import (
     Aggregator,
     Batch,
     Candidate,
-    Effort,
     FabricState,
     GetCandidate,
     Plan,
@@ -43,9 +42,9 @@ from mlfabric.twin.flows import Edge
 __all__ = ["Legs", "Order", "Planner", "Way"]
 
 GET_PATIENCE = 1.25
-LEAN_ABOVE, LEAST_HELPERS, OTHER_HELPERS = 200, 4, 32
-"""With more workers an asynchronous plan is the best of fewer candidates, and who helps is chosen before: the time that
-the planner takes for all of them is the twin's, too. Synchronous plans are few; they are made as always."""
+MANY_WORKERS, LEAST_HELPERS, OTHER_HELPERS = 200, 4, 32
+"""With more workers who helps in an asynchronous plan is chosen before: the time that the planner takes for all of them
+is the twin's, too. Synchronous plans are few; they are made as always."""
 
 
 Row = tuple[float, ...]
@@ -92,6 +91,7 @@ class Planner:
         self._shared = {link for name in shared for link in (up_link(name), down_link(name))}
         self._ways: dict[Path, Way] = {}
         self.config = _config_of(cluster)
+        self.has_many = len(cluster.workers) > MANY_WORKERS and cluster.mode is not Mode.SYNCHRONOUS
         self.tau_max = cluster.delay_bound if cluster.mode is Mode.ASYNCHRONOUS else NO_BOUND
         self.rates_bps = [self.network.rate_bps(link, 0) for link in self.links]
         self._known = np.array(self.rates_bps, np.int64)
@@ -146,7 +146,7 @@ class Planner:
 
     def plan_gets(self, gets: Sequence[GetCandidate], now_ns: int) -> Plan:
         """Plan gets as the scheduler does."""
-        others = OTHER_HELPERS if len(self.helpers) > LEAN_ABOVE else len(self.helpers)
+        others = OTHER_HELPERS if len(self.helpers) > MANY_WORKERS else len(self.helpers)
         state = FabricState(
             now_ns=now_ns,
             server=self._cluster.server.name,
@@ -186,14 +186,14 @@ class Planner:
             self._busy[host] -= 1
 
     def helpers_of(self, hosts: Collection[str], others: int) -> tuple[Aggregator, ...]:
-        """Return who may help a batch: with lean effort those on its own hosts, and some that are good at it.
+        """Return who may help a batch: of many workers those on its own hosts, and some that are good at it.
 
         Good is who has the fastest links, each transfer that is under way there counted as an equal part of them.
 
         Args:
             others: how many who are good at it.
         """
-        if self.config.effort is Effort.FULL or len(self.helpers) <= others:
+        if not self.has_many or len(self.helpers) <= others:
             return self.helpers
         rates = np.minimum(self._known[self._places], self._known[self._places + len(self.up)])
         best = np.argsort(-rates / (1 + np.array(self._busy)[self._places]), kind="stable")[:others].tolist()
@@ -242,8 +242,6 @@ def _config_of(cluster: Cluster) -> PlannerConfig:
         slack=cluster.slack if mode is Mode.STALE_SYNCHRONOUS else 0,
     )
     found = policy_of(spec).planner_config(len(cluster.workers))
-    if len(cluster.workers) > LEAN_ABOVE and mode is not Mode.SYNCHRONOUS:
-        found = replace(found, effort=Effort.LEAN, search=0)
     return replace(found, chunk_bytes=cluster.chunk)
 
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from mlfabric.scheduler.planning import Effort
 from mlfabric.specs import Mode
 from mlfabric.twin.cluster import Cluster
 from mlfabric.twin.draws import ComputeTimes, Weather
@@ -44,7 +43,7 @@ class RunWorld:
         self.flows = Flows(self.weather.rates(0.0))
         self.record = Recorder(len(cluster.workers), cluster.iterations, 1e9 * spans_s)
         self.free_ns = self.heed_ns = 0.0
-        self.heeds_late = cluster.mode is Mode.SYNCHRONOUS or self.planner.config.effort is Effort.LEAN
+        self.heeds_late = cluster.mode is Mode.SYNCHRONOUS or self.planner.has_many
         self.control_ns, self.latency_ns = 1e9 * cluster.control_s, 1e9 * cluster.latency_s
         self._rates = self.weather.rates(0.0)
         self._since_ns = 0.0

@@ -20,7 +20,6 @@ from mlfabric.scheduler.patience import (
     room_ns,
     ways,
 )
-from mlfabric.scheduler.planning import Effort
 from mlfabric.scheduler.records import Lateness
 from mlfabric.scheduler.steps import WorkerSteps
 from mlfabric.scheduler.succession import Coming, Succession, look_again_ns
@@ -32,7 +31,7 @@ __all__ = ["Expected", "Sequencing", "Split"]
 
 _EPOCH = 1
 LINGER_PART = 32
-"""With lean effort a batch stays open for this part of the time in which as many updates are committed as there are
+"""With many workers a batch stays open for this part of the time in which as many updates are committed as there are
 workers."""
 
 
@@ -97,7 +96,7 @@ class Sequencing:
     def __init__(self, world: RunWorld, tau_max: int) -> None:
         self._world, self._planner, self._tau_max = world, world.planner, tau_max
         self.can_sum = bool(world.planner.helpers)
-        self._lingering = len(world.cluster.workers) if world.planner.config.effort is Effort.LEAN else 0
+        self._lingering = len(world.cluster.workers) if world.planner.has_many else 0
         self.pace, self.succession, self._lateness = Pace(), Succession(), Lateness()
         self.expected = Expected([host.name for host in world.cluster.workers])
         self._server_down = self._down(world.cluster.server.name)

@@ -144,7 +144,6 @@ def test_all_that_can_be_said_is_read():
         clock = 3
         [replica]
         host = "r"
-        aggregators = ["y"]
         history_norm = 0.5
         pending = [{ worker = "a", size = "1M", norm = 2.0, step_norm = 3.0 }]
         [planner]
@@ -157,7 +156,6 @@ def test_all_that_can_be_said_is_read():
         div_max_updates = 5
         replicate_from = 0.25
         slack = 2
-        search = 10
         """
     )
     state, config = found.state, found.config
@@ -195,15 +193,14 @@ def test_all_that_can_be_said_is_read():
     )
     assert config.shapes == {Shape.DIRECT, Shape.TREE}
     assert config.div_max == DivergenceBound(norm=4.0, updates=5)
-    assert (config.gamma, config.chunk_bytes, config.replicate_from, config.slack, config.search) == (
+    assert (config.gamma, config.chunk_bytes, config.replicate_from, config.slack) == (
         0.9,
         1000,
         0.25,
         2,
-        10,
     )
     network = found.network
-    assert network.hosts == {"a", "b", "r", "s", "x", "y"}
+    assert network.hosts == {"a", "b", "r", "s", "x"}
     path = network.path("b", "s")
     assert [network.rate_bps(link, 0) for link in path] == [200_000_000, 10**9]
     assert network.latency_ns(path) == 500_000
@@ -251,7 +248,7 @@ def test_a_graph_is_read_with_switches_and_one_way_links():
         ("[planner]\ntau_max = true\n", r"tau_max = True; allowed: a whole number"),
         ("[planner]\ngamma = 1.0\n", r"gamma = 1.0; allowed: a number from 0 to 0.999999"),
         ("[planner]\nconsistency = 'eventual'\n", r"consistency = 'eventual'; allowed: asynchronous, synchronous, "),
-        ("[planner]\nshapes = ['star']\n", r"shapes = 'star'; allowed: direct, stored, tree, ring"),
+        ("[planner]\nshapes = ['star']\n", r"shapes = 'star'; allowed: direct, tree, ring"),
         ("[planner]\nshapes = 'tree'\n", r"shapes = 'tree'; allowed: a list"),
         ("[[updates]]\nsize = '1M'\n", r"file: updates 2 has neither worker nor workers"),
         ("[[updates]]\nworker = 5\n", r"file: updates 2: worker = 5; allowed: text"),

@@ -10,6 +10,7 @@ from mlfabric.network import Network, up_link
 from mlfabric.protocol import UpdateId
 from mlfabric.scheduler.grouping import Gathering, gather, hops
 from mlfabric.scheduler.planning import Aggregator, Batch, Candidate, FabricState, Plan, PlannerConfig, Shape, plan
+from mlfabric.scheduler.planning.paper_plan import plan_by_paper
 
 pytestmark = pytest.mark.usefixtures("compiled_planner")
 GIGABIT = 10**9
@@ -33,10 +34,8 @@ def plans(draw: st.DrawFn) -> Plan:
     )
     most = draw(st.integers(0, 4))
     state = FabricState(now_ns=0, server="s", aggregators=tuple(Aggregator(host=h, most_updates=most) for h in helpers))
-    shapes = draw(st.sampled_from([frozenset(Shape), frozenset({Shape.STORED})]))
-    return plan(
-        Batch(updates=updates), network, state, PlannerConfig(shapes=shapes, gamma=draw(st.sampled_from([0, 0.9])))
-    )
+    make = draw(st.sampled_from([plan, plan_by_paper]))
+    return make(Batch(updates=updates), network, state, PlannerConfig(gamma=draw(st.sampled_from([0, 0.9]))))
 
 
 def members_of(gatherings: list[Gathering], place: int) -> set[UpdateId]:

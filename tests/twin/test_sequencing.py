@@ -60,7 +60,7 @@ def test_a_lone_worker_never_waits_for_a_batch():
     assert simulate(cluster).mean_iteration_s == pytest.approx(0.02 + 2 * 0.008, abs=0.0002)
 
 
-def test_a_batch_stays_open_for_a_while_where_plans_are_made_with_less_effort(monkeypatch):
+def test_a_batch_stays_open_for_a_while_where_there_are_many_workers(monkeypatch):
     def closes_ns() -> float:
         one = sequencing_of()
         for version in range(10):
@@ -68,7 +68,7 @@ def test_a_batch_stays_open_for_a_while_where_plans_are_made_with_less_effort(mo
         return one.closes_ns(0.0, 1, (), 0)
 
     assert closes_ns() == 0
-    monkeypatch.setattr(planned, "LEAN_ABOVE", 3)
+    monkeypatch.setattr(planned, "MANY_WORKERS", 3)
     monkeypatch.setattr(sequencing, "LINGER_PART", 2)  # half of the time that four updates take, one in 3 ms
     assert closes_ns() == 6 * MS
     assert sequencing_of().closes_ns(0.0, 1, (), 0) == 0  # the pace is not known

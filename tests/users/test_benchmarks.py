@@ -94,7 +94,7 @@ BENCHMARKS = {  # by name; what follows a space tells parts of one from another
         marks=(*LONG, *HOSTS, pytest.mark.skipif(not HAS_DIGITS, reason=NO_DIGITS)),
     ),
     "planner": Small(
-        ("runs=1", "sizes=[10,100]", "twin_limit_s=60", "ready=false"),
+        ("runs=1", "sizes=[10,100]", "ready=false"),
         ("rows/0/order_ms", "rows/1/speedup", "rows/3/total_ms", "growth"),
         marks=LONG,
     ),

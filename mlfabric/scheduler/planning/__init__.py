@@ -4,7 +4,7 @@ problem, plan      what a plan is made for, and what it is
 planner            the one way from the first to the second; pushing and distribution are its halves
 ordering           who goes when; placing, positions, leaving; lists is its variant
 paper, paper_plan  the paper's own algorithms, and a plan made by them: the baseline
-stored, trees      how groups are summed on their way; all_reduce where there is no server
+direct, trees      what goes by itself, and how groups are summed on their way; all_reduce where there is no server
 replication        what the replica gets, and which commits wait for it
 fluid/             the network as arrays, and all that is compiled
 checking/          whether a plan keeps its promises; explaining and picture tell people what it does
@@ -20,7 +20,6 @@ from mlfabric.scheduler.planning.problem import (
     Batch,
     Consistency,
     DivergenceBound,
-    Effort,
     FabricState,
     Objective,
     Pending,
@@ -39,7 +38,6 @@ __all__ = [
     "Consistency",
     "Deferred",
     "DivergenceBound",
-    "Effort",
     "FabricState",
     "GetCandidate",
     "Group",

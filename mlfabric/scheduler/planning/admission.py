@@ -41,7 +41,6 @@ def _check_config(config: PlannerConfig) -> None:
         ("group_ns", config.group_ns, config.group_ns >= 0, "0 or more"),
         ("replicate_from", config.replicate_from, 0 <= config.replicate_from <= 1, "0 to 1"),
         ("slack", config.slack, config.slack >= 0, "0 or more"),
-        ("search", config.search, config.search >= 0, "0 or more"),
     )
     for name, given, fits, words in allowed:
         if not fits:
@@ -67,10 +66,6 @@ def _check_replica(network: Network, state: FabricState, replica: Replica) -> No
     if not state.server:
         raise UsageError("a replica and no server; give the server's host")
     _check_hosts(network, (replica.host, *(pending.source for pending in replica.pending)))
-    _check_helpers("replica's aggregator", network, replica.aggregators)
-    both = {a.host for a in state.aggregators} & {a.host for a in replica.aggregators}
-    if both:
-        raise UsageError(f"{', '.join(sorted(both))} would sum for the primary and for the replica; choose one")
     if not (math.isfinite(replica.history_norm) and replica.history_norm >= 0):
         raise UsageError(f"history_norm={replica.history_norm}; allowed: finite, 0 or more")
     for pending in replica.pending:

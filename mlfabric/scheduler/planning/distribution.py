@@ -1,14 +1,13 @@
 """How a model gets from its server to many workers (paper, section 10.3): aggregation mirrored in time.
 
 All gets of a batch are answered with one version. *Direct*: each by the server, shortest transfer first, as
-``order_gets`` plans it; what it cannot send is deferred, and a lone get is always answered so. Better ways are sought
+``order_gets`` plans it; what it cannot send is deferred, and a lone get is always answered so. A better way is sought
 for the *early* gets, those that are ready when the first of the batch is; nobody waits for the *late* ones.
 
-*Stored* (``handing.py``): distributors store the model, then hand it on, one level, by algorithm 3 mirrored.
-*Tree* (``spreading.py``): distributors hand it on while it still arrives. For both, distributors are taken in the order
-in which the server alone would get the model (of the size of the largest early get) to them (ties: as given), without
-the server's own host, at most 64. The cheaper way is taken if it beats direct; ties: stored. Cost is the latest answer,
-or the sum over the early gets.
+*Tree* (``spreading.py``): distributors hand it on while it still arrives. They are taken in the order in which the
+server alone would get the model (of the size of the largest early get) to them (ties: as given), without the server's
+own host, at most 64. A tree is taken if it costs less than direct. Cost is the latest answer, or the sum over the
+early gets.
 
 In the end late gets are reserved, shortest first, and the whole is taken only if it costs less than direct.
 """
@@ -22,10 +21,9 @@ from typing import NamedTuple
 from mlfabric.network import HORIZON_NS, Network, Profile
 from mlfabric.scheduler.planning.fans import Fan, Way, answers_of, make_fan, transfers_of, world_for
 from mlfabric.scheduler.planning.gets import order_gets
-from mlfabric.scheduler.planning.handing import hand_on
 from mlfabric.scheduler.planning.lazy import joined
 from mlfabric.scheduler.planning.plan import Deferred, GetServed, Kind, Toward, Transfer
-from mlfabric.scheduler.planning.problem import Aggregator, Effort, Objective, Shape
+from mlfabric.scheduler.planning.problem import Aggregator, Objective, Shape
 from mlfabric.scheduler.planning.spreading import spread
 from mlfabric.scheduler.planning.values import GetCandidate, GetSlot
 from mlfabric.values import dataclass
@@ -40,7 +38,7 @@ class Distribution:
     """How a batch of gets is answered.
 
     Args:
-        shape: DIRECT, STORED or TREE.
+        shape: DIRECT or TREE.
         transfers: inputs come before what is made of them; numbered from the ``index`` that was given.
         answers: one for each get that is not deferred; it names the transfer that arrives last for it.
     """
@@ -60,7 +58,6 @@ class _Task(NamedTuple):
     objective: Objective
     chunk_bytes: int
     first: int
-    effort: Effort
 
 
 def distribute(
@@ -73,7 +70,6 @@ def distribute(
     objective: Objective = Objective.MEAN_COMMIT,
     chunk_bytes: int = 64_000,
     shapes: Collection[Shape] = frozenset(Shape),
-    effort: Effort = Effort.FULL,
     index: int = 0,
 ) -> Distribution:
     """Plan how all these gets are answered with one version of the model; ``network`` is not changed.
@@ -85,18 +81,17 @@ def distribute(
         now_ns: nothing is planned before.
         chunk_bytes: what a distributor keeps back of a model that still arrives, > 0.
         shapes: DIRECT is always among them.
-        effort: how many ways to hand it on are tried.
         index: number of the first transfer in the plan.
 
     Raises:
         UsageError: an unknown host, or a size out of range.
     """
-    task = _Task(network, server, max(now_ns, network.floor_ns), objective, chunk_bytes, index, effort)
+    task = _Task(network, server, max(now_ns, network.floor_ns), objective, chunk_bytes, index)
     slots = _order(task, gets)
     alone = _alone(task, gets, slots)
-    if len(alone.gets) < 2 or not distributors or not {Shape.STORED, Shape.TREE} & set(shapes):
+    if len(alone.gets) < 2 or not distributors or Shape.TREE not in shapes:
         return _directly(task, alone)
-    other = _handed_on(task, gets, alone, distributors, shapes)
+    other = _handed_on(task, gets, alone, distributors)
     return replace(other, deferred=alone.deferred) if other else _directly(task, alone)
 
 
@@ -175,7 +170,6 @@ def _handed_on(
     gets: Sequence[GetCandidate],
     direct: _Alone,
     distributors: Sequence[Aggregator],
-    shapes: Collection[Shape],
 ) -> Distribution | None:
     """Let distributors hand the model on to the early gets; None if that does not cost less than direct."""
     if direct.deferred:
@@ -198,8 +192,10 @@ def _handed_on(
         objective=task.objective,
         chunk_bytes=task.chunk_bytes,
     )
-    way = _best_way(fan, fan.cost_ns(alone.arrive_ns), shapes, task.effort)
-    return _with_late(task, fan, way, late, _cost_ns(direct.arrive_ns, task.objective)) if way else None
+    way = spread(fan)
+    if way is None or way.cost_ns >= fan.cost_ns(alone.arrive_ns):
+        return None
+    return _with_late(task, fan, way, late, _cost_ns(direct.arrive_ns, task.objective))
 
 
 def _nearest(task: _Task, distributors: Sequence[Aggregator], size_bytes: int, ready_ns: int) -> list[Aggregator]:
@@ -212,17 +208,6 @@ def _nearest(task: _Task, distributors: Sequence[Aggregator], size_bytes: int, r
     return [away[place] for _, place in places[:MOST_DISTRIBUTORS]]
 
 
-def _best_way(fan: Fan, direct_ns: int, shapes: Collection[Shape], effort: Effort) -> Way | None:
-    """Return the cheapest way that costs less than direct."""
-    tree = spread(fan, effort) if Shape.TREE in shapes else None
-    if tree is not None and tree.cost_ns >= direct_ns:
-        tree = None
-    # The cheaper the tree, the sooner cases are given up; one that costs as much still wins.
-    limit_ns = direct_ns if tree is None else tree.cost_ns + 1
-    stored = hand_on(fan, limit_ns, effort) if Shape.STORED in shapes else None
-    return stored or tree
-
-
 def _with_late(task: _Task, fan: Fan, way: Way, late: Sequence[GetCandidate], direct_ns: int) -> Distribution | None:
     """Add the late gets, which the server answers; None if it cannot, or if the whole costs as much as direct."""
     answers, arrive_ns = answers_of(fan, way, task.first, task.now_ns)
@@ -233,6 +218,8 @@ def _with_late(task: _Task, fan: Fan, way: Way, late: Sequence[GetCandidate], di
     if after.deferred or _cost_ns([*arrive_ns, *after.arrive_ns], task.objective) >= direct_ns:
         return None
     if not late:
-        return Distribution(shape=way.shape, transfers=transfers, answers=answers)
+        return Distribution(shape=Shape.TREE, transfers=transfers, answers=answers)
     last = _directly(task._replace(first=task.first + len(transfers)), after)
-    return Distribution(shape=way.shape, transfers=[*transfers, *last.transfers], answers=joined(answers, last.answers))
+    return Distribution(
+        shape=Shape.TREE, transfers=[*transfers, *last.transfers], answers=joined(answers, last.answers)
+    )

@@ -8,13 +8,12 @@ from typing import NamedTuple
 import numpy as np
 
 from mlfabric.network import Network, Piece, Profile
-from mlfabric.scheduler.planning.fluid.handing_kernel import BY_SERVER, Handing
 from mlfabric.scheduler.planning.fluid.lines import Ints
-from mlfabric.scheduler.planning.fluid.spread_kernel import Spreading
+from mlfabric.scheduler.planning.fluid.spread_kernel import BY_SERVER, Handing
 from mlfabric.scheduler.planning.fluid.world import World
 from mlfabric.scheduler.planning.lazy import Lazy
 from mlfabric.scheduler.planning.plan import GetServed, Kind, Toward, Transfer
-from mlfabric.scheduler.planning.problem import Aggregator, Objective, Shape
+from mlfabric.scheduler.planning.problem import Aggregator, Objective
 from mlfabric.scheduler.planning.values import GetCandidate
 
 __all__ = ["Fan", "Row", "Way", "answers_of", "make_fan", "transfers_of", "world_for"]
@@ -28,7 +27,6 @@ class Fan(NamedTuple):
     distributors: Sequence[Aggregator]
     world: World
     handing: Handing
-    spreading: Spreading
 
     def cost_ns(self, answered_ns: Sequence[int]) -> int:
         """Return the time from when the model is ready to the last answer, or the sum of these times."""
@@ -50,15 +48,14 @@ class Row(NamedTuple):
 class Way(NamedTuple):
     """One way to answer all gets of a fan: its transfers, and what it costs."""
 
-    shape: Shape
     cost_ns: int
     rows: Sequence[Row]
     pieces: Sequence[Piece]
 
     @classmethod
-    def of(cls, shape: Shape, cost_ns: int, rows: Ints, pieces: Ints) -> Way:
+    def of(cls, cost_ns: int, rows: Ints, pieces: Ints) -> Way:
         """Make one of the tables of rows and of pieces that a kernel found."""
-        return cls(shape, cost_ns, list(map(Row._make, rows[1:].tolist())), list(map(Piece._make, pieces.tolist())))
+        return cls(cost_ns, list(map(Row._make, rows[1:].tolist())), list(map(Piece._make, pieces.tolist())))
 
 
 def world_for(network: Network, server: str, gets: Sequence[GetCandidate], helpers: Sequence[Aggregator]) -> World:
@@ -89,13 +86,13 @@ def make_fan(
         direct=first[0] + to_gets,
         model=first[0] + to_hosts,
         onward=first[1:, None] + to_gets,
+        between=first[1:, None] + to_hosts,
         bits=bits,
         own=np.array([place.get(g.destination, -1) for g in gets], np.int64),
         most=np.array([d.most_updates for d in distributors], np.int64),
-        scalars=np.array([bits.max(), ready_ns, objective is Objective.LAST_COMMIT], np.int64),
+        scalars=np.array([bits.max(), ready_ns, objective is Objective.LAST_COMMIT, 8 * chunk_bytes], np.int64),
     )
-    spreading = Spreading(between=first[1:, None] + to_hosts, chunk=np.array([8 * chunk_bytes], np.int64))
-    return Fan(server, gets, distributors, world, handing, spreading)
+    return Fan(server, gets, distributors, world, handing)
 
 
 def _arrivals(fan: Fan, way: Way) -> list[int]:
@@ -106,12 +103,12 @@ def _arrivals(fan: Fan, way: Way) -> list[int]:
 
 def _routes(fan: Fan, way: Way) -> list[int]:
     """Return the route of each row."""
-    handing, between = fan.handing, fan.spreading.between
+    handing = fan.handing
     direct, model = handing.direct.tolist(), handing.model.tolist()
     return [
         (direct[row.what] if row.what >= 0 else model[~row.what])
         if row.by == BY_SERVER
-        else int(handing.onward[row.by, row.what] if row.what >= 0 else between[row.by, ~row.what])
+        else int(handing.onward[row.by, row.what] if row.what >= 0 else handing.between[row.by, ~row.what])
         for row in way.rows
     ]
 
@@ -119,7 +116,7 @@ def _routes(fan: Fan, way: Way) -> list[int]:
 def transfers_of(fan: Fan, way: Way, index: int) -> Iterator[Transfer]:
     """Make the transfers of a way; the first of them is number ``index`` of its plan."""
     brought: dict[int, int] = {}
-    model_bytes, is_tree = int(fan.handing.scalars[0]) // 8, way.shape is Shape.TREE
+    model_bytes = int(fan.handing.scalars[0]) // 8
     columns = zip(way.rows, _routes(fan, way), _arrivals(fan, way), strict=True)
     for number, (row, route, arrive_ns) in enumerate(columns, start=index):
         get = fan.gets[row.what] if row.what >= 0 else None
@@ -139,7 +136,7 @@ def transfers_of(fan: Fan, way: Way, index: int) -> Iterator[Transfer]:
             arrive_ns=arrive_ns,
             get=get.get if get else None,
             inputs=() if row.by == BY_SERVER else (brought[row.by],),
-            cut_through=is_tree and row.by != BY_SERVER,
+            cut_through=row.by != BY_SERVER,
         )
 
 
@@ -153,7 +150,7 @@ def answers_of(fan: Fan, way: Way, index: int, now_ns: int) -> tuple[Sequence[Ge
         row = way.rows[place]
         took = f"{max(0, arrive_ns[place] - now_ns) / 1e6:.1f} ms"
         by = "the server" if row.by == BY_SERVER else fan.distributors[row.by].host
-        reason = f"from {by}, one of {len(way.rows)} transfers of the model ({way.shape.name.lower()}): {took}"
+        reason = f"from {by}, one of {len(way.rows)} transfers of the model (tree): {took}"
         return GetServed(
             get=fan.gets[row.what].get, transfer=index + place, arrive_ns=arrive_ns[place], reason=reason
         )  # fmt: skip

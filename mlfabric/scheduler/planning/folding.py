@@ -51,6 +51,5 @@ def fold(pending: Sequence[Pending], lot: Lot, *, gamma: float, now_ns: int) -> 
         fixed=0,
         direct=None,
         planned=[True] * (len(items) + len(lot.updates)),
-        tensor_bits=np.concatenate((single, lot.bits)) if 2 in tensors else None,
     )
     return Folded(together, {item[0].update: tuple(p.update for p in item) for item in items})

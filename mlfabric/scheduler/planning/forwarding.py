@@ -1,4 +1,4 @@
-"""What the ways of forwarding (direct, stored, trees) are given and give back."""
+"""What the ways of forwarding (direct, trees) are given and give back."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ class Lot(NamedTuple):
     ``direct``: each one's profile if it goes directly, found by the ordering, as columns; None to plan them in this
     order.
     ``planned``: False for what was on its way before, so that its profile is reserved already.
-    ``tensor_bits``: one tensor of each, which is what counts in a sum of several; None if all are one tensor.
     """
 
     updates: Sequence[UpdateId]
@@ -32,7 +31,18 @@ class Lot(NamedTuple):
     fixed: int
     direct: Profiles | None
     planned: Sequence[bool]
-    tensor_bits: Ints | None = None
+
+    def part(self, begin: int, end: int) -> Lot:
+        """Return the updates at some places; what is fixed lies in the first part."""
+        return Lot(
+            updates=self.updates[begin:end],
+            sources=self.sources[begin:end],
+            bits=self.bits[begin:end],
+            ready_ns=self.ready_ns[begin:end],
+            fixed=0 if begin else self.fixed,
+            direct=None if begin else self.direct,
+            planned=self.planned[begin:end],
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

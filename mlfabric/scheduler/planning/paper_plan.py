@@ -26,13 +26,15 @@ def plan_by_paper(batch: Batch, network: Network, state: FabricState, config: Pl
     """
     if config.consistency not in (Consistency.ASYNCHRONOUS, Consistency.SYNCHRONOUS):
         raise UsageError("the paper's planner plans updates to a server; consistency: asynchronous, synchronous")
-    batch, state, config = replace(batch, gets=()), replace(state, replica=None), replace(config, div_max=None)
+    shapes = frozenset({Shape.DIRECT, Shape.STORED})
+    batch, state = replace(batch, gets=()), replace(state, replica=None)
+    config = replace(config, div_max=None, shapes=shapes)
     check_problem(batch, network, state, config)
     tau_max = config.tau_max if config.consistency is Consistency.ASYNCHRONOUS else None
     placed, left = order_updates(
         batch.updates, network, [state.server], v_init=state.v_init, tau_max=tau_max, now_ns=state.now_ns
     )
-    helpers = [a for a in state.aggregators if a.host != state.server] if Shape.STORED in config.shapes else []
+    helpers = [a for a in state.aggregators if a.host != state.server]
     order, carried = [choice.update for choice in placed], 2 if config.gamma > 0 else 1
     legs = aggregate(order, network, state.server, helpers, now_ns=state.now_ns, carried=carried)
     flying = {candidate.update for candidate in batch.updates if candidate.in_flight}

@@ -63,9 +63,8 @@ def _world(batch: Batch, network: Network, state: FabricState) -> World:
     helpers = dict.fromkeys(aggregator.host for aggregator in state.aggregators)
     destinations = dict.fromkeys((*helpers, state.server))
     if state.replica is not None:
-        own = dict.fromkeys(aggregator.host for aggregator in state.replica.aggregators)
-        sources |= dict.fromkeys(pending.source for pending in state.replica.pending) | own
-        destinations |= own | {state.replica.host: None}
+        sources |= dict.fromkeys(pending.source for pending in state.replica.pending)
+        destinations[state.replica.host] = None
     return World(network, tuple(sources | helpers), tuple(destinations))
 
 
@@ -88,7 +87,6 @@ def _handed_out(
         objective=objective_of(config),
         chunk_bytes=config.chunk_bytes,
         shapes=config.shapes,
-        effort=config.effort,
         index=len(pushed.transfers),
     )
     return found, held

@@ -9,11 +9,11 @@ from mlfabric.scheduler.planning.values import Candidate, GetCandidate
 from mlfabric.values import dataclass
 
 __all__ = [
+    "OWN_SHAPES",
     "Aggregator",
     "Batch",
     "Consistency",
     "DivergenceBound",
-    "Effort",
     "FabricState",
     "Objective",
     "Pending",
@@ -49,11 +49,8 @@ class Shape(Enum):
     STRIPES = "in parts, each through a tree of its own in which other workers pass on"
 
 
-class Effort(Enum):
-    """How many candidates a plan is the best of."""
-
-    FULL = "as many as a live fabric has time for"
-    LEAN = "some of them: half the time, where very many plans are made and each counts little"
+OWN_SHAPES = frozenset(Shape) - {Shape.STORED}
+"""What our planner makes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,13 +100,11 @@ class Replica:
     """The replica and its lead.
 
     Args:
-        aggregators: of its own; none of them serves the primary at the same time.
         pending: the lead before this batch, oldest first.
         history_norm: l2 norm of the primary's momentum history h after its last commit.
     """
 
     host: str
-    aggregators: tuple[Aggregator, ...] = ()
     pending: tuple[Pending, ...] = ()
     history_norm: float = 0.0
 
@@ -159,22 +154,17 @@ class PlannerConfig:
         div_max: None for no bound, which needs no replica.
         replicate_from: share of ``div_max`` that the lead may reach before anything is sent to the replica, 0 to 1.
         slack: how many iterations a worker may be ahead of the slowest (stale-synchronous).
-        search: how many other plans a small batch is compared with, >= 0; 0 keeps to the paper's choice.
         group_ns: what each group of a plan costs beside its updates' commit times (MEAN_COMMIT), >= 0: others wait for
             the server's link while it comes in.
-        effort: how many trees, and how many ways to hand a model on, are tried; with lean effort updates that trees may
-            carry are not planned STORED besides.
     """
 
     consistency: Consistency = Consistency.ASYNCHRONOUS
     objective: Objective = Objective.MEAN_COMMIT
     tau_max: int | None = None
-    shapes: frozenset[Shape] = frozenset(Shape)
+    shapes: frozenset[Shape] = OWN_SHAPES
     gamma: float = 0.0
     chunk_bytes: int = 64_000
     div_max: DivergenceBound | None = None
     replicate_from: float = 0.5
     slack: int = 0
-    search: int = 2000
     group_ns: int = 0
-    effort: Effort = Effort.FULL

@@ -13,18 +13,16 @@ import numpy as np
 
 from mlfabric.network import Network
 from mlfabric.scheduler.planning.committing import Sequenced
+from mlfabric.scheduler.planning.direct import forward_directly
 from mlfabric.scheduler.planning.fluid.world import World
 from mlfabric.scheduler.planning.forwarding import Forwarding, Lot
 from mlfabric.scheduler.planning.lazy import Lazy, joined
 from mlfabric.scheduler.planning.lists import order_lists
 from mlfabric.scheduler.planning.ordering import order
 from mlfabric.scheduler.planning.plan import Commit, Deferred, Group, Kind, Punt, ReplicaStep, Toward, Transfer
-from mlfabric.scheduler.planning.problem import Batch, Consistency, Effort, FabricState, Objective, PlannerConfig, Shape
+from mlfabric.scheduler.planning.problem import Batch, Consistency, FabricState, Objective, PlannerConfig, Shape
 from mlfabric.scheduler.planning.profiles import Placed, Profiles
 from mlfabric.scheduler.planning.replication import Replication, replicate
-from mlfabric.scheduler.planning.search import MOST_UPDATES, improve, reordered
-from mlfabric.scheduler.planning.stored import forward_stored
-from mlfabric.scheduler.planning.trees import MOST_UPDATES as MOST_STREAMED
 from mlfabric.scheduler.planning.trees import forward_trees
 from mlfabric.scheduler.planning.values import Left, Ordering, Slot
 from mlfabric.values import dataclass
@@ -133,7 +131,8 @@ def _directly(batch: Batch, ordering: Ordering, network: Network, state: FabricS
 
 def _forwarded(batch: Batch, ordering: Ordering, state: FabricState, config: PlannerConfig, world: World) -> Pushed:
     """Let the best of the allowed shapes bring the updates to the primary, then plan what the replica gets."""
-    ordering, lot, forwarding = _best(ordering, _lot(ordering, batch), world, state, config)
+    lot = _lot(ordering, batch)
+    forwarding = _best(lot, world, state, config)
     bounded = state.replica is not None and config.div_max is not None
     norms = {candidate.update: candidate.norm for candidate in batch.updates} if bounded else {}
     replication = replicate(
@@ -213,70 +212,29 @@ def _lot(ordering: Ordering, batch: Batch) -> Lot:
     )
 
 
-def _best(
-    ordering: Ordering, lot: Lot, world: World, state: FabricState, config: PlannerConfig
-) -> tuple[Ordering, Lot, Forwarding]:
-    """Return the shape with the least objective, of equals the simplest; a small batch may be ordered anew for it."""
+def _best(lot: Lot, world: World, state: FabricState, config: PlannerConfig) -> Forwarding:
+    """Return the shape with the least objective; of equals the simplest."""
     server, now_ns, objective = state.server, state.now_ns, objective_of(config)
-    carried, toward = 2 if config.gamma > 0 else 1, Toward.PRIMARY
     group_ns = config.group_ns if objective is Objective.MEAN_COMMIT else 0
 
     def cost_ns(found: Forwarding) -> int:
         return found.cost(objective, now_ns) + group_ns * len(found.groups)
 
-    aggregators = state.aggregators if len(lot.updates) > 1 else ()
-    by_trees = Shape.TREE in config.shapes and len(lot.updates) - lot.fixed <= MOST_STREAMED
-    stored = aggregators if Shape.STORED in config.shapes and not (by_trees and config.effort is Effort.LEAN) else ()
-    forwarding = forward_stored(
-        lot,
-        world,
-        world.lines,
-        server,
-        stored,
-        now_ns=now_ns,
-        objective=objective,
-        carried=carried,
-        toward=toward,
-    )
-    best = ordering, lot, forwarding
-    small = len(lot.updates) <= MOST_UPDATES and config.consistency is not Consistency.STALE_SYNCHRONOUS
-    if stored and small and config.search:
-        found = improve(
-            lot,
-            forwarding,
-            world,
-            world.lines,
-            server,
-            stored,
-            now_ns=now_ns,
-            objective=objective,
-            carried=carried,
-            toward=toward,
-            deadlines=_deadlines(ordering),
-            evaluations=config.search,
-        )
-        if found is not None:
-            best = reordered(ordering, found.order), found.lot, found.forwarding
-    if aggregators and Shape.TREE in config.shapes:
+    best = forward_directly(lot, world, world.lines, server, now_ns=now_ns, toward=Toward.PRIMARY)
+    if state.aggregators and len(lot.updates) > 1 and Shape.TREE in config.shapes:
         tree = forward_trees(
             lot,
             world,
             world.lines,
             server,
-            aggregators,
+            state.aggregators,
             now_ns=now_ns,
             objective=objective,
-            carried=carried,
+            carried=2 if config.gamma > 0 else 1,
             chunk_bytes=config.chunk_bytes,
-            toward=toward,
+            toward=Toward.PRIMARY,
             group_ns=group_ns,
-            effort=config.effort,
         )
-        if tree is not None and cost_ns(tree) < cost_ns(best[2]):
-            best = ordering, lot, tree
+        if tree is not None and cost_ns(tree) < cost_ns(best):
+            best = tree
     return best
-
-
-def _deadlines(ordering: Ordering) -> list[int] | None:
-    found = [slot.deadline for slot in ordering.slots if slot.deadline is not None]
-    return found if len(found) == len(ordering.slots) else None

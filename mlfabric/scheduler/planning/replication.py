@@ -4,10 +4,10 @@ The sequence is what the replica is behind already (*pending*: committed, their 
 commits in order. The replica holds a prefix of it; the rest, up to an instant's last commit, is the lead then.
 
 1. Nothing is sent if no bound asks for it, or if even so the lead stays within ``replicate_from`` of the bound.
-2. Else all is planned tentatively by algorithm 3 over what the primary's plan leaves free: in front what each worker
-   folds of its pending updates into one item, then the batch. A group is a *step*; those with pending updates are one.
+2. Else all is planned tentatively, each update directly, over what the primary's plan leaves free: in front what each
+   worker folds of its pending updates into one item, then the batch. An update is a *step*; all pending ones are one.
    It counts as held when it and all steps before it have arrived and its last member is committed: the replica cannot
-   use half a sum.
+   use half of a fold.
 3. Steps that are there by the last commit are kept. A commit at which the bound would not hold waits for the first
    further step that makes it hold; all steps up to that one are kept. If that is the step that it is in itself, it and
    the rest of that step are committed at one instant; the bound is asked for once for each instant. If no step makes it
@@ -15,7 +15,7 @@ commits in order. The replica holds a prefix of it; the rest, up to an instant's
 4. What is not kept is punted: it is pending for the next plan. What is deferred counts as punted too.
 
 Settled here: a worker is known by its name, and its fold leaves from where its latest update is. The first item that
-cannot be sent ends the lot, as algorithm 3 has it. A bound of 0 allows no lead, not even of updates without length.
+cannot be sent ends the lot. A bound of 0 allows no lead, not even of updates without length.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import numpy as np
 
 from mlfabric.divergence import Lead, Limit, Momentum, as_norm, units_above
 from mlfabric.protocol import UpdateId
+from mlfabric.scheduler.planning.direct import forward_directly
 from mlfabric.scheduler.planning.fluid.lines import Ints, Lines
 from mlfabric.scheduler.planning.fluid.world import World
 from mlfabric.scheduler.planning.folding import Folded, fold
@@ -35,8 +36,7 @@ from mlfabric.scheduler.planning.forwarding import Forwarding, Lot
 from mlfabric.scheduler.planning.gating import Gated, Steps, gate
 from mlfabric.scheduler.planning.lazy import Lazy
 from mlfabric.scheduler.planning.plan import Deferred, Punt, ReplicaStep, Toward, Transfer
-from mlfabric.scheduler.planning.problem import Objective, PlannerConfig, Replica
-from mlfabric.scheduler.planning.stored import forward_stored
+from mlfabric.scheduler.planning.problem import PlannerConfig, Replica
 
 __all__ = ["Replication", "replicate"]
 
@@ -78,8 +78,7 @@ def replicate(
         lot: what is to be committed, in that order; ``ready_ns`` is when its worker has it.
         norms: l2 norm of each.
         arrive_ns: when each is with the primary.
-        world: knows the ways from all sources (those of pending updates too) and the replica's aggregators to these
-            aggregators and the replica.
+        world: knows the ways from all sources, those of pending updates too, to the replica.
         lines: what the transfers to the primary leave free; they stay as they are.
         first_transfer: how many transfers come before the replica's in the plan.
     """
@@ -96,17 +95,7 @@ def replicate(
     if not lot.updates or small.allows(lead, 0, len(sequence)):
         return _nothing_sent(commit_ns, sequence, lambda: f"the lead stays at {_amount(lead, limit, 0, len(sequence))}")
     folded = fold(replica.pending, lot, gamma=config.gamma, now_ns=now_ns)
-    forwarding = forward_stored(
-        folded.lot,
-        world,
-        lines,
-        replica.host,
-        replica.aggregators,
-        now_ns=now_ns,
-        objective=Objective.LAST_COMMIT,
-        carried=2 if config.gamma > 0 else 1,
-        toward=Toward.REPLICA,
-    )
+    forwarding = forward_directly(folded.lot, world, lines, replica.host, now_ns=now_ns, toward=Toward.REPLICA)
     steps = Steps.of(forwarding, len(folded.folds), len(replica.pending))
     gated = gate(lead, limit, steps, commit_ns.tolist(), len(replica.pending))
     found = _Found(sequence, lead, limit, folded, forwarding, steps, gated, first_transfer, now_ns)
@@ -155,10 +144,9 @@ class _Found:
         )
 
     def transfer(self, i: int) -> Transfer:
-        """Name all updates of what was folded, and inputs as the plan numbers them."""
+        """Name all updates of what was folded."""
         transfer = self.forwarding.transfers[i]
-        inputs = tuple(self.first_transfer + k for k in transfer.inputs)
-        return replace(transfer, members=tuple(self.folded.members(transfer.members)), inputs=inputs)
+        return replace(transfer, members=tuple(self.folded.members(transfer.members)))
 
     def punt(self, place: int) -> Punt:
         return Punt(update=self.sequence[place], reason=self._why_punted(place))

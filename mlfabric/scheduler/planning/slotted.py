@@ -22,7 +22,6 @@ from mlfabric.network import LinkId, Network, Path, Profile
 from mlfabric.protocol import UpdateId
 from mlfabric.scheduler.planning.fluid.jit import plain
 from mlfabric.scheduler.planning.fluid.lines import Ints
-from mlfabric.scheduler.planning.fluid.search_kernel import commit_order
 from mlfabric.scheduler.planning.plan import Kind, Plan, Toward
 from mlfabric.scheduler.planning.positions import worst_due
 from mlfabric.scheduler.planning.problem import Batch, Consistency, FabricState, Objective, PlannerConfig
@@ -260,15 +259,37 @@ def _committed(
     problem: Slotted, decisions: Decisions, arrivals: Sequence[int], closed: tuple[int, ...], summed: tuple[int, ...]
 ) -> Replayed | None:
     chosen = sorted(decisions.sequence)
-    where = np.array([decisions.where[i] for i in chosen], np.int64)
-    at = np.array([arrivals[i] for i in chosen], np.int64)
-    deadlines = np.array([problem.deadlines[i] for i in chosen], np.int64)
-    order, marks = np.zeros_like(at), np.zeros_like(at)
-    if not commit_order(where, at, deadlines, np.argsort(deadlines, kind="stable"), marks, order):
+    order = _commit_order(problem, decisions.where, arrivals, chosen)
+    if order is None:
         return None
     commits, reached = [-1] * len(arrivals), 0
-    for n in order.tolist():
-        reached = max(reached, int(at[n]))
-        commits[chosen[n]] = reached
+    for i in order:
+        reached = max(reached, arrivals[i])
+        commits[i] = reached
     cost = problem.cost([commits[i] for i in chosen])
-    return Replayed(tuple(commits), tuple(chosen[n] for n in order), closed, summed, cost)
+    return Replayed(tuple(commits), tuple(order), closed, summed, cost)
+
+
+def _commit_order(
+    problem: Slotted, where: Sequence[int], arrivals: Sequence[int], chosen: Sequence[int]
+) -> list[int] | None:
+    """Order updates for commit, groups together, each within its deadline; None if that cannot be.
+
+    From the last position back, each goes to the latest arrival that may come so late (any such choice leaves the rest
+    feasible, as it only lets the others come earlier); members of a group by deadline.
+    """
+    groups: dict[int, list[int]] = {}
+    for i in sorted(chosen, key=lambda i: problem.deadlines[i]):
+        groups.setdefault(where[i] if where[i] > DIRECT else -1 - i, []).append(i)
+    left, order = list(groups.values()), list[int]()
+    while left:
+        begin = sum(map(len, left)) + 1
+        may_end = [
+            group for group in left if all(problem.deadlines[i] >= begin - len(group) + n for n, i in enumerate(group))
+        ]
+        if not may_end:
+            return None
+        last = max(may_end, key=lambda group: (arrivals[group[0]], -group[0]))
+        left.remove(last)
+        order = [*last, *order]
+    return order

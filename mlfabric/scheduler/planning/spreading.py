@@ -17,7 +17,8 @@ It matters in which order they are taken. These are tried, the cheapest is the a
 * hosts of distributors first, after the model was sent to 1, 2, 4, ... distributors who have no get themselves; those
   who then hand it on to nobody are left out again.
 
-For more than 64 gets, and with lean effort, only the first two are tried.
+For more than 64 gets only the first are tried: in order, hosts of distributors first, and those after all distributors
+who have no get themselves.
 """
 
 from __future__ import annotations
@@ -31,31 +32,28 @@ from mlfabric.scheduler.planning.fans import Fan, Way
 from mlfabric.scheduler.planning.fluid import reserving, spread_kernel
 from mlfabric.scheduler.planning.fluid.lines import Ints
 from mlfabric.scheduler.planning.fluid.shortest import Transfers
-from mlfabric.scheduler.planning.problem import Effort, Shape
 
 __all__ = ["spread"]
 
 MANY_GETS = 64
 
 
-def spread(fan: Fan, effort: Effort = Effort.FULL) -> Way | None:
+def spread(fan: Fan) -> Way | None:
     """Return the cheapest way found; None if there is none."""
     best: tuple[int, Ints, Ints] | None = None
-    for items in _orders(fan, effort):
+    for items in _orders(fan):
         answered, rows, pieces = _served(fan, items)
         cost_ns = fan.cost_ns(answered.tolist())
         if int(answered.max()) < HORIZON_NS and (best is None or cost_ns < best[0]):
             best = cost_ns, rows, pieces
-    return Way.of(Shape.TREE, *best) if best else None
+    return Way.of(*best) if best else None
 
 
 def _served(fan: Fan, items: Sequence[int]) -> tuple[Ints, Ints, Ints]:
     """Serve items in turn, again without distributors that have nobody to hand the model on to."""
     world = fan.world
     while True:
-        answered, rows, pieces, _ = spread_kernel.spread(
-            world.lines, world.routes, fan.handing, fan.spreading, np.array(items, np.int64)
-        )
+        answered, rows, pieces = spread_kernel.spread(world.lines, world.routes, fan.handing, np.array(items, np.int64))
         useful = {~by for by in rows[1:, 1].tolist()}
         needed = [item for item in items if item >= 0 or item in useful]
         if len(needed) == len(items):
@@ -80,14 +78,18 @@ def _onward_ns(fan: Fan, solo_ns: Sequence[int]) -> list[int]:
     return _alone_ns(fan, handing.onward[range(len(to)), to], handing.bits[to])
 
 
-def _orders(fan: Fan, effort: Effort) -> Iterator[list[int]]:
+def _orders(fan: Fan) -> Iterator[list[int]]:
     own = fan.handing.own.tolist()
     items = list(dict.fromkeys(~j if j >= 0 else g for g, j in enumerate(own)))
+    own_items = set(items)
     by_order, helpers_first = items, sorted(items, key=lambda item: item >= 0)
     yield by_order
     if helpers_first != by_order:
         yield helpers_first
-    if len(own) > MANY_GETS or effort is Effort.LEAN:
+    relays = [~j for j in range(len(fan.distributors)) if ~j not in own_items]
+    if len(own) > MANY_GETS:
+        if relays:
+            yield relays + helpers_first
         return
     solo_ns = _alone_ns(fan, fan.handing.direct, fan.handing.bits)
     span_ns = {~j if j >= 0 else g: solo_ns[g] for g, j in enumerate(own)}
@@ -103,7 +105,6 @@ def _orders(fan: Fan, effort: Effort) -> Iterator[list[int]]:
         yield passing
         if slow:
             yield slow + [item for item in passing if span_ns[item] <= many_ns]
-    relays = [~j for j in range(len(fan.distributors)) if ~j not in span_ns]
     count = 1
     while relays and count < 2 * len(relays):
         yield relays[:count] + helpers_first

@@ -3,14 +3,16 @@
 A forest is a sequence of groups, neighbours in the order of commits; each is an update by itself or is summed along a
 tree of aggregators' hosts and arrives as one. When a stream may start is in ``fluid/stream_kernel.py``, how a tree is
 shaped in ``fluid/stream_shape.py``, which forests are tried in ``fluid/stream_search.py``. A host passes on for one
-group at most. Lots of more than MOST_UPDATES are not planned this way: their own transfers keep the destination's way
-in busy for long, so that there is little to be won, and the search takes quadratic time.
+group at most. The search takes quadratic time, so a lot of more than MOST_UPDATES is cut into parts of nearly equal
+size, which are planned one after the other; each has aggregators of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import accumulate, chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -18,21 +20,22 @@ from numpy.typing import NDArray
 
 from mlfabric.network import Network, Piece, Profile
 from mlfabric.protocol import UpdateId
-from mlfabric.scheduler.planning.fluid.lines import HORIZON_NS, Ints, Lines
+from mlfabric.scheduler.planning.direct import Sent, forward_directly, send
+from mlfabric.scheduler.planning.fluid.lines import HORIZON_NS, Lines
 from mlfabric.scheduler.planning.fluid.stream_field import FAR_NS, Field, Members, limits_of, survey_field
-from mlfabric.scheduler.planning.fluid.stream_forest import run_all, send_fixed
+from mlfabric.scheduler.planning.fluid.stream_forest import run_all
 from mlfabric.scheduler.planning.fluid.stream_search import Forest, find_forest
 from mlfabric.scheduler.planning.fluid.world import World
 from mlfabric.scheduler.planning.forwarding import Forwarding, Lot
 from mlfabric.scheduler.planning.lazy import Lazy
 from mlfabric.scheduler.planning.plan import Kind, Toward, Transfer
-from mlfabric.scheduler.planning.problem import Aggregator, Effort, Objective, Shape
-from mlfabric.scheduler.planning.streams import Hosts, inputs_of, profile_at
+from mlfabric.scheduler.planning.problem import Aggregator, Objective, Shape
+from mlfabric.scheduler.planning.streams import Hosts, inputs_of
 
 __all__ = ["MOST_UPDATES", "forward_trees", "warm"]
 
-MOST_UPDATES = 300
-_MOST_STREAMS = {Effort.FULL: (1000, 28), Effort.LEAN: (100, 3)}  # and per update; so a call takes milliseconds
+MOST_UPDATES, LEAST_AGGREGATORS = 150, 4
+_MOST_STREAMS, _STREAMS_EACH = 400, 6  # of one search, and for each update; so a call takes milliseconds
 _SHARES = np.array([9, 12, 32, 4096], np.int64)
 
 
@@ -49,9 +52,8 @@ def forward_trees(
     chunk_bytes: int,
     toward: Toward,
     group_ns: int = 0,
-    effort: Effort = Effort.FULL,
 ) -> Forwarding | None:
-    """Find the best forest of cut-through trees for a lot.
+    """Find a good forest of cut-through trees for a lot.
 
     Args:
         lot: its first ``fixed`` updates go directly.
@@ -60,17 +62,89 @@ def forward_trees(
         carried: how many tensors a sum of several updates is.
         chunk_bytes: what is received of every input before it is sent on.
         group_ns: what each group costs beside the commit times of its updates.
-        effort: how many streams may be planned in the search.
 
     Returns:
-        The best forest found, or None: fewer than two updates may be summed, or more than MOST_UPDATES, nobody may
-        sum, or no forest arrives within days.
+        The best forest found, or None: fewer than two updates may be summed, nobody may sum, or no forest arrives
+        within days.
     """
+    found: list[Forwarding] = []
+    reached_ns = now_ns
+    for part, helpers in _parts(lot, [a for a in aggregators if a.host != destination]):
+        forest = _forest(
+            part, world, lines, destination, helpers, now_ns=now_ns, objective=objective, carried=carried,
+            chunk_bytes=chunk_bytes, toward=toward, group_ns=group_ns, reached_ns=reached_ns,
+        )  # fmt: skip
+        if forest is None and len(part.updates) < len(lot.updates):
+            forest = forward_directly(part, world, lines, destination, now_ns=now_ns, toward=toward)
+        if forest is None or len(forest.arrive_ns) < len(part.updates):
+            return None
+        lines, reached_ns = forest.lines, max(reached_ns, int(forest.arrive_ns.max()))
+        found.append(forest)
+    return found[0] if len(found) == 1 else _joined(found)
+
+
+def _parts(lot: Lot, aggregators: Sequence[Aggregator]) -> Iterator[tuple[Lot, list[Aggregator]]]:
+    """Cut a lot into parts, each with an equal share of the aggregators, on its own hosts if possible."""
+    moving = len(lot.updates) - lot.fixed
+    count = max(1, min(-(-moving // MOST_UPDATES), len({a.host for a in aggregators}) // LEAST_AGGREGATORS))
+    ends = [lot.fixed + moving * n // count for n in range(1, count + 1)]
+    own: dict[str, int] = {}
+    for n, (begin, end) in enumerate(pairwise([0, *ends])):
+        for source in lot.sources[begin:end]:
+            own.setdefault(source, n)
+    shares: list[list[Aggregator]] = [[] for _ in ends]
+    others: list[Aggregator] = []
+    for aggregator in aggregators:
+        share = shares[own.get(aggregator.host, 0)]
+        fits = aggregator.host in own and len(share) < -(-len(aggregators) // count)
+        (share if fits else others).append(aggregator)
+    for aggregator in others:
+        min(shares, key=len).append(aggregator)
+    for (begin, end), helpers in zip(pairwise([0, *ends]), shares, strict=True):
+        yield lot if count == 1 else lot.part(begin, end), helpers
+
+
+def _joined(found: Sequence[Forwarding]) -> Forwarding:
+    """Make one forwarding of those of the parts of a lot."""
+    places = [0, *accumulate(len(one.arrive_ns) for one in found)]
+    numbers = [0, *accumulate(len(one.transfers) for one in found)]
+
+    def transfer(i: int) -> Transfer:
+        n = bisect_right(numbers, i) - 1
+        made = found[n].transfers[i - numbers[n]]
+        return replace(made, inputs=tuple([numbers[n] + k for k in made.inputs])) if made.inputs else made
+
+    return Forwarding(
+        shape=Shape.TREE if any(one.shape is Shape.TREE for one in found) else Shape.DIRECT,
+        arrive_ns=np.concatenate([one.arrive_ns for one in found]),
+        groups=[(at + a, at + b) for at, one in zip(places[:-1], found, strict=True) for a, b in one.groups],
+        last=[at + i for at, one in zip(numbers[:-1], found, strict=True) for i in one.last],
+        transfers=Lazy(numbers[-1], transfer),
+        lines=found[-1].lines,
+    )
+
+
+def _forest(
+    lot: Lot,
+    world: World,
+    lines: Lines,
+    destination: str,
+    aggregators: Sequence[Aggregator],
+    *,
+    now_ns: int,
+    objective: Objective,
+    carried: int,
+    chunk_bytes: int,
+    toward: Toward,
+    group_ns: int,
+    reached_ns: int,
+) -> Forwarding | None:
+    """Find the best forest for a lot that is small enough; ``reached_ns`` is when all before it are committed."""
     count = len(lot.updates)
     hosts = Hosts(lot.sources[lot.fixed :], aggregators, destination)
-    if not 2 <= count - lot.fixed <= MOST_UPDATES or not hosts.may_sum.any():
+    if count - lot.fixed < 2 or not hosts.may_sum.any():
         return None
-    fixed = _send_fixed(lot, world, lines, destination, now_ns)
+    fixed = send(lot, lot.fixed, world, lines, destination, now_ns=now_ns, toward=toward)
     if fixed.end_ns.size and fixed.end_ns.max() >= HORIZON_NS:
         return None
     unit_bits = max(1, int(lot.bits[lot.fixed :].max()))
@@ -79,46 +153,19 @@ def forward_trees(
     choices = _choices(field, count - lot.fixed)
     if not len(choices):
         return None
-    members = _members(lot, hosts, destination)
-    mean, (most, each) = objective is Objective.MEAN_COMMIT, _MOST_STREAMS[effort]
-    commits = np.maximum.accumulate(np.maximum(fixed.arrive_ns, now_ns)) - now_ns
+    members, mean = _members(lot, hosts, destination), objective is Objective.MEAN_COMMIT
+    commits = np.maximum.accumulate(np.maximum(fixed.arrive_ns, reached_ns)) - now_ns
     before = 0 if not commits.size else int(commits.sum() if mean else commits[-1])
     forest, progress = find_forest(
         field, members, world.routes, fixed.lines, lot.fixed,
-        int(fixed.end_ns.max(initial=now_ns)), int(fixed.arrive_ns.max(initial=now_ns)), before, mean,
-        *_cases(count - lot.fixed), choices, most + each * count,
+        int(fixed.end_ns.max(initial=reached_ns)), int(fixed.arrive_ns.max(initial=reached_ns)), before, mean,
+        *_cases(field, count - lot.fixed), choices, _MOST_STREAMS + _STREAMS_EACH * count,
     )  # fmt: skip
     if progress[0] >= FAR_NS * count:
         return None
     rows, free = run_all(fixed.lines, world.routes, forest.streams, int(forest.counts[0]), 8 * chunk_bytes)
     found = _Found(lot, world, hosts, fixed, forest, rows, toward)
     return found.forwarding(free) if found.is_sound(aggregators) else None
-
-
-@dataclass(frozen=True, slots=True)
-class _Fixed:
-    """The first updates of a lot, which go directly."""
-
-    end_ns: Ints
-    arrive_ns: Ints
-    rows: NDArray[np.int64]
-    first: Ints
-    lines: Lines
-
-
-def _send_fixed(lot: Lot, world: World, lines: Lines, destination: str, now_ns: int) -> _Fixed:
-    route = np.array([world.route(source, destination) for source in lot.sources[: lot.fixed]], np.int64)
-    reserved = 1 - np.array(lot.planned[: lot.fixed], np.int64)
-    ready_ns = np.maximum(lot.ready_ns[: lot.fixed], now_ns)
-    given = np.zeros((0, 4), np.int64)
-    if lot.direct is not None:
-        ready_ns = lot.direct.end_ns[: lot.fixed]
-        lengths = np.diff(lot.direct.first[: lot.fixed + 1])
-        owner = np.repeat(np.arange(lot.fixed), lengths)
-        given = np.column_stack([owner, lot.direct.pieces[: len(owner)]]).astype(np.int64)
-    bits, ready_ns = np.ascontiguousarray(lot.bits[: lot.fixed]), np.ascontiguousarray(ready_ns)
-    end_ns, rows, first, free = send_fixed(lines, world.routes, route, bits, ready_ns, reserved, given)
-    return _Fixed(end_ns, end_ns + world.routes.latency_ns[route], rows, first, free)
 
 
 def _members(lot: Lot, hosts: Hosts, destination: str) -> Members:
@@ -129,27 +176,47 @@ def _members(lot: Lot, hosts: Hosts, destination: str) -> Members:
     return Members(np.concatenate([apart, hosts.of_sources]), bits, ready_ns, directly)
 
 
-def _cases(count: int) -> tuple[NDArray[np.int64], int]:
-    """How many go directly, and how large the first group is: a coarse choice, then more; and how many are coarse."""
-    some = [(0, count), *((0, n) for n in (1, 2, 4, 8, 16, 32, 64) if n < count)]
+def _cases(field: Field, count: int) -> tuple[NDArray[np.int64], int]:
+    """How many go directly, and how large the first group is: a coarse choice, then more; and how many are coarse.
+
+    First come all in one group, and what fills the ways into the destination and into all who may sum for equally long.
+    """
+    able = np.append(field.rank_ns < FAR_NS, True)
+    rates = 1 / np.maximum(field.into_ns[able], 1)
+    share = round(count * float(rates[-1] / rates.sum()))
+    some = [(0, count), *([(share, count - share), (share, 0)] if 0 < share < count else [])]
+    some += [(0, n) for n in (1, 2, 4, 8, 16, 32, 64) if n < count]
     some += [(n, 0) for n in (4, 8, 16, 32, 64) if n < count]
     steps = [n for n in (2, 3, 5, 6, 10, 12, 20, 24, 28, 40, 48, 56, 80, 96, 128, 192, 256) if n < count]
     more = [(0, n) for n in steps if n > 2] + [(n, 0) for n in steps]
-    return np.array(some + more, np.int64), len(some)
+    return np.array(some + more, np.int64), 2
 
 
 def _choices(field: Field, count: int) -> NDArray[np.int64]:
-    """How slow a host may be to pass on; and all aggregators for one tree, or, if they are few, one for each."""
-    able = int((field.rank_ns < FAR_NS).sum())
+    """How slow a host may be to pass on; and all aggregators for one tree, or, if they are few, one for each.
+
+    First the limit that promises the earliest end: all updates, spread over the ways in of those within it, and then
+    the slowest of them passes on.
+    """
+    ranks, into_ns = field.rank_ns, field.into_ns[:-1]
+    able = int((ranks < FAR_NS).sum())
     each = (able, 1) if able < count else (able,)
-    return np.array([(limit, most) for limit in limits_of(field, _SHARES) for most in each], np.int64).reshape(-1, 2)
+
+    def promised_ns(limit_ns: int) -> float:
+        within = ranks <= limit_ns
+        return count / float((1 / np.maximum(into_ns[within], 1)).sum()) + float(ranks[within].max())
+
+    fastest = limits_of(field, _SHARES).tolist()
+    promising = sorted(fastest, key=promised_ns)
+    limits = dict.fromkeys(chain.from_iterable(zip(promising, fastest, strict=True)))
+    return np.array([(limit, most) for limit in limits for most in each], np.int64).reshape(-1, 2)
 
 
 class _Found:
     """The best forest, from which transfers are made when they are looked at."""
 
     def __init__(
-        self, lot: Lot, world: World, hosts: Hosts, fixed: _Fixed, forest: Forest, rows: Any, toward: Toward
+        self, lot: Lot, world: World, hosts: Hosts, fixed: Sent, forest: Forest, rows: Any, toward: Toward
     ) -> None:
         self._lot, self._world, self._hosts, self._fixed, self._forest = lot, world, hosts, fixed, forest
         self._rows, self._toward = rows, toward
@@ -169,7 +236,7 @@ class _Found:
         ends = self._forest.ends[: int(self._forest.counts[1])]
         serves: dict[str, int] = {}
         for k, members in enumerate(self._members):
-            if len(members) == 1:
+            if len(members) == 1 and not self._inputs[k]:
                 continue
             host = self._source(k)
             group = int(np.searchsorted(ends, members[0], side="right")) if members else -1
@@ -195,23 +262,7 @@ class _Found:
         )
 
     def _transfer(self, i: int) -> Transfer:
-        return self._fixed_one(i) if i < self._lot.fixed else self._stream(i - self._lot.fixed)
-
-    def _fixed_one(self, i: int) -> Transfer:
-        lot, fixed, end_ns = self._lot, self._fixed, int(self._fixed.end_ns[i])
-        return Transfer(
-            kind=Kind.UPDATE,
-            toward=self._toward,
-            source=lot.sources[i],
-            destination=self._hosts.names[-1],
-            path=self._world.path(self._world.route(lot.sources[i], self._hosts.names[-1])),
-            size_bytes=int(lot.bits[i]) // 8,
-            ready_ns=int(lot.ready_ns[i]),
-            profile=profile_at(fixed.rows, fixed.first, i, end_ns),
-            arrive_ns=int(fixed.arrive_ns[i]),
-            members=(lot.updates[i],),
-            planned=bool(lot.planned[i]),
-        )
+        return self._fixed.transfer(i) if i < self._lot.fixed else self._stream(i - self._lot.fixed)
 
     def _stream(self, k: int) -> Transfer:
         self._trace()

@@ -177,11 +177,10 @@ def a_full_plan() -> tuple[Plan, Network]:
             now_ns=NOW_NS,
             v_init=V_INIT,
             server="s",
-            aggregators=(Aggregator(host="a", most_updates=2), Aggregator(host="w5")),
+            aggregators=(Aggregator(host="a", most_updates=2), Aggregator(host="w5"), Aggregator(host="b")),
             distributors=(Aggregator(host="d"),),
             replica=Replica(
                 host="r",
-                aggregators=(Aggregator(host="b"),),
                 pending=(Pending(update=uid("old"), source="w1", size_bytes=SIZE, step_norm=2.0, update_norm=1.0),),
                 history_norm=1.0,
             ),

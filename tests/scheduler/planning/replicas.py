@@ -12,19 +12,17 @@ from hypothesis import strategies as st
 
 from mlfabric.network import Network, up_link
 from mlfabric.protocol import UpdateId
+from mlfabric.scheduler.planning.direct import forward_directly
 from mlfabric.scheduler.planning.fluid.world import World
 from mlfabric.scheduler.planning.forwarding import Forwarding, Lot
 from mlfabric.scheduler.planning.plan import Toward
 from mlfabric.scheduler.planning.problem import (
-    Aggregator,
     DivergenceBound,
-    Objective,
     Pending,
     PlannerConfig,
     Replica,
 )
 from mlfabric.scheduler.planning.replication import Replication, replicate
-from mlfabric.scheduler.planning.stored import forward_stored
 
 MS = 10**6
 SIZE = 1_000_000
@@ -40,7 +38,6 @@ class Scene:
     norms: list[float]
     div_max: DivergenceBound | None
     pending: list[tuple[str, float]] = field(default_factory=list)
-    aggregators: list[Aggregator] = field(default_factory=list)
     gamma: float = 0.0
     history_norm: float = 0.0
     replicate_from: float = 0.5
@@ -62,7 +59,6 @@ class Scene:
         )
         self.replica = Replica(
             host="r",
-            aggregators=tuple(self.aggregators),
             pending=tuple(
                 Pending(update=UpdateId(w, 0, i), source=w, size_bytes=SIZE, step_norm=norm, update_norm=norm)
                 for i, (w, norm) in enumerate(self.pending)
@@ -79,17 +75,7 @@ class Scene:
     @cached_property
     def primary(self) -> Forwarding:
         """Each goes directly; the kernels may have to be compiled for this, so not while a case is drawn."""
-        found = forward_stored(
-            self.lot,
-            self.world,
-            self.world.lines,
-            "s",
-            [],
-            now_ns=self.now_ns,
-            objective=Objective.MEAN_COMMIT,
-            carried=1,
-            toward=Toward.PRIMARY,
-        )
+        found = forward_directly(self.lot, self.world, self.world.lines, "s", now_ns=self.now_ns, toward=Toward.PRIMARY)
         assert len(found.arrive_ns) == len(self.sources)
         return found
 
@@ -154,7 +140,7 @@ def even(workers: int, **rates: tuple[int, int]) -> Network:
 def scenes(draw: st.DrawFn) -> Scene:
     workers = [f"w{i}" for i in range(draw(st.integers(1, 5)))]
     rate = st.sampled_from([1, 100, 100, 800])
-    hosts = {host: (draw(rate), draw(rate)) for host in [*workers, "s", "r", "b"]}
+    hosts = {host: (draw(rate), draw(rate)) for host in [*workers, "s", "r"]}
     network = star(hosts | {"z": (1, 1)}, draw(st.sampled_from([0, MS])))
     network.set_rate(up_link("z"), 0)
     if draw(st.integers(0, 9)) == 0:
@@ -174,7 +160,6 @@ def scenes(draw: st.DrawFn) -> Scene:
         draw(st.lists(norms, min_size=count, max_size=count)),
         draw(bounds),
         pending=draw(st.lists(st.tuples(owing, norms), max_size=5)),
-        aggregators=draw(st.sampled_from([[], [Aggregator(host="b")], [Aggregator(host="b", most_updates=2)]])),
         gamma=draw(st.sampled_from([0.0, 0.0, 0.5, 0.9])),
         history_norm=draw(norms),
         replicate_from=draw(st.sampled_from([0.0, 0.5, 1.0])),

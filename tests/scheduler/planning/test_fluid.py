@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlfabric.errors import UsageError
-from mlfabric.network import HORIZON_NS, Network
+from mlfabric.network import HORIZON_NS, Network, Piece, Profile
 from mlfabric.scheduler.planning.fluid.jit import compiled
 from mlfabric.scheduler.planning.fluid.layout import unpacked
 from mlfabric.scheduler.planning.fluid.lines import Lines, fork, no_pieces, reach, send, take, walk
-from mlfabric.scheduler.planning.fluid.world import World, profile_of
+from mlfabric.scheduler.planning.fluid.world import World
 from mlfabric.scheduler.planning.placing import packed
 from tests.scheduler.planning.worlds import leaf_spine, star
 
@@ -87,7 +87,8 @@ def test_transfers_one_after_the_other_are_planned_and_reserved_as_by_the_networ
         assert end_ns == sent_ns == (HORIZON_NS if expected is None else expected.end_ns)
         assert pieces == (found if expected else [])
         if expected is not None:
-            assert profile_of(pieces, ready_ns, sent_ns) == expected
+            start_ns = pieces[0][0] if pieces else ready_ns
+            assert Profile(start_ns, sent_ns, tuple(map(Piece._make, pieces))) == expected
             network.reserve(n, path, expected)
     for link, number in world.links.items():
         line = network.free_line(link)

@@ -130,7 +130,7 @@ def test_a_step_that_overtakes_another_counts_only_with_it():
 def test_groups_become_steps_and_all_with_pending_updates_one():
     network = Network.star(10**9)
     forwarding = Forwarding(
-        shape=Shape.STORED,
+        shape=Shape.TREE,
         arrive_ns=np.array([9, 5, 5, 7], np.int64),
         groups=[(0, 1), (1, 3), (3, 4)],
         last=[0, 3, 4],

@@ -13,7 +13,7 @@ from mlfabric.divergence import Lead, Limit, units_above
 from mlfabric.errors import UsageError
 from mlfabric.network import Network, down_link, up_link
 from mlfabric.protocol import DropReason, GetId, UpdateId
-from mlfabric.scheduler.planning import Aggregator, Candidate, Consistency, GetCandidate, Shape
+from mlfabric.scheduler.planning import Aggregator, Candidate, Consistency, GetCandidate
 from mlfabric.scheduler.planning.paper import Choice, aggregate, distribute, order_updates, replicate
 from mlfabric.scheduler.planning.paper_plan import plan_by_paper
 from tests.scheduler.planning.worlds import random_fabric
@@ -155,7 +155,6 @@ def test_a_whole_plan_keeps_its_promises(seed: int) -> None:
     fabric = random_fabric(
         Random(seed),
         consistencies=[Consistency.ASYNCHRONOUS, Consistency.SYNCHRONOUS],
-        shapes=frozenset({Shape.DIRECT, Shape.STORED}),
         most=7,
     )
     found = plan_by_paper(fabric.batch, fabric.network, fabric.state, fabric.config)

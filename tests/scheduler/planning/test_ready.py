@@ -27,7 +27,7 @@ def test_after_warming_up_no_plan_compiles_anything() -> None:
     assert ready.is_compiled()
     before = versions()
     for seed in range(60):
-        fabric = random_fabric(random.Random(seed), consistencies=list(Consistency), shapes=frozenset(Shape), search=20)
+        fabric = random_fabric(random.Random(seed), consistencies=list(Consistency), shapes=frozenset(Shape))
         plan(fabric.batch, fabric.network, fabric.state, fabric.config)
     assert versions() == before
 

@@ -264,12 +264,23 @@ class TestWhoMayTakePart:
         assert [found.transfers[i].profile for i in (0, 1)] == [flying, second]
         assert [found.transfers[i].planned for i in (0, 1, 2)] == [False, True, True]
 
+    @pytest.mark.parametrize("able", [8, 4 * MOST_UPDATES])
+    def test_a_large_lot_is_planned_in_parts_that_share_the_aggregators(self, able: int) -> None:
+        count = 4 * MOST_UPDATES
+        found = forward(star(count), lot_of(hosts(count), 5_000_000), [Aggregator(host=h) for h in hosts(able)])
+        assert found is not None
+        assert [place for group in found.groups for place in range(*group)] == list(range(count))
+        sums = [t for t in found.transfers if t.inputs]
+        assert all(found.transfers[i].destination == t.source for t in sums for i in t.inputs)
+        brought = [update for i in found.last for update in found.transfers[i].members]
+        assert sorted(brought) == sorted(UpdateId(host, 0, n) for n, host in enumerate(hosts(count)))
+        assert last_ms(found) <= count * 40 / (able + 1) * 1.6 + 500
+
     def test_nothing_is_found_where_nothing_can_be_summed(self) -> None:
-        network = star(MOST_UPDATES + 1)
+        network = star(3)
         assert forward(network, lot_of(["w000"], 1000)) is None
         assert forward(network, lot_of(hosts(3), 1000), []) is None
         assert forward(network, lot_of(hosts(3), 1000), [Aggregator(host=SERVER)]) is None
-        assert forward(network, lot_of(hosts(MOST_UPDATES + 1), 1000)) is None
         network.set_rate(down_link(SERVER), 0)
         assert forward(network, lot_of(hosts(3), 1000)) is None
 

@@ -209,19 +209,18 @@ TOPOLOGIES: dict[str, Callable[[Sequence[str], int], Network]] = {
     "two nics": two_nics,
     "shared nics": shared_nics,
 }
-PAPER_SHAPES = frozenset({Shape.DIRECT, Shape.STORED})
+BY_THEMSELVES = frozenset({Shape.DIRECT})
 
 
 def fabrics(
     topologies: Sequence[str] = tuple(TOPOLOGIES),
     consistencies: Sequence[Consistency] = (Consistency.ASYNCHRONOUS,),
-    shapes: frozenset[Shape] = PAPER_SHAPES,
-    search: int = 0,
+    shapes: frozenset[Shape] = BY_THEMSELVES,
     most: int = 8,
     kinds: Sequence[str] = tuple(KINDS),
 ) -> st.SearchStrategy[Fabric]:
     return st.randoms(use_true_random=False).map(
-        lambda rng: random_fabric(rng, topologies, consistencies, shapes, search, most, kinds)
+        lambda rng: random_fabric(rng, topologies, consistencies, shapes, most, kinds)
     )
 
 
@@ -229,8 +228,7 @@ def random_fabric(
     rng: Random,
     topologies: Sequence[str] = tuple(TOPOLOGIES),
     consistencies: Sequence[Consistency] = (Consistency.ASYNCHRONOUS,),
-    shapes: frozenset[Shape] = PAPER_SHAPES,
-    search: int = 0,
+    shapes: frozenset[Shape] = BY_THEMSELVES,
     most: int = 8,
     kinds: Sequence[str] = tuple(KINDS),
     times: int = 1,
@@ -253,10 +251,10 @@ def random_fabric(
     planner = TwinPlanner(twin, server, rng.randint(0, 20), None, rng.choice(TIMES))
     reserve_some(rng, network, twin, hosts, sizes)
     if consistency is Consistency.ALL_REDUCE:
-        return Fabric(network, twin, *all_reduce(rng, planner, hosts, sizes, shapes, search))
+        return Fabric(network, twin, *all_reduce(rng, planner, hosts, sizes, shapes))
     updates = [random_update(rng, network, planner, hosts, n, sizes) for n in range(rng.randint(0, most))]
     helpers = random_helpers(rng, hosts)
-    replica = random_replica(rng, hosts, sizes, {a.host for a in helpers})
+    replica = random_replica(rng, hosts, sizes)
     state = FabricState(
         now_ns=planner.now_ns,
         v_init=planner.v_init,
@@ -266,7 +264,7 @@ def random_fabric(
         replica=replica,
         slowest_clock=rng.randint(0, 2),
     )
-    config = random_config(rng, consistency, shapes, search, replica)
+    config = random_config(rng, consistency, shapes, replica)
     batch = Batch(updates=tuple(updates), gets=random_gets(rng, hosts, rng.choice(sizes)))
     return Fabric(network, twin, batch, state, config)
 
@@ -277,7 +275,6 @@ def all_reduce(
     hosts: Sequence[str],
     sizes: Sequence[int],
     shapes: frozenset[Shape],
-    search: int,
 ) -> tuple[Batch, FabricState, PlannerConfig]:
     """Draw updates of one size from different hosts."""
     size_bytes = rng.choice(sizes)
@@ -292,18 +289,17 @@ def all_reduce(
         )
         for n, source in enumerate(sources)
     ]
-    config = random_config(rng, Consistency.ALL_REDUCE, shapes, search, None)
+    config = random_config(rng, Consistency.ALL_REDUCE, shapes, None)
     state = FabricState(now_ns=planner.now_ns, v_init=planner.v_init, aggregators=random_helpers(rng, hosts))
     return Batch(updates=tuple(updates)), state, config
 
 
-def random_helpers(rng: Random, hosts: Sequence[str], without: frozenset[str] = frozenset()) -> tuple[Aggregator, ...]:
-    able = [host for host in hosts if host not in without]
-    chosen = rng.sample(able, rng.randint(0, min(3, len(able))))
+def random_helpers(rng: Random, hosts: Sequence[str]) -> tuple[Aggregator, ...]:
+    chosen = rng.sample(hosts, rng.randint(0, min(3, len(hosts))))
     return tuple(Aggregator(host=host, most_updates=rng.choice([0, 0, 1, 2, 3])) for host in chosen)
 
 
-def random_replica(rng: Random, hosts: Sequence[str], sizes: Sequence[int], busy: set[str]) -> Replica | None:
+def random_replica(rng: Random, hosts: Sequence[str], sizes: Sequence[int]) -> Replica | None:
     if rng.randint(0, 2) == 0:
         return None
     pending = [
@@ -318,14 +314,13 @@ def random_replica(rng: Random, hosts: Sequence[str], sizes: Sequence[int], busy
     ]
     return Replica(
         host=rng.choice(hosts),
-        aggregators=random_helpers(rng, hosts, frozenset(busy)),
         pending=tuple(pending),
         history_norm=rng.choice([0.0, 0.0, 1.0, 2.5]),
     )
 
 
 def random_config(
-    rng: Random, consistency: Consistency, shapes: frozenset[Shape], search: int, replica: Replica | None
+    rng: Random, consistency: Consistency, shapes: frozenset[Shape], replica: Replica | None
 ) -> PlannerConfig:
     bound = DivergenceBound(
         norm=rng.choice([0.0, 0.5, 1.0, 2.0, 4.0, 10.0, float("inf")]),
@@ -342,7 +337,6 @@ def random_config(
         div_max=bound if replica and rng.randint(0, 3) else None,
         replicate_from=rng.choice([0.0, 0.5, 1.0]),
         slack=rng.randint(0, 2),
-        search=search,
     )
 
 

@@ -127,9 +127,8 @@ def check_relays(view: View) -> None:
     """Assert that only aggregators sum and only distributors hand on, each one thing, within what it takes."""
     if view.config.consistency is Consistency.ALL_REDUCE:
         return
-    state, replica = view.state, view.state.replica
-    _check_made(view, Toward.PRIMARY, state.aggregators)
-    _check_made(view, Toward.REPLICA, replica.aggregators if replica else ())
+    _check_made(view, Toward.PRIMARY, view.state.aggregators)
+    _check_made(view, Toward.REPLICA, view.state.aggregators)
     _check_handed_on(view)
 
 

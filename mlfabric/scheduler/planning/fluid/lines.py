@@ -42,7 +42,6 @@ SECOND_NS = 10**9
 MOST_SECONDS = HORIZON_NS // SECOND_NS
 MOST_BPS = 1 << 43
 FEW_BITS = 9 * 10**9
-GONE = -1  # the rate of a node that is in no list any more
 
 
 class Lines(NamedTuple):
@@ -188,7 +187,7 @@ def split(lines, node, at_ns):
 
 @inner
 def subtract(lines, node, piece):
-    """Take one piece out of a list; merge equal neighbours, and mark who leaves the list. ``node`` stays its head."""
+    """Take one piece out of a list; merge equal neighbours. ``node`` stays its head."""
     start_ns, end_ns, bps = piece
     before = seek(lines, node, start_ns)
     node = split(lines, before, start_ns)
@@ -201,7 +200,6 @@ def subtract(lines, node, piece):
         after = lines.following[before]
         if after != 0 and lines.bps[after] == lines.bps[before]:
             lines.following[before] = lines.following[after]
-            lines.bps[after] = GONE
             if after == node:
                 break
         else:

@@ -16,11 +16,8 @@ STAGES = tuple(
     f"mlfabric.scheduler.planning.{name}"
     for name in (
         "all_reduce",
-        "fluid.handing_kernel",
         "fluid.spread_kernel",
         "placing",
-        "search",
-        "stored",
         "trees",
     )
 )

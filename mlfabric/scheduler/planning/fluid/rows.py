@@ -3,18 +3,15 @@
 
 They allocate nothing. The caller sees to it that there is room: ``flow`` counts pieces on where the rows end without
 writing them, ``reserve`` needs what ``has_room`` asks for.
-
-Long lists are searched from where the last transfer over the link began: ``near`` are the same lines, but with such
-nodes as heads (``approach`` sees to it that none is too late, or gone).
 """
 
 from __future__ import annotations
 
 from mlfabric.scheduler.planning.fluid.jit import inner
-from mlfabric.scheduler.planning.fluid.lines import GONE, MOST_BPS, seek, take_rows
+from mlfabric.scheduler.planning.fluid.lines import MOST_BPS, take_rows
 from mlfabric.scheduler.planning.fluid.lines import flow as flow_from_the_first
 
-__all__ = ["approach", "drop_heads", "flow", "has_room", "reserve"]
+__all__ = ["drop_heads", "flow", "has_room", "reserve"]
 
 
 @inner
@@ -34,19 +31,6 @@ def has_room(lines, routes, route, count):
 def reserve(lines, routes, route, rows, first, end):
     """Take the pieces in ``rows[first:end]`` out of what is free on every link of a route."""
     take_rows(lines, routes, route, rows[first:end], end - first)
-
-
-@inner
-def approach(lines, near, routes, route, ready_ns):
-    """Let each list of a route begin in ``near`` where a transfer that is ready then can begin; not at the horizon."""
-    for k in range(routes.hops[route]):
-        ready_ns = max(ready_ns, lines.at_ns[lines.head[routes.link[route, k]]])
-    for k in range(routes.hops[route]):
-        link = routes.link[route, k]
-        node = near.head[link]
-        if lines.bps[node] == GONE or lines.at_ns[node] > ready_ns:
-            node = lines.head[link]
-        near.head[link] = seek(lines, node, ready_ns)
 
 
 @inner

@@ -8,11 +8,11 @@ from itertools import accumulate, chain
 
 import numpy as np
 
-from mlfabric.network import CORE, LinkId, Network, Path, Piece, Profile
+from mlfabric.network import CORE, LinkId, Network, Path
 from mlfabric.scheduler.planning.fluid.layout import listed, star_routes
 from mlfabric.scheduler.planning.fluid.lines import Ints, Lines, Routes
 
-__all__ = ["World", "profile_of"]
+__all__ = ["World"]
 
 
 class World:
@@ -112,10 +112,3 @@ def _lines(network: Network, links: Iterable[tuple[str, str]]) -> Lines:
     values = np.fromiter(chain.from_iterable(line.values for line in found), np.int64, int(until[-1]))
     at_ns, bps, following = listed(times, values, until)
     return Lines(at_ns, bps, following, until[-1:] + 1, until[:-1] + 1)
-
-
-def profile_of(pieces: Sequence[tuple[int, int, int]], ready_ns: int, end_ns: int) -> Profile:
-    """Make a profile of the pieces of one transfer; without pieces it took no time."""
-    if not pieces:
-        return Profile(ready_ns, end_ns, ())
-    return Profile(pieces[0][0], end_ns, tuple(map(Piece._make, pieces)))

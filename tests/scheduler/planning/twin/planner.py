@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from mlfabric.protocol import DropReason, GetId, UpdateId
-from mlfabric.scheduler.planning.problem import Batch, Consistency, FabricState, Objective, PlannerConfig, Shape
+from mlfabric.scheduler.planning.problem import Batch, Consistency, FabricState, PlannerConfig
 from mlfabric.scheduler.planning.values import Candidate, GetCandidate
-from tests.scheduler.planning.twin.aggregation import Item, Sent, Stored
-from tests.scheduler.planning.twin.distribution import Distributing, TwinDistribution
+from tests.scheduler.planning.twin.direct import Item, Sent, TwinAnswers, answer_all, send_all
 from tests.scheduler.planning.twin.network import TwinNetwork
 from tests.scheduler.planning.twin.ordering import TwinOrder, TwinPlanner
 from tests.scheduler.planning.twin.replication import TwinReplication, replicate
@@ -43,10 +42,11 @@ class TwinPlan:
 
 
 def twin_plan(batch: Batch, network: TwinNetwork, state: FabricState, config: PlannerConfig) -> TwinPlan:
-    """Plan a batch; shapes other than DIRECT and STORED are not for twins, nor is ALL_REDUCE."""
+    """Plan a batch whose updates and models all go by themselves; ALL_REDUCE is not for twins."""
     order = ordered(batch.updates, network, state, config)
     free = network.copy()
-    groups, arrive_ns, sent = forwarded(order, free, state, config)
+    sent = send_all(lot_of(order, state), free, state.server)
+    arrive_ns = [transfer.arrive_ns for transfer in sent]
     items = [Item((c.update,), c.source, c.size_bytes, max(c.ready_ns, state.now_ns)) for c, _ in order.placed]
     norms = [c.norm for c, _ in order.placed]
     copies = replicate(items, norms, arrive_ns, free, state.replica, config, state.now_ns)
@@ -55,7 +55,7 @@ def twin_plan(batch: Batch, network: TwinNetwork, state: FabricState, config: Pl
     got = answered(batch.gets, free, state, config)
     return TwinPlan(
         commits=commits(order, arrive_ns, copies, state, config),
-        groups=groups,
+        groups=[transfer.members for transfer in sent],
         drops=order.left,
         steps=copies.steps,
         punts=copies.punted,
@@ -66,24 +66,14 @@ def twin_plan(batch: Batch, network: TwinNetwork, state: FabricState, config: Pl
     )
 
 
-def answered(
-    gets: Sequence[GetCandidate], free: TwinNetwork, state: FabricState, config: PlannerConfig
-) -> TwinDistribution:
+def answered(gets: Sequence[GetCandidate], free: TwinNetwork, state: FabricState, config: PlannerConfig) -> TwinAnswers:
     """Answer gets over what all updates leave free; hold back those of workers that are too far ahead."""
+    held = set()
     if config.consistency is Consistency.STALE_SYNCHRONOUS:
         held = {get.get for get in gets if get.clock > state.slowest_clock + config.slack}
-        found = in_time([get for get in gets if get.get not in held], free, state, config)
-        found.deferred |= held
-        return found
-    return in_time(gets, free, state, config)
-
-
-def in_time(
-    gets: Sequence[GetCandidate], free: TwinNetwork, state: FabricState, config: PlannerConfig
-) -> TwinDistribution:
-    """Answer gets, by distributors if these may store the model."""
-    distributors = state.distributors if Shape.STORED in config.shapes else ()
-    return Distributing(free, state.server, distributors, state.now_ns, objective_of(config)).best(gets)
+    found = answer_all([get for get in gets if get.get not in held], free, state.server, state.now_ns)
+    found.deferred |= held
+    return found
 
 
 def ordered(updates: Sequence[Candidate], network: TwinNetwork, state: FabricState, config: PlannerConfig) -> TwinOrder:
@@ -103,29 +93,12 @@ def ordered(updates: Sequence[Candidate], network: TwinNetwork, state: FabricSta
     return found
 
 
-def forwarded(
-    order: TwinOrder, free: TwinNetwork, state: FabricState, config: PlannerConfig
-) -> tuple[list[tuple[UpdateId, ...]], list[int], list[Sent]]:
-    """Bring all to the server, a lone update directly; return groups, arrivals by position and transfers.
-
-    ``free`` loses what they take.
-    """
-    lot = [
+def lot_of(order: TwinOrder, state: FabricState) -> list[Item]:
+    """List what is to be sent to the server, each with the profile that the ordering found."""
+    return [
         Item((c.update,), c.source, c.size_bytes, max(c.ready_ns, state.now_ns), profile, c.in_flight is not None)
         for c, profile in order.placed
     ]
-    flying = [p for p, item in enumerate(lot, start=1) if item.reserved]
-    carried = 2 if config.gamma > 0 else 1
-    aggregators = state.aggregators if Shape.STORED in config.shapes and len(lot) > 1 else ()
-    stored = Stored(lot, free, state.server, aggregators, state.now_ns, carried)
-    best = stored.best(objective_of(config), max(flying, default=0))
-    free.at_ns, free.bps = best.network.at_ns, best.network.bps
-    arrive_ns = [at_ns for group, at_ns in zip(best.groups, best.arrive_ns, strict=True) for _ in group]
-    return [tuple(lot[i].members[0] for i in group) for group in best.groups], arrive_ns, best.sent
-
-
-def objective_of(config: PlannerConfig) -> Objective:
-    return Objective.LAST_COMMIT if config.consistency is Consistency.SYNCHRONOUS else config.objective
 
 
 def commits(

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from mlfabric.protocol import UpdateId
-from mlfabric.scheduler.planning.problem import DivergenceBound, Objective, PlannerConfig, Replica
-from tests.scheduler.planning.twin.aggregation import Item, Sent, Stored, TwinForwarding
+from mlfabric.scheduler.planning.problem import DivergenceBound, PlannerConfig, Replica
+from tests.scheduler.planning.twin.direct import Item, Sent, send_all
 from tests.scheduler.planning.twin.network import TwinNetwork
 
 
@@ -126,7 +126,7 @@ def tentative(
     config: PlannerConfig,
     now_ns: int,
 ) -> list[Step]:
-    """Send everything to the replica by algorithm 3, what is pending as one item of each worker."""
+    """Send everything to the replica in turn, what is pending as one item of each worker."""
     carried = 2 if config.gamma > 0 else 1
     folded: dict[str, list[int]] = {}
     for i, p in enumerate(replica.pending):
@@ -137,32 +137,23 @@ def tentative(
         tensors = carried if len(of_worker) > 1 else 1
         size_bytes = tensors * max(p.size_bytes for p in of_worker)
         members = tuple(p.update for p in of_worker)
-        lot.append(Item(members, of_worker[-1].source, size_bytes, now_ns, tensors=tensors))
+        lot.append(Item(members, of_worker[-1].source, size_bytes, now_ns))
     lot += [item._replace(direct=None, reserved=False) for item in updates]
-    stored = Stored(lot, network, replica.host, replica.aggregators, now_ns, carried)
-    best = stored.best(Objective.LAST_COMMIT, 0)
-    return steps_of(best, lot, everything, len(folded), len(replica.pending))
+    sent = send_all(lot, network.copy(), replica.host)
+    return steps_of(sent, everything, len(folded), len(replica.pending))
 
 
-def steps_of(
-    best: TwinForwarding, lot: Sequence[Item], everything: Sequence[UpdateId], folded: int, pending: int
-) -> list[Step]:
-    """Make each group a step; those with pending updates are one, or none if not all of these can be sent."""
-    steps: list[Step] = []
-    held = 0
-    if sum(map(len, best.groups)) < folded:
+def steps_of(sent: Sequence[Sent], everything: Sequence[UpdateId], folded: int, pending: int) -> list[Step]:
+    """Make each transfer a step; those of pending updates are one, or none if not all of these can be sent."""
+    if len(sent) < folded:
         return []
-    for group, arrive_ns in zip(best.groups, best.arrive_ns, strict=True):
-        members = {update for i in group for update in lot[i].members}
-        sent = [s for s in best.sent if set(s.members) <= members]
-        end = max(pending, group[-1] + 1 - folded + pending)
-        if steps and group[0] < folded:
-            steps[0].arrive_ns = max(steps[0].arrive_ns, arrive_ns)
-            steps[0].sent += sent
-            steps[0].members = tuple(everything[:end])
-        else:
-            steps.append(Step(tuple(everything[held:end]), arrive_ns, sent))
-        held = end
+    steps = [
+        Step((everything[place],), transfer.arrive_ns, [transfer])
+        for place, transfer in enumerate(sent[folded:], start=pending)
+    ]
+    if folded:
+        arrive_ns = max(transfer.arrive_ns for transfer in sent[:folded])
+        steps.insert(0, Step(tuple(everything[:pending]), arrive_ns, list(sent[:folded])))
     return steps
 
 
