@@ -57,6 +57,7 @@ __all__ = [
     "TargetBroken",
     "TargetServed",
     "Wanted",
+    "dismissed",
 ]
 
 Outcomes = tuple[tuple[UpdateId, Outcome], ...]
@@ -211,7 +212,6 @@ class ReserveSum:
 
     plan: Sum
     spec: ModelSpec
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,7 +222,6 @@ class Grant:
     index: int
     transfer: TransferId
     connection: int
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,7 +235,6 @@ class OfferSum:
     plan: Sum
     spec: ModelSpec
     whole: bool
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,7 +242,6 @@ class SealSum:
     """Seal the sum once it is sent: all its inputs are sealed."""
 
     sum: SumId
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,7 +275,6 @@ class Answer:
     connection: int
     outcomes: Outcomes
     server_epoch: int
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -294,7 +290,6 @@ class Abandon:
     """Close this connection in the middle of its transfer."""
 
     connection: int
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,7 +298,6 @@ class StartFetch:
 
     plan: HandOn
     spec: ModelSpec
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -324,7 +318,6 @@ class HandModelOn:
     version: ModelVersion
     digest: int
     rate_bps: int
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -350,3 +343,8 @@ Action = (
     | HandModelOn
     | Report
 )
+
+
+def dismissed(connection: int, reason: str, *, is_running: bool) -> Refuse | Abandon:
+    """Return how to send away whoever is at a connection: in the middle of a transfer no frame can be sent."""
+    return Abandon(connection=connection) if is_running else Refuse(connection=connection, reason=reason)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mlfabric.aggregator.actions import (
-    Abandon,
     Action,
     ForgetModel,
     HandModelOn,
@@ -21,6 +20,7 @@ from mlfabric.aggregator.actions import (
     TargetBroken,
     TargetServed,
     Wanted,
+    dismissed,
 )
 from mlfabric.aggregator.memory import Memory
 from mlfabric.aggregator.records import UNCLAIMED_NS, Handing, Target, TargetState
@@ -186,7 +186,7 @@ class Handings:
                 if not self._memory.take(handing.plan.get, size_bytes, is_first=index == 0):
                     break
                 handing.fetching = True
-                yield StartFetch(plan=handing.plan, spec=handing.spec, reason=handing.plan.reason)
+                yield StartFetch(plan=handing.plan, spec=handing.spec)
         for handing in self.handings.values():
             for get, target in handing.targets.items():
                 if handing.version is not None and target.state is TargetState.WANTED:
@@ -199,7 +199,6 @@ class Handings:
                         version=handing.version,
                         digest=handing.spec.layout.digest,
                         rate_bps=target.plan.rate_bps,
-                        reason=f"version {handing.version.number} is coming",
                     )
 
     def next_wakeup_ns(self) -> int | None:
@@ -237,5 +236,4 @@ def _is_unclaimed(target: Target) -> bool:
 
 def _dismiss(target: Target, reason: str) -> Iterator[Action]:
     if target.connection is not None:
-        dismissal = Abandon if target.state is TargetState.SERVING else Refuse
-        yield dismissal(connection=target.connection, reason=reason)
+        yield dismissed(target.connection, reason, is_running=target.state is TargetState.SERVING)

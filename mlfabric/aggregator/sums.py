@@ -32,6 +32,7 @@ from mlfabric.aggregator.actions import (
     Report,
     ReserveSum,
     SealSum,
+    dismissed,
 )
 from mlfabric.aggregator.memory import Memory
 from mlfabric.aggregator.records import UNCLAIMED_NS, Incoming, InputState, RunningSum, Stage
@@ -121,7 +122,7 @@ class Sums:
             yield from self._tear(one, "offered anew while it was received")
             return
         if one.connection not in (None, offered.connection):
-            yield Abandon(connection=one.connection, reason="offered anew on another connection")
+            yield Abandon(connection=one.connection)
         one.connection = offered.connection
         if one.state is not InputState.SEALED:
             one.state = InputState.OFFERED
@@ -145,10 +146,10 @@ class Sums:
     def _complete(self, running: RunningSum) -> Iterator[Action]:
         plan, whole = running.plan, self._travels_whole(running)
         if running.stage is Stage.SUMMING:
-            yield OfferSum(plan=plan, spec=running.spec, whole=whole, reason="all its inputs are here")
+            yield OfferSum(plan=plan, spec=running.spec, whole=whole)
         running.stage = Stage.SEALING
         if not whole:
-            yield SealSum(sum=plan.sum, reason="all its inputs are here")
+            yield SealSum(sum=plan.sum)
 
     @staticmethod
     def _travels_whole(running: RunningSum) -> bool:
@@ -179,7 +180,7 @@ class Sums:
         transfer, connection = one.plan.transfer, one.connection
         if isinstance(transfer, UpdateId) and connection is not None:
             outcome = Dropped(cause=cause, detail=detail)
-            yield Answer(connection=connection, outcomes=((transfer, outcome),), server_epoch=0, reason=detail)
+            yield Answer(connection=connection, outcomes=((transfer, outcome),), server_epoch=0)
             one.connection = None
             yield self._report(self.sums[one.sum].plan, transfer, TransferEnd.DISCARDED, cause, detail)
         yield from self._tear(one, detail)
@@ -206,8 +207,7 @@ class Sums:
         for planned in running.plan.inputs:
             one, part = self.inputs[planned.transfer], self._part_of(planned.transfer, known)
             if one.connection is not None and part and one.state is not InputState.RECEIVING:
-                reason = f"{running.plan.receiver} says what became of it"
-                yield Answer(connection=one.connection, outcomes=part, server_epoch=event.server_epoch, reason=reason)
+                yield Answer(connection=one.connection, outcomes=part, server_epoch=event.server_epoch)
                 one.connection = None
         yield from self._take_out(running, "settled without this input")
 
@@ -243,8 +243,7 @@ class Sums:
             take_out(planned.transfer, self.inputs)
             self._spent.add(planned.ticket, reason)
             if one.connection is not None:
-                dismissal = Abandon if one.state is InputState.RECEIVING else Refuse
-                yield dismissal(connection=one.connection, reason=reason)
+                yield dismissed(one.connection, reason, is_running=one.state is InputState.RECEIVING)
 
     def _report(
         self, plan: Sum, transfer: TransferId, end: TransferEnd, cause: DropReason | None = None, detail: str = ""
@@ -271,10 +270,10 @@ class Sums:
         return any(self.inputs[i.transfer].state is InputState.OFFERED for i in running.plan.inputs)
 
     def _start(self, running: RunningSum) -> Iterator[Action]:
-        yield ReserveSum(plan=running.plan, spec=running.spec, reason="its first input is here")
+        yield ReserveSum(plan=running.plan, spec=running.spec)
         running.stage = Stage.SUMMING
         if running.plan.cut_through and not self._travels_whole(running):
-            yield OfferSum(plan=running.plan, spec=running.spec, whole=False, reason="it is sent on while it is made")
+            yield OfferSum(plan=running.plan, spec=running.spec, whole=False)
             running.stage = Stage.OFFERED
 
     def _grant(self, in_order: list[RunningSum]) -> Iterator[Action]:
@@ -291,9 +290,7 @@ class Sums:
             assert one.connection is not None, f"{transfer} is offered without connection"
             one.state = InputState.RECEIVING
             running.append(transfer)
-            yield Grant(
-                sum=one.sum, index=one.index, transfer=transfer, connection=one.connection, reason="its slot is there"
-            )
+            yield Grant(sum=one.sum, index=one.index, transfer=transfer, connection=one.connection)
 
     def next_wakeup_ns(self) -> int | None:
         """Return when ``expire`` is due, or None."""

@@ -256,7 +256,6 @@ class Grant:
     model: str
     connection: int
     size_bytes: int
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,7 +273,6 @@ class Abandon:
 
     transfer: TransferId | GetId
     connection: int
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,7 +282,6 @@ class Answer:
     transfer: TransferId
     connection: int
     outcomes: tuple[tuple[UpdateId, Outcome], ...]
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,7 +289,6 @@ class Forget:
     """Free the transfer's buffer."""
 
     transfer: TransferId
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,7 +297,6 @@ class InstallInitial:
 
     model: str
     update: UpdateId
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -311,7 +306,6 @@ class PinModel:
     get: GetId
     model: str
     version: ModelVersion
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -320,7 +314,6 @@ class UnpinModel:
 
     get: GetId
     model: str
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -332,7 +325,6 @@ class ServeModel:
     connection: int
     version: ModelVersion
     rate_bps: int
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -348,15 +340,12 @@ class RefuseWant:
 class Settled:
     """Nothing is prepared any more on a server that is stopping: its parts are where the others are."""
 
-    reason: str
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """Send this event to the scheduler; ``again`` if it was sent before and may have been lost."""
 
     event: MemberEvent
-    reason: str = ""
     again: bool = False
 
 

@@ -105,7 +105,6 @@ def step_of(group: Place, gate: Gate, spec: ModelSpec) -> ApplyStep:
         kind=StepKind.MEAN if gate.synchronous else one,
         lrs=tuple(commit.lr for commit in commits),
         version=commits[-1].version,
-        reason=f"its turn: seq {group[0].seq}",
     )
 
 

@@ -44,9 +44,5 @@ def grants(incoming: Incoming, model: str, budget_bytes: int) -> Iterator[Grant]
         running.append(transfer)
         held_bytes += transfer.size_bytes
         yield Grant(
-            transfer=transfer.transfer,
-            model=model,
-            connection=transfer.connection,
-            size_bytes=transfer.size_bytes,
-            reason="its slot is there",
+            transfer=transfer.transfer, model=model, connection=transfer.connection, size_bytes=transfer.size_bytes
         )

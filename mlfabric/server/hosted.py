@@ -125,9 +125,9 @@ class HostedModel:
         if transfer.is_complete:
             return
         if former is not None and former != offered.connection:
-            yield Abandon(transfer=offered.transfer, connection=former, reason="offered anew on another connection")
+            yield Abandon(transfer=offered.transfer, connection=former)
         if transfer.holds_buffer:
-            yield Forget(transfer=offered.transfer, reason="offered anew")
+            yield Forget(transfer=offered.transfer)
         transfer.state = TransferState.OFFERED
         if offered.digest != self.spec.layout.digest or offered.length != transfer.size_bytes:
             given = f"{offered.length} bytes with digest {offered.digest:#x} offered"
@@ -150,7 +150,7 @@ class HostedModel:
         if transfer.is_complete:
             transfer.connection = None
             return
-        yield from self._remove(transfer, "its connection broke")
+        yield from self._remove(transfer)
         yield self._reports.ended(name, TransferEnd.BROKEN, detail=detail)
 
     def void(self, name: TransferId, reason: str) -> Iterator[Action]:
@@ -171,13 +171,13 @@ class HostedModel:
         return self.incoming.transfers[holder] if holder is not None else None
 
     def _void(self, transfer: IncomingTransfer, reason: str) -> Iterator[Action]:
-        yield from self._break_off(transfer, reason)
+        yield from self._break_off(transfer)
         yield self._reports.ended(transfer.transfer, TransferEnd.VOIDED, detail=reason)
 
-    def _break_off(self, transfer: IncomingTransfer, reason: str) -> Iterator[Action]:
+    def _break_off(self, transfer: IncomingTransfer) -> Iterator[Action]:
         if transfer.connection is not None:
-            yield Abandon(transfer=transfer.transfer, connection=transfer.connection, reason=reason)
-        yield from self._remove(transfer, reason)
+            yield Abandon(transfer=transfer.transfer, connection=transfer.connection)
+        yield from self._remove(transfer)
 
     def next_wakeup_ns(self) -> int | None:
         """Return when ``expire`` is due, or None."""
@@ -191,7 +191,7 @@ class HostedModel:
         """Stop waiting for what nobody came for: its worker has no use for it (any more)."""
         for transfer in self._unclaimed():
             if transfer.since_ns + UNCLAIMED_NS <= now_ns:
-                yield from self._remove(transfer, "never offered")
+                yield from self._remove(transfer)
                 yield self._reports.ended(transfer.transfer, TransferEnd.BROKEN, detail="it was never offered")
         yield from self.gets.expire(now_ns)
 
@@ -204,7 +204,7 @@ class HostedModel:
         self._epoch = epoch
         kept = self._keepable()
         for transfer in [t for t in self.incoming.transfers.values() if t.transfer not in kept]:
-            yield from self._break_off(transfer, "the scheduler began anew")
+            yield from self._break_off(transfer)
         if self.spec.shard is None:
             self.incoming.count_no_more()
         yield from self.gets.cancel_waiting("the scheduler began anew")
@@ -214,9 +214,9 @@ class HostedModel:
         applying = self.incoming.applying()
         for transfer in list(self.incoming.transfers.values()):
             if transfer not in applying:
-                yield from self._break_off(transfer, reason)
+                yield from self._break_off(transfer)
             elif transfer.connection is not None:
-                yield Abandon(transfer=transfer.transfer, connection=transfer.connection, reason=reason)
+                yield Abandon(transfer=transfer.transfer, connection=transfer.connection)
         yield from self.gets.end(reason)
         return tuple(transfer.transfer for transfer in applying)
 
@@ -241,7 +241,7 @@ class HostedModel:
         self.lead.reported = None
         outcomes: dict[UpdateId, Outcome] = {c.update: Committed(version=c.version, tau=c.tau) for c in commits}
         for transfer in group:
-            yield from self._settle(transfer, outcomes, f"its turn: seq {transfer.seq}")
+            yield from self._settle(transfer, outcomes)
         yield self._reports.committed(commits)
 
     def step_refused(self, refused: StepRefused) -> Iterator[Action]:
@@ -268,7 +268,7 @@ class HostedModel:
         self.initialised = True
         self.applied.add(update, self.version, 0)
         outcome = Committed(version=self.version, tau=0)
-        yield from self._settle(self.incoming.transfers[update], {update: outcome}, "initial weights")
+        yield from self._settle(self.incoming.transfers[update], {update: outcome})
         yield self._reports.initial(self.version)
 
     # Server epochs
@@ -287,7 +287,7 @@ class HostedModel:
         self._earlier, self._epoch_base = self.epochs, STEPS_KEPT
         self.version = ModelVersion(self._next_epoch, self.version.number)
         self.applied.go_over_to(self._next_epoch)
-        yield Report(event=self.holds(), reason=f"server epoch {self._next_epoch} began")
+        yield Report(event=self.holds())
 
     # What follows from the state
 
@@ -329,7 +329,7 @@ class HostedModel:
         held_back = self.lead.held_back(self._server, place, commits_of(place, self._present_gate(), self.spec.rule))
         if held_back is not None and held_back != self.lead.reported:
             self.lead.reported = held_back
-            yield Report(event=held_back, reason=held_back.detail)
+            yield Report(event=held_back)
         return held_back is not None
 
     def _apply(self, place: Place) -> Action:
@@ -337,7 +337,7 @@ class HostedModel:
             transfer.state = TransferState.APPLYING
         head = place[0]
         if isinstance(head.transfer, UpdateId) and head.kind is UpdateKind.INITIAL:
-            return InstallInitial(model=self.spec.name, update=head.transfer, reason="initial weights are here")
+            return InstallInitial(model=self.spec.name, update=head.transfer)
         return step_of(place, self._present_gate(), self.spec)
 
     def _gate(self, transfer: IncomingTransfer) -> Dropped | None:
@@ -365,7 +365,7 @@ class HostedModel:
             yield from self._give_back(transfer, f"{refusal.cause.value}: {refusal.detail}")
             return
         self.applied.drop(name, refusal)
-        yield from self._settle(transfer, {name: refusal}, refusal.cause.value)
+        yield from self._settle(transfer, {name: refusal})
         yield self._reports.ended(name, TransferEnd.DISCARDED, refusal.cause, refusal.detail)
 
     def _give_back(self, transfer: IncomingTransfer, detail: str) -> Iterator[Action]:
@@ -374,7 +374,7 @@ class HostedModel:
         A lone update is told of like a broken one, which the scheduler voids before it plans it again.
         """
         name = transfer.transfer
-        yield from self._remove(transfer, detail)
+        yield from self._remove(transfer)
         if transfer.connection is not None:
             yield RefuseOffer(transfer=name, connection=transfer.connection, reason=detail)
         if isinstance(name, SumId) and name.epoch >= self._epoch:
@@ -383,20 +383,19 @@ class HostedModel:
         for member in transfer.members:
             yield self._reports.ended(member.update, TransferEnd.BROKEN, detail=detail)
 
-    def _settle(self, transfer: IncomingTransfer, outcomes: dict[UpdateId, Outcome], reason: str) -> Iterator[Action]:
-        yield from self._remove(transfer, reason)
+    def _settle(self, transfer: IncomingTransfer, outcomes: dict[UpdateId, Outcome]) -> Iterator[Action]:
+        yield from self._remove(transfer)
         if transfer.connection is not None:
             yield Answer(
                 transfer=transfer.transfer,
                 connection=transfer.connection,
                 outcomes=tuple((m.update, outcomes[m.update]) for m in transfer.members),
-                reason=reason,
             )
 
-    def _remove(self, transfer: IncomingTransfer, reason: str) -> Iterator[Action]:
+    def _remove(self, transfer: IncomingTransfer) -> Iterator[Action]:
         self.incoming.remove(transfer)
         if transfer.holds_buffer:
-            yield Forget(transfer=transfer.transfer, reason=reason)
+            yield Forget(transfer=transfer.transfer)
 
     @property
     def lacks_copy(self) -> bool:

@@ -121,7 +121,7 @@ class ReplicaModel:
         if known is None:
             members = {member.update for member in order.members}
             for name in [n for n, rival in self.transfers.items() if members.intersection(rival.members)]:
-                yield from self.void(name, f"{order.transfer} brings what is in it")
+                yield from self.void(name)
             self.transfers[order.transfer] = _Incoming(order=order)
         elif known.state is _State.EXPECTED:
             known.order = order
@@ -138,15 +138,11 @@ class ReplicaModel:
             yield act.RefuseOffer(transfer=offered.transfer, connection=offered.connection, reason=flaw)
             return
         if transfer.state is _State.RECEIVING and transfer.connection is not None:
-            yield act.Abandon(transfer=offered.transfer, connection=transfer.connection, reason="offered anew")
-            yield act.Forget(transfer=offered.transfer, reason="offered anew")
+            yield act.Abandon(transfer=offered.transfer, connection=transfer.connection)
+            yield act.Forget(transfer=offered.transfer)
         transfer.state, transfer.connection, transfer.seed = _State.RECEIVING, offered.connection, offered.seed
         yield act.Grant(
-            transfer=offered.transfer,
-            model=self.spec.name,
-            connection=offered.connection,
-            size_bytes=order.size_bytes,
-            reason="there is room",
+            transfer=offered.transfer, model=self.spec.name, connection=offered.connection, size_bytes=order.size_bytes
         )
 
     def _flaw(self, offered: act.Offered, order: Expect) -> str:
@@ -167,32 +163,32 @@ class ReplicaModel:
         if transfer.order.kind is UpdateKind.STATE and transfer.seed is not None:
             self._seed = name
         elif any(self.applied.knows(update) for update in transfer.members):
-            yield from self._forget(name, "it was applied before")
+            yield from self._forget(name)
 
     def _answer(self, name: TransferId, connection: int) -> act.Answer:
-        return act.Answer(transfer=name, connection=connection, outcomes=(), reason="it is here")
+        return act.Answer(transfer=name, connection=connection, outcomes=())
 
     def broken(self, name: TransferId, connection: int) -> Iterator[ReplicaAction]:
         """Note that a connection broke; its sender offers again."""
         transfer = self.transfers.get(name)
         if transfer is not None and transfer.connection == connection:
             transfer.state, transfer.connection = _State.EXPECTED, None
-            yield act.Forget(transfer=name, reason="its connection broke")
+            yield act.Forget(transfer=name)
 
-    def void(self, name: TransferId, reason: str) -> Iterator[ReplicaAction]:
+    def void(self, name: TransferId) -> Iterator[ReplicaAction]:
         """Forget a transfer, unless it is being used."""
         transfer = self.transfers.get(name)
         if transfer is None or name == self._seed or (self._running is not None and name in self._running):
             return
         if transfer.connection is not None:
-            yield act.Abandon(transfer=name, connection=transfer.connection, reason=reason)
-        yield from self._forget(name, reason)
+            yield act.Abandon(transfer=name, connection=transfer.connection)
+        yield from self._forget(name)
 
-    def _forget(self, name: TransferId, reason: str) -> Iterator[ReplicaAction]:
+    def _forget(self, name: TransferId) -> Iterator[ReplicaAction]:
         transfer = self.transfers.pop(name)
         self._over.append((transfer.order.ticket, transfer.order.seq))
         if transfer.state is not _State.EXPECTED:
-            yield act.Forget(transfer=name, reason=reason)
+            yield act.Forget(transfer=name)
 
     def begin_epoch(self) -> Iterator[ReplicaAction]:
         """Let go of what was on its way: a new scheduler knows of nothing, and seeds anew.
@@ -201,13 +197,13 @@ class ReplicaModel:
         """
         for name, transfer in list(self.transfers.items()):
             if not transfer.is_held or not self._usable(name, transfer):
-                yield from self.void(name, "the scheduler began anew")
+                yield from self.void(name)
         self.log.clear()
 
-    def end(self, reason: str) -> Generator[ReplicaAction, None, tuple[TransferId, ...]]:
+    def end(self) -> Generator[ReplicaAction, None, tuple[TransferId, ...]]:
         """Let go of everything; return the transfers whose buffers are in use."""
         for name in list(self.transfers):
-            yield from self.void(name, reason)
+            yield from self.void(name)
         return tuple(self.transfers)
 
     # The log
@@ -282,17 +278,17 @@ class ReplicaModel:
         self.version, self.applied = holds.version, AppliedSet(holds.applied)
         self.samples = SampleAccount(holds.samples)
         self.bequest.begin(holds)
-        yield from self._begin_term(transfer, "planted")
+        yield from self._begin_term(transfer)
 
-    def _begin_term(self, seed: _Incoming, reason: str) -> Iterator[ReplicaAction]:
+    def _begin_term(self, seed: _Incoming) -> Iterator[ReplicaAction]:
         """Go on from the present version as that of a new term."""
-        yield from self._forget(seed.order.transfer, reason)
+        yield from self._forget(seed.order.transfer)
         self.term, self.seeded_by = seed.order.seq, seed.order.transfer
         for name, other in list(self.transfers.items()):
             kept = other.is_held and isinstance(name, UpdateId)
             outdated = other.order.seq < self.term and not kept
             if outdated or any(self.applied.knows(update) for update in other.members):
-                yield from self.void(name, "the model has it in it")
+                yield from self.void(name)
         self._drop_old_entries()
 
     def _drop_old_entries(self) -> None:
@@ -302,7 +298,7 @@ class ReplicaModel:
         """Note that a seed cannot be used."""
         assert self._seed is not None, "no seed was refused"
         transfer, self._seed, self._running = self.transfers[self._seed], None, None
-        yield from self._forget(transfer.order.transfer, detail)
+        yield from self._forget(transfer.order.transfer)
         yield self._hole(transfer.order.seq, detail)
 
     def prefix_applied(self, event: PrefixApplied) -> Iterator[ReplicaAction]:
@@ -318,14 +314,14 @@ class ReplicaModel:
         self._drop_old_entries()
         running, self._running = self._running, None
         for name in running:
-            yield from self._forget(name, "applied")
+            yield from self._forget(name)
 
     def prefix_refused(self, event: PrefixRefused) -> Iterator[ReplicaAction]:
         """Note that what the primary did cannot be done here: only a seed helps."""
         assert self._running is not None, "nothing was to be applied"
         running, self._running, self._applying = self._running, None, ()
         for name in running:
-            yield from self._forget(name, event.detail)
+            yield from self._forget(name)
         self.log.clear()
         yield self._hole(self.term, event.detail)
 
@@ -357,12 +353,10 @@ class ReplicaModel:
         version = seed.holds.version
         if self.term and not self.certain and version < self.version:
             self._seed = None
-            yield from self._begin_term(transfer, f"it is of {version.number}, the model at {self.version.number}")
+            yield from self._begin_term(transfer)
             return
         self._running = ()
-        yield PlantSeed(
-            model=self.spec.name, transfer=name, holds=seed.holds, steps=seed.steps, reason=transfer.order.reason
-        )
+        yield PlantSeed(model=self.spec.name, transfer=name, holds=seed.holds, steps=seed.steps)
 
     def _report(self) -> ReplicaReported:
         held = (u for name, t in self.transfers.items() if t.state is _State.HELD for u in self._usable(name, t))
@@ -407,7 +401,6 @@ class ReplicaModel:
             values=sum(len(entry.members) for entry in entries if entry.began == entries[-1].began),
             values_before=max(0, self.version.number + 1 - entries[-1].began),
             version=entries[-1].version,
-            reason=f"{len(parts)} transfers cover the log up to version {entries[-1].version.number}",
         )
 
     def _part(self, name: TransferId, transfer: _Incoming, place: int, share: float) -> Part:

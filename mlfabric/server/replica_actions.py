@@ -124,7 +124,6 @@ class ApplyPrefix:
     values: int
     values_before: int
     version: ModelVersion
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +134,6 @@ class PlantSeed:
     transfer: SumId
     holds: ServerHolds
     steps: int
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

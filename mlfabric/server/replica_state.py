@@ -112,7 +112,7 @@ class ReplicaState:
                 if early := self._early.take(event.transfer, event.ticket):
                     yield from self._offer(early, now_ns)
             case Void() if event.model in self.models:
-                yield from self.models[event.model].void(event.transfer, event.reason)
+                yield from self.models[event.model].void(event.transfer)
             case Logged() if event.model in self.models:
                 self.models[event.model].logged(event.commits)
             case Promote():
@@ -161,7 +161,7 @@ class ReplicaState:
         elif model.version.epoch <= order.epoch:
             del self.models[order.model]
             self._freeing.begin(order)
-            transfers = yield from model.end(order.reason)
+            transfers = yield from model.end()
             yield act.FreeStore(model=order.model, transfers=transfers, reason=order.reason)
 
     def _offer(self, event: act.Offered, now_ns: int) -> Iterator[ReplicaAction]:
@@ -170,7 +170,7 @@ class ReplicaState:
             yield from model.offer(event)
         elif any(model.seeded_by == event.transfer for model in self.models.values()):
             # The primary has not heard our answer.
-            yield act.Answer(transfer=event.transfer, connection=event.connection, outcomes=(), reason="it is planted")
+            yield act.Answer(transfer=event.transfer, connection=event.connection, outcomes=())
         else:
             self._early.wait(event, now_ns)
 

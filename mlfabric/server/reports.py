@@ -50,9 +50,8 @@ class Reports:
 
     def committed(self, commits: tuple[Commit, ...], *, again: bool = False) -> Report:
         """Tell what was applied together."""
-        reason = "it was committed before" if again else ""
         event = CommitsReported(server=self._server, model=self._model, commits=commits)
-        return Report(event=event, reason=reason, again=again)
+        return Report(event=event, again=again)
 
     def initial(self, version: ModelVersion) -> Report:
         """Tell that there are weights."""

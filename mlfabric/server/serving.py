@@ -67,7 +67,7 @@ class Servings:
                 yield RefuseWant(get=plan.get, connection=known.connection, reason="it was planned anew")
                 known.state, known.connection = GetState.PLANNED, None
             if self.pinned_for(plan.get) not in (None, plan.version):
-                yield self._unpin(plan.get, "it was planned anew")
+                yield self._unpin(plan.get)
             known.plan, known.after, known.since_ns = plan, frozenset(plan.after), now_ns
 
     def want(self, wanted: Wanted) -> Iterator[Action]:
@@ -85,20 +85,20 @@ class Servings:
         known = self.gets.get(get)
         if known is None or known.connection != connection:
             return
-        yield from self._forget(known, detail or end.value)
+        yield from self._forget(known)
         yield self._report(get, end, detail)
 
-    def _forget(self, get: OutgoingModel, reason: str) -> Iterator[Action]:
+    def _forget(self, get: OutgoingModel) -> Iterator[Action]:
         """Take a get out; what was pinned for it beforehand, and is not being sent, is unpinned."""
         take_out(get.get, self.gets)
         if get.state is GetState.SERVING:
             del self._pinned_by[get.get]
         elif get.get in self._pinned_by:
-            yield self._unpin(get.get, reason)
+            yield self._unpin(get.get)
 
-    def _unpin(self, get: GetId, reason: str) -> UnpinModel:
+    def _unpin(self, get: GetId) -> UnpinModel:
         del self._pinned_by[get]
-        return UnpinModel(get=get, model=self._model, reason=reason)
+        return UnpinModel(get=get, model=self._model)
 
     def _report(self, get: GetId, end: TransferEnd, detail: str) -> Report:
         return Report(event=TransferEnded(member=self._server, model=self._model, transfer=get, end=end, detail=detail))
@@ -121,7 +121,7 @@ class Servings:
         """Forget gets that nobody came for."""
         for get in [g for g in self.gets.values() if g.state is GetState.PLANNED]:
             if get.since_ns + UNCLAIMED_NS <= now_ns:
-                yield from self._forget(get, "it was never wanted")
+                yield from self._forget(get)
                 yield self._report(get.get, TransferEnd.BROKEN, "it was never wanted")
 
     def cancel(self, get: GetId, reason: str, *, gone: bool = False) -> Iterator[Action]:
@@ -129,9 +129,9 @@ class Servings:
         known = self.gets.get(get)
         if known is not None and known.state is GetState.SERVING:
             if gone and known.connection is not None:
-                yield Abandon(transfer=get, connection=known.connection, reason=reason)
+                yield Abandon(transfer=get, connection=known.connection)
         elif known is not None:
-            yield from self._forget(known, reason)
+            yield from self._forget(known)
             if known.connection is not None:
                 yield RefuseWant(get=get, connection=known.connection, reason=reason)
 
@@ -148,7 +148,7 @@ class Servings:
     def pin(self, get: GetId, version: ModelVersion) -> Iterator[Action]:
         """Pin the current version for a get that asks for exactly this one; see ``may_pin``."""
         self._pinned_by[get] = version
-        yield PinModel(get=get, model=self._model, version=version, reason=f"its turn: version {version.number}")
+        yield PinModel(get=get, model=self._model, version=version)
 
     def pinned_for(self, get: GetId) -> ModelVersion | None:
         """Return the version that is pinned for a get, or None."""
@@ -204,12 +204,7 @@ class Servings:
         get.state, get.since_ns = GetState.SERVING, now_ns
         self._pinned_by[get.get] = version
         return ServeModel(
-            get=get.get,
-            model=self._model,
-            connection=get.connection,
-            version=version,
-            rate_bps=get.plan.rate_bps,
-            reason=f"version {version.number} is due",
+            get=get.get, model=self._model, connection=get.connection, version=version, rate_bps=get.plan.rate_bps
         )
 
     def may_pin(self, version: ModelVersion) -> bool:

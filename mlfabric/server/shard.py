@@ -189,16 +189,10 @@ class ShardModel(HostedModel):
             case Phase.PREPARED, Fate.COMMIT:
                 unit.phase = Phase.ENDING
                 transfers = tuple(t.transfer for t in self._named(order.transfers))
-                yield CommitStep(
-                    model=order.model,
-                    unit=order.unit,
-                    transfers=transfers,
-                    version=order.version,
-                    reason=f"unit {order.unit} is prepared at all parts",
-                )
+                yield CommitStep(model=order.model, unit=order.unit, transfers=transfers, version=order.version)
             case Phase.PREPARED, Fate.DISCARD:
                 unit.phase = Phase.ENDING
-                yield DiscardStep(model=order.model, unit=order.unit, reason=f"unit {order.unit} is thrown away")
+                yield DiscardStep(model=order.model, unit=order.unit)
         return False
 
     def _begin(self, unit: Unit) -> Effect:
@@ -220,7 +214,6 @@ class ShardModel(HostedModel):
             kind=step.kind,
             lrs=step.lrs,
             version=step.version,
-            reason=order.reason,
         )
         return False
 
@@ -270,7 +263,7 @@ class ShardModel(HostedModel):
         if epoch > self.version.epoch:
             self._earlier, self._epoch_base, self.version = self.epochs, number, ModelVersion(epoch, number)
         self._earlier = tuple(sorted((*self._earlier, ModelVersion(epoch, STEPS_KEPT))))
-        yield Report(event=self.holds(), reason=f"nothing from before server epoch {epoch} counts")
+        yield Report(event=self.holds())
 
     def _adopt(self, epoch: int, number: int) -> None:
         """Take over the server epoch that counts for all parts, if it is later; at this version nothing is lost."""
@@ -304,7 +297,7 @@ class ShardModel(HostedModel):
 
     def _accepted(self, unit: Unit) -> Report:
         event = Prepared(server=self._server, model=self.spec.name, unit=unit.order.unit, accepted=True)
-        return Report(event=event, reason=f"unit {unit.order.unit} is prepared")
+        return Report(event=event)
 
     def _refused(
         self, order: Prepare, detail: str, culprits: Iterable[UpdateId] = (), cause: DropReason | None = None
@@ -318,7 +311,7 @@ class ShardModel(HostedModel):
             cause=cause,
             detail=detail,
         )
-        return Report(event=event, reason=detail)
+        return Report(event=event)
 
     def validate(self) -> None:
         """Check what must hold after every event; a violation is a broken invariant."""

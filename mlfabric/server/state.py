@@ -79,7 +79,7 @@ class ServerState:
             out.extend(model.advance(now_ns))
         if self._is_stopping and all(shard.is_settled for shard in self._shards()):
             self._is_stopping = False
-            out.append(act.Settled(reason="nothing is prepared any more"))
+            out.append(act.Settled())
         return out
 
     def next_wakeup_ns(self) -> int | None:
@@ -266,12 +266,7 @@ class ServerState:
         if model is not None and model.incoming.transfers[event.transfer].ticket == event.ticket:
             yield from model.offer(event)
         elif (outcome := self._outcome(event.transfer)) is not None:
-            yield act.Answer(
-                transfer=event.transfer,
-                connection=event.connection,
-                outcomes=(outcome,),
-                reason="it was settled before",
-            )
+            yield act.Answer(transfer=event.transfer, connection=event.connection, outcomes=(outcome,))
         else:
             self._offers.wait(event, now_ns)
 

@@ -48,7 +48,6 @@ class ApplyStep:
     kind: StepKind
     lrs: tuple[float, ...]
     version: ModelVersion
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +64,6 @@ class PrepareStep:
     kind: StepKind
     lrs: tuple[float, ...]
     version: ModelVersion
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +74,6 @@ class CommitStep:
     unit: int
     transfers: tuple[TransferId, ...]
     version: ModelVersion
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +82,6 @@ class DiscardStep:
 
     model: str
     unit: int
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

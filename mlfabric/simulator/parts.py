@@ -76,12 +76,7 @@ def result_of(
 def step_of(order: PrepareStep) -> ApplyStep:
     """Return a step that is prepared as one that is applied in one go."""
     return ApplyStep(
-        model=order.model,
-        transfers=order.transfers,
-        kind=order.kind,
-        lrs=order.lrs,
-        version=order.version,
-        reason=order.reason,
+        model=order.model, transfers=order.transfers, kind=order.kind, lrs=order.lrs, version=order.version
     )
 
 

@@ -465,7 +465,7 @@ class Witness:
                 self._is_fit(update)
             lrs = tuple(entry.lr for entry in step for _ in entry.members)
             version = step[-1].version
-            step_made = ApplyStep(model=model, transfers=(), kind=kind, lrs=lrs, version=version, reason="foretold")
+            step_made = ApplyStep(model=model, transfers=(), kind=kind, lrs=lrs, version=version)
             self.commits(members, step_made)
 
     def loses(self, model: str, outcomes: Mapping[UpdateId, Committed], made: Mapping[ModelVersion, int]) -> None:

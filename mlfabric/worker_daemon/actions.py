@@ -241,7 +241,6 @@ class Request:
     """Send this event to the scheduler."""
 
     event: MemberEvent
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,7 +248,6 @@ class HandOver:
     """Give the worker the samples that it has drawn, or the answer that there are none."""
 
     granted: SamplesGranted
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,7 +255,6 @@ class StartSend:
     """Offer the update to the server, and send it when granted."""
 
     plan: Send
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,14 +262,11 @@ class StartFetch:
     """Fetch the model."""
 
     plan: Fetch
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopTransfers:
     """Give up every attempt to send an update or to fetch the model; nothing more is heard of them."""
-
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -302,7 +296,6 @@ class Deliver:
 
     get: GetId
     version: ModelVersion
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,7 +303,6 @@ class KeepCopy:
     """Copy an update that is open, to keep it beyond its outcome."""
 
     update: UpdateId
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -321,7 +313,6 @@ class FoldCopy:
     lrs: tuple[float, ...]
     share: float
     begins: bool
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -329,7 +320,6 @@ class DropCopies:
     """Keep these copies no longer."""
 
     updates: tuple[UpdateId, ...]
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -337,7 +327,6 @@ class FreezeWindow:
     """Let the window stand as it is, under this name; another one begins empty."""
 
     transfer: SumId
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -347,7 +336,6 @@ class StartReplicate:
     plan: Replicate
     receiver: str
     address: str
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -355,14 +343,11 @@ class EndReplicate:
     """Give up what is being sent under this name, if it is, and what is kept under it."""
 
     transfer: TransferId
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DropWindow:
     """Forget what is folded and not frozen."""
-
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -370,7 +355,6 @@ class StartAttempt:
     """Take part in a round."""
 
     plan: Reduce
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -378,7 +362,6 @@ class StopAttempt:
     """Take part in this round no more."""
 
     round: RoundId
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -386,7 +369,6 @@ class StartProbes:
     """Send and expect probes; those of an earlier request are void."""
 
     plan: Probe
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -395,7 +377,6 @@ class FinishReduce:
 
     reduce: ReduceId
     workers: int
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,14 +23,14 @@ class Drawing:
         assert self._open is None, f"{self._open} is open"
         self._open = wanted
         self.drawn = difference(self.drawn, wanted.returned)
-        yield act.Request(event=wanted, reason="the worker draws samples")
+        yield act.Request(event=wanted)
 
     def granted(self, answer: SamplesGranted) -> Iterator[act.Action]:
         """Hand over what was granted; an answer to another wish than the open one came too late."""
         if self._open is not None and answer.serial == self._open.serial:
             self._open = None
             self.drawn = union(self.drawn, answer.samples)[-MOST_RUNS:]
-            yield act.HandOver(granted=answer, reason=answer.reason)
+            yield act.HandOver(granted=answer)
 
     def settled(self, samples: Samples) -> None:
         """Note that an update of these samples has an outcome: they are trained on, or anybody's."""

@@ -89,12 +89,12 @@ class _Get:
         elif self.ask_again_ns is None and any(part.broke for part in self.parts.values()):
             self.ask_again_ns = now_ns + pause_ns(max(0, self.breaks - 1))
 
-    def ask(self, reason: str) -> Iterator[act.Action]:
+    def ask(self) -> Iterator[act.Action]:
         """Ask for all parts, from the beginning."""
         self.ask_again_ns = None
         for get, part in self.parts.items():
             self.parts[get] = _Part(part.request)
-            yield act.Request(event=part.request, reason=reason)
+            yield act.Request(event=part.request)
 
     def raise_min(self, version: ModelVersion) -> None:
         """Want at least this version."""
@@ -150,7 +150,7 @@ class Getting:
     def call(self, request: GetRequested) -> Iterator[act.Action]:
         """Take a request from the worker."""
         self.gets.setdefault(self._first(request.get), _Get()).parts[request.get] = _Part(request)
-        yield act.Request(event=request, reason="the worker gets")
+        yield act.Request(event=request)
 
     def plan(self, plan: Fetch) -> Iterator[act.Action]:
         """Carry out a plan, once what runs has ended."""
@@ -159,7 +159,7 @@ class Getting:
             return
         if start := part.take(plan):
             get.ask_again_ns = None
-            yield act.StartFetch(plan=start, reason=plan.reason)
+            yield act.StartFetch(plan=start)
 
     def received(self, event: act.ModelReceived, now_ns: int) -> Iterator[act.Action]:
         """Note that a part is here."""
@@ -169,7 +169,7 @@ class Getting:
         if self._is_past(event.version):
             get.raise_min(self._least)
         if part.is_outdated or self._is_past(event.version):
-            yield from self._end(get, part, "what came was asked for before", now_ns)
+            yield from self._end(get, part, now_ns)
             return
         self.know(event.version)
         part.arrived = event.version
@@ -197,11 +197,11 @@ class Getting:
         assert part.running is not None, "it is on its way"
         if part.running.ticket == event.ticket:
             get.breaks += 1
-            yield from self._end(get, part, event.detail, now_ns)
+            yield from self._end(get, part, now_ns)
 
-    def _end(self, get: _Get, part: _Part, detail: str, now_ns: int) -> Iterator[act.Action]:
+    def _end(self, get: _Get, part: _Part, now_ns: int) -> Iterator[act.Action]:
         if start := part.next_plan():
-            yield act.StartFetch(plan=start, reason=f"a newer plan, after: {detail}")
+            yield act.StartFetch(plan=start)
         get.pause(now_ns)
 
     def begin_scheduler(self) -> None:
@@ -232,7 +232,7 @@ class Getting:
         """Ask again for what is due."""
         for get in self.gets.values():
             if get.ask_again_ns is not None and get.ask_again_ns <= now_ns:
-                yield from get.ask(f"attempt {get.breaks} broke")
+                yield from get.ask()
 
     def settled(self, update: UpdateId, outcome: Outcome) -> Iterator[act.Action]:
         """Deliver what waited for a push; ``update`` is its first part."""
@@ -251,15 +251,15 @@ class Getting:
         version = max((v for v in versions if v is not None), default=ModelVersion(0, 0))
         if versions == {version} and version >= request.min_version and not self._is_past(version):
             del self.gets[request.get]
-            yield act.Deliver(get=request.get, version=version, reason="the model is here")
+            yield act.Deliver(get=request.get, version=version)
             return
         for part in get.parts.values():
             if part.arrived is not None and part.newer is not None and (start := part.next_plan()):
                 get.ask_again_ns = None
-                yield act.StartFetch(plan=start, reason="the model that came is too old")
+                yield act.StartFetch(plan=start)
         if None not in get.versions():
             get.raise_min(max(version, self._least))
-            yield from get.ask("the model that came is too old, or of several versions")
+            yield from get.ask()
 
     def _first(self, get: GetId) -> GetId:
         place = get.counter % self._shards

@@ -69,19 +69,19 @@ class Keeping:
 
     def keep(self, order: Keep) -> Iterator[act.Action]:
         """Begin a term, or end keeping."""
-        yield from self.end(order.reason)
+        yield from self.end()
         self.order = order if order.receiver else None
 
-    def end(self, reason: str) -> Iterator[act.Action]:
+    def end(self) -> Iterator[act.Action]:
         """Keep nothing any more."""
         if self.order is None:
             return
         self.order = None
         for transfer in list(self.sending):
-            yield from self._end_sending(transfer, reason)
+            yield from self._end_sending(transfer)
         if self.copies:
-            yield act.DropCopies(updates=tuple(sorted(self.copies)), reason=reason)
-        yield act.DropWindow(reason=reason)
+            yield act.DropCopies(updates=tuple(sorted(self.copies)))
+        yield act.DropWindow()
         self.copies.clear()
         self._folded.clear()
         self._window.clear()
@@ -94,14 +94,14 @@ class Keeping:
         if update in self._folded:
             self._folded.discard(update)
         elif isinstance(outcome, Committed):
-            yield from self._copy(update, "it is committed")
+            yield from self._copy(update)
         elif isinstance(outcome, Dropped) and update in self.sending:
-            yield from self._end_sending(update, "it was dropped")
+            yield from self._end_sending(update)
 
-    def _copy(self, update: UpdateId, reason: str) -> Iterator[act.Action]:
+    def _copy(self, update: UpdateId) -> Iterator[act.Action]:
         if update not in self.copies:
             self.copies.add(update)
-            yield act.KeepCopy(update=update, reason=reason)
+            yield act.KeepCopy(update=update)
 
     def fold(self, order: Fold) -> Iterator[act.Action]:
         """Put an update into the window; it is not put there twice if the scheduler's word comes twice."""
@@ -113,13 +113,13 @@ class Keeping:
         if not self._is_here(update):
             yield from self._not_kept(update)
             return
-        yield from self._copy(update, order.reason)
+        yield from self._copy(update)
         if self._is_open(update):
             self._folded.add(update)
         self.copies.discard(update)
         self._window.add(update)
         self._last = update
-        yield act.FoldCopy(update=update, lrs=order.lrs, share=order.share, begins=order.begins, reason=order.reason)
+        yield act.FoldCopy(update=update, lrs=order.lrs, share=order.share, begins=order.begins)
 
     def _is_here(self, update: UpdateId) -> bool:
         return update in self.copies or self._is_open(update)
@@ -129,20 +129,20 @@ class Keeping:
         assert self.order is not None, "it keeps"
         detail = f"{update} is not here any more"
         event = NotKept(member=self.worker, model=self.order.model, term=self.order.term, detail=detail)
-        yield act.Request(event=event, reason=detail)
-        yield from self.end(detail)
+        yield act.Request(event=event)
+        yield from self.end()
 
     def release(self, order: Release) -> Iterator[act.Action]:
         """Keep some updates no longer, and send them no more."""
         if self.order is None or order.term != self.order.term:
             return
         for transfer in [t for t, sending in self.sending.items() if sending.members.issubset(order.updates)]:
-            yield from self._end_sending(transfer, order.reason)
+            yield from self._end_sending(transfer)
         self._folded.update(u for u in order.updates if self._is_open(u))
         here = tuple(u for u in order.updates if u in self.copies)
         self.copies.difference_update(here)
         if here:
-            yield act.DropCopies(updates=here, reason=order.reason)
+            yield act.DropCopies(updates=here)
 
     def replicate(self, order: Replicate) -> Iterator[act.Action]:
         """Send the window, or an update by itself; once if the scheduler's word comes twice."""
@@ -154,37 +154,37 @@ class Keeping:
         sending = self.sending.get(order.transfer)
         if sending is not None:
             sending.plan, sending.again_ns = order, None
-            yield self._start(order, order.reason)
+            yield self._start(order)
             return
         if isinstance(order.transfer, SumId):
-            yield act.FreezeWindow(transfer=order.transfer, reason=order.reason)
+            yield act.FreezeWindow(transfer=order.transfer)
             members, self._window = frozenset(self._window), set()
         elif self._is_here(order.transfer):
-            yield from self._copy(order.transfer, order.reason)
+            yield from self._copy(order.transfer)
             members = frozenset((order.transfer,))
         else:
             yield from self._not_kept(order.transfer)
             return
         self.sending[order.transfer] = _Sending(order, members)
-        yield self._start(order, order.reason)
+        yield self._start(order)
 
-    def _start(self, order: Replicate, reason: str) -> act.StartReplicate:
+    def _start(self, order: Replicate) -> act.StartReplicate:
         assert self.order is not None, "it keeps"
-        return act.StartReplicate(plan=order, receiver=self.order.receiver, address=self.order.address, reason=reason)
+        return act.StartReplicate(plan=order, receiver=self.order.receiver, address=self.order.address)
 
     def answered(self, event: act.ReplicaAnswered) -> Iterator[act.Action]:
         """Note that the replica has something."""
         sending = self.sending.get(event.transfer)
         if sending is not None and sending.plan.ticket == event.ticket:
-            yield from self._end_sending(event.transfer, "the replica has it")
+            yield from self._end_sending(event.transfer)
 
-    def _end_sending(self, transfer: TransferId, reason: str) -> Iterator[act.Action]:
+    def _end_sending(self, transfer: TransferId) -> Iterator[act.Action]:
         del self.sending[transfer]
         if isinstance(transfer, UpdateId):
             self.copies.discard(transfer)
             if self._is_open(transfer):
                 self._folded.add(transfer)
-        yield act.EndReplicate(transfer=transfer, reason=reason)
+        yield act.EndReplicate(transfer=transfer)
 
     def broken(self, event: act.ReplicaBroken, now_ns: int) -> None:
         """Try again after a pause that doubles."""
@@ -198,4 +198,4 @@ class Keeping:
         for sending in self.sending.values():
             if sending.again_ns is not None and sending.again_ns <= now_ns:
                 sending.again_ns = None
-                yield self._start(sending.plan, f"attempt {sending.breaks} broke")
+                yield self._start(sending.plan)

@@ -154,17 +154,17 @@ class Pushing:
         self._next_counter = max(self._next_counter, update.counter + 1)
         self.pushes.setdefault(self.first(update), _Push()).requests[update] = request
         self.parts[update] = _Part(request)
-        yield act.Request(event=self._current(request), reason="the worker pushes")
+        yield act.Request(event=self._current(request))
 
     def plan(self, plan: Send) -> Iterator[act.Action]:
         """Carry out a plan, once what runs has ended."""
         if (part := self.parts.get(plan.update)) and (start := part.take(plan)):
-            yield act.StartSend(plan=start, reason=plan.reason)
+            yield act.StartSend(plan=start)
 
     def broken(self, event: act.SendBroken, now_ns: int) -> Iterator[act.Action]:
         """Carry out a newer plan, or ask again later."""
         if (part := self.parts.get(event.update)) and (start := part.broke(event.ticket, now_ns)):
-            yield act.StartSend(plan=start, reason=f"a newer plan, after: {event.detail}")
+            yield act.StartSend(plan=start)
         closed = self._closed(event.update)
         if closed is not None and closed.running is not None and closed.running.ticket == event.ticket:
             closed.end()
@@ -187,7 +187,7 @@ class Pushing:
         for push in self.pushes.values():
             if any(request.kind is UpdateKind.INITIAL for request in push.requests.values()):
                 for update in self._open_again(push):
-                    yield act.Request(event=self._current(push.requests[update]), reason="weights are wanted")
+                    yield act.Request(event=self._current(push.requests[update]))
 
     def _open_again(self, push: _Push) -> list[UpdateId]:
         """Open the parts of a push that have outcomes; return which."""
@@ -208,7 +208,7 @@ class Pushing:
         for part in self.parts.values():
             if part.ask_again_ns is not None and part.ask_again_ns <= now_ns:
                 part.ask_again_ns = None
-                yield act.Request(event=self._current(part.request), reason=f"attempt {part.breaks} broke")
+                yield act.Request(event=self._current(part.request))
 
     def answered(self, update: UpdateId, outcome: Outcome) -> Iterator[act.Action]:
         """Settle an update, and tell the scheduler if it was dropped: whoever did so may not be able to."""
@@ -225,7 +225,7 @@ class Pushing:
                 cause=outcome.cause,
                 detail=outcome.detail,
             )
-            yield act.Request(event=event, reason="it was dropped")
+            yield act.Request(event=event)
 
     def settle(self, update: UpdateId, outcome: Outcome, reason: str) -> Iterator[act.Action]:
         """Note an outcome; settle the push if it was the last one."""
@@ -254,7 +254,7 @@ class Pushing:
         """Note that the update that was computed from these samples was dropped, and tell the scheduler."""
         self.dropped = union(self.dropped, samples)[-MOST_DROPPED:]
         event = SamplesDropped(worker=self._worker, model=model, samples=samples)
-        return act.Request(event=event, reason="their update was dropped")
+        return act.Request(event=event)
 
     def _current(self, request: PushRequested) -> PushRequested:
         below = self.resolved_below()

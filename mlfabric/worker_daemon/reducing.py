@@ -54,26 +54,26 @@ class Reducing:
         match event:
             case act.ReduceCalled():
                 new = self.open[event.request.reduce] = _Open(event.request)
-                yield act.Request(event=self._current(new), reason="the worker reduces")
+                yield act.Request(event=self._current(new))
             case Reduce():
                 yield from self._begin(event)
             case CancelReduce():
                 if (opened := self._attempted(event.round)) is not None:
-                    yield from self._stop(opened, event.reason)
+                    yield from self._stop(opened)
             case act.AttemptEnded():
                 yield from self._ended(event)
             case ReduceSettled():
                 yield from self._settle(event)
             case Probe():
-                yield act.StartProbes(plan=event, reason=event.reason)
+                yield act.StartProbes(plan=event)
             case act.ProbeEnded():
                 probed = LinkProbed(
                     worker=self.worker, model=event.model, round=event.round, source=event.source, bps=event.bps
                 )
-                yield act.Request(event=probed, reason="a probe has come")
+                yield act.Request(event=probed)
             case ReduceFailed():
                 if (failed := self.open.pop(event.reduce, None)) is not None:
-                    yield from self._stop(failed, event.reason)
+                    yield from self._stop(failed)
                     yield act.FailReduce(reduce=event.reduce, reason=event.reason)
 
     def requests(self) -> tuple[ReduceRequested, ...]:
@@ -104,9 +104,9 @@ class Reducing:
         if opened is None or (opened.attempt is not None and opened.attempt.round >= event.round):
             return
         for other in self.open.values():
-            yield from self._stop(other, "there is a newer round")
+            yield from self._stop(other)
         opened.attempt = event
-        yield act.StartAttempt(plan=event, reason=event.reason)
+        yield act.StartAttempt(plan=event)
 
     def _ended(self, event: act.AttemptEnded) -> Iterator[act.Action]:
         opened = self._attempted(event.round)
@@ -116,13 +116,13 @@ class Reducing:
         if event.detail:
             opened.attempt = None
             broken = RoundBroken(worker=self.worker, model=model, round=event.round, detail=event.detail)
-            yield act.Request(event=broken, reason=event.detail)
+            yield act.Request(event=broken)
         else:
             opened.has_arrived = True
             arrived = RoundArrived(
                 worker=self.worker, model=model, round=event.round, up_bps=event.up_bps, down_bps=event.down_bps
             )
-            yield act.Request(event=arrived, reason="the result is here")
+            yield act.Request(event=arrived)
 
     def _settle(self, event: ReduceSettled) -> Iterator[act.Action]:
         opened = self.open.pop(event.reduce, None)
@@ -130,15 +130,15 @@ class Reducing:
             return
         self.settled, self.together = event.round, event.workers
         if opened.has_arrived and opened.attempt is not None and opened.attempt.round == event.round:
-            yield act.FinishReduce(reduce=event.reduce, workers=event.workers, reason=event.reason)
+            yield act.FinishReduce(reduce=event.reduce, workers=event.workers)
         else:
-            yield from self._stop(opened, event.reason)
+            yield from self._stop(opened)
             reason = f"the others have {event.round} and this worker lost it; load their weights"
             yield act.FailReduce(reduce=event.reduce, reason=reason)
 
-    def _stop(self, opened: _Open, reason: str) -> Iterator[act.Action]:
+    def _stop(self, opened: _Open) -> Iterator[act.Action]:
         if opened.attempt is not None:
-            yield act.StopAttempt(round=opened.attempt.round, reason=reason)
+            yield act.StopAttempt(round=opened.attempt.round)
         opened.attempt, opened.has_arrived = None, False
 
     def _attempted(self, round_id: RoundId) -> _Open | None:

@@ -127,8 +127,8 @@ class DaemonState:
             case act.EpochBegan():
                 yield from self._begin_epoch(event)
             case NewServer():
-                yield from self._begin_anew(event.server_epoch, event.reason)
-                yield act.Request(event=self.holds(), reason=event.reason)
+                yield from self._begin_anew(event.server_epoch)
+                yield act.Request(event=self.holds())
             case Tick():
                 yield from self.pushing.tick(now_ns)
                 yield from self.getting.tick(now_ns)
@@ -148,33 +148,30 @@ class DaemonState:
             case _:
                 yield from self.reducing.handle(event)
 
-    def _begin_anew(self, server_epoch: int, reason: str) -> Iterator[act.Action]:
+    def _begin_anew(self, server_epoch: int) -> Iterator[act.Action]:
         """Let nothing that is under way to or from an earlier server count any more."""
         self.getting.server_epoch = max(self.getting.server_epoch, server_epoch)
         self.getting.know(ModelVersion(server_epoch, 0))
         self.pushing.begin_anew()
         self.getting.begin_anew()
-        yield act.StopTransfers(reason=reason)
+        yield act.StopTransfers()
 
     def _begin_epoch(self, event: act.EpochBegan) -> Iterator[act.Action]:
-        why = f"epoch {event.epoch} knows nothing of us"
         if event.server_epoch > self.getting.server_epoch:
-            yield from self._begin_anew(
-                event.server_epoch, f"the model is served under server epoch {event.server_epoch}"
-            )
+            yield from self._begin_anew(event.server_epoch)
         self.getting.know(ModelVersion(event.server_epoch, 0))
         if event.epoch > self.epoch:
             self.getting.begin_scheduler()
-            yield from self.keeping.end(why)
+            yield from self.keeping.end()
         if event.epoch == self.epoch or not self.epoch:
             self.pushing.clock = max(self.pushing.clock, event.clock)
         self.epoch = max(self.epoch, event.epoch)
         self._admissions += 1
         self.pushing.begin_epoch()
         self.getting.begin_epoch()
-        yield act.Request(event=self.holds(), reason=why)
+        yield act.Request(event=self.holds())
         for wanted in self.drawing.open():
-            yield act.Request(event=wanted, reason=why)
+            yield act.Request(event=wanted)
 
     def _settling(self, actions: Iterator[act.Action]) -> Iterator[act.Action]:
         """Pass actions on, and let the gets that waited for a push follow its outcome."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from mlfabric.aggregator import actions as act
@@ -28,17 +27,13 @@ from mlfabric.protocol import (
     UpdateId,
 )
 from mlfabric.specs import Layout, ModelSpec, TensorSpec
+from tests.bare import bare
 
 BIG = ModelSpec(name="big", layout=Layout((TensorSpec(name="w", shape=(8192,), dtype="float32"),)))
 SMALL = ModelSpec(name="small", layout=Layout((TensorSpec(name="w", shape=(4,), dtype="float32"),)))
 SPECS = {spec.name: spec for spec in (BIG, SMALL)}
 SIZE = BIG.layout.size_bytes
 SERVER = "127.0.0.1:1"
-
-
-def bare(actions: list[act.Action]) -> list[act.Action]:
-    """Leave the reasons out."""
-    return [a if isinstance(a, act.Report) else replace(a, reason="") for a in actions]
 
 
 class Stage:
@@ -146,15 +141,15 @@ def cancel(counter: int) -> CancelSum:
 
 
 def reserve(plan: Sum) -> act.ReserveSum:
-    return act.ReserveSum(plan=plan, spec=SPECS[plan.model], reason="")
+    return act.ReserveSum(plan=plan, spec=SPECS[plan.model])
 
 
 def offer_sum(plan: Sum, whole: bool = False) -> act.OfferSum:
-    return act.OfferSum(plan=plan, spec=SPECS[plan.model], whole=whole, reason="")
+    return act.OfferSum(plan=plan, spec=SPECS[plan.model], whole=whole)
 
 
 def seal(counter: int) -> act.SealSum:
-    return act.SealSum(sum=sum_id(counter), reason="")
+    return act.SealSum(sum=sum_id(counter))
 
 
 def give_up(counter: int) -> act.GiveUp:
@@ -162,11 +157,11 @@ def give_up(counter: int) -> act.GiveUp:
 
 
 def grant(counter: int, index: int, transfer: TransferId, connection: int) -> act.Grant:
-    return act.Grant(sum=sum_id(counter), index=index, transfer=transfer, connection=connection, reason="")
+    return act.Grant(sum=sum_id(counter), index=index, transfer=transfer, connection=connection)
 
 
 def answer(connection: int, *entries: tuple[UpdateId, Outcome], epoch: int = 3) -> act.Answer:
-    return act.Answer(connection=connection, outcomes=entries, server_epoch=epoch, reason="")
+    return act.Answer(connection=connection, outcomes=entries, server_epoch=epoch)
 
 
 def refuse(connection: int) -> act.Refuse:
@@ -174,7 +169,7 @@ def refuse(connection: int) -> act.Refuse:
 
 
 def abandon(connection: int) -> act.Abandon:
-    return act.Abandon(connection=connection, reason="")
+    return act.Abandon(connection=connection)
 
 
 def report(
@@ -207,7 +202,7 @@ def want(who: GetId, connection: int, shown: bytes = b"") -> act.Wanted:
 
 
 def start_fetch(plan: HandOn) -> act.StartFetch:
-    return act.StartFetch(plan=plan, spec=SPECS[plan.model], reason="")
+    return act.StartFetch(plan=plan, spec=SPECS[plan.model])
 
 
 def stop_fetch(own: GetId) -> act.StopFetch:
@@ -222,5 +217,4 @@ def serving(own: GetId, who: GetId, connection: int, version: int) -> act.HandMo
         version=ModelVersion(1, version),
         digest=BIG.layout.digest,
         rate_bps=0,
-        reason="",
     )

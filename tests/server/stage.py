@@ -28,15 +28,11 @@ from mlfabric.server import actions as act
 from mlfabric.server.hosted import HostedModel
 from mlfabric.server.state import ServerConfig, ServerState
 from mlfabric.specs import Layout, Mode, ModelSpec, RuleSpec, TensorSpec
+from tests.bare import bare
 
 LAYOUT = Layout((TensorSpec(name="w", shape=(4,), dtype="float32"),))
 SIZE = LAYOUT.size_bytes
 SPEC = ModelSpec(name="net", layout=LAYOUT)
-
-
-def bare(actions: list[act.Action]) -> list[act.Action]:
-    """Leave the reasons out."""
-    return [replace(a, reason="") for a in actions]
 
 
 class Stage:
@@ -157,11 +153,11 @@ def void(name: TransferId) -> Void:
 
 
 def grant(name: TransferId, connection: int = 1, size_bytes: int = SIZE) -> act.Grant:
-    return act.Grant(transfer=name, model="net", connection=connection, size_bytes=size_bytes, reason="")
+    return act.Grant(transfer=name, model="net", connection=connection, size_bytes=size_bytes)
 
 
 def forget(name: TransferId) -> act.Forget:
-    return act.Forget(transfer=name, reason="")
+    return act.Forget(transfer=name)
 
 
 def answer(name: UpdateId, outcome, connection: int = 1) -> act.Answer:
@@ -169,7 +165,7 @@ def answer(name: UpdateId, outcome, connection: int = 1) -> act.Answer:
 
 
 def answer_all(name: TransferId, outcomes, connection: int = 1) -> act.Answer:
-    return act.Answer(transfer=name, connection=connection, outcomes=tuple(outcomes), reason="")
+    return act.Answer(transfer=name, connection=connection, outcomes=tuple(outcomes))
 
 
 def refuse_offer(name: TransferId, connection: int = 1) -> act.RefuseOffer:
@@ -177,11 +173,11 @@ def refuse_offer(name: TransferId, connection: int = 1) -> act.RefuseOffer:
 
 
 def abandon(name: TransferId, connection: int = 1) -> act.Abandon:
-    return act.Abandon(transfer=name, connection=connection, reason="")
+    return act.Abandon(transfer=name, connection=connection)
 
 
 def apply(*names: TransferId, version: int, kind=act.StepKind.ONE, lrs: tuple[float, ...] = (0.1,)) -> act.ApplyStep:
-    return act.ApplyStep(model="net", transfers=names, kind=kind, lrs=lrs, version=ModelVersion(1, version), reason="")
+    return act.ApplyStep(model="net", transfers=names, kind=kind, lrs=lrs, version=ModelVersion(1, version))
 
 
 def apply_sum(name: SumId, version: int, lrs: tuple[float, ...] = (0.1, 0.1)) -> act.ApplyStep:
@@ -189,9 +185,7 @@ def apply_sum(name: SumId, version: int, lrs: tuple[float, ...] = (0.1, 0.1)) ->
 
 
 def serving(name: GetId, version: int, connection: int = 1) -> act.ServeModel:
-    return act.ServeModel(
-        get=name, model="net", connection=connection, version=ModelVersion(1, version), rate_bps=0, reason=""
-    )
+    return act.ServeModel(get=name, model="net", connection=connection, version=ModelVersion(1, version), rate_bps=0)
 
 
 def refuse_want(name: GetId, connection: int = 1) -> act.RefuseWant:

@@ -238,7 +238,7 @@ def test_each_worker_s_initial_weights_are_a_place_of_their_own():
     stage.tell(expect(B, 1, kind=UpdateKind.INITIAL, parts=1))
     told = stage.bring(A, 1, 1, kind=UpdateKind.INITIAL)
     assert told == [end_report(A, TransferEnd.RECEIVED)]
-    assert stage.bring(B, 1, 2, kind=UpdateKind.INITIAL)[-1] == act.InstallInitial(model="net", update=B, reason="")
+    assert stage.bring(B, 1, 2, kind=UpdateKind.INITIAL)[-1] == act.InstallInitial(model="net", update=B)
 
 
 def test_a_new_epoch_voids_an_iteration_that_is_not_whole(stage):

@@ -43,22 +43,21 @@ class Rack:
             kind=kind,
             lrs=(0.1,) * len(names),
             version=ModelVersion(1, version),
-            reason="",
         )
         self.stores.prepare(step)
         return self.said.pop()
 
     def commit(self, *names: TransferId, version: int = 1) -> Any:
         made = ModelVersion(1, version)
-        self.stores.commit(act.CommitStep(model="net", unit=version, transfers=names, version=made, reason=""))
+        self.stores.commit(act.CommitStep(model="net", unit=version, transfers=names, version=made))
         return self.said.pop()
 
     def discard(self, unit: int = 1) -> Any:
-        self.stores.discard(act.DiscardStep(model="net", unit=unit, reason=""))
+        self.stores.discard(act.DiscardStep(model="net", unit=unit))
         return self.said.pop()
 
     def pin(self, get: GetId, version: int) -> None:
-        self.stores.pin(act.PinModel(get=get, model="net", version=ModelVersion(1, version), reason=""))
+        self.stores.pin(act.PinModel(get=get, model="net", version=ModelVersion(1, version)))
 
     @property
     def weights(self) -> dict[str, torch.Tensor]:
@@ -71,7 +70,7 @@ def applied(spec: ModelSpec, kind: act.StepKind, *names: TransferId) -> tuple[Ra
     for seed, name in enumerate(names, start=1):
         rack.put(name, seed)
     lrs, version = (0.1,) * len(names), ModelVersion(1, 1)
-    rack.stores.apply(act.ApplyStep(model="net", transfers=names, kind=kind, lrs=lrs, version=version, reason=""))
+    rack.stores.apply(act.ApplyStep(model="net", transfers=names, kind=kind, lrs=lrs, version=version))
     return rack, rack.said.pop()
 
 
@@ -132,13 +131,7 @@ def test_a_sum_of_two_images_is_prepared_in_a_copy_of_both():
     rack.stores.reserve(whole, 2 * LAYOUT.size_bytes)[:] = b"".join(bytes(image) for image in images)
     before = bytes(rack.stores.buffer(whole))
     step = act.PrepareStep(
-        model="net",
-        unit=1,
-        transfers=(whole,),
-        kind=act.StepKind.SUM,
-        lrs=(0.1, 0.1),
-        version=ModelVersion(1, 2),
-        reason="",
+        model="net", unit=1, transfers=(whole,), kind=act.StepKind.SUM, lrs=(0.1, 0.1), version=ModelVersion(1, 2)
     )
     rack.stores.prepare(step)
     assert rack.said.pop() == act.StepPrepared(model="net", unit=1)
@@ -181,19 +174,13 @@ def test_a_big_part_is_prepared_and_committed_in_a_thread_and_its_copy_is_counte
         rack.put(A, 1)
         rack.stores.prepare(
             act.PrepareStep(
-                model="net",
-                unit=1,
-                transfers=(A,),
-                kind=act.StepKind.ONE,
-                lrs=(0.5,),
-                version=ModelVersion(1, 1),
-                reason="",
+                model="net", unit=1, transfers=(A,), kind=act.StepKind.ONE, lrs=(0.5,), version=ModelVersion(1, 1)
             )
         )
         assert rack.said == []
         await rack.stores.close()
         assert rack.stores.memory_bytes()["updates"] == 2 * layout.size_bytes
-        rack.stores.commit(act.CommitStep(model="net", unit=1, transfers=(A,), version=ModelVersion(1, 1), reason=""))
+        rack.stores.commit(act.CommitStep(model="net", unit=1, transfers=(A,), version=ModelVersion(1, 1)))
         await rack.stores.close()
 
     asyncio.run(run())

@@ -33,6 +33,7 @@ from mlfabric.server.early import EARLY_WAIT_NS
 from mlfabric.server.replica_actions import ApplyPrefix, Part, PlantSeed, PrefixApplied, PrefixRefused, SeedPlanted
 from mlfabric.server.replica_state import ReplicaState
 from mlfabric.specs import Mode
+from tests.bare import bare
 from tests.server.stage import LAYOUT, SIZE, SPEC, update
 
 SEED = SumId(1, 0)
@@ -55,7 +56,7 @@ class Stage:
     def tell(self, event) -> list[Any]:
         actions = self.state.handle(event, self.now_ns)
         self.state.validate()
-        return [replace(a, reason="") for a in actions]
+        return bare(actions)
 
     def seed(self, version: int, term: int = 1, name: SumId = SEED, applied: tuple[AppliedIds, ...] = ()) -> list[Any]:
         self.tell(expect(name, term=term, kind=UpdateKind.STATE, members=(update("seed"),)))
@@ -124,9 +125,9 @@ W1, W2 = SumId(1, 1), SumId(1, 2)
 def test_what_is_offered_is_granted_and_answered_once_it_is_here():
     stage = Stage()
     stage.tell(expect(A0, members=(A0,)))
-    assert stage.tell(offer(A0)) == [act.Grant(transfer=A0, model="net", connection=1, size_bytes=SIZE, reason="")]
+    assert stage.tell(offer(A0)) == [act.Grant(transfer=A0, model="net", connection=1, size_bytes=SIZE)]
     assert stage.tell(act.PayloadReceived(transfer=A0, connection=1)) == [
-        act.Answer(transfer=A0, connection=1, outcomes=(), reason=""),
+        act.Answer(transfer=A0, connection=1, outcomes=()),
         act.Report(event=TransferEnded(member="r", model="net", transfer=A0, end=TransferEnd.RECEIVED)),
         act.Report(event=ReplicaReported(replica="r", model="net", term=1, version=ModelVersion(1, 0), held=(A0,))),
     ]
@@ -248,14 +249,14 @@ def test_what_breaks_is_offered_again():
     stage.tell(expect(A0, members=(A0,)))
     stage.tell(offer(A0))
     found = stage.tell(act.TransferBroken(transfer=A0, connection=1, detail=""))
-    assert found == [act.Forget(transfer=A0, reason="")]
+    assert found == [act.Forget(transfer=A0)]
     assert isinstance(stage.tell(offer(A0, connection=2))[0], act.Grant)
 
 
 def test_what_is_here_is_not_taken_twice():
     stage = Stage()
     stage.bring(A0)
-    assert stage.tell(offer(A0, connection=2)) == [act.Answer(transfer=A0, connection=2, outcomes=(), reason="")]
+    assert stage.tell(offer(A0, connection=2)) == [act.Answer(transfer=A0, connection=2, outcomes=())]
 
 
 def test_an_offer_may_come_before_the_word_about_it_but_not_long_before():
@@ -305,7 +306,7 @@ def test_what_is_of_another_size_is_refused():
 def test_a_voided_update_is_forgotten_unless_it_is_being_applied():
     stage = Stage()
     stage.bring(A0)
-    assert stage.tell(Void(to="r", model="net", transfer=A0, reason=""))[0] == act.Forget(transfer=A0, reason="")
+    assert stage.tell(Void(to="r", model="net", transfer=A0, reason=""))[0] == act.Forget(transfer=A0)
     stage.log(1, B0)
     assert applied(stage.bring(B0))
     assert stage.tell(Void(to="r", model="net", transfer=B0, reason="")) == []

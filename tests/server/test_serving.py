@@ -190,7 +190,7 @@ def test_a_get_that_is_being_served_is_broken_off_if_its_worker_is_gone(stage):
     stage.tell(serve(G))
     stage.tell(want(G, 4))
     told = stage.tell(CancelServe(to="s", model="net", get=G, reason="", gone=True))
-    assert told == [act.Abandon(transfer=G, connection=4, reason="")]
+    assert told == [act.Abandon(transfer=G, connection=4)]
     assert stage.tell(act.GetBroken(get=G, connection=4, detail="closed")) == [
         end_report(G, TransferEnd.BROKEN, detail="closed")
     ]

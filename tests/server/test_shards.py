@@ -78,16 +78,16 @@ def conclude(unit: int, commit: bool = True) -> Conclude:
 
 def first_pass(unit: int, *transfers: TransferId, version: int = 1, kind=act.StepKind.ONE, lrs=LR) -> act.PrepareStep:
     made = ModelVersion(1, version)
-    return act.PrepareStep(model="net", unit=unit, transfers=transfers, kind=kind, lrs=lrs, version=made, reason="")
+    return act.PrepareStep(model="net", unit=unit, transfers=transfers, kind=kind, lrs=lrs, version=made)
 
 
 def second_pass(unit: int, *transfers: TransferId, version: int = 1) -> act.CommitStep:
     made = ModelVersion(1, version)
-    return act.CommitStep(model="net", unit=unit, transfers=transfers, version=made, reason="")
+    return act.CommitStep(model="net", unit=unit, transfers=transfers, version=made)
 
 
 def thrown_away(unit: int) -> act.DiscardStep:
-    return act.DiscardStep(model="net", unit=unit, reason="")
+    return act.DiscardStep(model="net", unit=unit)
 
 
 def prepared(unit: int) -> act.Report:
@@ -107,11 +107,11 @@ def versions(actions: list[act.Action]) -> list[ModelVersion]:
 
 
 def pinned(name, version: int) -> act.PinModel:
-    return act.PinModel(get=name, model="net", version=ModelVersion(1, version), reason="")
+    return act.PinModel(get=name, model="net", version=ModelVersion(1, version))
 
 
 def unpinned(name) -> act.UnpinModel:
-    return act.UnpinModel(get=name, model="net", reason="")
+    return act.UnpinModel(get=name, model="net")
 
 
 def at(number: int, epoch: int = 1) -> ModelVersion:
@@ -193,7 +193,7 @@ def test_an_iteration_is_one_step_of_the_mean_of_all_its_transfers():
 def test_initial_weights_need_no_order():
     stage = Stage(shards=2, initialised=False)
     told = stage.bring(A, 1, kind=UpdateKind.INITIAL)
-    assert told[-1] == act.InstallInitial(model="net", update=A, reason="")
+    assert told[-1] == act.InstallInitial(model="net", update=A)
     stage.tell(act.Installed(model="net", update=A))
     assert stage.model.initialised
     taken = stage.bring(B, 2, connection=2, kind=UpdateKind.INITIAL)
@@ -440,12 +440,12 @@ def test_a_server_that_stops_waits_for_the_end_of_what_is_prepared_and_begins_no
     stage.tell(prepare(2, B, version=2))
     assert stage.tell(act.Stopping()) == []
     stage.tell(conclude(1))
-    assert stage.step(A)[-2:] == [commit_report(A, 1), act.Settled(reason="")]
+    assert stage.step(A)[-2:] == [commit_report(A, 1), act.Settled()]
 
 
 def test_a_server_that_stops_with_nothing_prepared_may_end_at_once(stage):
     stage.bring(A, 1)
-    assert stage.tell(act.Stopping()) == [act.Settled(reason="")]
+    assert stage.tell(act.Stopping()) == [act.Settled()]
 
 
 # Memory

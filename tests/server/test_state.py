@@ -20,6 +20,7 @@ from mlfabric.server import actions as act
 from mlfabric.server.early import EARLY_WAIT_NS
 from mlfabric.server.state import ServerConfig, ServerState
 from mlfabric.server.transfers import UNCLAIMED_NS
+from tests.bare import bare
 from tests.server.stage import (
     LAYOUT,
     SPEC,
@@ -27,7 +28,6 @@ from tests.server.stage import (
     abandon,
     answer,
     apply,
-    bare,
     commit_report,
     end_report,
     expect,
@@ -341,7 +341,7 @@ def test_below_the_mark_nothing_is_expected(stage):
 def test_initial_weights_are_installed_and_answered():
     stage = Stage(initialised=False)
     told = stage.bring(A, 1, kind=UpdateKind.INITIAL)
-    assert told[-1] == act.InstallInitial(model="net", update=A, reason="")
+    assert told[-1] == act.InstallInitial(model="net", update=A)
     report = act.Report(event=InitialReceived(server="s", model="net", version=ModelVersion(1, 0)))
     done = stage.tell(act.Installed(model="net", update=A))
     assert done == [forget(A), answer(A, committed(0)), report]

@@ -35,9 +35,7 @@ class Rack:
         self.stores.reserve(name, image.nbytes)[:] = image
 
     def apply(self, kind: act.StepKind, lrs: tuple[float, ...], version: int, *names: TransferId) -> Any:
-        step = act.ApplyStep(
-            model="net", transfers=names, kind=kind, lrs=lrs, version=ModelVersion(1, version), reason=""
-        )
+        step = act.ApplyStep(model="net", transfers=names, kind=kind, lrs=lrs, version=ModelVersion(1, version))
         self.stores.apply(step)
         return self.said.pop()
 
@@ -112,12 +110,7 @@ def test_a_big_iteration_is_applied_in_a_thread():
         for name, seed in ((A, 1), (B, 2)):
             rack.put(name, image_of(layout, draw(layout, seed)))
         step = act.ApplyStep(
-            model="net",
-            transfers=(A, B),
-            kind=act.StepKind.MEAN,
-            lrs=(0.5, 0.5),
-            version=ModelVersion(1, 1),
-            reason="",
+            model="net", transfers=(A, B), kind=act.StepKind.MEAN, lrs=(0.5, 0.5), version=ModelVersion(1, 1)
         )
         rack.stores.apply(step)
         assert rack.said == []

@@ -161,9 +161,7 @@ MOMENTUM = RuleSpec(lr=0.5, momentum=0.5, weight_decay=0.5)
 
 def step(*names, kind=StepKind.ONE, lrs=(0.5,), version=1):
     """Return the order to apply transfers together, to make this version."""
-    return ApplyStep(
-        model="net", transfers=names, kind=kind, lrs=lrs, version=ModelVersion(1, version), reason="its turn"
-    )
+    return ApplyStep(model="net", transfers=names, kind=kind, lrs=lrs, version=ModelVersion(1, version))
 
 
 def store_of_100(limit=2, rule=PLAIN):

@@ -162,7 +162,7 @@ def test_a_model_without_the_update_that_it_was_to_follow_is_caught(monkeypatch)
         (version,) = get.versions()
         if version is not None:
             del self.gets[get.first.get]
-            yield act.Deliver(get=get.first.get, version=version, reason="it is here")
+            yield act.Deliver(get=get.first.get, version=version)
 
     monkeypatch.setattr(Getting, "_deliver", at_once)
     caught("without")

@@ -105,7 +105,7 @@ async def test_a_head_that_finds_no_follower_fails_and_applies_nothing(monkeypat
     await follower.close()
     service._stores.add(SPEC)
     service._stores.reserve(update("a"), SPEC.layout.size_bytes)
-    service._stores.install(InstallInitial(model=SPEC.name, update=update("a"), reason=""))
+    service._stores.install(InstallInitial(model=SPEC.name, update=update("a")))
     await service._stores.close()
     await asyncio.sleep(0)  # then who waits for the task hears of its end
 

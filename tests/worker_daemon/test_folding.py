@@ -126,7 +126,6 @@ def apply_places(
         values=sum(began[place] == began[end - 1] for place in range(start, end)),
         values_before=sum(began[place] == began[end - 1] for place in range(start)),
         version=ModelVersion(1, end),
-        reason="",
     )
     apply_prefix(replica, order, buffers)
 
@@ -146,7 +145,6 @@ def test_an_iteration_s_updates_have_their_share_in_it() -> None:
         values=2,
         values_before=0,
         version=ModelVersion(1, 1),
-        reason="",
     )
     apply_prefix(replica, order, {SumId(1, 1): window, UpdateId("b", 1, 0): second})
     torch.testing.assert_close(tensors(replica), tensors(primary), rtol=1e-12, atol=1e-14)

@@ -29,7 +29,7 @@ def at_least(request: GetRequested, version: ModelVersion) -> GetRequested:
 
 
 def brings(counter: int, version: ModelVersion) -> act.Deliver:
-    return act.Deliver(get=GetId("a", 1, counter), version=version, reason="")
+    return act.Deliver(get=GetId("a", 1, counter), version=version)
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_a_model_that_waited_while_one_of_a_later_epoch_came_is_fetched_by_a_pla
     stage.tell(comes(0, OLD))
     stage.tell(comes(1, NEW))
     stage.tell(fetch(0, b"2"))
-    again = act.StartFetch(plan=fetch(0, b"2"), reason="")
+    again = act.StartFetch(plan=fetch(0, b"2"))
     assert stage.tell(answered(0, DONE)) == [settles(0, DONE), again]
 
 
@@ -73,7 +73,7 @@ def test_a_model_that_waits_makes_those_that_come_later_be_of_its_epoch(stage):
 
 def test_a_worker_that_has_a_model_of_a_later_epoch_still_hears_when_it_is_admitted_that_all_is_sent_anew(stage):
     stage.tell(comes(1, NEW))
-    assert stage.tell(act.EpochBegan(epoch=1, server_epoch=2))[0] == act.StopTransfers(reason="")
+    assert stage.tell(act.EpochBegan(epoch=1, server_epoch=2))[0] == act.StopTransfers()
 
 
 def test_under_a_new_scheduler_no_model_is_of_an_earlier_epoch_either_and_it_hears_which_is_wanted(stage):

@@ -23,6 +23,7 @@ from mlfabric.protocol import (
 from mlfabric.worker_daemon import actions as act
 from mlfabric.worker_daemon.keeping import FIRST_PAUSE_NS
 from mlfabric.worker_daemon.state import DaemonState
+from tests.bare import bare
 
 W1, W2 = SumId(1, 1), SumId(1, 2)
 
@@ -56,7 +57,7 @@ class Stage:
     def tell(self, event: act.DaemonEvent) -> list[act.Action]:
         actions = self.state.handle(event, self.now_ns)
         self.state.validate()
-        return [replace(action, reason="") for action in actions]
+        return bare(actions)
 
     def push(self, counter: int) -> None:
         request = PushRequested(
@@ -76,11 +77,11 @@ class Stage:
 
 
 def copy(counter: int) -> act.KeepCopy:
-    return act.KeepCopy(update=update(counter), reason="")
+    return act.KeepCopy(update=update(counter))
 
 
 def start(plan: Replicate) -> act.StartReplicate:
-    return act.StartReplicate(plan=plan, receiver="r", address="r:1", reason="")
+    return act.StartReplicate(plan=plan, receiver="r", address="r:1")
 
 
 def test_an_update_is_copied_before_its_handle_resolves():
@@ -107,19 +108,17 @@ def test_what_is_not_committed_is_not_copied():
 
 def test_what_is_kept_is_folded_and_then_sent():
     stage = Stage().kept(0, 1)
-    assert stage.tell(fold(0)) == [act.FoldCopy(update=update(0), lrs=(0.1,), share=1.0, begins=True, reason="")]
-    assert stage.tell(fold(1, 0.1, 0.2)) == [
-        act.FoldCopy(update=update(1), lrs=(0.1, 0.2), share=1.0, begins=True, reason="")
-    ]
-    assert stage.tell(replicate(W1)) == [act.FreezeWindow(transfer=W1, reason=""), start(replicate(W1))]
-    assert stage.tell(act.ReplicaAnswered(transfer=W1, ticket=b"t")) == [act.EndReplicate(transfer=W1, reason="")]
+    assert stage.tell(fold(0)) == [act.FoldCopy(update=update(0), lrs=(0.1,), share=1.0, begins=True)]
+    assert stage.tell(fold(1, 0.1, 0.2)) == [act.FoldCopy(update=update(1), lrs=(0.1, 0.2), share=1.0, begins=True)]
+    assert stage.tell(replicate(W1)) == [act.FreezeWindow(transfer=W1), start(replicate(W1))]
+    assert stage.tell(act.ReplicaAnswered(transfer=W1, ticket=b"t")) == [act.EndReplicate(transfer=W1)]
 
 
 def test_an_update_that_is_folded_before_its_outcome_came_is_copied_once():
     stage = Stage()
     stage.push(0)
     found = stage.tell(fold(0))
-    assert found == [copy(0), act.FoldCopy(update=update(0), lrs=(0.1,), share=1.0, begins=True, reason="")]
+    assert found == [copy(0), act.FoldCopy(update=update(0), lrs=(0.1,), share=1.0, begins=True)]
     assert [type(a) for a in stage.commit(0)] == [act.Settle]
 
 
@@ -137,7 +136,7 @@ def test_what_is_dropped_is_not_sent_any_more():
     stage.tell(replicate(update(0)))
     outcome = Dropped(cause=DropReason.DELAY_BOUND)
     found = stage.tell(act.OutcomeReceived(update=update(0), outcome=outcome))
-    assert act.EndReplicate(transfer=update(0), reason="") in found
+    assert act.EndReplicate(transfer=update(0)) in found
 
 
 def test_what_breaks_is_sent_again_after_a_pause():
@@ -154,9 +153,9 @@ def test_what_breaks_is_sent_again_after_a_pause():
 def test_what_is_not_here_is_a_hole():
     stage = Stage()
     hole = NotKept(member="a", model="net", term=1, detail="a#7 is not here any more")
-    assert stage.tell(fold(7)) == [act.Request(event=hole, reason=""), act.DropWindow(reason="")]
+    assert stage.tell(fold(7)) == [act.Request(event=hole), act.DropWindow()]
     stage.tell(keep())
-    assert stage.tell(replicate(update(7))) == [act.Request(event=hole, reason=""), act.DropWindow(reason="")]
+    assert stage.tell(replicate(update(7))) == [act.Request(event=hole), act.DropWindow()]
 
 
 def test_after_a_hole_no_window_is_sent_that_others_believe_to_be_whole():
@@ -181,13 +180,13 @@ def test_what_the_replica_has_is_sent_no_more_though_its_answer_was_lost():
     stage.tell(fold(0))
     stage.tell(replicate(W1))
     release = Release(to="a", model="net", term=1, updates=(update(0),), reason="")
-    assert stage.tell(release) == [act.EndReplicate(transfer=W1, reason="")]
+    assert stage.tell(release) == [act.EndReplicate(transfer=W1)]
 
 
 def test_what_the_seed_has_in_it_is_released():
     stage = Stage().kept(0, 1)
     release = Release(to="a", model="net", term=1, updates=(update(0),), reason="")
-    assert stage.tell(release) == [act.DropCopies(updates=(update(0),), reason="")]
+    assert stage.tell(release) == [act.DropCopies(updates=(update(0),))]
     assert stage.tell(fold(1))
 
 
@@ -196,9 +195,9 @@ def test_a_new_term_begins_with_nothing():
     stage.tell(fold(0))
     stage.tell(replicate(W1))
     assert stage.tell(keep(term=2)) == [
-        act.EndReplicate(transfer=W1, reason=""),
-        act.DropCopies(updates=(update(1),), reason=""),
-        act.DropWindow(reason=""),
+        act.EndReplicate(transfer=W1),
+        act.DropCopies(updates=(update(1),)),
+        act.DropWindow(),
     ]
     assert stage.tell(replicate(W2)) == []
     assert stage.tell(act.ReplicaAnswered(transfer=W1, ticket=b"t")) == []
@@ -214,7 +213,7 @@ def test_what_an_earlier_term_orders_is_nothing():
 def test_a_new_scheduler_knows_nothing_of_what_was_kept():
     stage = Stage().kept(0)
     found = stage.tell(act.EpochBegan(epoch=9))
-    assert act.DropCopies(updates=(update(0),), reason="") in found
+    assert act.DropCopies(updates=(update(0),)) in found
 
 
 def test_another_ticket_for_what_is_being_sent_begins_it_anew():

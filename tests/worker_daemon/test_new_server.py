@@ -18,8 +18,8 @@ def test_what_is_under_way_is_stopped_and_everything_open_is_asked_for_again():
     stage.tell(send(0))
     stage.tell(fetch(0))
     assert stage.tell(new_server()) == [
-        act.StopTransfers(reason=""),
-        act.Request(event=WorkerHolds(worker="a", pushes=(push(0),), gets=(get(0),)), reason=""),
+        act.StopTransfers(),
+        act.Request(event=WorkerHolds(worker="a", pushes=(push(0),), gets=(get(0),))),
     ]
     assert [type(action) for action in stage.tell(send(0))] == [act.StartSend]
 
@@ -33,7 +33,7 @@ def test_a_model_of_an_earlier_server_is_not_taken():
     assert not stage.tell(act.ModelReceived(get=get(0).get, version=old))
     stage.tell(fetch(0))
     (delivered,) = stage.tell(act.ModelReceived(get=get(0).get, version=new))
-    assert delivered == act.Deliver(get=get(0).get, version=new, reason="")
+    assert delivered == act.Deliver(get=get(0).get, version=new)
 
 
 def test_who_was_away_hears_of_it_when_it_is_admitted():
@@ -41,5 +41,5 @@ def test_who_was_away_hears_of_it_when_it_is_admitted():
     stage.push(0)
     stage.tell(send(0))
     found = stage.tell(act.EpochBegan(epoch=1, server_epoch=2))
-    assert found[0] == act.StopTransfers(reason="")
+    assert found[0] == act.StopTransfers()
     assert not [a for a in stage.tell(act.EpochBegan(epoch=1, server_epoch=2)) if isinstance(a, act.StopTransfers)]

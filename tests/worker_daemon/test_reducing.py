@@ -22,6 +22,7 @@ from mlfabric.protocol import (
 )
 from mlfabric.worker_daemon import actions as act
 from mlfabric.worker_daemon.state import DaemonState
+from tests.bare import bare
 
 FIRST, SECOND = RoundId(1, 1), RoundId(1, 2)
 
@@ -51,7 +52,7 @@ class Stage:
     def tell(self, event: act.DaemonEvent) -> list[act.Action]:
         actions = self.state.handle(event, 0)
         self.state.validate()
-        return [replace(action, reason="") for action in actions]
+        return bare(actions)
 
     def arrived(self) -> Stage:
         self.tell(plan(FIRST))
@@ -65,20 +66,20 @@ def settled(round_id: RoundId = FIRST, counter: int = 0) -> ReduceSettled:
 
 def test_what_the_worker_hands_over_is_asked_for_carried_out_reported_and_finished() -> None:
     stage = Stage()
-    assert stage.tell(act.ReduceCalled(request=request())) == [act.Request(event=request(), reason="")]
-    assert stage.tell(plan(FIRST)) == [act.StartAttempt(plan=plan(FIRST), reason="")]
+    assert stage.tell(act.ReduceCalled(request=request())) == [act.Request(event=request())]
+    assert stage.tell(plan(FIRST)) == [act.StartAttempt(plan=plan(FIRST))]
     arrived = RoundArrived(worker="w", model="net", round=FIRST)
     measured = replace(arrived, up_bps=7, down_bps=9)
     ended = act.AttemptEnded(round=FIRST, up_bps=7, down_bps=9)
-    assert stage.tell(ended) == [act.Request(event=measured, reason="")]
-    assert stage.tell(settled()) == [act.FinishReduce(reduce=reduce_id(), workers=3, reason="")]
+    assert stage.tell(ended) == [act.Request(event=measured)]
+    assert stage.tell(settled()) == [act.FinishReduce(reduce=reduce_id(), workers=3)]
     assert stage.tell(settled()) == []
 
 
 def test_what_is_asked_for_afterwards_says_what_was_settled_and_how_many_took_part() -> None:
     stage = Stage(0).arrived()
     stage.tell(settled())
-    asked = act.Request(event=request(1, together=3, settled=FIRST), reason="")
+    asked = act.Request(event=request(1, together=3, settled=FIRST))
     assert stage.tell(act.ReduceCalled(request=request(1))) == [asked]
 
 
@@ -89,8 +90,8 @@ def test_an_attempt_told_twice_is_made_once_and_a_newer_one_takes_its_place() ->
     assert stage.tell(plan(FIRST)) == []
     newer = RoundId(2, 1)
     assert stage.tell(plan(newer)) == [
-        act.StopAttempt(round=SECOND, reason=""),
-        act.StartAttempt(plan=plan(newer), reason=""),
+        act.StopAttempt(round=SECOND),
+        act.StartAttempt(plan=plan(newer)),
     ]
     assert stage.tell(act.AttemptEnded(round=SECOND)) == []
 
@@ -99,10 +100,10 @@ def test_an_attempt_that_broke_is_reported_and_one_that_is_cancelled_is_stopped(
     stage = Stage(0)
     stage.tell(plan(FIRST))
     broken = RoundBroken(worker="w", model="net", round=FIRST, detail="reset")
-    assert stage.tell(act.AttemptEnded(round=FIRST, detail="reset")) == [act.Request(event=broken, reason="")]
+    assert stage.tell(act.AttemptEnded(round=FIRST, detail="reset")) == [act.Request(event=broken)]
     stage.tell(plan(SECOND))
     cancel = CancelReduce(to="w", round=SECOND, reason="")
-    assert stage.tell(cancel) == [act.StopAttempt(round=SECOND, reason="")]
+    assert stage.tell(cancel) == [act.StopAttempt(round=SECOND)]
     assert stage.tell(cancel) == []
 
 
@@ -120,7 +121,7 @@ def test_a_failure_stops_the_attempt_and_leaves_the_others_open() -> None:
     stage.tell(plan(FIRST))
     failed = ReduceFailed(to="w", reduce=reduce_id(), reason="")
     assert stage.tell(failed) == [
-        act.StopAttempt(round=FIRST, reason=""),
+        act.StopAttempt(round=FIRST),
         act.FailReduce(reduce=reduce_id(), reason=""),
     ]
     assert list(stage.state.reducing.open) == [reduce_id(1)]
@@ -130,7 +131,7 @@ def test_a_settled_round_whose_result_is_not_here_fails() -> None:
     stage = Stage(0)
     stage.tell(plan(SECOND))
     actions = stage.tell(settled())
-    assert actions == [act.StopAttempt(round=SECOND, reason=""), act.FailReduce(reduce=reduce_id(), reason="")]
+    assert actions == [act.StopAttempt(round=SECOND), act.FailReduce(reduce=reduce_id(), reason="")]
 
 
 def test_probes_are_sent_as_told_and_each_that_came_is_reported() -> None:
@@ -138,17 +139,17 @@ def test_probes_are_sent_as_told_and_each_that_came_is_reported() -> None:
     probe = Probe(
         to="w", model="net", round=FIRST, size_bytes=9, targets=(peer,), sources=(peer,), slot_ns=1, reason=""
     )
-    assert stage.tell(probe) == [act.StartProbes(plan=probe, reason="")]
+    assert stage.tell(probe) == [act.StartProbes(plan=probe)]
     probed = LinkProbed(worker="w", model="net", round=FIRST, source="v", bps=5)
     ended = act.ProbeEnded(model="net", round=FIRST, source="v", bps=5)
-    assert stage.tell(ended) == [act.Request(event=probed, reason="")]
+    assert stage.tell(ended) == [act.Request(event=probed)]
 
 
 def test_probes_leave_an_attempt_under_way_alone() -> None:
     stage = Stage(0)
     stage.tell(plan(FIRST))
     probe = Probe(to="w", model="net", round=FIRST, size_bytes=9, targets=(), sources=(), slot_ns=1, reason="")
-    assert stage.tell(probe) == [act.StartProbes(plan=probe, reason="")]
+    assert stage.tell(probe) == [act.StartProbes(plan=probe)]
     assert stage.tell(act.AttemptEnded(round=FIRST)) == [
-        act.Request(event=RoundArrived(worker="w", model="net", round=FIRST), reason="")
+        act.Request(event=RoundArrived(worker="w", model="net", round=FIRST))
     ]

@@ -73,7 +73,7 @@ def test_what_is_drawn_is_held_until_it_is_trained_on_or_dropped() -> None:
     stage = Stage()
     assert stage.tell(act.DrawCalled(wanted=wish())) == [asks(wish())]
     answer = granted((0, 4), (6, 12))
-    assert stage.tell(answer) == [act.HandOver(granted=answer, reason="")]
+    assert stage.tell(answer) == [act.HandOver(granted=answer)]
     stage.tell(act.PushCalled(request=replace(push(0), samples=((0, 4),))))
     stage.tell(act.PushCalled(request=replace(push(1), samples=((6, 8),))))
     assert stage.state.holds().drawn == ((0, 4), (6, 12))

@@ -34,6 +34,7 @@ from mlfabric.worker_daemon import actions as act
 from mlfabric.worker_daemon.sending import Parcel
 from mlfabric.worker_daemon.shards import Shards
 from mlfabric.worker_daemon.state import FIRST_PAUSE_NS, DaemonState
+from tests.bare import bare
 
 DONE = Committed(version=ModelVersion(1, 7), tau=0)
 LATE = Dropped(cause=DropReason.DELAY_BOUND)
@@ -52,7 +53,7 @@ class Stage:
         for event in events:
             actions += self.state.handle(event, self.now_ns)
             self.state.validate()
-        return [replace(action, reason="") for action in actions]
+        return bare(actions)
 
     def push(self, *counters: int, kind: UpdateKind = UpdateKind.GRADIENT) -> list[act.Action]:
         return self.tell(*(act.PushCalled(request=replace(push(c), kind=kind)) for c in counters))
@@ -103,13 +104,11 @@ def fetch(counter: int, ticket: bytes = b"1") -> Fetch:
 
 
 def asks(*requests) -> list[act.Action]:
-    return [act.Request(event=request, reason="") for request in requests]
+    return [act.Request(event=request) for request in requests]
 
 
 def starts(*plans) -> list[act.Action]:
-    return [
-        act.StartSend(plan=p, reason="") if isinstance(p, Send) else act.StartFetch(plan=p, reason="") for p in plans
-    ]
+    return [act.StartSend(plan=p) if isinstance(p, Send) else act.StartFetch(plan=p) for p in plans]
 
 
 def settles(counter: int, outcome) -> act.Settle:
@@ -117,7 +116,7 @@ def settles(counter: int, outcome) -> act.Settle:
 
 
 def delivers(counter: int, number: int) -> act.Deliver:
-    return act.Deliver(get=GetId("a", 1, counter), version=ModelVersion(1, number), reason="")
+    return act.Deliver(get=GetId("a", 1, counter), version=ModelVersion(1, number))
 
 
 def arrived(counter: int, number: int) -> act.ModelReceived:

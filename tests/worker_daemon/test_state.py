@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from mlfabric.protocol import (
@@ -26,6 +24,7 @@ from mlfabric.protocol import (
 )
 from mlfabric.worker_daemon import actions as act
 from mlfabric.worker_daemon.state import FIRST_PAUSE_NS, LONGEST_PAUSE_NS, DaemonState
+from tests.bare import bare
 
 MS = 1_000_000
 
@@ -41,7 +40,7 @@ class Stage:
         """Hand over one event, check the invariants, return what follows without reasons."""
         actions = self.state.handle(event, self.now_ns)
         self.state.validate()
-        return [replace(action, reason="") for action in actions]
+        return bare(actions)
 
     def push(self, counter: int) -> list[act.Action]:
         return self.tell(act.PushCalled(request=push(counter)))
@@ -91,7 +90,7 @@ def fetch(counter: int, ticket: bytes = b"1") -> Fetch:
 
 
 def asks(request) -> act.Request:
-    return act.Request(event=request, reason="")
+    return act.Request(event=request)
 
 
 def settles(counter: int, outcome) -> act.Settle:
@@ -99,7 +98,7 @@ def settles(counter: int, outcome) -> act.Settle:
 
 
 def delivers(counter: int, number: int) -> act.Deliver:
-    return act.Deliver(get=GetId("a", 1, counter), version=ModelVersion(1, number), reason="")
+    return act.Deliver(get=GetId("a", 1, counter), version=ModelVersion(1, number))
 
 
 def arrived(counter: int, number: int) -> act.ModelReceived:
@@ -115,14 +114,14 @@ DONE = Committed(version=ModelVersion(1, 7), tau=0)
 
 def test_an_update_is_asked_for_sent_and_settled(stage):
     assert stage.push(0) == [asks(push(0))]
-    assert stage.tell(send(0)) == [act.StartSend(plan=send(0), reason="")]
+    assert stage.tell(send(0)) == [act.StartSend(plan=send(0))]
     assert stage.tell(answered(0, DONE)) == [settles(0, DONE)]
     assert stage.state.next_wakeup_ns() is None
 
 
 def test_a_model_is_asked_for_fetched_and_delivered(stage):
     assert stage.get(0) == [asks(get(0))]
-    assert stage.tell(fetch(0)) == [act.StartFetch(plan=fetch(0), reason="")]
+    assert stage.tell(fetch(0)) == [act.StartFetch(plan=fetch(0))]
     assert stage.tell(arrived(0, 3)) == [delivers(0, 3)]
 
 
@@ -198,7 +197,7 @@ def test_a_newer_plan_is_tried_when_the_running_one_breaks(stage):
     stage.push(0)
     stage.tell(send(0, b"1"))
     assert stage.tell(send(0, b"2")) == []
-    assert stage.break_off(0, b"1") == [act.StartSend(plan=send(0, b"2"), reason="")]
+    assert stage.break_off(0, b"1") == [act.StartSend(plan=send(0, b"2"))]
     assert stage.state.next_wakeup_ns() is None
 
 
@@ -206,7 +205,7 @@ def test_a_plan_that_comes_during_the_pause_is_tried_at_once(stage):
     stage.push(0)
     stage.tell(send(0, b"1"))
     stage.break_off(0, b"1")
-    assert stage.tell(send(0, b"2")) == [act.StartSend(plan=send(0, b"2"), reason="")]
+    assert stage.tell(send(0, b"2")) == [act.StartSend(plan=send(0, b"2"))]
     assert stage.state.next_wakeup_ns() is None
 
 
@@ -269,7 +268,7 @@ def test_a_model_without_its_update_is_fetched_again(stage):
     stage.tell(fetch(0))
     stage.tell(arrived(0, 6))
     assert stage.tell(answered(0, DONE)) == [settles(0, DONE), asks(get(0, after=update(0), min_version=7))]
-    assert stage.tell(fetch(0, b"2")) == [act.StartFetch(plan=fetch(0, b"2"), reason="")]
+    assert stage.tell(fetch(0, b"2")) == [act.StartFetch(plan=fetch(0, b"2"))]
     assert stage.tell(arrived(0, 7)) == [delivers(0, 7)]
 
 
@@ -279,7 +278,7 @@ def test_a_model_without_its_update_is_fetched_by_a_plan_that_came_meanwhile(sta
     stage.tell(fetch(0, b"1"))
     stage.tell(arrived(0, 6))
     stage.tell(fetch(0, b"2"))
-    again = act.StartFetch(plan=fetch(0, b"2"), reason="")
+    again = act.StartFetch(plan=fetch(0, b"2"))
     assert stage.tell(answered(0, DONE)) == [settles(0, DONE), again]
 
 
