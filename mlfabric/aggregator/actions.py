@@ -6,6 +6,21 @@ transfer at a time. A connection that the aggregator opens belongs to the sum or
 
 from __future__ import annotations
 
+from mlfabric.offers import (
+    Abandon,
+    Answer,
+    EpochBegan,
+    GetBroken,
+    GetServed,
+    LineEvent,
+    Offered,
+    Outcomes,
+    PayloadReceived,
+    Refuse,
+    Report,
+    TransferBroken,
+    Wanted,
+)
 from mlfabric.protocol import (
     CancelHandOn,
     CancelSum,
@@ -14,13 +29,10 @@ from mlfabric.protocol import (
     GetId,
     HandOn,
     HostModel,
-    MemberEvent,
     ModelVersion,
-    Outcome,
     Sum,
     SumId,
     TransferId,
-    UpdateId,
 )
 from mlfabric.specs import ModelSpec
 from mlfabric.values import dataclass
@@ -34,18 +46,18 @@ __all__ = [
     "FetchFailed",
     "ForgetModel",
     "ForgetSum",
+    "GetBroken",
+    "GetServed",
     "GiveUp",
     "Grant",
     "HandModelOn",
-    "InputBroken",
-    "InputSealed",
     "InputUnusable",
     "ModelArrived",
     "ModelComes",
     "OfferSum",
     "Offered",
-    "Outcomes",
     "OutcomesReceived",
+    "PayloadReceived",
     "Refuse",
     "Report",
     "ReserveSum",
@@ -54,49 +66,10 @@ __all__ = [
     "StopFetch",
     "SumFailed",
     "SumSealed",
-    "TargetBroken",
-    "TargetServed",
+    "TransferBroken",
     "Wanted",
     "dismissed",
 ]
-
-Outcomes = tuple[tuple[UpdateId, Outcome], ...]
-"""What became of updates."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpochBegan:
-    """A scheduler of this epoch admitted us: whatever an older one planned is void."""
-
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Offered:
-    """A worker or another aggregator offers an update or a sum on connection ``connection``."""
-
-    connection: int
-    transfer: TransferId
-    ticket: bytes
-    length: int
-    digest: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InputSealed:
-    """All bytes of an input are in its sum, and its sender has sealed them."""
-
-    transfer: TransferId
-    connection: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InputBroken:
-    """The connection of an input broke."""
-
-    transfer: TransferId
-    connection: int
-    detail: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,11 +91,10 @@ class SumSealed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutcomesReceived:
-    """The receiver says what became of the updates in a sum; ``server_epoch`` is that of the server that says so."""
+    """The receiver says what became of the updates in a sum."""
 
     sum: SumId
     outcomes: Outcomes
-    server_epoch: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,15 +103,6 @@ class SumFailed:
 
     sum: SumId
     detail: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """A worker or another aggregator has a buffer ready for the model on connection ``connection``."""
-
-    connection: int
-    get: GetId
-    ticket: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,23 +128,6 @@ class FetchFailed:
     detail: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TargetServed:
-    """The model has been handed on to this get."""
-
-    get: GetId
-    connection: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TargetBroken:
-    """The connection of a get broke, before or while the model was handed on to it."""
-
-    get: GetId
-    connection: int
-    detail: str
-
-
 AggregatorEvent = (
     HostModel
     | FreeModel
@@ -190,19 +136,14 @@ AggregatorEvent = (
     | HandOn
     | CancelHandOn
     | EpochBegan
-    | Offered
-    | InputSealed
-    | InputBroken
+    | LineEvent
     | InputUnusable
     | SumSealed
     | OutcomesReceived
     | SumFailed
-    | Wanted
     | ModelComes
     | ModelArrived
     | FetchFailed
-    | TargetServed
-    | TargetBroken
 )
 
 
@@ -269,30 +210,6 @@ class GiveUp:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """Tell whoever sent an input what became of the updates in it."""
-
-    connection: int
-    outcomes: Outcomes
-    server_epoch: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refuse:
-    """Refuse what is offered or wanted on this connection; whoever did so asks the scheduler again."""
-
-    connection: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Abandon:
-    """Close this connection in the middle of its transfer."""
-
-    connection: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StartFetch:
     """Reserve a buffer for the model and fetch it."""
 
@@ -318,13 +235,6 @@ class HandModelOn:
     version: ModelVersion
     digest: int
     rate_bps: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """Send this event to the scheduler."""
-
-    event: MemberEvent
 
 
 Action = (

@@ -9,115 +9,80 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from mlfabric import wire
 from mlfabric.aggregator import actions as act
 from mlfabric.aggregator.buffers import Buffers
 from mlfabric.channels import Frame, FrameKind, TransferRecord
 from mlfabric.errors import FabricError, TransferError
 from mlfabric.fail_stop import Failed
 from mlfabric.lines import Line, Lines, Recorded, reason_of
-from mlfabric.protocol import DropReason, GetId, TransferId
-from mlfabric.streaming import NotFiniteError, Relay
+from mlfabric.offers import LineEvent, PayloadReceived, TransferBroken
+from mlfabric.protocol import DropReason
+from mlfabric.streaming import NotFiniteError
 from mlfabric.telemetry.forwarding import note_forwarding
-from mlfabric.v1 import data_pb2
 
 __all__ = ["Connections"]
 
 log = logging.getLogger("mlfabric.aggregator")
 
 
-@dataclass(slots=True)
-class _Line(Line):
-    """One connection, and the input of a sum that it was granted."""
-
-    grant: act.Grant | None = None
-
-
-class Connections(Lines[_Line]):
+class Connections(Lines[act.Grant]):
     """Every data connection that was opened to this aggregator.
 
     Args:
         buffers: where sums and models are.
-        host: this aggregator's host.
-        take_in: where events for the state machine go.
-        recorded: told of every finished transfer of bytes, and the host at its other end.
-        failed: told of every connection that broke, or whose other end broke the rules.
+        host, take_in, recorded, failed: see ``Lines``.
     """
 
     def __init__(
         self,
         buffers: Buffers,
         host: str,
-        take_in: Callable[[act.AggregatorEvent | Failed], None],
+        take_in: Callable[[act.InputUnusable | LineEvent | Failed], None],
         recorded: Recorded,
         failed: Callable[[], None],
     ) -> None:
-        super().__init__(_Line, log, take_in, failed)
+        super().__init__(log, host, take_in, recorded, failed)
         self._buffers = buffers
-        self._host = host
-        self._take_in = take_in
-        self._recorded = recorded
+        self._tell_unusable: Callable[[act.InputUnusable], None] = take_in
 
-    def _offered(self, line: _Line, transfer: TransferId, meta: data_pb2.OfferMeta, digest: int) -> None:
-        self._take_in(
-            act.Offered(
-                connection=line.number, transfer=transfer, ticket=line.ticket, length=meta.size_bytes, digest=digest
-            )
-        )
-
-    def _wanted(self, line: _Line, get: GetId) -> None:
-        self._take_in(act.Wanted(connection=line.number, get=get, ticket=line.ticket))
-
-    async def _payload(self, line: _Line, frame: Frame) -> None:
-        grant, line.grant = line.grant, None
-        if grant is None or frame.ticket != line.ticket:
-            raise TransferError("a payload came that was not granted")
+    async def _payload(self, line: Line[act.Grant], frame: Frame, granted: act.Grant) -> None:
         try:
-            record = await self._buffers.sum(grant.sum).receive(line.connection, grant.index, frame.length)
+            record = await self._buffers.sum(granted.sum).receive(line.connection, granted.index, frame.length)
         except NotFiniteError as error:
-            self._not_finite(line, grant, error)
+            self._not_finite(line, granted, error)
             await self._skip(line)
             return
         seal = await line.connection.receive()
         if seal.kind is FrameKind.REFUSE:
-            self._take_back(line, grant, reason_of(seal))
+            self._unusable(line, granted, DropReason.CHANGED, reason_of(seal))
             return
         if seal.kind is not FrameKind.PAYLOAD or seal.length:
             raise TransferError(f"a {seal.kind.name} frame of {seal.length} bytes came; wanted a seal")
         self._recorded(record, line.peer_host)
         note_forwarding(line.peer_host, self._host, record.bytes, record.started_ns, record.ended_ns)
-        self._take_in(act.InputSealed(transfer=grant.transfer, connection=line.number))
+        self._take_in(PayloadReceived(transfer=granted.transfer, connection=line.number))
 
-    def _not_finite(self, line: _Line, grant: act.Grant, error: NotFiniteError) -> None:
+    def _not_finite(self, line: Line[act.Grant], grant: act.Grant, error: NotFiniteError) -> None:
         if error.input_index != grant.index:
             raise TransferError(f"its sum was torn: {error}") from error
         detail = f"{error.tensor} has NaN or Inf"
         self._unusable(line, grant, DropReason.NOT_FINITE, detail)
 
-    async def _skip(self, line: _Line) -> None:
+    async def _skip(self, line: Line[act.Grant]) -> None:
         """Throw away what is left of a payload that was answered, so that its sender lives to read the answer."""
         await line.connection.discard(line.connection.unread_bytes)
         await line.connection.receive()
 
-    def _taken_back(self, line: _Line, reason: str) -> None:
-        if line.grant is None:
+    def _taken_back(self, line: Line[act.Grant], reason: str) -> None:
+        if line.granted is None:
             raise TransferError(f"the sender takes back what was not granted: {reason}")
-        self._take_back(line, line.grant, reason)
+        self._unusable(line, line.granted, DropReason.CHANGED, reason)
+        line.granted = None
 
-    def _take_back(self, line: _Line, grant: act.Grant, reason: str) -> None:
-        self._unusable(line, grant, DropReason.CHANGED, reason)
-
-    def _unusable(self, line: _Line, grant: act.Grant, cause: DropReason, detail: str) -> None:
-        line.grant = None
-        self._take_in(act.InputUnusable(transfer=grant.transfer, connection=line.number, cause=cause, detail=detail))
-
-    def _broke(self, line: _Line, detail: str) -> None:
-        if line.transfer is not None:
-            self._take_in(act.InputBroken(transfer=line.transfer, connection=line.number, detail=detail))
-        if line.get is not None:
-            self._take_in(act.TargetBroken(get=line.get, connection=line.number, detail=detail))
+    def _unusable(self, line: Line[act.Grant], grant: act.Grant, cause: DropReason, detail: str) -> None:
+        event = act.InputUnusable(transfer=grant.transfer, connection=line.number, cause=cause, detail=detail)
+        self._tell_unusable(event)
 
     # Actions
 
@@ -130,59 +95,28 @@ class Connections(Lines[_Line]):
             image, line.image = line.image, b""
             self._spawn(line, self._add(line, action, image))
         else:
-            line.grant = action
+            line.granted = action
             self._send(line, FrameKind.GRANT)
 
-    async def _add(self, line: _Line, grant: act.Grant, image: bytes) -> None:
+    async def _add(self, line: Line[act.Grant], grant: act.Grant, image: bytes) -> None:
         try:
             await self._buffers.sum(grant.sum).add(grant.index, (memoryview(image),))
         except NotFiniteError as error:
             if error.input_index == grant.index:
                 self._not_finite(line, grant, error)
         except FabricError as error:
-            self._take_in(act.InputBroken(transfer=grant.transfer, connection=line.number, detail=str(error)))
+            self._take_in(TransferBroken(transfer=grant.transfer, connection=line.number, detail=str(error)))
         else:
-            self._take_in(act.InputSealed(transfer=grant.transfer, connection=line.number))
-
-    def answer(self, action: act.Answer) -> None:
-        """Tell a sender what became of its updates."""
-        self._answer(action.connection, dict(action.outcomes), action.server_epoch)
+            self._take_in(PayloadReceived(transfer=grant.transfer, connection=line.number))
 
     def hand_on(self, action: act.HandModelOn) -> None:
         """Send a model as it arrives."""
-        line = self._lines.get(action.connection)
-        if line is None:
-            gone = "the connection is gone"
-            self._take_in(act.TargetBroken(get=action.get, connection=action.connection, detail=gone))
-        else:
-            # From here on the task that sends reports the end; the worker may begin anew before it does.
-            line.get = None
-            self._spawn(line, self._send_model(line, action))
 
-    async def _send_model(self, line: _Line, action: act.HandModelOn) -> None:
-        ended: act.TargetServed | act.TargetBroken
-        try:
-            record = await self._stream(line, action, self._buffers.model(action.source))
-        except FabricError as error:
-            ended = act.TargetBroken(get=action.get, connection=line.number, detail=str(error))
-            line.connection.close()
-        else:
-            self._recorded(record, line.peer_host)
-            ended = act.TargetServed(get=action.get, connection=line.number)
-        self._take_in(ended)
+        async def sending(line: Line[act.Grant]) -> TransferRecord | None:
+            relay = self._buffers.model(action.source)
+            frame = self._model_frame(line, action.version, relay.progress.size_bytes, action.digest)
+            if not relay.progress.is_complete:
+                return await line.connection.send_stream(frame, relay, action.rate_bps)
+            return await line.connection.send(frame, (relay.payload,), action.rate_bps)
 
-    async def _stream(self, line: _Line, action: act.HandModelOn, relay: Relay) -> TransferRecord:
-        meta = data_pb2.ModelMeta(version=wire.to_version(action.version), host=self._host).SerializeToString()
-        length = relay.progress.size_bytes
-        frame = Frame(kind=FrameKind.MODEL, ticket=line.ticket, length=length, digest=action.digest, meta=meta)
-        if not relay.progress.is_complete:
-            return await line.connection.send_stream(frame, relay, action.rate_bps)
-        record = await line.connection.send(frame, (relay.payload,), action.rate_bps)
-        assert record is not None, "a model has bytes"
-        return record
-
-    def _end(self, connection: int, kind: FrameKind, meta: bytes) -> None:
-        line = self._lines.get(connection)
-        if line is not None:
-            line.grant = None
-        super()._end(connection, kind, meta)
+        self._send_model(action.connection, action.get, sending)

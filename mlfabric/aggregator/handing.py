@@ -11,20 +11,21 @@ from collections.abc import Iterator
 from mlfabric.aggregator.actions import (
     Action,
     ForgetModel,
+    GetBroken,
+    GetServed,
     HandModelOn,
     ModelComes,
     Refuse,
     Report,
     StartFetch,
     StopFetch,
-    TargetBroken,
-    TargetServed,
     Wanted,
     dismissed,
 )
 from mlfabric.aggregator.memory import Memory
-from mlfabric.aggregator.records import UNCLAIMED_NS, Handing, Target, TargetState
+from mlfabric.aggregator.records import Handing, Target
 from mlfabric.aggregator.spent import Spent
+from mlfabric.offers import UNCLAIMED_NS, GetState
 from mlfabric.protocol import GetId, HandOn, TransferEnd, TransferEnded
 from mlfabric.specs import ModelSpec
 
@@ -82,7 +83,7 @@ class Handings:
         handing = self.handings.get(get)
         if handing is not None:
             for name, target in list(handing.targets.items()):
-                if target.state is not TargetState.SERVING:
+                if target.state is not GetState.SERVING:
                     self._take_out(handing, name, reason)
                     yield from _dismiss(target, reason)
             yield from self._end_if_unwanted(handing)
@@ -99,22 +100,22 @@ class Handings:
         found = self.find(wanted.get)
         assert found is not None, f"{wanted.get} is wanted and not known"
         target = found[1]
-        if target.state is TargetState.SERVING:
+        if target.state is GetState.SERVING:
             yield Refuse(connection=wanted.connection, reason="it is being handed on already")
             return
         if target.connection not in (None, wanted.connection):
             yield Refuse(connection=target.connection, reason="wanted anew on another connection")
-        target.state, target.connection = TargetState.WANTED, wanted.connection
+        target.state, target.connection = GetState.WANTED, wanted.connection
 
-    def served(self, event: TargetServed) -> Iterator[Action]:
+    def served(self, event: GetServed) -> Iterator[Action]:
         """Note that a target has the model."""
         yield from self._target_ended(event, TransferEnd.SERVED)
 
-    def broken(self, event: TargetBroken) -> Iterator[Action]:
+    def broken(self, event: GetBroken) -> Iterator[Action]:
         """Note that a target's connection has gone."""
         yield from self._target_ended(event, TransferEnd.BROKEN, event.detail)
 
-    def _target_ended(self, event: TargetServed | TargetBroken, end: TransferEnd, detail: str = "") -> Iterator[Action]:
+    def _target_ended(self, event: GetServed | GetBroken, end: TransferEnd, detail: str = "") -> Iterator[Action]:
         found = self.find(event.get)
         if found is None or found[1].connection != event.connection:
             return
@@ -189,9 +190,9 @@ class Handings:
                 yield StartFetch(plan=handing.plan, spec=handing.spec)
         for handing in self.handings.values():
             for get, target in handing.targets.items():
-                if handing.version is not None and target.state is TargetState.WANTED:
+                if handing.version is not None and target.state is GetState.WANTED:
                     assert target.connection is not None, f"{get} is wanted without connection"
-                    target.state = TargetState.SERVING
+                    target.state = GetState.SERVING
                     yield HandModelOn(
                         source=handing.plan.get,
                         get=get,
@@ -231,9 +232,9 @@ def _gets(plan: HandOn) -> tuple[GetId, ...]:
 
 
 def _is_unclaimed(target: Target) -> bool:
-    return target.state is TargetState.PLANNED
+    return target.state is GetState.PLANNED
 
 
 def _dismiss(target: Target, reason: str) -> Iterator[Action]:
     if target.connection is not None:
-        yield dismissed(target.connection, reason, is_running=target.state is TargetState.SERVING)
+        yield dismissed(target.connection, reason, is_running=target.state is GetState.SERVING)

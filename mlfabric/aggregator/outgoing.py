@@ -131,9 +131,8 @@ class Outgoing:
             return act.SumFailed(sum=plan.sum, detail=reason_of(answer))
         if answer.kind is not FrameKind.OUTCOME:
             raise TransferError(f"a {answer.kind.name} frame came; wanted OUTCOME")
-        meta = data_pb2.OutcomeMeta.FromString(answer.meta)
-        outcomes = tuple(wire.from_outcomes(meta).items())
-        return act.OutcomesReceived(sum=plan.sum, outcomes=outcomes, server_epoch=meta.server_epoch)
+        outcomes = tuple(wire.from_outcomes(data_pb2.OutcomeMeta.FromString(answer.meta)).items())
+        return act.OutcomesReceived(sum=plan.sum, outcomes=outcomes)
 
     @staticmethod
     async def _send_watching(connection: Connection, sending: Coroutine[Any, Any, None]) -> Frame:

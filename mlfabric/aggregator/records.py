@@ -5,30 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from mlfabric.offers import GetState, TransferState
 from mlfabric.protocol import GetId, HandOn, HandOnTo, ModelVersion, Sum, SumId, SumInput, TransferId
 from mlfabric.specs import ModelSpec
 
 __all__ = [
-    "UNCLAIMED_NS",
     "Handing",
     "Incoming",
-    "InputState",
     "RunningSum",
     "Stage",
     "Target",
-    "TargetState",
 ]
-
-UNCLAIMED_NS = 10_000_000_000  # a worker comes for a transfer as soon as it hears of it
-
-
-class InputState(Enum):
-    """Where an input is."""
-
-    EXPECTED = "expected"
-    OFFERED = "offered"
-    RECEIVING = "receiving"
-    SEALED = "sealed"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -46,7 +33,7 @@ class Incoming:
     plan: SumInput
     after: frozenset[TransferId]
     since_ns: int
-    state: InputState = InputState.EXPECTED
+    state: TransferState = TransferState.EXPECTED
     connection: int | None = None
 
 
@@ -79,20 +66,12 @@ class RunningSum:
         return self.plan.images * self.spec.layout.size_bytes
 
 
-class TargetState(Enum):
-    """Where somebody who waits for a model is."""
-
-    PLANNED = "planned"
-    WANTED = "wanted"
-    SERVING = "serving"
-
-
 @dataclass(slots=True, kw_only=True)
 class Target:
     """Somebody whom a model is to be handed on to."""
 
     plan: HandOnTo
-    state: TargetState = TargetState.PLANNED
+    state: GetState = GetState.PLANNED
     connection: int | None = None
 
 

@@ -1,7 +1,6 @@
 """The aggregator's state machine: sums, models that are handed on, one mutating door. Pure.
 
-Offers and wants may overtake the scheduler's word about them (two connections, no common order). They wait here for it
-at most ``EARLY_WAIT_NS``; a ticket that the scheduler never vouches for is refused then. Those who come after the end
+Offers and wants may overtake the scheduler's word about them, and wait for it. Those that come after the end
 are refused at once.
 """
 
@@ -16,12 +15,11 @@ from mlfabric.aggregator.memory import Memory
 from mlfabric.aggregator.spent import Spent
 from mlfabric.aggregator.sums import Sums
 from mlfabric.errors import ConfigError
-from mlfabric.protocol import CancelHandOn, CancelSum, FreeModel, GetId, HandOn, HostModel, Sum, Tick, TransferId
+from mlfabric.offers import Early
+from mlfabric.protocol import CancelHandOn, CancelSum, FreeModel, HandOn, HostModel, Sum, Tick
 from mlfabric.specs import ModelSpec
 
-__all__ = ["EARLY_WAIT_NS", "AggregatorConfig", "AggregatorState"]
-
-EARLY_WAIT_NS = 5_000_000_000
+__all__ = ["AggregatorConfig", "AggregatorState"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,12 +39,6 @@ class AggregatorConfig:
             raise ConfigError(f"memory_budget_bytes={self.memory_budget_bytes}; allowed: > 0")
 
 
-@dataclass(slots=True)
-class _Early:
-    event: act.Offered | act.Wanted
-    until_ns: int
-
-
 class AggregatorState:
     """Everything that one aggregator is told and does."""
 
@@ -58,7 +50,8 @@ class AggregatorState:
         self._spent = Spent()
         self.sums = Sums(config.name, memory, self._spent)
         self.handings = Handings(config.name, memory, self._spent)
-        self._early: dict[int, _Early] = {}
+        self._offers: Early[act.Offered] = Early()
+        self._wants: Early[act.Wanted] = Early()
 
     def handle(self, event: act.AggregatorEvent | Tick, now_ns: int) -> list[act.Action]:
         """Take in one event and return what to do, in order."""
@@ -66,15 +59,14 @@ class AggregatorState:
 
     def next_wakeup_ns(self) -> int | None:
         """Return when a Tick is due, or None."""
-        times = [self.sums.next_wakeup_ns(), self.handings.next_wakeup_ns()]
-        times.extend(early.until_ns for early in self._early.values())
+        waiting = (self.sums, self.handings, self._offers, self._wants)
+        times = [table.next_wakeup_ns() for table in waiting]
         return min((t for t in times if t is not None), default=None)
 
     def validate(self) -> None:
         """Check the invariants of everything."""
         self.sums.validate()
         self.handings.validate()
-        assert all(number == early.event.connection for number, early in self._early.items()), "early events moved"
 
     def _react(self, event: act.AggregatorEvent | Tick, now_ns: int) -> Iterator[act.Action]:
         match event:
@@ -84,12 +76,16 @@ class AggregatorState:
                 self.specs.pop(event.model, None)
             case Sum():
                 yield from self.sums.plan(event, self.specs.get(event.model), now_ns)
-                yield from self._take_early()
+                for one in event.inputs:
+                    for offered in self._offers.take(one.transfer, one.ticket):
+                        yield from self._offer(offered, now_ns)
             case CancelSum():
                 yield from self.sums.cancel(event.sum, event.reason)
             case HandOn():
                 yield from self.handings.plan(event, self.specs.get(event.model), now_ns)
-                yield from self._take_early()
+                for target in event.targets:
+                    for wanted in self._wants.take(target.get, target.ticket):
+                        yield from self._want(wanted, now_ns)
             case CancelHandOn():
                 yield from self.handings.cancel(event.get, event.reason)
             case act.EpochBegan():
@@ -97,19 +93,22 @@ class AggregatorState:
                     self.epoch = event.epoch
                     yield from self.sums.begin_epoch()
                     yield from self.handings.begin_epoch()
-            case act.Offered() | act.Wanted():
-                yield from self._begin(event, now_ns)
+            case act.Offered():
+                yield from self._offer(event, now_ns)
+            case act.Wanted():
+                yield from self._want(event, now_ns)
             case Tick():
-                yield from self._expire(now_ns)
+                for table in (self._offers, self._wants, self.sums, self.handings):
+                    yield from table.expire(now_ns)
             case _:
                 yield from self._progress(event)
 
     def _progress(self, event: act.AggregatorEvent) -> Iterator[act.Action]:
         match event:
-            case act.InputSealed():
+            case act.PayloadReceived():
                 yield from self.sums.sealed(event)
-            case act.InputBroken():
-                self._early.pop(event.connection, None)
+            case act.TransferBroken():
+                self._offers.forget(event.connection)
                 yield from self.sums.broken(event)
             case act.InputUnusable():
                 yield from self.sums.unusable(event)
@@ -125,44 +124,30 @@ class AggregatorState:
                 yield from self.handings.arrived(event.get)
             case act.FetchFailed():
                 yield from self.handings.failed(event.get, event.detail)
-            case act.TargetServed():
+            case act.GetServed():
                 yield from self.handings.served(event)
-            case act.TargetBroken():
-                self._early.pop(event.connection, None)
+            case act.GetBroken():
+                self._wants.forget(event.connection)
                 yield from self.handings.broken(event)
             case _:
                 raise AssertionError(f"no reaction to {event}")
 
-    def _begin(self, event: act.Offered | act.Wanted, now_ns: int) -> Iterator[act.Action]:
-        """Take an offer or a want, now or when the scheduler vouches for its ticket."""
-        self._early[event.connection] = _Early(event, now_ns + EARLY_WAIT_NS)
-        yield from self._take_early()
-        reason = self._spent.reason(event.ticket)
-        if reason is not None and self._early.pop(event.connection, None) is not None:
+    def _offer(self, event: act.Offered, now_ns: int) -> Iterator[act.Action]:
+        """Take an offer, now or when the scheduler vouches for its ticket."""
+        one = self.sums.inputs.get(event.transfer)
+        if one is not None and one.plan.ticket == event.ticket:
+            yield from self.sums.offer(event)
+        elif (reason := self._spent.reason(event.ticket)) is not None:
             yield act.Refuse(connection=event.connection, reason=f"it has ended: {reason}")
+        else:
+            self._offers.wait(event, now_ns)
 
-    def _take_early(self) -> Iterator[act.Action]:
-        """Take offers and wants whose tickets the scheduler has vouched for."""
-        for number, early in list(self._early.items()):
-            match early.event:
-                case act.Offered() as offered if self._ticket_of(offered.transfer) == offered.ticket:
-                    del self._early[number]
-                    yield from self.sums.offer(offered)
-                case act.Wanted() as wanted if self._ticket_of_get(wanted.get) == wanted.ticket:
-                    del self._early[number]
-                    yield from self.handings.want(wanted)
-
-    def _ticket_of(self, transfer: TransferId) -> bytes | None:
-        one = self.sums.inputs.get(transfer)
-        return one.plan.ticket if one is not None else None
-
-    def _ticket_of_get(self, get: GetId) -> bytes | None:
-        found = self.handings.find(get)
-        return found[1].plan.ticket if found is not None else None
-
-    def _expire(self, now_ns: int) -> Iterator[act.Action]:
-        for number in [n for n, early in self._early.items() if early.until_ns <= now_ns]:
-            del self._early[number]
-            yield act.Refuse(connection=number, reason="the scheduler never announced this ticket")
-        yield from self.sums.expire(now_ns)
-        yield from self.handings.expire(now_ns)
+    def _want(self, event: act.Wanted, now_ns: int) -> Iterator[act.Action]:
+        """Take a want, now or when the scheduler vouches for its ticket."""
+        found = self.handings.find(event.get)
+        if found is not None and found[1].plan.ticket == event.ticket:
+            yield from self.handings.want(event)
+        elif (reason := self._spent.reason(event.ticket)) is not None:
+            yield act.Refuse(connection=event.connection, reason=f"it has ended: {reason}")
+        else:
+            self._wants.wait(event, now_ns)

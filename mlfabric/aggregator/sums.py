@@ -21,22 +21,22 @@ from mlfabric.aggregator.actions import (
     ForgetSum,
     GiveUp,
     Grant,
-    InputBroken,
-    InputSealed,
     InputUnusable,
     Offered,
     OfferSum,
-    Outcomes,
     OutcomesReceived,
+    PayloadReceived,
     Refuse,
     Report,
     ReserveSum,
     SealSum,
+    TransferBroken,
     dismissed,
 )
 from mlfabric.aggregator.memory import Memory
-from mlfabric.aggregator.records import UNCLAIMED_NS, Incoming, InputState, RunningSum, Stage
+from mlfabric.aggregator.records import Incoming, RunningSum, Stage
 from mlfabric.aggregator.spent import Spent
+from mlfabric.offers import UNCLAIMED_NS, Outcomes, TransferState
 from mlfabric.precedence import take_out, waits_for
 from mlfabric.protocol import (
     Dropped,
@@ -117,30 +117,30 @@ class Sums:
     def offer(self, offered: Offered) -> Iterator[Action]:
         """Take an offer whose ticket fits; a second one of the same input takes the place of the first."""
         one = self.inputs[offered.transfer]
-        if one.state is InputState.RECEIVING:
+        if one.state is TransferState.RECEIVING:
             yield Refuse(connection=offered.connection, reason="it is being received on another connection")
             yield from self._tear(one, "offered anew while it was received")
             return
         if one.connection not in (None, offered.connection):
             yield Abandon(connection=one.connection)
         one.connection = offered.connection
-        if one.state is not InputState.SEALED:
-            one.state = InputState.OFFERED
+        if one.state is not TransferState.RECEIVED:
+            one.state = TransferState.OFFERED
             layout = self.sums[one.sum].spec.layout
             if (offered.digest, offered.length) != (layout.digest, one.plan.size_bytes):
                 given = f"{offered.length} bytes with digest {offered.digest:#x} offered"
                 wanted = f"wanted {one.plan.size_bytes} bytes, digest {layout.digest:#x}"
                 yield from self._discard(one, DropReason.WRONG_LAYOUT, f"{given}; {wanted}")
 
-    def sealed(self, event: InputSealed) -> Iterator[Action]:
+    def sealed(self, event: PayloadReceived) -> Iterator[Action]:
         """Note that an input is complete; the last one completes the sum."""
         one = self._received_on(event)
         if one is None:
             return
-        one.state = InputState.SEALED
+        one.state = TransferState.RECEIVED
         running = self.sums[one.sum]
         yield self._report(running.plan, event.transfer, TransferEnd.RECEIVED)
-        if all(self.inputs[i.transfer].state is InputState.SEALED for i in running.plan.inputs):
+        if all(self.inputs[i.transfer].state is TransferState.RECEIVED for i in running.plan.inputs):
             yield from self._complete(running)
 
     def _complete(self, running: RunningSum) -> Iterator[Action]:
@@ -155,13 +155,13 @@ class Sums:
     def _travels_whole(running: RunningSum) -> bool:
         return running.size_bytes <= WITH_OFFER_BYTES
 
-    def broken(self, event: InputBroken) -> Iterator[Action]:
+    def broken(self, event: TransferBroken) -> Iterator[Action]:
         """Note that an input's connection has gone; a sum that does not have all of it is torn."""
         one = self.inputs.get(event.transfer)
         if one is None or one.connection != event.connection:
             return
         one.connection = None
-        if one.state is not InputState.SEALED:
+        if one.state is not TransferState.RECEIVED:
             yield from self._tear(one, event.detail)
 
     def unusable(self, event: InputUnusable) -> Iterator[Action]:
@@ -170,9 +170,9 @@ class Sums:
         if one is not None:
             yield from self._discard(one, event.cause, event.detail)
 
-    def _received_on(self, event: InputSealed | InputUnusable) -> Incoming | None:
+    def _received_on(self, event: PayloadReceived | InputUnusable) -> Incoming | None:
         one = self.inputs.get(event.transfer)
-        fits = one is not None and one.state is InputState.RECEIVING and one.connection == event.connection
+        fits = one is not None and one.state is TransferState.RECEIVING and one.connection == event.connection
         return one if fits else None
 
     def _discard(self, one: Incoming, cause: DropReason, detail: str) -> Iterator[Action]:
@@ -180,7 +180,7 @@ class Sums:
         transfer, connection = one.plan.transfer, one.connection
         if isinstance(transfer, UpdateId) and connection is not None:
             outcome = Dropped(cause=cause, detail=detail)
-            yield Answer(connection=connection, outcomes=((transfer, outcome),), server_epoch=0)
+            yield Answer(connection=connection, outcomes=((transfer, outcome),))
             one.connection = None
             yield self._report(self.sums[one.sum].plan, transfer, TransferEnd.DISCARDED, cause, detail)
         yield from self._tear(one, detail)
@@ -206,8 +206,8 @@ class Sums:
         known = tuple((update, outcome) for update, outcome in event.outcomes if update in running.plan.members)
         for planned in running.plan.inputs:
             one, part = self.inputs[planned.transfer], self._part_of(planned.transfer, known)
-            if one.connection is not None and part and one.state is not InputState.RECEIVING:
-                yield Answer(connection=one.connection, outcomes=part, server_epoch=event.server_epoch)
+            if one.connection is not None and part and one.state is not TransferState.RECEIVING:
+                yield Answer(connection=one.connection, outcomes=part)
                 one.connection = None
         yield from self._take_out(running, "settled without this input")
 
@@ -243,7 +243,7 @@ class Sums:
             take_out(planned.transfer, self.inputs)
             self._spent.add(planned.ticket, reason)
             if one.connection is not None:
-                yield dismissed(one.connection, reason, is_running=one.state is InputState.RECEIVING)
+                yield dismissed(one.connection, reason, is_running=one.state is TransferState.RECEIVING)
 
     def _report(
         self, plan: Sum, transfer: TransferId, end: TransferEnd, cause: DropReason | None = None, detail: str = ""
@@ -267,7 +267,7 @@ class Sums:
         yield from self._grant(in_order)
 
     def _is_offered(self, running: RunningSum) -> bool:
-        return any(self.inputs[i.transfer].state is InputState.OFFERED for i in running.plan.inputs)
+        return any(self.inputs[i.transfer].state is TransferState.OFFERED for i in running.plan.inputs)
 
     def _start(self, running: RunningSum) -> Iterator[Action]:
         yield ReserveSum(plan=running.plan, spec=running.spec)
@@ -277,18 +277,18 @@ class Sums:
             running.stage = Stage.OFFERED
 
     def _grant(self, in_order: list[RunningSum]) -> Iterator[Action]:
-        running = [t for t, one in self.inputs.items() if one.state is InputState.RECEIVING]
+        running = [t for t, one in self.inputs.items() if one.state is TransferState.RECEIVING]
         waiting: list[TransferId] = []
         started = [s for s in in_order if s.stage is not Stage.WAITING]
         for transfer in (i.transfer for s in started for i in s.plan.inputs):
             one = self.inputs[transfer]
-            if one.state is not InputState.OFFERED:
+            if one.state is not TransferState.OFFERED:
                 continue
             if any(waits_for(transfer, other, self.inputs) for other in (*running, *waiting)):
                 waiting.append(transfer)
                 continue
             assert one.connection is not None, f"{transfer} is offered without connection"
-            one.state = InputState.RECEIVING
+            one.state = TransferState.RECEIVING
             running.append(transfer)
             yield Grant(sum=one.sum, index=one.index, transfer=transfer, connection=one.connection)
 
@@ -311,13 +311,13 @@ class Sums:
         assert holding == {s for s in self._memory.held if isinstance(s, SumId)}, "memory is held by other sums"
         for transfer, one in self.inputs.items():
             stage = self.sums[one.sum].stage
-            offered = one.state in (InputState.OFFERED, InputState.RECEIVING)
+            offered = one.state in (TransferState.OFFERED, TransferState.RECEIVING)
             assert not offered or one.connection is not None, f"{transfer} {one.state} without connection"
-            added = one.state in (InputState.RECEIVING, InputState.SEALED)
+            added = one.state in (TransferState.RECEIVING, TransferState.RECEIVED)
             assert not added or stage is not Stage.WAITING, f"{transfer} is added to a sum without memory"
-            sealed = one.state is InputState.SEALED
+            sealed = one.state is TransferState.RECEIVED
             assert sealed or stage not in (Stage.SEALING, Stage.SENT), f"{one.sum} is sealed without {transfer}"
 
 
 def _may_expire(one: Incoming) -> bool:
-    return one.state is InputState.EXPECTED and isinstance(one.plan.transfer, UpdateId)
+    return one.state is TransferState.EXPECTED and isinstance(one.plan.transfer, UpdateId)

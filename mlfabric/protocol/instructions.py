@@ -74,7 +74,6 @@ class Welcome:
     epoch: int
     tau_max: int
     server: str
-    server_address: str
     initialise: bool
     monitor_address: str
     reason: str

@@ -286,7 +286,6 @@ class Membership:
 
     def _welcome(self, record: MemberRecord, models: list[ModelState], initialise: bool, reason: str) -> Welcome:
         """Admit a member; a worker of a model that is cut is told the servers of all parts, in order."""
-        first = self._context.members.get(models[0].pushes.server) if models else None
         return Welcome(
             to=record.member.name,
             incarnation=record.member.incarnation,
@@ -294,7 +293,6 @@ class Membership:
             instance=self._context.config.instance,
             tau_max=models[0].pushes.tau_max if models else 0,
             server=",".join(model.pushes.server for model in models),
-            server_address=first.member.address if first else "",
             initialise=initialise,
             monitor_address=self._monitor_for(record),
             reason=reason,

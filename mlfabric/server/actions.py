@@ -5,6 +5,21 @@ Pure values. Connections are known here by the number that the shell gave them.
 
 from __future__ import annotations
 
+from mlfabric.offers import (
+    Abandon,
+    Answer,
+    EpochBegan,
+    GetBroken,
+    GetServed,
+    LineEvent,
+    Offered,
+    PayloadReceived,
+    Refuse,
+    Report,
+    SeedOffered,
+    TransferBroken,
+    Wanted,
+)
 from mlfabric.protocol import (
     CancelServe,
     Conclude,
@@ -14,13 +29,10 @@ from mlfabric.protocol import (
     FreeModel,
     GetId,
     HostModel,
-    MemberEvent,
     ModelVersion,
     NoteDropped,
-    Outcome,
     Prepare,
     Serve,
-    ServerHolds,
     TransferId,
     Unfollowed,
     UpdateId,
@@ -63,8 +75,7 @@ __all__ = [
     "PinModel",
     "PrepareRefused",
     "PrepareStep",
-    "RefuseOffer",
-    "RefuseWant",
+    "Refuse",
     "Report",
     "SeedOffered",
     "SeedTaken",
@@ -85,78 +96,8 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EpochBegan:
-    """A scheduler of this epoch admitted us: whatever an older one planned and nobody started is void."""
-
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Stopping:
     """This server is about to end: it prepares no unit of work any more; see :class:`Settled`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SeedOffered:
-    """What comes with weights and state: what the primary holds at that version, and how many steps ADAM made."""
-
-    holds: ServerHolds
-    steps: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Offered:
-    """A worker or an aggregator offers a transfer on connection ``connection``; or a primary a seed to its replica."""
-
-    connection: int
-    transfer: TransferId
-    ticket: bytes
-    length: int
-    digest: int
-    seed: SeedOffered | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PayloadReceived:
-    """All bytes of a transfer are in its buffer."""
-
-    transfer: TransferId
-    connection: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransferBroken:
-    """The connection of a transfer broke."""
-
-    transfer: TransferId
-    connection: int
-    detail: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """A worker has a buffer ready for the model on connection ``connection``."""
-
-    connection: int
-    get: GetId
-    ticket: bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GetServed:
-    """The model has been sent."""
-
-    get: GetId
-    connection: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GetBroken:
-    """The connection of a get broke, before or while it was served."""
-
-    get: GetId
-    connection: int
-    detail: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,12 +159,7 @@ ServerEvent = (
     | StepDiscarded
     | Stopping
     | EpochBegan
-    | Offered
-    | PayloadReceived
-    | TransferBroken
-    | Wanted
-    | GetServed
-    | GetBroken
+    | LineEvent
     | StepDone
     | StepRefused
     | Installed
@@ -253,35 +189,8 @@ class Grant:
     """Let the transfer's bytes come, into a buffer of its own."""
 
     transfer: TransferId
-    model: str
     connection: int
     size_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RefuseOffer:
-    """Refuse what was offered on this connection; the worker asks the scheduler again, an aggregator gives it up."""
-
-    transfer: TransferId
-    connection: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Abandon:
-    """Close this connection: its transfer was voided, or offered anew on another one, or who it is for is gone."""
-
-    transfer: TransferId | GetId
-    connection: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """Tell the sender what became of each update in its transfer."""
-
-    transfer: TransferId
-    connection: int
-    outcomes: tuple[tuple[UpdateId, Outcome], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -328,32 +237,15 @@ class ServeModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RefuseWant:
-    """Refuse a get on this connection."""
-
-    get: GetId
-    connection: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Settled:
     """Nothing is prepared any more on a server that is stopping: its parts are where the others are."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """Send this event to the scheduler; ``again`` if it was sent before and may have been lost."""
-
-    event: MemberEvent
-    again: bool = False
 
 
 Action = (
     CreateStore
     | FreeStore
     | Grant
-    | RefuseOffer
+    | Refuse
     | Abandon
     | Answer
     | Forget
@@ -365,7 +257,6 @@ Action = (
     | PinModel
     | UnpinModel
     | ServeModel
-    | RefuseWant
     | Report
     | Settled
 )

@@ -11,20 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from mlfabric.offers import TransferState
 from mlfabric.precedence import waits_for
 from mlfabric.server.actions import Grant
 from mlfabric.server.incoming import Incoming
-from mlfabric.server.transfers import IncomingTransfer, TransferState
+from mlfabric.server.transfers import IncomingTransfer
 
 __all__ = ["grants"]
 
 
-def grants(incoming: Incoming, model: str, budget_bytes: int) -> Iterator[Grant]:
+def grants(incoming: Incoming, budget_bytes: int) -> Iterator[Grant]:
     """Grant what may come now.
 
     Args:
         incoming: the transfers; those that are granted run from now on.
-        model: their model.
         budget_bytes: for receive buffers.
     """
     transfers = incoming.transfers
@@ -43,6 +43,4 @@ def grants(incoming: Incoming, model: str, budget_bytes: int) -> Iterator[Grant]
         transfer.state = TransferState.RECEIVING
         running.append(transfer)
         held_bytes += transfer.size_bytes
-        yield Grant(
-            transfer=transfer.transfer, model=model, connection=transfer.connection, size_bytes=transfer.size_bytes
-        )
+        yield Grant(transfer=transfer.transfer, connection=transfer.connection, size_bytes=transfer.size_bytes)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 
+from mlfabric.offers import UNCLAIMED_NS, TransferState
 from mlfabric.protocol import (
     STEPS_KEPT,
     Committed,
@@ -35,7 +36,7 @@ from mlfabric.server.actions import (
     Forget,
     InstallInitial,
     Offered,
-    RefuseOffer,
+    Refuse,
     Report,
     StepDone,
     StepRefused,
@@ -47,7 +48,7 @@ from mlfabric.server.granting import grants
 from mlfabric.server.incoming import Incoming, Place
 from mlfabric.server.reports import Reports
 from mlfabric.server.serving import Servings
-from mlfabric.server.transfers import UNCLAIMED_NS, IncomingTransfer, TransferState
+from mlfabric.server.transfers import IncomingTransfer
 from mlfabric.specs import Mode, ModelSpec
 
 __all__ = ["HostedModel"]
@@ -125,7 +126,7 @@ class HostedModel:
         if transfer.is_complete:
             return
         if former is not None and former != offered.connection:
-            yield Abandon(transfer=offered.transfer, connection=former)
+            yield Abandon(connection=former)
         if transfer.holds_buffer:
             yield Forget(transfer=offered.transfer)
         transfer.state = TransferState.OFFERED
@@ -176,7 +177,7 @@ class HostedModel:
 
     def _break_off(self, transfer: IncomingTransfer) -> Iterator[Action]:
         if transfer.connection is not None:
-            yield Abandon(transfer=transfer.transfer, connection=transfer.connection)
+            yield Abandon(connection=transfer.connection)
         yield from self._remove(transfer)
 
     def next_wakeup_ns(self) -> int | None:
@@ -216,7 +217,7 @@ class HostedModel:
             if transfer not in applying:
                 yield from self._break_off(transfer)
             elif transfer.connection is not None:
-                yield Abandon(transfer=transfer.transfer, connection=transfer.connection)
+                yield Abandon(connection=transfer.connection)
         yield from self.gets.end(reason)
         return tuple(transfer.transfer for transfer in applying)
 
@@ -298,7 +299,7 @@ class HostedModel:
         if TransferState.RECEIVED in states and TransferState.APPLYING not in states:
             yield from self._advance_sequence()
         if TransferState.OFFERED in states:
-            yield from grants(self.incoming, self.spec.name, self._budget_bytes)
+            yield from grants(self.incoming, self._budget_bytes)
         if self.initialised:
             pinnable = None if self.incoming.applying() else self.version
             yield from self.gets.advance(pinnable, self.incoming.transfer_of, now_ns)
@@ -376,7 +377,7 @@ class HostedModel:
         name = transfer.transfer
         yield from self._remove(transfer)
         if transfer.connection is not None:
-            yield RefuseOffer(transfer=name, connection=transfer.connection, reason=detail)
+            yield Refuse(connection=transfer.connection, reason=detail)
         if isinstance(name, SumId) and name.epoch >= self._epoch:
             yield self._reports.ended(name, TransferEnd.VOIDED, detail=detail)
             return
@@ -387,7 +388,6 @@ class HostedModel:
         yield from self._remove(transfer)
         if transfer.connection is not None:
             yield Answer(
-                transfer=transfer.transfer,
                 connection=transfer.connection,
                 outcomes=tuple((m.update, outcomes[m.update]) for m in transfer.members),
             )

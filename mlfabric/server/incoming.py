@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import groupby
 
+from mlfabric.offers import TransferState
 from mlfabric.precedence import take_out
 from mlfabric.protocol import Expected, TransferId, UpdateId, UpdateKind
-from mlfabric.server.transfers import IncomingTransfer, TransferState
+from mlfabric.server.transfers import IncomingTransfer
 from mlfabric.specs import Mode
 
 __all__ = ["Incoming", "Place"]

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 
+from mlfabric.offers import TransferState
 from mlfabric.protocol import (
     Commit,
     Expect,
@@ -50,18 +50,12 @@ MOST_OVER = 64
 """As many orders are known once their transfers are forgotten: one may come twice, and late."""
 
 
-class _State(Enum):
-    EXPECTED = "expected"
-    RECEIVING = "receiving"
-    HELD = "held"
-
-
 @dataclass(slots=True, kw_only=True)
 class _Incoming:
     """A transfer to this replica; ``seed`` is what came with an offered seed."""
 
     order: Expect
-    state: _State = _State.EXPECTED
+    state: TransferState = TransferState.EXPECTED
     connection: int | None = None
     seed: act.SeedOffered | None = None
 
@@ -71,11 +65,11 @@ class _Incoming:
 
     @property
     def holds_buffer(self) -> bool:
-        return self.state is not _State.EXPECTED
+        return self.state is not TransferState.EXPECTED
 
     @property
     def is_held(self) -> bool:
-        return self.state is _State.HELD
+        return self.state is TransferState.RECEIVED
 
 
 class ReplicaModel:
@@ -123,27 +117,25 @@ class ReplicaModel:
             for name in [n for n, rival in self.transfers.items() if members.intersection(rival.members)]:
                 yield from self.void(name)
             self.transfers[order.transfer] = _Incoming(order=order)
-        elif known.state is _State.EXPECTED:
+        elif known.state is TransferState.EXPECTED:
             known.order = order
 
     def offer(self, offered: act.Offered) -> Iterator[ReplicaAction]:
         """Take an offer whose ticket fits: its bytes may come at once."""
         transfer = self.transfers[offered.transfer]
         order = transfer.order
-        if transfer.state is _State.HELD:
-            yield self._answer(offered.transfer, offered.connection)
+        if transfer.is_held:
+            yield act.Answer(connection=offered.connection, outcomes=())
             return
         flaw = self._flaw(offered, order)
         if flaw:
-            yield act.RefuseOffer(transfer=offered.transfer, connection=offered.connection, reason=flaw)
+            yield act.Refuse(connection=offered.connection, reason=flaw)
             return
-        if transfer.state is _State.RECEIVING and transfer.connection is not None:
-            yield act.Abandon(transfer=offered.transfer, connection=transfer.connection)
+        if transfer.state is TransferState.RECEIVING and transfer.connection is not None:
+            yield act.Abandon(connection=transfer.connection)
             yield act.Forget(transfer=offered.transfer)
-        transfer.state, transfer.connection, transfer.seed = _State.RECEIVING, offered.connection, offered.seed
-        yield act.Grant(
-            transfer=offered.transfer, model=self.spec.name, connection=offered.connection, size_bytes=order.size_bytes
-        )
+        transfer.state, transfer.connection, transfer.seed = TransferState.RECEIVING, offered.connection, offered.seed
+        yield act.Grant(transfer=offered.transfer, connection=offered.connection, size_bytes=order.size_bytes)
 
     def _flaw(self, offered: act.Offered, order: Expect) -> str:
         if offered.digest != self.spec.layout.digest or offered.length != order.size_bytes:
@@ -155,24 +147,21 @@ class ReplicaModel:
     def received(self, name: TransferId, connection: int) -> Iterator[ReplicaAction]:
         """Note that a transfer is complete; its sender need not keep it any longer."""
         transfer = self.transfers.get(name)
-        if transfer is None or transfer.state is not _State.RECEIVING or transfer.connection != connection:
+        if transfer is None or transfer.state is not TransferState.RECEIVING or transfer.connection != connection:
             return
-        transfer.state, transfer.connection = _State.HELD, None
-        yield self._answer(name, connection)
+        transfer.state, transfer.connection = TransferState.RECEIVED, None
+        yield act.Answer(connection=connection, outcomes=())
         yield act.Report(event=self._ended(name, TransferEnd.RECEIVED))
         if transfer.order.kind is UpdateKind.STATE and transfer.seed is not None:
             self._seed = name
         elif any(self.applied.knows(update) for update in transfer.members):
             yield from self._forget(name)
 
-    def _answer(self, name: TransferId, connection: int) -> act.Answer:
-        return act.Answer(transfer=name, connection=connection, outcomes=())
-
     def broken(self, name: TransferId, connection: int) -> Iterator[ReplicaAction]:
         """Note that a connection broke; its sender offers again."""
         transfer = self.transfers.get(name)
         if transfer is not None and transfer.connection == connection:
-            transfer.state, transfer.connection = _State.EXPECTED, None
+            transfer.state, transfer.connection = TransferState.EXPECTED, None
             yield act.Forget(transfer=name)
 
     def void(self, name: TransferId) -> Iterator[ReplicaAction]:
@@ -181,13 +170,13 @@ class ReplicaModel:
         if transfer is None or name == self._seed or (self._running is not None and name in self._running):
             return
         if transfer.connection is not None:
-            yield act.Abandon(transfer=name, connection=transfer.connection)
+            yield act.Abandon(connection=transfer.connection)
         yield from self._forget(name)
 
     def _forget(self, name: TransferId) -> Iterator[ReplicaAction]:
         transfer = self.transfers.pop(name)
         self._over.append((transfer.order.ticket, transfer.order.seq))
-        if transfer.state is not _State.EXPECTED:
+        if transfer.state is not TransferState.EXPECTED:
             yield act.Forget(transfer=name)
 
     def begin_epoch(self) -> Iterator[ReplicaAction]:
@@ -332,7 +321,7 @@ class ReplicaModel:
 
     def advance(self) -> Iterator[ReplicaAction]:
         """Plant a seed, apply what can be applied, report what is new."""
-        if self._running is None and self._seed is not None and self.transfers[self._seed].state is _State.HELD:
+        if self._running is None and self._seed is not None and self.transfers[self._seed].is_held:
             transfer = self.transfers[self._seed]
             assert transfer.seed is not None, "checked when received"
             assert isinstance(transfer.order.transfer, SumId), "seeds are numbered as sums are"
@@ -359,7 +348,7 @@ class ReplicaModel:
         yield PlantSeed(model=self.spec.name, transfer=name, holds=seed.holds, steps=seed.steps)
 
     def _report(self) -> ReplicaReported:
-        held = (u for name, t in self.transfers.items() if t.state is _State.HELD for u in self._usable(name, t))
+        held = (u for name, t in self.transfers.items() if t.is_held for u in self._usable(name, t))
         return ReplicaReported(
             replica=self._replica,
             model=self.spec.name,
@@ -387,7 +376,7 @@ class ReplicaModel:
         parts = []
         for name, transfer in self.transfers.items():
             own = [places[u] for u in transfer.members if u in places]
-            if transfer.state is _State.HELD and own:
+            if transfer.is_held and own:
                 outdated = entries[max(own) - 1].began < entries[-1].began
                 part = self._part(name, transfer, max(own), shares[transfer.members[0]])
                 parts.append(replace(part, outdated=outdated))
@@ -415,7 +404,7 @@ class ReplicaModel:
         """Return how many entries can be applied now."""
         if not self.log or self.log[0].version != (self.version.epoch, self.version.number + 1):
             return 0
-        holder = {u: name for name, t in self.transfers.items() if t.state is _State.HELD for u in t.members}
+        holder = {u: name for name, t in self.transfers.items() if t.is_held for u in t.members}
         count = 0
         for entry in self.log:
             if not all(update in holder for update in entry.members):
@@ -455,5 +444,5 @@ class ReplicaModel:
         """Check what must hold after every event; a violation is a broken invariant."""
         for before, after in zip(self.log, self.log[1:], strict=False):
             assert after.version.number == before.version.number + 1, f"{self.spec.name}: a gap in the log"
-        held = [u for t in self.transfers.values() if t.state is _State.HELD for u in t.members]
+        held = [u for t in self.transfers.values() if t.is_held for u in t.members]
         assert len(held) == len(set(held)), f"{self.spec.name}: held twice: {held}"

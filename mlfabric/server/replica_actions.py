@@ -154,8 +154,7 @@ class TakeOver:
 
 ReplicaAction = (
     act.Grant
-    | act.RefuseOffer
-    | act.RefuseWant
+    | act.Refuse
     | act.Abandon
     | act.Answer
     | act.Forget

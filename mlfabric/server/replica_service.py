@@ -277,8 +277,8 @@ class ReplicaService:
             case act.Grant():
                 self._connections.grant(action)
             case act.Answer():
-                self._connections.answer(action, 0)
-            case act.RefuseOffer() | act.RefuseWant():
+                self._connections.answer(action)
+            case act.Refuse():
                 self._connections.refuse(action.connection, action.reason)
             case act.Abandon():
                 self._connections.abandon(action.connection)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from mlfabric.offers import Early
 from mlfabric.protocol import (
     Expect,
     FreeModel,
@@ -22,7 +23,6 @@ from mlfabric.protocol import (
     Void,
 )
 from mlfabric.server import actions as act
-from mlfabric.server.early import Early
 from mlfabric.server.freeing import Freeing
 from mlfabric.server.replica import ReplicaModel
 from mlfabric.server.replica_actions import (
@@ -109,7 +109,7 @@ class ReplicaState:
                     self.models[event.model] = ReplicaModel(self.name, order.spec)
             case Expect() if event.model in self.models:
                 yield from self.models[event.model].expect(event)
-                if early := self._early.take(event.transfer, event.ticket):
+                for early in self._early.take(event.transfer, event.ticket):
                     yield from self._offer(early, now_ns)
             case Void() if event.model in self.models:
                 yield from self.models[event.model].void(event.transfer)
@@ -133,9 +133,9 @@ class ReplicaState:
                 yield from self._offer(event, now_ns)
             case act.Wanted():
                 reason = f"{self.name} is a replica, which hands no models out; ask its server"
-                yield act.RefuseWant(get=event.get, connection=event.connection, reason=reason)
+                yield act.Refuse(connection=event.connection, reason=reason)
             case Tick():
-                yield from self._expire(now_ns)
+                yield from self._early.expire(now_ns)
             case _:
                 yield from self._progress(event)
 
@@ -145,7 +145,7 @@ class ReplicaState:
                 if model := self._model_of(event.transfer):
                     yield from model.received(event.transfer, event.connection)
             case act.TransferBroken():
-                self._early.forget(event.transfer, event.connection)
+                self._early.forget(event.connection)
                 if model := self._model_of(event.transfer):
                     yield from model.broken(event.transfer, event.connection)
             case SeedPlanted() | SeedRefused() | PrefixApplied() | PrefixRefused():
@@ -170,14 +170,9 @@ class ReplicaState:
             yield from model.offer(event)
         elif any(model.seeded_by == event.transfer for model in self.models.values()):
             # The primary has not heard our answer.
-            yield act.Answer(transfer=event.transfer, connection=event.connection, outcomes=())
+            yield act.Answer(connection=event.connection, outcomes=())
         else:
             self._early.wait(event, now_ns)
-
-    def _expire(self, now_ns: int) -> Iterator[ReplicaAction]:
-        reason = "the scheduler never announced this ticket"
-        for offer in self._early.expire(now_ns):
-            yield act.RefuseOffer(transfer=offer.transfer, connection=offer.connection, reason=reason)
 
     def _model_of(self, transfer: TransferId) -> ReplicaModel | None:
         return next((model for model in self.models.values() if transfer in model.transfers), None)

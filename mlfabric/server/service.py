@@ -275,7 +275,7 @@ class ServerService:
             case act.ApplyStep():
                 self._stores.apply(action)
             case act.Answer():
-                self._connections.answer(action, self._server_epoch())
+                self._connections.answer(action)
             case act.Report():
                 self._report(action.event)
                 if not action.again:
@@ -286,7 +286,7 @@ class ServerService:
                     self.callbacks.requested(action.model, store, action.get, action.version, held)
             case act.Forget():
                 self._stores.forget(action.transfer)
-            case act.RefuseOffer() | act.RefuseWant():
+            case act.Refuse():
                 self._connections.refuse(action.connection, action.reason)
             case act.Abandon():
                 self._connections.abandon(action.connection)
@@ -332,9 +332,6 @@ class ServerService:
                 self._stores.pin(action)
             case act.UnpinModel():
                 self._stores.unpin(action.get)
-
-    def _server_epoch(self) -> int:
-        return max((m.version.epoch for m in self._state.models.values()), default=1)
 
     def _report(self, event: MemberEvent) -> None:
         if self._session is not None:

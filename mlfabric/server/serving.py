@@ -16,10 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator
 
+from mlfabric.offers import UNCLAIMED_NS, GetState
 from mlfabric.precedence import conflict, take_out
 from mlfabric.protocol import GetId, ModelVersion, Serve, TransferEnd, TransferEnded, UpdateId
-from mlfabric.server.actions import Abandon, Action, PinModel, RefuseWant, Report, ServeModel, UnpinModel, Wanted
-from mlfabric.server.transfers import UNCLAIMED_NS, GetState, OutgoingModel
+from mlfabric.server.actions import Abandon, Action, PinModel, Refuse, Report, ServeModel, UnpinModel, Wanted
+from mlfabric.server.transfers import OutgoingModel
 from mlfabric.specs import ModelSpec
 
 __all__ = ["Servings", "weight_buffers"]
@@ -64,7 +65,7 @@ class Servings:
             )
         elif known.state is not GetState.SERVING:
             if known.connection is not None and known.plan.ticket != plan.ticket:
-                yield RefuseWant(get=plan.get, connection=known.connection, reason="it was planned anew")
+                yield Refuse(connection=known.connection, reason="it was planned anew")
                 known.state, known.connection = GetState.PLANNED, None
             if self.pinned_for(plan.get) not in (None, plan.version):
                 yield self._unpin(plan.get)
@@ -74,10 +75,10 @@ class Servings:
         """Take a want whose ticket fits; a second one takes the place of the first."""
         get = self.gets[wanted.get]
         if get.state is GetState.SERVING:
-            yield RefuseWant(get=wanted.get, connection=wanted.connection, reason="it is being served already")
+            yield Refuse(connection=wanted.connection, reason="it is being served already")
             return
         if get.connection is not None and get.connection != wanted.connection:
-            yield RefuseWant(get=wanted.get, connection=get.connection, reason="wanted anew on another connection")
+            yield Refuse(connection=get.connection, reason="wanted anew on another connection")
         get.state, get.connection = GetState.WANTED, wanted.connection
 
     def ended(self, get: GetId, end: TransferEnd, connection: int, detail: str = "") -> Iterator[Action]:
@@ -129,11 +130,11 @@ class Servings:
         known = self.gets.get(get)
         if known is not None and known.state is GetState.SERVING:
             if gone and known.connection is not None:
-                yield Abandon(transfer=get, connection=known.connection)
+                yield Abandon(connection=known.connection)
         elif known is not None:
             yield from self._forget(known)
             if known.connection is not None:
-                yield RefuseWant(get=get, connection=known.connection, reason=reason)
+                yield Refuse(connection=known.connection, reason=reason)
 
     def cancel_waiting(self, reason: str) -> Iterator[Action]:
         """Forget every get that is not being served."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator
 
+from mlfabric.offers import GetState, TransferState
 from mlfabric.protocol import (
     STEPS_KEPT,
     Conclude,
@@ -39,7 +40,6 @@ from mlfabric.server.gate import refusals_of, step_of
 from mlfabric.server.hosted import HostedModel
 from mlfabric.server.incoming import Place
 from mlfabric.server.orders import Fate, Orders, Phase, Unit
-from mlfabric.server.transfers import GetState, TransferState
 from mlfabric.specs import ModelSpec
 
 __all__ = ["ShardModel"]

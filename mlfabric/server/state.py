@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from mlfabric.offers import Early
 from mlfabric.protocol import (
     NOTHING_KEPT,
     CancelServe,
@@ -29,7 +30,6 @@ from mlfabric.protocol import (
     Void,
 )
 from mlfabric.server import actions as act
-from mlfabric.server.early import Early
 from mlfabric.server.freeing import Freeing
 from mlfabric.server.hosted import HostedModel
 from mlfabric.server.shard import ShardModel
@@ -142,7 +142,8 @@ class ServerState:
             case act.Wanted():
                 yield from self._want(event, now_ns)
             case Tick():
-                yield from self._expire(now_ns)
+                yield from self._offers.expire(now_ns)
+                yield from self._wants.expire(now_ns)
                 for model in self.models.values():
                     yield from model.expire(now_ns)
             case Followed() | Unfollowed() | Drop() | NoteDropped() | act.SeedTaken():
@@ -185,14 +186,14 @@ class ServerState:
                 if model := self._model_of(event.transfer):
                     yield from model.received(event.transfer, event.connection)
             case act.TransferBroken():
-                self._offers.forget(event.transfer, event.connection)
+                self._offers.forget(event.connection)
                 if model := self._model_of(event.transfer):
                     yield from model.broken(event.transfer, event.connection, event.detail)
             case act.GetServed():
                 if model := self._model_of(event.get):
                     yield from model.gets.ended(event.get, TransferEnd.SERVED, event.connection)
             case act.GetBroken():
-                self._wants.forget(event.get, event.connection)
+                self._wants.forget(event.connection)
                 if model := self._model_of(event.get):
                     yield from model.gets.ended(event.get, TransferEnd.BROKEN, event.connection, event.detail)
             case act.StepDone() | act.StepRefused() | act.InstallRefused() | act.Installed():
@@ -246,7 +247,7 @@ class ServerState:
         if model is None:
             return
         yield from model.expect(order, now_ns)
-        if early := self._offers.take(order.transfer, order.ticket):
+        for early in self._offers.take(order.transfer, order.ticket):
             yield from self._offer(early, now_ns)
 
     def _void(self, order: Void) -> Iterator[act.Action]:
@@ -258,7 +259,7 @@ class ServerState:
         if model is None:
             return
         yield from model.serve(order, now_ns)
-        if early := self._wants.take(order.get, order.ticket):
+        for early in self._wants.take(order.get, order.ticket):
             yield from self._want(early, now_ns)
 
     def _offer(self, event: act.Offered, now_ns: int) -> Iterator[act.Action]:
@@ -266,7 +267,7 @@ class ServerState:
         if model is not None and model.incoming.transfers[event.transfer].ticket == event.ticket:
             yield from model.offer(event)
         elif (outcome := self._outcome(event.transfer)) is not None:
-            yield act.Answer(transfer=event.transfer, connection=event.connection, outcomes=(outcome,))
+            yield act.Answer(connection=event.connection, outcomes=(outcome,))
         else:
             self._offers.wait(event, now_ns)
 
@@ -285,13 +286,6 @@ class ServerState:
             yield from model.gets.want(event)
         else:
             self._wants.wait(event, now_ns)
-
-    def _expire(self, now_ns: int) -> Iterator[act.Action]:
-        reason = "the scheduler never announced this ticket"
-        for offer in self._offers.expire(now_ns):
-            yield act.RefuseOffer(transfer=offer.transfer, connection=offer.connection, reason=reason)
-        for want in self._wants.expire(now_ns):
-            yield act.RefuseWant(get=want.get, connection=want.connection, reason=reason)
 
     def _model_of(self, request: TransferId | GetId) -> HostedModel | None:
         for model in self.models.values():

@@ -8,24 +8,13 @@ overtook the scheduler's.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 
+from mlfabric.offers import GetState, TransferState
 from mlfabric.protocol import Expect, Expected, GetId, Serve, SumId, TransferId, UpdateKind
 
-__all__ = ["UNCLAIMED_NS", "GetState", "IncomingTransfer", "OutgoingModel", "TransferState"]
+__all__ = ["IncomingTransfer", "OutgoingModel"]
 
-UNCLAIMED_NS = 10_000_000_000  # a worker comes for a transfer as soon as it hears of it
 LATE_NS = 10_000_000  # a start takes that long on a busy machine, however little there is to send
-
-
-class TransferState(Enum):
-    """Where a transfer is."""
-
-    EXPECTED = "expected"
-    OFFERED = "offered"
-    RECEIVING = "receiving"
-    RECEIVED = "received"
-    APPLYING = "applying"
 
 
 _COMPLETE = (TransferState.RECEIVED, TransferState.APPLYING)
@@ -97,14 +86,6 @@ class IncomingTransfer:
     def holds_buffer(self) -> bool:
         """A buffer is reserved for it."""
         return self.state in _BUFFERED
-
-
-class GetState(Enum):
-    """Where a get is."""
-
-    PLANNED = "planned"
-    WANTED = "wanted"
-    SERVING = "serving"
 
 
 @dataclass(slots=True, kw_only=True)

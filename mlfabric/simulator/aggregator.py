@@ -176,7 +176,7 @@ class SimulatedAggregator:
     def _seal(self, number: int, grant: act.Grant) -> None:
         adding = self.sums.get(grant.sum)
         assert adding is None or adding.is_in(grant.index), f"{grant.transfer} was sealed before all of it was here"
-        self.take_in(act.InputSealed(transfer=grant.transfer, connection=number))
+        self.take_in(act.PayloadReceived(transfer=grant.transfer, connection=number))
 
     def taken_back(self, number: int) -> None:
         """Read a REFUSE frame: the sender takes its payload back."""
@@ -205,11 +205,11 @@ class SimulatedAggregator:
         if line is None:
             return
         if line.transfer is not None:
-            self.take_in(act.InputBroken(transfer=line.transfer, connection=number, detail=detail))
+            self.take_in(act.TransferBroken(transfer=line.transfer, connection=number, detail=detail))
         if line.get is not None:
-            self.take_in(act.TargetBroken(get=line.get, connection=number, detail=detail))
+            self.take_in(act.GetBroken(get=line.get, connection=number, detail=detail))
         if line.serving is not None:
-            self.take_in(act.TargetBroken(get=line.serving.get, connection=number, detail=detail))
+            self.take_in(act.GetBroken(get=line.serving.get, connection=number, detail=detail))
 
     # Events in, actions out
 
@@ -319,7 +319,7 @@ class SimulatedAggregator:
         line, payload = self._lines.get(action.connection), self.models.get(action.source)
         if line is None or payload is None:
             detail = "the connection is gone" if line is None else "the model was given up"
-            self.take_in(act.TargetBroken(get=action.get, connection=action.connection, detail=detail))
+            self.take_in(act.GetBroken(get=action.get, connection=action.connection, detail=detail))
             return
         line.get, line.serving = None, action
         line.connection.send(End.NEAR, "MODEL", partial(line.caller.comes, action.version))
@@ -329,7 +329,7 @@ class SimulatedAggregator:
     def _handed_on(self, line: _Line, action: act.HandModelOn) -> None:
         line.serving = None
         self.handed_on += 1
-        self.take_in(act.TargetServed(get=action.get, connection=action.connection))
+        self.take_in(act.GetServed(get=action.get, connection=action.connection))
 
     def _tear(self, source: GetId) -> None:
         """Close every connection over which a model was being handed on."""

@@ -115,7 +115,7 @@ class Errands:
 
         def answered(outcomes: dict[UpdateId, Outcome]) -> None:
             if errand.is_sealed:
-                event = act.OutcomesReceived(sum=plan.sum, outcomes=tuple(outcomes.items()), server_epoch=1)
+                event = act.OutcomesReceived(sum=plan.sum, outcomes=tuple(outcomes.items()))
                 self._end(plan.sum, errand, event)
             else:
                 broke("an outcome came before the sum was sealed")

@@ -269,7 +269,7 @@ class SimulatedReplica:
             case act.Answer():
                 line = self._ended(action.connection)
                 line.connection.send(End.NEAR, "OUTCOME", lambda: line.caller.answered({}))
-            case act.RefuseOffer():
+            case act.Refuse():
                 line = self._ended(action.connection)
                 line.connection.send(End.NEAR, "REFUSE", lambda: line.caller.refused(action.reason))
             case act.Abandon():

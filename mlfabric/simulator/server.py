@@ -307,7 +307,7 @@ class SimulatedServer:
                 self._serve(action)
             case act.Forget():
                 self._forget(action.transfer)
-            case act.RefuseOffer() | act.RefuseWant():
+            case act.Refuse():
                 self._refuse(action)
             case act.Abandon():
                 self._abandon(action.connection)
@@ -342,11 +342,11 @@ class SimulatedServer:
         outcomes = dict(action.outcomes)
         dropped = any(isinstance(outcome, Dropped) for outcome in outcomes.values())
         if not dropped and self._world.chance(self._world.config.faults.outcome_lost):
-            self._world.fault("outcome lost", action.transfer)
+            self._world.fault("outcome lost", action.outcomes)
             line.connection.break_up()
         line.connection.send(End.NEAR, "OUTCOME", lambda: line.caller.answered(outcomes))
 
-    def _refuse(self, action: act.RefuseOffer | act.RefuseWant) -> None:
+    def _refuse(self, action: act.Refuse) -> None:
         line = self._lines.get(action.connection)
         if line is not None:
             line.transfer = None

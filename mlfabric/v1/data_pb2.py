@@ -26,7 +26,7 @@ from mlfabric.v1 import session_pb2 as mlfabric_dot_v1_dot_session__pb2
 from mlfabric.v1 import types_pb2 as mlfabric_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16mlfabric/v1/data.proto\x12\x0bmlfabric.v1\x1a\x19mlfabric/v1/session.proto\x1a\x17mlfabric/v1/types.proto\"\x9e\x01\n\tOfferMeta\x12)\n\x08transfer\x18\x01 \x01(\x0b\x32\x17.mlfabric.v1.TransferId\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\r\n\x05image\x18\x04 \x01(\x0c\x12&\n\x04seed\x18\x05 \x01(\x0b\x32\x18.mlfabric.v1.ServerHolds\x12\r\n\x05steps\x18\x06 \x01(\x04\"^\n\rMemberOutcome\x12&\n\x06update\x18\x01 \x01(\x0b\x32\x16.mlfabric.v1.RequestId\x12%\n\x07outcome\x18\x02 \x01(\x0b\x32\x14.mlfabric.v1.Outcome\"Q\n\x0bOutcomeMeta\x12,\n\x08outcomes\x18\x01 \x03(\x0b\x32\x1a.mlfabric.v1.MemberOutcome\x12\x14\n\x0cserver_epoch\x18\x02 \x01(\r\"=\n\x08WantMeta\x12#\n\x03get\x18\x01 \x01(\x0b\x32\x16.mlfabric.v1.RequestId\x12\x0c\n\x04host\x18\x02 \x01(\t\"E\n\tModelMeta\x12*\n\x07version\x18\x01 \x01(\x0b\x32\x19.mlfabric.v1.ModelVersion\x12\x0c\n\x04host\x18\x02 \x01(\t\"\x1c\n\nRefuseMeta\x12\x0e\n\x06reason\x18\x01 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16mlfabric/v1/data.proto\x12\x0bmlfabric.v1\x1a\x19mlfabric/v1/session.proto\x1a\x17mlfabric/v1/types.proto\"\x9e\x01\n\tOfferMeta\x12)\n\x08transfer\x18\x01 \x01(\x0b\x32\x17.mlfabric.v1.TransferId\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\r\n\x05image\x18\x04 \x01(\x0c\x12&\n\x04seed\x18\x05 \x01(\x0b\x32\x18.mlfabric.v1.ServerHolds\x12\r\n\x05steps\x18\x06 \x01(\x04\"^\n\rMemberOutcome\x12&\n\x06update\x18\x01 \x01(\x0b\x32\x16.mlfabric.v1.RequestId\x12%\n\x07outcome\x18\x02 \x01(\x0b\x32\x14.mlfabric.v1.Outcome\";\n\x0bOutcomeMeta\x12,\n\x08outcomes\x18\x01 \x03(\x0b\x32\x1a.mlfabric.v1.MemberOutcome\"=\n\x08WantMeta\x12#\n\x03get\x18\x01 \x01(\x0b\x32\x16.mlfabric.v1.RequestId\x12\x0c\n\x04host\x18\x02 \x01(\t\"E\n\tModelMeta\x12*\n\x07version\x18\x01 \x01(\x0b\x32\x19.mlfabric.v1.ModelVersion\x12\x0c\n\x04host\x18\x02 \x01(\t\"\x1c\n\nRefuseMeta\x12\x0e\n\x06reason\x18\x01 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,11 +38,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MEMBEROUTCOME']._serialized_start=252
   _globals['_MEMBEROUTCOME']._serialized_end=346
   _globals['_OUTCOMEMETA']._serialized_start=348
-  _globals['_OUTCOMEMETA']._serialized_end=429
-  _globals['_WANTMETA']._serialized_start=431
-  _globals['_WANTMETA']._serialized_end=492
-  _globals['_MODELMETA']._serialized_start=494
-  _globals['_MODELMETA']._serialized_end=563
-  _globals['_REFUSEMETA']._serialized_start=565
-  _globals['_REFUSEMETA']._serialized_end=593
+  _globals['_OUTCOMEMETA']._serialized_end=407
+  _globals['_WANTMETA']._serialized_start=409
+  _globals['_WANTMETA']._serialized_end=470
+  _globals['_MODELMETA']._serialized_start=472
+  _globals['_MODELMETA']._serialized_end=541
+  _globals['_REFUSEMETA']._serialized_start=543
+  _globals['_REFUSEMETA']._serialized_end=571
 # @@protoc_insertion_point(module_scope)

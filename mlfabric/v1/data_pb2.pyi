@@ -92,24 +92,21 @@ Global___MemberOutcome: _TypeAlias = MemberOutcome  # noqa: Y015
 
 @_typing.final
 class OutcomeMeta(_message.Message):
-    """With an OUTCOME frame: what became of the updates in a transfer, and the server epoch that says so."""
+    """With an OUTCOME frame: what became of the updates in a transfer."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     OUTCOMES_FIELD_NUMBER: _builtins.int
-    SERVER_EPOCH_FIELD_NUMBER: _builtins.int
-    server_epoch: _builtins.int
     @_builtins.property
     def outcomes(self) -> _containers.RepeatedCompositeFieldContainer[Global___MemberOutcome]: ...
     def __init__(
         self,
         *,
         outcomes: _abc.Iterable[Global___MemberOutcome] | None = ...,
-        server_epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["outcomes", b"outcomes", "server_epoch", b"server_epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["outcomes", b"outcomes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

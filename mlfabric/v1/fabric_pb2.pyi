@@ -30,7 +30,6 @@ class Admission(_message.Message):
     SESSION_TOKEN_FIELD_NUMBER: _builtins.int
     TAU_MAX_FIELD_NUMBER: _builtins.int
     SERVER_FIELD_NUMBER: _builtins.int
-    SERVER_ADDRESS_FIELD_NUMBER: _builtins.int
     INITIALISE_FIELD_NUMBER: _builtins.int
     MONITOR_ADDRESS_FIELD_NUMBER: _builtins.int
     MONITOR_TOKEN_FIELD_NUMBER: _builtins.int
@@ -48,7 +47,6 @@ class Admission(_message.Message):
     """Delay bound in force for the model."""
     server: _builtins.str
     """Where the model is held."""
-    server_address: _builtins.str
     initialise: _builtins.bool
     """This worker is asked for initial weights."""
     monitor_address: _builtins.str
@@ -73,7 +71,6 @@ class Admission(_message.Message):
         session_token: _builtins.bytes = ...,
         tau_max: _builtins.int = ...,
         server: _builtins.str = ...,
-        server_address: _builtins.str = ...,
         initialise: _builtins.bool = ...,
         monitor_address: _builtins.str = ...,
         monitor_token: _builtins.bytes = ...,
@@ -86,7 +83,7 @@ class Admission(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock", b"clock", "epoch", b"epoch", "initialise", b"initialise", "instance", b"instance", "lost", b"lost", "monitor_address", b"monitor_address", "monitor_token", b"monitor_token", "pulse_port", b"pulse_port", "reason", b"reason", "server", b"server", "server_address", b"server_address", "server_epoch", b"server_epoch", "session_token", b"session_token", "tau_max", b"tau_max"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock", b"clock", "epoch", b"epoch", "initialise", b"initialise", "instance", b"instance", "lost", b"lost", "monitor_address", b"monitor_address", "monitor_token", b"monitor_token", "pulse_port", b"pulse_port", "reason", b"reason", "server", b"server", "server_epoch", b"server_epoch", "session_token", b"session_token", "tau_max", b"tau_max"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

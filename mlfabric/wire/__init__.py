@@ -201,9 +201,9 @@ def from_transfer_id(message: types.TransferId) -> TransferId:
     return transfer
 
 
-def to_outcomes(outcomes: Mapping[UpdateId, Outcome], server_epoch: int) -> data.OutcomeMeta:
+def to_outcomes(outcomes: Mapping[UpdateId, Outcome]) -> data.OutcomeMeta:
     """Make the message that says what became of the updates in a transfer."""
-    message = data.OutcomeMeta(server_epoch=server_epoch)
+    message = data.OutcomeMeta()
     fill = filler(*_ENTRY)
     for entry in outcomes.items():
         fill(message.outcomes.add(), entry)

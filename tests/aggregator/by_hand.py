@@ -232,9 +232,9 @@ def refusal_of(line: Line) -> str:
     return data_pb2.RefuseMeta.FromString(frame_of(line, FrameKind.REFUSE).meta).reason
 
 
-def say_outcomes(line: Line, told: dict[UpdateId, Outcome], server_epoch: int = 3) -> None:
+def say_outcomes(line: Line, told: dict[UpdateId, Outcome]) -> None:
     """Answer a sum."""
-    meta = wire.to_outcomes(told, server_epoch).SerializeToString()
+    meta = wire.to_outcomes(told).SerializeToString()
     line.send(Frame(kind=FrameKind.OUTCOME, ticket=bytes(16), meta=meta))
 
 

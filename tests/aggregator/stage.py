@@ -116,12 +116,12 @@ def offer(transfer: TransferId, connection: int, model: str = "big", **fields) -
     return act.Offered(connection=connection, transfer=transfer, **(shown | fields))
 
 
-def sealed(transfer: TransferId, connection: int) -> act.InputSealed:
-    return act.InputSealed(transfer=transfer, connection=connection)
+def sealed(transfer: TransferId, connection: int) -> act.PayloadReceived:
+    return act.PayloadReceived(transfer=transfer, connection=connection)
 
 
-def broken(transfer: TransferId, connection: int) -> act.InputBroken:
-    return act.InputBroken(transfer=transfer, connection=connection, detail="it broke")
+def broken(transfer: TransferId, connection: int) -> act.TransferBroken:
+    return act.TransferBroken(transfer=transfer, connection=connection, detail="it broke")
 
 
 def unusable(transfer: TransferId, connection: int, cause=DropReason.NOT_FINITE) -> act.InputUnusable:
@@ -129,7 +129,7 @@ def unusable(transfer: TransferId, connection: int, cause=DropReason.NOT_FINITE)
 
 
 def outcomes(counter: int, *entries: tuple[UpdateId, Outcome]) -> act.OutcomesReceived:
-    return act.OutcomesReceived(sum=sum_id(counter), outcomes=entries, server_epoch=3)
+    return act.OutcomesReceived(sum=sum_id(counter), outcomes=entries)
 
 
 def committed(version: int) -> Committed:
@@ -160,8 +160,8 @@ def grant(counter: int, index: int, transfer: TransferId, connection: int) -> ac
     return act.Grant(sum=sum_id(counter), index=index, transfer=transfer, connection=connection)
 
 
-def answer(connection: int, *entries: tuple[UpdateId, Outcome], epoch: int = 3) -> act.Answer:
-    return act.Answer(connection=connection, outcomes=entries, server_epoch=epoch)
+def answer(connection: int, *entries: tuple[UpdateId, Outcome]) -> act.Answer:
+    return act.Answer(connection=connection, outcomes=entries)
 
 
 def refuse(connection: int) -> act.Refuse:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import mlfabric
-from mlfabric.aggregator import state as state_module
+from mlfabric import offers
 from mlfabric.channels import Frame, FrameKind
 from mlfabric.errors import UsageError
 from mlfabric.protocol import (
@@ -79,7 +79,7 @@ def test_an_offer_with_an_image_of_another_length_is_cut_off(stand: Stand) -> No
 
 
 def test_a_ticket_that_nobody_vouches_for_is_refused(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_module, "EARLY_WAIT_NS", 10_000_000)
+    monkeypatch.setattr(offers, "EARLY_WAIT_NS", 10_000_000)
     stand.scheduler.tell(order(stand, 1, takes(A)))
     line = stand.offer(A, ticket=b"guessed".ljust(16))
     wanting = stand.connect()

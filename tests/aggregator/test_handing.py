@@ -27,12 +27,12 @@ def comes(own: GetId = OWN, version: int = 4) -> act.ModelComes:
     return act.ModelComes(get=own, version=ModelVersion(1, version))
 
 
-def served(who: GetId, connection: int) -> act.TargetServed:
-    return act.TargetServed(get=who, connection=connection)
+def served(who: GetId, connection: int) -> act.GetServed:
+    return act.GetServed(get=who, connection=connection)
 
 
-def gone(who: GetId, connection: int) -> act.TargetBroken:
-    return act.TargetBroken(get=who, connection=connection, detail="it broke")
+def gone(who: GetId, connection: int) -> act.GetBroken:
+    return act.GetBroken(get=who, connection=connection, detail="it broke")
 
 
 def cancel(own: GetId) -> CancelHandOn:

@@ -145,7 +145,7 @@ def test_an_update_that_cannot_be_used_is_dropped_and_tears_the_sum(cause):
     detail = "w has NaN or Inf"
 
     assert stage.tell(unusable(B, 2, cause)) == [
-        answer(2, (B, Dropped(cause=cause, detail=detail)), epoch=0),
+        answer(2, (B, Dropped(cause=cause, detail=detail))),
         report(B, TransferEnd.DISCARDED, detail, cause),
         give_up(1),
         refuse(1),
@@ -174,7 +174,7 @@ def test_an_update_of_another_layout_is_dropped_and_tears_the_sum(wrong):
     detail = f"{given}; wanted {SIZE} bytes, digest {BIG.layout.digest:#x}"
 
     assert stage.tell(offer(A, 1, **wrong)) == [
-        answer(1, (A, Dropped(cause=DropReason.WRONG_LAYOUT, detail=detail)), epoch=0),
+        answer(1, (A, Dropped(cause=DropReason.WRONG_LAYOUT, detail=detail))),
         report(A, TransferEnd.DISCARDED, detail, DropReason.WRONG_LAYOUT),
         report(sum_id(1), TransferEnd.TORN, f"wa#0: {detail}"),
     ]

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from mlfabric import wire
+from mlfabric import offers, wire
 from mlfabric.channels import Frame, FrameKind
 from mlfabric.protocol import GetId, TransferId, UpdateId
-from mlfabric.server import early
 from mlfabric.v1 import data_pb2
 from tests.fabric.harness import Fabric, Line, fabric, wait_until
 from tests.fabric.replicas import RULES, Trainer, at_version, replica, trainers, wait_for_gate, wait_for_replica
@@ -97,7 +96,7 @@ def test_a_frame_that_breaks_the_rules_ends_its_connection_only(followed: Follow
 def test_an_offer_that_nobody_announced_is_refused_in_the_end(
     followed: Followed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(early, "EARLY_WAIT_NS", 10_000_000)
+    monkeypatch.setattr(offers, "EARLY_WAIT_NS", 10_000_000)
     line = followed.connect()
     offer(line)
 

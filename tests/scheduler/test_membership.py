@@ -64,7 +64,6 @@ def welcome(name, initialise=False, incarnation=1, tau_max=4, monitor="", server
         epoch=1,
         tau_max=tau_max,
         server=server,
-        server_address=f"{server}:1" if server else "",
         initialise=initialise,
         monitor_address=monitor,
         reason="",

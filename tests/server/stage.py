@@ -153,7 +153,7 @@ def void(name: TransferId) -> Void:
 
 
 def grant(name: TransferId, connection: int = 1, size_bytes: int = SIZE) -> act.Grant:
-    return act.Grant(transfer=name, model="net", connection=connection, size_bytes=size_bytes)
+    return act.Grant(transfer=name, connection=connection, size_bytes=size_bytes)
 
 
 def forget(name: TransferId) -> act.Forget:
@@ -161,19 +161,19 @@ def forget(name: TransferId) -> act.Forget:
 
 
 def answer(name: UpdateId, outcome, connection: int = 1) -> act.Answer:
-    return answer_all(name, ((name, outcome),), connection)
+    return answer_all(((name, outcome),), connection)
 
 
-def answer_all(name: TransferId, outcomes, connection: int = 1) -> act.Answer:
-    return act.Answer(transfer=name, connection=connection, outcomes=tuple(outcomes))
+def answer_all(outcomes, connection: int = 1) -> act.Answer:
+    return act.Answer(connection=connection, outcomes=tuple(outcomes))
 
 
-def refuse_offer(name: TransferId, connection: int = 1) -> act.RefuseOffer:
-    return act.RefuseOffer(transfer=name, connection=connection, reason="")
+def refuse(connection: int = 1) -> act.Refuse:
+    return act.Refuse(connection=connection, reason="")
 
 
-def abandon(name: TransferId, connection: int = 1) -> act.Abandon:
-    return act.Abandon(transfer=name, connection=connection)
+def abandon(connection: int = 1) -> act.Abandon:
+    return act.Abandon(connection=connection)
 
 
 def apply(*names: TransferId, version: int, kind=act.StepKind.ONE, lrs: tuple[float, ...] = (0.1,)) -> act.ApplyStep:
@@ -186,10 +186,6 @@ def apply_sum(name: SumId, version: int, lrs: tuple[float, ...] = (0.1, 0.1)) ->
 
 def serving(name: GetId, version: int, connection: int = 1) -> act.ServeModel:
     return act.ServeModel(get=name, model="net", connection=connection, version=ModelVersion(1, version), rate_bps=0)
-
-
-def refuse_want(name: GetId, connection: int = 1) -> act.RefuseWant:
-    return act.RefuseWant(get=name, connection=connection, reason="")
 
 
 def commit(name: UpdateId, version: int, tau: int = 0, lr=0.1, step_norm=1.0) -> Commit:

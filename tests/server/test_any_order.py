@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mlfabric.offers import TransferState
 from mlfabric.protocol import (
     CommitsReported,
     Committed,
@@ -19,7 +20,6 @@ from mlfabric.protocol import (
     UpdateId,
 )
 from mlfabric.server import actions as act
-from mlfabric.server.transfers import TransferState
 from mlfabric.specs import Mode
 from tests.server.stage import Stage, expect, expect_sum, member, offer, update, void
 

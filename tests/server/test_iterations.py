@@ -36,7 +36,7 @@ from tests.server.stage import (
     group_report,
     member,
     offer,
-    refuse_offer,
+    refuse,
     update,
     void,
 )
@@ -84,7 +84,7 @@ def test_a_sum_is_one_part_with_all_its_members(stage):
     stage.bring_sum(S, 1, member(B), member(C), lrs=(), parts=2, connection=2)
     assert stage.bring(A, 1, 1, parts=2)[-1] == mean(A, S, count=3)
     told = stage.step(A, S)
-    assert answer_all(S, ((B, ONE), (C, ONE)), 2) in told
+    assert answer_all(((B, ONE), (C, ONE)), 2) in told
     assert told[-1] == group_report(commit(A, 1), commit(B, 1), commit(C, 1))
 
 
@@ -183,7 +183,7 @@ def test_a_sum_with_a_member_of_an_older_version_is_refused_whole():
     stage = stage_of(version=3)
     stage.bring(A, 1, 1, parts=2, computed_from=3)
     told = stage.bring_sum(S, 1, member(B, 3), member(C, 2), lrs=(), parts=2, connection=2)
-    assert told[1:3] == [forget(S), refuse_offer(S, 2)]
+    assert told[1:3] == [forget(S), refuse(2)]
     report = told[3]
     assert isinstance(report, act.Report)
     assert isinstance(report.event, TransferEnded)
@@ -215,7 +215,7 @@ def test_what_was_spoilt_is_sent_again(stage):
     for connection, name in enumerate((A, B, C), start=1):
         stage.bring(name, 1, connection, parts=3)
     told = refused(stage, A, B, C, culprits=(C,), spoilt=(A,))
-    assert told[:3] == [forget(A), refuse_offer(A, 1), end_report(A, TransferEnd.BROKEN, detail="NaN")]
+    assert told[:3] == [forget(A), refuse(1), end_report(A, TransferEnd.BROKEN, detail="NaN")]
     assert list(stage.model.incoming.transfers) == [B]
     assert stage.tell(void(A)) == [end_report(A, TransferEnd.VOIDED, detail="it is not here")]
     stage.tell(expect(B, 1, parts=2))
@@ -226,7 +226,7 @@ def test_a_sum_that_is_to_blame_is_refused_whole(stage):
     stage.bring_sum(S, 1, member(A), member(B), lrs=(), parts=2)
     stage.bring(C, 1, 3, parts=2)
     told = refused(stage, S, C, culprits=(S,))
-    assert told[:2] == [forget(S), refuse_offer(S)]
+    assert told[:2] == [forget(S), refuse()]
     assert (told[2].event.transfer, told[2].event.end, told[2].event.cause) == (S, TransferEnd.VOIDED, None)
 
 
@@ -246,7 +246,7 @@ def test_a_new_epoch_voids_an_iteration_that_is_not_whole(stage):
     stage.bring(A, 1, 1, parts=3)
     stage.bring_sum(S, 1, member(B), member(C), lrs=(), parts=3, connection=2)
     told = stage.tell(act.EpochBegan(epoch=2))
-    assert told == [abandon(A), forget(A), abandon(S, 2), forget(S)]
+    assert told == [abandon(), forget(A), abandon(2), forget(S)]
     assert stage.model.holds().received == ()
 
 

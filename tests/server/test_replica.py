@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from mlfabric.offers import EARLY_WAIT_NS
 from mlfabric.protocol import (
     AppliedIds,
     Commit,
@@ -29,7 +30,6 @@ from mlfabric.protocol import (
 )
 from mlfabric.rules import RuleKind, RuleSpec
 from mlfabric.server import actions as act
-from mlfabric.server.early import EARLY_WAIT_NS
 from mlfabric.server.replica_actions import ApplyPrefix, Part, PlantSeed, PrefixApplied, PrefixRefused, SeedPlanted
 from mlfabric.server.replica_state import ReplicaState
 from mlfabric.specs import Mode
@@ -125,9 +125,9 @@ W1, W2 = SumId(1, 1), SumId(1, 2)
 def test_what_is_offered_is_granted_and_answered_once_it_is_here():
     stage = Stage()
     stage.tell(expect(A0, members=(A0,)))
-    assert stage.tell(offer(A0)) == [act.Grant(transfer=A0, model="net", connection=1, size_bytes=SIZE)]
+    assert stage.tell(offer(A0)) == [act.Grant(transfer=A0, connection=1, size_bytes=SIZE)]
     assert stage.tell(act.PayloadReceived(transfer=A0, connection=1)) == [
-        act.Answer(transfer=A0, connection=1, outcomes=()),
+        act.Answer(connection=1, outcomes=()),
         act.Report(event=TransferEnded(member="r", model="net", transfer=A0, end=TransferEnd.RECEIVED)),
         act.Report(event=ReplicaReported(replica="r", model="net", term=1, version=ModelVersion(1, 0), held=(A0,))),
     ]
@@ -256,7 +256,7 @@ def test_what_breaks_is_offered_again():
 def test_what_is_here_is_not_taken_twice():
     stage = Stage()
     stage.bring(A0)
-    assert stage.tell(offer(A0, connection=2)) == [act.Answer(transfer=A0, connection=2, outcomes=())]
+    assert stage.tell(offer(A0, connection=2)) == [act.Answer(connection=2, outcomes=())]
 
 
 def test_an_offer_may_come_before_the_word_about_it_but_not_long_before():
@@ -265,7 +265,7 @@ def test_an_offer_may_come_before_the_word_about_it_but_not_long_before():
     assert isinstance(stage.tell(expect(A0, members=(A0,)))[0], act.Grant)
     stage.tell(offer(B0, connection=2))
     stage.now_ns = EARLY_WAIT_NS
-    assert stage.tell(Tick()) == [act.RefuseOffer(transfer=B0, connection=2, reason="")]
+    assert stage.tell(Tick()) == [act.Refuse(connection=2, reason="")]
 
 
 def test_what_is_here_is_said_again_to_a_scheduler_that_comes_to_know_the_model():
@@ -293,14 +293,14 @@ def test_a_guessed_ticket_does_not_displace_the_one_that_is_meant():
     assert isinstance(granted, act.Grant)
     assert granted.connection == 1
     stage.now_ns = EARLY_WAIT_NS
-    assert stage.tell(Tick()) == [act.RefuseOffer(transfer=A0, connection=2, reason="")]
+    assert stage.tell(Tick()) == [act.Refuse(connection=2, reason="")]
 
 
 def test_what_is_of_another_size_is_refused():
     stage = Stage()
     stage.tell(expect(A0, members=(A0,)))
     found = stage.tell(replace(offer(A0), length=SIZE + 16))
-    assert isinstance(found[0], act.RefuseOffer)
+    assert isinstance(found[0], act.Refuse)
 
 
 def test_a_voided_update_is_forgotten_unless_it_is_being_applied():

@@ -214,7 +214,7 @@ def test_the_same_update_sent_twice_is_applied_once(raw: RawWorker, running: Fab
 
 
 def test_an_offer_that_nobody_announced_is_refused_in_the_end(raw: RawWorker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mlfabric.server.early.EARLY_WAIT_NS", 50_000_000)
+    monkeypatch.setattr("mlfabric.offers.EARLY_WAIT_NS", 50_000_000)
     send = ask(raw)
     send.ticket = b"f" * 16
     answer = raw.offer(send).receive()

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from mlfabric.offers import UNCLAIMED_NS
 from mlfabric.protocol import CancelServe, TransferEnd
 from mlfabric.server import actions as act
-from mlfabric.server.transfers import UNCLAIMED_NS
 from mlfabric.specs import RuleKind
 from tests.server.models import spec_of, step, store_of
 from tests.server.stage import (
@@ -20,7 +20,7 @@ from tests.server.stage import (
     expect,
     get,
     offer,
-    refuse_want,
+    refuse,
     serve,
     serving,
     update,
@@ -179,7 +179,7 @@ def test_a_cancelled_get_is_refused_unless_it_is_being_served(stage):
     cancel = CancelServe(to="s", model="net", get=G, reason="")
     stage.tell(serve(G, min_version=5))
     stage.tell(want(G, 3))
-    assert stage.tell(cancel) == [refuse_want(G, 3)]
+    assert stage.tell(cancel) == [refuse(3)]
     stage.tell(serve(H))
     stage.tell(want(H, 4))
     assert stage.tell(CancelServe(to="s", model="net", get=H, reason="")) == []
@@ -190,7 +190,7 @@ def test_a_get_that_is_being_served_is_broken_off_if_its_worker_is_gone(stage):
     stage.tell(serve(G))
     stage.tell(want(G, 4))
     told = stage.tell(CancelServe(to="s", model="net", get=G, reason="", gone=True))
-    assert told == [act.Abandon(transfer=G, connection=4)]
+    assert told == [act.Abandon(connection=4)]
     assert stage.tell(act.GetBroken(get=G, connection=4, detail="closed")) == [
         end_report(G, TransferEnd.BROKEN, detail="closed")
     ]
@@ -200,7 +200,7 @@ def test_a_get_that_is_being_served_is_broken_off_if_its_worker_is_gone(stage):
 def test_a_second_want_takes_the_place_of_the_first(stage):
     stage.tell(serve(G, min_version=1))
     stage.tell(want(G, 1))
-    assert stage.tell(want(G, 2)) == [refuse_want(G, 1)]
+    assert stage.tell(want(G, 2)) == [refuse(1)]
     stage.bring(A, 1, 5)
     assert stage.step(A)[-1] == serving(G, 1, 2)
 
@@ -208,13 +208,13 @@ def test_a_second_want_takes_the_place_of_the_first(stage):
 def test_a_second_want_is_refused_while_the_first_is_served(stage):
     stage.tell(serve(G))
     stage.tell(want(G, 1))
-    assert stage.tell(want(G, 2)) == [refuse_want(G, 2)]
+    assert stage.tell(want(G, 2)) == [refuse(2)]
 
 
 def test_a_new_ticket_makes_the_old_want_void(stage):
     stage.tell(serve(G, min_version=9))
     stage.tell(want(G, 1))
-    assert stage.tell(serve(G, b"new")) == [refuse_want(G, 1)]
+    assert stage.tell(serve(G, b"new")) == [refuse(1)]
     assert stage.tell(want(G, 2, b"new")) == [serving(G, 0, 2)]
 
 
@@ -228,5 +228,5 @@ def test_an_update_offered_twice_does_not_disturb_a_get(stage):
     stage.tell(want(G, 1))
     stage.tell(expect(A, 1))
     stage.tell(offer(A, 2))
-    assert abandon(A, 2) in stage.tell(offer(A, 3))
+    assert abandon(2) in stage.tell(offer(A, 3))
     assert G in stage.model.gets.gets

@@ -46,7 +46,7 @@ from tests.server.stage import (
     hosted,
     member,
     offer,
-    refuse_want,
+    refuse,
     serve,
     serving,
     update,
@@ -331,7 +331,7 @@ def test_what_was_pinned_for_a_get_that_is_cancelled_is_unpinned(stage, is_wante
         stage.tell(want(H, 4))
     name = H if is_wanted else G
     told = stage.tell(CancelServe(to="s", model="net", get=name, reason=""))
-    assert told == ([refuse_want(H, 4)] if is_wanted else [unpinned(G)])
+    assert told == ([refuse(4)] if is_wanted else [unpinned(G)])
 
 
 def test_what_nobody_comes_for_is_unpinned(stage):
@@ -369,7 +369,7 @@ def test_who_is_admitted_again_forgets_what_is_not_concluded_and_keeps_what_is_c
     stage.tell(prepare(2, B, version=2))
     stage.tell(serve(G, version=at(2)))
     stage.tell(want(G, 9))
-    assert stage.tell(act.EpochBegan(epoch=epoch)) == [refuse_want(G, 9), thrown_away(1)]
+    assert stage.tell(act.EpochBegan(epoch=epoch)) == [refuse(9), thrown_away(1)]
     assert stage.model.holds().received == (A, B)
     assert stage.tell(act.StepDiscarded(model="net", unit=1)) == []
     assert stage.tell(prepare(9, B)) == [first_pass(9, B)]
@@ -398,7 +398,7 @@ def test_a_new_scheduler_hears_of_what_is_complete_and_the_rest_is_broken_off(st
     stage.tell(expect(B, 2))
     assert stage.tell(offer(B, 2)) == [grant(B, 2)]
     assert stage.model.holds().received == (A,)
-    assert stage.tell(act.EpochBegan(epoch=2)) == [abandon(B, 2), forget(B)]
+    assert stage.tell(act.EpochBegan(epoch=2)) == [abandon(2), forget(B)]
 
 
 def test_pins_that_are_not_being_sent_are_released_by_a_new_scheduler_only(stage):

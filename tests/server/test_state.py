@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from mlfabric.offers import EARLY_WAIT_NS, UNCLAIMED_NS
 from mlfabric.protocol import (
     Committed,
     Dropped,
@@ -17,9 +18,7 @@ from mlfabric.protocol import (
     UpdateKind,
 )
 from mlfabric.server import actions as act
-from mlfabric.server.early import EARLY_WAIT_NS
 from mlfabric.server.state import ServerConfig, ServerState
-from mlfabric.server.transfers import UNCLAIMED_NS
 from tests.bare import bare
 from tests.server.stage import (
     LAYOUT,
@@ -105,8 +104,8 @@ def test_a_ticket_that_the_scheduler_never_vouches_for_is_refused(stage):
     assert stage.state.next_wakeup_ns() == EARLY_WAIT_NS
     refusals = stage.tick(5)
     assert refusals == [
-        act.RefuseOffer(transfer=A, connection=1, reason=""),
-        act.RefuseWant(get=get("a"), connection=2, reason=""),
+        act.Refuse(connection=1, reason=""),
+        act.Refuse(connection=2, reason=""),
     ]
 
 
@@ -118,8 +117,8 @@ def test_a_guessed_ticket_does_not_displace_the_one_that_is_meant(stage):
     assert stage.tell(expect(A, 1)) == [grant(A)]
     assert [action.connection for action in stage.tell(serve(get("a")))] == [3]
     assert stage.tick(5) == [
-        act.RefuseOffer(transfer=A, connection=2, reason=""),
-        act.RefuseWant(get=get("a"), connection=4, reason=""),
+        act.Refuse(connection=2, reason=""),
+        act.Refuse(connection=4, reason=""),
     ]
 
 
@@ -197,7 +196,7 @@ def test_a_complete_update_is_committed_though_its_connection_broke(stage):
 def test_the_break_of_an_earlier_connection_is_none(stage):
     stage.tell(expect(A, 1))
     stage.tell(offer(A, 1))
-    assert stage.tell(offer(A, 2)) == [abandon(A, 1), forget(A), grant(A, 2)]
+    assert stage.tell(offer(A, 2)) == [abandon(1), forget(A), grant(A, 2)]
     assert stage.tell(act.TransferBroken(transfer=A, connection=1, detail="")) == []
     assert stage.tell(act.PayloadReceived(transfer=A, connection=1)) == []
 
@@ -236,7 +235,7 @@ def test_what_was_dropped_stays_dropped_when_it_is_expected_and_offered_again(st
 def test_a_void_takes_an_update_out_and_closes_its_connection(stage):
     stage.tell(expect(A, 1))
     stage.tell(offer(A))
-    assert stage.tell(void(A)) == [abandon(A), forget(A), end_report(A, TransferEnd.VOIDED)]
+    assert stage.tell(void(A)) == [abandon(), forget(A), end_report(A, TransferEnd.VOIDED)]
 
 
 def test_a_void_lets_the_next_one_commit(stage):
@@ -311,7 +310,7 @@ def test_another_layout_is_dropped(stage):
 def test_another_layout_on_a_second_connection_leaves_no_connection_writing(stage):
     stage.tell(expect(A, 1))
     stage.tell(offer(A, 1))
-    assert stage.tell(offer(A, 2, digest=7))[:2] == [abandon(A, 1), forget(A)]
+    assert stage.tell(offer(A, 2, digest=7))[:2] == [abandon(1), forget(A)]
 
 
 def test_another_layout_of_a_complete_update_changes_nothing(stage):
@@ -362,7 +361,7 @@ def test_a_new_epoch_voids_what_nobody_started_and_keeps_the_rest(stage):
     stage.tell(offer(B, 2))
     stage.tell(offer(C, 3))
     stage.tell(serve(get("a")))
-    assert stage.tell(act.EpochBegan(epoch=2)) == [abandon(C, 3)]
+    assert stage.tell(act.EpochBegan(epoch=2)) == [abandon(3)]
     assert list(stage.model.incoming.transfers) == [B]
     assert not stage.model.gets.gets
     assert stage.model.holds().received == (B,)

@@ -6,9 +6,9 @@ import math
 
 import pytest
 
+from mlfabric.offers import UNCLAIMED_NS
 from mlfabric.protocol import Committed, ModelVersion, SumId, TransferEnd, UpdateKind
 from mlfabric.server import actions as act
-from mlfabric.server.transfers import UNCLAIMED_NS
 from mlfabric.specs import RuleKind
 from tests.server.stage import (
     LAYOUT,
@@ -29,7 +29,7 @@ from tests.server.stage import (
     group_report,
     member,
     offer,
-    refuse_offer,
+    refuse,
     serve,
     serving,
     update,
@@ -62,7 +62,7 @@ def test_a_sum_makes_a_version_for_each_member_in_one_commit(stage):
     assert received == [end_report(S, TransferEnd.RECEIVED), apply_sum(S, 2)]
     assert stage.step(S) == [
         forget(S),
-        answer_all(S, ((A, committed(1)), (B, committed(2, tau=1)))),
+        answer_all(((A, committed(1)), (B, committed(2, tau=1)))),
         group_report(commit(A, 1), commit(B, 2, tau=1)),
     ]
     assert stage.model.version == ModelVersion(1, 2)
@@ -138,7 +138,7 @@ def test_a_sum_that_is_late_to_be_offered_is_not_given_up(stage):
 def refused(stage: Stage, told, words: str) -> None:
     """Check that the last thing told is that the sum was refused whole, and that nobody was settled."""
     *_, freed, answered, report = told
-    assert (freed, answered) == (forget(S), refuse_offer(S))
+    assert (freed, answered) == (forget(S), refuse())
     assert (report.event.transfer, report.event.end, report.event.cause) == (S, TransferEnd.VOIDED, None)
     assert words in report.event.detail
     assert all(stage.model.applied.outcome(u) is None for u in (A, B))
@@ -181,7 +181,7 @@ def test_a_sum_whose_step_is_not_finite_is_refused_whole(stage):
 def test_a_sum_of_another_layout_is_refused_whole(stage, changes):
     stage.tell(expect_sum(S, 1, member(A), member(B)))
     answered, report = stage.tell(offer(S, **changes))
-    assert answered == refuse_offer(S)
+    assert answered == refuse()
     assert f"allowed for net: {SIZE} bytes, digest {LAYOUT.digest:#x}" in report.event.detail
     assert (report.event.end, report.event.cause) == (TransferEnd.VOIDED, None)
 
@@ -219,7 +219,7 @@ def test_an_update_twice_in_a_sum_is_not_expected(stage):
 def test_a_void_takes_a_sum_out_and_closes_its_connection(stage):
     stage.tell(expect_sum(S, 1, member(A), member(B)))
     stage.tell(offer(S))
-    assert stage.tell(void(S)) == [abandon(S), forget(S), end_report(S, TransferEnd.VOIDED)]
+    assert stage.tell(void(S)) == [abandon(), forget(S), end_report(S, TransferEnd.VOIDED)]
 
 
 def test_a_void_that_crosses_the_last_byte_comes_too_late(stage):
@@ -274,6 +274,6 @@ def test_a_sum_that_is_expected_again_moves_to_its_new_place(stage):
 def test_a_member_of_an_applied_sum_is_answered_alone(stage):
     stage.bring_sum(S, 1, member(A), member(B))
     stage.step(S)
-    assert stage.tell(offer(B, 2)) == [answer_all(B, ((B, committed(2, tau=1)),), 2)]
+    assert stage.tell(offer(B, 2)) == [answer_all(((B, committed(2, tau=1)),), 2)]
     again = commit_report(B, 2, tau=1, lr=0.0, step_norm=0.0, again=True)
     assert stage.tell(expect(B, 4)) == [again]

@@ -17,7 +17,7 @@ from tests.server.stage import (
     forget,
     member,
     offer,
-    refuse_offer,
+    refuse,
     update,
 )
 
@@ -65,7 +65,7 @@ def test_a_sum_takes_over_an_update_that_is_not_here(stage):
     stage.tell(offer(A, 1))
     told = stage.tell(expect_sum(S, 2, member(A), member(B)))
     assert told == [
-        abandon(A),
+        abandon(),
         forget(A),
         end_report(A, TransferEnd.VOIDED, detail="sum 0 brings what was to come in it"),
     ]
@@ -85,7 +85,7 @@ def test_an_update_takes_over_from_a_sum_that_is_not_here(stage):
     stage.tell(offer(S, 4))
     told = stage.tell(expect(A, 2))
     assert told == [
-        abandon(S, 4),
+        abandon(4),
         forget(S),
         end_report(S, TransferEnd.VOIDED, detail="a#0 brings what was to come in it"),
     ]
@@ -125,7 +125,7 @@ def test_a_new_epoch_keeps_sums_that_are_here_and_voids_others(stage):
     stage.bring_sum(S, 2, member(A), member(B), connection=2)
     stage.tell(expect_sum(T, 3, member(C), member(D)))
     stage.tell(offer(T, 3))
-    assert stage.tell(act.EpochBegan(epoch=2)) == [abandon(T, 3), forget(T), apply_sum(S, 2)]
+    assert stage.tell(act.EpochBegan(epoch=2)) == [abandon(3), forget(T), apply_sum(S, 2)]
     assert stage.model.holds().received == (A, B)
 
 
@@ -147,7 +147,7 @@ def test_a_sum_of_an_earlier_epoch_is_refused_by_its_members_names():
     told = stage.step(C)
     words = f"{DropReason.DELAY_BOUND.value}: delay 6 is above the bound 4"
     ends = [end_report(name, TransferEnd.BROKEN, detail=words) for name in (A, B)]
-    assert told[-4:] == [forget(S), refuse_offer(S, 2), *ends]
+    assert told[-4:] == [forget(S), refuse(2), *ends]
 
 
 def test_what_was_dropped_is_said_of_a_member(stage):

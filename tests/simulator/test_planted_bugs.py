@@ -171,7 +171,7 @@ def test_a_model_without_the_update_that_it_was_to_follow_is_caught(monkeypatch)
 def test_two_steps_at_once_are_caught(monkeypatch):
     def both(self, now_ns):
         yield from self._advance_sequence()
-        yield from grants(self.incoming, self.spec.name, self._budget_bytes)
+        yield from grants(self.incoming, self._budget_bytes)
         if self.initialised and not self.incoming.applying():
             yield from self.gets.advance(self.version, self.incoming.transfer_of, now_ns)
 

@@ -40,7 +40,7 @@ def test_a_replica_that_forgets_what_it_holds_when_a_scheduler_begins_is_caught(
 
     def forgetful(self):
         for name in list(self.transfers):
-            yield from self.void(name, "the scheduler began anew")
+            yield from self.void(name)
         yield from begin_epoch(self)
 
     monkeypatch.setattr(ReplicaModel, "begin_epoch", forgetful)

@@ -72,7 +72,7 @@ def test_a_primary_that_is_let_back_while_its_replica_takes_its_place_is_caught(
 
 
 def test_a_worker_that_goes_on_with_a_server_that_was_replaced_is_caught(monkeypatch):
-    monkeypatch.setattr(DaemonState, "_begin_anew", lambda self, server_epoch, reason: iter(()))
+    monkeypatch.setattr(DaemonState, "_begin_anew", lambda self, server_epoch: iter(()))
     caught("and believes", slow, first=40)
 
 

@@ -33,7 +33,7 @@ __all__ = ["Words"]
 
 Within = Callable[[Any], str] | None
 
-LEFT_OUT = {"reason", "detail", "layout", "digest", "address", "server_address", "to", "epoch_base", "earlier"}
+LEFT_OUT = {"reason", "detail", "layout", "digest", "address", "to", "epoch_base", "earlier"}
 MARKS = {UpdateId: "#", GetId: "?", ReduceId: "+"}
 COUNTED = {"seq", "unit", "term"}
 """Fields with a scheduler's epoch above what that scheduler counts."""

@@ -104,7 +104,7 @@ def test_every_shared_value_comes_back_as_it_was(entry: tuple[UpdateId, Outcome]
     assert wire.from_transfer_id(wire.to_transfer_id(update)) == update
     assert wire.from_get_id(wire.to_get_id(get)) == get
     assert wire.from_version(wire.to_version(version)) == version
-    assert wire.from_outcomes(wire.to_outcomes({update: outcome}, 1)) == {update: outcome}
+    assert wire.from_outcomes(wire.to_outcomes({update: outcome})) == {update: outcome}
 
 
 @given(holds)

@@ -56,7 +56,6 @@ class ScriptedDaemon(ThreadDaemon):
             epoch=1,
             tau_max=7,
             server="s",
-            server_address="",
             initialise=False,
             monitor_address="",
             reason="",
