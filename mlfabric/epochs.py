@@ -1,9 +1,8 @@
-"""Epochs of schedulers and servers, kept on disk: none is ever begun twice.
+"""Epochs of schedulers and servers, kept on disk.
 
-A version is a server epoch and a number; a transfer's place in the order begins with the scheduler's epoch. Neither may
-be given twice, also not by a process that dies before it has done anything else. So each epoch is written down, to
-outlive a crash of the host, before it begins. Beside it stands the last one for which nothing counts that was computed
-before it, where there was one: who goes on from what is older must not take versions of before for its own.
+A scheduler's epoch may never be given twice, also not by a process that dies before it has done anything else. A
+server that resumes from an older checkpoint must show which epoch it, or a former process, was in last. So each epoch
+is written down, to outlive a crash of the host, before it begins.
 """
 
 from __future__ import annotations
@@ -12,8 +11,9 @@ import os
 from pathlib import Path
 
 from mlfabric.errors import FabricError
+from mlfabric.protocol import ModelVersion
 
-__all__ = ["begin_epoch", "clean_epoch", "note_epoch"]
+__all__ = ["begin_epoch", "last_epoch", "note_epoch"]
 
 
 def begin_epoch(path: Path, least: int) -> int:
@@ -26,52 +26,43 @@ def begin_epoch(path: Path, least: int) -> int:
     Raises:
         FabricError: the file cannot be written (full disk, no right) or holds something else.
     """
-    last, clean = _noted(path)
-    epoch = max(least, last + 1)
-    _note(path, epoch, clean)
+    epoch = max(least, last_epoch(path) + 1)
+    _note(path, f"{epoch}")
     return epoch
 
 
-def clean_epoch(path: Path) -> int:
-    """Return the last epoch in this file for which nothing counts that was computed before it, 0 if there was none.
+def last_epoch(path: Path) -> int:
+    """Return the epoch in this file, -1 if there is none.
 
     Raises:
         FabricError: as in :func:`begin_epoch`.
     """
-    return _noted(path)[1]
+    try:
+        return int(path.read_text().split()[0]) if path.exists() else -1
+    except (OSError, ValueError, IndexError) as error:
+        raise _unkept(path, error) from error
 
 
-def note_epoch(path: Path, epoch: int, clean: int) -> None:
-    """Keep an epoch that was begun because the scheduler said so, unless a greater one is kept there.
+def note_epoch(path: Path, began: ModelVersion, parent: int) -> None:
+    """Keep an epoch that a server begins.
 
     Args:
         path: as in :func:`begin_epoch`; its folder is made if there is none.
-        epoch: that was begun.
-        clean: the last one for which nothing counts that was computed before it; 0 if there was none.
+        began: the epoch, and the version at which it begins.
+        parent: the epoch that led to it; 0 if the model begins with it.
 
     Raises:
         FabricError: as in :func:`begin_epoch`.
     """
-    last, cleared = _noted(path)
-    if epoch > last or clean > cleared:
-        _note(path, max(epoch, last), max(clean, cleared))
+    _note(path, f"{began.epoch} {parent} {began.number}")
 
 
-def _noted(path: Path) -> tuple[int, int]:
-    """Return the last epoch, and the last one that kept nothing."""
-    try:
-        last, clean = ([int(word) for word in path.read_text().split()] + [0])[:2] if path.exists() else (-1, 0)
-    except (OSError, ValueError) as error:
-        raise _unkept(path, error) from error
-    return last, clean
-
-
-def _note(path: Path, epoch: int, clean: int) -> None:
+def _note(path: Path, words: str) -> None:
     aside = path.with_name(f".{path.name}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with aside.open("w") as file:
-            file.write(f"{epoch} {clean}\n" if clean else f"{epoch}\n")
+            file.write(f"{words}\n")
             file.flush()
             os.fsync(file.fileno())
         aside.replace(path)

@@ -65,9 +65,14 @@ class GetState(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochBegan:
-    """A scheduler of this epoch admitted us: whatever an older one planned and nobody started is void."""
+    """A scheduler of this epoch admitted us: whatever an older one planned and nobody started is void.
+
+    Args:
+        server_epoch: of a server, as in ``Welcome``.
+    """
 
     epoch: int
+    server_epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

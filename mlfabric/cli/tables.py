@@ -167,13 +167,10 @@ def _samples(model: fabric_pb2.ModelStatus) -> str:
 
 
 def _version(model: fabric_pb2.ModelStatus) -> str:
-    """Return a version's number, and the server's epoch once there was another before; of AllReduce the rounds done."""
+    """Return a version's number; of AllReduce the rounds done."""
     if model.mode == Mode.ALL_REDUCE.value:
         return f"{model.version.number} rounds"
-    if not model.initialised:
-        return "none yet"
-    number, epoch = model.version.number, model.version.epoch
-    return f"{number} (epoch {epoch})" if epoch > 1 else str(number)
+    return str(model.version.number) if model.initialised else "none yet"
 
 
 def _workers(status: fabric_pb2.GetStatusResponse) -> Table:

@@ -43,8 +43,6 @@ from mlfabric.protocol.events import (
     WorkerHolds,
 )
 from mlfabric.protocol.identities import (
-    NOTHING_KEPT,
-    STEPS_KEPT,
     Commit,
     Committed,
     Dropped,
@@ -60,7 +58,6 @@ from mlfabric.protocol.identities import (
     TransferId,
     UpdateId,
     UpdateKind,
-    last_cleared,
 )
 from mlfabric.protocol.instructions import (
     CancelServe,
@@ -131,8 +128,6 @@ from mlfabric.protocol.sampling import (
 from mlfabric.protocol.shards import Conclude, Prepare, Prepared
 
 __all__ = [
-    "NOTHING_KEPT",
-    "STEPS_KEPT",
     "AppliedIds",
     "CancelHandOn",
     "CancelReduce",
@@ -233,5 +228,4 @@ __all__ = [
     "Welcome",
     "WorkerHolds",
     "job_name",
-    "last_cleared",
 ]

@@ -37,7 +37,6 @@ __all__ = [
 ]
 
 
-_NO_VERSION = ModelVersion(0, 0)
 _NO_JOB = JobClaim()
 
 
@@ -51,8 +50,7 @@ class MemberJoined:
         holds_initial: a worker can provide initial weights.
         most_updates: how many an aggregator takes into one sum, >= 0; 0 for any number.
         follows: what a replica follows.
-        server_epochs: of a server: those of the models that it brings, in the same order.
-        known: of a worker: the newest version of its model that it knows of.
+        server_epochs: of a server: the last ones that it knows of, of the models that it brings, in the same order.
         promoted: of a server that was a replica until now: that replica's name; "" of any other, and once it was
             admitted.
         succeeds: of a server that has ever been a replica: that replica's name.
@@ -68,7 +66,6 @@ class MemberJoined:
     most_updates: int = 0
     follows: Following | None = None
     server_epochs: tuple[int, ...] = ()
-    known: ModelVersion = _NO_VERSION
     promoted: str = ""
     succeeds: str = ""
     job: JobClaim = _NO_JOB
@@ -181,9 +178,9 @@ class ServerHolds:
     """What a server holds of one model when it (re)joins.
 
     Args:
-        epoch_base: the number at which its present epoch began, or :data:`NOTHING_KEPT`, or :data:`STEPS_KEPT`.
+        epoch_base: the number at which its present epoch began.
         replica: whom it must not be too far ahead of.
-        earlier: the versions at which its earlier epochs began, with numbers like ``epoch_base``.
+        earlier: the versions at which the epochs began that led to the present one, see ``protocol/lineage.py``.
         samples: what was trained on, and what not.
     """
 
@@ -200,7 +197,7 @@ class ServerHolds:
 
     @property
     def began(self) -> tuple[ModelVersion, ...]:
-        """The versions at which its server epochs began, up to the present one."""
+        """The versions at which the epochs of its path began, up to the present one."""
         return (*self.earlier, ModelVersion(self.version.epoch, self.epoch_base))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from enum import Enum
 from typing import NamedTuple
 
@@ -10,8 +9,6 @@ from mlfabric.samples import Samples
 from mlfabric.values import dataclass
 
 __all__ = [
-    "NOTHING_KEPT",
-    "STEPS_KEPT",
     "Commit",
     "Committed",
     "DropReason",
@@ -27,7 +24,6 @@ __all__ = [
     "TransferId",
     "UpdateId",
     "UpdateKind",
-    "last_cleared",
 ]
 
 
@@ -100,21 +96,9 @@ class ModelVersion(NamedTuple):
     epoch: int
     number: int
 
-
-NOTHING_KEPT = -1
-"""In place of the number at which a server epoch began: nothing of what was before is kept."""
-
-STEPS_KEPT = -2
-"""The same for one that keeps all steps, but takes nothing that was computed from versions of before."""
-
-
-def last_cleared(began: Iterable[ModelVersion]) -> int:
-    """Return the last server epoch for which nothing counts that was computed before it; 0 if there was none.
-
-    Args:
-        began: the versions at which epochs began.
-    """
-    return max([version.epoch for version in began if version.number < 0], default=0)
+    def reaches(self, wanted: ModelVersion) -> bool:
+        """Tell whether this is the version that is waited for or a later one; under another epoch nobody waits."""
+        return self.epoch != wanted.epoch or self.number >= wanted.number
 
 
 class UpdateKind(Enum):

@@ -66,7 +66,8 @@ class Welcome:
         clock: so many iterations a worker has finished at least, as the others count them, if it is new or was given up
             by this scheduler: who comes late starts here.
         lost: it did not answer any more, and all that it was sending or getting is void.
-        server_epoch: under which a worker's model is served.
+        server_epoch: of a worker: under which its model is served, 0 while that is not known; of a server: under which
+            all goes on that it brings, 0 if each model goes on under its own.
     """
 
     to: str
@@ -114,10 +115,7 @@ class MonitorAt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostModel:
-    """Hold this model from now on; it begins under this server epoch, which is not 1 if all of it was lost before.
-
-    A server that holds it already, and not cut, goes on with it under this epoch if that is later than its own.
-    """
+    """Hold this model from now on; it begins under this server epoch."""
 
     to: str
     spec: ModelSpec

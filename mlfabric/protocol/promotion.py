@@ -43,7 +43,7 @@ class NewServer:
     """Another process serves this model: what is under way to or from an earlier one is over; say all that is open.
 
     Args:
-        server_epoch: of the new one; what is said under a lesser epoch counts no longer.
+        server_epoch: of the new one; what is said under another epoch counts no longer.
     """
 
     to: str

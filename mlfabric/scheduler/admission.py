@@ -8,7 +8,6 @@ from dataclasses import replace
 from mlfabric.protocol import Following, MemberJoined, RefuseReason
 from mlfabric.scheduler.context import Context
 from mlfabric.scheduler.differing import difference, malformed
-from mlfabric.scheduler.known_epochs import KnownEpochs
 from mlfabric.scheduler.lifetimes import Lifetimes, apart
 from mlfabric.scheduler.model import ModelState
 from mlfabric.scheduler.modes import has_server
@@ -29,7 +28,6 @@ class Admission:
         models, reductions, wholes: all that there are, by name.
         placing: tells whether there are servers for a new model.
         promotions: tells who takes whose place.
-        epochs: judges what workers know of.
         lifetimes: knows which job trains which model.
     """
 
@@ -41,7 +39,6 @@ class Admission:
         wholes: Mapping[str, ShardedModel],
         placing: Placing,
         promotions: Promotions,
-        epochs: KnownEpochs,
         lifetimes: Lifetimes,
     ) -> None:
         self._context = context
@@ -50,7 +47,6 @@ class Admission:
         self._wholes = wholes
         self._placing = placing
         self._promotions = promotions
-        self._epochs = epochs
         self._lifetimes = lifetimes
 
     def refusal(self, event: MemberJoined, now_ns: int) -> tuple[RefuseReason, str] | None:
@@ -70,8 +66,6 @@ class Admission:
             return excess
         if known is not None and (changed := _changed(known, member, spec)) is not None:
             return changed
-        if member.role is Role.WORKER and (unknown := self._epochs.refusal(event)) is not None:
-            return unknown
         if member.role is Role.SERVER and (superseded := self._promotions.refusal(event)) is not None:
             return superseded
         if member.role is Role.SERVER and (too_big := self._placing.refusal_of(event)) is not None:

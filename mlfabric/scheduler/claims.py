@@ -29,7 +29,6 @@ from mlfabric.protocol import (
 )
 from mlfabric.scheduler.admission import Admission
 from mlfabric.scheduler.context import Context
-from mlfabric.scheduler.known_epochs import KnownEpochs
 from mlfabric.scheduler.model import ModelState
 from mlfabric.scheduler.parts import name_of_whole
 from mlfabric.scheduler.rounds import Rounds
@@ -48,7 +47,6 @@ class Claims:
     Args:
         models, reductions: all that there are, by name.
         admission: knows what a server may hold.
-        epochs: judges which versions workers may wait for.
     """
 
     def __init__(
@@ -57,14 +55,12 @@ class Claims:
         models: Mapping[str, ModelState],
         reductions: Mapping[str, Rounds],
         admission: Admission,
-        epochs: KnownEpochs,
     ) -> None:
         self._context = context
         self._limits = context.config.limits
         self._models = models
         self._reductions = reductions
         self._admission = admission
-        self._epochs = epochs
 
     def refusal(self, event: MemberEvent) -> Refusal | None:
         """Say why an event cannot be taken in; None if it can."""
@@ -143,9 +139,6 @@ class Claims:
     def _get(self, gets: Sequence[GetRequested]) -> Refusal | None:
         if not gets:
             return None
-        for get in gets:
-            if (refusal := self._version(get)) is not None:
-                return refusal
         worker, most = gets[0].get.worker, self._limits.gets_per_worker
         tables = [model.gets for model in self._models.values()]
         asked = {get.get for get in gets}
@@ -155,12 +148,6 @@ class Claims:
         if len(asked) > most:
             return RefuseReason.TOO_MANY, f"{worker} has {len(asked)} gets without an answer; allowed: {most}"
         return None
-
-    def _version(self, get: GetRequested) -> Refusal | None:
-        model, server_epoch = self._models.get(get.model), get.min_version.epoch
-        if model is None or server_epoch <= model.pushes.version.epoch:
-            return None
-        return self._epochs.refusal_of_get(name_of_whole(model.pushes.spec), server_epoch)
 
     def _reduce(self, reduces: Sequence[ReduceRequested]) -> Refusal | None:
         limits = self._limits

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from mlfabric.network import Network, Path, down_link, up_link
 from mlfabric.protocol import GetId, SumId
+from mlfabric.protocol.lineage import name_of_epoch
 from mlfabric.scheduler.limits import Limits
 from mlfabric.scheduler.planning import Aggregator
 from mlfabric.scheduler.records import MemberRecord, MemberState, PlanCount
@@ -65,12 +66,21 @@ class TicketMaker:
 
 
 class NumberMaker:
-    """Ids of what the scheduler itself brings about; a scheduler of another epoch gives others."""
+    """Ids of what the scheduler itself brings about; a scheduler of another epoch gives others.
+
+    ``last_server_epoch`` is the server epoch that was named last: none was named yet that is above it.
+    """
 
     def __init__(self, epoch: int) -> None:
         self._epoch = epoch
         self._sums = 0
         self._gets = 0
+        self.last_server_epoch = name_of_epoch(epoch, 0)
+
+    def next_server_epoch(self) -> int:
+        """Name a server epoch: it is above all that were named before, also by other schedulers."""
+        self.last_server_epoch += 1
+        return self.last_server_epoch
 
     def next_sum(self) -> SumId:
         """Return the id of a new sum."""

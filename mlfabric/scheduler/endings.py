@@ -21,7 +21,6 @@ from mlfabric.protocol import (
     ServerHolds,
 )
 from mlfabric.scheduler.context import Context
-from mlfabric.scheduler.known_epochs import KnownEpochs
 from mlfabric.scheduler.lifetimes import Lifetimes
 from mlfabric.scheduler.model import ModelState
 from mlfabric.scheduler.parts import name_of_whole
@@ -60,7 +59,6 @@ class Endings:
         wholes: dict[str, ShardedModel],
         models_of: Callable[[str], list[ModelState]],
         lifetimes: Lifetimes,
-        epochs: KnownEpochs,
         promotions: Promotions,
     ) -> None:
         self._context = context
@@ -69,9 +67,9 @@ class Endings:
         self._wholes = wholes
         self._models_of = models_of
         self._lifetimes = lifetimes
-        self._epochs = epochs
         self._promotions = promotions
         self._holders: dict[str, set[str]] = {}
+        self._ended: dict[str, int] = {}
 
     def is_ending(self, part: str) -> bool:
         """Tell whether a model, or a part of one, is being freed."""
@@ -93,15 +91,29 @@ class Endings:
         """Tell whether a server or a replica says that it holds a model that has ended."""
         match event:
             case ServerHolds():
-                return event.version.epoch <= self._epochs.ended(name_of_whole(event.spec))
+                return event.version.epoch <= self._last_epoch_of(name_of_whole(event.spec))
             case ReplicaReported() if event.term > 0:
-                return event.version.epoch <= self._epochs.ended(event.model)
+                return event.version.epoch <= self._last_epoch_of(event.model)
         return False
 
     def late(self, event: MemberEvent) -> Iterator[Instruction]:
         """Take in an event that comes too late: a replica learns of it, unless it is to hold one of that name now."""
         if isinstance(event, ReplicaReported) and event.model not in self._models:
             yield self._order(event.replica, event.model, "it has ended meanwhile")
+
+    def _last_epoch_of(self, name: str) -> int:
+        """Return an epoch that no model of this name is above which has ended; 0 if none did that is remembered."""
+        return self._ended.get(name, 0)
+
+    def _note_end(self, name: str) -> None:
+        """Note that whatever was named so far is of a model of this name that has ended."""
+        former = self._ended.pop(name, 0)
+        served = (model.pushes.server_epoch for model in self._models_of(name))
+        self._ended[name] = max(self._context.numbers.last_server_epoch, *served, former)
+        for other in [other for other in self._ended if not self._models_of(other)][
+            : -self._context.config.limits.models
+        ]:
+            del self._ended[other]
 
     def stay_of(self, name: str) -> Stay:
         """Return how long a model stays, for people."""
@@ -156,7 +168,7 @@ class Endings:
     def end(self, name: str, reason: str) -> Iterator[Instruction]:
         """End a model: at once if nobody holds anything of it, else once everybody has freed it."""
         self._reductions.pop(name, None)
-        self._epochs.ends(name)
+        self._note_end(name)
         self._lifetimes.of(name).ending = reason
         for model in self._models_of(name):
             part = model.pushes.spec.name
@@ -172,7 +184,7 @@ class Endings:
 
     def _order(self, member: str, part: str, reason: str) -> FreeModel:
         model = self._models.get(part)
-        epoch = self._epochs.ended(part if model is None else name_of_whole(model.pushes.spec))
+        epoch = self._last_epoch_of(part if model is None else name_of_whole(model.pushes.spec))
         return FreeModel(to=member, model=part, epoch=epoch, reason=reason)
 
     def _holders_of(self, model: ModelState) -> Iterator[str]:
@@ -189,7 +201,7 @@ class Endings:
 
     def freed(self, event: ModelFreed) -> None:
         """Note that a server or a replica holds nothing of a model any more; of one before it that is known already."""
-        if event.model in self._holders and event.epoch >= self._epochs.ended(self._whole_of(event.model)):
+        if event.model in self._holders and event.epoch >= self._last_epoch_of(self._whole_of(event.model)):
             self._let_go(event.member, event.model)
 
     def _let_go(self, member: str, part: str) -> None:
@@ -218,9 +230,9 @@ class Endings:
         for spec, epoch in zip(event.held, event.server_epochs, strict=True):
             if spec.name in self._holders:
                 self._holders[spec.name].add(server)
-                self._epochs.ends(name_of_whole(spec))
+                self._note_end(name_of_whole(spec))
                 yield self._order(server, spec.name, self._ending_of(spec.name))
-            elif epoch <= self._epochs.ended(name_of_whole(spec)):
+            elif epoch <= self._last_epoch_of(name_of_whole(spec)):
                 yield FreeModel(to=server, model=spec.name, epoch=epoch, reason="it has ended meanwhile")
 
     def living(self, event: MemberJoined) -> MemberJoined:
@@ -228,7 +240,7 @@ class Endings:
         both = [
             (spec, epoch)
             for spec, epoch in zip(event.held, event.server_epochs, strict=True)
-            if spec.name not in self._holders and epoch > self._epochs.ended(name_of_whole(spec))
+            if spec.name not in self._holders and epoch > self._last_epoch_of(name_of_whole(spec))
         ]
         return replace(event, held=tuple(spec for spec, _ in both), server_epochs=tuple(epoch for _, epoch in both))
 
@@ -243,7 +255,7 @@ class Endings:
         parts = [model.pushes.spec.name for model in self._models_of(name)]
         if any(self._holders.get(part) for part in parts):
             return
-        self._epochs.ends(name)
+        self._note_end(name)
         for part in parts:
             self._holders.pop(part, None)
             self._promotions.forget(part)

@@ -13,7 +13,6 @@ from dataclasses import replace
 from mlfabric.errors import UsageError
 from mlfabric.network import down_link, up_link
 from mlfabric.protocol import (
-    NOTHING_KEPT,
     GetId,
     HostModel,
     Instruction,
@@ -35,7 +34,6 @@ from mlfabric.scheduler.context import Context
 from mlfabric.scheduler.departed import Departed
 from mlfabric.scheduler.endings import Endings
 from mlfabric.scheduler.initial import InitialWeights
-from mlfabric.scheduler.known_epochs import KnownEpochs
 from mlfabric.scheduler.lifetimes import Lifetimes
 from mlfabric.scheduler.model import ModelState
 from mlfabric.scheduler.modes import has_server
@@ -65,16 +63,11 @@ class Membership:
         self._reductions = reductions
         self._wholes = wholes
         self._placing = Placing(context, models)
-        self.epochs = KnownEpochs(context, self.models_of, wholes)
         self.initial = InitialWeights(context, self._holder, self.models_of)
-        self.promotions = Promotions(context, models, self.epochs)
+        self.promotions = Promotions(context, models)
         self.lifetimes = Lifetimes(context)
-        self.endings = Endings(
-            context, models, reductions, wholes, self.models_of, self.lifetimes, self.epochs, self.promotions
-        )
-        self.admission = Admission(
-            context, models, reductions, wholes, self._placing, self.promotions, self.epochs, self.lifetimes
-        )
+        self.endings = Endings(context, models, reductions, wholes, self.models_of, self.lifetimes, self.promotions)
+        self.admission = Admission(context, models, reductions, wholes, self._placing, self.promotions, self.lifetimes)
         self._silent: dict[str, MemberRecord] = {}
         self._missed: dict[str, int] = {}
         self._begun_anew: set[str] = set()
@@ -91,8 +84,6 @@ class Membership:
             except UsageError as error:
                 refusal = (RefuseReason.OUT_OF_RANGE, str(error))
         if refusal is not None:
-            if refusal[0] is RefuseReason.NOT_YET and member.role is Role.WORKER:
-                self.epochs.waits(event)
             yield Refuse(to=member.name, cause=refusal[0], reason=refusal[1])
             return
         if event.spec is not None and self.admission.is_in_the_way(event, event.spec.name):
@@ -161,15 +152,23 @@ class Membership:
                 yield self._welcome(record, [], False, reason)
                 yield from self._admit_aggregator(record.member)
             case _:
-                yield self._welcome(record, [], False, reason)
+                living = self.endings.living(event)
+                held = living.held
+                yield self._welcome(record, [], False, reason, self._name_epoch(living))
                 self.promotions.taken(record.member.name)
-                held = self.endings.living(event).held
-                for spec, epoch in zip(event.held, event.server_epochs, strict=True):
-                    self.epochs.brings(name_of_whole(spec), epoch)
+                for spec in event.held:
                     if spec in held and spec.name not in self._models:
                         self.lifetimes.brought(name_of_whole(spec), self._expected_until_ns(event.member, now_ns))
                 yield from self.endings.server_back(event)
-                yield from self._admit_server(record.member.name, held, record.since_ns, again)
+                yield from self._admit_server(living, record.since_ns)
+
+    def _name_epoch(self, event: MemberJoined) -> int:
+        """Name the epoch under which a server goes on from checkpoints, or in the place of another; else return 0."""
+        brought = zip(event.held, event.server_epochs, strict=True)
+        is_behind = any(s.name in self._models and self._models[s.name].pushes.server_epoch > e for s, e in brought)
+        is_resumed = event.member.seen == NO_TERM and bool(event.held)
+        is_named = not event.promoted and (is_resumed or is_behind)
+        return self._context.numbers.next_server_epoch() if is_named else 0
 
     def _expected_until_ns(self, server: Member, now_ns: int) -> int:
         """Return until when workers may be on their way back with a server that another scheduler admitted; 0 if none.
@@ -194,14 +193,15 @@ class Membership:
             self._begun_anew.add(name)
 
     def _tell_of_server(self, model: ModelState) -> Iterator[Instruction]:
-        """Tell workers of another process that serves their model, now that it knows itself that it does."""
+        """Tell workers of the process that serves their model, if it is another one, or was unknown when they came."""
         name, epoch = model.pushes.spec.name, model.pushes.server_epoch
-        if name in self._begun_anew:
-            self._begun_anew.remove(name)
-            for worker in self._context.here(Role.WORKER):
-                if worker.model == name:
-                    reason = f"another process is server {model.pushes.server} now"
-                    yield NewServer(to=worker.member.name, model=name, server_epoch=epoch, reason=reason)
+        is_another = name in self._begun_anew
+        self._begun_anew.discard(name)
+        for worker in self._context.here(Role.WORKER):
+            if worker.model == name and (is_another or not worker.knows_server):
+                worker.knows_server = True
+                reason = f"{model.pushes.server} serves it under server epoch {epoch}"
+                yield NewServer(to=worker.member.name, model=name, server_epoch=epoch, reason=reason)
 
     def _admit_aggregator(self, aggregator: Member) -> Iterator[Instruction]:
         """Tell an aggregator what all models look like, and what it missed; nobody may have heard what it handed on."""
@@ -218,29 +218,22 @@ class Membership:
             name = record.member.name
             yield HostModel(to=name, spec=spec, reason=f"updates of {spec.name} may be summed here")
 
-    def _admit_server(
-        self, server: str, held: tuple[ModelSpec, ...], now_ns: int, again: bool
-    ) -> Iterator[Instruction]:
-        """Wait for what the server says of the models that it brings; tell it of those that it should hold.
-
-        A process that is here ``again`` without a model was never told of it, and so has made no version of it.
-        """
-        for spec in held:
+    def _admit_server(self, event: MemberJoined, now_ns: int) -> Iterator[Instruction]:
+        """Wait for what the server says of the models that it brings; tell it of those that it should hold."""
+        server = event.member.name
+        for spec, epoch in zip(event.held, event.server_epochs, strict=True):
             if spec.name not in self._models:
                 self._make_model(spec, server)
                 yield from self._announce_model(spec)
-            self._models[spec.name].pushes.awaited = True
-            self._models[spec.name].pushes.server = server
-        brought = {spec.name for spec in held}
+            pushes = self._models[spec.name].pushes
+            pushes.awaited, pushes.server, pushes.shown_epoch = True, server, epoch
+        brought = {spec.name for spec in event.held}
         for name, model in sorted(self._models.items()):
             if model.pushes.server == server and name not in brought and not self.endings.is_ending(name):
-                spec, whole, epoch = model.pushes.spec, name_of_whole(model.pushes.spec), model.pushes.version.epoch
-                # Another process's versions are lost, known here or not; their numbers are given under another epoch.
-                newest = max(part.pushes.version.epoch for part in self.models_of(whole))
-                least = epoch if again and not model.pushes.initialised else self.epochs.later(whole, newest)
-                began = ModelVersion(self.epochs.begin(whole, least), 0)
+                spec, began = model.pushes.spec, ModelVersion(self._context.numbers.next_server_epoch(), 0)
+                model.pushes.shown_epoch = began.epoch
                 yield HostModel(to=server, spec=spec, reason=f"{name} is held here", epoch=began.epoch)
-                begun = ServerHolds(server=server, spec=spec, version=began, initialised=False, epoch_base=NOTHING_KEPT)
+                begun = ServerHolds(server=server, spec=spec, version=began, initialised=False)
                 yield from self.reconcile(begun, now_ns)
 
     def _admit_worker(
@@ -252,15 +245,16 @@ class Membership:
                 self._reductions[spec.name] = Rounds(self._context, spec)
             yield self._welcome(record, [], False, reason)
             return
-        self.epochs.joins(event, spec.name)
-        least = 1 + max([part.pushes.version.epoch for part in self.models_of(spec.name)], default=0)
-        for part, server in self._to_place(spec):
-            epoch = self.epochs.begin(spec.name, least)
+        placed = list(self._to_place(spec))
+        epoch = self._context.numbers.next_server_epoch() if placed else 0
+        for part, server in placed:
             self._make_model(part, server).pushes.begin_under(epoch)
             yield HostModel(to=server, spec=part, reason=f"{record.member.name} brought a new model", epoch=epoch)
             yield from self._announce_model(part)
-        yield from self.epochs.look(spec.name, record.since_ns)
         models = self.models_of(spec.name)
+        if placed and (whole := self._wholes.get(spec.name)) is not None:
+            whole.begin_under(epoch)
+        record.knows_server = not any(model.pushes.awaited for model in models)
         workers = sum(m.model == spec.name for m in self._context.here(Role.WORKER))
         self._leave_clocks(record.member.name, stays=models)
         for model in models:
@@ -284,8 +278,14 @@ class Membership:
     def _holder(self, name: str) -> ModelState | ShardedModel | None:
         return self._wholes.get(name) or self._models.get(name)
 
-    def _welcome(self, record: MemberRecord, models: list[ModelState], initialise: bool, reason: str) -> Welcome:
+    def _welcome(
+        self, record: MemberRecord, models: list[ModelState], initialise: bool, reason: str, server_epoch: int = 0
+    ) -> Welcome:
         """Admit a member; a worker of a model that is cut is told the servers of all parts, in order."""
+        if (whole := self._wholes.get(record.model)) is not None:
+            server_epoch = whole.beginning
+        elif models and not models[0].pushes.awaited:
+            server_epoch = models[0].pushes.server_epoch
         return Welcome(
             to=record.member.name,
             incarnation=record.member.incarnation,
@@ -298,10 +298,7 @@ class Membership:
             reason=reason,
             clock=models[0].pushes.clocks.beginning(record.member.name) if models else 0,
             lost=record.was_lost,
-            server_epoch=max(
-                self.epochs.named(record.model),
-                models[0].pushes.server_epoch if models and models[0].pushes.spec.shard is None else 0,
-            ),
+            server_epoch=server_epoch,
         )
 
     def _monitor_for(self, record: MemberRecord) -> str:
@@ -368,9 +365,8 @@ class Membership:
             yield from self.endings.look(model, now_ns)
 
     def next_wakeup_ns(self) -> int | None:
-        """Return when the next silent member counts as left, or a server is named an epoch; None if nothing is due."""
-        times = (self.epochs.next_wakeup_ns(), self.lifetimes.next_wakeup_ns())
-        due_ns = min([ns for ns in times if ns is not None], default=None)
+        """Return when the next silent member counts as left, or a model may end; None if nothing is due."""
+        due_ns = self.lifetimes.next_wakeup_ns()
         since_ns = [*(m.since_ns for m in self._silent.values()), *self._missed.values()]
         if not since_ns:
             return due_ns
@@ -458,7 +454,6 @@ class Membership:
         self._miss(holds, model, now_ns)
         self.lifetimes.knows(name_of_whole(holds.spec), (ids.worker for ids in holds.applied))
         yield from model.pushes.reconcile(holds)
-        yield from self.epochs.server_holds(holds, model, now_ns)
         yield from self._tell_of_server(model)
         name = name_of_whole(holds.spec)
         if holds.spec.shard is not None:

@@ -28,8 +28,8 @@ from mlfabric.protocol import (
     ReplicaReported,
 )
 from mlfabric.scheduler.context import Context
-from mlfabric.scheduler.known_epochs import KnownEpochs
 from mlfabric.scheduler.model import ModelState
+from mlfabric.scheduler.pushes import Pushes
 from mlfabric.scheduler.records import MemberRecord, MemberState
 from mlfabric.specs import NO_TERM, Role
 
@@ -55,17 +55,14 @@ class Promotions:
     Args:
         context: shared by the scheduler's parts.
         models: all that there are, by name; only read.
-        epochs: what workers know of.
     """
 
-    def __init__(self, context: Context, models: Mapping[str, ModelState], epochs: KnownEpochs) -> None:
+    def __init__(self, context: Context, models: Mapping[str, ModelState]) -> None:
         self._context = context
-        self._known_epochs = epochs
         self._models = models
         self._seeded: dict[tuple[str, int], dict[str, ModelVersion]] = {}
         self._orders: dict[str, _Order] = {}
         self._dead: set[str] = set()
-        self._epochs: dict[str, int] = {}
         self._longest_return_ns = 0.0
 
     # What happens
@@ -110,7 +107,7 @@ class Promotions:
         for spec, held in zip(event.held, event.server_epochs, strict=True):
             model = self._models.get(spec.name)
             is_whole = model is not None and model.pushes.spec.shard is None
-            if model is not None and is_whole and (epoch := self._epoch_of(model)) > max(1, held):
+            if model is not None and is_whole and (epoch := model.pushes.shown_epoch) > held:
                 detail = f"model {spec.name!r} is served under server epoch {epoch} by now"
                 given = f"server {name!r} holds it as of epoch {held}"
                 return RefuseReason.SUPERSEDED, f"{detail}; {given}; start it anew, as a replica"
@@ -127,12 +124,8 @@ class Promotions:
 
         A server that goes on from a checkpoint begins a greater epoch as well, and takes nobody's place.
         """
-        own = (self._epoch_of(model) for model in self._models.values() if model.pushes.server == event.member.name)
-        return bool(event.succeeds) and bool(event.held) and event.server_epoch > max(own, default=1)
-
-    def _epoch_of(self, model: ModelState) -> int:
-        """Return under which epoch a model is served, also if its server has been admitted, and has not said so yet."""
-        return max(model.pushes.server_epoch, self._known_epochs.brought(model.pushes.spec.name))
+        own = (m.pushes.shown_epoch for m in self._models.values() if m.pushes.server == event.member.name)
+        return bool(event.succeeds) and bool(event.held) and event.server_epoch > max(own, default=0)
 
     def taken(self, server: str) -> None:
         """Note that a server was admitted: nobody is to take its place now."""
@@ -193,20 +186,17 @@ class Promotions:
         """Tell whether a replica follows a server that came after the one that is here, which does not know that."""
         held = self._seeded.get(_process(replica), {})
         models = (m.pushes for m in self._models.values() if m.pushes.server == server and not m.pushes.awaited)
-        return any(p.spec.name in held and held[p.spec.name].epoch > p.server_epoch for p in models)
+        return any(p.spec.name in held and _is_of_heir(held[p.spec.name].epoch, p) for p in models)
 
     @property
     def _patience_ns(self) -> int:
         return round(min(LONGEST_PATIENCE_NS, max(LEAST_PATIENCE_NS, 2 * self._longest_return_ns)))
 
     def _has_all(self, replica: MemberRecord, server: str) -> bool:
-        """Tell whether a replica has all of a server's models that have weights, and any at all, from this server.
-
-        Of a server that goes on under a later epoch as it was told a replica has what it had before.
-        """
+        """Tell whether a replica has all of a server's models that have weights, and any at all, from this server."""
         held = self._seeded.get(_process(replica), {})
         models = (m.pushes for m in self._models.values() if m.pushes.server == server and m.pushes.initialised)
-        return bool(held) and all(p.spec.name in held and p.has_kept_all_of(held[p.spec.name].epoch) for p in models)
+        return bool(held) and all(p.spec.name in held and held[p.spec.name].epoch >= p.server_epoch for p in models)
 
     def _heir_of(self, server: str) -> MemberRecord | None:
         """Return the replica that is about to take a server's place."""
@@ -219,7 +209,7 @@ class Promotions:
     def _order(self, replica: MemberRecord, server: str) -> Promote:
         order = self._orders.get(server)
         if order is None:
-            order = self._orders[server] = _Order(replica, self._next_epoch(replica, server))
+            order = self._orders[server] = _Order(replica, self._context.numbers.next_server_epoch())
         order.told = replica
         followed = [m.replication for m in self._models.values() if m.replication.replica is replica]
         return Promote(
@@ -230,15 +220,6 @@ class Promotions:
             foretold=tuple(group for replication in followed for group in replication.foretell()),
             reason=f"server {server!r} is gone",
         )
-
-    def _next_epoch(self, replica: MemberRecord, server: str) -> int:
-        served = [(name, m.pushes.server_epoch) for name, m in self._models.items() if m.pushes.server == server]
-        held = [(name, version.epoch) for name, version in self._seeded[_process(replica)].items()]
-        above = (max(1 + epoch, self._known_epochs.above(name)) for name, epoch in (*served, *held))
-        self._epochs[server] = max(*above, 1 + self._epochs.get(server, 0), 1)
-        for name, epoch in held:
-            self._known_epochs.succeeds(name, epoch, self._epochs[server])
-        return self._epochs[server]
 
 
 def _is_fresh(event: MemberJoined) -> bool:
@@ -252,3 +233,8 @@ def _process(record: MemberRecord) -> tuple[str, int]:
 
 def _fits(order: _Order, event: MemberJoined) -> bool:
     return order.told.member.name == event.promoted and order.server_epoch == event.server_epoch
+
+
+def _is_of_heir(epoch: int, pushes: Pushes) -> bool:
+    """Tell whether a version is of a server that took the place of this one, which did not know that when it came."""
+    return epoch > pushes.shown_epoch and all(began.epoch != epoch for began in pushes.began)

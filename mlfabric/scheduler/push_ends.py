@@ -26,6 +26,7 @@ from mlfabric.protocol import (
     UpdateKind,
     Void,
 )
+from mlfabric.protocol.lineage import fork, is_in_lineage
 from mlfabric.scheduler.modes.asynchronous import least_workers
 from mlfabric.scheduler.push_table import PushTable
 from mlfabric.scheduler.records import PlannedUpdate, TornBy, WaitingUpdate
@@ -239,13 +240,12 @@ class PushEnds(PushTable):
 
     def reconcile(self, holds: ServerHolds) -> Iterator[Instruction]:
         """Take over what a (re)joined server says it holds, and repeat what it does not know."""
-        if holds.version.epoch > self.version.epoch and self.whole is None:
+        if holds.version.epoch != self.version.epoch and self.whole is None:
             self._lose(holds)
-        self.server_epoch = max(self.server_epoch, holds.version.epoch)
+        self.server_epoch, self.began = holds.version.epoch, holds.began
         counted, self.version = self.version, holds.version
         self.initialised, self.awaited = holds.initialised, False
         if self.whole is not None:
-            self.began = holds.began
             self.count_under(counted)
             if not self.initialised:
                 self.iteration = None  # it was of a model that is gone
@@ -267,11 +267,10 @@ class PushEnds(PushTable):
         """Count as lost what was committed under earlier server epochs after the version that the server goes on from.
 
         Who made them was told of most; the others hear of it when they ask. A replica that has taken its primary's
-        place may have committed some once more. A server that goes on under the epoch that it was told has lost none.
+        place may have committed some once more.
         """
-        former, epoch = self.version, holds.version.epoch
-        self.began = holds.began
-        kept = max(0, min((b.number for b in self._taken_back() if b.epoch > former.epoch), default=former.number))
+        former, (epoch, newest) = self.version, holds.version
+        kept = fork(self.began, former.number, holds.began, newest)
         together = [number for number in self._sizes if kept < number <= former.number]
         gone = max(0, former.number - kept) + sum(self._sizes.pop(number) - 1 for number in together)
         again = (
@@ -283,7 +282,7 @@ class PushEnds(PushTable):
         self.lost += max(0, gone - sum(again))
         detail = f"it was committed after version {holds.epoch_base}, the last one that server epoch {epoch} has"
         for update, outcome in list(self.settled.items()):
-            if isinstance(outcome, Committed) and self._is_taken_back(outcome.version):
+            if isinstance(outcome, Committed) and not is_in_lineage(holds.began, outcome.version, newest):
                 self.settled.add(update, Lost(detail=detail))
 
     def begin_anew(self, reason: str) -> Iterator[Instruction]:

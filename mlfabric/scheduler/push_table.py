@@ -17,8 +17,6 @@ from itertools import pairwise
 
 from mlfabric.network import Path, Profile
 from mlfabric.protocol import (
-    NOTHING_KEPT,
-    STEPS_KEPT,
     CancelSum,
     Committed,
     Dropped,
@@ -34,8 +32,8 @@ from mlfabric.protocol import (
     TransferId,
     UpdateId,
     Void,
-    last_cleared,
 )
+from mlfabric.protocol.lineage import is_in_lineage
 from mlfabric.scheduler.context import SEQ_BITS, Context
 from mlfabric.scheduler.drifting import DriftWatch
 from mlfabric.scheduler.following import Follower
@@ -80,8 +78,9 @@ class PushTable:
     ``has_formed`` means that as many workers have joined as the first iteration was to wait for.
     ``whole`` is the model that this one is a part of; ``refused`` are the updates of a part that were dropped since
     that has looked.
-    ``server_epoch`` is the one under which the model is served, ``began`` are the versions at which that one and those
-    before began, and ``lost`` counts the updates that were committed after what the next one began with.
+    ``server_epoch`` is the one under which the model is served, ``shown_epoch`` the last one that its server knew of
+    when it came, ``began`` is the path to the present one (``protocol/lineage.py``), and ``lost`` counts the updates
+    that were committed in versions that are not on it.
     ``policy`` decides what depends on the mode; ``clocks`` are those of the workers that are waited for.
     """
 
@@ -89,7 +88,7 @@ class PushTable:
         self.spec = spec
         self.server = server
         self.version = ModelVersion(1, 0)
-        self.server_epoch = 1
+        self.server_epoch = self.shown_epoch = 1
         self.began: tuple[ModelVersion, ...] = ()
         self.lost = 0
         self.initialised = False
@@ -120,9 +119,9 @@ class PushTable:
         self._sizes: Counter[int] = Counter()
 
     def begin_under(self, epoch: int) -> None:
-        """Begin without weights under a server epoch; nothing is kept of earlier ones."""
-        self.version, self.server_epoch = ModelVersion(epoch, 0), epoch
-        self.began = (ModelVersion(epoch, NOTHING_KEPT),) if epoch > 1 else ()
+        """Begin without weights under a server epoch."""
+        self.version, self.server_epoch, self.shown_epoch = ModelVersion(epoch, 0), epoch, epoch
+        self.began = (self.version,)
 
     def begin_job(self, workers: int) -> None:
         """Begin together again: another job goes on with the model.
@@ -138,32 +137,10 @@ class PushTable:
         if version.number == self.version.number and version.epoch > self.version.epoch:
             self.version, self.began = version, (*self.began, version)
 
-    @property
-    def beginning(self) -> int:
-        """The last server epoch that kept nothing of those before it; 0 if there was none."""
-        return max([began.epoch for began in self.began if began.number == NOTHING_KEPT], default=0)
-
-    @property
-    def cleared(self) -> int:
-        """The last server epoch for which nothing counts that was computed before it; 0 if there was none."""
-        return last_cleared(self.began)
-
     def is_lost(self, version: ModelVersion) -> bool:
-        """Tell whether a version was made under a server epoch after what a later one began with."""
-        return _is_behind(version, self.began)
-
-    def _is_taken_back(self, version: ModelVersion) -> bool:
-        """Tell whether a version was lost with what was committed up to it."""
-        return _is_behind(version, self._taken_back())
-
-    def _taken_back(self) -> Iterator[ModelVersion]:
-        """Yield the versions at which server epochs began that took back what was committed after them."""
-        return (began for began in self.began if began.number != STEPS_KEPT)
-
-    def has_kept_all_of(self, epoch: int) -> bool:
-        """Tell whether what was made under a server epoch, and nothing else, is what the present one goes on from."""
-        later = [began for began in self.began if began.epoch > epoch]
-        return epoch >= self.server_epoch or (bool(later) and all(began.number == STEPS_KEPT for began in later))
+        """Tell whether a version did not go into the present one; one of the present epoch may not be told of yet."""
+        is_present = version.epoch == self.version.epoch
+        return not is_present and not is_in_lineage(self.began, version, self.version.number)
 
     @property
     def tau_max(self) -> int:
@@ -431,7 +408,3 @@ class PushTable:
         if self.iteration is None:
             self.iteration = Iteration(self._next_seq(), groups)
         return self.iteration.seq
-
-
-def _is_behind(version: ModelVersion, began: Iterable[ModelVersion]) -> bool:
-    return any(later.epoch > version.epoch and version.number > later.number for later in began)

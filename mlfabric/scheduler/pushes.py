@@ -111,7 +111,10 @@ class Pushes(Sequencing):
         newest = ModelVersion(self.version.epoch, self.version.number + len(self.planned))
         if self.awaited or not self._is_settled:
             return None
-        if event.kind is UpdateKind.GRADIENT and event.computed_from > newest:
+        is_later = event.computed_from > newest and (
+            self.whole is not None or event.computed_from.epoch == newest.epoch
+        )
+        if event.kind is UpdateKind.GRADIENT and is_later:
             detail = f"computed from {tuple(event.computed_from)}; the newest possible version is {tuple(newest)}"
             return Dropped(cause=DropReason.FUTURE_VERSION, detail=detail)
         return self._outdated_by(event) if event.kind is UpdateKind.GRADIENT else self._superfluous()

@@ -115,7 +115,8 @@ class MemberRecord:
     ``lost`` says why nobody waits for it, if it does not answer any more; ``was_lost`` is of one that is back since.
     ``has_resigned`` says that it said good-bye, ``has_said`` that a worker has said what it has drawn since it joined.
     ``job`` is the identity of a worker's, ``keeps`` says that a server has a directory of checkpoints.
-    ``machine_bytes`` is the memory of a server's machine, 0 if nobody knows.
+    ``machine_bytes`` is the memory of a server's machine, 0 if nobody knows. ``knows_server`` says that a worker was
+    told under which server epoch its model is served.
     """
 
     member: Member
@@ -134,6 +135,7 @@ class MemberRecord:
     job: str = ""
     keeps: bool = False
     machine_bytes: int = 0
+    knows_server: bool = False
 
 
 @dataclass(slots=True)

@@ -290,7 +290,6 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
                 member=wire.from_member(request.member, Role.WORKER),
                 spec=wire.from_spec(request.model),
                 holds_initial=request.holds_initial,
-                known=wire.from_version(request.known),
                 job=wire.from_claim(request.job),
             )
         return fabric_pb2.RegisterAsWorkerResponse(admission=await self._admit(event, context))

@@ -106,7 +106,7 @@ class ShardGets(ShardLevels):
                 yield from self.parts[shard].gets.serve_exactly(request, version, self._now_ns)
 
     def _is_due(self, known: OpenGet) -> bool:
-        if self.follows_open(known) or any(r.min_version > self.version for r in known.asked.values()):
+        if self.follows_open(known) or not all(self.version.reaches(r.min_version) for r in known.asked.values()):
             return False
         return not self.holds_back(known)
 

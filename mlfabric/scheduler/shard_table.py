@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from mlfabric.protocol import (
-    NOTHING_KEPT,
     Committed,
     Dropped,
     DropReason,
@@ -27,6 +26,7 @@ from mlfabric.protocol import (
     UpdateId,
     UpdateKind,
 )
+from mlfabric.protocol.lineage import root_of
 from mlfabric.scheduler.context import Context
 from mlfabric.scheduler.model import ModelState
 from mlfabric.scheduler.parts import part_of, whole_of
@@ -65,8 +65,8 @@ class ShardTable:
 
     ``torn`` says, in words, why the parts cannot be brought to the same version; "" if they stand alike or will.
     ``tables`` are the updates of each part that is known, in order.
-    ``least_epoch`` is the server epoch under which all parts count at least: what was computed under earlier ones is
-    dropped. It is that of the last *beginning*, where a server had nothing of its part, or a later one.
+    ``beginning`` is the last server epoch in which a server began its part with nothing: what was computed in earlier
+    ones is dropped.
     ``roster`` are the pushes of the present iteration (synchronous).
     """
 
@@ -77,7 +77,7 @@ class ShardTable:
         self.tables: list[Pushes] = []
         self.open: dict[UpdateId, OpenPush] = {}
         self.torn = ""
-        self.least_epoch = 0
+        self.beginning = 0
         self.roster: set[UpdateId] = set()
         self._context = context
         self._turns = 0
@@ -90,9 +90,9 @@ class ShardTable:
         self._changed: set[UpdateId] | None = None
 
     def begin_under(self, epoch: int) -> None:
-        """Count all parts at least under this server epoch from now on, and drop what was computed before."""
-        if epoch > self.least_epoch:
-            self.least_epoch, self._changed, self._has_doomed = epoch, None, True
+        """Note that a part began in this server epoch with nothing: what was computed before is dropped."""
+        if epoch > self.beginning:
+            self.beginning, self._changed, self._has_doomed = epoch, None, True
 
     # What is looked at
 
@@ -126,7 +126,7 @@ class ShardTable:
     def version(self) -> ModelVersion:
         """The version of all parts, while no unit is open; the epoch is that of the server that resumed most often."""
         versions = [pushes.version for pushes in self.tables]
-        epoch = max(self.least_epoch, *(v.epoch for v in versions))
+        epoch = max(self.beginning, *(v.epoch for v in versions))
         return ModelVersion(epoch, max(v.number for v in versions))
 
     @property
@@ -137,8 +137,8 @@ class ShardTable:
     @property
     def is_of_one_beginning(self) -> bool:
         """Whether no part has made steps before a server of another one began with nothing."""
-        last = max(pushes.beginning for pushes in self.tables)
-        return last <= 1 or all(p.version.number == 0 or _goes_on_from(p, last) for p in self.tables)
+        last = max(root_of(pushes.began) for pushes in self.tables)
+        return all(pushes.version.number == 0 or _goes_on_from(pushes, last) for pushes in self.tables)
 
     @property
     def is_synchronous(self) -> bool:
@@ -253,7 +253,7 @@ class ShardTable:
             complete = self._is_complete(push)
             if known.doomed is None and not complete and self._is_gone(push):
                 self._doom(push, Dropped(cause=DropReason.WORKER_GONE, detail=f"{push.worker} is gone"))
-            elif (computed_from := self._computed_from(push)) is not None and computed_from.epoch < self.least_epoch:
+            elif (computed_from := self._computed_from(push)) is not None and computed_from.epoch < self.beginning:
                 self._doom(push, self._rolled_back(computed_from))
             elif known.is_heard and not complete:
                 self._doom(push, Dropped(cause=DropReason.ROLLED_BACK, detail=f"{push.worker} knows that it is over"))
@@ -359,7 +359,7 @@ class ShardTable:
 
 def _goes_on_from(pushes: PushTable, beginning: int) -> bool:
     """Tell whether all steps of a part were made since a server of the model began with nothing."""
-    return any(began.epoch >= beginning and began.number in (NOTHING_KEPT, 0) for began in pushes.began)
+    return any(began.epoch >= beginning and began.number == 0 for began in pushes.began)
 
 
 def _is_closed(pushes: PushTable, part: UpdateId) -> bool:

@@ -21,7 +21,6 @@ from mlfabric.protocol import (
     Conclude,
     Dropped,
     DropReason,
-    HostModel,
     Instruction,
     ModelVersion,
     Prepare,
@@ -84,7 +83,6 @@ class ShardUnits(ShardTable):
         self.unit: Unit | None = None
         self._units = context.config.epoch << SEQ_BITS
         self._retry_ns: int | None = None
-        self._is_clearing = False
         self._made: dict[int, dict[int, dict[UpdateId, int]]] = {}
 
     # What the parts' plans ask
@@ -215,16 +213,6 @@ class ShardUnits(ShardTable):
         version = self.version
         for pushes in self.tables:
             pushes.count_under(version)
-
-    def _clear(self) -> Iterator[Instruction]:
-        """Have servers that stand alike keep it that nothing counts from before the least epoch; one will do."""
-        is_kept = self._is_clearing or any(pushes.cleared >= self.least_epoch for pushes in self.tables)
-        if is_kept or self.unit is not None or not self.is_settled:
-            return
-        self._is_clearing = True
-        for pushes in self.tables:
-            reason = f"nothing from before server epoch {self.least_epoch} counts"
-            yield HostModel(to=pushes.server, spec=pushes.spec, reason=reason, epoch=self.least_epoch)
 
     def _is_doomed(self, push: UpdateId) -> bool:
         known = self.open.get(push)

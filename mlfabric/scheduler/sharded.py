@@ -26,6 +26,7 @@ from mlfabric.protocol import (
     TransferEnded,
     UpdateId,
 )
+from mlfabric.protocol.lineage import root_of
 from mlfabric.scheduler.model import ModelState
 from mlfabric.scheduler.parts import whole_of
 from mlfabric.scheduler.shard_gets import ShardGets
@@ -78,8 +79,7 @@ class ShardedModel(ShardGets):
 
     def part_back(self, holds: ServerHolds, shard: int) -> Iterator[Instruction]:
         """Go on after the server of a part has said what it holds of it, which its table has taken in."""
-        self.begin_under(self.parts[shard].pushes.cleared)
-        self._is_clearing = False
+        self.begin_under(root_of(holds.began))
         for part, planned in self.parts[shard].pushes.planned.items():
             self.note(part, planned.request.kind)
         for known in self.open.values():
@@ -132,7 +132,6 @@ class ShardedModel(ShardGets):
             yield from self._sweep()
         self._compare_parts()
         yield from self._advance_unit(self._now_ns)
-        yield from self._clear()
         yield from self._serve_gets()
         self._choose_roster()
         yield from self._begin_unit(self._now_ns)

@@ -51,6 +51,7 @@ from mlfabric.protocol import (
     UpdateId,
     WorkerHolds,
 )
+from mlfabric.protocol.lineage import term_of
 from mlfabric.scheduler.claims import Claims, Refusal
 from mlfabric.scheduler.context import Context, NumberMaker, SchedulerConfig, TicketMaker
 from mlfabric.scheduler.endings import Stay
@@ -90,9 +91,7 @@ class SchedulerState:
         self.verdict = Verdict.STAYS
         self.seen = NO_TERM
         self._membership = Membership(self.context, self.models, self.reductions, self.wholes)
-        self._claims = Claims(
-            self.context, self.models, self.reductions, self._membership.admission, self._membership.epochs
-        )
+        self._claims = Claims(self.context, self.models, self.reductions, self._membership.admission)
 
     @property
     def count(self) -> PlanCount:
@@ -124,6 +123,9 @@ class SchedulerState:
         """Take in one event and return the instructions that follow, in order."""
         if isinstance(event, MemberJoined):
             self._look_at(event.member.seen, may_rise=not self.context.members)
+            # A server may hold checkpoints of an epoch that a newer scheduler has named, and have seen none itself.
+            named = term_of(max(event.server_epochs, default=0))
+            self._look_at(Term(named, self.context.config.instance), may_rise=True)
         elif isinstance(event, TermShown):
             self._look_at(event.seen, may_rise=False)
         if self.verdict is not Verdict.STAYS:
@@ -214,7 +216,6 @@ class SchedulerState:
         match event:
             case Tick():
                 yield from self._membership.expire(now_ns)
-                yield from self._membership.epochs.tick(now_ns)
                 yield from self._membership.initial.tick(now_ns)
                 yield from self._plan(now_ns)
             case PushRequested():
@@ -367,7 +368,6 @@ class SchedulerState:
         model = self.models.get(event.model)
         if model is None or not self._asks(event.get):
             return
-        yield from self._membership.epochs.asks(name_of_whole(model.pushes.spec), event.min_version.epoch, now_ns)
         if (found := self._whole_of(event.model)) is None:
             yield from model.gets.request(event, now_ns)
         elif event.get.counter % found[0].count == found[1] and found[0].has_all_parts:

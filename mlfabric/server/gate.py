@@ -20,6 +20,7 @@ from mlfabric.protocol import (
     UpdateId,
     UpdateKind,
 )
+from mlfabric.protocol.lineage import is_in_lineage, is_in_lineage_of_part
 from mlfabric.rules import RuleKind, RuleSpec
 from mlfabric.server.actions import ApplyStep, StepKind
 from mlfabric.server.applied import AppliedSet
@@ -37,17 +38,17 @@ class Gate:
 
     Args:
         version: that is the present one.
-        epoch_base: the last version of earlier server epochs that was kept.
-        earlier: the versions at which earlier server epochs began, which are the last kept of those before them.
+        began: the path to the present epoch, see ``protocol/lineage.py``.
+        is_part: of a model that is cut.
         initialised: there are weights.
         synchronous: every update must be computed from the present version.
     """
 
     version: ModelVersion
-    epoch_base: int
+    began: tuple[ModelVersion, ...]
+    is_part: bool
     initialised: bool
     synchronous: bool
-    earlier: tuple[ModelVersion, ...] = ()
 
     def refusal(self, member: Expected, place: int, tau_max: int) -> Dropped | None:
         """Say why an update must not be applied, or return None.
@@ -60,20 +61,18 @@ class Gate:
         base = member.computed_from
         if not self.initialised:
             return Dropped(cause=DropReason.FUTURE_VERSION, detail="the model has no weights yet")
-        if base.epoch < self.version.epoch and base.number > (kept := self._kept(base.epoch)):
-            detail = f"version {base.number} was lost; {f'{kept} was kept' if kept >= 0 else 'nothing was kept'}"
-            return Dropped(cause=DropReason.ROLLED_BACK, detail=detail)
-        if base.epoch > self.version.epoch or base.number > self.version.number:
+        is_later = base.epoch > self.version.epoch and self.is_part
+        if is_later or (base.epoch == self.version.epoch and base.number > self.version.number):
             detail = f"computed from {base}, the model is at {self.version}"
             return Dropped(cause=DropReason.FUTURE_VERSION, detail=detail)
+        within = is_in_lineage_of_part if self.is_part else is_in_lineage
+        if not within(self.began, base, self.version.number):
+            detail = f"version {base.number} was lost; the model is at {self.version.number}, in a later epoch"
+            return Dropped(cause=DropReason.ROLLED_BACK, detail=detail)
         tau, bound = self.delay(member, place), 0 if self.synchronous else tau_max
         if tau > bound:
             return Dropped(cause=DropReason.DELAY_BOUND, detail=f"delay {tau} is above the bound {bound}")
         return None
-
-    def _kept(self, epoch: int) -> int:
-        """Return the last version of an earlier epoch that was kept ever since."""
-        return min((self.epoch_base, *(began.number for began in self.earlier if began.epoch > epoch)))
 
     def delay(self, member: Expected, place: int) -> int:
         """Return the delay of an update that is applied ``place`` updates from now."""

@@ -11,7 +11,6 @@ from collections.abc import Generator, Iterator
 
 from mlfabric.offers import UNCLAIMED_NS, TransferState
 from mlfabric.protocol import (
-    STEPS_KEPT,
     Committed,
     Drop,
     Dropped,
@@ -26,7 +25,6 @@ from mlfabric.protocol import (
     TransferId,
     UpdateId,
     UpdateKind,
-    last_cleared,
 )
 from mlfabric.samples import NO_SAMPLES, SampleAccount
 from mlfabric.server.actions import (
@@ -77,8 +75,7 @@ class HostedModel:
         self._reports = Reports(server, spec.name)
         self._epoch = 0
         self._next_epoch = 0
-        self._epoch_base = start.epoch_base if start else 0
-        self._earlier = start.earlier if start else ()
+        self._began = start.began if start else (self.version,)
         self._budget_bytes = receive_budget_bytes
         self._synchronous = spec.mode is Mode.SYNCHRONOUS
 
@@ -275,20 +272,22 @@ class HostedModel:
     # Server epochs
 
     def renew(self, epoch: int) -> None:
-        """Go on under this server epoch, if it is later, once nothing is being applied."""
+        """Go on under this server epoch once nothing is being applied."""
         self._next_epoch = epoch
 
-    def _take_epoch(self) -> Iterator[Action]:
-        """Begin the epoch that was ordered, with all that was committed: it counts as committed under that one.
+    @property
+    def is_to_renew(self) -> bool:
+        """Whether it is to go on under another epoch than it still does."""
+        return self._next_epoch > self.version.epoch
 
-        What was computed from earlier versions counts as lost: workers may mean those of another model by them.
-        """
-        if self._next_epoch <= self.version.epoch or self.incoming.applying():
-            return
-        self._earlier, self._epoch_base = self.epochs, STEPS_KEPT
-        self.version = ModelVersion(self._next_epoch, self.version.number)
-        self.applied.go_over_to(self._next_epoch)
-        yield Report(event=self.holds())
+    def _take_epoch(self) -> Iterator[Action]:
+        """Begin the epoch that was named, with all that was committed."""
+        if self.is_to_renew and not self.incoming.applying():
+            self._begin_epoch_at(ModelVersion(self._next_epoch, self.version.number))
+            yield Report(event=self.holds())
+
+    def _begin_epoch_at(self, version: ModelVersion) -> None:
+        self.version, self._began = version, (*self._began, version)
 
     # What follows from the state
 
@@ -351,10 +350,10 @@ class HostedModel:
     def _present_gate(self) -> Gate:
         return Gate(
             version=self.version,
-            epoch_base=self._epoch_base,
+            began=self._began,
+            is_part=self.spec.shard is not None,
             initialised=self.initialised,
             synchronous=self._synchronous,
-            earlier=self._earlier,
         )
 
     # Ends
@@ -412,21 +411,16 @@ class HostedModel:
             initialised=self.initialised,
             applied=self.applied.snapshot(),
             received=tuple(m.update for t in kept for m in t.members),
-            epoch_base=self._epoch_base,
+            epoch_base=self._began[-1].number,
             replica=self.lead.replica,
-            earlier=self._earlier,
+            earlier=self._began[:-1],
             samples=self.samples.counts(),
         )
 
     @property
-    def epochs(self) -> tuple[ModelVersion, ...]:
-        """The versions at which server epochs began, up to the present one."""
-        return (*self._earlier, ModelVersion(self.version.epoch, self._epoch_base))
-
-    @property
-    def cleared(self) -> int:
-        """The last server epoch for which nothing counts that was computed before it; 0 if there was none."""
-        return last_cleared(self.epochs)
+    def began(self) -> tuple[ModelVersion, ...]:
+        """The path to the present epoch, see ``protocol/lineage.py``."""
+        return self._began
 
     def _here(self) -> Place:
         """Return what is announced: it is here, or comes whoever is the scheduler."""

@@ -1,7 +1,7 @@
 """What a server knows of its models, into checkpoints and out of them again: going on from where one was written.
 
-A resumed server begins a new server epoch; versions go on from the checkpoint's. Updates computed on versions after
-that were lost with them (design, section 6).
+The scheduler names the server epoch under which a resumed server goes on (design, section 6); versions go on from the
+checkpoint's. Updates computed on versions after that were lost with them.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ import logging
 from collections.abc import Iterable
 from typing import cast
 
-from mlfabric.epochs import begin_epoch, clean_epoch
 from mlfabric.errors import FabricError
-from mlfabric.protocol import STEPS_KEPT, AppliedIds, ModelVersion, ServerHolds
+from mlfabric.protocol import AppliedIds, ModelVersion, ServerHolds
 from mlfabric.samples import NO_SAMPLES, SampleAccount, SampleCounts
 from mlfabric.server.checkpoint import CheckpointDir, CheckpointExtra, Plain
 from mlfabric.server.commit_log import lost_after
@@ -26,7 +25,7 @@ log = logging.getLogger("mlfabric.server")
 def extra_of(
     version: ModelVersion,
     applied: Iterable[AppliedIds],
-    epochs: Iterable[ModelVersion],
+    began: Iterable[ModelVersion],
     samples: SampleCounts = NO_SAMPLES,
 ) -> CheckpointExtra:
     """Return what a checkpoint of this version says besides its tensors: everything up to it is in it.
@@ -34,14 +33,14 @@ def extra_of(
     Args:
         version: of the checkpoint.
         applied: which updates are in it.
-        epochs: the versions at which server epochs began, up to the present one.
+        began: the path to the present epoch, see ``protocol/lineage.py``.
         samples: what was trained on, and what not.
     """
     return CheckpointExtra(
         server_epoch=version.epoch,
         log_position=version.number,
         applied=_plain(applied),
-        epochs=[list(began) for began in epochs],
+        epochs=[list(first) for first in began],
         samples=_plain_counts(samples),
     )
 
@@ -94,11 +93,19 @@ def _ids(plain: Plain) -> tuple[AppliedIds, ...]:
         raise FabricError(f"the checkpoint's list of applied updates is damaged: {error}") from error
 
 
-def _versions(plain: Plain) -> tuple[ModelVersion, ...]:
+def _began(plain: Plain, epoch: int) -> tuple[ModelVersion, ...]:
+    """Return the path to the epoch of a checkpoint.
+
+    Those of releases in which servers named epochs may lack the epoch itself, and hold negative numbers: of epochs that
+    kept nothing, or for which nothing counted that was computed before.
+    """
     try:
-        return tuple(ModelVersion(*row) for row in cast(list[list[int]], plain))
+        path = [ModelVersion(*row) for row in cast(list[list[int]], plain)]
     except TypeError as error:
         raise FabricError(f"the checkpoint's list of server epochs is damaged: {error}") from error
+    first = max([place for place, began in enumerate(path) if began.number < 0], default=0)
+    path = [ModelVersion(began.epoch, max(0, began.number)) for began in path[first:]]
+    return (*path, ModelVersion(epoch, 0)) if all(began.epoch != epoch for began in path) else tuple(path)
 
 
 def _row(worker: str, incarnation: int, low: int, recent: list[tuple[int, int, int, int]]) -> AppliedIds:
@@ -107,13 +114,13 @@ def _row(worker: str, incarnation: int, low: int, recent: list[tuple[int, int, i
 
 
 def resume(checkpoints: CheckpointDir, server: str) -> list[tuple[ServerHolds, ModelStore]]:
-    """Read the newest checkpoint of every model in the directory, and begin a new epoch of each.
+    """Read the newest checkpoint of every model in the directory.
 
     Returns:
-        What the server holds of each model, under a new server epoch, and its store.
+        What the server holds of each model, under the server epoch of its checkpoint, and its store.
 
     Raises:
-        FabricError: a checkpoint cannot be read, or a new epoch not be written down; says which and why.
+        FabricError: a checkpoint cannot be read; says which and why.
     """
     out = []
     for loaded in checkpoints.load_newest():
@@ -125,18 +132,15 @@ def resume(checkpoints: CheckpointDir, server: str) -> list[tuple[ServerHolds, M
             account.lose(lost, kept.epoch, kept.number, last)
             span = f"{kept.number + 1} to {last}"
             log.warning("model %s: versions %s came after its last checkpoint and are lost", name, span)
-        path, earlier = checkpoints.epoch_path(name), _versions(loaded.extra.epochs)
-        version = ModelVersion(begin_epoch(path, kept.epoch + 1), loaded.store.version)
-        if (clean := clean_epoch(path)) > kept.epoch:
-            earlier = (*earlier, ModelVersion(clean, STEPS_KEPT))
+        *earlier, present = _began(loaded.extra.epochs, kept.epoch)
         holds = ServerHolds(
             server=server,
             spec=loaded.store.spec,
-            version=version,
+            version=kept,
             initialised=True,
             applied=_ids(loaded.extra.applied),
-            epoch_base=version.number,
-            earlier=earlier,
+            epoch_base=present.number,
+            earlier=tuple(earlier),
             samples=account.counts(),
         )
         out.append((holds, loaded.store))

@@ -12,7 +12,7 @@ from pathlib import Path
 from mlfabric import wire
 from mlfabric.channels import Direction, TcpChannel, TcpOptions, TransferRecord
 from mlfabric.driving import Driver, side_by_side
-from mlfabric.epochs import note_epoch
+from mlfabric.epochs import last_epoch, note_epoch
 from mlfabric.errors import FabricError, UsageError
 from mlfabric.fail_stop import Tasks
 from mlfabric.protocol import (
@@ -112,6 +112,11 @@ class ServerService:
         directory = options.checkpoint_dir
         self._checkpoints = checkpoints = CheckpointDir(directory, options.keep) if directory else None
         held = resume(checkpoints, options.name) if checkpoints and options.resume else []
+        self._noted_epochs = {holds.spec.name: holds.version.epoch for holds, _ in held}
+        self._shown_epochs = {
+            name: max(epoch, last_epoch(checkpoints.epoch_path(name)) if checkpoints else 0)
+            for name, epoch in self._noted_epochs.items()
+        }
         held += inheritance.held if inheritance is not None else ()
         budget = options.receive_budget_bytes or 1 << 30
         config = ServerConfig(name=options.name, receive_budget_bytes=budget, weight_copies=options.weight_copies)
@@ -140,7 +145,6 @@ class ServerService:
         self._milestones: dict[str, Milestones] = {}
         self._saving = Tasks(self._driver.take_in)
         self._counts: dict[str, SampleCounts] = {}
-        self._noted_epochs: dict[str, tuple[int, int]] = {}
         self._joined: Callable[[], None] = nothing
         self.address = ""
 
@@ -155,13 +159,9 @@ class ServerService:
         Raises:
             RefusedError: the scheduler refuses this server for good.
             UsageError: the data address cannot be listened on.
-            FabricError: the new epoch after a resume cannot be written down.
             Exception: something that was decided could not be carried out, as a callback raised this; it has been told.
         """
         self._joined = joined
-        if self.options.resume:
-            # Before anybody hears of the new epoch: who crashes from here on must not resume under the same one again.
-            await self._stores.save()
         self.address = await self._listen()
         member = Member(
             name=self.options.name,
@@ -202,16 +202,17 @@ class ServerService:
             self._driver.close()
 
     def _note_epochs(self) -> None:
-        """Keep the server epochs that began beside the checkpoints: who resumes from older ones begins later ones."""
+        """Keep the server epochs that began beside the checkpoints: who resumes from older ones shows them."""
         if self._checkpoints is None:
             return
         for name, model in self._state.models.items():
-            present = model.version.epoch, model.cleared
-            if present == self._noted_epochs.get(name, (1, 0)):
+            epoch = model.version.epoch
+            if epoch == self._noted_epochs.get(name):
                 continue
-            self._noted_epochs[name] = present
+            self._noted_epochs[name] = epoch
+            parent = model.began[-2].epoch if len(model.began) > 1 else 0
             try:
-                note_epoch(self._checkpoints.epoch_path(name), *present)
+                note_epoch(self._checkpoints.epoch_path(name), model.began[-1], parent)
             except FabricError as error:  # nobody else can serve: better so than not at all
                 log.error("%s", error)
 
@@ -231,11 +232,11 @@ class ServerService:
 
     async def _register(self, stub: fabric_pb2_grpc.FabricServiceAsyncStub) -> fabric_pb2.Admission:
         assert self._session is not None
-        self._note_epochs()
+        held = self._state.brings()
         request = fabric_pb2.RegisterAsServerRequest(
             member=wire.to_member(self._session.member),
-            models=[wire.to_spec(holds.spec) for holds in self._state.holds()],
-            server_epochs=[holds.version.epoch for holds in self._state.holds()],
+            models=[wire.to_spec(holds.spec) for holds in held],
+            server_epochs=[self._shown_epochs.get(holds.spec.name, holds.version.epoch) for holds in held],
             promoted=self._promoted,
             promoted_token=self._inheritance.token() if self._inheritance is not None else b"",
             succeeds=self._inheritance.replica if self._inheritance is not None else "",
@@ -254,7 +255,8 @@ class ServerService:
             self._save_soon()
         self._reporter.set_monitor(welcome.monitor_address, welcome.monitor_token)
         self._seeds.stop_all()
-        self._driver.take_in(act.EpochBegan(epoch=welcome.epoch))
+        self._driver.take_in(act.EpochBegan(epoch=welcome.epoch, server_epoch=welcome.server_epoch))
+        self._shown_epochs.clear()
         return list(self._state.holds())
 
     def _instructed(self, instruction: Instruction) -> None:
@@ -370,7 +372,7 @@ class ServerService:
 
     def _extra(self, model: str) -> CheckpointExtra:
         hosted = self._state.models[model]
-        return extra_of(hosted.version, hosted.applied.snapshot(), hosted.epochs, hosted.samples.counts())
+        return extra_of(hosted.version, hosted.applied.snapshot(), hosted.began, hosted.samples.counts())
 
     def _passed(self, model: str, version: int) -> None:
         """Save a part of a model if it has come to a milestone."""

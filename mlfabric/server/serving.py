@@ -198,7 +198,7 @@ class Servings:
         if get.plan.version is not None or version is None:
             return self._pinned_by.get(get.get)
         settled = not any(update in unsettled for update in get.plan.after_updates)
-        return version if settled and version >= get.plan.min_version else None
+        return version if settled and version.reaches(get.plan.min_version) else None
 
     def _start(self, get: OutgoingModel, version: ModelVersion, now_ns: int) -> ServeModel:
         assert get.connection is not None

@@ -12,7 +12,6 @@ from collections.abc import Generator, Iterable, Iterator
 
 from mlfabric.offers import GetState, TransferState
 from mlfabric.protocol import (
-    STEPS_KEPT,
     Conclude,
     Drop,
     DropReason,
@@ -252,25 +251,10 @@ class ShardModel(HostedModel):
                 return f"{transfer.transfer} has {', '.join(more)} in it, too"
         return ""
 
-    def _take_epoch(self) -> Iterator[Action]:
-        """Take nothing from before the epoch that was ordered any more, and begin it unless a later one counts already.
-
-        Beside that is kept after which step it began: the parts of a model are told apart by it.
-        """
-        epoch, number = self._next_epoch, self.version.number
-        if epoch <= self.cleared or self.incoming.applying():
-            return
-        if epoch > self.version.epoch:
-            self._earlier, self._epoch_base, self.version = self.epochs, number, ModelVersion(epoch, number)
-        self._earlier = tuple(sorted((*self._earlier, ModelVersion(epoch, STEPS_KEPT))))
-        yield Report(event=self.holds())
-
     def _adopt(self, epoch: int, number: int) -> None:
         """Take over the server epoch that counts for all parts, if it is later; at this version nothing is lost."""
         if epoch > self.version.epoch and number == self.version.number:
-            self._earlier = self.epochs
-            self.version = ModelVersion(epoch, number)
-            self._epoch_base = number
+            self._begin_epoch_at(ModelVersion(epoch, number))
 
     def _advance_sequence(self) -> Iterator[Action]:
         """Take initial weights, which need no order; whatever else is here waits for one."""

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from mlfabric.offers import Early
 from mlfabric.protocol import (
-    NOTHING_KEPT,
     CancelServe,
     Conclude,
     Drop,
@@ -89,7 +88,11 @@ class ServerState:
         return min([t for t in times if t is not None], default=None)
 
     def holds(self) -> list[ServerHolds]:
-        """Announce every model, for a scheduler that may know nothing."""
+        """Announce every model, for a scheduler that may know nothing, but those that begin a later epoch first."""
+        return [model.holds() for model in self.models.values() if not model.is_to_renew]
+
+    def brings(self) -> list[ServerHolds]:
+        """Return what is here of every model."""
         return [model.holds() for model in self.models.values()]
 
     def lacking_bytes(self) -> int:
@@ -129,7 +132,7 @@ class ServerState:
             case act.SeedTaken() if event.model in self.models:
                 self.models[event.model].lead.seeded(event.history_norm, event.weights_norm, event.steps)
             case act.EpochBegan():
-                yield from self._begin_epoch(event.epoch)
+                yield from self._begin_epoch(event.epoch, event.server_epoch)
             case Prepare() | Conclude() | act.StepPrepared() | act.PrepareRefused() | act.StepDiscarded():
                 if isinstance(model := self.models.get(event.model), ShardModel):
                     yield from self._order(model, event)
@@ -151,8 +154,10 @@ class ServerState:
             case _:
                 yield from self._progress(event)
 
-    def _begin_epoch(self, epoch: int) -> Iterator[act.Action]:
+    def _begin_epoch(self, epoch: int, server_epoch: int) -> Iterator[act.Action]:
         """React to every admission; also under the same epoch, what was said before may have been lost."""
+        for model in self.models.values() if server_epoch else ():
+            model.renew(server_epoch)
         for shard in self._shards():
             yield from shard.admitted()
         if epoch > self.epoch:
@@ -205,16 +210,13 @@ class ServerState:
     def _host(self, order: HostModel) -> Iterator[act.Action]:
         if self._freeing.delays(order):
             return
-        if (known := self.models.get(order.spec.name)) is not None:
-            known.renew(order.epoch)
-        else:
+        if order.spec.name not in self.models:
             yield act.CreateStore(spec=order.spec, reason=order.reason)
             start = ServerHolds(
                 server=self.config.name,
                 spec=order.spec,
                 version=ModelVersion(order.epoch, 0),
                 initialised=False,
-                epoch_base=0 if order.epoch == 1 else NOTHING_KEPT,
             )
             self.models[order.spec.name] = self._model(order.spec, start)
 

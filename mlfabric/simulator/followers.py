@@ -77,9 +77,12 @@ class Followers:
             del self.living[replica.server]
             return
         name = replica.name if draw < SAME_NAME or draw >= ANOTHER_NAME else f"replica {self._born}"
-        new = self.living[replica.server] = self._new(name, replica.server)
-        delay_ns = self._world.pause_ns(LONG_NS if draw >= ANOTHER_NAME else RESTART_NS)
-        self._world.later(delay_ns, f"{name} starts", new.session.join, new.process)
+        self._start(name, replica.server, LONG_NS if draw >= ANOTHER_NAME else RESTART_NS)
+
+    def _start(self, name: str, server: str, usual_ns: int) -> None:
+        """Let a replica of a server begin, with nothing, after a while."""
+        new = self.living[server] = self._new(name, server)
+        self._world.later(self._world.pause_ns(usual_ns), f"{name} starts", new.session.join, new.process)
 
     # Promotion
 
@@ -87,7 +90,7 @@ class Followers:
         """Tell whether a server may die because there is a replica that can take its place.
 
         A replica of a former model could, if no scheduler remembers that this one has ended. Then nothing is promised
-        (docs/guarantees.md, "Versions that nobody remembers"), so this is not played.
+        (docs/guarantees.md, "Ends that nobody remembers"), so this is not played.
         """
         replica = self.living.get(server)
         return replica is not None and replica.is_alive and replica.state.is_seeded and not replica.is_astray
@@ -112,12 +115,15 @@ class Followers:
         replica.heir = heir
         heir.session.join()
 
-    def end_deposed(self) -> None:
-        """End the servers whose places were taken and that have not heard of it."""
+    def end_outdated(self) -> None:
+        """End the servers whose places were taken, and the replicas of former models, that have not heard of it."""
         for server in self._deposed:
             if server.is_alive:
                 server.die()
         self._deposed.clear()
+        for replica in [replica for replica in self.living.values() if replica.is_alive and replica.is_astray]:
+            replica.die()
+            self._start(replica.name, replica.server, RESTART_NS)
 
     def _begun(self, replica: SimulatedReplica, heir: PromotedServer) -> None:
         """Let a replica's process be a server; another replica follows it after a while."""
@@ -135,8 +141,7 @@ class Followers:
             assert weights == self._witness.weights(held.spec.name, held.version.number), f"{heir.name} took over torn"
         replica.heir = None
         replica.retire()
-        new = self.living[heir.name] = self._new(replica.name, heir.name)
-        self._world.later(self._world.pause_ns(RESTART_NS), f"{new.name} starts", new.session.join, new.process)
+        self._start(replica.name, heir.name, RESTART_NS)
 
     # The end
 

@@ -34,7 +34,7 @@ class PartServer(SimulatedServer):
         self.common: dict[ModelVersion, list[Checkpoint]] = {}
 
     def resume(self, former: SimulatedServer, address: str, checkpoints: Collection[Checkpoint]) -> None:
-        """Begin, as a later process, with checkpoints, under a new server epoch."""
+        """Begin, as a later process, with checkpoints."""
         for checkpoint in checkpoints:
             spec = checkpoint.holds.spec
             self.stores[spec.name] = PartStore(spec.rule)

@@ -49,7 +49,7 @@ class PartWitness(Witness):
         own = self._version_of(action.model)
         if own.epoch < action.version.epoch:
             self._versions[action.model] = ModelVersion(action.version.epoch, own.number)
-            self._has(action.model, self._versions[action.model], self.weights(action.model, own.number))
+            self._values[action.model, self._versions[action.model]] = self.weights(action.model, own.number)
 
     def commits(self, members: Sequence[UpdateId], action: ApplyStep) -> None:
         """Note a step; the same pushes must make this version at all parts."""
@@ -152,18 +152,11 @@ class PartWitness(Witness):
         """Note that a part whose server did not begin anew counts, or counted, under the epoch of one that did."""
         if (part, version) in self._values:
             return
-        earlier = (ModelVersion(epoch, version.number) for epoch in range(version.epoch - 1, 0, -1))
-        own = [one for one in earlier if (part, one) in self._values]
-        if kept := [one for one in own if not self.is_lost(part, one)]:
-            self._has(part, version, self._values[part, kept[0]])
-        elif own:
-            self._values[part, version] = self._values[part, own[0]]
-
-    def _begins_over(self, model: str, version: ModelVersion) -> None:
-        """Forget also what counted as versions of another part's epoch."""
-        super()._begins_over(model, version)
-        for gone in [known for known in self._values if known[0] == model and known[1] >= version]:
-            del self._values[gone]
+        same = (one for name, one in self._values if name == part and one.number == version.number)
+        own = sorted((one for one in same if one.epoch < version.epoch), reverse=True)
+        if own:
+            kept = [one for one in own if not self.is_lost(part, one)]
+            self._values[part, version] = self._values[part, (kept or own)[0]]
 
     def rested(self, state: SchedulerState, now_ns: int) -> None:
         """Check that nobody waits for others while nothing is under way; parts wait until all are asked for."""

@@ -6,9 +6,9 @@ The numbers are those of :mod:`mlfabric.simulator.double`. Each pin keeps the ve
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from mlfabric.protocol import STEPS_KEPT, GetId, ModelVersion, ServerHolds, UpdateId
+from mlfabric.protocol import GetId, ServerHolds, UpdateId
 from mlfabric.server.actions import ApplyStep, CommitStep, PrepareStep, StepKind
 from mlfabric.simulator.exact import PRIME, Image, Weights, mean_of, single_step, sum_step
 from mlfabric.specs import RuleSpec
@@ -23,31 +23,9 @@ class Checkpoint:
     holds: ServerHolds
     weights: Weights
 
-    def next_epoch(self, last: int) -> int:
-        """Return the server epoch to go on under, if ``last`` was begun last, as ``mlfabric/epochs.py`` does."""
-        return max(self.holds.version.epoch, last) + 1
-
-    def resumed(self, epoch: int, clean: int) -> ServerHolds:
-        """Return what a server holds that goes on from here under a server epoch, as ``server/resume.py`` does.
-
-        Args:
-            epoch: that begins.
-            clean: the last one for which nothing counts that was computed before it; 0 if there was none.
-        """
-        former, number = self.holds, self.holds.version.number
-        earlier = former.began
-        if clean > former.version.epoch:
-            earlier = (*earlier, ModelVersion(clean, STEPS_KEPT))
-        return ServerHolds(
-            server=former.server,
-            spec=former.spec,
-            version=ModelVersion(epoch, number),
-            initialised=former.initialised,
-            applied=former.applied,
-            epoch_base=number,
-            earlier=earlier,
-            samples=former.samples,
-        )
+    def resumed(self) -> ServerHolds:
+        """Return what a server holds that goes on from here, as ``server/resume.py`` does."""
+        return replace(self.holds, received=(), replica="")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

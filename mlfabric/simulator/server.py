@@ -106,7 +106,7 @@ class SimulatedServer:
         self._commits = 0
         self.checkpoints: dict[str, Checkpoint] = {}
         self.epochs: dict[str, int] = {}
-        self.clean: dict[str, int] = {}
+        self._shown_epochs: dict[str, int] = {}
         self._turns = Turns()
         self._ending: list[TransferId] = []
         self.seeder = SimulatedSeeder(world, self.process, book, self._turns, self._copied)
@@ -124,7 +124,7 @@ class SimulatedServer:
         return self.session.is_alive
 
     def resume(self, former: SimulatedServer, address: str, checkpoints: Collection[Checkpoint]) -> None:
-        """Begin, as a later process, with checkpoints, under a new server epoch, which is written down first."""
+        """Begin, as a later process, with checkpoints, and show the server epoch that was written down last."""
         for checkpoint in checkpoints:
             spec = checkpoint.holds.spec
             limit = weight_buffers(spec) + self._world.config.weight_copies
@@ -135,12 +135,10 @@ class SimulatedServer:
     def _begin_again(self, former: SimulatedServer, address: str, checkpoints: Collection[Checkpoint]) -> None:
         self.incarnation, self.address = former.incarnation + 1, address
         self.checkpoints = {checkpoint.holds.spec.name: checkpoint for checkpoint in checkpoints}
-        self.clean = {name: epoch for name, epoch in former.clean.items() if name in self.checkpoints}
-        held = [
-            one.resumed(one.next_epoch(former.epochs.get(name, 0)), self.clean.get(name, 0))
-            for name, one in self.checkpoints.items()
-        ]
-        self.epochs = {holds.spec.name: holds.version.epoch for holds in held}
+        held = [one.resumed() for one in self.checkpoints.values()]
+        self.epochs = self._shown_epochs = {
+            holds.spec.name: max(holds.version.epoch, former.epochs.get(holds.spec.name, 0)) for holds in held
+        }
         self.state = ServerState(self.state.config, held)
         self._driver = self._drive()
 
@@ -167,11 +165,11 @@ class SimulatedServer:
             down_bps=bps,
             seen=self._seen,
         )
-        held = self.state.holds()
+        held = self.state.brings()
         return MemberJoined(
             member=member,
             held=tuple(h.spec for h in held),
-            server_epochs=tuple(h.version.epoch for h in held),
+            server_epochs=tuple(self._shown_epochs.get(h.spec.name, h.version.epoch) for h in held),
             promoted=self.promoted,
             succeeds=self.succeeds,
         )
@@ -191,7 +189,8 @@ class SimulatedServer:
     def _admitted(self, welcome: Welcome) -> list[MemberEvent]:
         self._seen = Term(welcome.epoch, welcome.instance)
         self.seeder.stop_all()
-        self._take_in(act.EpochBegan(epoch=welcome.epoch))
+        self._take_in(act.EpochBegan(epoch=welcome.epoch, server_epoch=welcome.server_epoch))
+        self._shown_epochs = {}
         return list(self.state.holds())
 
     def _instructed(self, instruction: Instruction) -> None:
@@ -283,7 +282,7 @@ class SimulatedServer:
     def _after_event(self) -> None:
         """Keep the epochs that began, as ``ServerService`` does, and check what is kept of transfers."""
         for name, model in self.state.models.items():
-            self.epochs[name], self.clean[name] = model.version.epoch, model.cleared
+            self.epochs[name] = max(model.version.epoch, self._shown_epochs.get(name, 0))
         models = self.state.models.values()
         held = [t.transfer for model in models for t in model.incoming.transfers.values() if t.holds_buffer]
         held += self._ending
@@ -439,7 +438,9 @@ class SimulatedServer:
             self._turns.take(action.model, partial(self._checkpoint, action.model))
 
     def _free(self, action: act.FreeStore) -> None:
-        """Hold nothing of a model any more, once no step of it runs."""
+        """Hold nothing of a model any more, once no step of it runs; a deposed server that is told so ends here."""
+        if self._is_deposed:
+            self.die()
         if not self.is_alive:
             return
         self.stores.pop(action.model, None)

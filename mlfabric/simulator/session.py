@@ -100,9 +100,10 @@ class Session:
         if not self.is_alive:
             stream.close(End.NEAR)
             return
-        self.stream, self.opened = stream, None
         self._world.note(f"{self.name} joined epoch {welcome.epoch}")
-        for event in self.callbacks.admitted(welcome):
+        held = list(self.callbacks.admitted(welcome))
+        self.stream, self.opened = stream, None
+        for event in held:
             self.send(event)
 
     def instructed(self, instruction: Instruction) -> None:

@@ -162,8 +162,8 @@ class Storm:
 
     def _restart_scheduler(self) -> None:
         self._world.fault("scheduler died")
-        # What a new scheduler hears first of such a server is not promised, see design, section 6.
-        self._fabric.followers.end_deposed()
+        # What a new scheduler hears first of such members is not promised, see design, section 6.
+        self._fabric.followers.end_outdated()
         self._fabric.scheduler.restart()
 
     def _crash_monitor(self) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import replace
 from enum import Enum
 from typing import NamedTuple
 
@@ -19,11 +18,9 @@ from mlfabric.protocol import (
     Dropped,
     Expect,
     GetId,
-    HostModel,
     Instruction,
     Lost,
     MemberEvent,
-    MemberJoined,
     ModelVersion,
     Outcome,
     Resolve,
@@ -33,14 +30,12 @@ from mlfabric.protocol import (
     TransferId,
     UpdateId,
     UpdateKind,
-    Welcome,
 )
 from mlfabric.samples import SampleCounts, Samples, difference
 from mlfabric.scheduler.state import SchedulerState
 from mlfabric.server.actions import ApplyStep, StepKind
 from mlfabric.simulator.exact import PRIME, Weights, mean_of, single_step
 from mlfabric.simulator.leads import Leads
-from mlfabric.simulator.lineages import Lineages
 from mlfabric.specs import RuleKind, RuleSpec
 from mlfabric.values import dataclass
 
@@ -106,7 +101,6 @@ class Witness:
         self.sums = Counter[int]()
         self.rules: dict[str, RuleSpec] = {}
         self.leads = Leads()
-        self.lineages = Lineages()
         self.lost: dict[UpdateId, list[Committed]] = defaultdict(list)
         self.promotions = 0
         self._server_epochs: dict[tuple[str, int], int] = {}
@@ -122,10 +116,9 @@ class Witness:
         self._began: dict[str, list[ModelVersion]] = defaultdict(list)
         self._former_initials: set[UpdateId] = set()
         self._copied: set[UpdateId] = set()
-        self._namers: dict[str, SchedulerState] = {}
+        self._unnamed: set[str] = set()
         self._epoch = 0
         self._known: dict[str, tuple[SchedulerState, ModelVersion]] = {}
-        self._present: SchedulerState | None = None
 
     # At the scheduler
 
@@ -136,9 +129,6 @@ class Witness:
 
     def heard(self, state: SchedulerState, event: MemberEvent, instructions: list[Instruction]) -> None:
         """Check what the scheduler says of outcomes, and what it remembers of those that it was just told."""
-        self._present = state
-        if isinstance(event, MemberJoined) and any(isinstance(i, Welcome) for i in instructions):
-            self._comes(state, event)
         for name, model in state.models.items():
             pushes = model.pushes
             self._bounds[name] = max(self._bounds.get(name, 0), pushes.tau_max)
@@ -148,8 +138,6 @@ class Witness:
             # A server that is told to drop an update may have applied it by then, and does not.
             if isinstance(instruction, Drop) and instruction.to == instruction.update.worker:
                 self._agrees("the scheduler", instruction.update, Dropped(cause=instruction.cause))
-            elif isinstance(instruction, HostModel) and _is_to_server(instruction, state):
-                self._namers[instruction.spec.name] = state
             elif isinstance(instruction, Resolve):
                 self._agrees("the scheduler", instruction.update, instruction.outcome)
                 self._keeps_up(state, instruction.update, instruction.outcome)
@@ -159,17 +147,6 @@ class Witness:
             self._remembered(state, [event.transfer])
         elif isinstance(event, ServerHolds):
             self.remembered(state)
-
-    def _comes(self, state: SchedulerState, event: MemberJoined) -> None:
-        """Note a worker that knows of versions which are no more than there is under the same server epoch by now.
-
-        If the scheduler has not named that one, it cannot tell them from those of a former model (see the guarantees).
-        """
-        model = "" if event.spec is None else event.spec.name
-        knows, now = event.known, self._version_of(model)
-        is_from_before = event.member.seen != state.context.config.term
-        if is_from_before and self._namers.get(model) is not state and knows.epoch == now.epoch and knows <= now:
-            self.lineages.mistakes((event.member.name, event.member.incarnation), model, now)
 
     def _counts_on(self, state: SchedulerState, model: str, version: ModelVersion) -> None:
         """Check that what a scheduler takes for the newest version was made, and never goes back."""
@@ -248,8 +225,7 @@ class Witness:
         self._is_fit(update)
         truth = self.truths[update]
         base = truth.computed_from
-        is_lost = self.is_lost(truth.model, base) or self.lineages.is_of_another(update[:2], truth.model, base)
-        assert not is_lost, f"{update} was computed from {base}, which was lost"
+        assert not self.is_lost(truth.model, base), f"{update} was computed from {base}, which was lost"
 
     def _is_fit(self, update: UpdateId) -> None:
         """Check that an update may be applied, whatever it was computed from."""
@@ -285,13 +261,9 @@ class Witness:
         for number, weights in enumerate(self._steps_of(action, members, first), first):
             self._weights[model].append(weights)
             self._gives(model, ModelVersion(version.epoch, number))
-            self._has(model, ModelVersion(version.epoch, number), weights[0])
+            self._values[model, ModelVersion(version.epoch, number)] = weights[0]
         self._versions[model] = version
         self.leads.commits(action, members, [self.truths[update].vector for update in members])
-
-    def _has(self, model: str, version: ModelVersion, weights: int) -> None:
-        self._values[model, version] = weights
-        self.lineages.made(model, version, weights)
 
     def _gives(self, model: str, version: ModelVersion) -> None:
         assert (model, version) not in self._given, f"{version} of {model} is given twice"
@@ -322,58 +294,51 @@ class Witness:
     def installs(self, update: UpdateId, version: ModelVersion) -> None:
         """Note whose weights a model began with, and at which version."""
         truth, model = self.truths[update], self.truths[update].model
-        self.lineages.begins(model)
-        self._begins_over(model, version)
         self._kept_since[model] = version.epoch
         self._gives(model, version)
         if model in self._weights:
             self._began[model].append(ModelVersion(version.epoch, -1))
-        self.installed[model], self._versions[model] = update, version
+        self.installed[model] = update
+        self._names(model, version)
         self._weights[model] = [(truth.step, 0)]
-        self._has(model, version, truth.step)
+        self._values[model, version] = truth.step
         self.leads.installs(model, self.rules[model], truth.vector)
 
-    def _begins_over(self, model: str, version: ModelVersion) -> None:
-        """Forget versions of a model that may be given again; the scheduler could not know of them."""
-        again = [given for given in self._given if given[0] == model and given[1] >= version]
-        state, known = self._known.get(model, (None, version))
-        could_know = state is self._present and known.epoch >= version.epoch
-        assert not (again and could_know), f"{version} of {model} is given twice"
-        for gone in again:
-            self._given.discard(gone)
-            self._values.pop(gone, None)
-        self._began[model] = [b for b in self._began[model] if b.epoch < version.epoch]
-
     def renews(self, model: str, version: ModelVersion) -> None:
-        """Note that a server goes on under a later epoch with what it has, which counts as made under that one."""
+        """Note that a server goes on under the epoch that it was named, with what it has."""
         if model not in self.installed:
             return
         former = self._version_of(model)
         assert version.number == former.number, f"{model} went from {former} to {version}"
-        assert version.epoch > former.epoch, f"{model} went from {former} to {version}"
-        self._begins_over(model, version)
-        self._began[model].append(ModelVersion(version.epoch, -1))
-        self._versions[model] = version
+        assert version.epoch >= former.epoch, f"{model} went from {former} to {version}"
+        self._names(model, version)
         self._gives(model, version)
-        self._has(model, version, self.weights(model, version.number))
-        for update, outcome in self.applied.items():
-            if self.truths[update].model == model:
-                self.lost[update].append(outcome)
-                self.applied[update] = replace(outcome, version=ModelVersion(version.epoch, outcome.version.number))
+        self._values[model, version] = self.weights(model, version.number)
+
+    def _names(self, model: str, version: ModelVersion) -> None:
+        """Note a model's version, in the first one of an epoch."""
+        self._versions[model] = version
+        self._unnamed.discard(model)
+
+    def _unnamed_epoch(self, model: str) -> int:
+        """Return an epoch above all of a model, and not above the one that it will be named."""
+        epoch = self._version_of(model).epoch + (model not in self._unnamed)
+        self._unnamed.add(model)
+        return epoch
 
     def resumes(self, model: str, number: int) -> None:
         """Note that a model's server died, and goes on from this version: what was made since is lost."""
-        epoch = self._version_of(model).epoch + 1
+        epoch = self._unnamed_epoch(model)
         self._lose(model, ModelVersion(epoch, number))
         self._versions[model] = ModelVersion(epoch, number)
-        self._has(model, self._versions[model], self._weights[model][number][0])
+        self._values[model, self._versions[model]] = self._weights[model][number][0]
         self.leads.resumes(model, number)
 
     def forgets(self, model: str) -> None:
         """Note that a model's server died, and begins anew without weights: all was lost."""
         if model not in self.installed:
             return
-        began = ModelVersion(self._version_of(model).epoch + 1, -1)
+        began = ModelVersion(self._unnamed_epoch(model), -1)
         self._lose(model, began)
         self._versions[model] = ModelVersion(began.epoch, 0)
         self._former_initials.add(self.installed.pop(model))
@@ -445,10 +410,9 @@ class Witness:
         self.promotions += 1
         before = self.leads.promoted(model, base)
         made = {u for u, outcome in self.applied.items() if self.truths[u].model == model}
-        self._begins_over(model, ModelVersion(version.epoch, base))
         self._lose(model, ModelVersion(version.epoch, base))
-        self._versions[model] = ModelVersion(version.epoch, base)
-        self._has(model, self._versions[model], self.weights(model, base))
+        self._names(model, ModelVersion(version.epoch, base))
+        self._values[model, self._versions[model]] = self.weights(model, base)
         self._make_again(model, entries)
         assert self._versions[model] == version, f"{model} goes on at {version}; made was {self._versions[model]}"
         if not is_blind:
@@ -480,15 +444,18 @@ class Witness:
             self.lost[update].append(outcome)
         for version, weights in made.items():
             self._gives(model, version)
-            self._has(model, version, weights)
+            self._values[model, version] = weights
 
     # At the workers
 
     def hears(self, worker: tuple[str, int], model: str, server_epoch: int) -> None:
         """Note under which server epoch a worker, by name and incarnation, was told that its model is served.
 
-        One that a server is to go on under, and does not yet, says nothing of what was lost.
+        One that a server is to go on under, and does not yet, says nothing of what was lost. What was told before of a
+        greater one counts no more: nobody remembers that.
         """
+        if server_epoch:
+            self._server_epochs[worker] = server_epoch
         begun = min(server_epoch, self._version_of(model).epoch)
         self._told_epochs[worker] = max(self._told_epochs.get(worker, 0), begun)
 
@@ -515,10 +482,8 @@ class Witness:
         assert version.epoch >= before, f"{get} brought {version} after a model of server epoch {before}"
         self._server_epochs[process] = version.epoch
         really = self._values.get((model, version))
-        was_made = self.lineages.knows(model, version, value)
-        assert was_made or really is not None, f"{get} brought {version}, never made; the newest is {self._versions}"
-        assert was_made or value == really, f"{get} brought version {version} torn"
-        self.lineages.sees(process, model, version, value)
+        assert really is not None, f"{get} brought {version}, never made; the newest is {self._versions}"
+        assert value == really, f"{get} brought version {version} torn"
         if self.is_lost(model, version):
             return
         committed = self.applied.get(after) if after is not None else None
@@ -549,11 +514,6 @@ class Witness:
             assert outcome == really, f"{who} says {outcome} of {update}; it is {really}"
         else:
             assert really is None, f"{who} says {outcome} of {update}; it is {really}"
-
-
-def _is_to_server(order: HostModel, state: SchedulerState) -> bool:
-    """Tell whether a model is to be served under an epoch; a replica and aggregators are told what it looks like."""
-    return order.to == state.models[order.spec.name].pushes.server
 
 
 def _groups(entries: Sequence[MadeVersion]) -> Iterator[list[MadeVersion]]:

@@ -121,7 +121,7 @@ class SimulatedWorker:
             seen=self._seen,
         )
         job = replace(place.job, resume=Resume.GO_ON) if self._seen != NO_TERM else place.job
-        return MemberJoined(member=member, spec=place.spec, holds_initial=True, known=self.state.known, job=job)
+        return MemberJoined(member=member, spec=place.spec, holds_initial=True, job=job)
 
     def _admitted(self, welcome: Welcome) -> list[MemberEvent]:
         self._seen = Term(welcome.epoch, welcome.instance)
@@ -130,7 +130,7 @@ class SimulatedWorker:
         self._hears(welcome.server_epoch)
         began = act.EpochBegan(epoch=welcome.epoch, clock=welcome.clock, server_epoch=welcome.server_epoch)
         self._take_in(began)
-        return []
+        return [self.state.holds(), *self.state.drawing.open()]
 
     def _instructed(self, instruction: Instruction) -> None:
         if isinstance(instruction, Initialise):

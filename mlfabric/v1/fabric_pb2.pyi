@@ -63,7 +63,9 @@ class Admission(_message.Message):
     lost: _builtins.bool
     """The member did not answer any more: all that it was sending or getting is void."""
     server_epoch: _builtins.int
-    """The server epoch under which a worker's model is served."""
+    """Of a worker: the server epoch under which its model is served, 0 while that is not known. Of a server: the one that
+    all that it brings goes on under; 0 if each goes on under its own.
+    """
     def __init__(
         self,
         *,
@@ -96,7 +98,6 @@ class RegisterAsWorkerRequest(_message.Message):
     MEMBER_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     HOLDS_INITIAL_FIELD_NUMBER: _builtins.int
-    KNOWN_FIELD_NUMBER: _builtins.int
     JOB_FIELD_NUMBER: _builtins.int
     holds_initial: _builtins.bool
     """This worker can provide initial weights."""
@@ -105,10 +106,6 @@ class RegisterAsWorkerRequest(_message.Message):
     @_builtins.property
     def model(self) -> _types_pb2.ModelSpec: ...
     @_builtins.property
-    def known(self) -> _types_pb2.ModelVersion:
-        """The newest version of its model that it knows of; absent if of none."""
-
-    @_builtins.property
     def job(self) -> _types_pb2.JobClaim: ...
     def __init__(
         self,
@@ -116,12 +113,11 @@ class RegisterAsWorkerRequest(_message.Message):
         member: _types_pb2.Member | None = ...,
         model: _types_pb2.ModelSpec | None = ...,
         holds_initial: _builtins.bool = ...,
-        known: _types_pb2.ModelVersion | None = ...,
         job: _types_pb2.JobClaim | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "known", b"known", "member", b"member", "model", b"model"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "member", b"member", "model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["holds_initial", b"holds_initial", "job", b"job", "known", b"known", "member", b"member", "model", b"model"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["holds_initial", b"holds_initial", "job", b"job", "member", b"member", "model", b"model"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -177,7 +173,7 @@ class RegisterAsServerRequest(_message.Message):
 
     @_builtins.property
     def server_epochs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The server epoch of each of them, in the same order."""
+        """The last server epoch of each of them that is known there, in the same order."""
 
     def __init__(
         self,

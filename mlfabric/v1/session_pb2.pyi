@@ -713,9 +713,7 @@ class ServerHolds(_message.Message):
     server: _builtins.str
     initialised: _builtins.bool
     epoch_base: _builtins.int
-    """Version at which the server's present epoch began; -1 if nothing of earlier ones was kept, -2 if all steps were,
-    but nothing counts that was computed from their versions.
-    """
+    """Version at which the server's present epoch began."""
     replica: _builtins.str
     """The replica that it must not be too far ahead of; empty for none."""
     @_builtins.property
@@ -728,7 +726,7 @@ class ServerHolds(_message.Message):
     def received(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.RequestId]: ...
     @_builtins.property
     def earlier(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.ModelVersion]:
-        """The versions at which its earlier epochs began, with numbers like epoch_base."""
+        """The versions at which the epochs began that led to the present one, from the first one."""
 
     @_builtins.property
     def samples(self) -> Global___SampleCounts: ...

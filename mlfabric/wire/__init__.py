@@ -33,7 +33,8 @@ from mlfabric.protocol import (
     UpdateId,
     Welcome,
 )
-from mlfabric.specs import Member, ModelSpec, Role, Term
+from mlfabric.protocol.lineage import term_of
+from mlfabric.specs import MAX_EPOCH, Member, ModelSpec, Role, Term
 from mlfabric.v1 import data_pb2 as data
 from mlfabric.v1 import fabric_pb2 as fabric
 from mlfabric.v1 import session_pb2 as session
@@ -270,4 +271,6 @@ def from_server_epochs(message: fabric.RegisterAsServerRequest) -> tuple[int, ..
     if len(message.server_epochs) != len(message.models):
         given, allowed = len(message.server_epochs), f"as many as models, {len(message.models)}"
         raise malformed("RegisterAsServerRequest.server_epochs", given, allowed)
+    if term_of(newest := max(message.server_epochs, default=0)) >= MAX_EPOCH:
+        raise malformed("RegisterAsServerRequest.server_epochs", newest, f"of a term less than {MAX_EPOCH}")
     return tuple(message.server_epochs)

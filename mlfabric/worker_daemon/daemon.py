@@ -337,7 +337,6 @@ class WorkerDaemon:
             member=wire.to_member(self._session.member),
             model=wire.to_spec(replace(self.spec, server=self._server)),
             holds_initial=self._initial is not None,
-            known=wire.to_version(self._state.known),
             job=wire.to_claim(replace(claim, resume=Resume.GO_ON) if self.welcome.done() else claim),
         )
         return (await stub.RegisterAsWorker(request)).admission

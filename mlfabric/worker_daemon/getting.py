@@ -106,16 +106,15 @@ class _Get:
 class Getting:
     """Every get of one worker that is not delivered.
 
-    No model is delivered of a lesser server epoch than one that the worker knows of, whoever is the scheduler; to ask
-    again then says which it is, so that the server can be given a later one. Nor is one of a lesser version than was
-    known when another scheduler began: it may be of another model, until the server has been given a later epoch.
+    No model is delivered of a lesser server epoch than one that the worker knows of. Only the scheduler can say that it
+    is served under a lesser one: what was made under the greater one is lost then.
 
     Args:
         shards: how many parts its model has, >= 1.
         is_push_open: tells whether the push that an update is part of has no outcome.
 
     Attributes:
-        server_epoch: under which the model is served, as the worker was told last; 1 before.
+        server_epoch: under which the model is served, as the worker was told last; 0 before.
         known: the newest version of which it was told, or which it has seen.
     """
 
@@ -123,9 +122,8 @@ class Getting:
         self._shards = shards
         self._is_push_open = is_push_open
         self.gets: dict[GetId, _Get] = {}
-        self.server_epoch = 1
+        self.server_epoch = 0
         self.known = ModelVersion(0, 0)
-        self._known_before = self.known
 
     def next_wakeup_ns(self) -> int | None:
         """Return when something is to be asked for again, or None."""
@@ -179,7 +177,7 @@ class Getting:
     @property
     def _least(self) -> ModelVersion:
         """The least version that may be delivered."""
-        return max(ModelVersion(self.known.epoch, 0), self._known_before)
+        return ModelVersion(self.known.epoch, 0)
 
     def _is_past(self, version: ModelVersion) -> bool:
         """Tell whether a version is of before what the worker was told of, or has."""
@@ -204,10 +202,6 @@ class Getting:
             yield act.StartFetch(plan=start)
         get.pause(now_ns)
 
-    def begin_scheduler(self) -> None:
-        """Note that another scheduler began, which may know nothing of the versions that the worker knows of."""
-        self._known_before = self.known
-
     def begin_epoch(self) -> None:
         """Let nothing of a get count that is cut and not all here: all of it is asked for again."""
         for get in self.gets.values():
@@ -221,12 +215,22 @@ class Getting:
                 else:
                     get.parts[name] = _Part(part.request, broke=runs)
 
+    def serves(self, server_epoch: int) -> bool:
+        """Note under which epoch the model is served; tell whether the worker was told of another one before."""
+        former, self.server_epoch = self.server_epoch, server_epoch
+        if server_epoch != self.known.epoch:
+            self.known = ModelVersion(server_epoch, 0)
+        return former not in (0, server_epoch)
+
     def begin_anew(self) -> None:
         """Let nothing that is here or on its way count any more: another process is the server now."""
         for get in self.gets.values():
             get.ask_again_ns = None
             for name, part in get.parts.items():
-                get.parts[name] = _Part(part.request)
+                request = part.request
+                if request.min_version > self.known:
+                    request = replace(request, min_version=self.known)
+                get.parts[name] = _Part(request)
 
     def tick(self, now_ns: int) -> Iterator[act.Action]:
         """Ask again for what is due."""
@@ -249,7 +253,7 @@ class Getting:
         if len(get.parts) < self._shards or (request.after_update and self._is_push_open(request.after_update)):
             return
         version = max((v for v in versions if v is not None), default=ModelVersion(0, 0))
-        if versions == {version} and version >= request.min_version and not self._is_past(version):
+        if versions == {version} and version.reaches(request.min_version) and not self._is_past(version):
             del self.gets[request.get]
             yield act.Deliver(get=request.get, version=version)
             return

@@ -16,7 +16,6 @@ from mlfabric.protocol import (
     Fold,
     Initialise,
     Keep,
-    ModelVersion,
     NewServer,
     Outcome,
     Release,
@@ -68,11 +67,6 @@ class DaemonState:
         """Return when a Tick is due, or None."""
         times = (self.pushing.next_wakeup_ns(), self.getting.next_wakeup_ns(), self.keeping.next_wakeup_ns())
         return min([t for t in times if t is not None], default=None)
-
-    @property
-    def known(self) -> ModelVersion:
-        """The newest version of its model that the worker knows of."""
-        return self.getting.known
 
     def holds(self) -> WorkerHolds:
         """Announce everything that is open, for a scheduler that may know nothing."""
@@ -127,8 +121,9 @@ class DaemonState:
             case act.EpochBegan():
                 yield from self._begin_epoch(event)
             case NewServer():
-                yield from self._begin_anew(event.server_epoch)
-                yield act.Request(event=self.holds())
+                if self.getting.serves(event.server_epoch):
+                    yield from self._begin_anew()
+                    yield act.Request(event=self.holds())
             case Tick():
                 yield from self.pushing.tick(now_ns)
                 yield from self.getting.tick(now_ns)
@@ -148,20 +143,16 @@ class DaemonState:
             case _:
                 yield from self.reducing.handle(event)
 
-    def _begin_anew(self, server_epoch: int) -> Iterator[act.Action]:
+    def _begin_anew(self) -> Iterator[act.Action]:
         """Let nothing that is under way to or from an earlier server count any more."""
-        self.getting.server_epoch = max(self.getting.server_epoch, server_epoch)
-        self.getting.know(ModelVersion(server_epoch, 0))
         self.pushing.begin_anew()
         self.getting.begin_anew()
         yield act.StopTransfers()
 
     def _begin_epoch(self, event: act.EpochBegan) -> Iterator[act.Action]:
-        if event.server_epoch > self.getting.server_epoch:
-            yield from self._begin_anew(event.server_epoch)
-        self.getting.know(ModelVersion(event.server_epoch, 0))
+        if event.server_epoch and self.getting.serves(event.server_epoch):
+            yield from self._begin_anew()
         if event.epoch > self.epoch:
-            self.getting.begin_scheduler()
             yield from self.keeping.end()
         if event.epoch == self.epoch or not self.epoch:
             self.pushing.clock = max(self.pushing.clock, event.clock)

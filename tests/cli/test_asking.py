@@ -67,7 +67,7 @@ def test_a_status_shows_every_part():
     text = shown(full_status())
 
     for words in (
-        *("scheduler 127.0.0.1:50061, epoch 7", "server-0", "a:7000", "models 2 kB", "41 (epoch 2)", "1.5", "25.0%"),
+        *("scheduler 127.0.0.1:50061, epoch 7", "server-0", "a:7000", "models 2 kB", "  41  ", "1.5", "25.0%"),
         *("1 deadline", "1 Gbit/s", "800 Mbit/s", "0.5 s", "not measured", "12 plans of 0.50 ms, 3.2 updates in each"),
     ):
         assert words in text

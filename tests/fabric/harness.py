@@ -23,6 +23,7 @@ from mlfabric.channels import Frame, FrameKind, TcpOptions
 from mlfabric.channels.frames import HEADER_BYTES, decode_header, encode_header
 from mlfabric.config import WorkerSettings
 from mlfabric.protocol import MemberEvent, ModelVersion, PushRequested, UpdateId
+from mlfabric.protocol.lineage import name_of_epoch
 from mlfabric.scheduler.runner import SchedulerOptions, SchedulerRunner
 from mlfabric.server.service import ServerOptions
 from mlfabric.specs import Member, ModelSpec, Role, RuleSpec
@@ -200,6 +201,10 @@ class Fabric:
         """Return a blocking stub of the scheduler."""
         return fabric_pb2_grpc.FabricServiceStub(self.enter(grpc.insecure_channel(self.scheduler.address)))
 
+    def version(self, epoch: int, number: int) -> ModelVersion:
+        """Return a version in the n-th server epoch that the present scheduler has named."""
+        return ModelVersion(name_of_epoch(self.scheduler.state.context.config.epoch, epoch), number)
+
     def status(self) -> fabric_pb2.GetStatusResponse:
         """Ask the scheduler."""
         with grpc.insecure_channel(self.scheduler.address) as channel:
@@ -302,7 +307,7 @@ class RawWorker:
             "update": update,
             "model": self.spec.name,
             "size_bytes": self.spec.layout.size_bytes,
-            "computed_from": ModelVersion(1, 0),
+            "computed_from": ModelVersion(self.admission.server_epoch, 0),
             "norm": 1.0,
         }
         return PushRequested(**{**good, **changes})

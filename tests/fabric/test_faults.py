@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import mlfabric
-from mlfabric import Committed, Dropped, DropReason, FabricClosedError, Lost, ModelVersion, RefusedError
+from mlfabric import Committed, Dropped, DropReason, FabricClosedError, Lost, RefusedError
 from tests.fabric.harness import Fabric, SchedulerThread, fabric, gradients, small_model, spec_of, wait_until
 
 
@@ -62,13 +62,13 @@ def test_updates_that_are_open_while_the_scheduler_is_away_are_committed_once() 
     with fabric() as running:
         worker = running.worker(small_model())
         step(worker)
-        port = running.scheduler.port
+        port, version = running.scheduler.port, running.version(1, 2)
         running.scheduler.stop()
         gradients(worker._model)
         handle = worker.push()
         assert not handle.done()
         running.start_scheduler(port)
-        assert handle.result(15) == Committed(version=ModelVersion(1, 2), tau=1)
+        assert handle.result(15) == Committed(version=version, tau=1)
         assert worker.get().number == 2
 
 
@@ -82,10 +82,10 @@ def test_a_server_goes_on_from_its_checkpoint_under_a_new_epoch(tmp_path) -> Non
         kept = [p.detach().clone() for p in worker._model.parameters()]
         first.stop()
         running.server(checkpoint_dir=tmp_path, resume=True)
-        assert worker.get() == ModelVersion(2, 3)
+        assert worker.get() == running.version(2, 3)
         assert all(torch.equal(a, b) for a, b in zip(kept, worker._model.parameters(), strict=True))
         gradients(worker._model)
-        assert worker.push().result(15) == Committed(version=ModelVersion(2, 4), tau=0)
+        assert worker.push().result(15) == Committed(version=running.version(2, 4), tau=0)
 
 
 def test_an_update_that_was_on_its_way_when_the_server_stopped_reaches_the_one_that_resumes(tmp_path) -> None:
@@ -98,7 +98,7 @@ def test_an_update_that_was_on_its_way_when_the_server_stopped_reaches_the_one_t
         gradients(worker._model)
         handle = worker.push()
         running.server(checkpoint_dir=tmp_path, resume=True)
-        assert handle.result(15) == Committed(version=ModelVersion(2, 2), tau=0)
+        assert handle.result(15) == Committed(version=running.version(2, 2), tau=0)
 
 
 def test_what_was_computed_on_a_version_that_a_crash_has_lost_is_rolled_back(tmp_path: Path) -> None:
@@ -110,11 +110,11 @@ def test_what_was_computed_on_a_version_that_a_crash_has_lost_is_rolled_back(tmp
         first.stop()
         kept = tmp_path / "kept"
         second = running.server(checkpoint_dir=tmp_path / "first", resume=True)
-        assert worker.get() == ModelVersion(2, 1)
+        assert worker.get() == running.version(2, 1)
         # What a crash would leave from here on.
         shutil.copytree(tmp_path / "first", kept, ignore=shutil.ignore_patterns("*.tmp"))
-        assert step(worker, 1) == Committed(version=ModelVersion(2, 2), tau=0)
-        assert worker.get() == ModelVersion(2, 2)
+        assert step(worker, 1) == Committed(version=running.version(2, 2), tau=0)
+        assert worker.get() == running.version(2, 2)
         second.stop()
         gradients(worker._model, 2)
         handle = worker.push()
@@ -122,8 +122,8 @@ def test_what_was_computed_on_a_version_that_a_crash_has_lost_is_rolled_back(tmp
         outcome = handle.result(15)
         assert isinstance(outcome, Dropped)
         assert outcome.cause is DropReason.ROLLED_BACK
-        assert worker.get() == ModelVersion(3, 1)
-        assert step(worker, 2) == Committed(version=ModelVersion(3, 2), tau=0)
+        assert worker.get() == running.version(3, 1)
+        assert step(worker, 2) == Committed(version=running.version(3, 2), tau=0)
 
 
 def test_a_server_that_comes_back_empty_is_given_a_worker_s_weights() -> None:
@@ -152,10 +152,10 @@ def test_training_goes_on_when_scheduler_and_server_both_come_back_with_nothing(
         server = running.server()
         gradients(worker._model)
         assert isinstance(worker.push().result(15), Dropped)
-        port = running.scheduler.port
+        port, version = running.scheduler.port, running.version(2, 1)
         running.scheduler.stop()
         running.start_scheduler(port)
-        assert step(worker) == Committed(version=ModelVersion(2, 1), tau=0)
+        assert step(worker) == Committed(version=version, tau=0)
         worker.get()
         running.scheduler.stop()
         server.stop()
@@ -165,8 +165,8 @@ def test_training_goes_on_when_scheduler_and_server_both_come_back_with_nothing(
         outcome = worker.push().result(15)
         assert isinstance(outcome, Dropped)
         assert outcome.cause is DropReason.ROLLED_BACK
-        assert step(worker) == Committed(version=ModelVersion(3, 1), tau=0)
-        assert worker.get() == ModelVersion(3, 1)
+        assert step(worker) == Committed(version=running.version(1, 1), tau=0)
+        assert worker.get() == running.version(1, 1)
 
 
 def test_a_worker_that_goes_while_another_one_waits_does_not_keep_it_waiting() -> None:

@@ -200,7 +200,7 @@ def test_a_worker_that_joins_later_takes_part_from_the_next_iteration(running: F
     handle = exchange(first, 1)
     assert "waiting for the other workers" in wait_until(lambda: doing(running, "w0", "waiting"), "w0 waits")
     assert not handle.done()
-    assert exchange(second, 1).result(10) == handle.result(10) == Committed(version=mlfabric.ModelVersion(1, 2), tau=0)
+    assert exchange(second, 1).result(10) == handle.result(10) == Committed(version=running.version(1, 2), tau=0)
 
 
 @pytest.mark.parametrize("mode", [Mode.SYNCHRONOUS, Mode.STALE_SYNCHRONOUS])
@@ -224,7 +224,7 @@ def test_an_update_of_an_old_version_is_dropped_in_words_and_its_worker_goes_on(
     late.leave()
     exchange(worker, 0).result(10)
     late = running.worker(small_model(), "w1", mode=Mode.SYNCHRONOUS)
-    late.version = mlfabric.ModelVersion(1, 0)
+    late.version = running.version(1, 0)
     gradients(late._model, 0)
     outcome = late.push().result(10)
     assert isinstance(outcome, Dropped)

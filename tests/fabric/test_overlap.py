@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import mlfabric
-from mlfabric import Committed, Dropped, DropReason, Mode, ModelVersion, MomentumAt, RuleKind, RuleSpec, UsageError
+from mlfabric import Committed, Dropped, DropReason, Mode, MomentumAt, RuleKind, RuleSpec, UsageError
 from mlfabric.channels import TcpOptions
 from mlfabric.config import WorkerSettings
 from mlfabric.scheduler.planning import warm_up
@@ -60,7 +60,7 @@ def trained(running: Fabric, model: torch.nn.Module, rule: RuleSpec, mode: Mode,
     worker.get()
     for seed in range(STEPS):
         gradients(model, seed)
-        assert worker.push().result() == Committed(version=ModelVersion(1, seed + 1), tau=0)
+        assert worker.push().result() == Committed(version=running.version(1, seed + 1), tau=0)
         worker.get()
     return model
 
@@ -128,7 +128,7 @@ def test_an_update_is_on_its_way_before_all_of_it_is_made(running: Fabric) -> No
     give(worker, parts["first"], 3.0)
     pushed = worker.push()
     worker.get()
-    assert pushed.result() == Committed(version=ModelVersion(1, 1), tau=0)
+    assert pushed.result() == Committed(version=running.version(1, 1), tau=0)
     assert {name: set(tensor.tolist()) for name, tensor in parts.items()} == {
         "first": {-3.0},
         "middle": {-2.0},

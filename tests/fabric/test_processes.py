@@ -213,10 +213,10 @@ def test_a_killed_server_goes_on_from_its_last_checkpoint(services: Services) ->
     services.running["server"].kill()
     services.running["server"].wait()
     services.start_server("--resume")
-    wait_until(lambda: model_of(services).version.epoch == version.epoch + 1, "it is back")
+    epoch = wait_until(lambda: e if (e := model_of(services).version.epoch) > version.epoch else 0, "it is back")
     outcome = step(worker)
     assert isinstance(outcome, Committed), outcome
-    assert outcome.version == mlfabric.ModelVersion(version.epoch + 1, version.number + 1)
+    assert outcome.version == mlfabric.ModelVersion(epoch, version.number + 1)
     worker.leave()
 
 

@@ -38,7 +38,9 @@ def wait_until_followed(fabric: Fabric) -> None:
 
 
 def wait_until_promoted(fabric: Fabric, epoch: int) -> None:
-    wait_until(lambda: pushes(fabric).version.epoch == epoch and not pushes(fabric).awaited, "the replica serves")
+    """Wait until a replica serves under the n-th epoch that the scheduler has named."""
+    wanted = fabric.version(epoch, 0).epoch
+    wait_until(lambda: pushes(fabric).version.epoch == wanted and not pushes(fabric).awaited, "the replica serves")
 
 
 def distance(trainer: Trainer) -> float:

@@ -178,7 +178,8 @@ def test_what_a_server_s_crash_takes_back_is_lost_until_it_is_trained_on_again(t
         worker.get()
         first.stop()
         second = running.server(checkpoint_dir=tmp_path / "first", resume=True)
-        wait_until(lambda: running.status().models[0].version.epoch == 2, "the server has resumed")
+        resumed = running.version(2, 0).epoch
+        wait_until(lambda: running.status().models[0].version.epoch == resumed, "the server has resumed")
         kept = tmp_path / "kept"
         shutil.copytree(tmp_path / "first", kept, ignore=shutil.ignore_patterns("*.tmp", "*.jsonl"))
         for start in (8, 16):
@@ -188,12 +189,12 @@ def test_what_a_server_s_crash_takes_back_is_lost_until_it_is_trained_on_again(t
         # What a crash leaves: the checkpoint of the beginning, and the log up to its last line, which may be cut off.
         shutil.copy(tmp_path / "first" / "model.commits.jsonl", kept)
         with (kept / "model.commits.jsonl").open("a") as log:
-            log.write('{"epoch": 2, "vers')
+            log.write('{"epoch": 7, "vers')
         second.stop()
         running.server(checkpoint_dir=kept, resume=True)
         comes_to(running, trained=[(0, 8, 1)], lost=[(8, 24)])
         rollbacks = running.status().models[0].samples.rollbacks
-        assert [(r.epoch, r.kept, r.last) for r in rollbacks] == [(2, 1, 3)]
+        assert [(r.epoch, r.kept, r.last) for r in rollbacks] == [(resumed, 1, 3)]
         worker.get()
         assert isinstance(step(worker, 16, 24), Committed)
         comes_to(running, trained=[(0, 8, 1), (16, 24, 1)], lost=[(8, 16)])

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import mlfabric
-from mlfabric import Committed, ConfigError, Dropped, DropReason, Mode, ModelVersion, RefusedError, RuleSpec
+from mlfabric import Committed, ConfigError, Dropped, DropReason, Mode, RefusedError, RuleSpec
 from mlfabric.channels import TcpOptions
 from mlfabric.config import WorkerSettings
 from mlfabric.scheduler.planning import warm_up
@@ -48,7 +48,7 @@ def test_one_worker_trains_on_two_servers_as_on_one() -> None:
             model = small_model()
             worker = running.worker(model, rule=RuleSpec(lr=0.1, momentum=0.9), servers=servers)
             for seed in range(10):
-                assert step(worker, seed) == Committed(version=ModelVersion(1, seed + 1), tau=0)
+                assert step(worker, seed) == Committed(version=running.version(1, seed + 1), tau=0)
             assert worker.get().number == 10
             results.append(model)
     same(*results)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from mlfabric import Committed, Dropped, DropReason, ModelVersion, RuleSpec
+from mlfabric import Committed, Dropped, DropReason, RuleSpec
 from tests.fabric.harness import Fabric, wait_until
 from tests.fabric.several import is_whole, logs, ones, order_of, push_one, shards_of, spread, start, together
 
@@ -124,9 +124,9 @@ def test_all_servers_go_on_from_their_checkpoints(tmp_path: Path) -> None:
             server.stop()
         for i in range(2):
             start(running, i, tmp_path, resume=True)
-        assert worker.get() == ModelVersion(2, 3)
+        assert worker.get() == running.version(3, 3)
         assert is_whole(worker)
-        assert push_one(worker).result(15) == Committed(version=ModelVersion(2, 4), tau=0)
+        assert push_one(worker).result(15) == Committed(version=running.version(3, 4), tau=0)
     assert {path.name.partition("-")[0] for path in tmp_path.rglob("*.pt")} == {"model.shard0", "model.shard1"}
 
 

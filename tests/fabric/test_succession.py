@@ -78,6 +78,11 @@ def push(worker: Any) -> Any:
     return worker.push()
 
 
+def version(worker: Any, number: int) -> mlfabric.ModelVersion:
+    """Return a version in the server epoch that the worker knows of."""
+    return mlfabric.ModelVersion(worker.version.epoch, number)
+
+
 @pytest.mark.processes
 def test_a_scheduler_that_wakes_up_after_it_was_succeeded_ends_and_nothing_is_applied_twice(schedulers: Schedulers):
     older, older_port = schedulers.start()
@@ -86,21 +91,21 @@ def test_a_scheduler_that_wakes_up_after_it_was_succeeded_ends_and_nothing_is_ap
         mlfabric.register_as_server(ServerOptions(scheduler=name.address)),
         register(name.address) as worker,
     ):
-        assert push(worker).result(PATIENCE_S) == Committed(version=mlfabric.ModelVersion(1, 1), tau=0)
+        assert push(worker).result(PATIENCE_S) == Committed(version=version(worker, 1), tau=0)
         worker.get()
         older.send_signal(signal.SIGSTOP)
         worker._model["w"].grad = torch.full((SIZE,), -1.0)
         open_then = worker.push()  # the older one will read this when it goes on
         _, newer_port = schedulers.start()
         name.move(newer_port)
-        assert open_then.result(PATIENCE_S) == Committed(version=mlfabric.ModelVersion(1, 2), tau=0)
+        assert open_then.result(PATIENCE_S) == Committed(version=version(worker, 2), tau=0)
 
         older.send_signal(signal.SIGCONT)
         name.move(older_port)
         assert older.wait(PATIENCE_S) == EXIT_FENCED
         assert "has been succeeded by epoch" in schedulers.log(older)
         name.move(newer_port)
-        assert push(worker).result(PATIENCE_S) == Committed(version=mlfabric.ModelVersion(1, 3), tau=0)
+        assert push(worker).result(PATIENCE_S) == Committed(version=version(worker, 3), tau=0)
         worker.get()
         assert torch.equal(worker._model["w"].detach(), torch.full((SIZE,), 3.0))
 
@@ -118,7 +123,7 @@ def test_members_that_are_given_several_schedulers_go_to_the_one_that_is_there(s
         worker._model["w"].grad = torch.full((SIZE,), -1.0)
         handle = worker.push()
         with Fabric(port=second_port):
-            assert handle.result(PATIENCE_S) == Committed(version=mlfabric.ModelVersion(1, 2), tau=0)
+            assert handle.result(PATIENCE_S) == Committed(version=version(worker, 2), tau=0)
             with register(both, "late") as late:
                 assert late.get().number == 2
             worker.leave()
@@ -138,6 +143,22 @@ def test_a_scheduler_whose_clock_is_behind_goes_on_above_what_its_members_have_s
         gradients(worker._model)
         assert isinstance(worker.push().result(PATIENCE_S), Committed)
         assert running.status().epoch == ahead + 2
+
+
+def test_a_scheduler_whose_clock_is_behind_goes_on_above_what_a_checkpoint_is_of(tmp_path: Path):
+    ahead = 10**6 + time.time_ns() // 10**6
+    (tmp_path / "epoch").write_text(f"{ahead}\n")
+    with Fabric(state_dir=tmp_path) as running:
+        server = running.server(checkpoint_dir=tmp_path / "kept")
+        worker = running.worker(small_model())
+        before = worker.get()
+        worker.leave()
+        server.stop()
+        running.restart_scheduler()
+        running.server(checkpoint_dir=tmp_path / "kept", resume=True)
+        after = running.worker(small_model(), "late", resume=True).get()
+        assert running.status().epoch == ahead + 2
+        assert after == running.version(1, 0) > before
 
 
 def test_a_scheduler_that_stood_still_has_its_members_come_again(monkeypatch, caplog):
@@ -172,7 +193,7 @@ def test_what_an_older_scheduler_has_planned_is_not_started_at_a_server_that_fol
         refused = raw.offer(planned).receive()
         assert refused is not None
         assert refused.kind is FrameKind.REFUSE
-        assert server._service._state.models["model"].version == mlfabric.ModelVersion(1, 0)
+        assert server._service._state.models["model"].version == older.version(1, 0)
 
         name.move(older.scheduler.port)
         with pytest.raises(FencedError, match="has been succeeded by epoch"):
@@ -189,7 +210,7 @@ def test_members_that_know_of_two_schedulers_all_go_to_the_newer_and_the_older_e
             with Fabric(port=free_port) as newer:
                 with pytest.raises(FencedError, match="has been succeeded by epoch"):
                     older.scheduler.wait()
-                assert push(worker).result(PATIENCE_S) == Committed(version=mlfabric.ModelVersion(1, 2), tau=0)
+                assert push(worker).result(PATIENCE_S) == Committed(version=version(worker, 2), tau=0)
                 assert {m.state for m in newer.status().members} == {"here"}
                 worker.leave()
 

@@ -39,7 +39,7 @@ def test_a_lone_worker_trains_exactly_as_plain_sgd_does(running: Fabric, rule: R
         handle = worker.push()
         assert all(p.grad is None for p in model.parameters())
         optimizer.step()
-        assert handle.result(10) == Committed(version=mlfabric.ModelVersion(1, step + 1), tau=0)
+        assert handle.result(10) == Committed(version=running.version(1, step + 1), tau=0)
     worker.get()
     same(model, plain)
 

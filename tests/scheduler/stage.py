@@ -67,6 +67,7 @@ class Stage:
     def __init__(self, epoch: int = 1, **settings) -> None:
         self.now_ns = 1000 * MS
         self.state = SchedulerState(SchedulerConfig(epoch=epoch, ticket_secret=SECRET, **settings))
+        self.state.context.numbers.last_server_epoch = epoch - 1  # so that server epochs have short names
 
     @property
     def pushes(self) -> Pushes:
@@ -101,9 +102,9 @@ class Stage:
         return self.tell(MemberJoined(member=joins, held=held, **said))
 
     def worker(self, name: str, incarnation: int = 1, spec: ModelSpec = SPEC, **fields) -> list[Instruction]:
-        holds_initial, known = fields.pop("holds_initial", True), fields.pop("known", ModelVersion(0, 0))
+        holds_initial = fields.pop("holds_initial", True)
         joins = member(name, Role.WORKER, incarnation, **fields)
-        event = MemberJoined(member=joins, spec=spec, holds_initial=holds_initial, known=known)
+        event = MemberJoined(member=joins, spec=spec, holds_initial=holds_initial)
         return self.tell(event)
 
     def aggregator(self, name: str, incarnation: int = 1, most_updates: int = 0, **fields) -> list[Instruction]:

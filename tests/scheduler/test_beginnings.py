@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mlfabric.protocol import (
-    NOTHING_KEPT,
-    STEPS_KEPT,
     Commit,
     CommitsReported,
     Committed,
@@ -42,6 +40,7 @@ def says(shard: int, version: tuple[int, int], base: int, *earlier: tuple[int, i
 def hear(*holds: ServerHolds) -> ShardStage:
     """Return a scheduler that begins anew, and has heard what servers hold."""
     stage = ShardStage(epoch=5)
+    stage.state.context.numbers.last_server_epoch = 8
     for shard, one in enumerate(holds):
         stage.server(f"s{shard}", held=(PARTS[shard],))
         stage.tell(one)
@@ -68,35 +67,35 @@ def test_a_part_with_steps_is_torn_from_one_that_began_with_nothing_until_it_doe
 
 
 def test_a_server_that_begins_with_nothing_is_named_an_epoch_above_those_of_all_parts():
-    stage = hear(says(0, (7, 3), 3), says(1, (2, 3), 3))
+    stage = hear(says(0, (7, 3), 3, (1, 0)), says(1, (2, 3), 3, (1, 0)))
     dies(stage, 1)
-    assert [host.epoch for host in kinds(begins(stage, 1), HostModel)] == [8]
+    assert [host.epoch for host in kinds(begins(stage, 1), HostModel)] == [11]
 
 
 def test_one_step_of_a_former_model_is_not_made_good_at_a_part_that_has_begun_anew():
-    stage = hear(says(0, (4, 1), -1), says(1, (5, 0), -1))
+    stage = hear(says(0, (4, 1), 0), says(1, (5, 0), 0))
     assert stage.whole.torn
     assert stage.whole.unit is None
 
 
 def test_one_step_is_made_good_where_the_part_that_made_it_had_begun_last():
-    stage = hear(says(0, (5, 1), -1), says(1, (4, 0), -1))
+    stage = hear(says(0, (5, 1), 0), says(1, (4, 0), 0))
     assert stage.whole.is_of_one_beginning
 
 
 def test_parts_that_took_the_epoch_of_the_last_beginning_over_before_their_first_step_are_of_it():
-    stage = hear(says(0, (5, 3), 0, (4, -1)), says(1, (5, 3), -1))
+    stage = hear(says(0, (5, 3), 0, (4, 0)), says(1, (5, 3), 0))
     assert not stage.whole.torn
-    stage = hear(says(0, (5, 3), 2, (4, -1)), says(1, (5, 3), -1))
+    stage = hear(says(0, (5, 3), 2, (4, 0)), says(1, (5, 3), 0))
     assert stage.whole.torn
 
 
 def test_a_part_goes_on_counting_under_the_epoch_of_another_one_when_its_stream_breaks():
-    stage = hear(says(0, (5, 3), 3), says(1, (6, 3), 3))
+    stage = hear(says(0, (5, 3), 3, (1, 0)), says(1, (6, 3), 3, (1, 0)))
     assert stage.whole.version == ModelVersion(6, 3)
     dies(stage, 1)
     stage.server("s1", held=(PARTS[1],))  # which has not said yet what it holds
-    stage.tell(says(0, (5, 3), 3))
+    stage.tell(says(0, (5, 3), 3, (1, 0)))
     assert stage.whole.tables[0].version == ModelVersion(6, 3)
 
 
@@ -135,13 +134,13 @@ def test_a_part_that_is_placed_later_than_the_others_begins_above_them():
     stage.server("s0", held=(PARTS[0],))
     stage.tell(says(0, (4, 0), 0))
     stage.server("s1")
-    assert [host.epoch for host in kinds(stage.worker("a", spec=CUT), HostModel)] == [5]
+    assert [host.epoch for host in kinds(stage.worker("a", spec=CUT), HostModel)] == [6]
 
 
 def test_a_part_without_weights_that_has_something_of_a_former_model_waits_for_no_other_server():
     stage = ShardStage(epoch=5)
     stage.server("s0", held=(PARTS[0],))
-    stage.tell(replace(says(0, (8, 0), -1), initialised=False, received=(part("b", 0, 0),)))
+    stage.tell(replace(says(0, (8, 0), 0), initialised=False, received=(part("b", 0, 0),)))
     stage.server("s1")
     assert kinds(stage.worker("a", spec=CUT), Welcome)
 
@@ -199,66 +198,5 @@ def test_a_push_that_was_committed_before_and_is_asked_for_while_another_commits
 
 
 def test_parts_that_all_began_under_the_first_epoch_are_of_one_beginning():
-    stage = hear(says(0, (1, 2), -1), says(1, (1, 2), 0))
+    stage = hear(says(0, (1, 2), 0), says(1, (1, 2), 0))
     assert not stage.whole.torn
-
-
-def orders(told) -> list[tuple[str, int]]:
-    """Return which servers are told to go on under which epochs."""
-    return [(order.to, order.epoch) for order in kinds(told, HostModel)]
-
-
-def knows_more(stage: ShardStage, name: str = "b"):
-    """Let a worker join that knows of a version of another model."""
-    return stage.worker(name, spec=CUT, known=ModelVersion(6, 40))
-
-
-def test_servers_keep_it_that_they_go_on_under_an_epoch_above_what_a_worker_knows_of():
-    stage = ShardStage().begin("a", version=3)
-    assert orders(knows_more(stage)) == [("s0", 7), ("s1", 7)]
-    assert orders(stage.tell(says(0, (7, 3), 3, (7, STEPS_KEPT)))) == []
-    assert orders(stage.asks("a", computed_from=3)) == []
-
-
-def test_servers_go_on_under_it_once_what_is_being_committed_is():
-    stage = ShardStage().begin("a")
-    stage.pushes_all("a")
-    stage.prepares()
-    assert orders(knows_more(stage)) == []
-    assert orders(stage.commits(("a", 0))) == [("s0", 7), ("s1", 7)]
-
-
-def test_servers_are_told_once_more_if_one_comes_back_and_none_has_said_that_it_heard_of_it():
-    stage = ShardStage().begin("a", version=3)
-    knows_more(stage)
-    again = []
-    for holds in (says(1, (1, 3), 0), says(1, (7, 3), 3, (7, STEPS_KEPT)), says(1, (1, 3), 0)):
-        dies(stage, 1)
-        stage.server("s1", held=(PARTS[1],))
-        again.append(orders(stage.tell(holds)))
-        if holds.version.epoch == 7:
-            stage.tell(says(0, (7, 3), 3, (7, STEPS_KEPT)))
-    assert again == [[("s0", 7), ("s1", 7)], [], []]
-
-
-def test_a_scheduler_that_begins_anew_learns_from_one_server_that_nothing_from_before_counts():
-    stage = hear(says(0, (7, 3), 3, (7, STEPS_KEPT)), says(1, (7, 3), 3))
-    assert not stage.whole.torn
-    stage.worker("a", spec=CUT)
-    told = [stage.ask(replace(part_push("a", 0, shard), computed_from=ModelVersion(6, 3))) for shard in range(2)]
-    assert [drop.cause for drop in kinds(told[0] + told[1], Drop)] == [DropReason.ROLLED_BACK] * 2
-    told = [stage.ask(replace(part_push("a", 1, shard), computed_from=ModelVersion(7, 3))) for shard in range(2)]
-    assert not kinds(told[0] + told[1], Drop)
-
-
-def test_parts_that_went_on_under_a_later_epoch_before_their_first_step_are_of_one_beginning():
-    began = (7, STEPS_KEPT)
-    stage = hear(says(0, (7, 1), 0, (5, NOTHING_KEPT), began), says(1, (7, 1), 0, (6, NOTHING_KEPT), began))
-    assert not stage.whole.torn
-    stage = hear(says(0, (7, 1), 1, (5, NOTHING_KEPT), began), says(1, (7, 1), 0, (6, NOTHING_KEPT), began))
-    assert stage.whole.torn
-
-
-def test_a_part_that_keeps_its_steps_under_a_later_epoch_has_not_begun_anew():
-    stage = hear(says(0, (8, 3), 3, (8, STEPS_KEPT)), says(1, (7, 0), NOTHING_KEPT))
-    assert stage.whole.torn

@@ -22,6 +22,7 @@ from mlfabric.protocol import (
     MemoryReported,
     ModelVersion,
     MonitorAt,
+    NewServer,
     PeerLost,
     Refuse,
     RefuseReason,
@@ -55,6 +56,9 @@ def stage():
     stage = Stage()
     yield stage
     stage.state.validate()
+
+
+SERVES = NewServer(to="a", model="net", server_epoch=1, reason="")
 
 
 def welcome(name, initialise=False, incarnation=1, tau_max=4, monitor="", server="s"):
@@ -404,17 +408,17 @@ def test_a_server_that_missed_its_model_is_told_of_it_again(stage):
     stage.tell(MemberSilent(name="s", incarnation=1))
     again = stage.server()
     ask = Initialise(to="a", model="net", reason="")
-    assert again[1:] == [host_model(), sent(request, 1, 1), expected(request, 1, 1), ask]
+    assert again[1:] == [replace(host_model(), epoch=2), sent(request, 1, 1), expected(request, 1, 1), ask]
 
 
-def test_an_epoch_begins_with_another_process_and_not_with_one_that_missed_its_model():
+def test_an_epoch_begins_whenever_a_server_comes_without_its_model():
     stage = Stage()
     stage.trained("a", version=7)
     stage.tell(MemberSilent(name="s", incarnation=1))
     assert replace(host_model(), epoch=2) in stage.server(incarnation=2)
     stage.tell(MemberSilent(name="s", incarnation=2))
-    assert replace(host_model(), epoch=2) in stage.server(incarnation=2)
-    assert stage.pushes.version == ModelVersion(2, 0)
+    assert replace(host_model(), epoch=3) in stage.server(incarnation=2)
+    assert stage.pushes.version == ModelVersion(3, 0)
 
 
 def test_a_server_that_lost_its_model_begins_anew_with_a_workers_weights(stage):
@@ -430,10 +434,10 @@ def test_a_server_that_lost_its_model_begins_anew_with_a_workers_weights(stage):
 
 def test_nothing_is_planned_or_refused_before_a_returning_server_has_said_what_it_holds(stage):
     stage.server(held=(SPEC,))
-    assert stage.worker("a") == [welcome("a")]
+    assert stage.worker("a") == [replace(welcome("a"), server_epoch=0)]
     request = push("a", computed_from=7)
     assert stage.ask(request) == []
-    assert stage.tell(holds(7)) == []
+    assert stage.tell(holds(7)) == [SERVES]
     assert stage.tick() == [sent(request, 1, 1), expected(request, 1, 1)]
 
 
@@ -441,7 +445,7 @@ def test_a_returning_server_without_weights_makes_a_worker_bring_them(stage):
     stage.server(held=(SPEC,))
     stage.worker("a")
     ask = Initialise(to="a", model="net", reason="")
-    assert stage.tell(holds(0, initialised=False)) == [ask]
+    assert stage.tell(holds(0, initialised=False)) == [SERVES, ask]
 
 
 def test_what_a_returning_server_had_applied_is_resolved_for_who_asked_before(stage):
@@ -451,7 +455,8 @@ def test_what_a_returning_server_had_applied_is_resolved_for_who_asked_before(st
     version = ModelVersion(1, 5)
     applied = AppliedIds(worker="a", incarnation=1, low=0, recent=((0, version, 2),))
     outcome = Committed(version=version, tau=2)
-    assert stage.tell(holds(5, applied=(applied,))) == [Resolve(to="a", update=update("a"), outcome=outcome, reason="")]
+    resolved = Resolve(to="a", update=update("a"), outcome=outcome, reason="")
+    assert stage.tell(holds(5, applied=(applied,))) == [resolved, SERVES]
 
 
 def test_what_a_returning_server_holds_is_adopted_and_planned_by_nobody_else(stage):

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 from mlfabric.protocol import (
-    STEPS_KEPT,
     AppliedIds,
     Commit,
     CommitsReported,
@@ -14,7 +13,6 @@ from mlfabric.protocol import (
     Drop,
     Expect,
     GroupOf,
-    HostModel,
     InitialReceived,
     Instruction,
     Keep,
@@ -73,7 +71,10 @@ def claim(stage: Stage, server_epoch: int = 2, incarnation: int = 7, promoted: s
 
 def serves(stage: Stage, number: int, epoch: int = 2, **fields: Any) -> list[Instruction]:
     """Let the new server say what it holds."""
-    return stage.tell(replace(holds(number, epoch_base=number, **fields), version=ModelVersion(epoch, number)))
+    earlier = (ModelVersion(1, 0),)
+    return stage.tell(
+        replace(holds(number, epoch_base=number, earlier=earlier, **fields), version=ModelVersion(epoch, number))
+    )
 
 
 def back(stage: Stage, incarnation: int = 1, server_epoch: int = 1) -> list[Instruction]:
@@ -85,18 +86,6 @@ def refusals(found: list[Instruction]) -> list[RefuseReason]:
     return [i.cause for i in only(Refuse, found)]
 
 
-def test_a_replica_that_has_less_than_workers_know_of_keeps_no_version_of_before_when_it_takes_its_primarys_place():
-    stage = Stage(epoch=7)
-    stage.server(held=(SPEC,), server_epochs=(1,))
-    stage.tell(holds(3))
-    stage.worker("a")
-    seeded(stage, version=3, term=7 * TERM + 1, updates=4)
-    stage.worker("b", known=ModelVersion(4, 2))  # the primary of a former scheduler, or of another model
-    assert [p.server_epoch for p in only(Promote, lose_primary(stage))] == [5]
-    claim(stage, server_epoch=5)
-    assert [order.epoch for order in only(HostModel, serves(stage, 3, epoch=5))] == [6]
-
-
 def test_a_replica_is_told_to_take_the_place_of_a_primary_that_does_not_come_back_in_time():
     stage = followed("a")
     assert not only(Promote, silent(stage))
@@ -105,23 +94,6 @@ def test_a_replica_is_told_to_take_the_place_of_a_primary_that_does_not_come_bac
     stage.wait(1)
     assert only(Promote, stage.tick()) == [Promote(to="r", server="s", server_epoch=2, foretold=(), reason="")]
     assert not only(Promote, stage.tell(Tick()))
-
-
-def goes_on_under_a_later_epoch(stage: Stage) -> None:
-    """Let a worker come that knows of versions of another model; the primary goes on above them."""
-    stage.worker("b", known=ModelVersion(4, 7))
-    stage.tell(replace(holds(3, epoch_base=STEPS_KEPT), version=ModelVersion(5, 3)))
-    assert stage.pushes.version == (5, 3)
-
-
-def test_a_replica_takes_the_place_of_a_primary_that_went_on_under_a_later_epoch_and_did_not_seed_it_anew():
-    stage = followed("a")
-    goes_on_under_a_later_epoch(stage)
-    assert [p.server_epoch for p in only(Promote, lose_primary(stage))] == [6]
-    claim(stage, server_epoch=6)
-    (order,) = only(HostModel, serves(stage, 3, epoch=6))
-    assert order.epoch == 7
-    assert stage.pushes.lost == 0
 
 
 def test_a_replica_of_a_primary_that_began_anew_since_does_not_take_its_place():
@@ -287,7 +259,9 @@ def test_what_was_committed_and_is_made_once_more_is_not_counted_as_lost():
     lose_primary(stage)
     claim(stage)
     again = AppliedIds(worker="a", incarnation=1, low=0, recent=((0, ModelVersion(2, 4), 0),))
-    stage.tell(replace(holds(4, epoch_base=3, applied=(again,)), version=ModelVersion(2, 4)))
+    stage.tell(
+        replace(holds(4, epoch_base=3, earlier=(ModelVersion(1, 0),), applied=(again,)), version=ModelVersion(2, 4))
+    )
     assert stage.pushes.lost == 1
     (resolved,) = only(Resolve, stage.ask(push("a", 0, computed_from=3)))
     assert resolved.outcome == Committed(version=ModelVersion(2, 4), tau=0)
@@ -454,7 +428,7 @@ def test_who_joins_later_is_told_the_server_epoch():
     lose_primary(stage)
     claim(stage)
     (welcome,) = only(Welcome, stage.worker("b"))
-    assert welcome.server_epoch == 1  # the new server may never hear that it is one
+    assert welcome.server_epoch == 0  # it is told when the new server has said what it holds
     serves(stage, 3)
     (welcome,) = only(Welcome, stage.worker("c"))
     assert welcome.server_epoch == 2

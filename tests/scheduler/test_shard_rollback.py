@@ -47,6 +47,8 @@ MODES = [Mode.ASYNCHRONOUS, Mode.SYNCHRONOUS, Mode.STALE_SYNCHRONOUS]
 OLD = 192
 MADE = Committed(version=ModelVersion(1, 255), tau=0)
 
+FIRST = (ModelVersion(1, 0),)
+
 
 def kinds(instructions, *wanted):
     return [i for i in instructions if isinstance(i, wanted)]
@@ -64,7 +66,9 @@ def resumes(stage: ShardStage, shard: int, version: int = OLD, incarnation: int 
     """Let a new process of a server go on from a checkpoint."""
     spec = stage.whole.parts[shard].pushes.spec
     told = stage.server(f"s{shard}", incarnation=incarnation, held=(spec,))
-    holds = replace(part_holds(shard, version), spec=spec, version=ModelVersion(epoch, version), epoch_base=version)
+    holds = replace(
+        part_holds(shard, version), spec=spec, version=ModelVersion(epoch, version), epoch_base=version, earlier=FIRST
+    )
     return told + stage.ask(holds)
 
 
@@ -323,7 +327,7 @@ def gone_back(version: int = OLD, received: tuple[UpdateId, ...] = ()) -> ShardS
     for shard in range(2):
         stage.server(f"s{shard}", held=(PARTS[shard],))
         holds = part_holds(shard, version, received=() if shard else received)
-        stage.tell(replace(holds, version=ModelVersion(2, version), epoch_base=version))
+        stage.tell(replace(holds, version=ModelVersion(2, version), epoch_base=version, earlier=FIRST))
     stage.worker("a", spec=CUT)
     return stage
 

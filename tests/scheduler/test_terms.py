@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlfabric.protocol import MemberJoined, Refuse, RefuseReason, TermShown, Tick, Welcome
+from mlfabric.protocol.lineage import name_of_epoch
 from mlfabric.scheduler.runner import next_epoch
 from mlfabric.scheduler.terms import Verdict, verdict
 from mlfabric.specs import NO_TERM, Role, Term
@@ -52,6 +53,7 @@ def test_of_two_schedulers_that_serve_members_exactly_one_is_fenced_or_rises(one
 
 def test_who_has_been_succeeded_refuses_everybody_and_decides_nothing_any_more():
     stage = Stage(epoch=5)
+    stage.state.context.numbers.last_server_epoch = 0
     stage.trained("w1", "w2")
     assert stage.tell(push("w1")) == []
     (refused,) = stage.state.handle(joining("w3", Term(6, 0)), stage.now_ns)
@@ -85,6 +87,16 @@ def test_members_of_earlier_schedulers_are_let_in():
     stage = Stage(epoch=5)
     answers = stage.state.handle(joining("s", Term(4, 3), Role.SERVER), stage.now_ns)
     assert [type(answer) for answer in answers] == [Welcome]
+
+
+def test_a_scheduler_rises_above_the_term_that_the_epoch_of_a_checkpoint_is_of():
+    stage = Stage(epoch=5).trained("w1")
+    brought = replace(SPEC, name="other")
+    for term, wanted in ((5, Verdict.STAYS), (7, Verdict.RISES)):
+        came = joining(f"from {term}", NO_TERM, Role.SERVER)
+        stage.state.handle(replace(came, held=(brought,), server_epochs=(name_of_epoch(term, 3),)), stage.now_ns)
+        assert stage.state.verdict is wanted
+    assert stage.state.seen.epoch == 7
 
 
 def test_an_epoch_is_above_the_file_s_the_clock_s_and_what_members_have_seen(tmp_path):

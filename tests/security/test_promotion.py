@@ -49,14 +49,14 @@ def test_a_replica_s_certificate_is_good_for_its_server_s_name_and_under_the_nex
         ):
             settings = worker_settings(address, "w", certificates)
             with mlfabric.register_as_worker(model, model_name="model", settings=settings) as worker:
-                assert push(worker, model) == (1, 1)
+                assert push(worker, model) == fabric.version(1, 1)
                 wait_until(lambda: replication(fabric).phase is Phase.FOLLOWING, "the model is followed")
                 wait_until(lambda: replication(fabric).version.number == 1, "all is at the replica")
                 wait_until(lambda: "monitor-0" in fabric.scheduler.state.context.members, "the monitor is there")
                 primary.kill()
-                assert push(worker, model) == (2, 2)
+                assert push(worker, model) == (promoted := fabric.version(2, 2))
                 assert heir._service.server is not None
                 reporter = heir._service.server._reporter
                 wait_until(lambda: reporter.sent, "the monitor has taken what the new server reports")
                 fabric.restart_scheduler(security=security)
-                assert push(worker, model) == (2, 3)
+                assert push(worker, model) == (promoted.epoch, 3)

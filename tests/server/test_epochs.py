@@ -1,12 +1,12 @@
-"""No server epoch begins twice, however often a server goes on from one checkpoint."""
+"""Epochs of schedulers and servers on disk, and which versions a server counts as of its path."""
 
 from __future__ import annotations
 
 import pytest
 
-from mlfabric.epochs import begin_epoch, clean_epoch, note_epoch
+from mlfabric.epochs import begin_epoch, last_epoch, note_epoch
 from mlfabric.errors import FabricError
-from mlfabric.protocol import STEPS_KEPT, DropReason, Expected, ModelVersion, UpdateId
+from mlfabric.protocol import DropReason, Expected, ModelVersion, UpdateId
 from mlfabric.server.checkpoint import CheckpointDir, CheckpointExtra
 from mlfabric.server.gate import Gate
 from mlfabric.server.resume import extra_of, resume
@@ -21,13 +21,13 @@ def test_an_epoch_is_later_than_all_before_and_not_below_what_is_asked_for(tmp_p
     assert [begin_epoch(path, 2), begin_epoch(path, 2), begin_epoch(path, 8), begin_epoch(path, 3)] == [2, 3, 8, 9]
 
 
-def test_a_server_that_begins_twice_from_one_checkpoint_gives_no_version_twice(tmp_path):
+def test_a_server_resumes_in_the_epoch_of_its_checkpoint_until_the_scheduler_names_one(tmp_path):
     checkpoints = CheckpointDir(tmp_path)
     store = ModelStore(SPEC)
     store.initialise(bytes(SPEC.layout.size_bytes))
-    checkpoints.save(store, CheckpointExtra(server_epoch=1, log_position=0, applied=[]))
-    versions = [holds.version for _ in range(2) for holds, _ in resume(checkpoints, "s")]
-    assert versions == [ModelVersion(2, 0), ModelVersion(3, 0)]
+    checkpoints.save(store, extra_of(ModelVersion(7, 0), (), (ModelVersion(3, 0), ModelVersion(7, 0))))
+    ((holds, _),) = resume(checkpoints, "s")
+    assert (holds.version, holds.began) == (ModelVersion(7, 0), (ModelVersion(3, 0), ModelVersion(7, 0)))
 
 
 @pytest.mark.parametrize("spoil", [lambda path: path.write_text("soon"), lambda path: path.mkdir()])
@@ -38,51 +38,40 @@ def test_a_server_that_cannot_write_its_epoch_down_does_not_begin(spoil, tmp_pat
         begin_epoch(path, 1)
 
 
-def test_an_epoch_that_the_scheduler_gave_is_kept_unless_a_later_one_was_begun(tmp_path):
+def test_an_epoch_that_a_server_begins_is_kept_with_its_parent_and_the_version_at_which_it_begins(tmp_path):
     path = tmp_path / "folder" / "m.epoch"
-    note_epoch(path, 4, 0)
-    note_epoch(path, 3, 0)
-    assert begin_epoch(path, 2) == 5
+    assert last_epoch(path) == -1
+    note_epoch(path, ModelVersion(4, 17), 3)
+    assert (last_epoch(path), path.read_text()) == (4, "4 3 17\n")
 
 
-def test_the_last_epoch_for_which_nothing_of_before_counts_is_remembered_through_later_ones(tmp_path):
-    path = tmp_path / "m.epoch"
-    assert clean_epoch(path) == 0
-    note_epoch(path, 4, 4)
-    note_epoch(path, 5, 4)
-    assert begin_epoch(path, 2) == 6
-    assert clean_epoch(path) == 4
-
-
-def test_an_epoch_that_counts_already_may_be_noted_later_as_one_for_which_nothing_of_before_counts(tmp_path):
-    path = tmp_path / "m.epoch"
-    note_epoch(path, 5, 0)
-    note_epoch(path, 5, 4)
-    assert clean_epoch(path) == 4
-    assert begin_epoch(path, 2) == 6
-
-
-def test_who_resumes_from_before_an_epoch_for_which_nothing_of_before_counts_takes_nothing_of_before(tmp_path):
+@pytest.mark.parametrize(
+    ("written", "path"),
+    [
+        ([], [(4, 0)]),
+        ([[1, 0], [4, 20]], [(1, 0), (4, 20)]),
+        ([[1, 0], [2, -1], [4, 20]], [(2, 0), (4, 20)]),
+        ([[1, 0], [2, 9], [3, -2]], [(3, 0), (4, 0)]),
+    ],
+)
+def test_checkpoints_of_releases_in_which_servers_named_epochs_are_resumed(written, path, tmp_path):
     checkpoints = CheckpointDir(tmp_path)
     store = ModelStore(SPEC)
     store.initialise(bytes(SPEC.layout.size_bytes))
-    checkpoints.save(store, extra_of(ModelVersion(1, 0), (), (ModelVersion(1, 0),)))
-    note_epoch(checkpoints.epoch_path(SPEC.name), 6, 6)
-    ((holds, store),) = resume(checkpoints, "s")
-    assert (holds.version, holds.earlier) == (ModelVersion(7, 0), (ModelVersion(1, 0), ModelVersion(6, STEPS_KEPT)))
-    checkpoints.save(store, extra_of(holds.version, (), (*holds.earlier, ModelVersion(7, 0))))
-    ((again, _),) = resume(checkpoints, "s")
-    assert again.earlier == (ModelVersion(1, 0), ModelVersion(6, STEPS_KEPT), ModelVersion(7, 0))
+    checkpoints.save(store, CheckpointExtra(server_epoch=4, log_position=0, applied=[], epochs=written))
+    ((holds, _),) = resume(checkpoints, "s")
+    assert [tuple(began) for began in holds.began] == path
 
 
-def test_what_was_lost_in_an_earlier_epoch_stays_lost_however_far_later_ones_came():
+@pytest.mark.parametrize("is_part", [False, True])
+def test_what_was_lost_in_an_earlier_epoch_stays_lost_however_far_later_ones_came(is_part):
     """Epoch 1 got to 22 and was kept up to 20, epoch 2 got to 30 and was kept up to 25."""
     gate = Gate(
         version=ModelVersion(3, 26),
-        epoch_base=25,
+        began=(ModelVersion(1, 0), ModelVersion(2, 20), ModelVersion(3, 25)),
+        is_part=is_part,
         initialised=True,
         synchronous=False,
-        earlier=(ModelVersion(1, 0), ModelVersion(2, 20)),
     )
     bases = [ModelVersion(1, 20), ModelVersion(1, 22), ModelVersion(2, 25), ModelVersion(2, 26), ModelVersion(3, 26)]
     members = [Expected(UpdateId("w", 1, 0), base, 0, 0.0) for base in bases]
@@ -96,11 +85,16 @@ def test_what_was_lost_in_an_earlier_epoch_stays_lost_however_far_later_ones_cam
     ]
 
 
-def test_a_checkpoint_knows_where_every_epoch_before_it_began(tmp_path):
-    checkpoints = CheckpointDir(tmp_path)
-    store = ModelStore(SPEC)
-    store.initialise(bytes(SPEC.layout.size_bytes))
-    began = (ModelVersion(1, 0), ModelVersion(2, 20))
-    checkpoints.save(store, extra_of(ModelVersion(2, 0), (), began))
-    ((holds, _),) = resume(checkpoints, "s")
-    assert holds.earlier == began
+@pytest.mark.parametrize(
+    ("epoch", "is_part", "counts"), [(2, False, False), (2, True, True), (0, True, False), (9, False, False)]
+)
+def test_only_parts_take_what_was_computed_in_an_epoch_that_is_not_on_their_path(epoch, is_part, counts):
+    gate = Gate(
+        version=ModelVersion(3, 26),
+        began=(ModelVersion(1, 0), ModelVersion(3, 25)),
+        is_part=is_part,
+        initialised=True,
+        synchronous=False,
+    )
+    refusal = gate.refusal(Expected(UpdateId("w", 1, 0), ModelVersion(epoch, 24), 0, 0.0), 0, tau_max=10)
+    assert (None if refusal is None else refusal.cause) is (None if counts else DropReason.ROLLED_BACK)

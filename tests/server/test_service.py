@@ -12,7 +12,6 @@ import pytest
 from mlfabric import ServerOptions, register_as_server
 from mlfabric.channels import Frame, FrameKind, TcpOptions
 from mlfabric.errors import FabricError, UsageError
-from mlfabric.protocol import ModelVersion
 from mlfabric.specs import RuleSpec
 from mlfabric.v1 import data_pb2, session_pb2, types_pb2
 from tests.fabric.harness import Fabric, Line, RawWorker, fabric, small_model, wait_until
@@ -160,8 +159,8 @@ def test_a_payload_nobody_granted_breaks_the_connection_only(raw: RawWorker) -> 
     assert line.is_closed()
 
 
-def test_a_version_from_the_future_is_dropped(raw: RawWorker) -> None:
-    raw.tell(raw.request(computed_from=ModelVersion(1, 50)))
+def test_a_version_from_the_future_is_dropped(raw: RawWorker, running: Fabric) -> None:
+    raw.tell(raw.request(computed_from=running.version(1, 50)))
     drop = raw.told("drop")
     assert isinstance(drop, session_pb2.Drop)
     assert drop.cause == session_pb2.DROP_CAUSE_FUTURE_VERSION

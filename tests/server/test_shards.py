@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from mlfabric.protocol import (
-    STEPS_KEPT,
     CancelServe,
     Committed,
     Conclude,
@@ -20,7 +17,6 @@ from mlfabric.protocol import (
     ModelVersion,
     Prepare,
     Prepared,
-    ServerHolds,
     SumId,
     TransferEnd,
     TransferEnded,
@@ -43,7 +39,6 @@ from tests.server.stage import (
     get,
     grant,
     group_report,
-    hosted,
     member,
     offer,
     refuse,
@@ -459,54 +454,3 @@ def test_the_oldest_push_may_come_though_the_budget_is_used_up():
     assert stage.tell(offer(other, 2)) == []
     stage.tell(expect(C, 3))
     assert stage.tell(offer(C, 3)) == [grant(C, 3)]
-
-
-# Later epochs
-
-
-def later(epoch: int):
-    return replace(hosted(), epoch=epoch)
-
-
-def epochs(actions: list[act.Action]) -> list[tuple[ModelVersion, ...]]:
-    """Return at which versions epochs began, as the server says it."""
-    return [a.event.began for a in actions if isinstance(a, act.Report) and isinstance(a.event, ServerHolds)]
-
-
-def refuses_what_is_from(epoch: int, stage: Stage) -> bool:
-    """Tell whether an update is refused that was computed from the present number under this epoch."""
-    stage.bring(B, 9, computed_from=stage.model.version.number, epoch=epoch)
-    number = stage.model.version.number + 1
-    return [one.cause for one in said(stage.tell(prepare(9, B, version=number, epoch=6)))] == [DropReason.ROLLED_BACK]
-
-
-def test_a_part_that_is_told_of_a_later_epoch_keeps_its_steps_and_takes_nothing_from_before(stage):
-    assert epochs(stage.tell(later(6))) == [((1, 0), (6, STEPS_KEPT), (6, 0))]
-    assert refuses_what_is_from(5, stage)
-    assert stage.tell(later(6)) == []
-
-
-def test_a_part_that_counts_under_that_epoch_already_takes_nothing_from_before_it_either(stage):
-    stage.tell(want(G))
-    stage.tell(serve(G, version=ModelVersion(6, 0)))
-    assert stage.model.version == (6, 0)
-    assert epochs(stage.tell(later(6))) == [((1, 0), (6, STEPS_KEPT), (6, 0))]
-    assert stage.model.cleared == 6
-    assert refuses_what_is_from(5, stage)
-
-
-def test_a_part_that_prepares_a_step_goes_on_under_the_later_epoch_after_it(stage):
-    bring_and_prepare(stage, A, 1)
-    assert epochs(stage.tell(later(6))) == []
-    stage.tell(conclude(1))
-    assert epochs(stage.step(A)) == [((1, 0), (6, STEPS_KEPT), (6, 1))]
-    assert stage.model.version == (6, 1)
-
-
-def test_a_part_that_prepares_a_step_under_the_later_epoch_takes_nothing_from_before_it_after_that(stage):
-    stage.bring(A, 1)
-    stage.tell(prepare(1, A, epoch=6))
-    assert epochs(stage.tell(later(6))) == []
-    stage.tell(act.StepPrepared(model="net", unit=1))
-    stage.tell(conclude(1))
-    assert epochs(stage.step(A)) == [((1, 0), (6, STEPS_KEPT), (6, 0))]

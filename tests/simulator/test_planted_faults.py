@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from mlfabric.protocol import ModelVersion
-from mlfabric.scheduler.known_epochs import KnownEpochs
+from mlfabric.protocol.lineage import name_of_epoch
+from mlfabric.scheduler.context import NumberMaker
 from mlfabric.server import actions as act
 from mlfabric.server.gate import Gate
 from mlfabric.server.hosted import HostedModel
@@ -115,8 +115,8 @@ def test_a_scheduler_that_begins_an_epoch_which_it_could_not_write_down_is_caugh
 
 
 def test_a_resumed_server_that_takes_an_epoch_which_was_used_before_is_caught(monkeypatch):
-    monkeypatch.setattr(Checkpoint, "next_epoch", lambda self, last: self.holds.version.epoch + 1)
-    caught("made version", with_only(server_hz=8.0))
+    monkeypatch.setattr(NumberMaker, "next_server_epoch", lambda self: name_of_epoch(self._epoch, 1))
+    caught("came after", with_only(server_hz=8.0))
 
 
 def test_a_server_that_begins_with_nothing_under_the_epoch_of_before_is_caught(monkeypatch):
@@ -125,43 +125,12 @@ def test_a_server_that_begins_with_nothing_under_the_epoch_of_before_is_caught(m
     caught("is given twice", with_only(server_hz=8.0, amnesia=1.0))
 
 
-def forgetful(seed: int) -> SimulationConfig:
-    """Draw a fabric whose schedulers and servers begin anew with nothing, sometimes both."""
-    return with_only(server_hz=8.0, amnesia=1.0, scheduler_hz=8.0)(seed)
-
-
-def test_a_scheduler_that_does_not_hear_what_workers_know_of_is_caught(monkeypatch):
-    monkeypatch.setattr(KnownEpochs, "joins", lambda *_: None)
-    monkeypatch.setattr(KnownEpochs, "asks", lambda *_: iter(()))
-    caught("waits for ever", forgetful)
-
-
-def test_a_worker_that_does_not_say_what_it_knows_of_sees_two_models_that_are_called_alike(monkeypatch):
-    monkeypatch.setattr(DaemonState, "known", ModelVersion(0, 0))
-    caught("has seen two models that are called", forgetful)
-
-
-def test_a_scheduler_that_does_not_hear_who_comes_later_is_caught(monkeypatch):
-    monkeypatch.setattr(KnownEpochs, "look", lambda *_: iter(()))
-    caught("has seen two models that are called", forgetful, first=110)
-
-
-def test_a_server_that_goes_on_under_a_later_epoch_and_takes_updates_from_before_is_caught(monkeypatch):
-    take_epoch = HostedModel._take_epoch
-
-    def unaware(self):
-        yield from take_epoch(self)
-        self._epoch_base = max(0, self._epoch_base)
-
-    monkeypatch.setattr(HostedModel, "_take_epoch", unaware)
-    caught("which was lost", forgetful)
-
-
 def test_an_update_that_was_computed_from_a_lost_version_is_caught(monkeypatch):
     refusal = Gate.refusal
 
     def unaware(self, member, place, tau_max):
-        return refusal(replace(self, epoch_base=self.version.number, earlier=()), member, place, tau_max)
+        base = member.computed_from._replace(epoch=self.version.epoch)
+        return refusal(self, member._replace(computed_from=base), place, tau_max)
 
     monkeypatch.setattr(Gate, "refusal", unaware)
     caught("which was lost", with_only(server_hz=6.0))

@@ -135,7 +135,7 @@ def goes_on(worker: mlfabric.Worker) -> None:
     """Nothing was changed: the next push is the first step, and what it was computed from is its own."""
     assert worker._samples == ()
     assert worker.push(update=ones(), norm=10.0).result(10) == mlfabric.Committed(
-        version=mlfabric.ModelVersion(1, 1), tau=0
+        version=mlfabric.ModelVersion(worker.version.epoch, 1), tau=0
     )
 
 

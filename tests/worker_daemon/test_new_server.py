@@ -13,6 +13,7 @@ def new_server(server_epoch: int = 2) -> NewServer:
 
 def test_what_is_under_way_is_stopped_and_everything_open_is_asked_for_again():
     stage = Stage()
+    stage.tell(act.EpochBegan(epoch=1, server_epoch=1))
     stage.push(0)
     stage.get(0)
     stage.tell(send(0))
@@ -38,6 +39,7 @@ def test_a_model_of_an_earlier_server_is_not_taken():
 
 def test_who_was_away_hears_of_it_when_it_is_admitted():
     stage = Stage()
+    stage.tell(act.EpochBegan(epoch=1, server_epoch=1))
     stage.push(0)
     stage.tell(send(0))
     found = stage.tell(act.EpochBegan(epoch=1, server_epoch=2))

@@ -314,7 +314,9 @@ def test_a_new_scheduler_does_not_wait_for_ever_for_workers_that_do_not_come_bac
 
 
 def test_an_iteration_from_before_this_scheduler_is_left_to_the_server():
-    stage = Stage(epoch=2).trained("a", "b", spec=SYNCHRONOUS)
+    stage = Stage(epoch=2)
+    stage.state.context.numbers.last_server_epoch = 0
+    stage.trained("a", "b", spec=SYNCHRONOUS)
     under_way(stage, "a")
     stage.tell(holds(version=0, spec=SYNCHRONOUS, received=(update("a"), update("b"))))
     assert under_way(stage, "a", "b") == []
