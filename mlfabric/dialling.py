@@ -8,9 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from google.protobuf.message import DecodeError
 
 from mlfabric.channels import Channel, Connection
-from mlfabric.errors import UnavailableError
+from mlfabric.errors import FabricError, UnavailableError
+from mlfabric.exchange import TurnedAwayError
 
 __all__ = ["Dialled"]
 
@@ -28,12 +33,30 @@ class Dialled:
         self._busy: defaultdict[str, set[Connection]] = defaultdict(set)
         self._dialling: defaultdict[str, set[asyncio.Future[Connection]]] = defaultdict(set)
 
-    async def take(self, address: str) -> Connection:
-        """Return a connection for one transfer, to be kept or discarded after it.
+    @asynccontextmanager
+    async def line(self, address: str) -> AsyncIterator[Connection]:
+        """Give a connection for one transfer; only one whose framing is whole is kept.
 
         Raises:
             UnavailableError: the address cannot be reached, or was broken off meanwhile.
         """
+        connection: Connection | None = None
+        try:
+            yield (connection := await self._take(address))
+        except TurnedAwayError:
+            self._keep(address, connection)
+            raise
+        except (FabricError, DecodeError):
+            # whatever broke it may have broken idle ones to the same place
+            self._drop(address, connection, *self._idle.pop(address, ()))
+            raise
+        except BaseException:
+            self._drop(address, connection)
+            raise
+        else:
+            self._keep(address, connection)
+
+    async def _take(self, address: str) -> Connection:
         idle = self._idle[address]
         connection = idle.pop() if idle else await self._dial(address)
         self._busy[address].add(connection)
@@ -52,22 +75,17 @@ class Dialled:
         finally:
             self._dialling[address].discard(dialling)
 
-    def keep(self, address: str, connection: Connection) -> None:
+    def _keep(self, address: str, connection: Connection | None) -> None:
         """Let a connection be used again: nothing is on its way over it."""
         if connection in self._busy[address]:
             self._busy[address].remove(connection)
             self._idle[address].append(connection)
 
-    def drop(self, address: str, connection: Connection) -> None:
-        """Close a connection in the middle of what it was for."""
-        self._busy[address].discard(connection)
-        connection.close()
-
-    def discard(self, address: str, broken: Connection | None) -> None:
-        """Close a broken connection, and idle ones to the same place: whatever broke it may have broken them."""
-        for connection in (broken, *self._idle.pop(address, ())):
-            if connection is not None:
-                self.drop(address, connection)
+    def _drop(self, address: str, *connections: Connection | None) -> None:
+        """Close connections in the middle of what they were for."""
+        for connection in filter(None, connections):
+            self._busy[address].discard(connection)
+            connection.close()
 
     def break_off(self, address: str) -> None:
         """Close all connections to an address, and dial it no longer."""

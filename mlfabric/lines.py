@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError
 from mlfabric import wire
 from mlfabric.channels import TICKET_BYTES, Connection, ConnectionClosedError, Frame, FrameKind, TransferRecord
 from mlfabric.errors import FabricError, TransferError
+from mlfabric.exchange import LONGEST_REASON, reason_of
 from mlfabric.fail_stop import Failed, Tasks
 from mlfabric.offers import (
     Answer,
@@ -33,10 +34,8 @@ from mlfabric.offers import (
 from mlfabric.protocol import GetId, ModelVersion, TransferId
 from mlfabric.v1 import data_pb2
 
-__all__ = ["Line", "Lines", "Recorded", "reason_of"]
+__all__ = ["Line", "Lines", "Recorded"]
 
-# A reason quotes what was given, and a frame holds only so much.
-LONGEST_REASON = 4096
 Recorded: TypeAlias = Callable[[TransferRecord, str], None]
 """Takes the record of a transfer and its other end."""
 
@@ -253,11 +252,6 @@ class Lines(ABC, Generic[GrantedT]):
         task = self._tasks.spawn(coroutine)
         line.running.add(task)
         task.add_done_callback(line.running.discard)
-
-
-def reason_of(refusal: Frame) -> str:
-    """Return why the other end refuses; what becomes of it may have to fit into a frame again."""
-    return data_pb2.RefuseMeta.FromString(refusal.meta).reason[:LONGEST_REASON]
 
 
 def _seed_of(meta: data_pb2.OfferMeta) -> SeedOffered | None:

@@ -16,6 +16,7 @@ from mlfabric.values import dataclass
 __all__ = [
     "EARLY_WAIT_NS",
     "UNCLAIMED_NS",
+    "WITH_OFFER_BYTES",
     "Abandon",
     "Answer",
     "Early",
@@ -37,6 +38,8 @@ __all__ = [
 
 EARLY_WAIT_NS = 5_000_000_000
 UNCLAIMED_NS = 10_000_000_000  # a worker comes for a transfer as soon as it hears of it
+WITH_OFFER_BYTES = 16 * 1024
+"""A transfer this small travels with its offer: to wait for the grant would cost more than sending it."""
 
 Outcomes = tuple[tuple[UpdateId, Outcome], ...]
 """What became of updates."""

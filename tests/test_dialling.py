@@ -11,6 +11,7 @@ import pytest
 from mlfabric.channels import Channel, Connection, ConnectionClosedError, MemoryChannel, MemoryNetwork
 from mlfabric.dialling import Dialled
 from mlfabric.errors import TransferError, UnavailableError
+from mlfabric.exchange import TurnedAwayError
 
 
 async def silent(connection: Connection) -> None:
@@ -29,6 +30,11 @@ class Slow:
         return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
 
 
+async def taken(dialled: Dialled, address: str) -> None:
+    async with dialled.line(address):
+        pass
+
+
 @pytest.fixture
 async def network() -> AsyncIterator[tuple[Dialled, str, str]]:
     network = MemoryNetwork()
@@ -41,44 +47,66 @@ async def network() -> AsyncIterator[tuple[Dialled, str, str]]:
 
 async def test_a_connection_that_was_kept_is_used_again_for_the_same_place(network: tuple[Dialled, str, str]) -> None:
     dialled, first, second = network
-    one = await dialled.take(first)
-    other = await dialled.take(first)
-    assert one is not other
-    dialled.keep(first, one)
-    assert await dialled.take(second) is not one
-    assert await dialled.take(first) is one
+    async with dialled.line(first) as one, dialled.line(first) as other:
+        assert one is not other
+    with suppress(TurnedAwayError):
+        async with dialled.line(second) as refused:
+            assert refused not in (one, other)
+            raise TurnedAwayError("not now")
+    async with dialled.line(second) as again:
+        assert again is refused
+    async with dialled.line(first) as again, dialled.line(first) as once_more:
+        assert {again, once_more} == {one, other}
 
 
 async def test_idle_connections_to_where_one_broke_are_not_used_again(network: tuple[Dialled, str, str]) -> None:
     dialled, first, second = network
-    idle, broken, elsewhere = await dialled.take(first), await dialled.take(first), await dialled.take(second)
-    dialled.keep(first, idle)
-    dialled.keep(second, elsewhere)
-    dialled.discard(first, broken)
-    assert await dialled.take(first) not in (idle, broken)
-    assert await dialled.take(second) is elsewhere
+    async with dialled.line(second) as elsewhere:
+        pass
+    with suppress(TransferError):
+        async with dialled.line(first) as broken:
+            async with dialled.line(first) as idle:
+                pass
+            raise TransferError("it broke")
+    async with dialled.line(first) as new, dialled.line(second) as same:
+        assert new not in (idle, broken)
+        assert same is elsewhere
+
+
+async def test_what_is_given_up_ends_with_its_connection_alone(network: tuple[Dialled, str, str]) -> None:
+    dialled, first, _ = network
+    with suppress(asyncio.CancelledError):
+        async with dialled.line(first) as given_up:
+            async with dialled.line(first) as idle:
+                pass
+            raise asyncio.CancelledError
+    with pytest.raises(TransferError):
+        await given_up.receive()
+    async with dialled.line(first) as again:
+        assert again is idle
 
 
 async def test_what_waits_for_somebody_who_is_gone_fails_and_nothing_else(network: tuple[Dialled, str, str]) -> None:
     dialled, first, second = network
-    gone, stays = await dialled.take(first), await dialled.take(second)
-    waiting, other = asyncio.create_task(gone.receive()), asyncio.create_task(stays.receive())
-    await asyncio.sleep(0)
-    dialled.break_off(first)
-    with pytest.raises(TransferError):
-        await waiting
-    dialled.keep(first, gone)
-    assert await dialled.take(first) is not gone, "what was broken off is not kept"
-    assert not other.done()
-    dialled.break_off_all()
-    with pytest.raises(TransferError):
-        await other
+    async with dialled.line(second) as stays:
+        async with dialled.line(first) as gone:
+            waiting, other = asyncio.create_task(gone.receive()), asyncio.create_task(stays.receive())
+            await asyncio.sleep(0)
+            dialled.break_off(first)
+            with pytest.raises(TransferError):
+                await waiting
+        async with dialled.line(first) as again:
+            assert again is not gone, "what was broken off is not kept"
+        assert not other.done()
+        dialled.break_off_all()
+        with pytest.raises(TransferError):
+            await other
 
 
 async def test_who_does_not_answer_is_dialled_no_longer() -> None:
     channel = Slow()
     dialled = Dialled(channel)  # type: ignore[arg-type]
-    dialling = asyncio.create_task(dialled.take("there"))
+    dialling = asyncio.create_task(taken(dialled, "there"))
     await channel.dialled.wait()
     dialled.break_off("there")
     with pytest.raises(UnavailableError, match="there does not answer any more"):
@@ -87,7 +115,7 @@ async def test_who_does_not_answer_is_dialled_no_longer() -> None:
 
 async def test_who_dials_may_be_cancelled() -> None:
     channel = Slow()
-    dialling = asyncio.create_task(Dialled(channel).take("there"))  # type: ignore[arg-type]
+    dialling = asyncio.create_task(taken(Dialled(channel), "there"))  # type: ignore[arg-type]
     await channel.dialled.wait()
     dialling.cancel()
     with pytest.raises(asyncio.CancelledError):

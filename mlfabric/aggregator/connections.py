@@ -14,8 +14,9 @@ from mlfabric.aggregator import actions as act
 from mlfabric.aggregator.buffers import Buffers
 from mlfabric.channels import Frame, FrameKind, TransferRecord
 from mlfabric.errors import FabricError, TransferError
+from mlfabric.exchange import reason_of
 from mlfabric.fail_stop import Failed
-from mlfabric.lines import Line, Lines, Recorded, reason_of
+from mlfabric.lines import Line, Lines, Recorded
 from mlfabric.offers import LineEvent, PayloadReceived, TransferBroken
 from mlfabric.protocol import DropReason
 from mlfabric.streaming import NotFiniteError

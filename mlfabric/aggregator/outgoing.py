@@ -7,20 +7,20 @@ the state machine gave it up; only a connection whose framing is whole goes back
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from mlfabric import wire
+from mlfabric import exchange, wire
 from mlfabric.aggregator import actions as act
 from mlfabric.aggregator.buffers import Buffers
 from mlfabric.channels import Channel, Connection, Frame, FrameKind
 from mlfabric.dialling import Dialled
 from mlfabric.errors import FabricError, TransferError
 from mlfabric.fail_stop import Failed, Tasks
-from mlfabric.lines import Recorded, reason_of
+from mlfabric.lines import Recorded
 from mlfabric.protocol import GetId, Sum, SumId
 from mlfabric.streaming import Accumulator
 from mlfabric.v1 import data_pb2
@@ -65,8 +65,13 @@ class Outgoing:
 
     def offer(self, order: act.OfferSum) -> None:
         """Begin to offer a sum and to send it."""
-        may_seal = asyncio.Event()
-        self._spawn(order.plan.sum, self._deliver(order, may_seal), may_seal)
+        plan, may_seal = order.plan, asyncio.Event()
+
+        def failed(detail: str) -> act.AggregatorEvent:
+            return act.SumFailed(sum=plan.sum, detail=detail)
+
+        work = self._run(plan.sum, plan.address, lambda line: self._deliver(line, order, may_seal), failed)
+        self._errands[plan.sum] = _Errand(self._tasks.spawn(work), may_seal)
 
     def seal(self, which: SumId) -> None:
         """Let a sum be sealed as soon as it is sent."""
@@ -75,8 +80,14 @@ class Outgoing:
 
     def fetch(self, order: act.StartFetch) -> None:
         """Begin to fetch a model into a buffer that is reserved now."""
-        self._buffers.reserve_model(order.plan.get, order.spec)
-        self._spawn(order.plan.get, self._fetch(order), asyncio.Event())
+        plan = order.plan
+
+        def failed(detail: str) -> act.AggregatorEvent:
+            return act.FetchFailed(get=plan.get, detail=detail)
+
+        self._buffers.reserve_model(plan.get, order.spec)
+        work = self._run(plan.get, plan.address, lambda line: self._model(line, order), failed)
+        self._errands[plan.get] = _Errand(self._tasks.spawn(work), asyncio.Event())
 
     def give_up(self, which: SumId | GetId) -> None:
         """End an errand at once, and its connection with it."""
@@ -94,45 +105,26 @@ class Outgoing:
 
     # Sums
 
-    async def _deliver(self, order: act.OfferSum, may_seal: asyncio.Event) -> None:
-        plan = order.plan
-
-        async def push(connection: Connection) -> act.AggregatorEvent:
-            return await self._push(connection, order, may_seal)
-
-        def failed(detail: str) -> act.AggregatorEvent:
-            return act.SumFailed(sum=plan.sum, detail=detail)
-
-        await self._run(plan.sum, plan.address, push, failed)
-
-    async def _push(self, connection: Connection, order: act.OfferSum, may_seal: asyncio.Event) -> act.AggregatorEvent:
+    async def _deliver(
+        self, connection: Connection, order: act.OfferSum, may_seal: asyncio.Event
+    ) -> act.AggregatorEvent:
         """Offer a sum, send it when granted, and return what its receiver says."""
         plan, accumulator = order.plan, self._buffers.sum(order.plan.sum)
-        size_bytes = len(accumulator.payload)
-        offer = data_pb2.OfferMeta(
+        meta = data_pb2.OfferMeta(
             transfer=wire.to_transfer_id(plan.sum),
-            size_bytes=size_bytes,
+            size_bytes=len(accumulator.payload),
             host=self._host,
             image=bytes(accumulator.payload) if order.whole else b"",
         )
-        digest = order.spec.layout.digest
-        await connection.send(
-            Frame(kind=FrameKind.OFFER, ticket=plan.ticket, digest=digest, meta=offer.SerializeToString())
-        )
+
+        async def send(frame: Frame) -> Frame:
+            return await self._send_watching(connection, self._payload(connection, plan, frame, accumulator, may_seal))
+
+        payload = await exchange.offer(connection, meta, plan.ticket, order.spec.layout.digest)
         if order.whole:
             self._take_in(act.SumSealed(sum=plan.sum))
-        answer = await connection.receive()
-        if answer.kind is FrameKind.GRANT and not order.whole:
-            frame = Frame(kind=FrameKind.PAYLOAD, ticket=plan.ticket, length=size_bytes, digest=digest)
-            answer = await self._send_watching(
-                connection, self._payload(connection, plan, frame, accumulator, may_seal)
-            )
-        if answer.kind is FrameKind.REFUSE:
-            return act.SumFailed(sum=plan.sum, detail=reason_of(answer))
-        if answer.kind is not FrameKind.OUTCOME:
-            raise TransferError(f"a {answer.kind.name} frame came; wanted OUTCOME")
-        outcomes = tuple(wire.from_outcomes(data_pb2.OutcomeMeta.FromString(answer.meta)).items())
-        return act.OutcomesReceived(sum=plan.sum, outcomes=outcomes)
+        outcomes = await exchange.answer_to(connection, payload, send)
+        return act.OutcomesReceived(sum=plan.sum, outcomes=tuple(outcomes.items()))
 
     @staticmethod
     async def _send_watching(connection: Connection, sending: Coroutine[Any, Any, None]) -> Frame:
@@ -142,7 +134,7 @@ class Outgoing:
             await asyncio.wait({answer, sent}, return_when=asyncio.FIRST_COMPLETED)
             if not sent.done():
                 frame = answer.result()
-                given = reason_of(frame) if frame.kind is FrameKind.REFUSE else ""
+                given = exchange.reason_of(frame) if frame.kind is FrameKind.REFUSE else ""
                 raise TransferError(given or f"a {frame.kind.name} frame came before the sum was sealed")
             sent.result()
             return await answer
@@ -161,37 +153,19 @@ class Outgoing:
         assert record is not None, "a sum has bytes"
         self._recorded(record, plan.receiver)
         await may_seal.wait()
-        await connection.send(Frame(kind=FrameKind.PAYLOAD, ticket=frame.ticket, digest=frame.digest))
+        await connection.send(exchange.seal_of(frame))
         self._take_in(act.SumSealed(sum=plan.sum))
 
     # Models
-
-    async def _fetch(self, order: act.StartFetch) -> None:
-        plan = order.plan
-
-        async def pull(connection: Connection) -> act.AggregatorEvent:
-            return await self._model(connection, order)
-
-        def failed(detail: str) -> act.AggregatorEvent:
-            return act.FetchFailed(get=plan.get, detail=detail)
-
-        await self._run(plan.get, plan.address, pull, failed)
 
     async def _model(self, connection: Connection, order: act.StartFetch) -> act.AggregatorEvent:
         """Say that buffer and slot are here and receive the model."""
         plan, layout = order.plan, order.spec.layout
         relay = self._buffers.model(plan.get)
-        want = data_pb2.WantMeta(get=wire.to_get_id(plan.get), host=self._host)
-        await connection.send(Frame(kind=FrameKind.WANT, ticket=plan.ticket, meta=want.SerializeToString()))
-        frame = await connection.receive()
-        if frame.kind is FrameKind.REFUSE:
-            return act.FetchFailed(get=plan.get, detail=reason_of(frame))
-        if frame.kind is not FrameKind.MODEL or frame.length != layout.size_bytes or frame.digest != layout.digest:
-            raise TransferError(f"{frame.kind.name} of {frame.length} bytes came; wanted MODEL of {layout.size_bytes}")
-        meta = data_pb2.ModelMeta.FromString(frame.meta)
+        length = layout.size_bytes
+        meta = await exchange.want(connection, plan.get, plan.ticket, self._host, length, layout.digest)
         self._take_in(act.ModelComes(get=plan.get, version=wire.from_version(meta.version)))
-        record = await relay.receive(connection, frame.length)
-        self._recorded(record, meta.host)
+        self._recorded(await relay.receive(connection, length), meta.host)
         return act.ModelArrived(get=plan.get)
 
     # Errands
@@ -200,26 +174,15 @@ class Outgoing:
         self,
         which: SumId | GetId,
         address: str,
-        work: Callable[[Connection], Coroutine[Any, Any, act.AggregatorEvent]],
+        work: Callable[[Connection], Awaitable[act.AggregatorEvent]],
         failed: Callable[[str], act.AggregatorEvent],
     ) -> None:
-        """Do work over a connection and take in how it ended; a connection in an unknown state is closed."""
-        connection: Connection | None = None
+        """Do work over a connection and take in how it ended."""
         try:
-            connection = await self._dialled.take(address)
-            ended = await work(connection)
+            async with self._dialled.line(address) as connection:
+                ended = await work(connection)
         except (FabricError, DecodeError) as error:
-            self._dialled.discard(address, connection)
             ended = failed(str(error))
-        except asyncio.CancelledError:
-            if connection is not None:
-                self._dialled.drop(address, connection)
-            raise
-        else:
-            self._dialled.keep(address, connection)
         # Ended by itself: what follows must not find it to be given up.
         self._errands.pop(which, None)
         self._take_in(ended)
-
-    def _spawn(self, which: SumId | GetId, work: Coroutine[Any, Any, None], may_seal: asyncio.Event) -> None:
-        self._errands[which] = _Errand(self._tasks.spawn(work), may_seal)

@@ -36,7 +36,7 @@ from mlfabric.aggregator.actions import (
 from mlfabric.aggregator.memory import Memory
 from mlfabric.aggregator.records import Incoming, RunningSum, Stage
 from mlfabric.aggregator.spent import Spent
-from mlfabric.offers import UNCLAIMED_NS, Outcomes, TransferState
+from mlfabric.offers import UNCLAIMED_NS, WITH_OFFER_BYTES, Outcomes, TransferState
 from mlfabric.precedence import take_out, waits_for
 from mlfabric.protocol import (
     Dropped,
@@ -50,9 +50,7 @@ from mlfabric.protocol import (
 )
 from mlfabric.specs import ModelSpec
 
-__all__ = ["WITH_OFFER_BYTES", "Sums"]
-
-WITH_OFFER_BYTES = 16 * 1024
+__all__ = ["Sums"]
 
 
 class Sums:

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,8 +18,9 @@ import torch
 from google.protobuf.message import DecodeError
 
 from mlfabric import wire
-from mlfabric.channels import Channel, Connection, Frame, FrameKind, TransferRecord
-from mlfabric.errors import FabricError, TransferError
+from mlfabric.channels import Channel, Connection, TransferRecord
+from mlfabric.errors import FabricError
+from mlfabric.exchange import deliver
 from mlfabric.fail_stop import Failed, Tasks
 from mlfabric.protocol import Seed, ServerHolds
 from mlfabric.server import actions as act
@@ -33,7 +35,6 @@ __all__ = ["SeedSender", "packed", "planted"]
 
 log = logging.getLogger("mlfabric.server")
 PAUSE_S = 0.2
-WITH_OFFER_BYTES = 16 * 1024
 MOST_RUNS_OF_SEED = 1_000
 """Ranges of samples that go with a seed: they must fit into what comes before its bytes."""
 
@@ -138,19 +139,13 @@ class SeedSender:
     async def _send(self, order: Seed) -> None:
         """Send until the replica has it; who orders another seed ends this."""
         while True:
-            connection: Connection | None = None
             try:
                 holds, copy = await self._copy(order.model)
-                connection = await self._channel.connect(order.address)
-                await self._offer(connection, order, holds, copy)
+                with closing(await self._channel.connect(order.address)) as connection:
+                    return await self._offer(connection, order, holds, copy)
             except (FabricError, DecodeError) as error:
                 log.info("the seed of %s to %s broke: %s", order.model, order.receiver, error)
                 await asyncio.sleep(PAUSE_S)
-            else:
-                return
-            finally:
-                if connection is not None:
-                    connection.close()
 
     async def _copy(self, model: str) -> tuple[ServerHolds, _Copy]:
         async with self._stores.turn(model):
@@ -177,36 +172,6 @@ class SeedSender:
             seed=wire.to_server_holds(replace(holds, samples=holds.samples.within(MOST_RUNS_OF_SEED))),
             steps=copy.steps,
         )
-        record = await _deliver(connection, meta, order.ticket, holds.spec.layout.digest, copy.payload)
+        record = await deliver(connection, meta, order.ticket, holds.spec.layout.digest, copy.payload)
         if record is not None:
             self._recorded(record, order.receiver)
-
-
-async def _deliver(
-    connection: Connection, meta: data_pb2.OfferMeta, ticket: bytes, digest: int, payload: memoryview
-) -> TransferRecord | None:
-    """Offer a payload, send it once it is granted; return the record of its transfer, None if it went with the offer.
-
-    Args:
-        meta: of the offer.
-        digest: of the model's layout.
-
-    Raises:
-        TransferError: the other end refuses it, or breaks the rules.
-        FabricError: the connection broke.
-    """
-    if payload.nbytes <= WITH_OFFER_BYTES:
-        meta.image = bytes(payload)
-    offer = Frame(kind=FrameKind.OFFER, ticket=ticket, digest=digest, meta=meta.SerializeToString())
-    await connection.send(offer)
-    answer, record = await connection.receive(), None
-    if answer.kind is FrameKind.GRANT:
-        frame = Frame(kind=FrameKind.PAYLOAD, ticket=ticket, length=payload.nbytes, digest=digest)
-        record = await connection.send(frame, (payload,))
-        await connection.send(Frame(kind=FrameKind.PAYLOAD, ticket=ticket, digest=digest))
-        answer = await connection.receive()
-    if answer.kind is FrameKind.REFUSE:
-        raise TransferError(data_pb2.RefuseMeta.FromString(answer.meta).reason)
-    if answer.kind is not FrameKind.OUTCOME:
-        raise TransferError(f"a {answer.kind.name} frame came; wanted OUTCOME")
-    return record

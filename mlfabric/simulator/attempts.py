@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from mlfabric.aggregator.sums import WITH_OFFER_BYTES
+from mlfabric.offers import WITH_OFFER_BYTES
 from mlfabric.protocol import Dropped, DropReason, Fetch, GetId, ModelVersion, Outcome, Send, UpdateId
 from mlfabric.simulator.calls import Book, Caller, Receiver
 from mlfabric.simulator.exact import Image, joined
@@ -65,7 +65,7 @@ class Attempts:
         """Try to push an update."""
 
         def broken(detail: str) -> None:
-            self._take_in(act.SendBroken(update=plan.update, ticket=plan.ticket, detail=detail))
+            self._take_in(act.SendBroken(update=plan.update, ticket=plan.ticket))
 
         receiver = self._book.find(plan.address)
         if receiver is None:
@@ -112,7 +112,7 @@ class Attempts:
         """Try to fetch a model."""
 
         def broken(detail: str) -> None:
-            self._take_in(act.FetchBroken(get=plan.get, ticket=plan.ticket, detail=detail))
+            self._take_in(act.FetchBroken(get=plan.get, ticket=plan.ticket))
 
         receiver = self._book.find(plan.address)
         if receiver is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from mlfabric.aggregator.sums import WITH_OFFER_BYTES
+from mlfabric.offers import WITH_OFFER_BYTES
 from mlfabric.protocol import Outcome, Replicate, SumId, TransferId, UpdateId
 from mlfabric.simulator.calls import Book, Caller, Receiver
 from mlfabric.simulator.exact import Image, added, carried, own_step
@@ -118,7 +118,7 @@ class SimulatedKept:
     def _found_nobody(self, plan: Replicate, what: str) -> None:
         if self._is_alive and plan.transfer in self._attempts and self._attempts[plan.transfer] is None:
             del self._attempts[plan.transfer]
-            self._take_in(act.ReplicaBroken(transfer=plan.transfer, ticket=plan.ticket, detail=what))
+            self._take_in(act.ReplicaBroken(transfer=plan.transfer, ticket=plan.ticket))
 
     def _image(self, transfer: TransferId) -> tuple[Image | None, int]:
         """Return what is sent, None for what is not finite, and its size."""
@@ -142,7 +142,7 @@ class SimulatedKept:
             self._take_in(event)
 
         def broke(detail: str) -> None:
-            ended(act.ReplicaBroken(transfer=plan.transfer, ticket=plan.ticket, detail=detail))
+            ended(act.ReplicaBroken(transfer=plan.transfer, ticket=plan.ticket))
 
         def answered(outcomes: dict[UpdateId, Outcome]) -> None:
             assert not outcomes, "a replica settles nothing"

@@ -139,7 +139,6 @@ class SendBroken:
 
     update: UpdateId
     ticket: bytes
-    detail: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +155,6 @@ class FetchBroken:
 
     get: GetId
     ticket: bytes
-    detail: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +171,6 @@ class ReplicaBroken:
 
     transfer: TransferId
     ticket: bytes
-    detail: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

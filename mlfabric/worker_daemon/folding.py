@@ -6,15 +6,18 @@ Folds of large updates run in a thread, one after the other; what is sent waits 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
+from contextlib import closing
 
 import numpy as np
 import torch
 from google.protobuf.message import DecodeError
 
 from mlfabric import wire
-from mlfabric.channels import Channel, Connection, Frame, FrameKind, TransferRecord
-from mlfabric.errors import FabricError, TransferError
+from mlfabric.channels import Channel, TransferRecord
+from mlfabric.errors import FabricError
+from mlfabric.exchange import deliver
 from mlfabric.fail_stop import Failed, Tasks
 from mlfabric.images import add_value, runs_of
 from mlfabric.protocol import SumId, TransferId, UpdateId
@@ -26,8 +29,8 @@ from mlfabric.worker_daemon import actions as act
 
 __all__ = ["Kept", "fold_into"]
 
+log = logging.getLogger("mlfabric.worker")
 INLINE_BYTES = 256 * 1024
-WITH_OFFER_BYTES = 16 * 1024
 
 
 def fold_into(
@@ -178,44 +181,22 @@ class Kept:
 
     async def _send(self, order: act.StartReplicate, image: memoryview, folds: Sequence[asyncio.Task[None]]) -> None:
         """Make one attempt; the state machine hears how it ended."""
-        plan, connection = order.plan, None
+        plan = order.plan
+        event: act.ReplicaAnswered | act.ReplicaBroken
         await asyncio.gather(*folds)
+        meta = data_pb2.OfferMeta(transfer=wire.to_transfer_id(plan.transfer), size_bytes=image.nbytes, host=self._host)
+        digest = self._spec.layout.digest
         try:
-            connection = await self._channel.connect(order.address)
-            await self._offer(connection, order, image)
-        except (FabricError, DecodeError) as error:
-            event: act.DaemonEvent = act.ReplicaBroken(transfer=plan.transfer, ticket=plan.ticket, detail=str(error))
-        else:
-            event = act.ReplicaAnswered(transfer=plan.transfer, ticket=plan.ticket)
-        finally:
-            if connection is not None:
-                connection.close()
-        self._sends.pop(plan.transfer, None)
-        self._take_in(event)
-
-    async def _offer(self, connection: Connection, order: act.StartReplicate, image: memoryview) -> None:
-        plan, digest = order.plan, self._spec.layout.digest
-        meta = data_pb2.OfferMeta(
-            transfer=wire.to_transfer_id(plan.transfer),
-            size_bytes=image.nbytes,
-            host=self._host,
-            image=bytes(image) if image.nbytes <= WITH_OFFER_BYTES else b"",
-        )
-        await connection.send(
-            Frame(kind=FrameKind.OFFER, ticket=plan.ticket, digest=digest, meta=meta.SerializeToString())
-        )
-        answer = await connection.receive()
-        if answer.kind is FrameKind.GRANT:
-            frame = Frame(kind=FrameKind.PAYLOAD, ticket=plan.ticket, length=image.nbytes, digest=digest)
-            record = await connection.send(frame, (image,), plan.rate_bps)
+            with closing(await self._channel.connect(order.address)) as connection:
+                record = await deliver(connection, meta, plan.ticket, digest, image, plan.rate_bps)
             if record is not None:
                 self._recorded(record, order.receiver)
-            await connection.send(Frame(kind=FrameKind.PAYLOAD, ticket=plan.ticket, digest=digest))
-            answer = await connection.receive()
-        if answer.kind is FrameKind.REFUSE:
-            raise TransferError(data_pb2.RefuseMeta.FromString(answer.meta).reason)
-        if answer.kind is not FrameKind.OUTCOME:
-            raise TransferError(f"a {answer.kind.name} frame came; wanted OUTCOME")
+            event = act.ReplicaAnswered(transfer=plan.transfer, ticket=plan.ticket)
+        except (FabricError, DecodeError) as error:
+            log.debug("an attempt to send %s to %s broke: %s", plan.transfer, order.receiver, error)
+            event = act.ReplicaBroken(transfer=plan.transfer, ticket=plan.ticket)
+        self._sends.pop(plan.transfer, None)
+        self._take_in(event)
 
 
 def _writable(image: bytes) -> memoryview:

@@ -8,12 +8,12 @@ Connections are kept and used again, one transfer at a time; only one whose fram
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from mlfabric.channels import Channel, Connection, Frame, FrameKind
+from mlfabric.dialling import Dialled
 from mlfabric.errors import TransferError
 
 __all__ = ["EXPECTED_WITHIN_S", "RoundLines", "Visit"]
@@ -40,7 +40,7 @@ class RoundLines:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._idle: defaultdict[str, list[Connection]] = defaultdict(list)
+        self.line = Dialled(channel).line
         self._early: dict[bytes, Visit] = {}
         self._expected: dict[bytes, asyncio.Future[Visit]] = {}
 
@@ -105,25 +105,6 @@ class RoundLines:
             self._expected.pop(ticket, None)
 
     @asynccontextmanager
-    async def line(self, address: str) -> AsyncIterator[Connection]:
-        """Return a connection to another worker; it is closed if the transfer fails.
-
-        Raises:
-            UnavailableError: nobody answers there.
-        """
-        idle = self._idle[address]
-        connection = idle.pop() if idle else await self._channel.connect(address)
-        whole = False
-        try:
-            yield connection
-            whole = True
-        finally:
-            if whole:
-                idle.append(connection)
-            else:
-                self._discard(address, connection)
-
-    @asynccontextmanager
     async def fresh_line(self, address: str) -> AsyncIterator[Connection]:
         """Return a connection that nobody has used, and close it at the end: TCP remembers no rate on it.
 
@@ -134,9 +115,4 @@ class RoundLines:
         try:
             yield connection
         finally:
-            connection.close()
-
-    def _discard(self, address: str, broken: Connection) -> None:
-        """Close a broken connection, and idle ones to the same place: whatever broke it may have broken them."""
-        for connection in (broken, *self._idle.pop(address, ())):
             connection.close()

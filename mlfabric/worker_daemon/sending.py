@@ -6,19 +6,20 @@ whatever happens; only a connection whose framing is whole goes back.
 
 from __future__ import annotations
 
-import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from google.protobuf.message import DecodeError
 
-from mlfabric import wire
+from mlfabric import exchange, wire
 from mlfabric.channels import Channel, Connection, Frame, FrameKind, TransferRecord
 from mlfabric.channels.progress import Progress
 from mlfabric.dialling import Dialled
 from mlfabric.errors import FabricError, TransferError
 from mlfabric.fail_stop import Failed, Tasks
-from mlfabric.protocol import Dropped, DropReason, Fetch, ModelVersion, Outcome, Send
+from mlfabric.offers import WITH_OFFER_BYTES
+from mlfabric.protocol import Dropped, DropReason, Fetch, Outcome, Send
 from mlfabric.v1 import data_pb2
 from mlfabric.worker_daemon import actions as act
 from mlfabric.worker_daemon.observing import Observer, Transferred
@@ -26,7 +27,7 @@ from mlfabric.worker_daemon.observing import Observer, Transferred
 __all__ = ["GivenUpError", "Growth", "Parcel", "Transfers"]
 
 
-WITH_OFFER_BYTES = 16 * 1024
+log = logging.getLogger("mlfabric.worker")
 
 
 class GivenUpError(Exception):
@@ -138,62 +139,49 @@ class Transfers:
         await self._tasks.close()
 
     async def _send(self, plan: Send, parcel: Parcel) -> None:
-        connection: Connection | None = None
+        ended: act.OutcomeReceived | act.SendBroken
         try:
-            connection = await self._dialled.take(plan.address)
-            outcome = await self._push(connection, plan, parcel)
-        except asyncio.CancelledError:
-            self._dialled.discard(plan.address, connection)
-            raise
+            async with self._dialled.line(plan.address) as connection:
+                outcome = await self._push(connection, plan, parcel)
+            ended = act.OutcomeReceived(update=plan.update, outcome=outcome)
         except GivenUpError as error:
-            self._take_in(act.OutcomeReceived(update=plan.update, outcome=error.outcome))
+            ended = act.OutcomeReceived(update=plan.update, outcome=error.outcome)
         except (FabricError, DecodeError) as error:
-            self._dialled.discard(plan.address, connection)
-            self._take_in(act.SendBroken(update=plan.update, ticket=plan.ticket, detail=str(error)))
-        else:
-            self._dialled.keep(plan.address, connection)
-            if isinstance(outcome, str):
-                self._take_in(act.SendBroken(update=plan.update, ticket=plan.ticket, detail=outcome))
-            else:
-                self._take_in(act.OutcomeReceived(update=plan.update, outcome=outcome))
+            log.debug("an attempt to send %s to %s broke: %s", plan.update, plan.receiver, error)
+            ended = act.SendBroken(update=plan.update, ticket=plan.ticket)
+        self._take_in(ended)
 
-    async def _push(self, connection: Connection, plan: Send, parcel: Parcel) -> Outcome | str:
-        """Offer, send when granted, and return the outcome, or why the server refuses."""
+    async def _push(self, connection: Connection, plan: Send, parcel: Parcel) -> Outcome:
+        """Offer, send when granted, and return the outcome."""
         image = b"".join(parcel.pieces) if parcel.size_bytes <= WITH_OFFER_BYTES else b""
         if not parcel.is_unchanged() or (parcel.growth is not None and not parcel.growth.progress.is_complete):
             image = b""  # offered all the same: it is taken back once it is granted, so that the server waits no more
-        offer = data_pb2.OfferMeta(
+        meta = data_pb2.OfferMeta(
             transfer=wire.to_transfer_id(plan.update), size_bytes=parcel.size_bytes, host=self._host, image=image
         )
-        await connection.send(
-            Frame(kind=FrameKind.OFFER, ticket=plan.ticket, digest=parcel.digest, meta=offer.SerializeToString())
-        )
-        answer = await connection.receive()
-        if answer.kind is FrameKind.GRANT:
-            await self._payload(connection, plan, parcel)
-            answer = await connection.receive()
-        if answer.kind is FrameKind.REFUSE:
-            return data_pb2.RefuseMeta.FromString(answer.meta).reason
-        if answer.kind is not FrameKind.OUTCOME:
-            raise TransferError(f"a {answer.kind.name} frame came; wanted OUTCOME")
-        outcomes = wire.from_outcomes(data_pb2.OutcomeMeta.FromString(answer.meta))
+
+        async def send(frame: Frame) -> Frame:
+            await self._payload(connection, frame, plan, parcel)
+            return await connection.receive()
+
+        payload = await exchange.offer(connection, meta, plan.ticket, parcel.digest)
+        outcomes = await exchange.answer_to(connection, payload, send)
         if plan.update not in outcomes:
             raise TransferError(f"an outcome came without that of {plan.update}")
         return outcomes[plan.update]
 
-    async def _payload(self, connection: Connection, plan: Send, parcel: Parcel) -> None:
-        frame = Frame(kind=FrameKind.PAYLOAD, ticket=plan.ticket, length=parcel.size_bytes, digest=parcel.digest)
+    async def _payload(self, connection: Connection, frame: Frame, plan: Send, parcel: Parcel) -> None:
         if parcel.is_unchanged():
             record = await self._bytes(connection, frame, plan, parcel)
             if record is not None:
                 self._recorded(record, plan.receiver)
             self._observe(plan, record)
         if parcel.is_unchanged():
-            await connection.send(Frame(kind=FrameKind.PAYLOAD, ticket=plan.ticket, digest=parcel.digest))
+            await connection.send(exchange.seal_of(frame))
             return
         meta = data_pb2.RefuseMeta(reason=DropReason.CHANGED.value).SerializeToString()
         await connection.send(Frame(kind=FrameKind.REFUSE, ticket=plan.ticket, meta=meta))
-        self._dialled.drop(plan.address, connection)  # nobody waits for what the receiver says to that
+        # The connection ends with it: nobody waits for what the receiver says to that.
         raise GivenUpError(DropReason.CHANGED, "hand over tensors that nothing writes to any more")
 
     async def _bytes(self, connection: Connection, frame: Frame, plan: Send, parcel: Parcel) -> TransferRecord | None:
@@ -204,40 +192,19 @@ class Transfers:
         return await connection.send_stream(frame, growth, plan.rate_bps)
 
     async def _fetch(self, plan: Fetch, buffers: Sequence[memoryview], digest: int) -> None:
-        connection: Connection | None = None
+        ended: act.ModelReceived | act.FetchBroken
         try:
-            connection = await self._dialled.take(plan.address)
-            version = await self._model(connection, plan, buffers, digest)
-        except asyncio.CancelledError:
-            self._dialled.discard(plan.address, connection)
-            raise
+            async with self._dialled.line(plan.address) as connection:
+                length = sum(buffer.nbytes for buffer in buffers)
+                meta = await exchange.want(connection, plan.get, plan.ticket, self._host, length, digest)
+                record = await connection.receive_through(buffers, lambda: None)
+                self._recorded(record, meta.host)
+                self._observe(plan, record)
+            ended = act.ModelReceived(get=plan.get, version=wire.from_version(meta.version))
         except (FabricError, DecodeError) as error:
-            self._dialled.discard(plan.address, connection)
-            self._take_in(act.FetchBroken(get=plan.get, ticket=plan.ticket, detail=str(error)))
-        else:
-            self._dialled.keep(plan.address, connection)
-            if isinstance(version, str):
-                self._take_in(act.FetchBroken(get=plan.get, ticket=plan.ticket, detail=version))
-            else:
-                self._take_in(act.ModelReceived(get=plan.get, version=version))
-
-    async def _model(
-        self, connection: Connection, plan: Fetch, buffers: Sequence[memoryview], digest: int
-    ) -> ModelVersion | str:
-        """Say that buffers and slot are here, receive the model and return its version, or why the server refuses."""
-        want = data_pb2.WantMeta(get=wire.to_get_id(plan.get), host=self._host)
-        await connection.send(Frame(kind=FrameKind.WANT, ticket=plan.ticket, meta=want.SerializeToString()))
-        frame = await connection.receive()
-        if frame.kind is FrameKind.REFUSE:
-            return data_pb2.RefuseMeta.FromString(frame.meta).reason
-        wanted = sum(buffer.nbytes for buffer in buffers)
-        if frame.kind is not FrameKind.MODEL or frame.length != wanted or frame.digest != digest:
-            raise TransferError(f"{frame.kind.name} of {frame.length} bytes came; wanted MODEL of {wanted}")
-        meta = data_pb2.ModelMeta.FromString(frame.meta)
-        record = await connection.receive_through(buffers, lambda: None)
-        self._recorded(record, meta.host)
-        self._observe(plan, record)
-        return wire.from_version(meta.version)
+            log.debug("an attempt to fetch %s from %s broke: %s", plan.get, plan.source, error)
+            ended = act.FetchBroken(get=plan.get, ticket=plan.ticket)
+        self._take_in(ended)
 
     def _observe(self, plan: Send | Fetch, record: TransferRecord | None) -> None:
         if record is not None:

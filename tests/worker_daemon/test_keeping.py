@@ -143,7 +143,7 @@ def test_what_breaks_is_sent_again_after_a_pause():
     stage = Stage().kept(0)
     stage.tell(fold(0))
     stage.tell(replicate(W1))
-    stage.tell(act.ReplicaBroken(transfer=W1, ticket=b"t", detail="gone"))
+    stage.tell(act.ReplicaBroken(transfer=W1, ticket=b"t"))
     assert stage.tell(Tick()) == []
     assert stage.state.next_wakeup_ns() == FIRST_PAUSE_NS
     stage.now_ns = FIRST_PAUSE_NS
@@ -223,5 +223,5 @@ def test_another_ticket_for_what_is_being_sent_begins_it_anew():
     assert stage.tell(replicate(update(0))) == []
     anew = replace(replicate(update(0)), ticket=b"u")
     assert stage.tell(anew) == [start(anew)]
-    stage.tell(act.ReplicaBroken(transfer=update(0), ticket=b"t", detail="gone"))
+    stage.tell(act.ReplicaBroken(transfer=update(0), ticket=b"t"))
     assert stage.state.next_wakeup_ns() is None

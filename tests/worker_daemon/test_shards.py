@@ -124,7 +124,7 @@ def arrived(counter: int, number: int) -> act.ModelReceived:
 
 
 def broken(counter: int, ticket: bytes = b"1") -> act.FetchBroken:
-    return act.FetchBroken(get=GetId("a", 1, counter), ticket=ticket, detail="gone")
+    return act.FetchBroken(get=GetId("a", 1, counter), ticket=ticket)
 
 
 def answered(counter: int, outcome) -> act.OutcomeReceived:

@@ -49,7 +49,7 @@ class Stage:
         return self.tell(act.GetCalled(request=get(counter, after)))
 
     def break_off(self, counter: int, ticket: bytes = b"1") -> list[act.Action]:
-        return self.tell(act.SendBroken(update=update(counter), ticket=ticket, detail="gone"))
+        return self.tell(act.SendBroken(update=update(counter), ticket=ticket))
 
 
 @pytest.fixture
@@ -179,7 +179,7 @@ def test_a_tick_before_its_time_asks_for_nothing(stage):
 def test_a_broken_get_is_asked_for_again(stage):
     stage.get(0)
     stage.tell(fetch(0))
-    stage.tell(act.FetchBroken(get=GetId("a", 1, 0), ticket=b"1", detail="gone"))
+    stage.tell(act.FetchBroken(get=GetId("a", 1, 0), ticket=b"1"))
     stage.now_ns += FIRST_PAUSE_NS
     assert stage.tell(Tick()) == [asks(get(0))]
 
