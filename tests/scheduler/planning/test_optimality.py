@@ -6,7 +6,7 @@ def test_a_quick_benchmark_meets_its_target_and_counts_its_instances():
     found = run(instances=8, seed=1, limit_s=1, fine=1)
     assert found["instances"] == 8
     assert found["least_gap"] <= found["mean_gap"] <= min(0.05, found["bound_mean_gap"])
-    assert found["mean_gap"] <= found["p95_gap"] <= found["max_gap"] <= 0.25
+    assert found["mean_gap"] <= found["p95_gap"] <= found["max_gap"] <= 0.3
     assert found["fewer"] == 0
     assert found["paper_mean_gap"] >= 0
     assert 0 < found["proved"] <= 8

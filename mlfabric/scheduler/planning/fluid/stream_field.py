@@ -93,8 +93,8 @@ def survey_field(lines, routes, route, most, may_sum, scalars, mirrored):
                 alone = reach(lines, end_link(routes, found, mirrored, scratch), 0, MOST_BPS, unit_bits, now_ns)
                 into_ns[to] = min(FAR_NS, alone - now_ns)
     for host in range(count):
-        if may_sum[host] == 1:
-            rank_ns[host] = max(out_ns[host], best_in_ns[host])
+        if may_sum[host] == 1:  # where no other host sends to it, it sums updates of its own, which need no way in
+            rank_ns[host] = out_ns[host] if best_in_ns[host] == FAR_NS else max(out_ns[host], best_in_ns[host])
     return Field(route, took_ns, hop_ns, into_ns, rank_ns, most, scalars)
 
 

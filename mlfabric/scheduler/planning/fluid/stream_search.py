@@ -157,9 +157,11 @@ def add_tree(hunt, end):
 
 @lean
 def retire(hunt):
-    """Let hosts that pass the latest group on serve no other one."""
+    """Let hosts that sum or pass on the latest group serve no other one."""
     tree = hunt.tree
     for i in range(tree.size[0]):
+        if tree.updates[i] > 1:
+            hunt.usable[tree.host[i]] = 0
         if tree.parent[i] >= 0:
             hunt.usable[tree.host[tree.parent[i]]] = 0
 

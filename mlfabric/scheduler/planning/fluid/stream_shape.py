@@ -318,6 +318,9 @@ def shape(field, members, first, end, usable, limit_ns, start_ns, later, tree, s
         When it could start, by estimate; FAR_NS or more if there is no such tree.
     """
     gather(field, members, first, end, usable, limit_ns, tree)
+    for i in range(tree.size[1]):
+        if 0 < field.most[tree.host[i]] < tree.updates[i] and usable[tree.host[i]] == 1:
+            return start_ns + FAR_NS
     root = choose_root(field, tree, usable, limit_ns, start_ns, later)
     if root < 0:
         return start_ns + FAR_NS
