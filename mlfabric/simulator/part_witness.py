@@ -91,6 +91,7 @@ class PartWitness(Witness):
 
     def renews(self, model: str, version: ModelVersion) -> None:
         """Note that a part goes on under a later epoch, unless it counts under that one already."""
+        self._unnamed.discard(model)
         if version.epoch > self._version_of(model).epoch:
             super().renews(model, version)
 

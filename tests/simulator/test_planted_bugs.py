@@ -137,7 +137,7 @@ def test_a_broken_update_that_is_planned_again_without_being_voided_is_caught(mo
 
 
 def test_a_scheduler_that_refuses_before_it_knows_what_the_server_holds_is_caught(monkeypatch):
-    def at_once(self, server, held, now_ns, again):
+    def at_once(self, server, *of):
         for name, model in sorted(self._models.items()):
             if model.pushes.server == server:
                 yield HostModel(to=server, spec=model.pushes.spec, reason=f"{name} is held here")

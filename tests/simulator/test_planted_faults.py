@@ -14,6 +14,7 @@ from mlfabric.server.state import ServerState
 from mlfabric.simulator import FaultRates, Simulation, SimulationConfig, Summary
 from mlfabric.simulator.parts import Checkpoint
 from mlfabric.simulator.scheduler import SimulatedScheduler
+from mlfabric.simulator.worker import SimulatedWorker
 from mlfabric.worker_daemon.pushing import Pushing
 from mlfabric.worker_daemon.state import DaemonState
 from tests.simulator.test_planted_bugs import caught
@@ -45,13 +46,18 @@ def with_only(
 
 
 def test_a_worker_that_is_given_up_and_wakes_up_without_a_word_of_what_it_holds_is_caught(monkeypatch):
-    begin_epoch = DaemonState._begin_epoch
+    begin_epoch, admitted = DaemonState._begin_epoch, SimulatedWorker._admitted
 
     def once(self, event):
         if event.epoch > self.epoch:
             yield from begin_epoch(self, event)
 
+    def without_a_word(self, welcome):
+        is_new = welcome.epoch > self.state.epoch
+        return admitted(self, welcome) if is_new else []
+
     monkeypatch.setattr(DaemonState, "_begin_epoch", once)
+    monkeypatch.setattr(SimulatedWorker, "_admitted", without_a_word)
     caught("waits for ever", with_only(hang_hz=8.0))
 
 

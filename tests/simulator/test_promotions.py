@@ -68,11 +68,11 @@ def test_a_primary_that_is_only_cut_off_is_fenced_off(seed):
 
 def test_a_primary_that_is_let_back_while_its_replica_takes_its_place_is_caught(monkeypatch):
     monkeypatch.setattr(Promotions, "refusal", lambda self, event: None)
-    caught("came after", lambda seed: lonely(10 + seed))
+    caught("for made; the newest is", lambda seed: lonely(10 + seed))
 
 
 def test_a_worker_that_goes_on_with_a_server_that_was_replaced_is_caught(monkeypatch):
-    monkeypatch.setattr(DaemonState, "_begin_anew", lambda self, server_epoch: iter(()))
+    monkeypatch.setattr(DaemonState, "_begin_anew", lambda self: iter(()))
     caught("and believes", slow, first=40)
 
 

@@ -113,8 +113,8 @@ def test_everybody_goes_on_where_all_servers_went_back_to_checkpoints_of_one_old
         (122, Mode.ASYNCHRONOUS),
         (165, Mode.ASYNCHRONOUS),
         (491, Mode.STALE_SYNCHRONOUS),
-        (533, Mode.STALE_SYNCHRONOUS),
-        (26, Mode.SYNCHRONOUS),
+        (506, Mode.STALE_SYNCHRONOUS),
+        (34, Mode.SYNCHRONOUS),
     ],
 )
 def test_everybody_goes_on_where_all_servers_went_back_and_the_scheduler_began_anew(seed, mode):

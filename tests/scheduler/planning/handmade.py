@@ -186,7 +186,11 @@ def a_full_plan() -> tuple[Plan, Network]:
             ),
         ),
         config=PlannerConfig(
-            tau_max=TAU_MAX, gamma=0.5, chunk_bytes=CHUNK, div_max=DivergenceBound(norm=7.1, updates=3)
+            shapes=frozenset(Shape),
+            tau_max=TAU_MAX,
+            gamma=0.5,
+            chunk_bytes=CHUNK,
+            div_max=DivergenceBound(norm=7.1, updates=3),
         ),
         shape=Shape.TREE,
         transfers=bench.transfers,
