@@ -6,17 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from mlfabric.protocol import GetId, GetRequested, ModelVersion, Tick
+from mlfabric.protocol import GetRequested, ModelVersion, Tick
 from mlfabric.worker_daemon import actions as act
 from mlfabric.worker_daemon.state import FIRST_PAUSE_NS
-from tests.worker_daemon import test_shards as cut
-from tests.worker_daemon.test_state import DONE, Stage, answered, asks, fetch, get, settles, update
+from tests.worker_daemon.stage import DONE, LATE, Stage, answered, asks, fetch, get, get_id, settles
 
 OLD, NEW = ModelVersion(1, 7), ModelVersion(2, 5)
 
 
 def comes(counter: int, version: ModelVersion) -> act.ModelReceived:
-    return act.ModelReceived(get=GetId("a", 1, counter), version=version)
+    return act.ModelReceived(get=get_id(counter), version=version)
 
 
 def newest(request: GetRequested) -> GetRequested:
@@ -29,7 +28,7 @@ def at_least(request: GetRequested, version: ModelVersion) -> GetRequested:
 
 
 def brings(counter: int, version: ModelVersion) -> act.Deliver:
-    return act.Deliver(get=GetId("a", 1, counter), version=version)
+    return act.Deliver(get=get_id(counter), version=version)
 
 
 @pytest.fixture
@@ -37,7 +36,7 @@ def stage():
     """A worker with two gets under way, the first of which follows a push."""
     stage = Stage()
     stage.push(0)
-    stage.get(0, after=update(0))
+    stage.get(0, after=0)
     stage.get(1)
     stage.tell(fetch(0))
     stage.tell(fetch(1))
@@ -47,7 +46,7 @@ def stage():
 def test_a_model_that_waited_while_one_of_a_later_epoch_came_is_fetched_again(stage):
     stage.tell(comes(0, OLD))
     assert stage.tell(comes(1, NEW)) == [brings(1, NEW)]
-    again = newest(get(0, after=update(0)))
+    again = newest(get(0, after=0))
     assert stage.tell(answered(0, DONE)) == [settles(0, DONE), asks(again)]
     stage.tell(fetch(0, b"2"))
     assert stage.tell(comes(0, NEW)) == [brings(0, NEW)]
@@ -91,18 +90,18 @@ def test_what_waited_is_fetched_again_under_a_new_scheduler_too(stage):
     stage.tell(comes(0, OLD))
     stage.tell(comes(1, NEW))
     stage.tell(act.EpochBegan(epoch=2))
-    again = at_least(get(0, after=update(0)), NEW._replace(number=0))
+    again = at_least(get(0, after=0), NEW._replace(number=0))
     assert stage.tell(answered(0, DONE)) == [settles(0, DONE), asks(again)]
 
 
 def test_the_parts_of_a_cut_model_are_fetched_again_if_a_part_of_a_later_epoch_came_while_they_waited():
-    stage = cut.Stage()
+    stage = Stage(shards=2)
     stage.push(0, 1)
     stage.get(0, 1, after=0)
     stage.get(2, 3)
-    stage.tell(*(cut.fetch(counter) for counter in range(4)))
+    stage.tell(*(fetch(counter) for counter in range(4)))
     stage.tell(comes(0, OLD), comes(1, OLD), comes(2, NEW))
-    stage.tell(cut.answered(0, cut.LATE))
-    told = stage.tell(cut.answered(1, cut.LATE))
-    again = cut.asks(newest(cut.get(0, 0)), newest(cut.get(1, 1)))
+    stage.tell(answered(0, LATE))
+    told = stage.tell(answered(1, LATE))
+    again = [asks(newest(get(part, after=part, shards=2))) for part in range(2)]
     assert [action for action in told if action in again] == again

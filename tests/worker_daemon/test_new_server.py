@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mlfabric.protocol import ModelVersion, NewServer, WorkerHolds
 from mlfabric.worker_daemon import actions as act
-from tests.worker_daemon.test_state import Stage, fetch, get, push, send
+from tests.worker_daemon.stage import Stage, fetch, get, push, send
 
 
 def new_server(server_epoch: int = 2) -> NewServer:

@@ -21,14 +21,13 @@ from mlfabric.protocol import (
     WorkerHolds,
 )
 from mlfabric.worker_daemon import actions as act
-from mlfabric.worker_daemon.state import DaemonState
-from tests.bare import bare
+from tests.worker_daemon.stage import Stage
 
 FIRST, SECOND = RoundId(1, 1), RoundId(1, 2)
 
 
 def reduce_id(counter: int = 0) -> ReduceId:
-    return ReduceId("w", 1, counter)
+    return ReduceId("a", 1, counter)
 
 
 def request(counter: int = 0, **fields) -> ReduceRequested:
@@ -38,37 +37,33 @@ def request(counter: int = 0, **fields) -> ReduceRequested:
 
 
 def plan(round_id: RoundId, counter: int = 0) -> Reduce:
-    return Reduce(to="w", reduce=reduce_id(counter), round=round_id, workers=3, parts=(), reason="")
+    return Reduce(to="a", reduce=reduce_id(counter), round=round_id, workers=3, parts=(), reason="")
 
 
-class Stage:
-    """A daemon's state machine, reasons left out."""
+def asking(*counters: int) -> Stage:
+    """Return a daemon that has asked for these AllReduces."""
+    stage = Stage()
+    for counter in counters:
+        stage.tell(act.ReduceCalled(request=request(counter, together=2)))
+    return stage
 
-    def __init__(self, *asked: int) -> None:
-        self.state = DaemonState("w")
-        for counter in asked:
-            self.tell(act.ReduceCalled(request=request(counter, together=2)))
 
-    def tell(self, event: act.DaemonEvent) -> list[act.Action]:
-        actions = self.state.handle(event, 0)
-        self.state.validate()
-        return bare(actions)
-
-    def arrived(self) -> Stage:
-        self.tell(plan(FIRST))
-        self.tell(act.AttemptEnded(round=FIRST))
-        return self
+def arrived(*counters: int) -> Stage:
+    """Return a daemon that has asked for these, with the result of the first attempt."""
+    stage = asking(*counters)
+    stage.tell(plan(FIRST), act.AttemptEnded(round=FIRST))
+    return stage
 
 
 def settled(round_id: RoundId = FIRST, counter: int = 0) -> ReduceSettled:
-    return ReduceSettled(to="w", reduce=reduce_id(counter), round=round_id, workers=3, reason="")
+    return ReduceSettled(to="a", reduce=reduce_id(counter), round=round_id, workers=3, reason="")
 
 
 def test_what_the_worker_hands_over_is_asked_for_carried_out_reported_and_finished() -> None:
     stage = Stage()
     assert stage.tell(act.ReduceCalled(request=request())) == [act.Request(event=request())]
     assert stage.tell(plan(FIRST)) == [act.StartAttempt(plan=plan(FIRST))]
-    arrived = RoundArrived(worker="w", model="net", round=FIRST)
+    arrived = RoundArrived(worker="a", model="net", round=FIRST)
     measured = replace(arrived, up_bps=7, down_bps=9)
     ended = act.AttemptEnded(round=FIRST, up_bps=7, down_bps=9)
     assert stage.tell(ended) == [act.Request(event=measured)]
@@ -77,14 +72,14 @@ def test_what_the_worker_hands_over_is_asked_for_carried_out_reported_and_finish
 
 
 def test_what_is_asked_for_afterwards_says_what_was_settled_and_how_many_took_part() -> None:
-    stage = Stage(0).arrived()
+    stage = arrived(0)
     stage.tell(settled())
     asked = act.Request(event=request(1, together=3, settled=FIRST))
     assert stage.tell(act.ReduceCalled(request=request(1))) == [asked]
 
 
 def test_an_attempt_told_twice_is_made_once_and_a_newer_one_takes_its_place() -> None:
-    stage = Stage(0)
+    stage = asking(0)
     stage.tell(plan(SECOND))
     assert stage.tell(plan(SECOND)) == []
     assert stage.tell(plan(FIRST)) == []
@@ -97,29 +92,29 @@ def test_an_attempt_told_twice_is_made_once_and_a_newer_one_takes_its_place() ->
 
 
 def test_an_attempt_that_broke_is_reported_and_one_that_is_cancelled_is_stopped() -> None:
-    stage = Stage(0)
+    stage = asking(0)
     stage.tell(plan(FIRST))
-    broken = RoundBroken(worker="w", model="net", round=FIRST, detail="reset")
+    broken = RoundBroken(worker="a", model="net", round=FIRST, detail="reset")
     assert stage.tell(act.AttemptEnded(round=FIRST, detail="reset")) == [act.Request(event=broken)]
     stage.tell(plan(SECOND))
-    cancel = CancelReduce(to="w", round=SECOND, reason="")
+    cancel = CancelReduce(to="a", round=SECOND, reason="")
     assert stage.tell(cancel) == [act.StopAttempt(round=SECOND)]
     assert stage.tell(cancel) == []
 
 
 def test_a_result_that_is_here_is_announced_to_a_new_scheduler_and_void_once_it_is_planned_anew() -> None:
-    stage = Stage(0, 1).arrived()
+    stage = arrived(0, 1)
     assert stage.state.holds() == WorkerHolds(
-        worker="w", pushes=(), gets=(), reduces=(request(0, together=3, arrived=FIRST), request(1, together=2))
+        worker="a", pushes=(), gets=(), reduces=(request(0, together=3, arrived=FIRST), request(1, together=2))
     )
     stage.tell(plan(SECOND))
     assert stage.state.holds().reduces[0] == request(0, together=2)
 
 
 def test_a_failure_stops_the_attempt_and_leaves_the_others_open() -> None:
-    stage = Stage(0, 1)
+    stage = asking(0, 1)
     stage.tell(plan(FIRST))
-    failed = ReduceFailed(to="w", reduce=reduce_id(), reason="")
+    failed = ReduceFailed(to="a", reduce=reduce_id(), reason="")
     assert stage.tell(failed) == [
         act.StopAttempt(round=FIRST),
         act.FailReduce(reduce=reduce_id(), reason=""),
@@ -128,7 +123,7 @@ def test_a_failure_stops_the_attempt_and_leaves_the_others_open() -> None:
 
 
 def test_a_settled_round_whose_result_is_not_here_fails() -> None:
-    stage = Stage(0)
+    stage = asking(0)
     stage.tell(plan(SECOND))
     actions = stage.tell(settled())
     assert actions == [act.StopAttempt(round=SECOND), act.FailReduce(reduce=reduce_id(), reason="")]
@@ -137,19 +132,19 @@ def test_a_settled_round_whose_result_is_not_here_fails() -> None:
 def test_probes_are_sent_as_told_and_each_that_came_is_reported() -> None:
     stage, peer = Stage(), Peer("v", "v:1", bytes(16))
     probe = Probe(
-        to="w", model="net", round=FIRST, size_bytes=9, targets=(peer,), sources=(peer,), slot_ns=1, reason=""
+        to="a", model="net", round=FIRST, size_bytes=9, targets=(peer,), sources=(peer,), slot_ns=1, reason=""
     )
     assert stage.tell(probe) == [act.StartProbes(plan=probe)]
-    probed = LinkProbed(worker="w", model="net", round=FIRST, source="v", bps=5)
+    probed = LinkProbed(worker="a", model="net", round=FIRST, source="v", bps=5)
     ended = act.ProbeEnded(model="net", round=FIRST, source="v", bps=5)
     assert stage.tell(ended) == [act.Request(event=probed)]
 
 
 def test_probes_leave_an_attempt_under_way_alone() -> None:
-    stage = Stage(0)
+    stage = asking(0)
     stage.tell(plan(FIRST))
-    probe = Probe(to="w", model="net", round=FIRST, size_bytes=9, targets=(), sources=(), slot_ns=1, reason="")
+    probe = Probe(to="a", model="net", round=FIRST, size_bytes=9, targets=(), sources=(), slot_ns=1, reason="")
     assert stage.tell(probe) == [act.StartProbes(plan=probe)]
     assert stage.tell(act.AttemptEnded(round=FIRST)) == [
-        act.Request(event=RoundArrived(worker="w", model="net", round=FIRST))
+        act.Request(event=RoundArrived(worker="a", model="net", round=FIRST))
     ]

@@ -26,7 +26,7 @@ from mlfabric.worker_daemon import actions as act
 from mlfabric.worker_daemon.sampler import FabricSampler
 from mlfabric.worker_daemon.tensors import ModelTensors
 from mlfabric.worker_daemon.worker import Worker
-from tests.worker_daemon.test_state import Stage, answered, asks, push, update
+from tests.worker_daemon.stage import Stage, answered, asks, push, update
 from tests.worker_daemon.test_worker import ScriptedDaemon, got
 
 COMMITTED = Committed(version=ModelVersion(1, 1), tau=0)

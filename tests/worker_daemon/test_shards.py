@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -14,12 +14,8 @@ from mlfabric.protocol import (
     Drop,
     Dropped,
     DropReason,
-    Fetch,
-    GetId,
-    GetRequested,
     Initialise,
     ModelVersion,
-    PushRequested,
     Resolve,
     Send,
     Tick,
@@ -33,102 +29,36 @@ from mlfabric.specs import Layout, ModelSpec, TensorSpec
 from mlfabric.worker_daemon import actions as act
 from mlfabric.worker_daemon.sending import Parcel
 from mlfabric.worker_daemon.shards import Shards
-from mlfabric.worker_daemon.state import FIRST_PAUSE_NS, DaemonState
-from tests.bare import bare
+from mlfabric.worker_daemon.state import FIRST_PAUSE_NS
+from tests.worker_daemon import stage as stages
+from tests.worker_daemon.stage import (
+    DONE,
+    LATE,
+    Stage,
+    answered,
+    arrived,
+    broken,
+    delivers,
+    fetch,
+    send,
+    settles,
+    update,
+)
 
-DONE = Committed(version=ModelVersion(1, 7), tau=0)
-LATE = Dropped(cause=DropReason.DELAY_BOUND)
-
-
-class Stage:
-    """One daemon whose model is on two servers, and the clock."""
-
-    def __init__(self) -> None:
-        self.state = DaemonState("a", shards=2)
-        self.now_ns = 0
-
-    def tell(self, *events: act.DaemonEvent) -> list[act.Action]:
-        """Hand over events, check the invariants, return what follows without reasons."""
-        actions: list[act.Action] = []
-        for event in events:
-            actions += self.state.handle(event, self.now_ns)
-            self.state.validate()
-        return bare(actions)
-
-    def push(self, *counters: int, kind: UpdateKind = UpdateKind.GRADIENT) -> list[act.Action]:
-        return self.tell(*(act.PushCalled(request=replace(push(c), kind=kind)) for c in counters))
-
-    def get(self, *counters: int, after: int | None = None) -> list[act.Action]:
-        first = counters[0]
-        afters = [None if after is None else after + c - first for c in counters]
-        return self.tell(*(act.GetCalled(request=get(c, a)) for c, a in zip(counters, afters, strict=True)))
+push, get = partial(stages.push, shards=2), partial(stages.get, shards=2)
 
 
 @pytest.fixture
 def stage():
-    return Stage()
-
-
-def update(counter: int) -> UpdateId:
-    return UpdateId("a", 1, counter)
-
-
-def push(counter: int, resolved_below: int = 0) -> PushRequested:
-    return PushRequested(
-        update=update(counter),
-        model=f"net.shard{counter % 2}",
-        size_bytes=16,
-        computed_from=ModelVersion(1, 0),
-        norm=1.0,
-        resolved_below=resolved_below,
-    )
-
-
-def get(counter: int, after: int | None = None, min_version: int = 0) -> GetRequested:
-    return GetRequested(
-        get=GetId("a", 1, counter),
-        model=f"net.shard{counter % 2}",
-        min_version=ModelVersion(1, min_version) if min_version else ModelVersion(0, 0),
-        after_update=None if after is None else update(after),
-    )
-
-
-def send(counter: int, ticket: bytes = b"1") -> Send:
-    return Send(
-        to="a", update=update(counter), receiver="s", address="s:1", seq=1, ticket=ticket, rate_bps=0, reason=""
-    )
-
-
-def fetch(counter: int, ticket: bytes = b"1") -> Fetch:
-    return Fetch(to="a", get=GetId("a", 1, counter), source="s", address="s:1", ticket=ticket, reason="")
+    return Stage(shards=2)
 
 
 def asks(*requests) -> list[act.Action]:
-    return [act.Request(event=request) for request in requests]
+    return [stages.asks(request) for request in requests]
 
 
 def starts(*plans) -> list[act.Action]:
     return [act.StartSend(plan=p) if isinstance(p, Send) else act.StartFetch(plan=p) for p in plans]
-
-
-def settles(counter: int, outcome) -> act.Settle:
-    return act.Settle(update=update(counter), outcome=outcome, reason="")
-
-
-def delivers(counter: int, number: int) -> act.Deliver:
-    return act.Deliver(get=GetId("a", 1, counter), version=ModelVersion(1, number))
-
-
-def arrived(counter: int, number: int) -> act.ModelReceived:
-    return act.ModelReceived(get=GetId("a", 1, counter), version=ModelVersion(1, number))
-
-
-def broken(counter: int, ticket: bytes = b"1") -> act.FetchBroken:
-    return act.FetchBroken(get=GetId("a", 1, counter), ticket=ticket)
-
-
-def answered(counter: int, outcome) -> act.OutcomeReceived:
-    return act.OutcomeReceived(update=update(counter), outcome=outcome)
 
 
 def drop(counter: int) -> Drop:
@@ -349,86 +279,6 @@ def test_a_new_scheduler_hears_of_all_parts_of_a_get_if_none_is_on_its_way(stage
         *starts(fetch(0, b"2"), fetch(1, b"2")),
         delivers(0, 5),
     ]
-
-
-class World:
-    """A scheduler and servers that do anything that they may, and the daemon between them."""
-
-    def __init__(self, data: st.DataObject) -> None:
-        self.stage = Stage()
-        self.data = data
-        self.asked: set[int] = set()
-        self.running: dict[int, tuple[bytes, int]] = {}
-        self.here: dict[int, int] = {}
-        self.version = 0
-        self.tickets = 0
-        self.delivered = False
-
-    def tell(self, event: act.DaemonEvent) -> None:
-        """Hand over an event and play what follows."""
-        for action in self.stage.tell(event):
-            match action:
-                case act.Request(event=GetRequested() as request):
-                    self.asked.add(request.get.counter)
-                case act.Request(event=WorkerHolds() as holds):
-                    self.asked = {request.get.counter for request in holds.gets}
-                case act.StartFetch():
-                    assert action.plan.get.counter not in self.running, "two attempts into one buffer"
-                    self.running[action.plan.get.counter] = (action.plan.ticket, self.version)
-                case act.Deliver():
-                    self.delivered = True
-                    assert set(self.here.values()) == {action.version.number}, "torn"
-
-    def step(self) -> None:
-        """Let something happen."""
-        self.version += self.data.draw(st.integers(0, 1))
-        choices = ["tick", "epoch"] + ["arrive", "break"] * bool(self.running) + ["plan"] * bool(self.asked == {0, 1})
-        choices += ["anew"] * bool(self.tickets)
-        match self.data.draw(st.sampled_from(choices)):
-            case "tick":
-                self.stage.now_ns += FIRST_PAUSE_NS
-                self.tell(Tick())
-            case "epoch":
-                self.tell(act.EpochBegan(epoch=1))
-            case "plan" | "anew":
-                self.plan()
-            case what:
-                counter = self.data.draw(st.sampled_from(sorted(self.running)))
-                self.end(counter, what == "arrive")
-
-    def plan(self) -> None:
-        """Serve all parts."""
-        self.asked = set()
-        self.tickets += 1
-        for counter in (0, 1):
-            self.tell(fetch(counter, b"%d" % self.tickets))
-
-    def end(self, counter: int, whole: bool) -> None:
-        """End an attempt."""
-        ticket, number = self.running.pop(counter)
-        if whole:
-            self.here[counter] = number
-        self.tell(arrived(counter, number) if whole else broken(counter, ticket))
-
-
-@given(st.data())
-def test_whatever_happens_no_model_is_torn_and_every_get_ends(data):
-    world = World(data)
-    world.stage.get(0, 1)
-    world.asked = {0, 1}
-    for _ in range(data.draw(st.integers(0, 20))):
-        if not world.delivered:
-            world.step()
-    for _ in range(100):
-        if world.delivered:
-            return
-        world.stage.now_ns += 1 << 31
-        world.tell(Tick())
-        if world.asked == {0, 1}:
-            world.plan()
-        for counter in sorted(world.running):
-            world.end(counter, whole=True)
-    raise AssertionError("the get never ends")
 
 
 # Bytes

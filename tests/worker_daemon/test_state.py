@@ -5,111 +5,38 @@ from __future__ import annotations
 import pytest
 
 from mlfabric.protocol import (
-    Committed,
     Drop,
     Dropped,
     DropReason,
-    Fetch,
-    GetId,
-    GetRequested,
-    ModelVersion,
-    PushRequested,
     Resolve,
-    Send,
     Tick,
     TransferEnd,
     TransferEnded,
-    UpdateId,
     WorkerHolds,
 )
 from mlfabric.worker_daemon import actions as act
-from mlfabric.worker_daemon.state import FIRST_PAUSE_NS, LONGEST_PAUSE_NS, DaemonState
-from tests.bare import bare
-
-MS = 1_000_000
-
-
-class Stage:
-    """One daemon and the clock."""
-
-    def __init__(self) -> None:
-        self.state = DaemonState("a")
-        self.now_ns = 0
-
-    def tell(self, event: act.DaemonEvent) -> list[act.Action]:
-        """Hand over one event, check the invariants, return what follows without reasons."""
-        actions = self.state.handle(event, self.now_ns)
-        self.state.validate()
-        return bare(actions)
-
-    def push(self, counter: int) -> list[act.Action]:
-        return self.tell(act.PushCalled(request=push(counter)))
-
-    def get(self, counter: int, after: UpdateId | None = None) -> list[act.Action]:
-        return self.tell(act.GetCalled(request=get(counter, after)))
-
-    def break_off(self, counter: int, ticket: bytes = b"1") -> list[act.Action]:
-        return self.tell(act.SendBroken(update=update(counter), ticket=ticket))
+from mlfabric.worker_daemon.state import FIRST_PAUSE_NS, LONGEST_PAUSE_NS
+from tests.worker_daemon.stage import (
+    DONE,
+    LATE,
+    Stage,
+    answered,
+    arrived,
+    asks,
+    broken,
+    delivers,
+    fetch,
+    get,
+    push,
+    send,
+    settles,
+    update,
+)
 
 
 @pytest.fixture
 def stage():
-    stage = Stage()
-    yield stage
-    stage.state.validate()
-
-
-def update(counter: int) -> UpdateId:
-    return UpdateId("a", 1, counter)
-
-
-def push(counter: int, resolved_below: int = 0) -> PushRequested:
-    return PushRequested(
-        update=update(counter),
-        model="net",
-        size_bytes=16,
-        computed_from=ModelVersion(1, 0),
-        norm=1.0,
-        resolved_below=resolved_below,
-    )
-
-
-def get(counter: int, after: UpdateId | None = None, min_version: int = 0) -> GetRequested:
-    version = ModelVersion(1, min_version) if min_version else ModelVersion(0, 0)
-    return GetRequested(get=GetId("a", 1, counter), model="net", min_version=version, after_update=after)
-
-
-def send(counter: int, ticket: bytes = b"1") -> Send:
-    return Send(
-        to="a", update=update(counter), receiver="s", address="s:1", seq=1, ticket=ticket, rate_bps=0, reason=""
-    )
-
-
-def fetch(counter: int, ticket: bytes = b"1") -> Fetch:
-    return Fetch(to="a", get=GetId("a", 1, counter), source="s", address="s:1", ticket=ticket, reason="")
-
-
-def asks(request) -> act.Request:
-    return act.Request(event=request)
-
-
-def settles(counter: int, outcome) -> act.Settle:
-    return act.Settle(update=update(counter), outcome=outcome, reason="")
-
-
-def delivers(counter: int, number: int) -> act.Deliver:
-    return act.Deliver(get=GetId("a", 1, counter), version=ModelVersion(1, number))
-
-
-def arrived(counter: int, number: int) -> act.ModelReceived:
-    return act.ModelReceived(get=GetId("a", 1, counter), version=ModelVersion(1, number))
-
-
-def answered(counter: int, outcome) -> act.OutcomeReceived:
-    return act.OutcomeReceived(update=update(counter), outcome=outcome)
-
-
-DONE = Committed(version=ModelVersion(1, 7), tau=0)
+    return Stage()
 
 
 def test_an_update_is_asked_for_sent_and_settled(stage):
@@ -179,7 +106,7 @@ def test_a_tick_before_its_time_asks_for_nothing(stage):
 def test_a_broken_get_is_asked_for_again(stage):
     stage.get(0)
     stage.tell(fetch(0))
-    stage.tell(act.FetchBroken(get=GetId("a", 1, 0), ticket=b"1"))
+    stage.tell(broken(0))
     stage.now_ns += FIRST_PAUSE_NS
     assert stage.tell(Tick()) == [asks(get(0))]
 
@@ -256,7 +183,7 @@ def test_pushing_under_a_counter_twice_is_a_broken_invariant(stage):
 
 def test_a_model_is_delivered_once_its_update_has_an_outcome(stage):
     stage.push(0)
-    stage.get(0, after=update(0))
+    stage.get(0, after=0)
     stage.tell(fetch(0))
     assert stage.tell(arrived(0, 7)) == []
     assert stage.tell(answered(0, DONE)) == [settles(0, DONE), delivers(0, 7)]
@@ -264,17 +191,17 @@ def test_a_model_is_delivered_once_its_update_has_an_outcome(stage):
 
 def test_a_model_without_its_update_is_fetched_again(stage):
     stage.push(0)
-    stage.get(0, after=update(0))
+    stage.get(0, after=0)
     stage.tell(fetch(0))
     stage.tell(arrived(0, 6))
-    assert stage.tell(answered(0, DONE)) == [settles(0, DONE), asks(get(0, after=update(0), min_version=7))]
+    assert stage.tell(answered(0, DONE)) == [settles(0, DONE), asks(get(0, after=0, min_version=7))]
     assert stage.tell(fetch(0, b"2")) == [act.StartFetch(plan=fetch(0, b"2"))]
     assert stage.tell(arrived(0, 7)) == [delivers(0, 7)]
 
 
 def test_a_model_without_its_update_is_fetched_by_a_plan_that_came_meanwhile(stage):
     stage.push(0)
-    stage.get(0, after=update(0))
+    stage.get(0, after=0)
     stage.tell(fetch(0, b"1"))
     stage.tell(arrived(0, 6))
     stage.tell(fetch(0, b"2"))
@@ -284,19 +211,18 @@ def test_a_model_without_its_update_is_fetched_by_a_plan_that_came_meanwhile(sta
 
 def test_a_model_that_arrives_after_the_outcome_without_the_update_is_fetched_again(stage):
     stage.push(0)
-    stage.get(0, after=update(0))
+    stage.get(0, after=0)
     stage.tell(fetch(0))
     stage.tell(answered(0, DONE))
-    assert stage.tell(arrived(0, 6)) == [asks(get(0, after=update(0), min_version=7))]
+    assert stage.tell(arrived(0, 6)) == [asks(get(0, after=0, min_version=7))]
 
 
 def test_a_model_after_a_dropped_update_is_delivered_as_it_is(stage):
     stage.push(0)
-    stage.get(0, after=update(0))
+    stage.get(0, after=0)
     stage.tell(fetch(0))
     stage.tell(arrived(0, 6))
-    dropped = Dropped(cause=DropReason.DELAY_BOUND)
-    assert stage.tell(answered(0, dropped))[:2] == [settles(0, dropped), delivers(0, 6)]
+    assert stage.tell(answered(0, LATE))[:2] == [settles(0, LATE), delivers(0, 6)]
 
 
 def test_the_scheduler_hears_of_a_drop_that_somebody_else_may_have_told_it_in_vain(stage):
@@ -316,7 +242,7 @@ def test_the_scheduler_hears_of_a_drop_that_somebody_else_may_have_told_it_in_va
 
 def test_a_model_that_is_here_is_not_asked_for_again(stage):
     stage.push(0)
-    stage.get(0, after=update(0))
+    stage.get(0, after=0)
     stage.tell(fetch(0))
     stage.tell(arrived(0, 6))
     assert stage.state.holds().gets == ()
