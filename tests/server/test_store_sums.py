@@ -184,21 +184,6 @@ def test_adam_keeps_two_images_of_state_within_the_promise() -> None:
     assert store.memory_bytes()["copies"] == 0
 
 
-def test_restored_adam_goes_on_as_if_nothing_had_been() -> None:
-    store = a_store(ADAM)
-    for seed in (1, 2):
-        step(store, seed)
-    copy, without = ModelStore(store.spec), ModelStore(store.spec)
-    with store.standing() as s:
-        copy.restore(version=s.version, model=s.model, history=s.history, squares=s.squares, steps=s.steps)
-        without.restore(version=s.version, model=s.model, history=s.history, steps=s.steps)
-    assert step(copy, 3) == step(store, 3)
-    assert bytes_of(copy) == bytes_of(store)
-    with without.standing() as fresh:
-        assert fresh.steps == 0
-        assert not any(t.any() for t in (*fresh.history.values(), *fresh.squares.values()))
-
-
 def test_adam_in_half_precision_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"weight is bfloat16 under adam.*allowed: float32, float64"):
         a_store(ADAM, "bfloat16")
@@ -297,33 +282,6 @@ def test_misuse_says_what_is_allowed_and_changes_nothing() -> None:
 # In two halves
 
 
-@pytest.mark.parametrize("rule", [RuleSpec(), RuleSpec(momentum=0.9, weight_decay=0.01), ADAM])
-def test_a_prepared_step_changes_nothing_until_it_is_committed(rule: RuleSpec) -> None:
-    store, twin = a_store(rule), a_store(rule)
-    layout, lrs = store.spec.layout, [0.1, 0.2]
-    for prepare in (
-        lambda s: s.prepare_step(image_of(layout, draw(layout, 1)), 0.1),
-        lambda s: s.prepare_sum(sum_of(layout, [draw(layout, 2), draw(layout, 3)], rule, lrs), lrs, 2),
-        lambda s: s.prepare_mean(image_of(layout, draw(layout, 4)), 0.1, 5),
-    ):
-        before, version = bytes_of(store), store.version
-        thrown_away, kept = prepare(store), None
-        assert isinstance(thrown_away, PreparedStep)
-        store.discard(thrown_away)
-        assert (bytes_of(store), store.version) == (before, version)
-        kept, other = prepare(store), prepare(twin)
-        assert isinstance(kept, PreparedStep)
-        assert isinstance(other, PreparedStep)
-        assert (bytes_of(store), store.version) == (before, version)
-        held = store.acquire()
-        assert held is not None
-        assert store.commit(kept) == kept.result == twin.commit(other)
-        assert bytes(held.image) != bytes(layout.size_bytes)
-        store.release(held)
-        assert store.version == kept.result.version
-        assert bytes_of(store) == bytes_of(twin) != before
-
-
 def test_of_prepared_steps_there_is_one_and_it_is_settled_once() -> None:
     store = a_store(RuleSpec())
     first = store.prepare_step(image_of(store.spec.layout, draw(store.spec.layout, 1)), 0.1)
@@ -339,14 +297,6 @@ def test_of_prepared_steps_there_is_one_and_it_is_settled_once() -> None:
         with pytest.raises(UsageError, match="settled before"):
             settle(first)
     assert store.version == 1
-    assert isinstance(step(store, 2), StepResult)
-
-
-def test_what_is_not_finite_is_not_prepared() -> None:
-    store = a_store(RuleSpec())
-    bad = draw(store.spec.layout, 1)
-    bad["weight"][0, 0] = math.nan
-    assert store.prepare_step(image_of(store.spec.layout, bad), 0.1) == NotFinite(version=0, tensor="weight")
     assert isinstance(step(store, 2), StepResult)
 
 

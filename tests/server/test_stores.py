@@ -1,139 +1,169 @@
-"""Steps that a server's stores make of transfers' buffers: a sum is its members' steps, a mean is one step of them."""
+"""Steps that a server's stores make of transfers' buffers: in one pass, or prepared in a copy and then committed."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from mlfabric.protocol import ModelVersion, SumId, TransferId, UpdateId
+from mlfabric.protocol import GetId, ModelVersion, SumId, TransferId, UpdateId
+from mlfabric.rules import RuleKind
 from mlfabric.server import actions as act
 from mlfabric.server.adding import add_up, is_finite
 from mlfabric.server.stores import Stores
-from mlfabric.specs import Layout, ModelSpec, TensorKind, TensorSpec
-from mlfabric.stepping import member_coefficients
+from mlfabric.specs import Layout, ModelSpec, TensorSpec
 from tests.server.models import draw, image_of, layout_of, spec_of, store_of, weights_of
 
 A, B, C = (UpdateId(name, 1, 0) for name in "abc")
+G, H = GetId("a", 1, 0), GetId("b", 1, 0)
 S = SumId(1, 0)
 LAYOUT = layout_of("float64")
+BIG = Layout((TensorSpec(name="w", shape=(40_000,), dtype="float64"),))
+ONE, MEAN, SUM = act.StepKind.ONE, act.StepKind.MEAN, act.StepKind.SUM
 
 
 class Rack:
     """Stores that hold one model, and what they said."""
 
-    def __init__(self, spec: ModelSpec, seed: int = 0) -> None:
+    def __init__(self, spec: ModelSpec | None = None) -> None:
+        spec = spec or spec_of(LAYOUT)
         self.said: list[Any] = []
         self.stores = Stores(self.said.append)
-        self.stores.add(spec, store_of(spec, seed))
-        self.spec = spec
+        self.stores.add(spec, store_of(spec))
+        self.layout = spec.layout
 
-    def put(self, name: TransferId, image: memoryview) -> None:
-        self.stores.reserve(name, image.nbytes)[:] = image
+    def put(self, *names: TransferId, bad: tuple[TransferId, ...] = (), value: float = float("nan")) -> None:
+        """Take in updates of seeds 1, 2, ...; some have a value that is bad."""
+        for seed, name in enumerate(names, start=1):
+            tensors = draw(self.layout, seed)
+            if name in bad:
+                tensors["weight"][1, 2] = value
+            image = image_of(self.layout, tensors)
+            self.stores.reserve(name, image.nbytes)[:] = image
 
-    def apply(self, kind: act.StepKind, lrs: tuple[float, ...], version: int, *names: TransferId) -> Any:
-        step = act.ApplyStep(model="net", transfers=names, kind=kind, lrs=lrs, version=ModelVersion(1, version))
-        self.stores.apply(step)
+    def begin(self, step: type[Any], *names: TransferId, kind: act.StepKind, version: int = 1, lr: float = 0.1) -> None:
+        """Tell the stores to make a step of these, or to prepare it."""
+        fields: dict[str, Any] = {"unit": version} if step is act.PrepareStep else {}
+        lrs, made = (lr,) * max(len(names), 1 + (kind is SUM)), ModelVersion(1, version)
+        does = self.stores.prepare if step is act.PrepareStep else self.stores.apply
+        does(step(model="net", transfers=names, kind=kind, lrs=lrs, version=made, **fields))
+
+    def apply(self, *names: TransferId, kind: act.StepKind) -> Any:
+        self.begin(act.ApplyStep, *names, kind=kind)
         return self.said.pop()
+
+    def prepare(self, *names: TransferId, kind: act.StepKind = ONE, version: int = 1) -> Any:
+        self.begin(act.PrepareStep, *names, kind=kind, version=version)
+        return self.said.pop()
+
+    def commit(self, *names: TransferId, version: int = 1) -> Any:
+        made = ModelVersion(1, version)
+        self.stores.commit(act.CommitStep(model="net", unit=version, transfers=names, version=made))
+        return self.said.pop()
+
+    def pin(self, get: GetId) -> None:
+        self.stores.pin(act.PinModel(get=get, model="net", version=ModelVersion(1, 0)))
 
     @property
     def weights(self) -> dict[str, torch.Tensor]:
         return weights_of(self.stores.store("net"))
 
 
-def summed(spec: ModelSpec, seeds: tuple[int, ...], lrs: tuple[float, ...]) -> memoryview:
-    """Return the images that an aggregator would send of these updates."""
-    drawn = [draw(spec.layout, seed) for seed in seeds]
-    images = []
-    for image in range(spec.rule.sum_images):
-        parts = {}
-        for tensor in spec.layout.tensors:
-            plain = [(1.0, 0.0)] * len(lrs)
-            each = plain if tensor.kind is TensorKind.BUFFER else member_coefficients(spec.rule, lrs)
-            parts[tensor.name] = sum(
-                (t[tensor.name] * c[image] for t, c in zip(drawn, each, strict=True)),
-                torch.zeros(tensor.shape, dtype=torch.float64),
-            )
-        images.append(np.frombuffer(image_of(spec.layout, parts), dtype=np.uint8))
-    return np.concatenate(images).data
+# In two passes
 
 
-def plainly_summed(layout: Layout, *seeds: int) -> memoryview:
-    images = [image_of(layout, draw(layout, seed)) for seed in seeds]
-    return add_up(layout, images)
+@pytest.mark.parametrize("rule", [{"momentum": 0.0}, {"momentum": 0.9}, {"kind": RuleKind.ADAM}])
+@pytest.mark.parametrize(("kind", "names"), [(ONE, (A,)), (MEAN, (A, B, C))])
+def test_a_step_in_two_passes_is_the_step_in_one_also_if_it_was_thrown_away_before(rule, kind, names):
+    spec = spec_of(LAYOUT, weight_decay=0.01, **rule)
+    rack, at_once = Rack(spec), Rack(spec)
+    for each in (rack, at_once):
+        each.put(*names)
+    for _ in range(2):
+        assert rack.prepare(*names, kind=kind) == act.StepPrepared(model="net", unit=1)
+        assert all(torch.equal(tensor, draw(LAYOUT, 0)[name]) for name, tensor in rack.weights.items())
+        rack.stores.discard(act.DiscardStep(model="net", unit=1))
+        assert rack.said.pop() == act.StepDiscarded(model="net", unit=1)
+    rack.prepare(*names, kind=kind)
+    assert rack.commit(*names) == at_once.apply(*names, kind=kind)
+    assert all(torch.equal(tensor, at_once.weights[name]) for name, tensor in rack.weights.items())
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_a_sum_ends_where_its_members_steps_end(momentum):
-    spec, lrs = spec_of(LAYOUT, momentum=momentum, weight_decay=0.01), (0.1, 0.05, 0.2)
-    one_by_one, at_once = Rack(spec), Rack(spec)
-    for version, (name, seed, lr) in enumerate(zip((A, B, C), (1, 2, 3), lrs, strict=True), start=1):
-        one_by_one.put(name, image_of(LAYOUT, draw(LAYOUT, seed)))
-        one_by_one.apply(act.StepKind.ONE, (lr,), version, name)
-    at_once.put(S, summed(spec, (1, 2, 3), lrs))
-    done = at_once.apply(act.StepKind.SUM, lrs, 3, S)
-    assert isinstance(done, act.StepDone)
-    parameters = [t.name for t in LAYOUT.tensors if t.kind is TensorKind.PARAMETER]
-    for tensor_name in parameters:
-        found, wanted = at_once.weights[tensor_name], one_by_one.weights[tensor_name]
-        torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-14)
-    norm = sum(float((at_once.weights[n] - draw(LAYOUT, 0)[n]).square().sum()) for n in parameters)
-    assert done.step_norm == pytest.approx(norm**0.5, rel=1e-12)
+def test_a_sum_of_two_images_is_prepared_in_a_copy_of_both():
+    rack = Rack(spec_of(LAYOUT, momentum=0.9))
+    images = [image_of(LAYOUT, draw(LAYOUT, seed)) for seed in (1, 2)]
+    rack.stores.reserve(S, 2 * LAYOUT.size_bytes)[:] = b"".join(bytes(image) for image in images)
+    before = bytes(rack.stores.buffer(S))
+    assert rack.prepare(S, kind=SUM, version=2) == act.StepPrepared(model="net", unit=2)
+    assert bytes(rack.stores.buffer(S)) == before
+    assert isinstance(rack.commit(S, version=2), act.StepDone)
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_an_iteration_is_one_step_of_the_mean_however_it_is_parted(momentum):
-    spec = spec_of(LAYOUT, momentum=momentum)
-    alone, parted = Rack(spec), Rack(spec)
-    mean = {
-        name: sum((draw(LAYOUT, seed)[name] for seed in (1, 2, 3)), torch.zeros_like(tensor)) / 3
-        for name, tensor in draw(LAYOUT, 1).items()
-    }
-    alone.put(A, image_of(LAYOUT, mean))
-    alone.apply(act.StepKind.ONE, (0.1,), 1, A)
-    parted.put(A, image_of(LAYOUT, draw(LAYOUT, 1)))
-    parted.put(S, plainly_summed(LAYOUT, 2, 3))
-    done = parted.apply(act.StepKind.MEAN, (0.1,) * 3, 1, A, S)
-    assert isinstance(done, act.StepDone)
-    for name, tensor in alone.weights.items():
-        torch.testing.assert_close(parted.weights[name], tensor, rtol=1e-12, atol=1e-14)
+def test_a_pinned_version_stays_while_later_ones_are_committed():
+    rack = Rack()
+    rack.pin(G)
+    for version, name in enumerate((A, B, C), start=1):
+        rack.put(name)
+        rack.prepare(name, version=version)
+        rack.commit(name, version=version)
+    held = rack.stores.acquire("net", G)
+    tensors = rack.stores.store("net").tensors(held)
+    assert held.version == 0
+    assert all(torch.equal(tensor, draw(LAYOUT, 0)[name]) for name, tensor in tensors.items())
+    assert rack.stores.acquire("net", H).version == 3
+
+
+def test_what_is_unpinned_is_given_back_once():
+    rack = Rack()
+    for get in (G, H):
+        rack.pin(get)
+    for _ in range(2):
+        rack.stores.unpin(G)
+    rack.put(A)
+    rack.prepare(A)
+    rack.commit(A)
+    assert rack.stores.memory_bytes()["model"] == 2 * LAYOUT.size_bytes
+    rack.stores.store("net").release(rack.stores.acquire("net", H))
+
+
+# In a thread
+
+
+def test_a_big_part_is_prepared_and_committed_in_a_thread_and_its_copy_is_counted():
+    rack = Rack(spec_of(BIG))
+
+    async def run() -> None:
+        rack.put(A)
+        rack.begin(act.PrepareStep, A, kind=ONE, lr=0.5)
+        assert rack.said == []
+        await rack.stores.close()
+        assert rack.stores.memory_bytes()["updates"] == 2 * BIG.size_bytes
+        rack.stores.commit(act.CommitStep(model="net", unit=1, transfers=(A,), version=ModelVersion(1, 1)))
+        await rack.stores.close()
+
+    asyncio.run(run())
+    assert [type(event) for event in rack.said] == [act.StepPrepared, act.StepDone]
+    torch.testing.assert_close(rack.weights["w"], draw(BIG, 0)["w"] - 0.5 * draw(BIG, 1)["w"], rtol=1e-12, atol=1e-14)
 
 
 def test_a_big_iteration_is_applied_in_a_thread():
-    layout = Layout((TensorSpec(name="w", shape=(40_000,), dtype="float64"),))
-    rack = Rack(spec_of(layout))
+    rack = Rack(spec_of(BIG))
 
-    async def apply() -> None:
-        for name, seed in ((A, 1), (B, 2)):
-            rack.put(name, image_of(layout, draw(layout, seed)))
-        step = act.ApplyStep(
-            model="net", transfers=(A, B), kind=act.StepKind.MEAN, lrs=(0.5, 0.5), version=ModelVersion(1, 1)
-        )
-        rack.stores.apply(step)
+    async def run() -> None:
+        rack.put(A, B)
+        rack.begin(act.ApplyStep, A, B, kind=MEAN, lr=0.5)
         assert rack.said == []
         await rack.stores.close()
 
-    asyncio.run(apply())
+    asyncio.run(run())
     assert [type(event) for event in rack.said] == [act.StepDone]
-    expected = draw(layout, 0)["w"] - 0.25 * (draw(layout, 1)["w"] + draw(layout, 2)["w"])
+    expected = draw(BIG, 0)["w"] - 0.25 * (draw(BIG, 1)["w"] + draw(BIG, 2)["w"])
     torch.testing.assert_close(rack.weights["w"], expected, rtol=1e-12, atol=1e-14)
 
 
-def bad_image(layout: Layout, seed: int = 1, value: float = float("nan")) -> memoryview:
-    tensors = draw(layout, seed)
-    tensors["weight"][1, 2] = value
-    return image_of(layout, tensors)
-
-
-def iteration(bad: tuple[TransferId, ...], value: float = float("nan")) -> tuple[Rack, Any]:
-    rack = Rack(spec_of(LAYOUT))
-    for seed, name in enumerate((A, B, C), start=1):
-        good = image_of(LAYOUT, draw(LAYOUT, seed))
-        rack.put(name, bad_image(LAYOUT, seed, value) if name in bad else good)
-    return rack, rack.apply(act.StepKind.MEAN, (0.1,) * 3, 1, A, B, C)
+# What is not finite
 
 
 @pytest.mark.parametrize(
@@ -141,34 +171,52 @@ def iteration(bad: tuple[TransferId, ...], value: float = float("nan")) -> tuple
     [((A,), (A,), ()), ((B,), (B,), (A,)), ((B, C), (B, C), (A,)), ((A, C), (C,), (A,))],
 )
 def test_who_is_to_blame_for_an_iteration_is_named_and_what_the_sum_spoilt(bad, culprits, spoilt):
-    rack, refused = iteration(bad)
+    rack = Rack()
+    rack.put(A, B, C, bad=bad)
+    refused = rack.apply(A, B, C, kind=MEAN)
     assert isinstance(refused, act.StepRefused)
     assert (refused.culprits, refused.spoilt) == (culprits, spoilt)
     assert "weight" in refused.detail
-    for name, tensor in draw(LAYOUT, 0).items():
-        assert torch.equal(rack.weights[name], tensor)
+    assert all(torch.equal(rack.weights[name], tensor) for name, tensor in draw(LAYOUT, 0).items())
 
 
-def test_a_sum_that_overflows_is_blamed_on_its_first_part():
-    _, refused = iteration((B, C), 1.7e308)
-    assert isinstance(refused, act.StepRefused)
-    assert (refused.culprits, refused.spoilt) == ((A,), ())
+@pytest.mark.parametrize("bad", [(A,), (B,), (A, C)])
+def test_who_is_to_blame_for_what_is_prepared_is_named_and_nothing_is_spoilt(bad):
+    rack = Rack()
+    rack.put(A, B, C, bad=bad)
+    refused = rack.prepare(A, B, C, kind=MEAN)
+    assert isinstance(refused, act.PrepareRefused)
+    assert refused.culprits == bad
+    assert "weight" in refused.detail
+    good = tuple(name for name in (A, B, C) if name not in bad)
+    assert isinstance(rack.prepare(*good, kind=MEAN), act.StepPrepared)
+
+
+@pytest.mark.parametrize("make", [Rack.apply, Rack.prepare])
+def test_a_sum_that_overflows_is_blamed_on_its_first_part(make):
+    rack = Rack()
+    rack.put(A, B, C, bad=(B, C), value=1.7e308)
+    assert make(rack, A, B, C, kind=MEAN).culprits == (A,)
 
 
 def test_what_stays_of_a_refused_iteration_can_still_be_applied():
-    rack, _ = iteration((C,))
-    done = rack.apply(act.StepKind.MEAN, (0.1,), 1, B)
-    assert isinstance(done, act.StepDone)
+    rack = Rack()
+    rack.put(A, B, C, bad=(C,))
+    rack.apply(A, B, C, kind=MEAN)
+    assert isinstance(rack.apply(B, kind=MEAN), act.StepDone)
     expected = draw(LAYOUT, 0)["weight"] - 0.1 * draw(LAYOUT, 2)["weight"]
     torch.testing.assert_close(rack.weights["weight"], expected, rtol=1e-12, atol=1e-14)
 
 
 def test_a_sum_that_is_not_finite_is_to_blame_itself():
-    rack = Rack(spec_of(LAYOUT))
-    rack.put(S, bad_image(LAYOUT))
-    refused = rack.apply(act.StepKind.SUM, (0.1, 0.1), 2, S)
+    rack = Rack()
+    rack.put(S, bad=(S,))
+    refused = rack.apply(S, kind=SUM)
     assert isinstance(refused, act.StepRefused)
     assert (refused.culprits, refused.spoilt) == ((S,), ())
+
+
+# Sums
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
@@ -186,5 +234,7 @@ def test_images_are_added_up_in_their_own_dtype_in_the_memory_of_the_first(dtype
 
 
 def test_padding_that_is_not_finite_is_nobody_s_fault():
-    assert is_finite(LAYOUT, image_of(LAYOUT, draw(LAYOUT, 1)))
-    assert not is_finite(LAYOUT, bad_image(LAYOUT))
+    tensors = draw(LAYOUT, 1)
+    assert is_finite(LAYOUT, image_of(LAYOUT, tensors))
+    tensors["weight"][1, 2] = float("nan")
+    assert not is_finite(LAYOUT, image_of(LAYOUT, tensors))
