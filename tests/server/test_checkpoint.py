@@ -146,15 +146,6 @@ def test_a_checkpoint_of_a_release_that_had_sgd_alone_is_read(tmp_path: Path) ->
     assert_same(loaded, store)
 
 
-def test_a_loaded_model_trains_on_as_the_saved_one_does(tmp_path: Path) -> None:
-    store = store_of(spec_of())
-    save(tmp_path / "a.pt", store, EXTRA)
-    loaded = load(tmp_path / "a.pt").store
-    for each in (store, loaded):
-        each.apply(memoryview(bytearray(each.spec.layout.size_bytes)), 0.1)
-    assert_same(loaded, store)
-
-
 def test_plain_pytorch_reads_it(tmp_path: Path) -> None:
     store = store_of(spec_of())
     save(tmp_path / "a.pt", store, EXTRA)

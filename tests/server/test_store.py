@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from mlfabric.errors import ConfigError, LayoutError, RefusedError, UsageError
+from mlfabric.errors import LayoutError, RefusedError, UsageError
 from mlfabric.server.rules import NotFinite, StepResult
 from mlfabric.server.store import ModelStore
 from mlfabric.specs import Layout, TensorKind, TensorSpec
@@ -50,13 +50,6 @@ def test_half_precision_follows_the_float32_trajectory_to_its_own_precision(dtyp
     for name, tensor in weights_of(store).items():
         precision = torch.finfo(tensor.dtype).eps
         torch.testing.assert_close(tensor.float(), wanted[name], rtol=8 * precision, atol=16 * precision)
-
-
-def test_a_buffer_becomes_the_value_that_comes_to_the_last_bit() -> None:
-    store = store_of(spec_of(momentum=0.9, weight_decay=0.1))
-    for seed in (1, 2, 3):
-        step(store, seed)
-        assert torch.equal(weights_of(store)["running_mean"], draw(store.spec.layout, seed)["running_mean"])
 
 
 def test_norms_are_exact_over_all_parameters_and_padding_is_not_read() -> None:
@@ -130,18 +123,6 @@ def test_weights_are_set_once() -> None:
     assert bytes_of(store) == before
 
 
-def test_restored_weights_and_history_go_on_as_if_nothing_had_been() -> None:
-    spec = spec_of(momentum=0.9, weight_decay=0.01)
-    store = store_of(spec)
-    for seed in (1, 2):
-        step(store, seed)
-    copy = ModelStore(spec)
-    with store.standing() as snapshot:
-        copy.restore(version=snapshot.version, model=snapshot.model, history=snapshot.history)
-    assert step(copy, 3) == step(store, 3)
-    assert bytes_of(copy) == bytes_of(store)
-
-
 @pytest.mark.parametrize(
     ("change", "story"),
     [
@@ -182,8 +163,13 @@ BAD = (math.nan, -math.inf, 3e38)
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("pinned", [False, True])
-@pytest.mark.parametrize(("name", "bad"), [*(("weight", n) for n in BAD), ("running_mean", math.nan)])
-def test_a_step_that_is_not_finite_changes_no_bit(momentum: float, pinned: bool, bad: float, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "bad", "lr"),
+    [*(("weight", bad, 10.0) for bad in BAD), ("weight", math.inf, 0.0), ("running_mean", math.nan, 10.0)],
+)
+def test_a_step_that_is_not_finite_changes_no_bit(
+    momentum: float, pinned: bool, bad: float, name: str, lr: float
+) -> None:
     store = store_of(spec_of(momentum=momentum))
     step(store, 1)
     with store.standing() as snapshot:
@@ -192,21 +178,12 @@ def test_a_step_that_is_not_finite_changes_no_bit(momentum: float, pinned: bool,
     held = store.acquire() if pinned else None
     update = draw(store.spec.layout, 2)
     update[name].view(-1)[0] = bad
-    assert store.apply(image_of(store.spec.layout, update), 10.0) == NotFinite(version=1, tensor=name)
+    assert store.apply(image_of(store.spec.layout, update), lr) == NotFinite(version=1, tensor=name)
     assert bytes_of(store) == before
     assert store.version == 1
     if held is not None:
         store.release(held)
     assert isinstance(step(store, 3), StepResult)
-
-
-@pytest.mark.parametrize("lr", [-1.0, math.nan])
-def test_a_rate_out_of_range_changes_nothing(lr: float) -> None:
-    store = store_of(spec_of())
-    before = bytes_of(store)
-    with pytest.raises(ConfigError):
-        step(store, 1, lr)
-    assert bytes_of(store) == before
 
 
 def test_an_update_that_may_not_be_written_is_refused() -> None:

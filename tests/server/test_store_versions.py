@@ -55,14 +55,6 @@ def test_a_buffer_more_is_there_for_every_further_version_that_is_read_and_given
     assert store.memory_bytes()["model"] == kept * size
 
 
-def test_a_version_can_be_shared() -> None:
-    store = store_of(spec_of())
-    held = [store.acquire() for _ in range(5)]
-    assert all(h is not None and h.version == 0 for h in held)
-    step(store, 1)
-    assert store.memory_bytes()["copies"] == 0
-
-
 def test_a_held_image_is_read_only() -> None:
     held = store_of(spec_of()).acquire()
     assert held is not None

@@ -38,7 +38,7 @@ from tests.server.stage import (
 )
 
 A, B, C, D = (update(name) for name in "abcd")
-S, T = SumId(1, 0), SumId(1, 1)
+S = SumId(1, 0)
 
 
 @pytest.fixture
@@ -115,6 +115,13 @@ def test_a_sum_waits_for_the_transfer_that_the_plan_puts_before_it(stage):
     stage.tell(offer(C, 1))
     assert stage.tell(offer(S, 2)) == []
     assert grant(S, 2) in stage.tell(act.PayloadReceived(transfer=C, connection=1))
+
+
+def test_an_update_is_granted_while_a_later_sum_that_was_offered_before_its_turn_trickles_in(stage):
+    stage.tell(expect(C, 1))
+    stage.tell(expect_sum(S, 2, member(A), member(B), after=(C,)))
+    stage.tell(offer(S, 1))
+    assert stage.tell(offer(C, 2)) == [grant(C, 2)]
 
 
 def test_a_get_waits_for_its_update_in_a_sum(stage):
