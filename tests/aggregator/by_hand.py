@@ -32,7 +32,7 @@ from mlfabric.protocol import (
 )
 from mlfabric.specs import Layout, ModelSpec, TensorKind, TensorSpec
 from mlfabric.v1 import data_pb2, fabric_pb2, fabric_pb2_grpc, session_pb2
-from tests.aggregator.stage import committed, sum_id, ticket, update
+from tests.aggregator.stage import committed, sum_id, sum_order, ticket, update
 from tests.fabric.harness import PATIENCE_S, Line
 
 ELEMENTS = 600_000
@@ -266,22 +266,7 @@ def model_frame(version: int) -> Frame:
 
 def order(stand: Stand, counter: int, *inputs: SumInput, **changes: Any) -> Sum:
     """Return the order to bring the sum of these to the stand."""
-    good: dict[str, Any] = {
-        "to": "a",
-        "sum": sum_id(counter),
-        "model": SPEC.name,
-        "inputs": inputs,
-        "members": tuple(i.transfer for i in inputs if isinstance(i.transfer, UpdateId)),
-        "images": 1,
-        "cut_through": False,
-        "receiver": "server-0",
-        "address": stand.address,
-        "ticket": ticket("out"),
-        "rate_bps": 0,
-        "seq": counter,
-        "reason": "test",
-    }
-    return Sum(**{**good, **changes})
+    return sum_order(counter, inputs, **{"model": SPEC.name, "address": stand.address, **changes})
 
 
 def takes(transfer: TransferId, first: float = 1.0, second: float = 0.0, size_bytes: int = SIZE) -> SumInput:

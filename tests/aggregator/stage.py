@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from mlfabric.aggregator import actions as act
@@ -78,36 +79,39 @@ def ticket(what: object) -> bytes:
     return str(what).encode().ljust(TICKET_BYTES, b".")
 
 
-def order(counter: int, *transfers: TransferId, seq: int | None = None, after=(), **fields) -> Sum:
+def sum_order(counter: int, inputs: Sequence[SumInput], **fields: Any) -> Sum:
+    """Return the order to sum these and bring the sum to a server."""
+    good: dict[str, Any] = {
+        "to": "a",
+        "sum": sum_id(counter),
+        "inputs": tuple(inputs),
+        "members": tuple(one.transfer for one in inputs if isinstance(one.transfer, UpdateId)),
+        "images": 1,
+        "cut_through": False,
+        "receiver": "server-0",
+        "ticket": ticket("out"),
+        "rate_bps": 0,
+        "seq": counter,
+        "reason": "",
+    }
+    return Sum(**{**good, **fields})
+
+
+def order(counter: int, *transfers: TransferId, model: str = "big", after=(), **fields) -> Sum:
     """Return the order to sum these; ``after`` maps a transfer to those before it."""
-    model, images = SPECS[fields.pop("model", "big")], fields.get("images", 1)
-    inputs = tuple(
+    size_bytes, images = SPECS[model].layout.size_bytes, fields.get("images", 1)
+    inputs = [
         SumInput(
             transfer=t,
             ticket=ticket(t),
             first=1.0,
             second=0.0,
-            size_bytes=model.layout.size_bytes * (images if isinstance(t, SumId) else 1),
+            size_bytes=size_bytes * (images if isinstance(t, SumId) else 1),
             after=tuple(dict(after).get(t, ())),
         )
         for t in transfers
-    )
-    good: dict[str, Any] = {
-        "to": "a",
-        "sum": sum_id(counter),
-        "model": model.name,
-        "inputs": inputs,
-        "members": tuple(t for t in transfers if isinstance(t, UpdateId)),
-        "images": images,
-        "cut_through": False,
-        "receiver": "server-0",
-        "address": SERVER,
-        "ticket": ticket("out"),
-        "rate_bps": 0,
-        "seq": counter if seq is None else seq,
-        "reason": "",
-    }
-    return Sum(**{**good, **fields})
+    ]
+    return sum_order(counter, inputs, model=model, address=SERVER, **fields)
 
 
 def offer(transfer: TransferId, connection: int, model: str = "big", **fields) -> act.Offered:

@@ -151,14 +151,6 @@ def test_a_receiver_that_answers_nonsense_tears_the_sum(stand: Stand) -> None:
     a_good_sum_is_made(stand)
 
 
-def test_a_sum_for_an_unknown_model_or_of_wrong_sizes_is_reported_torn(stand: Stand) -> None:
-    stand.scheduler.tell(order(stand, 1, takes(A), model="strange"))
-    assert torn(stand, 1) == "model 'strange' is not known here"
-    stand.scheduler.tell(order(stand, 2, takes(A, size_bytes=8)))
-    assert torn(stand, 2) == f"wa#0 of 8 bytes cannot go into it; wanted {SIZE}"
-    a_good_sum_is_made(stand)
-
-
 @pytest.mark.parametrize("option", ["most_updates", "memory_budget_bytes"])
 def test_options_that_cannot_be_used_are_named(option: str) -> None:
     with pytest.raises(UsageError, match=f"{option}=-1; allowed: >= 0"):

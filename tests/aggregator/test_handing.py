@@ -9,7 +9,6 @@ from mlfabric.protocol import CancelHandOn, GetId, ModelVersion, TransferEnd
 from tests.aggregator.stage import (
     SIZE,
     Stage,
-    abandon,
     get,
     hand_on,
     refuse,
@@ -39,52 +38,12 @@ def cancel(own: GetId) -> CancelHandOn:
     return CancelHandOn(to="a", model="big", get=own, reason="")
 
 
-def test_a_model_is_fetched_at_once_and_handed_on_from_its_first_byte():
-    stage = Stage()
-    plan = hand_on(OWN, X, Y)
-
-    assert stage.tell(plan) == [start_fetch(plan)]
-    assert stage.tell(want(X, 1)) == []
-    assert stage.tell(comes()) == [serving(OWN, X, 1, 4)]
-    assert stage.tell(want(Y, 2)) == [serving(OWN, Y, 2, 4)]
-    assert stage.tell(act.ModelArrived(get=OWN)) == []
-    assert stage.tell(served(X, 1)) == [report(X, TransferEnd.SERVED)]
-    forget = act.ForgetModel(get=OWN, reason="")
-    assert stage.tell(served(Y, 2)) == [report(Y, TransferEnd.SERVED), forget]
-    assert not stage.state.handings.handings
-
-
 def test_a_want_that_overtook_the_order_waits_for_it():
     stage = Stage()
     stage.tell(want(X, 1))
     stage.tell(hand_on(OWN, X))
 
     assert stage.tell(comes()) == [serving(OWN, X, 1, 4)]
-
-
-def test_a_want_that_nobody_vouches_for_is_refused_after_a_while():
-    stage = Stage()
-    stage.tell(hand_on(OWN, X))
-    stage.tell(want(X, 1, shown=b"guessed"))
-
-    assert stage.tick(5) == [refuse(1)]
-
-
-def test_a_model_that_does_not_come_breaks_for_everybody():
-    stage = Stage()
-    stage.tell(hand_on(OWN, X, Y))
-    stage.tell(want(X, 1))
-    stage.tell(comes())
-    stage.tell(want(Y, 2))
-
-    assert stage.tell(act.FetchFailed(get=OWN, detail="it broke")) == [
-        stop_fetch(OWN),
-        abandon(1),
-        abandon(2),
-        report(OWN, TransferEnd.BROKEN, "it broke"),
-        report(X, TransferEnd.BROKEN, "it broke"),
-        report(Y, TransferEnd.BROKEN, "it broke"),
-    ]
 
 
 def test_a_refused_fetch_refuses_those_who_wait():

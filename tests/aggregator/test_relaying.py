@@ -8,10 +8,10 @@ from mlfabric.channels import FrameKind
 from mlfabric.protocol import (
     GetId,
     HandOn,
-    HandOnTo,
     TransferEnd,
 )
 from mlfabric.v1 import data_pb2
+from tests.aggregator import stage
 from tests.aggregator.by_hand import (
     SIZE,
     SPEC,
@@ -23,23 +23,14 @@ from tests.aggregator.by_hand import (
     refusal_of,
     want,
 )
-from tests.aggregator.stage import get, ticket
+from tests.aggregator.stage import get
 from tests.fabric.harness import wait_until
 
 OWN, X, Y = get("a"), get("wx"), get("wy")
 
 
 def hand_on(stand: Stand, *targets: GetId) -> HandOn:
-    return HandOn(
-        to="a",
-        get=OWN,
-        model=SPEC.name,
-        source="server-0",
-        address=stand.address,
-        ticket=ticket("out"),
-        targets=tuple(HandOnTo(t, ticket(t), 0) for t in targets),
-        reason="test",
-    )
+    return replace(stage.hand_on(OWN, *targets), model=SPEC.name, address=stand.address)
 
 
 def test_a_model_is_handed_on_while_it_comes_and_to_those_who_come_late(stand: Stand) -> None:

@@ -10,7 +10,6 @@ import pytest
 from mlfabric.aggregator import actions as act
 from mlfabric.protocol import Dropped, DropReason, TransferEnd
 from tests.aggregator.stage import (
-    BIG,
     SIZE,
     Stage,
     abandon,
@@ -61,20 +60,6 @@ def test_a_cut_through_sum_is_offered_when_its_first_input_is_here_and_sealed_af
     assert stage.tell(sealed(A, 1)) == [report(A, TransferEnd.RECEIVED), seal(1)]
 
 
-def test_a_small_sum_travels_with_its_offer_once_it_is_complete():
-    stage = Stage()
-    plan = order(1, A, B, model="small", cut_through=True)
-    stage.tell(plan)
-
-    assert stage.tell(offer(A, 1, model="small")) == [reserve(plan), grant(1, 0, A, 1)]
-    stage.tell(sealed(A, 1))
-    stage.tell(offer(B, 2, model="small"))
-    assert stage.tell(sealed(B, 2)) == [
-        report(B, TransferEnd.RECEIVED, model="small"),
-        offer_sum(plan, whole=True),
-    ]
-
-
 def test_each_input_learns_its_own_part_of_the_outcomes():
     stage = Stage()
     stage.tell(order(2, sum_id(1), C, members=(A, B, C)))
@@ -109,22 +94,6 @@ def test_outcomes_that_come_before_the_sum_is_sent_end_it():
     assert stage.tell(told) == [give_up(1), answer(1, (A, dropped)), abandon(2)]
 
 
-def test_a_broken_input_tears_the_sum():
-    stage = Stage()
-    stage.tell(order(1, A, B, C, cut_through=True, after={C: (B,)}))
-    stage.bring(A, 1)
-    stage.tell(offer(B, 2))
-    stage.tell(offer(C, 3))
-
-    assert stage.tell(broken(B, 2)) == [
-        give_up(1),
-        refuse(1),
-        refuse(3),
-        report(sum_id(1), TransferEnd.TORN, "wb#0: it broke"),
-    ]
-    assert not stage.state.sums.inputs
-
-
 def test_an_input_that_is_sealed_may_lose_its_connection():
     stage = Stage()
     stage.tell(order(1, A, B))
@@ -134,23 +103,6 @@ def test_an_input_that_is_sealed_may_lose_its_connection():
     assert offer_sum(order(1, A, B)) in stage.bring(B, 2)
     stage.tell(act.SumSealed(sum=sum_id(1)))
     assert stage.tell(outcomes(1, (A, committed(1)), (B, committed(2)))) == [answer(2, (B, committed(2)))]
-
-
-@pytest.mark.parametrize("cause", [DropReason.NOT_FINITE, DropReason.CHANGED])
-def test_an_update_that_cannot_be_used_is_dropped_and_tears_the_sum(cause):
-    stage = Stage()
-    stage.tell(order(1, A, B))
-    stage.bring(A, 1)
-    stage.tell(offer(B, 2))
-    detail = "w has NaN or Inf"
-
-    assert stage.tell(unusable(B, 2, cause)) == [
-        answer(2, (B, Dropped(cause=cause, detail=detail))),
-        report(B, TransferEnd.DISCARDED, detail, cause),
-        give_up(1),
-        refuse(1),
-        report(sum_id(1), TransferEnd.TORN, f"wb#0: {detail}"),
-    ]
 
 
 def test_another_sum_that_is_not_finite_only_tears():
@@ -163,46 +115,6 @@ def test_another_sum_that_is_not_finite_only_tears():
         abandon(1),
         report(sum_id(2), TransferEnd.TORN, "sum 1: w has NaN or Inf"),
     ]
-
-
-@pytest.mark.parametrize("wrong", [{"digest": 7}, {"length": SIZE - 16}])
-def test_an_update_of_another_layout_is_dropped_and_tears_the_sum(wrong):
-    stage = Stage()
-    stage.tell(order(1, A, B))
-    shown = {"length": SIZE, "digest": BIG.layout.digest} | wrong
-    given = f"{shown['length']} bytes with digest {shown['digest']:#x} offered"
-    detail = f"{given}; wanted {SIZE} bytes, digest {BIG.layout.digest:#x}"
-
-    assert stage.tell(offer(A, 1, **wrong)) == [
-        answer(1, (A, Dropped(cause=DropReason.WRONG_LAYOUT, detail=detail))),
-        report(A, TransferEnd.DISCARDED, detail, DropReason.WRONG_LAYOUT),
-        report(sum_id(1), TransferEnd.TORN, f"wa#0: {detail}"),
-    ]
-
-
-def test_a_receiver_that_does_not_take_the_sum_tears_it():
-    stage = Stage()
-    stage.tell(order(1, A, B))
-    stage.bring(A, 1)
-    stage.bring(B, 2)
-    stage.tell(act.SumSealed(sum=sum_id(1)))
-
-    assert stage.tell(act.SumFailed(sum=sum_id(1), detail="delay 9")) == [
-        give_up(1),
-        refuse(1),
-        refuse(2),
-        report(sum_id(1), TransferEnd.TORN, "server-0: delay 9"),
-    ]
-    assert stage.tell(act.SumFailed(sum=sum_id(1), detail="again")) == []
-
-
-def test_a_cancelled_sum_is_given_up_without_a_report():
-    stage = Stage()
-    stage.tell(order(1, A, B))
-    stage.tell(offer(A, 1))
-
-    assert stage.tell(cancel(1)) == [give_up(1), abandon(1)]
-    assert stage.tell(cancel(1)) == []
 
 
 def test_a_new_scheduler_voids_every_sum():
@@ -223,16 +135,6 @@ def test_an_offer_that_overtook_the_order_waits_for_it():
 
     assert stage.tell(offer(A, 1)) == []
     assert stage.tell(plan) == [reserve(plan), grant(1, 0, A, 1)]
-
-
-def test_a_ticket_that_nobody_vouches_for_is_refused_after_a_while():
-    stage = Stage()
-    stage.tell(order(1, A))
-    stage.tell(offer(A, 1, ticket=b"guessed"))
-
-    assert stage.tick(4.9) == []
-    assert stage.tick(0.2) == [refuse(1)]
-    assert stage.state.next_wakeup_ns() == 10_000_000_000
 
 
 def test_one_who_comes_after_the_end_is_refused_at_once():

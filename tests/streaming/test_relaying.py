@@ -22,41 +22,6 @@ def model(n: int = SIZE) -> Frame:
     return Frame(kind=FrameKind.MODEL, ticket=TICKET, length=n)
 
 
-async def test_three_others_get_what_comes_in_while_it_still_comes(connect: Connect):
-    data = np.random.default_rng(0).bytes(SIZE)
-    near, far = await connect()
-    targets = [await connect() for _ in range(3)]
-    relay = Relay(memoryview(bytearray(SIZE)))
-    got = [bytearray(SIZE) for _ in targets]
-
-    async def receive_at(k: int) -> None:
-        end = targets[k][1]
-        await end.receive()
-        await end.receive_into(memoryview(got[k]), 1_000_000)
-        first_part[k].set()
-        await end.receive_into(memoryview(got[k])[1_000_000:], SIZE - 1_000_000)
-
-    first_part = [asyncio.Event() for _ in targets]
-
-    async def source():
-        for at in (0, 1_500_000):
-            if at:
-                for event in first_part:
-                    await event.wait()
-            yield memoryview(data)[at : at + 1_500_000]
-
-    async with asyncio.TaskGroup() as group:
-        group.create_task(near.send_stream(model(), filled_by(source(), SIZE)))
-        for k, (out, _) in enumerate(targets):
-            group.create_task(out.send_stream(model(), relay))
-            group.create_task(receive_at(k))
-        await far.receive()
-        record = await relay.receive(far, SIZE)
-    assert [bytes(g) for g in got] == [data] * 3
-    assert bytes(relay.payload) == data
-    assert (record.bytes, relay.progress.is_complete) == (SIZE, True)
-
-
 async def test_the_first_chunk_of_a_small_model_goes_on_before_the_second_comes_in(connect: Connect):
     small = 200_000
     chunk, data = chunk_bytes(small), np.random.default_rng(1).bytes(small)
@@ -83,34 +48,6 @@ async def test_the_first_chunk_of_a_small_model_goes_on_before_the_second_comes_
         await far.receive()
         await relay.receive(far, small)
     assert got == data
-
-
-async def test_when_the_source_breaks_every_transfer_that_hangs_on_it_is_torn(connect: Connect):
-    near, far = await connect()
-    out, end = await connect()
-    relay = Relay(memoryview(bytearray(SIZE)))
-
-    async def half():
-        yield memoryview(bytes(SIZE // 2))
-        raise RuntimeError("the source's own")
-
-    async def send() -> None:
-        with pytest.raises(RuntimeError, match="the source's own"):
-            await near.send_stream(model(), filled_by(half(), SIZE))
-
-    async def hand_on() -> None:
-        with pytest.raises(TransferError):
-            await out.send_stream(model(), relay)
-
-    async with asyncio.TaskGroup() as group:
-        group.create_task(send())
-        group.create_task(hand_on())
-        await far.receive()
-        with pytest.raises(TransferError):
-            await relay.receive(far, SIZE)
-        await end.receive()
-        with pytest.raises(TransferError):
-            await end.discard(SIZE)
 
 
 async def test_giving_the_reception_up_fails_the_relay_and_ends_its_sender(connect: Connect):

@@ -16,7 +16,7 @@ from mlfabric.chunking import chunk_bytes
 from mlfabric.errors import LayoutError, TransferError, UsageError
 from mlfabric.specs import Layout, TensorKind, TensorSpec
 from mlfabric.streaming import Accumulator, Input, InputKind, NotFiniteError, summing
-from tests.channels.filling import Buffer, filled_by
+from tests.channels.filling import Buffer
 from tests.streaming.conftest import Connect
 
 TICKET = bytes(16)
@@ -186,87 +186,6 @@ async def test_half_precision_is_summed_in_its_own_dtype(dtype: str):
     assert accumulator.memory_bytes() == layout.size_bytes + chunk_bytes(layout.size_bytes), "room for products"
 
 
-async def test_a_sum_leaves_before_its_last_input_has_begun_its_last_chunk(connect: Connect):
-    inputs, last_chunk = [image(FLAT, k) for k in range(3)], FLAT.size_bytes // CHUNK_BYTES * CHUNK_BYTES
-    accumulator = Accumulator(FLAT, [Input()] * 3, ordered=True)
-    got, three_chunks_are_here = bytearray(FLAT.size_bytes), asyncio.Event()
-    out, end = await connect()
-
-    async def held_back():
-        yield inputs[2][:last_chunk]
-        await three_chunks_are_here.wait()
-        yield inputs[2][last_chunk:]
-
-    async def receive_sum() -> None:
-        await end.receive()
-        await end.receive_into(memoryview(got), 3 * CHUNK_BYTES)
-        assert not accumulator.progress.is_complete
-        three_chunks_are_here.set()
-        await end.receive_into(memoryview(got)[3 * CHUNK_BYTES :], len(got) - 3 * CHUNK_BYTES)
-
-    async with asyncio.TaskGroup() as group:
-        for index in range(3):
-            near, far = await connect()
-            sending = (
-                near.send_stream(payload(FLAT.size_bytes), filled_by(held_back(), FLAT.size_bytes))
-                if index == 2
-                else push(near, [inputs[index]])
-            )
-            group.create_task(sending)
-            group.create_task(take(accumulator, index, far))
-        group.create_task(out.send_stream(payload(FLAT.size_bytes), accumulator))
-        group.create_task(receive_sum())
-    check_equal(accumulator, expected(FLAT, 1, [(Input(), [i]) for i in inputs]))
-    assert accumulator.payload == got
-
-
-async def test_a_sum_goes_through_two_levels(connect: Connect):
-    leaves = [image(MIXED, k) for k in range(4)]
-    lower = Accumulator(MIXED, [Input(first=0.5, second=0.25)] * 2, images=2, ordered=True)
-    upper = Accumulator(MIXED, [SUM, Input(first=2.0, second=3.0), Input()], images=2, ordered=True)
-    near, far = await connect()
-    async with asyncio.TaskGroup() as group:
-        group.create_task(near.send_stream(payload(2 * MIXED.size_bytes), lower))
-        group.create_task(take(upper, 0, far))
-        for accumulator, index, leaf in ((lower, 0, 0), (lower, 1, 1), (upper, 1, 2), (upper, 2, 3)):
-            group.create_task(accumulator.add(index, [leaves[leaf]]))
-    size = MIXED.size_bytes
-    of_lower = [lower.payload[:size], lower.payload[size:]]
-    wanted = expected(MIXED, 2, [(SUM, of_lower), (Input(first=2.0, second=3.0), leaves[2:3]), (Input(), leaves[3:])])
-    check_equal(upper, wanted)
-
-
-async def test_an_input_that_breaks_tears_the_sum_for_everybody(connect: Connect):
-    accumulator = Accumulator(FLAT, [Input()] * 2)
-    out, end = await connect()
-    near, far = await connect()
-
-    async def hand_on() -> None:
-        with pytest.raises(TransferError):
-            await out.send_stream(payload(FLAT.size_bytes), accumulator)
-
-    async def breaks():
-        yield image(FLAT, 1)[: CHUNK_BYTES + 10]
-        near.close()
-        yield image(FLAT, 1)[:10]
-
-    async def send() -> None:
-        with pytest.raises(TransferError):
-            await near.send_stream(payload(FLAT.size_bytes), filled_by(breaks(), FLAT.size_bytes))
-
-    await accumulator.add(0, [image(FLAT, 0)])
-    async with asyncio.TaskGroup() as group:
-        group.create_task(hand_on())
-        group.create_task(send())
-        with pytest.raises(TransferError):
-            await take(accumulator, 1, far)
-        await end.receive()
-        with pytest.raises(TransferError):
-            await end.discard(FLAT.size_bytes)
-    with pytest.raises(TransferError):
-        await accumulator.progress.reached(FLAT.size_bytes)
-
-
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 async def test_nothing_behind_a_part_that_is_not_finite_is_added_and_the_tensor_is_named(connect: Connect, bad: float):
     accumulator = Accumulator(MIXED, [Input()] * 2)
@@ -286,21 +205,6 @@ async def test_nothing_behind_a_part_that_is_not_finite_is_added_and_the_tensor_
     assert accumulator.payload[behind:] == before[behind:]
     with pytest.raises(NotFiniteError):
         await accumulator.progress.reached(1)
-
-
-async def test_behind_the_first_part_that_is_not_finite_nothing_of_a_chunk_is_added():
-    layout = Layout((vector(100, name="a"), vector(100, "float32", name="b"), vector(100, name="c")))
-    accumulator = Accumulator(layout, [Input()] * 2)
-    first, second = image(layout, 0), image(layout, 1)
-    tensors(layout, second)["b"].flags.writeable = True
-    tensors(layout, second)["b"][0] = np.nan
-    await accumulator.add(0, [first])
-    before = bytes(accumulator.payload)
-    with pytest.raises(NotFiniteError, match="input 1 of a sum: b has NaN or Inf"):
-        await accumulator.add(1, [second])
-    assert accumulator.payload[layout.offsets[2] :] == before[layout.offsets[2] :]
-    with pytest.raises(NotFiniteError):
-        accumulator.progress.check()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
