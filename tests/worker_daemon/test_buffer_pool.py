@@ -38,17 +38,6 @@ class Stand:
             self.pool.give(buffer)
 
 
-def test_a_step_like_the_one_before_allocates_nothing() -> None:
-    stand = Stand()
-    sizes = [size * 100 * MB for size in (3, 1, 2, 2)]
-    stand.give(stand.take(*sizes))
-    for _ in range(3):
-        one_by_one = [stand.take(size)[0] for size in sizes]
-        stand.give(one_by_one)
-    assert stand.made == sizes
-    assert stand.dropped == []
-
-
 def test_tensors_one_after_another_need_one_buffer_as_long_as_the_longest() -> None:
     stand = Stand()
     for size in (900 * MB, 1, 300 * MB, 900 * MB):
@@ -62,14 +51,6 @@ def test_the_smallest_that_is_long_enough_is_taken() -> None:
     assert stand.take(2) == [[3]]
     assert stand.take(2) == [[5]]
     assert stand.take(2) == [[2]]
-
-
-def test_ever_longer_tensors_leave_no_more_than_the_least_that_is_kept() -> None:
-    stand = Stand()
-    for n in range(1, 1001):
-        stand.give(stand.take(n * MB // 10))
-        assert stand.pool.idle_bytes <= max(LEAST_KEPT_BYTES, n * MB // 10)
-    assert stand.dropped == stand.made[: len(stand.dropped)], "the one used longest ago goes first"
 
 
 def test_a_failed_allocation_takes_nothing() -> None:

@@ -149,11 +149,6 @@ def test_a_refused_norm_leaves_the_velocity_as_it_was(running: Fabric) -> None:
     assert model["b"].tolist() == [-1.0] * 4
 
 
-def test_a_push_before_the_first_get_is_refused(running: Fabric) -> None:
-    with pytest.raises(UsageError, match="before the first get"):
-        running.worker(counts()).push(update=ones())
-
-
 def test_an_update_that_is_written_to_on_its_way_is_dropped_not_half_applied(running: Fabric) -> None:
     worker = joined(running, counts())
     handles = []
@@ -192,3 +187,16 @@ def test_reducing_workers_have_no_server_to_push_to(running: Fabric) -> None:
     for call in (lambda: worker.push(update=ones()), lambda: worker.get(into=ones())):
         with pytest.raises(UsageError, match="no server"):
             call()
+
+
+def test_counts_that_workers_add_to_are_parameters_whose_gradient_is_minus_the_change() -> None:
+    with fabric() as running:
+        models = [{"counts": torch.zeros(2, requires_grad=True)} for _ in range(2)]
+        workers = [running.worker(model, f"w{i}", tau_max=8, rule=RuleSpec(lr=1.0)) for i, model in enumerate(models)]
+        for worker, model, change in zip(workers, models, ([1.0, 2.0], [10.0, -1.0]), strict=True):
+            worker.get()
+            model["counts"].grad = -torch.tensor(change)
+            assert isinstance(worker.push().result(), mlfabric.Committed)
+        for worker, model in zip(workers, models, strict=True):
+            worker.get(min_version=2)
+            assert model["counts"].tolist() == [11.0, 1.0]

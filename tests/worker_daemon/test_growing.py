@@ -125,24 +125,6 @@ def test_only_what_is_there_from_the_beginning_on_may_leave_and_never_all_before
     assert update.ready_bytes == made.layout.size_bytes
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_what_grew_is_what_a_push_at_once_would_have_sent(momentum: float) -> None:
-    rule = RuleSpec(lr=0.1, momentum=momentum, momentum_at=MomentumAt.WORKERS if momentum else None)
-    grown, whole = tensors(rule), tensors(rule)
-    for _ in range(3):
-        update = GrowingUpdate(grown)
-        for i in (0, 2):
-            update.take(i)
-        assert update.complete()
-        parcel, norm = whole.take_update()
-        assert bytes(update.growth.payload) == b"".join(parcel.pieces)
-        assert update.norm == pytest.approx(norm)
-        for one in (grown, whole):
-            assert all(one.gradient(i) is None for i in one.parameters)
-            for i in one.parameters:
-                one._tensors[i].grad = torch.full_like(one._tensors[i], 2.0)
-
-
 def test_a_gradient_that_is_not_finite_is_noticed_at_once_and_leaves_the_velocity_alone() -> None:
     rule = RuleSpec(lr=0.1, momentum=0.9, momentum_at=MomentumAt.WORKERS)
     made = tensors(rule)

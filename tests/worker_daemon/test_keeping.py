@@ -112,9 +112,7 @@ def test_what_is_dropped_is_not_sent_any_more():
 
 def test_what_breaks_is_sent_again_after_a_pause():
     stage = kept(0)
-    stage.tell(fold(0))
-    stage.tell(replicate(W1))
-    stage.tell(act.ReplicaBroken(transfer=W1, ticket=b"t"))
+    stage.tell(fold(0), replicate(W1), act.ReplicaBroken(transfer=W1, ticket=b"t"))
     assert stage.tell(Tick()) == []
     assert stage.state.next_wakeup_ns() == FIRST_PAUSE_NS
     stage.now_ns = FIRST_PAUSE_NS
@@ -131,8 +129,7 @@ def test_what_is_not_here_is_a_hole():
 
 def test_after_a_hole_no_window_is_sent_that_others_believe_to_be_whole():
     stage = kept(0)
-    stage.tell(fold(0))
-    stage.tell(fold(7))
+    stage.tell(fold(0), fold(7))
     assert stage.tell(replicate(W1)) == []
 
 
@@ -148,8 +145,7 @@ def test_an_order_that_comes_twice_is_carried_out_once():
 
 def test_what_the_replica_has_is_sent_no_more_though_its_answer_was_lost():
     stage = kept(0)
-    stage.tell(fold(0))
-    stage.tell(replicate(W1))
+    stage.tell(fold(0), replicate(W1))
     release = Release(to="a", model="net", term=1, updates=(update(0),), reason="")
     assert stage.tell(release) == [act.EndReplicate(transfer=W1)]
 
@@ -163,8 +159,7 @@ def test_what_the_seed_has_in_it_is_released():
 
 def test_a_new_term_begins_with_nothing():
     stage = kept(0, 1)
-    stage.tell(fold(0))
-    stage.tell(replicate(W1))
+    stage.tell(fold(0), replicate(W1))
     assert stage.tell(keep(term=2)) == [
         act.EndReplicate(transfer=W1),
         act.DropCopies(updates=(update(1),)),

@@ -1,14 +1,16 @@
-"""What a link carried at best is found from counters, however they rise."""
+"""What a link carried at best is found from counters, however they rise and whenever they are looked at."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from itertools import pairwise
 
 import pytest
 
 from mlfabric.worker_daemon import link_meter
 from mlfabric.worker_daemon.link_meter import LinkMeter
+from mlfabric.worker_daemon.link_peaks import least_bytes, pauses_s, peaks_bps
 
 MS = 1_000_000
 
@@ -48,3 +50,20 @@ async def test_the_loopback_is_no_link(counted) -> None:
     async with meter.watching():
         await asyncio.sleep(0)
     assert meter.peaks_bps(1) == (0, 0)
+
+
+def test_two_looks_at_one_instant_show_no_rate() -> None:
+    assert peaks_bps([7, 7], [(0,), (10**6,)], 1).tolist() == [0]
+    assert peaks_bps([7], [(10**6,)], 1).tolist() == [0]
+
+
+def test_links_are_looked_at_often_first_and_rarely_later() -> None:
+    pauses = list(pauses_s())
+    assert pauses[0] == 0.005
+    assert all(late == pytest.approx(1.25 * early) for early, late in pairwise(pauses))
+    assert 20 < sum(pauses) < 300
+
+
+def test_a_quarter_of_a_tensor_counts_and_never_less_than_buffers_hold() -> None:
+    assert least_bytes(10**6) == 250_000
+    assert least_bytes(1000) == 32 * 1024

@@ -22,13 +22,6 @@ def begun(staging: StagedTensors, tensor: torch.Tensor, answer: float) -> Reduce
     return staging.handle(staged, future)
 
 
-def test_slices_of_one_flat_tensor_may_be_reduced_at_the_same_time() -> None:
-    flat, staging = torch.ones(12), StagedTensors()
-    handles = [begun(staging, flat[4 * n : 4 * n + 4], 10.0 * (n + 1)) for n in range(3)]
-    assert [handle.result() for handle in reversed(handles)] == [2, 2, 2]
-    assert flat.tolist() == [10.0] * 4 + [20.0] * 4 + [30.0] * 4
-
-
 def test_a_write_to_one_slice_by_somebody_else_is_reported_whatever_else_is_written() -> None:
     flat, staging = torch.ones(8), StagedTensors()
     first, second = begun(staging, flat[:4], 10.0), begun(staging, flat[4:], 20.0)

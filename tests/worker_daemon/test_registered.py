@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from mlfabric.errors import LayoutError, UsageError
-from mlfabric.worker_daemon.registered import Registered, check_gradients
+from mlfabric.errors import LayoutError
+from mlfabric.worker_daemon.registered import Registered
 from mlfabric.worker_daemon.tensors import ModelTensors
 
 
@@ -36,16 +36,8 @@ def test_a_model_that_is_trained_saved_and_loaded_is_the_one_that_was_registered
     kept.check()
 
 
-def replace_head(model: Net) -> None:
-    model.head = torch.nn.Linear(3, 1)
-
-
 def assign(model: Net) -> None:
     model.load_state_dict(Net().state_dict(), assign=True)
-
-
-def add_layer(model: Net) -> None:
-    model.more = torch.nn.Linear(1, 1)
 
 
 def shorten_statistics(model: Net) -> None:
@@ -59,15 +51,10 @@ def cut(model: Net) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (replace_head, "head.weight was replaced by another tensor after the model was registered"),
         (assign, "norm.weight was replaced by another tensor"),
         (shorten_statistics, r"norm.running_mean was of shape \[3\] and is of \[2\] after"),
-        (add_layer, "more.weight was not trainable when the model was registered, and is"),
         (lambda model: model.base.requires_grad_(True), "base.weight was not trainable when the model was registered"),
-        (lambda model: model.head.requires_grad_(False), "head.weight was frozen after the model was registered"),
-        (lambda model: model.half(), r"norm.weight was torch.float32 and is torch.float16 after"),
         (cut, r"head.weight was of shape \[1, 3\] and is of \[1, 2\] after"),
-        (lambda model: delattr(model, "head"), "head.weight is not in the model any more after the model"),
     ],
 )
 def test_the_tensor_that_was_changed_is_named(change: Callable[[Net], object], said: str) -> None:
@@ -98,12 +85,3 @@ def test_named_tensors_are_looked_at_by_their_names() -> None:
     model["w"] = torch.zeros(2, requires_grad=True)
     with pytest.raises(LayoutError, match="w was replaced by another tensor"):
         kept.check()
-
-
-def test_one_gradient_is_enough_and_none_is_not() -> None:
-    model = Net()
-    tensors = ModelTensors(model)
-    with pytest.raises(UsageError, match="push without a gradient"):
-        check_gradients(tensors)
-    model.head.bias.grad = torch.zeros(1)
-    check_gradients(tensors)

@@ -26,8 +26,8 @@ from mlfabric.worker_daemon import actions as act
 from mlfabric.worker_daemon.sampler import FabricSampler
 from mlfabric.worker_daemon.tensors import ModelTensors
 from mlfabric.worker_daemon.worker import Worker
+from tests.worker_daemon.conftest import ScriptedDaemon, got
 from tests.worker_daemon.stage import Stage, answered, asks, push, update
-from tests.worker_daemon.test_worker import ScriptedDaemon, got
 
 COMMITTED = Committed(version=ModelVersion(1, 1), tau=0)
 DROPPED = Dropped(cause=DropReason.DELAY_BOUND)
@@ -77,8 +77,7 @@ def test_what_is_drawn_is_held_until_it_is_trained_on_or_dropped() -> None:
     stage.tell(act.PushCalled(request=replace(push(0), samples=((0, 4),))))
     stage.tell(act.PushCalled(request=replace(push(1), samples=((6, 8),))))
     assert stage.state.holds().drawn == ((0, 4), (6, 12))
-    stage.tell(answered(0, COMMITTED))
-    stage.tell(answered(1, DROPPED))
+    stage.tell(answered(0, COMMITTED), answered(1, DROPPED))
     assert stage.state.holds().drawn == ((8, 12),)
     stage.tell(act.DrawCalled(wanted=wish(2, returned=((8, 10),))))
     assert stage.state.holds().drawn == ((10, 12),)
@@ -100,16 +99,6 @@ def test_an_answer_to_an_earlier_wish_is_ignored() -> None:
 
 
 # The door for scripts
-
-
-@pytest.fixture
-def model() -> dict[str, torch.Tensor]:
-    return {"w": torch.zeros(4, requires_grad=True)}
-
-
-@pytest.fixture
-def daemon(model: dict[str, torch.Tensor]) -> ScriptedDaemon:
-    return ScriptedDaemon(ModelTensors(model).layout.size_bytes)
 
 
 @pytest.fixture

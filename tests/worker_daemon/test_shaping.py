@@ -15,9 +15,7 @@ from mlfabric.specs import Mode
 from mlfabric.worker_daemon.register import _placed
 from mlfabric.worker_daemon.shaping import Shaping
 from mlfabric.worker_daemon.tensors import ModelTensors
-from tests.fabric.harness import fabric, gradients, small_model
-
-AT_WORKERS = RuleSpec(momentum=0.9, weight_decay=0.1, momentum_at=MomentumAt.WORKERS)
+from tests.fabric.harness import fabric
 
 
 def a_model() -> dict[str, torch.Tensor]:
@@ -158,20 +156,3 @@ def test_a_job_keeps_its_momentum_where_it_is_asked_to(where: MomentumAt) -> Non
         assert model["w"].tolist() == [wanted[where]] * 2
         for _, worker in workers:
             worker.leave()
-
-
-def test_wrapped_adam_trains_as_torch_adam_does() -> None:
-    with fabric() as running:
-        model, plain = small_model(1), small_model(1)
-        inner = torch.optim.Adam(model.parameters(), lr=0.01)
-        optimizer = mlfabric.wrap(inner, model, settings=running.settings())
-        reference = torch.optim.Adam(plain.parameters(), lr=0.01)
-        for seed in range(3):
-            gradients(model, seed)
-            gradients(plain, seed)
-            optimizer.step()
-            optimizer.finish()
-            reference.step()
-        for mine, wanted in zip(model.parameters(), plain.parameters(), strict=True):
-            torch.testing.assert_close(mine, wanted, rtol=1e-5, atol=1e-6)
-        optimizer.worker.leave()

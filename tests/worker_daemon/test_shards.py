@@ -124,8 +124,7 @@ def test_a_part_that_has_its_outcome_is_asked_for_again_by_a_new_scheduler_while
 def test_a_push_of_which_a_commit_was_lost_may_be_dropped_as_a_whole(stage):
     gone = Dropped(cause=DropReason.ROLLED_BACK)
     stage.push(0, 1)
-    stage.tell(answered(0, DONE), act.EpochBegan(epoch=2))
-    stage.tell(answered(0, gone))
+    stage.tell(answered(0, DONE), act.EpochBegan(epoch=2), answered(0, gone))
     assert settles(0, gone) in stage.tell(answered(1, gone))
 
 
@@ -145,8 +144,7 @@ def test_initial_weights_that_are_wanted_while_no_part_has_an_outcome_are_on_the
 
 def test_a_part_whose_attempt_was_answered_is_sent_anew_when_it_is_asked_for_again(stage):
     stage.push(0, 1)
-    stage.tell(send(0))
-    stage.tell(answered(0, DONE), act.EpochBegan(epoch=2))
+    stage.tell(send(0), answered(0, DONE), act.EpochBegan(epoch=2))
     assert [type(action) for action in stage.tell(send(0))] == [act.StartSend]
 
 

@@ -55,8 +55,7 @@ def test_a_model_is_asked_for_fetched_and_delivered(stage):
 def test_an_instruction_that_is_repeated_starts_nothing_new(stage):
     stage.push(0)
     stage.get(0)
-    stage.tell(send(0))
-    stage.tell(fetch(0))
+    stage.tell(send(0), fetch(0))
     assert stage.tell(send(0)) == []
     assert stage.tell(fetch(0)) == []
 
@@ -75,8 +74,7 @@ def test_an_outcome_that_was_known_before_settles(stage):
 
 def test_a_second_outcome_changes_nothing(stage):
     stage.push(0)
-    stage.tell(send(0))
-    stage.tell(Resolve(to="a", update=update(0), outcome=DONE, reason=""))
+    stage.tell(send(0), Resolve(to="a", update=update(0), outcome=DONE, reason=""))
     assert stage.tell(answered(0, DONE)) == []
     assert stage.break_off(0) == []
 
@@ -105,8 +103,7 @@ def test_a_tick_before_its_time_asks_for_nothing(stage):
 
 def test_a_broken_get_is_asked_for_again(stage):
     stage.get(0)
-    stage.tell(fetch(0))
-    stage.tell(broken(0))
+    stage.tell(fetch(0), broken(0))
     stage.now_ns += FIRST_PAUSE_NS
     assert stage.tell(Tick()) == [asks(get(0))]
 
@@ -149,14 +146,12 @@ def test_a_worker_tells_the_next_scheduler_how_many_iterations_it_has_finished(s
     stage.tell(act.EpochBegan(epoch=2, clock=7))
     assert stage.state.holds().clock is None
     stage.push(0)
-    stage.tell(answered(0, DONE))
-    stage.tell(act.EpochBegan(epoch=3, clock=100))
+    stage.tell(answered(0, DONE), act.EpochBegan(epoch=3, clock=100))
     assert stage.state.holds().clock == 8
 
 
 def test_a_worker_that_its_scheduler_had_given_up_counts_from_where_it_is_told(stage):
-    stage.tell(act.EpochBegan(epoch=2, clock=7))
-    stage.tell(act.EpochBegan(epoch=2, clock=20))
+    stage.tell(act.EpochBegan(epoch=2, clock=7), act.EpochBegan(epoch=2, clock=20))
     assert stage.state.holds().clock == 20
 
 
@@ -192,8 +187,7 @@ def test_a_model_is_delivered_once_its_update_has_an_outcome(stage):
 def test_a_model_without_its_update_is_fetched_again(stage):
     stage.push(0)
     stage.get(0, after=0)
-    stage.tell(fetch(0))
-    stage.tell(arrived(0, 6))
+    stage.tell(fetch(0), arrived(0, 6))
     assert stage.tell(answered(0, DONE)) == [settles(0, DONE), asks(get(0, after=0, min_version=7))]
     assert stage.tell(fetch(0, b"2")) == [act.StartFetch(plan=fetch(0, b"2"))]
     assert stage.tell(arrived(0, 7)) == [delivers(0, 7)]
@@ -202,9 +196,7 @@ def test_a_model_without_its_update_is_fetched_again(stage):
 def test_a_model_without_its_update_is_fetched_by_a_plan_that_came_meanwhile(stage):
     stage.push(0)
     stage.get(0, after=0)
-    stage.tell(fetch(0, b"1"))
-    stage.tell(arrived(0, 6))
-    stage.tell(fetch(0, b"2"))
+    stage.tell(fetch(0, b"1"), arrived(0, 6), fetch(0, b"2"))
     again = act.StartFetch(plan=fetch(0, b"2"))
     assert stage.tell(answered(0, DONE)) == [settles(0, DONE), again]
 
@@ -212,16 +204,14 @@ def test_a_model_without_its_update_is_fetched_by_a_plan_that_came_meanwhile(sta
 def test_a_model_that_arrives_after_the_outcome_without_the_update_is_fetched_again(stage):
     stage.push(0)
     stage.get(0, after=0)
-    stage.tell(fetch(0))
-    stage.tell(answered(0, DONE))
+    stage.tell(fetch(0), answered(0, DONE))
     assert stage.tell(arrived(0, 6)) == [asks(get(0, after=0, min_version=7))]
 
 
 def test_a_model_after_a_dropped_update_is_delivered_as_it_is(stage):
     stage.push(0)
     stage.get(0, after=0)
-    stage.tell(fetch(0))
-    stage.tell(arrived(0, 6))
+    stage.tell(fetch(0), arrived(0, 6))
     assert stage.tell(answered(0, LATE))[:2] == [settles(0, LATE), delivers(0, 6)]
 
 
@@ -243,6 +233,5 @@ def test_the_scheduler_hears_of_a_drop_that_somebody_else_may_have_told_it_in_va
 def test_a_model_that_is_here_is_not_asked_for_again(stage):
     stage.push(0)
     stage.get(0, after=0)
-    stage.tell(fetch(0))
-    stage.tell(arrived(0, 6))
+    stage.tell(fetch(0), arrived(0, 6))
     assert stage.state.holds().gets == ()

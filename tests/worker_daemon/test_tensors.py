@@ -23,6 +23,14 @@ def image_of(parcel: Parcel) -> bytearray:
     return bytearray(b"".join(piece.cast("B") if piece.nbytes else b"" for piece in parcel.pieces))
 
 
+WITHOUT_PARAMETERS = [
+    {"empty": torch.zeros(0, requires_grad=True)},
+    {"frozen": torch.zeros(2)},
+    {"counts": torch.nn.Buffer(torch.zeros(2))},
+    torch.nn.BatchNorm1d(2, affine=False),
+]
+
+
 @given(shapes, st.sampled_from(DTYPES), st.integers(0, 2**16))
 def test_an_image_holds_the_values_and_brings_them_back(
     given_shapes: list[tuple[int, ...]], dtype: torch.dtype, seed: int
@@ -49,22 +57,6 @@ def test_tensors_that_are_not_contiguous_travel_in_their_order() -> None:
     weights = torch.arange(6.0).reshape(2, 3).t().requires_grad_()
     parcel = ModelTensors({"w": weights}).values()
     assert np.frombuffer(parcel.pieces[0], dtype=np.float32).tolist() == [0.0, 3.0, 1.0, 4.0, 2.0, 5.0]
-
-
-def test_an_update_takes_the_gradients_away_with_their_norm() -> None:
-    model = {"a": torch.zeros(2, requires_grad=True), "b": torch.zeros(3, requires_grad=True)}
-    model["a"].grad, model["b"].grad = torch.tensor([3.0, 0.0]), torch.tensor([0.0, 4.0, 0.0])
-    parcel, norm = ModelTensors(model).take_update()
-    assert norm == pytest.approx(5.0)
-    assert all(tensor.grad is None for tensor in model.values())
-    assert np.frombuffer(image_of(parcel), dtype=np.float32).tolist() == [3, 0, 0, 0, 0, 4, 0, 0]
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_the_norm_tells_that_something_is_not_finite(value: float) -> None:
-    model = {"w": torch.zeros(2, requires_grad=True)}
-    model["w"].grad = torch.tensor([1.0, value])
-    assert not math.isfinite(ModelTensors(model).take_update()[1])
 
 
 def test_the_norm_of_half_precision_does_not_overflow() -> None:
@@ -113,6 +105,23 @@ def test_buffers_travel_as_values_and_no_norm_counts_them() -> None:
     assert not math.isfinite(tensors.take_update()[1])
 
 
+def test_a_buffer_among_named_tensors_is_told_from_parameters_and_frozen_ones() -> None:
+    model = {
+        "frozen": torch.ones(2),
+        "average": torch.nn.Buffer(torch.zeros(3)),
+        "seen": torch.nn.Buffer(torch.zeros(3, dtype=torch.int32)),
+        "weight": torch.zeros(2, requires_grad=True),
+    }
+    tensors = ModelTensors(model)
+    assert [(t.name, t.kind) for t in tensors.layout.tensors] == [
+        ("weight", TensorKind.PARAMETER),
+        ("average", TensorKind.BUFFER),
+        ("seen", TensorKind.COUNTER),
+    ]
+    without = {name: tensor for name, tensor in model.items() if name not in ("average", "seen")}
+    assert tensors.frozen_digest == ModelTensors(without).frozen_digest != ""
+
+
 def test_frozen_parameters_do_not_travel_but_their_values_count() -> None:
     def model(frozen: float) -> dict[str, torch.Tensor]:
         return {"w": torch.zeros(2, requires_grad=True), "frozen": torch.full((2,), frozen)}
@@ -126,15 +135,18 @@ def test_frozen_parameters_do_not_travel_but_their_values_count() -> None:
 @pytest.mark.parametrize(
     ("model", "said"),
     [
-        ({"w": torch.zeros(0, requires_grad=True)}, "no trainable parameter; set requires_grad"),
-        ({"w": torch.zeros(2)}, "no trainable parameter; set requires_grad"),
+        *((model, "no trainable parameter; set requires_grad") for model in WITHOUT_PARAMETERS),
+        (
+            {"w": torch.zeros(1, requires_grad=True), "flags": torch.nn.Buffer(torch.zeros(2, dtype=torch.bool))},
+            "flags: a buffer of dtype 'bool' cannot travel; allowed: float16",
+        ),
         (
             {"w": torch.zeros(2, dtype=torch.complex64, requires_grad=True)},
             "w: a parameter of dtype 'complex64' cannot travel; allowed",
         ),
     ],
 )
-def test_a_model_that_cannot_be_trained_is_refused(model: dict[str, torch.Tensor], said: str) -> None:
+def test_a_model_that_cannot_be_trained_is_refused(model: torch.nn.Module | dict[str, torch.Tensor], said: str) -> None:
     with pytest.raises(LayoutError, match=said):
         ModelTensors(model)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from mlfabric.errors import FabricClosedError, LayoutError, RefusedError, UsageError
+from mlfabric.errors import FabricClosedError, UsageError
 from mlfabric.protocol import (
     Committed,
     Dropped,
@@ -19,116 +19,18 @@ from mlfabric.protocol import (
     ModelVersion,
     Outcome,
     ReduceOp,
-    SamplesGranted,
-    SamplesWanted,
-    Welcome,
 )
-from mlfabric.samples import Samples
 from mlfabric.specs import Mode
 from mlfabric.worker_daemon.attempts import ReduceBuffers
-from mlfabric.worker_daemon.sending import GivenUpError, Growth, Parcel
 from mlfabric.worker_daemon.tensors import ModelTensors
-from mlfabric.worker_daemon.thread import ThreadDaemon
 from mlfabric.worker_daemon.worker import Worker
-
-SIZE = 4
-
-
-class ScriptedDaemon(ThreadDaemon):
-    """Takes calls; the test resolves them. A model of version n holds n everywhere."""
-
-    def __init__(self, size_bytes: int) -> None:
-        self.pushes: list[tuple[Parcel, float, ModelVersion, Future[Outcome]]] = []
-        self.gets: list[tuple[ModelVersion, Future[ModelVersion]]] = []
-        self.left: list[tuple[str, float]] = []
-        self.samples: list[Samples] = []
-        self.dropped_samples: list[Samples] = []
-        self.draws: list[tuple[SamplesWanted, Future[SamplesGranted]]] = []
-        self._weights = np.zeros(size_bytes // 4, dtype=np.float32)
-
-    def buffer(self) -> memoryview:
-        return self._weights.data.cast("B")
-
-    def join(self) -> Welcome:
-        return Welcome(
-            to="w",
-            incarnation=1,
-            epoch=1,
-            tau_max=7,
-            server="s",
-            initialise=False,
-            monitor_address="",
-            reason="",
-        )
-
-    def push(
-        self,
-        parcel: Parcel,
-        norm: float,
-        computed_from: ModelVersion,
-        get_into: memoryview | None,
-        samples: Samples = (),
-    ) -> tuple[Future[Outcome], Future[ModelVersion] | None]:
-        outcome: Future[Outcome] = Future()
-        self.samples.append(samples)
-        self.pushes.append((parcel, norm, computed_from, outcome))
-        return outcome, self.get(self.buffer(), ModelVersion(0, 0)) if get_into is not None else None
-
-    def drop_samples(self, samples: Samples) -> None:
-        self.dropped_samples.append(samples)
-
-    def draw(self, wanted: SamplesWanted) -> Future[SamplesGranted]:
-        self.draws.append((wanted, Future()))
-        return self.draws[-1][1]
-
-    def get(self, buffer: memoryview, min_version: ModelVersion) -> Future[ModelVersion]:
-        got: Future[ModelVersion] = Future()
-        self.gets.append((min_version, got))
-        return got
-
-    def reduce(self, buffers: ReduceBuffers, op: ReduceOp, together: int) -> Future[int]:
-        buffers.result[: len(buffers.given)] = buffers.given
-        reduced: Future[int] = Future()
-        reduced.set_result(together)
-        return reduced
-
-    def grown(self, growth: Growth, ready_bytes: int) -> None:
-        raise AssertionError("nothing grows here")
-
-    def give_up(self, growth: Growth, reason: GivenUpError) -> None:
-        raise AssertionError("nothing grows here")
-
-    def leave(self, detail: str, drain_s: float) -> None:
-        self.left.append((detail, drain_s))
-
-    def bring(self, number: int) -> None:
-        """Let the oldest get that is open have this version."""
-        self._weights[:] = number
-        next(got for _, got in self.gets if not got.done()).set_result(ModelVersion(1, number))
-
-
-@pytest.fixture
-def model() -> dict[str, torch.Tensor]:
-    return {"w": torch.zeros(SIZE, requires_grad=True)}
-
-
-@pytest.fixture
-def daemon(model: dict[str, torch.Tensor]) -> ScriptedDaemon:
-    return ScriptedDaemon(ModelTensors(model).layout.size_bytes)
+from tests.worker_daemon.conftest import SIZE, ScriptedDaemon, got
 
 
 @pytest.fixture
 def worker(model: dict[str, torch.Tensor], daemon: ScriptedDaemon) -> Iterator[Worker]:
     with Worker("w", daemon, model, ModelTensors(model)) as worker:
         yield worker
-
-
-def got(worker: Worker, daemon: ScriptedDaemon, number: int) -> ModelVersion:
-    """Get while the daemon brings a version."""
-    if not [g for _, g in daemon.gets if not g.done()]:
-        worker._coming = daemon.get(daemon.buffer(), ModelVersion(0, 0))
-    daemon.bring(number)
-    return worker.get()
 
 
 def test_a_get_installs_the_model_and_returns_its_version(worker, daemon, model) -> None:
@@ -187,13 +89,6 @@ def test_a_get_says_which_version_it_waits_for(worker, daemon, monkeypatch, capl
     assert "w waits for version 5 of the model, as get(min_version=5) asks; it was at version 4" in caplog.text
 
 
-@pytest.mark.parametrize("given", [-1, True, 2.0, "3", ModelVersion(1, 3), 1 << 64])
-def test_what_is_no_version_is_not_waited_for(worker, daemon, given) -> None:
-    with pytest.raises(UsageError, match=r"min_version=.*; allowed: an integer, 0 or more"):
-        worker.get(min_version=given)
-    assert not daemon.gets
-
-
 def test_a_push_without_a_gradient_is_refused_and_says_nothing(worker, daemon, model) -> None:
     got(worker, daemon, 3)
     with pytest.raises(UsageError, match="push without a gradient"):
@@ -233,17 +128,6 @@ def test_an_interrupted_get_goes_on_waiting_for_the_model_that_is_coming(worker,
     assert len(daemon.gets) == 1
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_gradient_that_is_not_finite_goes_nowhere(worker, daemon, model, value: float) -> None:
-    got(worker, daemon, 1)
-    model["w"].grad = torch.tensor([1.0, value, 1.0, 1.0])
-    outcome = worker.push().result(0)
-    assert isinstance(outcome, Dropped)
-    assert outcome.cause is DropReason.NOT_FINITE
-    assert not daemon.pushes
-    assert worker.drain().dropped == 1
-
-
 def test_the_tally_counts_every_outcome_once(worker, daemon, model) -> None:
     outcomes: list[Outcome] = [
         Committed(version=ModelVersion(1, 2), tau=3),
@@ -270,19 +154,6 @@ def test_draining_gives_up_after_its_time(worker, daemon, model) -> None:
         worker.drain(0)
 
 
-def test_a_push_before_the_first_get_is_refused(worker, model) -> None:
-    model["w"].grad = torch.ones(SIZE)
-    with pytest.raises(UsageError, match="before the first get"):
-        worker.push()
-    assert model["w"].grad is not None
-
-
-def test_another_model_is_refused(worker, daemon) -> None:
-    with pytest.raises(LayoutError, match=r"w: float32\[2\] \(parameter\) against float32\[4\]"):
-        worker.get({"w": torch.zeros(2, requires_grad=True)})
-    assert not daemon.gets
-
-
 def test_leaving_twice_leaves_once_and_says_why(model, daemon) -> None:
     def fails() -> None:
         with Worker("w", daemon, model, ModelTensors(model)):
@@ -306,15 +177,6 @@ def test_a_model_that_is_coming_when_the_worker_leaves_is_not_installed_later(wo
     with pytest.raises(FabricClosedError):
         worker.get()
     assert model["w"].tolist() == [1.0] * SIZE
-
-
-def test_a_worker_that_cannot_join_is_not_made(model, daemon) -> None:
-    def refuse() -> Welcome:
-        raise RefusedError("no")
-
-    daemon.join = refuse
-    with pytest.raises(RefusedError):
-        Worker("w", daemon, model, ModelTensors(model))
 
 
 class SlowReducer(ScriptedDaemon):

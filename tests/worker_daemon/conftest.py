@@ -1,0 +1,110 @@
+"""A worker over a daemon that does what the test says."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+
+import numpy as np
+import pytest
+import torch
+
+from mlfabric.protocol import ModelVersion, Outcome, ReduceOp, SamplesGranted, SamplesWanted, Welcome
+from mlfabric.samples import Samples
+from mlfabric.worker_daemon.attempts import ReduceBuffers
+from mlfabric.worker_daemon.sending import GivenUpError, Growth, Parcel
+from mlfabric.worker_daemon.tensors import ModelTensors
+from mlfabric.worker_daemon.thread import ThreadDaemon
+from mlfabric.worker_daemon.worker import Worker
+
+SIZE = 4
+
+
+class ScriptedDaemon(ThreadDaemon):
+    """Takes calls; the test resolves them. A model of version n holds n everywhere."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self.pushes: list[tuple[Parcel, float, ModelVersion, Future[Outcome]]] = []
+        self.gets: list[tuple[ModelVersion, Future[ModelVersion]]] = []
+        self.left: list[tuple[str, float]] = []
+        self.samples: list[Samples] = []
+        self.dropped_samples: list[Samples] = []
+        self.draws: list[tuple[SamplesWanted, Future[SamplesGranted]]] = []
+        self._weights = np.zeros(size_bytes // 4, dtype=np.float32)
+
+    def buffer(self) -> memoryview:
+        return self._weights.data.cast("B")
+
+    def join(self) -> Welcome:
+        return Welcome(
+            to="w",
+            incarnation=1,
+            epoch=1,
+            tau_max=7,
+            server="s",
+            initialise=False,
+            monitor_address="",
+            reason="",
+        )
+
+    def push(
+        self,
+        parcel: Parcel,
+        norm: float,
+        computed_from: ModelVersion,
+        get_into: memoryview | None,
+        samples: Samples = (),
+    ) -> tuple[Future[Outcome], Future[ModelVersion] | None]:
+        outcome: Future[Outcome] = Future()
+        self.samples.append(samples)
+        self.pushes.append((parcel, norm, computed_from, outcome))
+        return outcome, self.get(self.buffer(), ModelVersion(0, 0)) if get_into is not None else None
+
+    def drop_samples(self, samples: Samples) -> None:
+        self.dropped_samples.append(samples)
+
+    def draw(self, wanted: SamplesWanted) -> Future[SamplesGranted]:
+        self.draws.append((wanted, Future()))
+        return self.draws[-1][1]
+
+    def get(self, buffer: memoryview, min_version: ModelVersion) -> Future[ModelVersion]:
+        got: Future[ModelVersion] = Future()
+        self.gets.append((min_version, got))
+        return got
+
+    def reduce(self, buffers: ReduceBuffers, op: ReduceOp, together: int) -> Future[int]:
+        buffers.result[: len(buffers.given)] = buffers.given
+        reduced: Future[int] = Future()
+        reduced.set_result(together)
+        return reduced
+
+    def grown(self, growth: Growth, ready_bytes: int) -> None:
+        raise AssertionError("nothing grows here")
+
+    def give_up(self, growth: Growth, reason: GivenUpError) -> None:
+        raise AssertionError("nothing grows here")
+
+    def leave(self, detail: str, drain_s: float) -> None:
+        self.left.append((detail, drain_s))
+
+    def bring(self, number: int) -> None:
+        """Let the oldest get that is open have this version."""
+        self._weights[:] = number
+        next(got for _, got in self.gets if not got.done()).set_result(ModelVersion(1, number))
+
+
+@pytest.fixture
+def model() -> dict[str, torch.Tensor]:
+    return {"w": torch.zeros(SIZE, requires_grad=True)}
+
+
+@pytest.fixture
+def daemon(model: dict[str, torch.Tensor]) -> ScriptedDaemon:
+    return ScriptedDaemon(ModelTensors(model).layout.size_bytes)
+
+
+def got(worker: Worker, daemon: ScriptedDaemon, number: int) -> ModelVersion:
+    """Get while the daemon brings a version."""
+    if not [g for _, g in daemon.gets if not g.done()]:
+        worker._coming = daemon.get(daemon.buffer(), ModelVersion(0, 0))
+    daemon.bring(number)
+    return worker.get()
