@@ -54,13 +54,22 @@ def weights_of(store: ModelStore) -> dict[str, torch.Tensor]:
 
 
 def bytes_of(store: ModelStore) -> list[bytes]:
-    """Return all bits of weights and history."""
+    """Return all bits of weights and of what the rule keeps."""
     with store.standing() as snapshot:
         return [
             t.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
-            for t in (*snapshot.model.values(), *snapshot.history.values())
+            for t in (*snapshot.model.values(), *snapshot.history.values(), *snapshot.squares.values())
             if t.numel()
         ]
+
+
+def assert_same(one: ModelStore, other: ModelStore) -> None:
+    with one.standing() as mine, other.standing() as theirs:
+        assert (mine.version, mine.steps) == (theirs.version, theirs.steps)
+        for kind in ("model", "history", "squares"):
+            kept, wanted = getattr(mine, kind), getattr(theirs, kind)
+            assert {name: t.dtype for name, t in kept.items()} == {name: t.dtype for name, t in wanted.items()}
+    assert bytes_of(one) == bytes_of(other)
 
 
 def step(store: ModelStore, seed: int, lr: float = 0.1) -> StepResult | NotFinite:

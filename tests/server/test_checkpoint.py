@@ -8,8 +8,9 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,11 @@ import torch
 
 from mlfabric.errors import ConfigError, FabricError, LayoutError, UsageError
 from mlfabric.server.checkpoint import CheckpointDir, CheckpointExtra, load
-from mlfabric.server.rules import NotFinite, StepResult
+from mlfabric.server.rules import StepResult
 from mlfabric.server.store import ModelStore
 from mlfabric.specs import Layout, ModelSpec, MomentumAt, RuleKind, RuleSpec, Schedule, TensorKind, TensorSpec
+from tests.server import models
+from tests.server.models import assert_same, step
 
 EXTRA = CheckpointExtra(server_epoch=2, log_position=41, applied=[["worker-0", 1, 17, [[18, 2, 40, 3]]], {"a": None}])
 ROOT = Path(__file__).parents[2]
@@ -58,23 +61,6 @@ def save(path: Path, store: ModelStore, extra: CheckpointExtra) -> None:
     CheckpointDir(path.parent).save(store, extra).replace(path)
 
 
-def a_step(store: ModelStore) -> StepResult | NotFinite:
-    return store.apply(memoryview(bytearray(store.spec.layout.size_bytes)), 0.1)
-
-
-def assert_same(a: ModelStore, b: ModelStore) -> None:
-    with a.standing() as one, b.standing() as two:
-        assert (one.version, one.steps) == (two.version, two.steps)
-        for mine, other in ((one.model, two.model), (one.history, two.history), (one.squares, two.squares)):
-            assert mine.keys() == other.keys()
-            assert all(mine[name].dtype == other[name].dtype for name in mine)
-            assert all(torch.equal(mine[name], other[name]) for name in mine)
-
-
-def rewrite(path: Path, **fields: Any) -> None:
-    torch.save({**torch.load(path, weights_only=True), **fields}, path)
-
-
 # There and back
 
 
@@ -100,10 +86,9 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
 )
 def test_every_rule_comes_back_with_its_state_and_trains_on(tmp_path: Path, rule: RuleSpec) -> None:
     tensors = (TensorSpec(name="w", shape=(5,), dtype="float32"), TensorSpec(name="v", shape=(), dtype="float64"))
-    store = ModelStore(ModelSpec(name="net", layout=Layout(tensors), rule=rule))
-    store.initialise(bytes(store.spec.layout.size_bytes))
-    step(store, 1)
-    step(store, 2)
+    store = models.store_of(ModelSpec(name="net", layout=Layout(tensors), rule=rule))
+    for seed in (1, 2):
+        step(store, seed)
     save(tmp_path / "a.pt", store, EXTRA)
     loaded = load(tmp_path / "a.pt").store
     assert loaded.spec == store.spec
@@ -112,18 +97,11 @@ def test_every_rule_comes_back_with_its_state_and_trains_on(tmp_path: Path, rule
     assert_same(loaded, store)
 
 
-def step(store: ModelStore, seed: int) -> object:
-    draw = torch.Generator().manual_seed(seed)
-    image = torch.randn(store.spec.layout.size_bytes // 8, generator=draw, dtype=torch.float64)
-    return store.apply(image.to(torch.float32).repeat(2).numpy().data.cast("B"), 0.1)
-
-
 @pytest.mark.parametrize(("before", "after"), [("SGD", "ADAM"), ("ADAM", "SGD")])
 def test_the_state_of_another_kind_of_rule_is_left_out(tmp_path: Path, before: str, after: str) -> None:
     rules = {"SGD": RuleSpec(momentum=0.9), "ADAM": RuleSpec(kind=RuleKind.ADAM)}
     layout = Layout((TensorSpec(name="w", shape=(4,), dtype="float32"),))
-    store = ModelStore(ModelSpec(name="net", layout=layout, rule=rules[before]))
-    store.initialise(bytes(layout.size_bytes))
+    store = models.store_of(ModelSpec(name="net", layout=layout, rule=rules[before]))
     step(store, 1)
     save(tmp_path / "a.pt", store, EXTRA)
     other = load(tmp_path / "a.pt", ModelSpec(name="net", layout=layout, rule=rules[after])).store
@@ -198,7 +176,7 @@ def test_saving_does_not_disturb_readers_or_later_steps(tmp_path: Path) -> None:
     before = bytes(held.image)
     save(tmp_path / "a.pt", store, EXTRA)
     assert bytes(held.image) == before
-    assert isinstance(a_step(store), StepResult)
+    assert isinstance(step(store, 1), StepResult)
 
 
 def test_what_only_code_could_read_back_is_refused_before_writing(tmp_path: Path) -> None:
@@ -212,17 +190,52 @@ def test_what_only_code_could_read_back_is_refused_before_writing(tmp_path: Path
 # What cannot be read
 
 
-def test_a_missing_file_is_said_to_be_missing(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"no checkpoint at .*gone\.pt"):
-        load(tmp_path / "gone.pt", spec_of())
+def cut(path: Path, kept: float) -> None:
+    os.truncate(path, int(path.stat().st_size * kept))
 
 
-@pytest.mark.parametrize("kept", [0.0, 0.01, 0.5, 0.99])
-def test_a_truncated_file_is_refused(tmp_path: Path, kept: float) -> None:
+def put(path: Path, name: str, value: Any) -> None:
+    torch.save({**torch.load(path, weights_only=True), name: value}, path)
+
+
+def spoil(path: Path, field: str) -> None:
+    content = torch.load(path, weights_only=True)
+    content[field]["half"][1] = math.nan
+    torch.save(content, path)
+
+
+@pytest.mark.parametrize(
+    ("damage", "error", "said"),
+    [
+        (Path.unlink, UsageError, r"no checkpoint at .*a\.pt"),
+        *(
+            (partial(cut, kept=kept), FabricError, r"a\.pt cannot be read, truncated or damaged")
+            for kept in (0.0, 0.01, 0.5, 0.99)
+        ),
+        (partial(torch.save, {"format": 1, "model": os.system}), FabricError, "cannot be read"),
+        (partial(torch.save, [1, 2]), UsageError, "no checkpoint of mlfabric: it holds a list"),
+        (
+            partial(torch.save, {"model": {}, "format": 1, "version": "3"}),
+            UsageError,
+            r"no checkpoint of mlfabric: history, version, .* missing or of a wrong type",
+        ),
+        (partial(put, name="format", value=2), UsageError, "has format 2; this release reads 1"),
+        (
+            partial(put, name="layout", value=[["weight", [3, 5], "int7", "parameter"]]),
+            UsageError,
+            r"describes its model in a way that cannot be read: .*int7",
+        ),
+        (partial(spoil, field="model"), LayoutError, r"a\.pt: net: the \w+ half has NaN or Inf"),
+        (partial(spoil, field="history"), LayoutError, r"a\.pt: net: the \w+ half has NaN or Inf"),
+    ],
+)
+def test_a_file_that_is_no_whole_checkpoint_is_refused_in_words(
+    tmp_path: Path, damage: Callable[[Path], object], error: type[Exception], said: str
+) -> None:
     path = tmp_path / "a.pt"
     save(path, store_of(spec_of()), EXTRA)
-    os.truncate(path, int(path.stat().st_size * kept))
-    with pytest.raises(FabricError, match=r"a\.pt cannot be read, truncated or damaged"):
+    damage(path)
+    with pytest.raises(error, match=said):
         load(path, spec_of())
 
 
@@ -238,46 +251,12 @@ def test_one_flipped_bit_among_the_weights_is_found(tmp_path: Path) -> None:
         load(path, spec_of())
 
 
-def test_a_file_that_would_run_code_is_refused(tmp_path: Path) -> None:
-    torch.save({"format": 1, "model": os.system}, tmp_path / "a.pt")
-    with pytest.raises(FabricError, match="cannot be read"):
-        load(tmp_path / "a.pt", spec_of())
-
-
-def test_another_files_content_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "a.pt"
-    torch.save([1, 2], path)
-    with pytest.raises(UsageError, match="no checkpoint of mlfabric: it holds a list"):
-        load(path, spec_of())
-    torch.save({"model": {}, "format": 1, "version": "3"}, path)
-    with pytest.raises(UsageError, match=r"no checkpoint of mlfabric: history, version, .* missing or of a wrong type"):
-        load(path, spec_of())
-    save(path, store_of(spec_of()), EXTRA)
-    rewrite(path, format=2)
-    with pytest.raises(UsageError, match="has format 2; this release reads 1"):
-        load(path, spec_of())
-    rewrite(path, format=1, layout=[["weight", [3, 5], "int7", "parameter"]])
-    with pytest.raises(UsageError, match=r"describes its model in a way that cannot be read: .*int7"):
-        load(path, spec_of())
-
-
 def test_another_layout_is_refused_with_its_first_difference(tmp_path: Path) -> None:
     path = tmp_path / "a.pt"
     save(path, store_of(spec_of()), EXTRA)
     other = spec_of(mean=TensorSpec(name="mean", shape=(4,), dtype="float32", kind=TensorKind.BUFFER))
     with pytest.raises(LayoutError, match=r"mean: float32\[3\] \(buffer\) against float32\[4\] \(buffer\)"):
         load(path, other)
-
-
-@pytest.mark.parametrize("field", ["model", "history"])
-def test_nan_inside_is_refused_by_name(tmp_path: Path, field: str) -> None:
-    path = tmp_path / "a.pt"
-    save(path, store_of(spec_of()), EXTRA)
-    content = torch.load(path, weights_only=True)
-    content[field]["half"][1] = math.nan
-    torch.save(content, path)
-    with pytest.raises(LayoutError, match=r"a\.pt: net: the \w+ half has NaN or Inf"):
-        load(path, spec_of())
 
 
 # What cannot be written
@@ -306,7 +285,7 @@ def test_a_full_disk_is_a_clear_error_and_leaves_the_old_checkpoint(tmp_path: Pa
         resource.setrlimit(resource.RLIMIT_FSIZE, allowed)
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["a.pt"]
-    assert isinstance(a_step(newer), StepResult)
+    assert isinstance(step(newer, 1), StepResult)
 
 
 SAVE_FOR_EVER = """
