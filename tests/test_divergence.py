@@ -102,28 +102,6 @@ def test_not_by_a_rounding_is_it_below_the_truth_and_by_less_than_1e9th_above_it
             assert truth <= bound <= truth * (1 + Fraction(1, 10**9)) + Fraction(1, 10**20)
 
 
-@given(st.lists(NORMS, min_size=1, max_size=40), NORMS, GAMMAS)
-def test_it_is_the_closed_form_of_the_design(norms, history, gamma):
-    count, path = len(norms), 0.0
-    for j, norm in enumerate(norms, 1):
-        path += (1 - gamma ** (count - j + 1)) / (1 - gamma) * norm
-    path += sum(gamma**i for i in range(1, count + 1)) * history
-    lead = Lead(Momentum(gamma=gamma).step_bound(norms, history))
-    assert as_norm(lead.bound(0, count)) == pytest.approx(path, rel=1e-9, abs=1e-20)
-
-
-@pytest.mark.parametrize("gamma", [0.0, 0.9, 0.99])
-def test_leads_of_up_to_600_are_bounded_with_equality_if_all_point_the_same_way(gamma):
-    direction = np.ones(WIDTH) / math.sqrt(WIDTH)
-    norms = np.random.default_rng(1).random(600).tolist()
-    lead = Lead(Momentum(gamma=gamma).step_bound(norms, 2.0))
-    weights, history = np.zeros(WIDTH), 2.0 * direction
-    for committed, norm in enumerate(norms, 1):
-        history = gamma * history + norm * direction
-        weights = weights + history
-        assert as_norm(lead.bound(0, committed)) == pytest.approx(float(np.linalg.norm(weights)), rel=1e-9)
-
-
 def test_whole_numbers_stay_whole():
     lead = Lead(Momentum(gamma=0.5).step_bound([3.0, 1.0, 1.0], 2.0))
     assert [as_norm(lead.bound(0, n)) for n in range(4)] == [0, 4, 7, 9.5]

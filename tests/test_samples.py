@@ -93,13 +93,6 @@ def test_the_order_of_commits_does_not_matter_and_what_is_whole_is_one_range(ord
     assert account.counts().runs == ((0, 96, 1),)
 
 
-def test_what_is_dropped_and_then_trained_on_is_not_dropped_any_more() -> None:
-    account = SampleAccount()
-    account.drop(((0, 8),))
-    account.train(((0, 4),))
-    assert account.counts().not_trained == ((4, 8),)
-
-
 def test_an_account_that_did_not_change_is_the_same_value() -> None:
     account = SampleAccount()
     assert account.counts() is NO_SAMPLES
