@@ -46,10 +46,12 @@ class Stage:
         for spec in SPECS.values():
             self.tell(HostModel(to="a", spec=spec, reason=""))
 
-    def tell(self, event: act.AggregatorEvent | Tick) -> list[act.Action]:
-        """Hand over one event, check the invariants, return what follows."""
-        actions = self.state.handle(event, self.now_ns)
-        self.state.validate()
+    def tell(self, *events: act.AggregatorEvent | Tick) -> list[act.Action]:
+        """Hand over events, check the invariants, return what follows."""
+        actions: list[act.Action] = []
+        for event in events:
+            actions += self.state.handle(event, self.now_ns)
+            self.state.validate()
         return bare(actions)
 
     def tick(self, seconds: float) -> list[act.Action]:

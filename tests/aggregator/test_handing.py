@@ -40,26 +40,21 @@ def cancel(own: GetId) -> CancelHandOn:
 
 def test_a_want_that_overtook_the_order_waits_for_it():
     stage = Stage()
-    stage.tell(want(X, 1))
-    stage.tell(hand_on(OWN, X))
+    stage.tell(want(X, 1), hand_on(OWN, X))
 
     assert stage.tell(comes()) == [serving(OWN, X, 1, 4)]
 
 
 def test_a_refused_fetch_refuses_those_who_wait():
     stage = Stage()
-    stage.tell(hand_on(OWN, X))
-    stage.tell(want(X, 1))
+    stage.tell(hand_on(OWN, X), want(X, 1))
 
     assert refuse(1) in stage.tell(act.FetchFailed(get=OWN, detail="no"))
 
 
 def test_one_whose_connection_breaks_keeps_nobody_else_from_the_model():
     stage = Stage()
-    stage.tell(hand_on(OWN, X, Y))
-    stage.tell(want(X, 1))
-    stage.tell(want(Y, 2))
-    stage.tell(comes())
+    stage.tell(hand_on(OWN, X, Y), want(X, 1), want(Y, 2), comes())
 
     assert stage.tell(gone(X, 1)) == [report(X, TransferEnd.BROKEN, "it broke")]
     stage.tell(act.ModelArrived(get=OWN))
@@ -68,8 +63,7 @@ def test_one_whose_connection_breaks_keeps_nobody_else_from_the_model():
 
 def test_a_model_that_nobody_wants_any_more_is_given_up():
     stage = Stage()
-    stage.tell(hand_on(OWN, X))
-    stage.tell(want(X, 1))
+    stage.tell(hand_on(OWN, X), want(X, 1))
 
     assert stage.tell(gone(X, 1)) == [
         report(X, TransferEnd.BROKEN, "it broke"),
@@ -80,9 +74,7 @@ def test_a_model_that_nobody_wants_any_more_is_given_up():
 
 def test_one_who_never_comes_is_forgotten():
     stage = Stage()
-    stage.tell(hand_on(OWN, X, Y))
-    stage.tell(want(X, 1))
-    stage.tell(comes())
+    stage.tell(hand_on(OWN, X, Y), want(X, 1), comes())
 
     assert stage.tick(9.9) == []
     assert stage.tick(0.2) == [report(Y, TransferEnd.BROKEN, "it was never wanted")]
@@ -91,9 +83,7 @@ def test_one_who_never_comes_is_forgotten():
 
 def test_a_cancelled_model_is_handed_only_to_those_who_are_being_served():
     stage = Stage()
-    stage.tell(hand_on(OWN, X, Y))
-    stage.tell(want(X, 1))
-    stage.tell(comes())
+    stage.tell(hand_on(OWN, X, Y), want(X, 1), comes())
 
     assert stage.tell(cancel(OWN)) == []
     stage.tell(act.ModelArrived(get=OWN))
@@ -103,8 +93,7 @@ def test_a_cancelled_model_is_handed_only_to_those_who_are_being_served():
 
 def test_a_cancelled_model_that_nobody_is_served_is_given_up():
     stage = Stage()
-    stage.tell(hand_on(OWN, X))
-    stage.tell(want(X, 1))
+    stage.tell(hand_on(OWN, X), want(X, 1))
 
     assert stage.tell(cancel(OWN)) == [
         refuse(1),
@@ -115,16 +104,14 @@ def test_a_cancelled_model_that_nobody_is_served_is_given_up():
 
 def test_a_new_scheduler_voids_every_model():
     stage = Stage()
-    stage.tell(hand_on(OWN, X))
-    stage.tell(want(X, 1))
+    stage.tell(hand_on(OWN, X), want(X, 1))
 
     assert stage.tell(act.EpochBegan(epoch=1)) == [stop_fetch(OWN), refuse(1)]
 
 
 def test_one_who_is_planned_anew_waits_for_the_newer_model():
     stage = Stage()
-    stage.tell(hand_on(OWN, X, Y))
-    stage.tell(want(X, 1))
+    stage.tell(hand_on(OWN, X, Y), want(X, 1))
 
     assert stage.tell(hand_on(LATER, X)) == [refuse(1), start_fetch(hand_on(LATER, X))]
     stage.tell(want(X, 3))
@@ -133,8 +120,7 @@ def test_one_who_is_planned_anew_waits_for_the_newer_model():
 
 def test_a_second_want_takes_the_place_of_the_first_until_it_is_served():
     stage = Stage()
-    stage.tell(hand_on(OWN, X))
-    stage.tell(want(X, 1))
+    stage.tell(hand_on(OWN, X), want(X, 1))
 
     assert stage.tell(want(X, 2)) == [refuse(1)]
     assert stage.tell(comes()) == [serving(OWN, X, 2, 4)]

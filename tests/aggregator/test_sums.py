@@ -107,8 +107,7 @@ def test_an_input_that_is_sealed_may_lose_its_connection():
 
 def test_another_sum_that_is_not_finite_only_tears():
     stage = Stage()
-    stage.tell(order(2, sum_id(1), C, members=(A, B, C)))
-    stage.tell(offer(sum_id(1), 1))
+    stage.tell(order(2, sum_id(1), C, members=(A, B, C)), offer(sum_id(1), 1))
 
     assert stage.tell(unusable(sum_id(1), 1)) == [
         give_up(2),
@@ -119,10 +118,7 @@ def test_another_sum_that_is_not_finite_only_tears():
 
 def test_a_new_scheduler_voids_every_sum():
     stage = Stage()
-    stage.tell(act.EpochBegan(epoch=1))
-    stage.tell(order(1, A))
-    stage.tell(order(2, B))
-    stage.tell(offer(B, 2))
+    stage.tell(act.EpochBegan(epoch=1), order(1, A), order(2, B), offer(B, 2))
 
     assert stage.tell(act.EpochBegan(epoch=1)) == []
     assert stage.tell(act.EpochBegan(epoch=2)) == [give_up(2), abandon(2)]
@@ -139,17 +135,14 @@ def test_an_offer_that_overtook_the_order_waits_for_it():
 
 def test_one_who_comes_after_the_end_is_refused_at_once():
     stage = Stage()
-    stage.tell(order(1, A, B))
-    stage.tell(offer(A, 1))
-    stage.tell(broken(A, 1))
+    stage.tell(order(1, A, B), offer(A, 1), broken(A, 1))
 
     assert stage.tell(offer(B, 2)) == [refuse(2)]
 
 
 def test_an_early_offer_whose_connection_breaks_is_forgotten():
     stage = Stage()
-    stage.tell(offer(A, 1))
-    stage.tell(broken(A, 1))
+    stage.tell(offer(A, 1), broken(A, 1))
 
     assert stage.tell(order(1, A)) == []
 
@@ -178,9 +171,7 @@ def test_another_aggregators_sum_may_take_as_long_as_it_takes():
 
 def test_an_offer_on_another_connection_takes_the_place_of_the_first():
     stage = Stage()
-    stage.tell(order(1, A, B, after={B: (A,)}))
-    stage.tell(offer(A, 1))
-    stage.tell(offer(B, 2))
+    stage.tell(order(1, A, B, after={B: (A,)}), offer(A, 1), offer(B, 2))
 
     assert stage.tell(offer(B, 3)) == [abandon(2)]
     assert stage.tell(broken(B, 2)) == []
@@ -189,8 +180,7 @@ def test_an_offer_on_another_connection_takes_the_place_of_the_first():
 
 def test_an_input_that_is_offered_anew_while_it_is_received_tears_the_sum():
     stage = Stage()
-    stage.tell(order(1, A, B))
-    stage.tell(offer(A, 1))
+    stage.tell(order(1, A, B), offer(A, 1))
 
     assert stage.tell(offer(A, 2)) == [
         refuse(2),
@@ -263,3 +253,67 @@ def test_a_ticket_admits_only_the_transfer_that_it_was_made_for():
     stage.tell(order(1, A, B))
 
     assert stage.tell(offer(B, 1, ticket=ticket(A))) == []
+
+
+# Which inputs may come, and which sums get memory
+
+
+def test_inputs_wait_for_those_that_the_plan_ends_before_them_even_in_other_sums():
+    stage = Stage()
+    stage.tell(order(1, A, B, after={B: (A,)}), order(2, C, after={C: (B,)}), offer(A, 1))
+
+    assert stage.tell(offer(C, 3)) == [reserve(order(2, C, after={C: (B,)}))]
+    assert stage.tell(offer(B, 2)) == []
+    assert grant(1, 1, B, 2) in stage.tell(sealed(A, 1))
+    assert grant(2, 0, C, 3) in stage.tell(sealed(B, 2))
+
+
+def test_one_that_is_late_to_offer_keeps_nobody_waiting():
+    stage = Stage()
+    stage.tell(order(1, A, B, after={B: (A,)}))
+
+    assert grant(1, 1, B, 2) in stage.tell(offer(B, 2))
+
+
+def test_another_sum_that_comes_early_does_not_hold_up_updates_that_the_plan_puts_before_it():
+    stage = Stage()
+    stage.tell(order(2, A, B, sum_id(1), members=(A, B, C), after={B: (A,), sum_id(1): (B,)}))
+    stage.tell(offer(sum_id(1), 1))
+
+    assert stage.tell(offer(A, 2)) == [grant(2, 0, A, 2)]
+    assert stage.tell(offer(B, 3)) == []
+    assert grant(2, 1, B, 3) in stage.tell(sealed(A, 2))
+
+
+def test_another_sum_waits_for_updates_that_run_before_it():
+    stage = Stage()
+    stage.tell(order(2, A, sum_id(1), members=(A, B), after={sum_id(1): (A,)}), offer(A, 2))
+
+    assert stage.tell(offer(sum_id(1), 1)) == []
+    assert grant(2, 1, sum_id(1), 1) in stage.tell(sealed(A, 2))
+
+
+def test_memory_goes_by_seq_and_the_lowest_sum_may_exceed_it():
+    stage = Stage(budget_sums=1)
+    second, first, third = order(5, A, seq=2), order(6, B, seq=1, images=2), order(7, C, seq=3)
+    for plan in (second, first, third):
+        stage.tell(plan)
+
+    assert stage.tell(offer(A, 1)) == [reserve(second), grant(5, 0, A, 1)]
+    assert stage.tell(offer(C, 3)) == []
+    assert stage.tell(offer(B, 2)) == [reserve(first), grant(6, 0, B, 2)]
+    stage.tell(sealed(A, 1))
+    assert stage.tell(act.SumSealed(sum=sum_id(5))) == [act.ForgetSum(plan=second, reason="")]
+    stage.tell(sealed(B, 2))
+    assert stage.tell(act.SumSealed(sum=sum_id(6))) == [
+        act.ForgetSum(plan=first, reason=""),
+        reserve(third),
+        grant(7, 0, C, 3),
+    ]
+
+
+def test_a_torn_sum_gives_its_memory_to_the_next():
+    stage = Stage(budget_sums=1)
+    stage.tell(order(1, A), order(2, B), offer(A, 1), offer(B, 2))
+
+    assert reserve(order(2, B)) in stage.tell(broken(A, 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from mlfabric.protocol import (
@@ -10,6 +11,7 @@ from mlfabric.protocol import (
     DropReason,
     Expect,
     Expected,
+    Followed,
     GetId,
     HostModel,
     ModelVersion,
@@ -24,6 +26,7 @@ from mlfabric.protocol import (
     UpdateKind,
     Void,
 )
+from mlfabric.samples import Samples
 from mlfabric.server import actions as act
 from mlfabric.server.hosted import HostedModel
 from mlfabric.server.state import ServerConfig, ServerState
@@ -59,10 +62,12 @@ class Stage:
     def model(self) -> HostedModel:
         return self.state.models["net"]
 
-    def tell(self, event: act.ServerEvent | Tick) -> list[act.Action]:
-        """Hand over one event, check the invariants, return what follows."""
-        actions = self.state.handle(event, self.now_ns)
-        self.state.validate()
+    def tell(self, *events: act.ServerEvent | Tick) -> list[act.Action]:
+        """Hand over events, check the invariants, return what follows."""
+        actions: list[act.Action] = []
+        for event in events:
+            actions += self.state.handle(event, self.now_ns)
+            self.state.validate()
         return bare(actions)
 
     def tick(self, seconds: float) -> list[act.Action]:
@@ -82,6 +87,16 @@ class Stage:
         self.tell(offer(name, connection, length=order.size_bytes))
         return self.tell(act.PayloadReceived(transfer=name, connection=connection))
 
+    def seeded(self) -> Stage:
+        """Take a seed for a replica, whose bound begins to count once it follows."""
+        self.tell(act.SeedTaken(model="net", history_norm=0.0, weights_norm=0.0, steps=0))
+        return self
+
+    def commit(self, name: UpdateId, seq: int, connection: int = 1, **fields) -> list[act.Action]:
+        """Bring an update and let the store finish its step; return what follows."""
+        self.bring(name, seq, connection, **fields)
+        return self.step(name)
+
     def step(self, *names: TransferId) -> list[act.Action]:
         """Let the store finish a step."""
         return self.tell(act.StepDone(model="net", transfers=names, step_norm=1.0))
@@ -96,10 +111,11 @@ def get(worker: str, counter: int = 0) -> GetId:
 
 
 def expect(name: UpdateId, seq: int, computed_from: int = 0, epoch: int = 1, ticket: bytes = b"", **fields) -> Expect:
+    of_member = {key: fields.pop(key) for key in ("resolved_below", "norm", "samples") if key in fields}
     return Expect(
-        to="s",
+        to=fields.pop("to", "s"),
         transfer=name,
-        members=(Expected(name, ModelVersion(epoch, computed_from), fields.pop("resolved_below", 0)),),
+        members=(member(name, computed_from, epoch, **of_member),),
         model="net",
         seq=seq,
         ticket=ticket or str(name).encode(),
@@ -112,8 +128,15 @@ def expect(name: UpdateId, seq: int, computed_from: int = 0, epoch: int = 1, tic
     )
 
 
-def member(name: UpdateId, computed_from: int = 0, resolved_below: int = 0) -> Expected:
-    return Expected(name, ModelVersion(1, computed_from), resolved_below)
+def member(
+    name: UpdateId,
+    computed_from: int = 0,
+    epoch: int = 1,
+    resolved_below: int = 0,
+    norm: float = 1.0,
+    samples: Samples = (),
+) -> Expected:
+    return Expected(name, ModelVersion(epoch, computed_from), resolved_below, norm, samples)
 
 
 def expect_sum(name: SumId, seq: int, *members: Expected, lrs: tuple[float, ...] | None = None, **fields) -> Expect:
@@ -146,6 +169,19 @@ def serve(name: GetId, ticket: bytes = b"", version: ModelVersion | None = None,
 
 def want(name: GetId, connection: int = 1, ticket: bytes = b"") -> act.Wanted:
     return act.Wanted(connection=connection, get=name, ticket=ticket or str(name).encode())
+
+
+def followed(version: int = 0, *held: UpdateId, norm: float = math.inf, updates: int | None = None) -> Followed:
+    return Followed(
+        to="s",
+        model="net",
+        replica="r",
+        version=ModelVersion(1, version),
+        held=held,
+        norm=norm,
+        updates=updates,
+        reason="",
+    )
 
 
 def void(name: TransferId) -> Void:

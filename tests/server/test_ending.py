@@ -18,15 +18,12 @@ from tests.server.stage import SPEC, Stage, expect, get, offer, serve, update, w
 FREE = FreeModel(to="s", model="net", epoch=1, reason="its job is over")
 FREED = ModelFreed(member="s", model="net", epoch=1)
 GONE = act.Report(event=FREED)
-A, B = update("a"), update("b")
+A = update("a")
 
 
 def test_what_comes_and_goes_is_broken_off_and_the_model_is_gone_once_its_store_is() -> None:
     stage = Stage()
-    stage.tell(expect(A, 0))
-    stage.tell(offer(A, 1))
-    stage.tell(serve(get("b")))
-    stage.tell(want(get("b"), 2))
+    stage.tell(expect(A, 0), offer(A, 1), serve(get("b")), want(get("b"), 2))
     told = stage.tell(FREE)
     assert [a.connection for a in told if isinstance(a, act.Abandon)] == [1, 2]
     assert told[-1] == act.FreeStore(model="net", transfers=(), reason="")
@@ -54,17 +51,14 @@ def test_one_of_the_same_name_begins_when_the_former_is_gone() -> None:
 
 def test_one_that_began_later_stays() -> None:
     stage = Stage()
-    stage.tell(FREE)
-    stage.tell(act.StoreFreed(model="net"))
-    stage.tell(HostModel(to="s", spec=SPEC, reason="", epoch=2))
+    stage.tell(FREE, act.StoreFreed(model="net"), HostModel(to="s", spec=SPEC, reason="", epoch=2))
     assert stage.tell(FREE) == []
     assert stage.model.version == ModelVersion(2, 0)
 
 
 def test_one_that_ends_before_the_former_is_gone_never_begins() -> None:
     stage = Stage()
-    stage.tell(FREE)
-    stage.tell(HostModel(to="s", spec=SPEC, reason="", epoch=2))
+    stage.tell(FREE, HostModel(to="s", spec=SPEC, reason="", epoch=2))
     assert stage.tell(replace(FREE, epoch=2)) == []
     assert stage.tell(act.StoreFreed(model="net")) == [act.Report(event=replace(FREED, epoch=2))]
 

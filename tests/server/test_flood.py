@@ -11,7 +11,7 @@ from mlfabric.channels.frames import encode_header
 from mlfabric.v1 import data_pb2, types_pb2
 from tests.fabric.harness import PATIENCE_S, RawWorker, fabric, gradients, small_model
 from tests.fuzzing.frames import no_faults
-from tests.server.test_service import ask, deliver, image, outcome, seal
+from tests.server.test_service import ask, sent
 
 OFFERS = 50_000
 
@@ -30,10 +30,7 @@ def test_who_takes_in_no_answer_is_read_no_further_and_others_go_on() -> None:
         worker, raw = running.worker(small_model(), "steady"), running.raw_worker(small_model())
         worker.get()
         send = ask(raw)
-        first = raw.offer(send)
-        deliver(first, send, raw, image(raw, 0.5))
-        seal(first, send)
-        assert outcome(first).committed.version.number == 1
+        assert sent(raw, send, 0.5).committed.version.number == 1
         line = raw.connect(send.address)
         line.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         line.socket.settimeout(1)

@@ -9,47 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlfabric.protocol import (
-    Commit,
     Drop,
     DropReason,
-    Expected,
-    Followed,
     HeldBack,
-    ModelVersion,
     Unfollowed,
-    UpdateId,
 )
 from mlfabric.rules import RuleKind, RuleSpec
 from mlfabric.server import actions as act
 from mlfabric.server.gate_lead import LeadGate
 from mlfabric.specs import Layout, ModelSpec, MomentumAt, TensorKind, TensorSpec
-from tests.server.stage import SPEC, Stage, expect, offer, update
-
-
-def followed(version: int = 0, *held: UpdateId, norm: float = math.inf, updates: int | None = None) -> Followed:
-    return Followed(
-        to="s",
-        model="net",
-        replica="r",
-        version=ModelVersion(1, version),
-        held=held,
-        norm=norm,
-        updates=updates,
-        reason="",
-    )
-
-
-def seeded(stage: Stage) -> Stage:
-    stage.tell(act.SeedTaken(model="net", history_norm=0.0, weights_norm=0.0, steps=0))
-    return stage
-
-
-def bring(stage: Stage, name: UpdateId, seq: int, norm: float = 1.0) -> list[act.Action]:
-    order = expect(name, seq)
-    members = (order.members[0]._replace(norm=norm),)
-    stage.tell(type(order)(**{f: getattr(order, f) for f in order.__slots__} | {"members": members}))
-    stage.tell(offer(name, seq))
-    return stage.tell(act.PayloadReceived(transfer=name, connection=seq))
+from tests.server.stage import SPEC, Stage, commit, followed, member, update
 
 
 def steps(actions: list[act.Action]) -> list[act.ApplyStep]:
@@ -61,79 +30,78 @@ def held_back(actions: list[act.Action]) -> list[HeldBack]:
 
 
 def test_without_a_replica_nothing_is_held_back():
-    assert steps(bring(Stage(), update("a"), 1))
+    assert steps(Stage().bring(update("a"), 1))
 
 
 def test_a_commit_beyond_the_bound_waits_until_the_replica_has_come_closer():
-    stage = seeded(Stage())
+    stage = Stage().seeded()
     stage.tell(followed(updates=1))
-    assert steps(bring(stage, update("a"), 1))
+    assert steps(stage.bring(update("a"), 1, 1))
     stage.step(update("a"))
-    (event,) = held_back(bring(stage, update("b"), 2))
+    (event,) = held_back(stage.bring(update("b"), 2, 2))
     assert (event.transfers, event.alone) == ((update("b"),), False)
     assert steps(stage.tell(followed(1, updates=1)))
 
 
 def test_the_exact_step_norm_counts_once_it_is_known():
-    stage = seeded(Stage(lr=0.5))
+    stage = Stage(lr=0.5).seeded()
     stage.tell(followed(norm=1.6))
-    assert steps(bring(stage, update("a"), 1, norm=2.0))
+    assert steps(stage.bring(update("a"), 1, 1, norm=2.0))
     stage.tell(act.StepDone(model="net", transfers=(update("a"),), step_norm=0.5))
-    assert steps(bring(stage, update("b"), 2, norm=2.0))
+    assert steps(stage.bring(update("b"), 2, 2, norm=2.0))
     stage.tell(act.StepDone(model="net", transfers=(update("b"),), step_norm=0.7))
-    assert held_back(bring(stage, update("c"), 3, norm=1.0))
+    assert held_back(stage.bring(update("c"), 3, 3, norm=1.0))
 
 
 def test_without_any_lead_only_what_the_replica_holds_is_committed():
-    stage = seeded(Stage())
+    stage = Stage().seeded()
     stage.tell(followed(norm=0.0))
-    (event,) = held_back(bring(stage, update("a"), 1))
+    (event,) = held_back(stage.bring(update("a"), 1, 1))
     assert event.alone
     assert not steps(stage.tell(followed(0, update("b"), norm=0.0)))
     assert steps(stage.tell(followed(0, update("a"), norm=0.0)))
 
 
 def test_what_the_replica_holds_behind_a_gap_is_a_lead_all_the_same():
-    stage = seeded(Stage())
+    stage = Stage().seeded()
     stage.tell(followed(updates=1))
-    bring(stage, update("a"), 1)
-    stage.step(update("a"))
+    stage.commit(update("a"), 1, 1)
     stage.tell(followed(0, update("b"), updates=1))
-    assert held_back(bring(stage, update("b"), 2))
+    assert held_back(stage.bring(update("b"), 2, 2))
 
 
 def test_it_says_once_what_it_holds_back():
-    stage = seeded(Stage())
+    stage = Stage().seeded()
     stage.tell(followed(norm=0.0))
-    assert held_back(bring(stage, update("a"), 1))
-    assert not held_back(bring(stage, update("b"), 2))
+    assert held_back(stage.bring(update("a"), 1, 1))
+    assert not held_back(stage.bring(update("b"), 2, 2))
 
 
 def test_a_step_that_no_lead_allows_waits_for_its_own_bytes():
-    stage = seeded(Stage(lr=1.0))
+    stage = Stage(lr=1.0).seeded()
     stage.tell(followed(norm=0.5))
-    assert held_back(bring(stage, update("a"), 1, norm=2.0))[0].alone
+    assert held_back(stage.bring(update("a"), 1, 1, norm=2.0))[0].alone
     assert steps(stage.tell(followed(0, update("a"), norm=0.5)))
 
 
 def test_the_bound_is_lifted_when_there_is_no_replica_any_more():
-    stage = seeded(Stage())
+    stage = Stage().seeded()
     stage.tell(followed(norm=0.0))
-    bring(stage, update("a"), 1)
+    stage.bring(update("a"), 1, 1)
     assert steps(stage.tell(Unfollowed(to="s", model="net", reason="")))
 
 
 def test_what_can_never_be_replicated_is_dropped_and_the_next_may_go():
-    stage = seeded(Stage())
+    stage = Stage().seeded()
     stage.tell(followed(0, update("b"), norm=0.0))
-    bring(stage, update("a"), 1)
-    bring(stage, update("b"), 2)
+    stage.bring(update("a"), 1, 1)
+    stage.bring(update("b"), 2, 2)
     order = Drop(to="s", model="net", update=update("a"), cause=DropReason.NOT_REPLICATED, reason="gone")
     assert steps(stage.tell(order))[0].transfers == (update("b"),)
 
 
 def test_a_server_says_over_whom_its_lead_is_bounded():
-    stage = seeded(Stage())
+    stage = Stage().seeded()
     assert stage.model.holds().replica == ""
     stage.tell(followed(updates=1))
     assert stage.model.holds().replica == "r"
@@ -145,11 +113,9 @@ def test_a_server_says_over_whom_its_lead_is_bounded():
     st.floats(0.01, 20),
 )
 def test_what_passes_is_within_the_bound_whatever_the_directions(norms: list[float], gamma: float, limit: float):
-    rule = SPEC.rule.__class__(lr=0.5, momentum=gamma, momentum_at=MomentumAt.SERVER)
-    gate = LeadGate(type(SPEC)(name="net", layout=SPEC.layout, rule=rule))
-    gate.seeded(0.0, 0.0, 0)
+    gate = gate_of(RuleSpec(lr=0.5, momentum=gamma, momentum_at=MomentumAt.SERVER))
     gate.follow(followed(norm=limit))
-    members = [Expected(update("a", n), ModelVersion(1, 0), 0, norm) for n, norm in enumerate(norms)]
+    members = [member(update("a", n), norm=norm) for n, norm in enumerate(norms)]
     passed = not gate.refusal(0, members, [0.5] * len(members))
     history = lead = 0.0
     for norm in norms:
@@ -162,26 +128,29 @@ def test_what_passes_is_within_the_bound_whatever_the_directions(norms: list[flo
 
 
 def test_a_sum_is_held_back_as_a_whole():
-    gate = LeadGate(SPEC)
-    gate.seeded(0.0, 0.0, 0)
+    gate = gate_of()
     gate.follow(followed(updates=1))
-    members = [Expected(update(name), ModelVersion(1, 0), 0, 1.0) for name in "ab"]
+    members = [member(update(name)) for name in "ab"]
     assert gate.refusal(0, members[:1], [0.1]) == ""
     assert gate.refusal(0, members, [0.1, 0.1])
     assert gate.is_too_large(0, members, [0.1, 0.1])
 
 
+def gate_of(rule: RuleSpec | None = None, layout: Layout = SPEC.layout, weights_norm: float = 0.0) -> LeadGate:
+    gate = LeadGate(ModelSpec(name="net", layout=layout, rule=rule or RuleSpec()))
+    gate.seeded(0.0, weights_norm, 0)
+    return gate
+
+
 def under_adam() -> LeadGate:
     """Return a gate whose groups make one step each, which a replica cannot make in part."""
-    gate = LeadGate(ModelSpec(name="net", layout=SPEC.layout, rule=RuleSpec(lr=0.5, kind=RuleKind.ADAM)))
-    gate.seeded(0.0, 0.0, 0)
-    return gate
+    return gate_of(RuleSpec(lr=0.5, kind=RuleKind.ADAM))
 
 
 @pytest.mark.parametrize("bound", [{"updates": 1}, {"norm": 0.01}, {"norm": 0.0}])
 @pytest.mark.parametrize("there", ["", "a", "b"])
 def test_what_the_replica_holds_of_a_sum_that_makes_one_step_helps_only_whole(bound, there):
-    gate, members = under_adam(), [Expected(update(name), ModelVersion(1, 0), 0, 1.0) for name in "ab"]
+    gate, members = under_adam(), [member(update(name)) for name in "ab"]
     gate.follow(followed(0, *map(update, there), **bound))
     assert gate.refusal(0, members, [0.5, 0.5])
     assert gate.is_too_large(0, members, [0.5, 0.5])
@@ -191,12 +160,9 @@ def test_what_the_replica_holds_of_a_sum_that_makes_one_step_helps_only_whole(bo
 
 @pytest.mark.parametrize("there", ["", "a", "b"])
 def test_a_sum_that_made_one_step_is_a_lead_until_the_replica_has_all_of_it(there):
-    gate, members = under_adam(), [Expected(update(name), ModelVersion(1, 0), 0, 1.0) for name in "abc"]
+    gate, members = under_adam(), [member(update(name)) for name in "abc"]
     gate.follow(followed(updates=2))
-    made = [
-        Commit(update=m.update, version=ModelVersion(1, n), tau=0, lr=0.5, step_norm=0.5)
-        for n, m in enumerate(members[:2], 1)
-    ]
+    made = [commit(m.update, n, lr=0.5, step_norm=0.5) for n, m in enumerate(members[:2], 1)]
     gate.committed(members[:2], made)
     gate.follow(followed(0, *map(update, there), updates=2))
     assert "3 updates" in gate.refusal(2, members[2:], [0.5])
@@ -208,10 +174,9 @@ def test_a_sum_that_made_one_step_is_a_lead_until_the_replica_has_all_of_it(ther
 
 @pytest.mark.parametrize("updates", [0, 2])
 def test_it_says_in_figures_what_would_be_too_much(updates: int):
-    gate = LeadGate(SPEC)
-    gate.seeded(0.0, 0.0, 0)
+    gate = gate_of()
     gate.follow(followed(updates=updates))
-    members = [Expected(update("a", n), ModelVersion(1, 0), 0, 1.0) for n in range(3)]
+    members = [member(update("a", n)) for n in range(3)]
     assert "3 updates" in gate.refusal(0, members, [0.1] * 3)
 
 
@@ -223,9 +188,8 @@ def test_updates_that_bring_rates_are_bounded_by_the_greatest(rates, fits):
         TensorSpec(name="(rates)", shape=(1, 2), dtype="float64", kind=TensorKind.RATES),
     )
     rule = RuleSpec(lr=1.0, kind=RuleKind.ADAM, decoupled=True, weight_decay=0.1)
-    gate = LeadGate(ModelSpec(name="net", layout=Layout(tensors), rule=rule))
-    gate.seeded(0.0, 2.0, 0)
+    gate = gate_of(rule, Layout(tensors), weights_norm=2.0)
     first_step = math.sqrt(4)  # each element moves by the rate at most
     gate.follow(followed(norm=0.5 * (first_step + 0.1 * 2) * 1.0001))
-    members = [Expected(update(name), ModelVersion(1, 0), 0, rate) for name, rate in zip("ab", rates, strict=True)]
+    members = [member(update(name), norm=rate) for name, rate in zip("ab", rates, strict=True)]
     assert (gate.refusal(0, members, [1.0, 1.0]) == "") == fits

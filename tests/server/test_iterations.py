@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from mlfabric.protocol import (
@@ -11,7 +9,6 @@ from mlfabric.protocol import (
     Drop,
     Dropped,
     DropReason,
-    Followed,
     ModelVersion,
     SumId,
     TransferEnd,
@@ -31,6 +28,7 @@ from tests.server.stage import (
     end_report,
     expect,
     expect_sum,
+    followed,
     forget,
     grant,
     group_report,
@@ -127,16 +125,14 @@ def test_the_head_iteration_may_exceed_the_budget_and_the_next_one_may_not():
 def test_fewer_parts_make_an_iteration_whole_as_soon_as_they_are_announced(stage):
     stage.bring(A, 1, 1, parts=3)
     stage.bring(B, 1, 2, parts=3)
-    stage.tell(expect(C, 1, parts=3))
-    stage.tell(void(C))
+    stage.tell(expect(C, 1, parts=3), void(C))
     assert stage.tell(expect(A, 1, parts=2)) == [mean(A, B)]
     assert stage.tell(expect(B, 1, parts=2)) == []
 
 
 def test_a_part_that_takes_the_place_of_a_voided_one_is_waited_for(stage):
     stage.bring(A, 1, 1, parts=2)
-    stage.tell(expect_sum(S, 1, member(B), lrs=(), parts=2))
-    stage.tell(void(S))
+    stage.tell(expect_sum(S, 1, member(B), lrs=(), parts=2), void(S))
     assert stage.bring(B, 1, 3, parts=2)[-1] == mean(A, B)
 
 
@@ -252,16 +248,12 @@ def test_a_new_epoch_voids_an_iteration_that_is_not_whole(stage):
 
 def test_an_iteration_that_a_new_epoch_keeps_goes_on_without_what_is_dropped_of_it(stage):
     stage.tell(act.EpochBegan(epoch=1))
-    stage.tell(act.SeedTaken(model="net", history_norm=0.0, weights_norm=0.0, steps=0))
-    follows = Followed(
-        to="s", model="net", replica="r", version=ModelVersion(1, 0), held=(), norm=0.0, updates=None, reason=""
-    )
-    stage.tell(follows)
+    stage.seeded().tell(followed(norm=0.0))
     stage.bring(A, 1, 1, parts=2)
     stage.bring(B, 1, 2, parts=2)
     stage.tell(act.EpochBegan(epoch=2))
     stage.tell(Drop(to="s", model="net", update=B, cause=DropReason.NOT_REPLICATED, reason="its worker is gone"))
-    assert mean(A) in stage.tell(replace(follows, held=(A,)))
+    assert mean(A) in stage.tell(followed(0, A, norm=0.0))
 
 
 def test_a_new_epoch_keeps_a_whole_iteration(stage):

@@ -7,12 +7,9 @@ from typing import Any
 
 import pytest
 
-from mlfabric.offers import EARLY_WAIT_NS
 from mlfabric.protocol import (
     AppliedIds,
-    Commit,
     Expect,
-    Expected,
     HostModel,
     Logged,
     ModelVersion,
@@ -20,7 +17,6 @@ from mlfabric.protocol import (
     ReplicaReported,
     ServerHolds,
     SumId,
-    Tick,
     TransferEnd,
     TransferEnded,
     TransferId,
@@ -34,7 +30,8 @@ from mlfabric.server.replica_actions import ApplyPrefix, Part, PlantSeed, Prefix
 from mlfabric.server.replica_state import ReplicaState
 from mlfabric.specs import Mode
 from tests.bare import bare
-from tests.server.stage import LAYOUT, SIZE, SPEC, update
+from tests.server import stage as on_stage
+from tests.server.stage import SIZE, SPEC, commit, member, offer, update
 
 SEED = SumId(1, 0)
 
@@ -53,9 +50,11 @@ class Stage:
     def model(self):
         return self.state.models["net"]
 
-    def tell(self, event) -> list[Any]:
-        actions = self.state.handle(event, self.now_ns)
-        self.state.validate()
+    def tell(self, *events: Any) -> list[Any]:
+        actions: list[Any] = []
+        for event in events:
+            actions += self.state.handle(event, self.now_ns)
+            self.state.validate()
         return bare(actions)
 
     def seed(self, version: int, term: int = 1, name: SumId = SEED, applied: tuple[AppliedIds, ...] = ()) -> list[Any]:
@@ -69,45 +68,18 @@ class Stage:
         return self.tell(SeedPlanted(model="net", transfer=name))
 
     def bring(self, name: TransferId, *members: UpdateId, term: int = 1) -> list[Any]:
-        self.tell(expect(name, term=term, members=members or (name,)))
-        self.tell(offer(name))
+        self.tell(expect(name, term=term, members=members or (name,)), offer(name))
         return self.tell(act.PayloadReceived(transfer=name, connection=1))
 
     def log(self, first: int, *members: UpdateId, same_version: bool = False) -> list[Any]:
-        commits = tuple(
-            Commit(
-                update=name, version=ModelVersion(1, first + (0 if same_version else n)), tau=0, lr=0.1, step_norm=1.0
-            )
-            for n, name in enumerate(members)
-        )
+        commits = tuple(commit(name, first + (0 if same_version else n)) for n, name in enumerate(members))
         return self.tell(Logged(to="r", model="net", commits=commits, reason=""))
 
 
-def expect(name: TransferId, term: int = 1, kind=UpdateKind.GRADIENT, members=()) -> Expect:
-    return Expect(
-        to="r",
-        transfer=name,
-        members=tuple(Expected(m, ModelVersion(0, 0), 0) for m in members),
-        model="net",
-        seq=term,
-        ticket=str(name).encode(),
-        size_bytes=SIZE,
-        tau_max=0,
-        kind=kind,
-        after=(),
-        reason="",
-    )
-
-
-def offer(name: TransferId, connection: int = 1, **fields) -> act.Offered:
-    return act.Offered(
-        connection=connection,
-        transfer=name,
-        ticket=str(name).encode(),
-        length=SIZE,
-        digest=LAYOUT.digest,
-        **fields,
-    )
+def expect(name: TransferId, term: int = 1, members=(), **fields) -> Expect:
+    """Order a replica to take in what has these members."""
+    order = on_stage.expect(update("a"), term, to="r", tau_max=0, ticket=str(name).encode(), **fields)
+    return replace(order, transfer=name, members=tuple(member(one, epoch=0) for one in members))
 
 
 def applied(actions: list[Any]) -> list[ApplyPrefix]:
@@ -246,8 +218,7 @@ def test_steps_that_cannot_be_made_are_a_hole():
 
 def test_what_breaks_is_offered_again():
     stage = Stage()
-    stage.tell(expect(A0, members=(A0,)))
-    stage.tell(offer(A0))
+    stage.tell(expect(A0, members=(A0,)), offer(A0))
     found = stage.tell(act.TransferBroken(transfer=A0, connection=1, detail=""))
     assert found == [act.Forget(transfer=A0)]
     assert isinstance(stage.tell(offer(A0, connection=2))[0], act.Grant)
@@ -257,15 +228,6 @@ def test_what_is_here_is_not_taken_twice():
     stage = Stage()
     stage.bring(A0)
     assert stage.tell(offer(A0, connection=2)) == [act.Answer(connection=2, outcomes=())]
-
-
-def test_an_offer_may_come_before_the_word_about_it_but_not_long_before():
-    stage = Stage()
-    assert stage.tell(offer(A0)) == []
-    assert isinstance(stage.tell(expect(A0, members=(A0,)))[0], act.Grant)
-    stage.tell(offer(B0, connection=2))
-    stage.now_ns = EARLY_WAIT_NS
-    assert stage.tell(Tick()) == [act.Refuse(connection=2, reason="")]
 
 
 def test_what_is_here_is_said_again_to_a_scheduler_that_comes_to_know_the_model():
@@ -283,17 +245,6 @@ def test_an_order_that_comes_again_once_its_transfer_was_used_is_not_waited_for(
     stage.tell(expect(SEED, kind=UpdateKind.STATE, members=(update("seed"),)))
     stage.tell(expect(A0, members=(A0,)))
     assert not stage.state.models["net"].transfers
-
-
-def test_a_guessed_ticket_does_not_displace_the_one_that_is_meant():
-    stage = Stage()
-    stage.tell(offer(A0))
-    stage.tell(replace(offer(A0, connection=2), ticket=b"guessed"))
-    (granted,) = stage.tell(expect(A0, members=(A0,)))
-    assert isinstance(granted, act.Grant)
-    assert granted.connection == 1
-    stage.now_ns = EARLY_WAIT_NS
-    assert stage.tell(Tick()) == [act.Refuse(connection=2, reason="")]
 
 
 def test_what_is_of_another_size_is_refused():
@@ -316,8 +267,7 @@ def test_a_new_scheduler_finds_the_model_and_what_the_primary_may_have_counted_o
     stage = Stage(version=3)
     stage.bring(A0)
     stage.bring(SumId(1, 7), B0)
-    stage.tell(expect(B1, members=(B1,)))
-    stage.tell(act.EpochBegan(epoch=5))
+    stage.tell(expect(B1, members=(B1,)), act.EpochBegan(epoch=5))
     assert list(stage.model.transfers) == [A0]
     assert stage.state.holds() == [
         ReplicaReported(replica="r", model="net", term=1, version=ModelVersion(1, 3), held=(A0,))
@@ -328,7 +278,7 @@ def test_a_new_scheduler_finds_the_model_and_what_the_primary_may_have_counted_o
 def test_what_is_being_applied_is_known_of_though_the_log_is_forgotten_meanwhile(forgets_the_log):
     stage = Stage()
     stage.bring(A0)
-    logged = Commit(update=A0, version=ModelVersion(1, 1), tau=0, lr=0.1, step_norm=1.0, samples=((3, 5),))
+    logged = replace(commit(A0, 1), samples=((3, 5),))
     assert applied(stage.tell(Logged(to="r", model="net", commits=(logged,), reason="")))
     if isinstance(forgets_the_log, int):
         stage.log(forgets_the_log, B0)

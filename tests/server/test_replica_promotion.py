@@ -9,8 +9,8 @@ from mlfabric.protocol import AppliedIds, Commit, GroupOf, Logged, ModelVersion,
 from mlfabric.samples import Samples
 from mlfabric.server import actions as act
 from mlfabric.server.replica_actions import ApplyPrefix, PrefixApplied, PrefixRefused, TakeOver
-from tests.server.stage import update
-from tests.server.test_replica import SEED, Stage, expect, offer
+from tests.server.stage import offer, update
+from tests.server.test_replica import SEED, Stage, expect
 
 
 def commit(counter: int, number: int, samples: Samples = ()) -> Commit:
@@ -102,10 +102,8 @@ def test_what_is_foretold_and_cannot_be_applied_is_left_out():
 def test_what_is_foretold_without_its_samples_has_those_that_came_with_its_order():
     stage, own = Stage(), update("a")
     order = expect(own, members=(own,))
-    stage.tell(replace(order, members=(order.members[0]._replace(samples=((0, 8),)),)))
-    stage.tell(offer(own))
-    stage.tell(act.PayloadReceived(transfer=own, connection=1))
-    stage.tell(promote(commit(0, 1)))
+    stage.tell(replace(order, members=(order.members[0]._replace(samples=((0, 8),)),)), offer(own))
+    stage.tell(act.PayloadReceived(transfer=own, connection=1), promote(commit(0, 1)))
     (handed,) = next(action.holds for action in applied(stage, 1) if isinstance(action, TakeOver))
     assert handed.samples.runs == ((0, 8, 1),)
 

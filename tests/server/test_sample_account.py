@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mlfabric.errors import FabricError
-from mlfabric.protocol import DropReason, Expected, ModelVersion, NoteDropped, SumId
+from mlfabric.protocol import DropReason, ModelVersion, NoteDropped, SumId
 from mlfabric.samples import NO_SAMPLES, SampleCounts, Samples
 from mlfabric.server import actions as act
 from mlfabric.server import commit_log
@@ -19,7 +19,7 @@ from mlfabric.server.commit_log import CommitLog, lost_after
 from mlfabric.server.resume import extra_of, resume
 from mlfabric.server.store import ModelStore
 from mlfabric.specs import Mode
-from tests.server.stage import SPEC, Stage, commit, expect, offer, update
+from tests.server.stage import SPEC, Stage, commit, member, update
 
 COUNTS = SampleCounts(
     runs=((0, 8, 1), (8, 10, 2)), dropped=((20, 24),), lost=((4, 9),), rollbacks=((1, 3, 5),), unplaced=7
@@ -28,15 +28,6 @@ COUNTS = SampleCounts(
 
 def note(*samples: tuple[int, int]) -> NoteDropped:
     return NoteDropped(to="s", model="net", samples=samples, reason="")
-
-
-def bring(stage: Stage, counter: int, seq: int, samples: Samples) -> list[act.Action]:
-    """Let an update come that was computed from these samples; return what follows its last byte."""
-    name = update("a", counter)
-    order = expect(name, seq)
-    stage.tell(replace(order, members=(order.members[0]._replace(samples=samples),)))
-    stage.tell(offer(name))
-    return stage.tell(act.PayloadReceived(transfer=name, connection=1))
 
 
 def counts(stage: Stage) -> SampleCounts:
@@ -48,7 +39,7 @@ def counts(stage: Stage) -> SampleCounts:
 
 def test_a_commit_says_what_it_was_computed_from_and_enters_it() -> None:
     stage = Stage()
-    bring(stage, 0, 1, ((0, 8),))
+    stage.bring(update("a"), 1, samples=((0, 8),))
     assert counts(stage) == NO_SAMPLES
     reports = [a.event for a in stage.step(update("a")) if isinstance(a, act.Report)]
     assert [c.samples for r in reports for c in getattr(r, "commits", ())] == [((0, 8),)]
@@ -58,7 +49,7 @@ def test_a_commit_says_what_it_was_computed_from_and_enters_it() -> None:
 
 def test_each_member_of_a_sum_is_entered() -> None:
     stage = Stage()
-    members = tuple(Expected(update(w), ModelVersion(1, 0), 0, 1.0, ((i, i + 4),)) for w, i in (("a", 0), ("b", 2)))
+    members = tuple(member(update(w), samples=((i, i + 4),)) for w, i in (("a", 0), ("b", 2)))
     stage.bring_sum(SumId(1, 1), 1, *members)
     stage.step(SumId(1, 1))
     assert counts(stage).runs == ((0, 2, 1), (2, 4, 2), (4, 6, 1))
@@ -67,19 +58,15 @@ def test_each_member_of_a_sum_is_entered() -> None:
 def test_all_updates_of_an_iteration_are_entered() -> None:
     stage = Stage(mode=Mode.SYNCHRONOUS)
     for connection, worker in enumerate("ab"):
-        name = update(worker)
-        order = expect(name, 1, parts=2)
         samples = ((connection * 4, connection * 4 + 4),)
-        stage.tell(replace(order, members=(order.members[0]._replace(samples=samples),)))
-        stage.tell(offer(name, connection))
-        stage.tell(act.PayloadReceived(transfer=name, connection=connection))
+        stage.bring(update(worker), 1, connection, parts=2, samples=samples)
     stage.step(update("a"), update("b"))
     assert counts(stage).runs == ((0, 8, 1),)
 
 
 def test_what_is_not_committed_is_not_entered_and_what_is_noted_as_dropped_is() -> None:
     stage = Stage(version=9)
-    refused = bring(stage, 0, 1, ((0, 8),))  # computed from version 0: its delay is above the bound
+    refused = stage.bring(update("a"), 1, samples=((0, 8),))  # computed from version 0: its delay is above the bound
     causes = [a.event.cause for a in refused if isinstance(a, act.Report) and hasattr(a.event, "cause")]
     assert DropReason.DELAY_BOUND in causes
     assert counts(stage) == NO_SAMPLES

@@ -69,12 +69,16 @@ def image(raw: RawWorker, value: float) -> bytes:
     return np.full(raw.spec.layout.size_bytes // 4, value, dtype=np.float32).tobytes()
 
 
-def a_good_update_commits(raw: RawWorker) -> None:
-    send = ask(raw)
+def sent(raw: RawWorker, send: session_pb2.Send, value: float) -> session_pb2.Outcome:
+    """Send an update whose elements all have one value; return what became of it."""
     line = raw.offer(send)
-    deliver(line, send, raw, image(raw, 0.5))
+    deliver(line, send, raw, image(raw, value))
     seal(line, send)
-    assert outcome(line).committed.version.number > 0
+    return outcome(line)
+
+
+def a_good_update_commits(raw: RawWorker) -> None:
+    assert sent(raw, ask(raw), 0.5).committed.version.number > 0
 
 
 def test_an_update_made_by_hand_commits(raw: RawWorker, running: Fabric) -> None:
@@ -86,27 +90,17 @@ def test_an_update_made_by_hand_commits(raw: RawWorker, running: Fabric) -> None
 def test_an_update_that_is_not_finite_is_dropped_and_changes_nothing(
     raw: RawWorker, running: Fabric, value: float
 ) -> None:
-    send = ask(raw)
-    line = raw.offer(send)
-    deliver(line, send, raw, image(raw, value))
-    seal(line, send)
-    assert outcome(line).dropped.cause == session_pb2.DROP_CAUSE_NOT_FINITE
+    assert sent(raw, ask(raw), value).dropped.cause == session_pb2.DROP_CAUSE_NOT_FINITE
     assert version_of(running) == 0
     a_good_update_commits(raw)
 
 
 def test_a_step_that_overflows_is_dropped_though_its_gradient_is_finite() -> None:
     most = float(np.finfo(np.float32).max)
-    causes = []
     with fabric() as running:
         running.worker(small_model(), "steady", rule=RuleSpec(lr=1.0)).get()
         raw = running.raw_worker(small_model(), rule=RuleSpec(lr=1.0))
-        for _ in range(2):
-            send = ask(raw)
-            line = raw.offer(send)
-            deliver(line, send, raw, image(raw, -0.9 * most))
-            seal(line, send)
-            causes.append(outcome(line).dropped.cause)
+        causes = [sent(raw, ask(raw), -0.9 * most).dropped.cause for _ in range(2)]
         assert causes == [session_pb2.DROP_CAUSE_UNSPECIFIED, session_pb2.DROP_CAUSE_NOT_FINITE]
         assert version_of(running) == 1
 
@@ -177,10 +171,7 @@ def test_an_update_cut_off_in_the_middle_is_applied_neither_wholly_nor_half(raw:
     raw.tell(request)
     again = raw.told("send")
     assert isinstance(again, session_pb2.Send)
-    line = raw.offer(again)
-    deliver(line, again, raw, image(raw, 1.0))
-    seal(line, again)
-    assert outcome(line).committed.version.number == 1
+    assert sent(raw, again, 1.0).committed.version.number == 1
 
 
 def test_an_update_without_its_seal_is_not_applied(raw: RawWorker, running: Fabric) -> None:
@@ -201,10 +192,7 @@ def test_the_same_update_sent_twice_is_applied_once(raw: RawWorker, running: Fab
         raw.tell(request)
         message = raw.told("send", "resolve")
         if isinstance(message, session_pb2.Send):
-            line = raw.offer(message)
-            deliver(line, message, raw, image(raw, 0.5))
-            seal(line, message)
-            versions.append(outcome(line).committed.version.number)
+            versions.append(sent(raw, message, 0.5).committed.version.number)
             wait_until(lambda: version_of(running) == 1, "the scheduler has heard of the commit")
         else:
             versions.append(message.outcome.committed.version.number)

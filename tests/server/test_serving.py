@@ -46,18 +46,15 @@ def test_a_get_is_served_when_it_is_wanted_and_reported_when_it_was_sent(stage):
 
 
 def test_a_get_waits_for_the_update_that_it_follows(stage):
-    stage.tell(expect(A, 1))
-    stage.tell(serve(G, after_updates=(A,)))
+    stage.tell(expect(A, 1), serve(G, after_updates=(A,)))
     assert stage.tell(want(G, 2)) == []
-    stage.bring(A, 1)
-    assert stage.step(A)[-1] == serving(G, 1, 2)
+    assert stage.commit(A, 1)[-1] == serving(G, 1, 2)
 
 
 def test_a_get_waits_for_the_version_that_it_asks_for(stage):
     stage.tell(serve(G, min_version=1))
     assert stage.tell(want(G, 2)) == []
-    stage.bring(A, 1)
-    assert stage.step(A)[-1] == serving(G, 1, 2)
+    assert stage.commit(A, 1)[-1] == serving(G, 1, 2)
 
 
 def test_nobody_is_served_without_weights():
@@ -74,16 +71,14 @@ def test_nobody_is_served_while_a_step_is_made(stage):
 
 
 def test_a_get_waits_for_the_one_that_the_plan_puts_before_it(stage):
-    stage.tell(serve(G))
-    stage.tell(serve(H, after=(G,)))
+    stage.tell(serve(G), serve(H, after=(G,)))
     assert stage.tell(want(G, 1)) == [serving(G, 0, 1)]
     assert stage.tell(want(H, 2)) == []
     assert stage.tell(act.GetServed(get=G, connection=1))[-1] == serving(H, 0, 2)
 
 
 def test_who_takes_much_longer_than_planned_keeps_nobody_waiting_any_more(stage):
-    stage.tell(replace(serve(G), span_ns=400_000_000))
-    stage.tell(serve(H, after=(G,)))
+    stage.tell(replace(serve(G), span_ns=400_000_000), serve(H, after=(G,)))
     assert stage.tell(want(G, 1)) == [serving(G, 0, 1)]
     assert stage.state.next_wakeup_ns() == UNCLAIMED_NS
     assert stage.tell(want(H, 2)) == []
@@ -100,8 +95,7 @@ def test_two_gets_share_a_version(stage):
 
 
 def test_a_step_beside_a_pinned_version_goes_to_the_other_buffer_and_the_next_one_waits(stage):
-    stage.tell(serve(G))
-    stage.tell(want(G, 9))
+    stage.tell(serve(G), want(G, 9))
     assert stage.bring(A, 1)[-1] == apply(A, version=1)
     stage.step(A)
     assert stage.bring(B, 2, 2)[-1] == apply(B, version=2)
@@ -110,10 +104,8 @@ def test_a_step_beside_a_pinned_version_goes_to_the_other_buffer_and_the_next_on
 
 
 def test_a_get_of_a_newer_version_waits_while_an_older_one_is_read(stage):
-    stage.tell(serve(G))
-    stage.tell(want(G, 9))
-    stage.bring(A, 1)
-    stage.step(A)
+    stage.tell(serve(G), want(G, 9))
+    stage.commit(A, 1)
     stage.tell(serve(H))
     assert stage.tell(want(H, 8)) == []
     assert stage.tell(act.GetServed(get=G, connection=9))[-1] == serving(H, 1, 8)
@@ -121,10 +113,8 @@ def test_a_get_of_a_newer_version_waits_while_an_older_one_is_read(stage):
 
 def test_momentum_leaves_room_for_two_pinned_versions():
     stage = Stage(momentum=0.9)
-    stage.tell(serve(G))
-    stage.tell(want(G, 9))
-    stage.bring(A, 1)
-    stage.step(A)
+    stage.tell(serve(G), want(G, 9))
+    stage.commit(A, 1)
     stage.tell(serve(H))
     assert stage.tell(want(H, 8)) == [serving(H, 1, 8)]
 
@@ -159,17 +149,14 @@ def test_versions_are_pinned_until_all_copies_that_the_store_may_make_are_in_use
 
 def test_a_get_of_a_newer_version_goes_on_beside_a_slow_one_if_there_is_a_copy():
     stage = Stage(weight_copies=1)
-    stage.tell(serve(G))
-    stage.tell(want(G, 9))
-    stage.bring(A, 1)
-    stage.step(A)
+    stage.tell(serve(G), want(G, 9))
+    stage.commit(A, 1)
     stage.tell(serve(H))
     assert stage.tell(want(H, 8)) == [serving(H, 1, 8)]
 
 
 def test_a_get_whose_connection_breaks_is_unpinned_and_reported(stage):
-    stage.tell(serve(G))
-    stage.tell(want(G))
+    stage.tell(serve(G), want(G))
     told = stage.tell(act.GetBroken(get=G, connection=1, detail="gone"))
     assert told == [end_report(G, TransferEnd.BROKEN, detail="gone")]
     assert not stage.model.gets.gets
@@ -177,18 +164,15 @@ def test_a_get_whose_connection_breaks_is_unpinned_and_reported(stage):
 
 def test_a_cancelled_get_is_refused_unless_it_is_being_served(stage):
     cancel = CancelServe(to="s", model="net", get=G, reason="")
-    stage.tell(serve(G, min_version=5))
-    stage.tell(want(G, 3))
+    stage.tell(serve(G, min_version=5), want(G, 3))
     assert stage.tell(cancel) == [refuse(3)]
-    stage.tell(serve(H))
-    stage.tell(want(H, 4))
+    stage.tell(serve(H), want(H, 4))
     assert stage.tell(CancelServe(to="s", model="net", get=H, reason="")) == []
     assert H in stage.model.gets.gets
 
 
 def test_a_get_that_is_being_served_is_broken_off_if_its_worker_is_gone(stage):
-    stage.tell(serve(G))
-    stage.tell(want(G, 4))
+    stage.tell(serve(G), want(G, 4))
     told = stage.tell(CancelServe(to="s", model="net", get=G, reason="", gone=True))
     assert told == [act.Abandon(connection=4)]
     assert stage.tell(act.GetBroken(get=G, connection=4, detail="closed")) == [
@@ -198,22 +182,18 @@ def test_a_get_that_is_being_served_is_broken_off_if_its_worker_is_gone(stage):
 
 
 def test_a_second_want_takes_the_place_of_the_first(stage):
-    stage.tell(serve(G, min_version=1))
-    stage.tell(want(G, 1))
+    stage.tell(serve(G, min_version=1), want(G, 1))
     assert stage.tell(want(G, 2)) == [refuse(1)]
-    stage.bring(A, 1, 5)
-    assert stage.step(A)[-1] == serving(G, 1, 2)
+    assert stage.commit(A, 1, 5)[-1] == serving(G, 1, 2)
 
 
 def test_a_second_want_is_refused_while_the_first_is_served(stage):
-    stage.tell(serve(G))
-    stage.tell(want(G, 1))
+    stage.tell(serve(G), want(G, 1))
     assert stage.tell(want(G, 2)) == [refuse(2)]
 
 
 def test_a_new_ticket_makes_the_old_want_void(stage):
-    stage.tell(serve(G, min_version=9))
-    stage.tell(want(G, 1))
+    stage.tell(serve(G, min_version=9), want(G, 1))
     assert stage.tell(serve(G, b"new")) == [refuse(1)]
     assert stage.tell(want(G, 2, b"new")) == [serving(G, 0, 2)]
 
@@ -224,9 +204,6 @@ def test_a_get_that_nobody_wants_is_given_up(stage):
 
 
 def test_an_update_offered_twice_does_not_disturb_a_get(stage):
-    stage.tell(serve(G))
-    stage.tell(want(G, 1))
-    stage.tell(expect(A, 1))
-    stage.tell(offer(A, 2))
+    stage.tell(serve(G), want(G, 1), expect(A, 1), offer(A, 2))
     assert abandon(2) in stage.tell(offer(A, 3))
     assert G in stage.model.gets.gets

@@ -12,7 +12,6 @@ from mlfabric.protocol import (
     Dropped,
     DropReason,
     Expected,
-    Followed,
     HeldBack,
     ModelVersion,
     Prepare,
@@ -35,6 +34,7 @@ from tests.server.stage import (
     commit_report,
     end_report,
     expect,
+    followed,
     forget,
     get,
     grant,
@@ -45,7 +45,6 @@ from tests.server.stage import (
     serve,
     serving,
     update,
-    void,
     want,
 )
 
@@ -113,11 +112,6 @@ def at(number: int, epoch: int = 1) -> ModelVersion:
     return ModelVersion(epoch, number)
 
 
-def followed(*held: UpdateId) -> Followed:
-    """Let a replica allow no lead over what it holds."""
-    return Followed(to="s", model="net", replica="r", version=at(0), held=held, norm=float("inf"), updates=0, reason="")
-
-
 def bring_and_prepare(stage: Stage, name: UpdateId, unit: int, version: int = 1, **fields) -> None:
     """Bring an update and let the store make its first pass."""
     stage.bring(name, unit, **fields)
@@ -155,8 +149,7 @@ def test_units_are_prepared_one_after_the_other_whatever_their_seq(stage):
     stage.bring(B, 1, connection=2)
     stage.tell(prepare(1, A))
     assert stage.tell(prepare(2, B, version=2)) == []
-    stage.tell(act.StepPrepared(model="net", unit=1))
-    stage.tell(conclude(1))
+    stage.tell(act.StepPrepared(model="net", unit=1), conclude(1))
     assert stage.step(A)[-1] == first_pass(2, B, version=2)
 
 
@@ -267,21 +260,15 @@ def test_a_drop_behind_a_conclusion_takes_effect_once_the_step_is_thrown_away(st
     ]
 
 
-def test_what_is_voided_after_it_has_come_is_kept(stage):
-    stage.bring(A, 1)
-    assert stage.tell(void(A)) == [end_report(A, TransferEnd.RECEIVED, again=True)]
-    assert stage.model.holds().received == (A,)
-
-
 def test_a_unit_waits_for_the_replica_and_says_so(stage):
     stage.bring(A, 1)
-    stage.tell(act.SeedTaken(model="net", history_norm=0.0, weights_norm=1.0, steps=0))
-    stage.tell(followed())
+    stage.seeded()
+    stage.tell(followed(updates=0))
     [told] = stage.tell(prepare(1, A))
     assert isinstance(told, act.Report)
     assert isinstance(told.event, HeldBack)
     assert told.event.transfers == (A,)
-    assert stage.tell(followed(A)) == [first_pass(1, A)]
+    assert stage.tell(followed(0, A, updates=0)) == [first_pass(1, A)]
 
 
 # Gets
@@ -322,8 +309,7 @@ def test_what_was_pinned_for_a_get_that_is_cancelled_is_unpinned(stage, is_wante
     stage.tell(serve(G, version=at(0)))
     bring_and_prepare(stage, A, 1)
     if is_wanted:
-        stage.tell(serve(H, version=at(1)))
-        stage.tell(want(H, 4))
+        stage.tell(serve(H, version=at(1)), want(H, 4))
     name = H if is_wanted else G
     told = stage.tell(CancelServe(to="s", model="net", get=name, reason=""))
     assert told == ([refuse(4)] if is_wanted else [unpinned(G)])
@@ -343,8 +329,7 @@ def test_a_get_that_is_planned_anew_at_a_later_version_is_pinned_anew(stage):
 
 
 def test_the_orders_wait_at_a_get_when_all_copies_of_the_weights_are_in_use(stage):
-    stage.tell(serve(G, version=at(0)))
-    stage.tell(want(G, 9))
+    stage.tell(serve(G, version=at(0)), want(G, 9))
     bring_and_prepare(stage, A, 1)
     stage.tell(conclude(1))
     stage.step(A)
@@ -361,9 +346,7 @@ def test_the_orders_wait_at_a_get_when_all_copies_of_the_weights_are_in_use(stag
 def test_who_is_admitted_again_forgets_what_is_not_concluded_and_keeps_what_is_complete(stage, epoch):
     bring_and_prepare(stage, A, 1)
     stage.bring(B, 2, connection=2)
-    stage.tell(prepare(2, B, version=2))
-    stage.tell(serve(G, version=at(2)))
-    stage.tell(want(G, 9))
+    stage.tell(prepare(2, B, version=2), serve(G, version=at(2)), want(G, 9))
     assert stage.tell(act.EpochBegan(epoch=epoch)) == [refuse(9), thrown_away(1)]
     assert stage.model.holds().received == (A, B)
     assert stage.tell(act.StepDiscarded(model="net", unit=1)) == []
@@ -381,9 +364,7 @@ def test_a_first_pass_that_ends_after_its_order_was_forgotten_is_thrown_away_in_
 
 def test_what_is_concluded_is_committed_whatever_becomes_of_the_scheduler(stage):
     stage.bring(A, 1)
-    stage.tell(prepare(1, A))
-    stage.tell(conclude(1))
-    stage.tell(act.EpochBegan(epoch=2))
+    stage.tell(prepare(1, A), conclude(1), act.EpochBegan(epoch=2))
     assert stage.tell(act.StepPrepared(model="net", unit=1))[-1] == second_pass(1, A)
     assert stage.step(A)[-1] == commit_report(A, 1)
 
@@ -417,8 +398,7 @@ def test_a_new_scheduler_names_a_sum_by_its_members():
 def test_a_part_takes_over_the_server_epoch_that_counts_for_all(stage):
     stage.bring(A, 1)
     assert versions(stage.tell(prepare(1, A, version=1, epoch=3))) == [at(1, epoch=3)]
-    stage.tell(act.StepPrepared(model="net", unit=1))
-    stage.tell(conclude(1))
+    stage.tell(act.StepPrepared(model="net", unit=1), conclude(1))
     stage.step(A)
     assert stage.model.version == at(1, epoch=3)
     assert versions(stage.tell(serve(G, version=at(1, epoch=4)))) == [at(1, epoch=4)]

@@ -99,8 +99,7 @@ def test_a_want_may_come_before_the_scheduler_s_word(stage):
 
 
 def test_a_ticket_that_the_scheduler_never_vouches_for_is_refused(stage):
-    stage.tell(offer(A))
-    stage.tell(want(get("a"), 2))
+    stage.tell(offer(A), want(get("a"), 2))
     assert stage.state.next_wakeup_ns() == EARLY_WAIT_NS
     refusals = stage.tick(5)
     assert refusals == [
@@ -110,9 +109,7 @@ def test_a_ticket_that_the_scheduler_never_vouches_for_is_refused(stage):
 
 
 def test_a_guessed_ticket_does_not_displace_the_one_that_is_meant(stage):
-    stage.tell(offer(A))
-    stage.tell(replace(offer(A, 2), ticket=b"guessed"))
-    stage.tell(want(get("a"), 3))
+    stage.tell(offer(A), replace(offer(A, 2), ticket=b"guessed"), want(get("a"), 3))
     stage.tell(replace(want(get("a"), 4), ticket=b"guessed"))
     assert stage.tell(expect(A, 1)) == [grant(A)]
     assert [action.connection for action in stage.tell(serve(get("a")))] == [3]
@@ -123,8 +120,7 @@ def test_a_guessed_ticket_does_not_displace_the_one_that_is_meant(stage):
 
 
 def test_an_early_offer_whose_connection_broke_is_forgotten(stage):
-    stage.tell(offer(A))
-    stage.tell(act.TransferBroken(transfer=A, connection=1, detail=""))
+    stage.tell(offer(A), act.TransferBroken(transfer=A, connection=1, detail=""))
     assert stage.tell(expect(A, 1)) == []
 
 
@@ -139,16 +135,14 @@ def test_another_model_goes_its_own_way(stage):
 
 
 def test_a_transfer_waits_for_the_one_that_the_plan_puts_before_it(stage):
-    stage.tell(expect(A, 1))
-    stage.tell(expect(B, 2, after=(A,)))
+    stage.tell(expect(A, 1), expect(B, 2, after=(A,)))
     assert stage.tell(offer(A, 1)) == [grant(A, 1)]
     assert stage.tell(offer(B, 2)) == []
     assert grant(B, 2) in stage.tell(act.PayloadReceived(transfer=A, connection=1))
 
 
 def test_a_transfer_does_not_wait_for_one_that_is_not_offered(stage):
-    stage.tell(expect(A, 1))
-    stage.tell(expect(B, 2, after=(A,)))
+    stage.tell(expect(A, 1), expect(B, 2, after=(A,)))
     assert stage.tell(offer(B, 2)) == [grant(B, 2)]
 
 
@@ -177,9 +171,7 @@ def test_initial_weights_are_granted_though_gradients_fill_the_budget():
 
 def test_an_update_whose_connection_breaks_leaves_the_sequence(stage):
     stage.bring(B, 2, 2)
-    stage.tell(expect(A, 1))
-    stage.tell(expect(C, 3))
-    stage.tell(offer(C, 3))
+    stage.tell(expect(A, 1), expect(C, 3), offer(C, 3))
     told = stage.tell(act.TransferBroken(transfer=C, connection=3, detail="gone"))
     assert told == [forget(C), end_report(C, TransferEnd.BROKEN, detail="gone")]
 
@@ -188,14 +180,12 @@ def test_a_complete_update_is_committed_though_its_connection_broke(stage):
     stage.tell(expect(A, 1))
     stage.bring(B, 2, 2)
     assert stage.tell(act.TransferBroken(transfer=B, connection=2, detail="gone")) == []
-    stage.bring(A, 1)
-    stage.step(A)
+    stage.commit(A, 1)
     assert stage.step(B) == [forget(B), commit_report(B, 2, tau=1)]
 
 
 def test_the_break_of_an_earlier_connection_is_none(stage):
-    stage.tell(expect(A, 1))
-    stage.tell(offer(A, 1))
+    stage.tell(expect(A, 1), offer(A, 1))
     assert stage.tell(offer(A, 2)) == [abandon(1), forget(A), grant(A, 2)]
     assert stage.tell(act.TransferBroken(transfer=A, connection=1, detail="")) == []
     assert stage.tell(act.PayloadReceived(transfer=A, connection=1)) == []
@@ -205,27 +195,23 @@ def test_a_complete_update_that_is_offered_again_is_answered_there(stage):
     stage.tell(expect(A, 1))
     stage.bring(B, 2, 2)
     assert stage.tell(offer(B, 3)) == []
-    stage.bring(A, 1)
-    stage.step(A)
+    stage.commit(A, 1)
     assert answer(B, committed(2, tau=1), 3) in stage.step(B)
 
 
 def test_what_was_applied_is_answered_at_once_when_it_is_offered_again(stage):
-    stage.bring(A, 1)
-    stage.step(A)
+    stage.commit(A, 1)
     assert stage.tell(offer(A, 2)) == [answer(A, committed(1), 2)]
 
 
 def test_what_was_applied_is_reported_again_when_it_is_expected_again(stage):
-    stage.bring(A, 1)
-    stage.step(A)
+    stage.commit(A, 1)
     assert stage.tell(expect(A, 2)) == [commit_report(A, 1, lr=0.0, step_norm=0.0, again=True)]
     assert not stage.model.incoming.transfers
 
 
 def test_what_was_dropped_stays_dropped_when_it_is_expected_and_offered_again(stage):
-    stage.tell(expect(A, 1))
-    stage.tell(offer(A, length=8))
+    stage.tell(expect(A, 1), offer(A, length=8))
     detail = f"8 bytes with digest {LAYOUT.digest:#x} offered; allowed for net: 16 bytes, digest {LAYOUT.digest:#x}"
     again = end_report(A, TransferEnd.DISCARDED, DropReason.WRONG_LAYOUT, detail, again=True)
     assert stage.tell(expect(A, 2)) == [again]
@@ -233,8 +219,7 @@ def test_what_was_dropped_stays_dropped_when_it_is_expected_and_offered_again(st
 
 
 def test_a_void_takes_an_update_out_and_closes_its_connection(stage):
-    stage.tell(expect(A, 1))
-    stage.tell(offer(A))
+    stage.tell(expect(A, 1), offer(A))
     assert stage.tell(void(A)) == [abandon(), forget(A), end_report(A, TransferEnd.VOIDED)]
 
 
@@ -256,8 +241,7 @@ def test_a_void_of_what_is_not_here_is_answered(stage):
 
 
 def test_a_void_of_what_was_applied_is_answered_with_the_commit(stage):
-    stage.bring(A, 1)
-    stage.step(A)
+    stage.commit(A, 1)
     assert stage.tell(void(A)) == [commit_report(A, 1, lr=0.0, step_norm=0.0, again=True)]
 
 
@@ -308,8 +292,7 @@ def test_another_layout_is_dropped(stage):
 
 
 def test_another_layout_on_a_second_connection_leaves_no_connection_writing(stage):
-    stage.tell(expect(A, 1))
-    stage.tell(offer(A, 1))
+    stage.tell(expect(A, 1), offer(A, 1))
     assert stage.tell(offer(A, 2, digest=7))[:2] == [abandon(1), forget(A)]
 
 
@@ -329,8 +312,7 @@ def test_a_step_that_is_not_finite_is_dropped(stage):
 
 
 def test_below_the_mark_nothing_is_expected(stage):
-    stage.tell(expect(update("a", 5), 1, resolved_below=5))
-    stage.tell(void(update("a", 5)))
+    stage.tell(expect(update("a", 5), 1, resolved_below=5), void(update("a", 5)))
     assert [a.event.end for a in stage.tell(expect(update("a", 2), 2))] == [TransferEnd.VOIDED]
 
 
@@ -358,9 +340,7 @@ def test_a_new_epoch_voids_what_nobody_started_and_keeps_the_rest(stage):
     stage.tell(act.EpochBegan(epoch=1))
     for name, seq, after in ((A, 1, ()), (B, 2, ()), (C, 3, (B,))):
         stage.tell(expect(name, seq, after=after))
-    stage.tell(offer(B, 2))
-    stage.tell(offer(C, 3))
-    stage.tell(serve(get("a")))
+    stage.tell(offer(B, 2), offer(C, 3), serve(get("a")))
     assert stage.tell(act.EpochBegan(epoch=2)) == [abandon(3)]
     assert list(stage.model.incoming.transfers) == [B]
     assert not stage.model.gets.gets
@@ -368,15 +348,13 @@ def test_a_new_epoch_voids_what_nobody_started_and_keeps_the_rest(stage):
 
 
 def test_the_same_epoch_again_voids_nothing(stage):
-    stage.tell(act.EpochBegan(epoch=1))
-    stage.tell(expect(A, 1))
+    stage.tell(act.EpochBegan(epoch=1), expect(A, 1))
     assert stage.tell(act.EpochBegan(epoch=1)) == []
     assert A in stage.model.incoming.transfers
 
 
 def test_what_is_held_says_what_was_applied(stage):
-    stage.bring(A, 1)
-    stage.step(A)
+    stage.commit(A, 1)
     (ids,) = stage.model.holds().applied
     assert (ids.worker, ids.low, ids.recent) == ("a", 0, ((0, ModelVersion(1, 1), 0),))
 

@@ -1,4 +1,4 @@
-"""Sums at the server: all or nothing, each member once, and what crosses what."""
+"""Sums at the server: all or nothing, each update in one transfer at a time and applied once, and what crosses what."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import pytest
 
 from mlfabric.offers import UNCLAIMED_NS
-from mlfabric.protocol import Committed, ModelVersion, SumId, TransferEnd, UpdateKind
+from mlfabric.protocol import Committed, Dropped, DropReason, ModelVersion, SumId, TransferEnd, UpdateKind
 from mlfabric.server import actions as act
 from mlfabric.specs import RuleKind
 from tests.server.stage import (
@@ -38,7 +38,7 @@ from tests.server.stage import (
 )
 
 A, B, C, D = (update(name) for name in "abcd")
-S = SumId(1, 0)
+S, T = SumId(1, 0), SumId(1, 1)
 
 
 @pytest.fixture
@@ -91,8 +91,7 @@ def test_the_learning_rate_of_an_update_follows_its_delay_under_adadelay():
 def test_sums_and_updates_commit_in_the_order_of_the_plan(stage):
     stage.tell(expect(A, 1))
     assert stage.bring_sum(S, 2, member(B), member(C), connection=2) == [end_report(S, TransferEnd.RECEIVED)]
-    stage.bring(A, 1)
-    assert stage.step(A)[-1] == apply_sum(S, 3)
+    assert stage.commit(A, 1)[-1] == apply_sum(S, 3)
     assert stage.bring(D, 3, 3, computed_from=1) == [end_report(D, TransferEnd.RECEIVED)]
     assert stage.step(S)[-1] == apply(D, version=4)
 
@@ -104,29 +103,19 @@ def test_a_sum_under_momentum_is_two_images():
     assert stage.tell(offer(S, length=2 * SIZE)) == [grant(S, size_bytes=2 * SIZE)]
 
 
-def test_a_sum_may_be_offered_before_the_scheduler_s_word(stage):
-    assert stage.tell(offer(S)) == []
-    assert stage.tell(expect_sum(S, 1, member(A), member(B))) == [grant(S)]
-
-
 def test_a_sum_waits_for_the_transfer_that_the_plan_puts_before_it(stage):
-    stage.tell(expect(C, 1))
-    stage.tell(expect_sum(S, 2, member(A), member(B), after=(C,)))
-    stage.tell(offer(C, 1))
+    stage.tell(expect(C, 1), expect_sum(S, 2, member(A), member(B), after=(C,)), offer(C, 1))
     assert stage.tell(offer(S, 2)) == []
     assert grant(S, 2) in stage.tell(act.PayloadReceived(transfer=C, connection=1))
 
 
 def test_an_update_is_granted_while_a_later_sum_that_was_offered_before_its_turn_trickles_in(stage):
-    stage.tell(expect(C, 1))
-    stage.tell(expect_sum(S, 2, member(A), member(B), after=(C,)))
-    stage.tell(offer(S, 1))
+    stage.tell(expect(C, 1), expect_sum(S, 2, member(A), member(B), after=(C,)), offer(S, 1))
     assert stage.tell(offer(C, 2)) == [grant(C, 2)]
 
 
 def test_a_get_waits_for_its_update_in_a_sum(stage):
-    stage.tell(expect_sum(S, 1, member(A), member(B)))
-    stage.tell(serve(get("a"), after_updates=(B,)))
+    stage.tell(expect_sum(S, 1, member(A), member(B)), serve(get("a"), after_updates=(B,)))
     assert stage.tell(want(get("a"), 5)) == []
     stage.bring_sum(S, 1, member(A), member(B))
     assert stage.step(S)[-1] == serving(get("a"), 2, 5)
@@ -223,19 +212,12 @@ def test_an_update_twice_in_a_sum_is_not_expected(stage):
 # Void, break, expect again
 
 
-def test_a_void_takes_a_sum_out_and_closes_its_connection(stage):
-    stage.tell(expect_sum(S, 1, member(A), member(B)))
-    stage.tell(offer(S))
-    assert stage.tell(void(S)) == [abandon(), forget(S), end_report(S, TransferEnd.VOIDED)]
-
-
 def test_a_void_that_crosses_the_last_byte_comes_too_late(stage):
     stage.tell(expect(C, 1))
     stage.bring_sum(S, 2, member(A), member(B), connection=2)
     it_is_here = [end_report(S, TransferEnd.RECEIVED, again=True)]
     assert stage.tell(void(S)) == it_is_here
-    stage.bring(C, 1)
-    assert stage.step(C)[-1] == apply_sum(S, 3)
+    assert stage.commit(C, 1)[-1] == apply_sum(S, 3)
     assert stage.tell(void(S)) == it_is_here
     stage.step(S)
     assert stage.tell(void(S)) == [end_report(S, TransferEnd.VOIDED, detail="it is not here")]
@@ -254,33 +236,127 @@ def test_a_void_of_an_update_whose_sum_is_not_here_is_answered(stage):
     assert S in stage.model.incoming.transfers
 
 
-def test_a_torn_sum_leaves_the_sequence(stage):
-    stage.tell(expect_sum(S, 1, member(A), member(B)))
-    stage.tell(offer(S))
-    stage.bring(C, 2, 2)
-    told = stage.tell(act.TransferBroken(transfer=S, connection=1, detail="torn"))
-    assert told == [forget(S), end_report(S, TransferEnd.BROKEN, detail="torn"), apply(C, version=1)]
-
-
-def test_a_complete_sum_is_committed_though_its_connection_broke(stage):
-    stage.tell(expect(C, 1))
-    stage.bring_sum(S, 2, member(A), member(B), connection=2)
-    assert stage.tell(act.TransferBroken(transfer=S, connection=2, detail="gone")) == []
-    stage.bring(C, 1)
-    stage.step(C)
-    told = stage.step(S)
-    assert told == [forget(S), group_report(commit(A, 2, tau=1), commit(B, 3, tau=2))]
-
-
-def test_a_sum_that_is_expected_again_moves_to_its_new_place(stage):
-    stage.tell(expect_sum(S, 1, member(A), member(B)))
-    stage.bring(C, 2, 2)
-    assert stage.tell(expect_sum(S, 3, member(A), member(B))) == [apply(C, version=1)]
-
-
 def test_a_member_of_an_applied_sum_is_answered_alone(stage):
     stage.bring_sum(S, 1, member(A), member(B))
     stage.step(S)
     assert stage.tell(offer(B, 2)) == [answer_all(((B, committed(2, tau=1)),), 2)]
     again = commit_report(B, 2, tau=1, lr=0.0, step_norm=0.0, again=True)
     assert stage.tell(expect(B, 4)) == [again]
+
+
+# Exactly once
+
+
+def test_a_sum_with_a_member_that_was_applied_before_is_refused_and_says_what_became_of_it(stage):
+    stage.commit(A, 1)
+    again = commit_report(A, 1, lr=0.0, step_norm=0.0, again=True)
+    told = stage.tell(expect_sum(S, 2, member(A), member(B)))
+    assert told == [again, end_report(S, TransferEnd.VOIDED, detail="settled before: a#0")]
+    assert not stage.model.incoming.transfers
+
+
+def test_a_sum_with_a_member_whose_outcome_its_worker_knows_is_refused(stage):
+    stage.tell(expect(update("a", 5), 1, resolved_below=5))
+    told = stage.tell(expect_sum(S, 2, member(update("a", 3)), member(B)))
+    assert [a.event.end for a in told] == [TransferEnd.VOIDED, TransferEnd.VOIDED]
+    assert S not in stage.model.incoming.transfers
+
+
+def test_a_member_that_falls_below_the_mark_while_its_sum_waits_is_not_applied(stage):
+    stage.tell(expect(C, 1))
+    stage.bring_sum(S, 2, member(A), member(B), connection=2)
+    stage.tell(expect(update("a", 7), 3, resolved_below=7))
+    stage.bring(C, 1)
+    told = stage.step(C)
+    assert told[-1] == end_report(S, TransferEnd.VOIDED, detail=f"{DropReason.DUPLICATE.value}: a#0 was settled before")
+
+
+def test_a_sum_takes_over_an_update_that_is_not_here(stage):
+    stage.tell(expect(A, 1), offer(A, 1))
+    told = stage.tell(expect_sum(S, 2, member(A), member(B)))
+    assert told == [
+        abandon(),
+        forget(A),
+        end_report(A, TransferEnd.VOIDED, detail="sum 0 brings what was to come in it"),
+    ]
+    assert stage.bring_sum(S, 2, member(A), member(B), connection=2)[-1] == apply_sum(S, 2)
+
+
+def test_a_sum_does_not_take_over_an_update_that_is_here(stage):
+    stage.tell(expect(C, 1))
+    stage.bring(A, 2, 2)
+    told = stage.tell(expect_sum(S, 3, member(A), member(B)))
+    assert told == [end_report(S, TransferEnd.VOIDED, detail="a#0 is here and has a#0 in it")]
+    assert list(stage.model.incoming.transfers) == [C, A]
+
+
+def test_an_update_takes_over_from_a_sum_that_is_not_here(stage):
+    stage.tell(expect_sum(S, 1, member(A), member(B)), offer(S, 4))
+    told = stage.tell(expect(A, 2))
+    assert told == [
+        abandon(4),
+        forget(S),
+        end_report(S, TransferEnd.VOIDED, detail="a#0 brings what was to come in it"),
+    ]
+    assert stage.bring(B, 3, 3) == [end_report(B, TransferEnd.RECEIVED)]
+
+
+def test_an_update_does_not_take_over_from_a_sum_that_is_here(stage):
+    stage.tell(expect(C, 1))
+    stage.bring_sum(S, 2, member(A), member(B), connection=2)
+    assert stage.tell(expect(A, 3)) == [end_report(A, TransferEnd.VOIDED, detail="sum 0 is here and has a#0 in it")]
+    assert stage.commit(C, 1)[-1] == apply_sum(S, 3)
+
+
+def test_a_sum_takes_over_from_several_others_at_once(stage):
+    stage.tell(expect(A, 1), expect_sum(S, 2, member(B), member(C)))
+    told = stage.tell(expect_sum(T, 3, member(A), member(B), member(D)))
+    assert [(a.event.transfer, a.event.end) for a in told] == [(A, TransferEnd.VOIDED), (S, TransferEnd.VOIDED)]
+    assert list(stage.model.incoming.transfers) == [T]
+
+
+def test_one_rival_that_is_here_keeps_the_others_waiting(stage):
+    stage.tell(expect(A, 1))
+    stage.bring(B, 2, 2)
+    told = stage.tell(expect_sum(S, 3, member(A), member(B)))
+    assert [a.event.transfer for a in told] == [S]
+    assert list(stage.model.incoming.transfers) == [A, B]
+
+
+# A new scheduler
+
+
+def test_a_new_epoch_keeps_sums_that_are_here_and_voids_others(stage):
+    stage.tell(act.EpochBegan(epoch=1), expect(update("e"), 1))
+    stage.bring_sum(S, 2, member(A), member(B), connection=2)
+    stage.tell(expect_sum(T, 3, member(C), member(D)), offer(T, 3))
+    assert stage.tell(act.EpochBegan(epoch=2)) == [abandon(3), forget(T), apply_sum(S, 2)]
+    assert stage.model.holds().received == (A, B)
+
+
+def test_what_is_held_names_the_members_of_sums_that_are_here_only(stage):
+    stage.tell(expect(C, 1), offer(C, 1))
+    stage.bring_sum(S, 2, member(A), member(B), connection=2)
+    stage.tell(expect_sum(T, 3, member(D)), offer(T, 3))
+    assert stage.model.holds().received == (C, A, B)
+
+
+def test_a_sum_of_an_earlier_epoch_is_refused_by_its_members_names():
+    stage = Stage(version=8)
+    stage.tell(act.EpochBegan(epoch=1))
+    stage.bring(C, 1, computed_from=8)
+    stage.bring_sum(S, 2, member(A, 8), member(B, 4), connection=2)
+    stage.tell(act.EpochBegan(epoch=2))
+    told = stage.step(C)
+    words = f"{DropReason.DELAY_BOUND.value}: delay 6 is above the bound 4"
+    ends = [end_report(name, TransferEnd.BROKEN, detail=words) for name in (A, B)]
+    assert told[-4:] == [forget(S), refuse(2), *ends]
+
+
+def test_what_was_dropped_is_said_of_a_member(stage):
+    stage.tell(expect(A, 1), offer(A, digest=7))
+    dropped = stage.model.applied.outcome(A)
+    assert isinstance(dropped, Dropped)
+    told = stage.tell(expect_sum(S, 2, member(A), member(B)))
+    again = end_report(A, TransferEnd.DISCARDED, dropped.cause, dropped.detail, again=True)
+    assert told == [again, end_report(S, TransferEnd.VOIDED, detail="settled before: a#0")]
