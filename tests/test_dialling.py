@@ -86,23 +86,6 @@ async def test_what_is_given_up_ends_with_its_connection_alone(network: tuple[Di
         assert again is idle
 
 
-async def test_what_waits_for_somebody_who_is_gone_fails_and_nothing_else(network: tuple[Dialled, str, str]) -> None:
-    dialled, first, second = network
-    async with dialled.line(second) as stays:
-        async with dialled.line(first) as gone:
-            waiting, other = asyncio.create_task(gone.receive()), asyncio.create_task(stays.receive())
-            await asyncio.sleep(0)
-            dialled.break_off(first)
-            with pytest.raises(TransferError):
-                await waiting
-        async with dialled.line(first) as again:
-            assert again is not gone, "what was broken off is not kept"
-        assert not other.done()
-        dialled.break_off_all()
-        with pytest.raises(TransferError):
-            await other
-
-
 async def test_who_does_not_answer_is_dialled_no_longer() -> None:
     channel = Slow()
     dialled = Dialled(channel)  # type: ignore[arg-type]
