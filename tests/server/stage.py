@@ -8,6 +8,7 @@ from dataclasses import replace
 from mlfabric.protocol import (
     Commit,
     CommitsReported,
+    Committed,
     DropReason,
     Expect,
     Expected,
@@ -222,6 +223,10 @@ def apply_sum(name: SumId, version: int, lrs: tuple[float, ...] = (0.1, 0.1)) ->
 
 def serving(name: GetId, version: int, connection: int = 1) -> act.ServeModel:
     return act.ServeModel(get=name, model="net", connection=connection, version=ModelVersion(1, version), rate_bps=0)
+
+
+def committed(number: int, tau: int = 0) -> Committed:
+    return Committed(version=ModelVersion(1, number), tau=tau)
 
 
 def commit(name: UpdateId, version: int, tau: int = 0, lr=0.1, step_norm=1.0) -> Commit:

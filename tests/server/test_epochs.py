@@ -63,16 +63,16 @@ def test_checkpoints_of_releases_in_which_servers_named_epochs_are_resumed(writt
     assert [tuple(began) for began in holds.began] == path
 
 
+def gate_of(*began: tuple[int, int], is_part: bool) -> Gate:
+    """Return the gate of a model at version 26 of its third epoch."""
+    path = tuple(ModelVersion(*one) for one in began)
+    return Gate(version=ModelVersion(3, 26), began=path, is_part=is_part, initialised=True, synchronous=False)
+
+
 @pytest.mark.parametrize("is_part", [False, True])
 def test_what_was_lost_in_an_earlier_epoch_stays_lost_however_far_later_ones_came(is_part):
     """Epoch 1 got to 22 and was kept up to 20, epoch 2 got to 30 and was kept up to 25."""
-    gate = Gate(
-        version=ModelVersion(3, 26),
-        began=(ModelVersion(1, 0), ModelVersion(2, 20), ModelVersion(3, 25)),
-        is_part=is_part,
-        initialised=True,
-        synchronous=False,
-    )
+    gate = gate_of((1, 0), (2, 20), (3, 25), is_part=is_part)
     bases = [ModelVersion(1, 20), ModelVersion(1, 22), ModelVersion(2, 25), ModelVersion(2, 26), ModelVersion(3, 26)]
     members = [Expected(UpdateId("w", 1, 0), base, 0, 0.0) for base in bases]
     found = [gate.refusal(member, 0, tau_max=10) for member in members]
@@ -89,12 +89,6 @@ def test_what_was_lost_in_an_earlier_epoch_stays_lost_however_far_later_ones_cam
     ("epoch", "is_part", "counts"), [(2, False, False), (2, True, True), (0, True, False), (9, False, False)]
 )
 def test_only_parts_take_what_was_computed_in_an_epoch_that_is_not_on_their_path(epoch, is_part, counts):
-    gate = Gate(
-        version=ModelVersion(3, 26),
-        began=(ModelVersion(1, 0), ModelVersion(3, 25)),
-        is_part=is_part,
-        initialised=True,
-        synchronous=False,
-    )
+    gate = gate_of((1, 0), (3, 25), is_part=is_part)
     refusal = gate.refusal(Expected(UpdateId("w", 1, 0), ModelVersion(epoch, 24), 0, 0.0), 0, tau_max=10)
     assert (None if refusal is None else refusal.cause) is (None if counts else DropReason.ROLLED_BACK)

@@ -29,10 +29,6 @@ def held_back(actions: list[act.Action]) -> list[HeldBack]:
     return [a.event for a in actions if isinstance(a, act.Report) and isinstance(a.event, HeldBack)]
 
 
-def test_without_a_replica_nothing_is_held_back():
-    assert steps(Stage().bring(update("a"), 1))
-
-
 def test_a_commit_beyond_the_bound_waits_until_the_replica_has_come_closer():
     stage = Stage().seeded()
     stage.tell(followed(updates=1))

@@ -31,13 +31,6 @@ A, B = update("a"), update("b")
 G, H = get("a"), get("b")
 
 
-@pytest.fixture
-def stage():
-    stage = Stage()
-    yield stage
-    stage.state.validate()
-
-
 def test_a_get_is_served_when_it_is_wanted_and_reported_when_it_was_sent(stage):
     assert stage.tell(serve(G)) == []
     assert stage.tell(want(G)) == [serving(G, 0)]

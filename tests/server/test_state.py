@@ -8,7 +8,6 @@ import pytest
 
 from mlfabric.offers import EARLY_WAIT_NS, UNCLAIMED_NS
 from mlfabric.protocol import (
-    Committed,
     Dropped,
     DropReason,
     InitialReceived,
@@ -28,6 +27,7 @@ from tests.server.stage import (
     answer,
     apply,
     commit_report,
+    committed,
     end_report,
     expect,
     forget,
@@ -42,17 +42,6 @@ from tests.server.stage import (
 )
 
 A, B, C = update("a"), update("b"), update("c")
-
-
-@pytest.fixture
-def stage():
-    stage = Stage()
-    yield stage
-    stage.state.validate()
-
-
-def committed(number, tau=0):
-    return Committed(version=ModelVersion(1, number), tau=tau)
 
 
 # The main story

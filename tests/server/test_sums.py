@@ -7,7 +7,7 @@ import math
 import pytest
 
 from mlfabric.offers import UNCLAIMED_NS
-from mlfabric.protocol import Committed, Dropped, DropReason, ModelVersion, SumId, TransferEnd, UpdateKind
+from mlfabric.protocol import Dropped, DropReason, ModelVersion, SumId, TransferEnd, UpdateKind
 from mlfabric.server import actions as act
 from mlfabric.specs import RuleKind
 from tests.server.stage import (
@@ -20,6 +20,7 @@ from tests.server.stage import (
     apply_sum,
     commit,
     commit_report,
+    committed,
     end_report,
     expect,
     expect_sum,
@@ -39,17 +40,6 @@ from tests.server.stage import (
 
 A, B, C, D = (update(name) for name in "abcd")
 S, T = SumId(1, 0), SumId(1, 1)
-
-
-@pytest.fixture
-def stage():
-    stage = Stage()
-    yield stage
-    stage.state.validate()
-
-
-def committed(number, tau=0):
-    return Committed(version=ModelVersion(1, number), tau=tau)
 
 
 # The main story

@@ -15,9 +15,7 @@ from mlfabric import ServerOptions, wire
 from mlfabric.background import Background
 from mlfabric.channels import Frame, FrameKind
 from mlfabric.protocol import (
-    Committed,
     Instruction,
-    ModelVersion,
     Outcome,
     SumId,
     TransferId,
@@ -30,7 +28,7 @@ from mlfabric.specs import Layout, Mode, ModelSpec, RuleSpec, TensorSpec
 from mlfabric.telemetry import ServerMetrics
 from mlfabric.v1 import data_pb2
 from tests.fabric.harness import Line, wait_until
-from tests.server.stage import expect, expect_sum, hosted, member, update
+from tests.server.stage import committed, expect, expect_sum, hosted, member, update
 
 A, B, C = (update(name) for name in "abc")
 S = SumId(1, 0)
@@ -130,10 +128,6 @@ def full(layout: Layout, *values: float) -> bytes:
 def sum_order(spec: ModelSpec, images: int = 1, **fields):
     order = expect_sum(S, 1, member(A), member(B), size_bytes=images * spec.layout.size_bytes, **fields)
     return replace(order, ticket=TICKET)
-
-
-def committed(number: int, tau: int = 0) -> Committed:
-    return Committed(version=ModelVersion(1, number), tau=tau)
 
 
 @pytest.mark.parametrize("elements", [8, 200_000])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -19,6 +19,7 @@ from mlfabric.server.store import ModelStore
 from mlfabric.specs import Layout, ModelSpec, TensorKind, TensorSpec
 from mlfabric.stepping import member_coefficients
 from mlfabric.worker_daemon.folding import fold_into
+from tests.server.models import weights_of
 
 LAYOUT = Layout(
     (
@@ -60,11 +61,6 @@ def tensors(found: ModelStore) -> torch.Tensor:
         return torch.cat([t.double().reshape(-1) for t in (*snapshot.model.values(), *snapshot.history.values())])
 
 
-def model_of(found: ModelStore) -> Mapping[str, torch.Tensor]:
-    with found.standing() as snapshot:
-        return {name: tensor.clone() for name, tensor in snapshot.model.items()}
-
-
 @pytest.mark.parametrize("gamma", [0.0, 0.9])
 @settings(max_examples=100)
 @given(
@@ -91,7 +87,7 @@ def test_whoever_made_which_step_folded_or_alone_the_same_is_applied(
             apply_places(replica, began, workers, lrs, start, end)
     assert replica.version == primary.version
     torch.testing.assert_close(tensors(replica), tensors(primary), rtol=1e-9, atol=1e-9)
-    mine, others = model_of(replica), model_of(primary)
+    mine, others = weights_of(replica), weights_of(primary)
     assert torch.equal(mine["seen"], others["seen"])
     if groups[-1] == 1:
         assert torch.equal(mine["mean"], others["mean"])

@@ -176,23 +176,6 @@ def test_pushing_under_a_counter_twice_is_a_broken_invariant(stage):
 # A model that follows an update
 
 
-def test_a_model_is_delivered_once_its_update_has_an_outcome(stage):
-    stage.push(0)
-    stage.get(0, after=0)
-    stage.tell(fetch(0))
-    assert stage.tell(arrived(0, 7)) == []
-    assert stage.tell(answered(0, DONE)) == [settles(0, DONE), delivers(0, 7)]
-
-
-def test_a_model_without_its_update_is_fetched_again(stage):
-    stage.push(0)
-    stage.get(0, after=0)
-    stage.tell(fetch(0), arrived(0, 6))
-    assert stage.tell(answered(0, DONE)) == [settles(0, DONE), asks(get(0, after=0, min_version=7))]
-    assert stage.tell(fetch(0, b"2")) == [act.StartFetch(plan=fetch(0, b"2"))]
-    assert stage.tell(arrived(0, 7)) == [delivers(0, 7)]
-
-
 def test_a_model_without_its_update_is_fetched_by_a_plan_that_came_meanwhile(stage):
     stage.push(0)
     stage.get(0, after=0)
