@@ -46,11 +46,6 @@ class AppliedSet:
         if update.counter >= window.low:
             window.dropped[update.counter] = outcome
 
-    def go_over_to(self, epoch: int) -> None:
-        """Count all that was applied as applied under this server epoch."""
-        for window in self._windows.values():
-            window.recent = {n: (ModelVersion(epoch, v.number), tau) for n, (v, tau) in window.recent.items()}
-
     def knows(self, update: UpdateId) -> bool:
         """Tell whether ``update`` was applied or dropped, or is below the low-water mark."""
         window = self._windows.get(update[:2])
