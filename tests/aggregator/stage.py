@@ -21,14 +21,13 @@ from mlfabric.protocol import (
     Sum,
     SumId,
     SumInput,
-    Tick,
     TransferEnd,
     TransferEnded,
     TransferId,
     UpdateId,
 )
 from mlfabric.specs import Layout, ModelSpec, TensorSpec
-from tests.bare import bare
+from tests.bare import Scene
 
 BIG = ModelSpec(name="big", layout=Layout((TensorSpec(name="w", shape=(8192,), dtype="float32"),)))
 SMALL = ModelSpec(name="small", layout=Layout((TensorSpec(name="w", shape=(4,), dtype="float32"),)))
@@ -37,26 +36,13 @@ SIZE = BIG.layout.size_bytes
 SERVER = "127.0.0.1:1"
 
 
-class Stage:
+class Stage(Scene):
     """One aggregator that knows two models, and the clock."""
 
     def __init__(self, budget_sums: int = 4) -> None:
-        self.state = AggregatorState(AggregatorConfig(name="a", memory_budget_bytes=budget_sums * SIZE))
-        self.now_ns = 0
+        super().__init__(AggregatorState(AggregatorConfig(name="a", memory_budget_bytes=budget_sums * SIZE)))
         for spec in SPECS.values():
             self.tell(HostModel(to="a", spec=spec, reason=""))
-
-    def tell(self, *events: act.AggregatorEvent | Tick) -> list[act.Action]:
-        """Hand over events, check the invariants, return what follows."""
-        actions: list[act.Action] = []
-        for event in events:
-            actions += self.state.handle(event, self.now_ns)
-            self.state.validate()
-        return bare(actions)
-
-    def tick(self, seconds: float) -> list[act.Action]:
-        self.now_ns += round(seconds * 1e9)
-        return self.tell(Tick())
 
     def bring(self, transfer: TransferId, connection: int, **fields) -> list[act.Action]:
         """Offer and seal an input; return what follows its seal."""

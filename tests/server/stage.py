@@ -19,7 +19,6 @@ from mlfabric.protocol import (
     Serve,
     ServerHolds,
     SumId,
-    Tick,
     TransferEnd,
     TransferEnded,
     TransferId,
@@ -32,15 +31,17 @@ from mlfabric.server import actions as act
 from mlfabric.server.hosted import HostedModel
 from mlfabric.server.state import ServerConfig, ServerState
 from mlfabric.specs import Layout, Mode, ModelSpec, RuleSpec, TensorSpec
-from tests.bare import bare
+from tests.bare import Scene
 
 LAYOUT = Layout((TensorSpec(name="w", shape=(4,), dtype="float32"),))
 SIZE = LAYOUT.size_bytes
 SPEC = ModelSpec(name="net", layout=LAYOUT)
 
 
-class Stage:
+class Stage(Scene):
     """One server that holds one model, and the clock."""
+
+    state: ServerState
 
     def __init__(
         self,
@@ -56,24 +57,11 @@ class Stage:
         self.spec = replace(SPEC, rule=RuleSpec(**rule_fields), mode=mode, shards=shards, shard=shard)
         start = ServerHolds(server="s", spec=self.spec, version=ModelVersion(1, version), initialised=initialised)
         config = ServerConfig(name="s", receive_budget_bytes=budget_updates * SIZE, weight_copies=weight_copies)
-        self.state = ServerState(config, [start])
-        self.now_ns = 0
+        super().__init__(ServerState(config, [start]))
 
     @property
     def model(self) -> HostedModel:
         return self.state.models["net"]
-
-    def tell(self, *events: act.ServerEvent | Tick) -> list[act.Action]:
-        """Hand over events, check the invariants, return what follows."""
-        actions: list[act.Action] = []
-        for event in events:
-            actions += self.state.handle(event, self.now_ns)
-            self.state.validate()
-        return bare(actions)
-
-    def tick(self, seconds: float) -> list[act.Action]:
-        self.now_ns += round(seconds * 1e9)
-        return self.tell(Tick())
 
     def bring(self, name: UpdateId, seq: int, connection: int = 1, **fields) -> list[act.Action]:
         """Expect, offer and receive an update; return what follows its last byte."""

@@ -29,33 +29,25 @@ from mlfabric.server import actions as act
 from mlfabric.server.replica_actions import ApplyPrefix, Part, PlantSeed, PrefixApplied, PrefixRefused, SeedPlanted
 from mlfabric.server.replica_state import ReplicaState
 from mlfabric.specs import Mode
-from tests.bare import bare
+from tests.bare import Scene
 from tests.server import stage as on_stage
 from tests.server.stage import SIZE, SPEC, commit, member, offer, update
 
 SEED = SumId(1, 0)
 
 
-class Stage:
+class Stage(Scene):
     """One replica that follows one model."""
 
     def __init__(self, version: int = 0, **fields) -> None:
+        super().__init__(ReplicaState("r"))
         self.spec = replace(SPEC, **fields)
-        self.state = ReplicaState("r")
-        self.now_ns = 0
         self.tell(HostModel(to="r", spec=self.spec, reason=""))
         self.seed(version)
 
     @property
     def model(self):
         return self.state.models["net"]
-
-    def tell(self, *events: Any) -> list[Any]:
-        actions: list[Any] = []
-        for event in events:
-            actions += self.state.handle(event, self.now_ns)
-            self.state.validate()
-        return bare(actions)
 
     def seed(self, version: int, term: int = 1, name: SumId = SEED, applied: tuple[AppliedIds, ...] = ()) -> list[Any]:
         self.tell(expect(name, term=term, kind=UpdateKind.STATE, members=(update("seed"),)))

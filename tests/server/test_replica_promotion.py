@@ -9,20 +9,15 @@ from mlfabric.protocol import AppliedIds, Commit, GroupOf, Logged, ModelVersion,
 from mlfabric.samples import Samples
 from mlfabric.server import actions as act
 from mlfabric.server.replica_actions import ApplyPrefix, PrefixApplied, PrefixRefused, TakeOver
+from tests.server import stage as on_stage
 from tests.server.stage import offer, update
 from tests.server.test_replica import SEED, Stage, expect
 
 
 def commit(counter: int, number: int, samples: Samples = ()) -> Commit:
     """Return a commit of an update of a."""
-    return Commit(
-        update=update("a", counter),
-        version=ModelVersion(1, number),
-        tau=number - 1,
-        lr=0.1,
-        step_norm=0.0,
-        samples=samples,
-    )
+    made = on_stage.commit(update("a", counter), number, tau=number - 1, step_norm=0.0)
+    return replace(made, samples=samples)
 
 
 def promote(*foretold: Commit, known: Sequence[Commit] = (), server_epoch: int = 2) -> Promote:

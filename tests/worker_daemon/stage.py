@@ -21,27 +21,18 @@ from mlfabric.protocol import (
 )
 from mlfabric.worker_daemon import actions as act
 from mlfabric.worker_daemon.state import DaemonState
-from tests.bare import bare
+from tests.bare import Scene
 
 DONE = Committed(version=ModelVersion(1, 7), tau=0)
 LATE = Dropped(cause=DropReason.DELAY_BOUND)
 
 
-class Stage:
+class Stage(Scene):
     """One daemon whose model is on one server or on several, and the clock."""
 
     def __init__(self, shards: int = 1) -> None:
-        self.state = DaemonState("a", shards=shards)
+        super().__init__(DaemonState("a", shards=shards))
         self.shards = shards
-        self.now_ns = 0
-
-    def tell(self, *events: act.DaemonEvent) -> list[act.Action]:
-        """Hand over events, check the invariants, return what follows without reasons."""
-        actions: list[act.Action] = []
-        for event in events:
-            actions += self.state.handle(event, self.now_ns)
-            self.state.validate()
-        return bare(actions)
 
     def push(self, *counters: int, kind: UpdateKind = UpdateKind.GRADIENT) -> list[act.Action]:
         asked = (replace(push(counter, shards=self.shards), kind=kind) for counter in counters)
