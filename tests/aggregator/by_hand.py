@@ -232,6 +232,12 @@ def refusal_of(line: Line) -> str:
     return data_pb2.RefuseMeta.FromString(frame_of(line, FrameKind.REFUSE).meta).reason
 
 
+def take_back(line: Line, shown: bytes, reason: str) -> None:
+    """Refuse what was offered, or take back what one has offered."""
+    meta = data_pb2.RefuseMeta(reason=reason).SerializeToString()
+    line.send(Frame(kind=FrameKind.REFUSE, ticket=shown, meta=meta))
+
+
 def say_outcomes(line: Line, told: dict[UpdateId, Outcome]) -> None:
     """Answer a sum."""
     meta = wire.to_outcomes(told).SerializeToString()

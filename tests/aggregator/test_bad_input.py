@@ -15,7 +15,6 @@ from mlfabric.protocol import (
     Dropped,
     DropReason,
 )
-from mlfabric.v1 import data_pb2
 from tests.aggregator.by_hand import (
     SIZE,
     TINY,
@@ -29,6 +28,7 @@ from tests.aggregator.by_hand import (
     payload,
     refusal_of,
     send,
+    take_back,
     takes,
     torn,
     want,
@@ -96,8 +96,7 @@ def test_an_endless_reason_to_take_an_update_back_is_cut_short(stand: Stand) -> 
     stand.scheduler.tell(order(stand, 1, takes(A), takes(B)))
     line = stand.offer(A)
     frame_of(line, FrameKind.GRANT)
-    reason = data_pb2.RefuseMeta(reason="never mind " * 5957).SerializeToString()
-    line.send(Frame(kind=FrameKind.REFUSE, ticket=ticket(A), meta=reason))
+    take_back(line, ticket(A), "never mind " * 5957)
 
     (outcome,) = outcomes_of(line).values()
     assert isinstance(outcome, Dropped)

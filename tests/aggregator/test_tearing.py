@@ -13,7 +13,6 @@ from mlfabric.protocol import (
     DropReason,
     TransferEnd,
 )
-from mlfabric.v1 import data_pb2
 from tests.aggregator.by_hand import (
     SIZE,
     SPEC,
@@ -29,6 +28,7 @@ from tests.aggregator.by_hand import (
     payload,
     refusal_of,
     send,
+    take_back,
     takes,
     torn,
 )
@@ -93,26 +93,19 @@ def test_a_small_update_that_is_not_finite_is_dropped_too(stand: Stand) -> None:
     torn(stand, 1)
 
 
-def test_an_update_that_was_changed_while_it_was_sent_is_dropped(stand: Stand) -> None:
+@pytest.mark.parametrize("is_sent", [True, False])
+def test_an_update_that_was_changed_is_taken_back_and_dropped(stand: Stand, is_sent: bool) -> None:
     stand.scheduler.tell(order(stand, 1, takes(A), takes(B)))
     line = stand.offer(A)
-    payload(line, A, image(1.0))
-    meta = data_pb2.RefuseMeta(reason="changed").SerializeToString()
-    line.send(Frame(kind=FrameKind.REFUSE, ticket=ticket(A), meta=meta))
+    if is_sent:
+        payload(line, A, image(1.0))
+    else:
+        frame_of(line, FrameKind.GRANT)
+    take_back(line, ticket(A), "changed")
 
     ended = stand.scheduler.ended()
     assert (ended.transfer, ended.end, ended.cause) == (A, TransferEnd.DISCARDED, DropReason.CHANGED)
     assert "changed" in torn(stand, 1)
-
-
-def test_an_update_that_is_taken_back_before_it_is_sent_is_dropped(stand: Stand) -> None:
-    stand.scheduler.tell(order(stand, 1, takes(A), takes(B)))
-    line = stand.offer(A)
-    frame_of(line, FrameKind.GRANT)
-    meta = data_pb2.RefuseMeta(reason="changed").SerializeToString()
-    line.send(Frame(kind=FrameKind.REFUSE, ticket=ticket(A), meta=meta))
-
-    assert stand.scheduler.ended().cause is DropReason.CHANGED
     a_good_sum_is_made(stand)
 
 
@@ -122,8 +115,7 @@ def test_a_receiver_that_refuses_the_sum_tears_it(stand: Stand) -> None:
     send(line, A, image(1.0))
     receiver = stand.accept()
     granted_sum(receiver, sum_id(1), SIZE)
-    meta = data_pb2.RefuseMeta(reason="delay 9 is above the bound").SerializeToString()
-    receiver.send(Frame(kind=FrameKind.REFUSE, ticket=ticket("out"), meta=meta))
+    take_back(receiver, ticket("out"), "delay 9 is above the bound")
 
     assert refusal_of(line) == "server-0: delay 9 is above the bound"
     assert torn(stand, 1) == "server-0: delay 9 is above the bound"

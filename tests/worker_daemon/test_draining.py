@@ -21,12 +21,6 @@ def sigterm() -> Iterator[None]:
     signal.signal(signal.SIGTERM, before)
 
 
-def test_sigterm_exits_with_what_a_shell_says_of_it() -> None:
-    drain_on_sigterm()
-    with pytest.raises(SystemExit, match="143"):
-        os.kill(os.getpid(), signal.SIGTERM)
-
-
 def test_a_handler_that_the_script_has_set_stays() -> None:
     heard = []
     signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
