@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 import mlfabric
 from mlfabric.errors import UsageError
 from mlfabric.fail_stop import FailStop
-from mlfabric.protocol import Commit, ModelVersion
-from mlfabric.server.callbacks import Callbacks, ModelView
+from mlfabric.protocol import ModelVersion
+from mlfabric.server.callbacks import Callbacks
 from mlfabric.server.store import ModelStore
-from mlfabric.specs import RuleSpec
 from tests.fabric.harness import Fabric, fabric, gradients, small_model, spec_of, wait_until
 from tests.fabric.replicas import RULES, replica, trainers, version_of, wait_for_gate, wait_for_replica
 from tests.fabric.test_promotion import primary, wait_until_followed, wait_until_promoted
-from tests.server.stage import update
 
 
 @pytest.fixture
@@ -94,26 +91,6 @@ def test_a_callback_is_in_force_when_it_is_registered_and_hears_nothing_from_bef
     notes = Notes(running.servers[0])
     train(worker, model, 1)
     assert [number for _, number, _ in notes.commits] == [3]
-
-
-def test_updates_that_are_committed_together_share_the_version_after_the_last() -> None:
-    weights = {"w": torch.zeros(4, dtype=torch.float64, requires_grad=True)}
-    store = ModelStore(spec_of(weights, rule=RuleSpec(lr=1.0)))
-    store.initialise(np.zeros(32, dtype=np.uint8).data)
-    store.apply_sum(np.full(4, -3.0).view(np.uint8).data, [1.0, 1.0], 2)
-    commits = [
-        Commit(update=update(name), version=ModelVersion(1, number), tau=0, lr=1.0, step_norm=0.0)
-        for number, name in enumerate("ab", start=1)
-    ]
-    seen = []
-
-    def note(model: str, commit: Commit, view: ModelView) -> None:
-        seen.append((commit.version.number, view.version.number, view.tensors["w"].tolist()))
-
-    callbacks = Callbacks(FailStop())
-    callbacks.of_updates.append(note)
-    callbacks.committed("model", store, commits)
-    assert seen == [(1, 2, [-3.0] * 4), (2, 2, [-3.0] * 4)]
 
 
 def test_a_view_of_what_a_wrapped_adam_trains_has_the_model_s_tensors_and_no_others(running: Fabric) -> None:

@@ -18,7 +18,6 @@ from mlfabric.server.checkpoint import CheckpointDir
 from mlfabric.server.commit_log import CommitLog, lost_after
 from mlfabric.server.resume import extra_of, resume
 from mlfabric.server.store import ModelStore
-from mlfabric.specs import Mode
 from tests.server.stage import SPEC, Stage, commit, member, update
 
 COUNTS = SampleCounts(
@@ -53,15 +52,6 @@ def test_each_member_of_a_sum_is_entered() -> None:
     stage.bring_sum(SumId(1, 1), 1, *members)
     stage.step(SumId(1, 1))
     assert counts(stage).runs == ((0, 2, 1), (2, 4, 2), (4, 6, 1))
-
-
-def test_all_updates_of_an_iteration_are_entered() -> None:
-    stage = Stage(mode=Mode.SYNCHRONOUS)
-    for connection, worker in enumerate("ab"):
-        samples = ((connection * 4, connection * 4 + 4),)
-        stage.bring(update(worker), 1, connection, parts=2, samples=samples)
-    stage.step(update("a"), update("b"))
-    assert counts(stage).runs == ((0, 8, 1),)
 
 
 def test_what_is_not_committed_is_not_entered_and_what_is_noted_as_dropped_is() -> None:

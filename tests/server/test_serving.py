@@ -104,14 +104,6 @@ def test_a_get_of_a_newer_version_waits_while_an_older_one_is_read(stage):
     assert stage.tell(act.GetServed(get=G, connection=9))[-1] == serving(H, 1, 8)
 
 
-def test_momentum_leaves_room_for_two_pinned_versions():
-    stage = Stage(momentum=0.9)
-    stage.tell(serve(G), want(G, 9))
-    stage.commit(A, 1)
-    stage.tell(serve(H))
-    assert stage.tell(want(H, 8)) == [serving(H, 1, 8)]
-
-
 @pytest.mark.parametrize("copies", [0, 3])
 @pytest.mark.parametrize(
     ("rule", "versions"),
@@ -138,14 +130,6 @@ def test_versions_are_pinned_until_all_copies_that_the_store_may_make_are_in_use
     assert stage.state.lacking_bytes() == SIZE
     stage.tell(act.GetServed(get=get("g"), connection=10))
     assert not stage.state.lacking_bytes()
-
-
-def test_a_get_of_a_newer_version_goes_on_beside_a_slow_one_if_there_is_a_copy():
-    stage = Stage(weight_copies=1)
-    stage.tell(serve(G), want(G, 9))
-    stage.commit(A, 1)
-    stage.tell(serve(H))
-    assert stage.tell(want(H, 8)) == [serving(H, 1, 8)]
 
 
 def test_a_get_whose_connection_breaks_is_unpinned_and_reported(stage):

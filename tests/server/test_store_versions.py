@@ -6,6 +6,7 @@ import math
 import sys
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,32 +15,27 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from mlfabric.rules import RuleKind
 from mlfabric.server.rules import StepResult
 from mlfabric.server.store import Held, ModelStore
 from mlfabric.specs import Layout, TensorSpec
 from tests.server.models import bytes_of, draw, image_of, layout_of, spec_of, step, store_of
 
 
-def test_buffers_are_allocated_when_first_needed() -> None:
-    size = layout_of().size_bytes
-    store = store_of(spec_of(momentum=0.9))
-    kinds = {"model": size, "copies": 0, "history": size, "total": 2 * size, "budget": 4 * size}
-    assert store.memory_bytes() == kinds
-    step(store, 1)
-    assert store.memory_bytes()["model"] == size
-    held = store.acquire()
-    assert held is not None
-    step(store, 2)
-    assert store.memory_bytes()["model"] == 2 * size
-    plain = store_of(spec_of())
-    assert plain.memory_bytes() == {"model": size, "copies": 0, "history": 0, "total": size, "budget": 2 * size}
-
-
-@pytest.mark.parametrize(("momentum", "kept"), [(0.0, 2), (0.9, 3)])
-def test_a_buffer_more_is_there_for_every_further_version_that_is_read_and_given_back_after(
-    momentum: float, kept: int
+@pytest.mark.parametrize(
+    ("rule", "state"),
+    [({}, 0), ({"momentum": 0.9}, 1), ({"kind": RuleKind.ADAM}, 2)],
+    ids=["plain", "momentum", "adam"],
+)
+def test_buffers_are_there_when_they_are_needed_one_more_for_every_further_version_that_is_read(
+    rule: dict[str, Any], state: int
 ) -> None:
-    store, size, held = store_of(spec_of(momentum=momentum)), layout_of().size_bytes, []
+    """A rule that keeps images of its own steps from one buffer of the weights to others."""
+    store, size, held, kept = store_of(spec_of(**rule)), layout_of().size_bytes, [], 2 + state
+    kinds = {"model": 1, "copies": 0, "history": state, "total": 1 + state, "budget": 2 + 2 * state}
+    assert store.memory_bytes() == {kind: images * size for kind, images in kinds.items()}
+    step(store, 9)
+    assert store.memory_bytes()["model"] == size
     for seed in range(5):
         held.append(store.acquire())
         step(store, seed)
@@ -47,7 +43,7 @@ def test_a_buffer_more_is_there_for_every_further_version_that_is_read_and_given
         further = max(0, len(held) + 1 - kept)
         assert memory["copies"] == further * size
         assert memory["model"] == min(len(held) + 1, kept) * size + memory["copies"]
-        assert memory["budget"] == (2 + (momentum > 0) * 2 + further) * size
+        assert memory["budget"] == (2 + 2 * state + further) * size
     for reader in held:
         assert reader is not None
         store.release(reader)

@@ -15,6 +15,7 @@ from mlfabric import ServerOptions, wire
 from mlfabric.background import Background
 from mlfabric.channels import Frame, FrameKind
 from mlfabric.protocol import (
+    Commit,
     Instruction,
     Outcome,
     SumId,
@@ -23,6 +24,7 @@ from mlfabric.protocol import (
     UpdateKind,
     Void,
 )
+from mlfabric.server.callbacks import ModelView
 from mlfabric.server.service import ServerService
 from mlfabric.specs import Layout, Mode, ModelSpec, RuleSpec, TensorSpec
 from mlfabric.telemetry import ServerMetrics
@@ -40,11 +42,14 @@ class Stand:
 
     def __init__(self, service: ServerService, server: Background) -> None:
         self.server, self._service = server, service
-        self.commits: list[tuple[str, int]] = []
-        service.callbacks.of_updates.append(
-            lambda _, commit, _view: self.commits.append((*commit.update[:1], commit.version.number))
-        )
+        self.commits: list[tuple[str, int, int, float]] = []
+        service.callbacks.of_updates.append(self._committed)
         self.lines: list[Line] = []
+
+    def _committed(self, _: str, commit: Commit, view: ModelView) -> None:
+        """Note whose update was committed as which version, and the version and weight that its callback may read."""
+        seen = (view.version.number, float(view.tensors["w"][0]))
+        self.commits.append((commit.update.worker, commit.version.number, *seen))
 
     def tell(self, *instructions: Instruction) -> None:
         for instruction in instructions:
@@ -137,7 +142,7 @@ def test_a_sum_is_applied_as_its_members_steps_and_answered_for_each(stand: Stan
     line = stand.bring(spec.layout, S, full(spec.layout, 0.25, 0.5))
     assert outcomes(line) == {A: committed(1), B: committed(2, tau=1)}
     assert stand.weight == 1.25
-    assert stand.commits == [("a", 1), ("b", 2)]
+    assert stand.commits == [("a", 1, 2, 1.25), ("b", 2, 2, 1.25)]
     assert stand.received("sum") == 1
     assert stand.received("update") == 1
     [logged] = (tmp_path / "net.commits.jsonl").read_text().splitlines()
@@ -204,4 +209,4 @@ def test_an_iteration_of_a_sum_and_an_update_is_one_step_of_their_mean(stand: St
     assert outcomes(one) == {C: committed(1)}
     assert outcomes(several) == {A: committed(1), B: committed(1)}
     assert stand.weight == 0.0
-    assert stand.commits == [("a", 1), ("b", 1), ("c", 1)]
+    assert stand.commits == [(worker, 1, 1, 0.0) for worker in "abc"]
