@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlfabric.twin.cluster import Cluster, Compute, Spread
-from mlfabric.twin.seeded import first_randoms
 from mlfabric.twin.settings import Direction
 
 __all__ = ["ComputeTimes", "Weather"]
@@ -42,8 +41,7 @@ class ComputeTimes:
         factors = [1.0] * _BLOCK
         if stragglers.chance > 0:
             first = block * _BLOCK
-            texts = [stragglers.drawn_from(self._seed, worker, step) for step in range(first, first + _BLOCK)]
-            factors = [stragglers.slowdown_of(drawn) for drawn in first_randoms(texts).tolist()]
+            factors = [stragglers.slowdown(self._seed, worker, step) for step in range(first, first + _BLOCK)]
         found: list[float] = (usual_s * np.array(factors) * (1e9 * self._slowdowns[worker])).tolist()
         return found
 
@@ -118,10 +116,8 @@ class Weather:
     def _of_period(self, period: int) -> NDArray[np.float64]:
         if self._drawn[0] != period:
             weather, seed = self._cluster.weather, self._cluster.seed
-            drawn = first_randoms([weather.drawn_from(seed, *key, period) for key in self._keys]).tolist()
             shares = [
-                weather.share_of(number) if host not in self._calm else 1.0
-                for (host, _), number in zip(self._keys, drawn, strict=True)
+                weather.share(seed, host, way, period) if host not in self._calm else 1.0 for host, way in self._keys
             ]
             self._drawn = period, self._full * np.array(shares) / 1e9
         return self._drawn[1]

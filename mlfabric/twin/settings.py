@@ -39,16 +39,7 @@ class ComputeSetting:
 
     def slowdown(self, seed: int, worker: int, step: int) -> float:
         """Return how many times as long a worker's step takes."""
-        return self.slowdown_of(Random(self.drawn_from(seed, worker, step)).random())
-
-    def slowdown_of(self, drawn: float) -> float:
-        """Return how many times as long a step takes that has drawn a number, 0 to below 1."""
-        return self.factor if drawn < self.chance else 1.0
-
-    @staticmethod
-    def drawn_from(seed: int, worker: int, step: int) -> str:
-        """Return what the generator of a worker's step is seeded with; its first number counts."""
-        return f"compute/{seed}/{worker}/{step}"
+        return self.factor if Random(f"compute/{seed}/{worker}/{step}").random() < self.chance else 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,17 +59,11 @@ class NetworkSetting:
 
     def share(self, seed: int, host: str, direction: Direction, period: int) -> float:
         """Return the share of its full rate that a direction of a host's link has in a period, counted from 0."""
-        return self.share_of(Random(self.drawn_from(seed, host, direction, period)).random())
-
-    def share_of(self, drawn: float) -> float:
-        """Return the share that a direction has that has drawn a number, 0 to below 1."""
-        until = list(accumulate(self.chances))
+        drawn, until = (
+            Random(f"network/{seed}/{host}/{direction.value}/{period}").random(),
+            list(accumulate(self.chances)),
+        )
         return self.shares[bisect(until, drawn * until[-1], 0, len(until) - 1)]
-
-    @staticmethod
-    def drawn_from(seed: int, host: str, direction: Direction, period: int) -> str:
-        """Return what the generator of a direction's period is seeded with; its first number counts."""
-        return f"network/{seed}/{host}/{direction.value}/{period}"
 
 
 def _network(name: str, *chances: float) -> NetworkSetting:
