@@ -5,8 +5,6 @@ Does what ``aggregator/service.py`` and ``aggregator/connections.py`` do; what i
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 
 from mlfabric.aggregator import actions as act
@@ -16,44 +14,26 @@ from mlfabric.protocol import (
     DropReason,
     GetId,
     HandOn,
-    Instruction,
     MemberEvent,
     MemberJoined,
-    MonitorAt,
     Sum,
     SumId,
-    TransferId,
     Welcome,
 )
-from mlfabric.simulator.calls import Book, Caller
-from mlfabric.simulator.driving import SimulatedDriver
 from mlfabric.simulator.errands import Errands
 from mlfabric.simulator.exact import Image
 from mlfabric.simulator.flows import Flows
-from mlfabric.simulator.lines import Connection, End
-from mlfabric.simulator.payloads import CHUNKS, Adding, Feed, Payload, Way
-from mlfabric.simulator.processes import Process
+from mlfabric.simulator.lines import End
+from mlfabric.simulator.payloads import CHUNKS, Adding, Payload
+from mlfabric.simulator.receiving import Book, Receiver
 from mlfabric.simulator.session import Listener, Session, SessionCallbacks
 from mlfabric.simulator.world import World
-from mlfabric.specs import Member, ModelSpec, Role
+from mlfabric.specs import ModelSpec, Role
 
 __all__ = ["SimulatedAggregator"]
 
 
-@dataclass(slots=True, eq=False)
-class _Line:
-    """One connection and the transfer that it carries."""
-
-    connection: Connection
-    caller: Caller
-    transfer: TransferId | None = None
-    get: GetId | None = None
-    whole: dict[int, Image | None] = field(default_factory=dict)
-    grant: act.Grant | None = None
-    serving: act.HandModelOn | None = None
-
-
-class SimulatedAggregator:
+class SimulatedAggregator(Receiver[act.Grant]):
     """One process of an aggregator."""
 
     chunks = CHUNKS
@@ -61,10 +41,7 @@ class SimulatedAggregator:
     def __init__(
         self, world: World, flows: Flows, scheduler: Listener, book: Book, name: str, incarnation: int, host: str
     ) -> None:
-        self.name = name
-        self.host = host
-        self.incarnation = incarnation
-        self.address = f"{name}, process {incarnation}"
+        super().__init__(world, flows, name, incarnation, f"{name}, process {incarnation}")
         budget = world.config.sum_updates * world.config.model_bytes
         self.state = AggregatorState(AggregatorConfig(name=name, memory_budget_bytes=budget))
         self.sums: dict[SumId, Adding] = {}
@@ -72,83 +49,28 @@ class SimulatedAggregator:
         self.handed_on = 0
         callbacks = SessionCallbacks(joining=self._joining, admitted=self._admitted, instructed=self._instructed)
         self.session = Session(world, scheduler, name, world.process(name, host), callbacks)
-        self._world = world
-        self._flows = flows
-        self._errands = Errands(world, self.process, book, self.take_in)
-        self._lines: dict[int, _Line] = {}
-        self._numbers = 0
-        self._driver = SimulatedDriver[act.AggregatorEvent, act.Action](
-            world, self.process, self.state, self._do, self._check_memory, lambda: self.session.is_alive
-        )
+        self._errands = Errands(world, self.process, book, self._take_in)
+        self._drive(self.state, self._do, self._check_memory)
         flows.add_host(host)
         book.add(self.address, self)
-
-    @property
-    def process(self) -> Process:
-        """Return the process."""
-        return self.session.process
-
-    @property
-    def is_alive(self) -> bool:
-        """Tell whether its process runs."""
-        return self.session.is_alive
 
     def die(self) -> None:
         """End the process: every connection breaks."""
         self.session.die()
-        for line in self._lines.values():
-            line.connection.close(End.FAR)
-        self._lines.clear()
+        self._end()
         self._errands.break_off()
-        self._driver.close()
 
     # The session
 
     def _joining(self) -> MemberJoined:
-        bps = self._world.config.link_bps
-        member = Member(
-            name=self.name,
-            role=Role.AGGREGATOR,
-            incarnation=self.incarnation,
-            host=self.host,
-            address=self.address,
-            up_bps=bps,
-            down_bps=bps,
-        )
-        return MemberJoined(member=member, most_updates=self._world.config.most_updates)
+        config = self._world.config
+        return MemberJoined(member=self._member(Role.AGGREGATOR, config.link_bps), most_updates=config.most_updates)
 
     def _admitted(self, welcome: Welcome) -> list[MemberEvent]:
-        self.take_in(act.EpochBegan(epoch=welcome.epoch))
+        self._take_in(act.EpochBegan(epoch=welcome.epoch))
         return []
 
-    def _instructed(self, instruction: Instruction) -> None:
-        if not isinstance(instruction, MonitorAt):
-            self.take_in(instruction)  # type: ignore[arg-type]
-
     # Connections
-
-    def connect(self, name: str, caller: Caller, broke: Callable[[], None]) -> Connection:
-        """Open a connection from a worker or another aggregator."""
-        self._numbers += 1
-        number = self._numbers
-
-        def ended(end: End) -> None:
-            if end is End.NEAR:
-                broke()
-            else:
-                self._broke(number, "it broke")
-
-        connection = Connection(self._world, self._flows, number, name, ended, caller.process, self.process)
-        self._lines[number] = _Line(connection, caller)
-        return connection
-
-    def offered(
-        self, number: int, transfer: TransferId, ticket: bytes, length: int, digest: int, whole: dict[int, Image | None]
-    ) -> None:
-        """Read an OFFER frame."""
-        line = self._lines[number]
-        line.transfer, line.whole = transfer, whole
-        self.take_in(act.Offered(connection=number, transfer=transfer, ticket=ticket, length=length, digest=digest))
 
     def payload(self, number: int, place: int, chunk: Image | None) -> None:
         """Read a chunk of a payload; what comes after an answer is thrown away."""
@@ -176,7 +98,7 @@ class SimulatedAggregator:
     def _seal(self, number: int, grant: act.Grant) -> None:
         adding = self.sums.get(grant.sum)
         assert adding is None or adding.is_in(grant.index), f"{grant.transfer} was sealed before all of it was here"
-        self.take_in(act.PayloadReceived(transfer=grant.transfer, connection=number))
+        self._take_in(act.PayloadReceived(transfer=grant.transfer, connection=number))
 
     def taken_back(self, number: int) -> None:
         """Read a REFUSE frame: the sender takes its payload back."""
@@ -184,38 +106,13 @@ class SimulatedAggregator:
         if line.grant is not None:
             self._unusable(number, line.grant, DropReason.CHANGED)
         else:
-            self._fail(number, "a REFUSE frame came")
+            super().taken_back(number)
 
     def _unusable(self, number: int, grant: act.Grant, cause: DropReason) -> None:
         self._lines[number].grant = None
-        self.take_in(act.InputUnusable(transfer=grant.transfer, connection=number, cause=cause, detail=cause.value))
-
-    def wanted(self, number: int, get: GetId, ticket: bytes) -> None:
-        """Read a WANT frame."""
-        self._lines[number].get = get
-        self.take_in(act.Wanted(connection=number, get=get, ticket=ticket))
-
-    def _fail(self, number: int, detail: str) -> None:
-        """Close a connection whose other end cannot be served."""
-        self._lines[number].connection.close(End.FAR)
-        self._broke(number, detail)
-
-    def _broke(self, number: int, detail: str) -> None:
-        line = self._lines.pop(number, None)
-        if line is None:
-            return
-        if line.transfer is not None:
-            self.take_in(act.TransferBroken(transfer=line.transfer, connection=number, detail=detail))
-        if line.get is not None:
-            self.take_in(act.GetBroken(get=line.get, connection=number, detail=detail))
-        if line.serving is not None:
-            self.take_in(act.GetBroken(get=line.serving.get, connection=number, detail=detail))
+        self._take_in(act.InputUnusable(transfer=grant.transfer, connection=number, cause=cause, detail=cause.value))
 
     # Events in, actions out
-
-    def take_in(self, event: act.AggregatorEvent) -> None:
-        """Hand an event to the state machine and do what follows."""
-        self._driver.take_in(event)
 
     def _check_memory(self) -> None:
         sums, handings = self.state.sums.sums, self.state.handings.handings
@@ -240,7 +137,7 @@ class SimulatedAggregator:
                 self._errands.give_up(action.sum)
                 self.sums.pop(action.sum, None)
             case act.Answer():
-                self._answer(action)
+                self._answer(action, may_be_lost=True)
             case act.Refuse():
                 self._refuse(action)
             case act.Abandon():
@@ -285,51 +182,17 @@ class SimulatedAggregator:
         elif all(self._add(action.connection, action, place, chunk) for place, chunk in line.whole.items()):
             self._seal(action.connection, action)
 
-    def _answer(self, action: act.Answer) -> None:
-        line = self._ended(action.connection)
-        if line is not None:
-            if self._world.chance(self._world.config.faults.outcome_lost):
-                self._world.fault("outcome lost", action.outcomes)
-                line.connection.break_up()
-            outcomes = dict(action.outcomes)
-            line.connection.send(End.NEAR, "OUTCOME", lambda: line.caller.answered(outcomes))
-
-    def _refuse(self, action: act.Refuse) -> None:
-        line = self._ended(action.connection)
-        if line is not None:
-            line.connection.send(End.NEAR, "REFUSE", lambda: line.caller.refused(action.reason))
-
-    def _ended(self, number: int) -> _Line | None:
-        """Return a connection whose transfer has ended."""
-        line = self._lines.get(number)
-        if line is not None:
-            line.transfer = line.get = line.grant = None
-            line.whole = {}
-        return line
-
-    def _abandon(self, number: int) -> None:
-        line = self._lines.get(number)
-        if line is not None:
-            line.transfer = line.get = line.grant = None
-            line.connection.close(End.FAR)
-
     # Models
 
     def _hand_on(self, action: act.HandModelOn) -> None:
-        line, payload = self._lines.get(action.connection), self.models.get(action.source)
-        if line is None or payload is None:
-            detail = "the connection is gone" if line is None else "the model was given up"
-            self.take_in(act.GetBroken(get=action.get, connection=action.connection, detail=detail))
-            return
-        line.get, line.serving = None, action
-        line.connection.send(End.NEAR, "MODEL", partial(line.caller.comes, action.version))
-        way = Way(source=self.host, destination=line.caller.process.host, towards=End.NEAR, pace_bps=action.rate_bps)
-        Feed(line.connection, way, payload, line.caller.payload, partial(self._handed_on, line, action))
+        payload = self.models.get(action.source)
+        if action.connection not in self._lines or payload is None:
+            self._cannot_send(action, "the connection is gone" if payload is not None else "the model was given up")
+        else:
+            self._send_model(action, payload, partial(self._handed_on, payload), action.source)
 
-    def _handed_on(self, line: _Line, action: act.HandModelOn) -> None:
-        line.serving = None
-        self.handed_on += 1
-        self.take_in(act.GetServed(get=action.get, connection=action.connection))
+    def _handed_on(self, payload: Payload) -> None:
+        self.handed_on += payload.is_complete
 
     def _tear(self, source: GetId) -> None:
         """Close every connection over which a model was being handed on."""

@@ -1,6 +1,6 @@
 """The simulated data connections of a worker: one attempt to push an update or to fetch a model each.
 
-Does what ``worker_daemon/sending.py`` does, with a connection of its own for every attempt.
+Does what ``worker_daemon/sending.py`` does.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from functools import partial
 
 from mlfabric.offers import WITH_OFFER_BYTES
 from mlfabric.protocol import Dropped, DropReason, Fetch, GetId, ModelVersion, Outcome, Send, UpdateId
-from mlfabric.simulator.calls import Book, Caller, Receiver
+from mlfabric.simulator.calls import Calls, Offer
 from mlfabric.simulator.exact import Image, joined
-from mlfabric.simulator.lines import Connection, End
-from mlfabric.simulator.payloads import Feed, Payload, Way
+from mlfabric.simulator.payloads import Payload
 from mlfabric.simulator.processes import Process
+from mlfabric.simulator.receiving import Book, Caller
 from mlfabric.simulator.witness import Oddity, Truth
 from mlfabric.simulator.world import World
 from mlfabric.specs import Layout
@@ -24,7 +24,7 @@ __all__ = ["Attempts"]
 
 
 class Attempts:
-    """Every attempt under way.
+    """Every attempt under way, by its ticket.
 
     Args:
         process: the worker's.
@@ -44,125 +44,67 @@ class Attempts:
         take_in: Callable[[act.DaemonEvent], None],
     ) -> None:
         self.values: dict[GetId, int] = {}
-        self._world = world
-        self._process = process
         self._layout = layout
-        self._book = book
         self._truths = truths
         self._take_in = take_in
-        self._open: dict[int, Connection] = {}
-        self._count = 0
-        self._stops = 0
+        self._calls = Calls[bytes](world, process, book)
+        self.stop = self._calls.break_off
 
-    def stop(self) -> None:
-        """Give up every attempt, and its connection with it; when the process is gone, this is all there is to it."""
-        self._stops += 1
-        for connection in self._open.values():
-            connection.close(End.NEAR)
-        self._open.clear()
+    def _over(self, ticket: bytes, event: act.DaemonEvent) -> None:
+        self._calls.over(ticket)
+        self._take_in(event)
 
     def send(self, plan: Send) -> None:
         """Try to push an update."""
-
-        def broken(detail: str) -> None:
-            self._take_in(act.SendBroken(update=plan.update, ticket=plan.ticket))
-
-        receiver = self._book.find(plan.address)
-        if receiver is None:
-            self._nobody_there(plan.address, broken)
-        else:
-            self._send(plan, receiver, broken)
-
-    def _send(self, plan: Send, receiver: Receiver, broken: Callable[[str], None]) -> None:
         truth, size_bytes = self._truths[plan.update], self._layout.size_bytes
-        digest = self._layout.digest + (truth.oddity is Oddity.LAYOUT)
-        image = None if truth.oddity is Oddity.INFINITE else (truth.step,)
-        payload = Payload.whole(image, size_bytes, receiver.chunks)
         is_changed = truth.oddity is Oddity.CHANGED
-        is_small = size_bytes <= WITH_OFFER_BYTES and not is_changed
+        image = None if truth.oddity is Oddity.INFINITE else (truth.step,)
 
         def answered(outcomes: dict[UpdateId, Outcome]) -> None:
-            self._close(number)
-            self._take_in(act.OutcomeReceived(update=plan.update, outcome=outcomes[plan.update]))
+            self._over(plan.ticket, act.OutcomeReceived(update=plan.update, outcome=outcomes[plan.update]))
 
-        def refused(reason: str) -> None:
-            self._close(number)
-            broken(reason)
+        def left(seal: Callable[[], None], refuse: Callable[[], None]) -> None:
+            if not is_changed:
+                seal()
+                return
+            refuse()
+            self._calls.mute(plan.ticket)
+            self._take_in(act.OutcomeReceived(update=plan.update, outcome=Dropped(cause=DropReason.CHANGED)))
 
-        def granted() -> None:
-            assert not is_small, f"{plan.update} was granted though it came with its offer"
-            way = Way(source=self._process.host, destination=receiver.host, towards=End.FAR, pace_bps=plan.rate_bps)
-            Feed(connection, way, payload, partial(receiver.payload, connection.number), sent)
+        def broke(detail: str) -> None:
+            self._over(plan.ticket, act.SendBroken(update=plan.update, ticket=plan.ticket))
 
-        def sent() -> None:
-            if is_changed:
-                connection.send(End.FAR, "REFUSE", partial(receiver.taken_back, connection.number))
-                self._open.pop(number).mute(End.NEAR)
-                outcome = Dropped(cause=DropReason.CHANGED)
-                self._take_in(act.OutcomeReceived(update=plan.update, outcome=outcome))
-            else:
-                connection.send(End.FAR, "SEAL", partial(receiver.sealed, connection.number))
-
-        caller = Caller(process=self._process, granted=granted, answered=answered, refused=refused)
-        number, connection = self._connect(receiver, str(plan.update), caller, broken)
-        offer = (connection.number, plan.update, plan.ticket, size_bytes, digest, payload.chunks if is_small else {})
-        connection.send(End.FAR, "OFFER", partial(receiver.offered, *offer))
+        offered = Offer(
+            transfer=plan.update,
+            ticket=plan.ticket,
+            payload=partial(Payload.whole, image, size_bytes),
+            digest=self._layout.digest + (truth.oddity is Oddity.LAYOUT),
+            travels_whole=size_bytes <= WITH_OFFER_BYTES and not is_changed,
+            rate_bps=plan.rate_bps,
+        )
+        self._calls.offer(plan.ticket, plan.address, offered, answered, broke, left)
 
     def fetch(self, plan: Fetch) -> None:
         """Try to fetch a model."""
-
-        def broken(detail: str) -> None:
-            self._take_in(act.FetchBroken(get=plan.get, ticket=plan.ticket))
-
-        receiver = self._book.find(plan.address)
-        if receiver is None:
-            self._nobody_there(plan.address, broken)
-        else:
-            self._fetch(plan, receiver, broken)
-
-    def _fetch(self, plan: Fetch, receiver: Receiver, broken: Callable[[str], None]) -> None:
         come: dict[int, Image | None] = {}
-        versions: list[ModelVersion] = []
-
-        def refused(reason: str) -> None:
-            self._close(number)
-            broken(reason)
+        comes: list[tuple[ModelVersion, int]] = []
 
         def payload(place: int, chunk: Image | None) -> None:
             come[place] = chunk
-            if len(come) == receiver.chunks:
+            (version, count), *_ = comes
+            if len(come) == count:
                 model = joined(come)
                 assert model is not None, f"{plan.get} was answered with a model that is not finite"
-                self._close(number)
                 self.values[plan.get] = model[0]
-                self._take_in(act.ModelReceived(get=plan.get, version=versions[0]))
+                self._over(plan.ticket, act.ModelReceived(get=plan.get, version=version))
 
-        caller = Caller(process=self._process, refused=refused, comes=versions.append, payload=payload)
-        number, connection = self._connect(receiver, str(plan.get), caller, broken)
-        connection.send(End.FAR, "WANT", partial(receiver.wanted, connection.number, plan.get, plan.ticket))
+        def broke(detail: str) -> None:
+            self._over(plan.ticket, act.FetchBroken(get=plan.get, ticket=plan.ticket))
 
-    def _nobody_there(self, address: str, broken: Callable[[str], None]) -> None:
-        stops = self._stops
-
-        def refused() -> None:
-            if self._stops == stops:
-                broken(f"nobody answers at {address}")
-
-        self._world.later(self._world.latency_ns(), f"{self._process.host} finds nobody at {address}", refused)
-
-    def _connect(
-        self, receiver: Receiver, name: str, caller: Caller, broken: Callable[[str], None]
-    ) -> tuple[int, Connection]:
-        self._count += 1
-        number = self._count
-
-        def broke() -> None:
-            self._open.pop(number, None)
-            broken("the connection broke")
-
-        connection = receiver.connect(f"{name} at {receiver.name}", caller, broke)
-        self._open[number] = connection
-        return number, connection
-
-    def _close(self, number: int) -> None:
-        self._open.pop(number).end()
+        caller = Caller(
+            process=self._calls.process,
+            refused=broke,
+            comes=lambda version, count: comes.append((version, count)),
+            payload=payload,
+        )
+        self._calls.want(plan.ticket, plan.address, plan.get, plan.ticket, caller)

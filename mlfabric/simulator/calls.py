@@ -1,104 +1,149 @@
-"""What the two ends of a simulated data connection can do to each other: one method or function for each frame."""
+"""The simulated data connections that a member opens: one for each transfer that it offers, or model that it wants.
+
+Does what ``mlfabric/exchange.py`` does, with a connection of its own for every attempt.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn, Protocol
+from functools import partial
+from typing import Any, Generic, TypeVar
 
-from mlfabric.protocol import GetId, ModelVersion, Outcome, TransferId, UpdateId
-from mlfabric.simulator.exact import Image
-from mlfabric.simulator.lines import Connection
+from mlfabric.offers import SeedOffered
+from mlfabric.protocol import GetId, Outcome, TransferId, UpdateId
+from mlfabric.simulator.lines import Connection, End
+from mlfabric.simulator.payloads import Feed, Payload, Way
 from mlfabric.simulator.processes import Process
+from mlfabric.simulator.receiving import Book, Caller, Receiver
+from mlfabric.simulator.world import Timer, World
 from mlfabric.values import dataclass
 
-__all__ = ["Book", "Caller", "Receiver"]
+__all__ = ["Calls", "Offer"]
 
-
-def _unexpected(*frame: Any) -> NoReturn:
-    raise AssertionError(f"a frame came that was not asked for: {frame}")
+KeyT = TypeVar("KeyT")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Caller:
-    """What the end that opened a connection does on each frame.
+class Offer:
+    """A transfer that is offered.
 
     Args:
-        process: that opened it.
-        refused: this transfer will not be.
-        granted: its bytes may come.
-        answered: what became of the updates in its transfer.
-        chunks: in how many a model is sent to it.
-        comes: a model of this version begins to arrive.
-        payload: a chunk of the model.
+        payload: of so many chunks.
+        travels_whole: it is so small that it comes with its offer.
+        seed: what comes with weights and state.
     """
 
-    process: Process
-    refused: Callable[[str], None]
-    granted: Callable[[], None] = _unexpected
-    answered: Callable[[dict[UpdateId, Outcome]], None] = _unexpected
-    chunks: int = 1
-    comes: Callable[[ModelVersion], None] = _unexpected
-    payload: Callable[[int, Image | None], None] = _unexpected
+    transfer: TransferId
+    ticket: bytes
+    payload: Callable[[int], Payload]
+    digest: int
+    travels_whole: bool = False
+    rate_bps: int = 0
+    seed: SeedOffered | None = None
 
 
-class Receiver(Protocol):
-    """The end that is connected to: a server or an aggregator.
+class Calls(Generic[KeyT]):
+    """Everything that one member offers or wants, each under a key while it is under way.
 
-    Attributes:
-        name: of the member.
-        host: where it is.
-        is_alive: whether its process runs.
-        chunks: in how many it takes what is sent to it.
+    Args:
+        process: the member's.
+        book: who answers where.
     """
 
-    name: str
-    host: str
-    chunks: int
+    def __init__(self, world: World, process: Process, book: Book) -> None:
+        self._world = world
+        self.process = process
+        self._book = book
+        self._open: dict[KeyT, Connection | Timer] = {}
 
-    @property
-    def is_alive(self) -> bool:
-        """Tell whether its process runs."""
-        ...
+    def __contains__(self, key: KeyT) -> bool:
+        return key in self._open
 
-    def connect(self, name: str, caller: Caller, broke: Callable[[], None]) -> Connection:
-        """Open a connection."""
-        ...
+    def offer(
+        self,
+        key: KeyT,
+        address: str,
+        offered: Offer,
+        answered: Callable[[dict[UpdateId, Outcome]], None],
+        broke: Callable[[str], None],
+        left: Callable[[Callable[[], None], Callable[[], None]], None] = lambda seal, refuse: seal(),
+    ) -> bool:
+        """Offer a transfer, and send it once it is granted; tell whether somebody answers.
 
-    def offered(
-        self, number: int, transfer: TransferId, ticket: bytes, length: int, digest: int, whole: dict[int, Image | None]
-    ) -> None:
-        """Read an OFFER frame; ``whole`` are the chunks of what is so small that it comes with its offer."""
-        ...
+        Args:
+            address: of who is to have it.
+            offered: what it is.
+            answered: called with the outcomes of updates in it.
+            broke: called with the reason when it is refused, its connection broke, or nobody answers.
+            left: called once all of it has left, with what seals it, and with what takes it back.
+        """
 
-    def payload(self, number: int, place: int, chunk: Image | None) -> None:
-        """Read a chunk of a payload."""
-        ...
+        def start(receiver: Receiver[Any]) -> Connection:
+            payload, process = offered.payload(receiver.chunks), self.process
 
-    def sealed(self, number: int) -> None:
-        """Read the seal of a payload."""
-        ...
+            def granted() -> None:
+                assert not offered.travels_whole, f"{offered.transfer} was granted though it came with its offer"
+                way = Way(source=process.host, destination=receiver.host, towards=End.FAR, pace_bps=offered.rate_bps)
+                sealed = partial(connection.send, End.FAR, "SEAL", partial(receiver.sealed, number))
+                taken_back = partial(connection.send, End.FAR, "REFUSE", partial(receiver.taken_back, number))
+                Feed(connection, way, payload, partial(receiver.payload, number), partial(left, sealed, taken_back))
 
-    def taken_back(self, number: int) -> None:
-        """Read a REFUSE frame: the sender takes its payload back."""
-        ...
+            caller = Caller(process=process, granted=granted, answered=answered, refused=broke)
+            connection = _connected(receiver, offered.transfer, caller)
+            number, whole = connection.number, dict(payload.chunks) if offered.travels_whole else {}
+            frame = (number, offered.transfer, offered.ticket, payload.size_bytes, offered.digest, whole, offered.seed)
+            connection.send(End.FAR, "OFFER", partial(receiver.offered, *frame))
+            return connection
 
-    def wanted(self, number: int, get: GetId, ticket: bytes) -> None:
-        """Read a WANT frame."""
-        ...
+        return self._begin(key, address, start, broke)
+
+    def want(self, key: KeyT, address: str, get: GetId, ticket: bytes, caller: Caller) -> None:
+        """Ask for a model; ``caller`` says what is done on each frame, ``refused`` also if nobody answers."""
+
+        def start(receiver: Receiver[Any]) -> Connection:
+            connection = _connected(receiver, get, caller)
+            connection.send(End.FAR, "WANT", partial(receiver.wanted, connection.number, get, ticket))
+            return connection
+
+        self._begin(key, address, start, caller.refused)
+
+    def _begin(
+        self, key: KeyT, address: str, start: Callable[[Receiver[Any]], Connection], broke: Callable[[str], None]
+    ) -> bool:
+        assert key not in self._open, f"{key} is under way already"
+        receiver = self._book.find(address)
+        if receiver is None:
+            what = f"{self.process.host} finds nobody at {address}"
+            self._open[key] = self._world.later(self._world.latency_ns(), what, partial(broke, what))
+        else:
+            self._open[key] = start(receiver)
+        return receiver is not None
+
+    def over(self, key: KeyT) -> None:
+        """End what has served its purpose, or broken: the other end of one that broke is to notice that, too."""
+        line = self._open.pop(key)
+        if isinstance(line, Connection) and line.is_open:
+            line.end()
+
+    def mute(self, key: KeyT) -> None:
+        """Hear no more of what has left; what was said of it arrives."""
+        line = self._open.pop(key)
+        assert isinstance(line, Connection), f"{key} has left"
+        line.mute(End.NEAR)
+
+    def give_up(self, key: KeyT) -> None:
+        """End something at once, and its connection with it, if it is under way."""
+        line = self._open.pop(key, None)
+        if isinstance(line, Connection):
+            line.close(End.NEAR)
+        elif line is not None:
+            line.cancel()
+
+    def break_off(self) -> None:
+        """Give up everything; when the process is gone, this is all there is to it."""
+        for key in list(self._open):
+            self.give_up(key)
 
 
-class Book:
-    """Who answers at which address: a process that is gone does not."""
-
-    def __init__(self) -> None:
-        self._receivers: dict[str, Receiver] = {}
-
-    def add(self, address: str, receiver: Receiver) -> None:
-        """Enter a new process."""
-        assert address not in self._receivers, f"{address} was given twice"
-        self._receivers[address] = receiver
-
-    def find(self, address: str) -> Receiver | None:
-        """Return who answers."""
-        receiver = self._receivers.get(address)
-        return receiver if receiver is not None and receiver.is_alive else None
+def _connected(receiver: Receiver[Any], what: TransferId | GetId, caller: Caller) -> Connection:
+    return receiver.connect(f"{what} at {receiver.name}", caller, partial(caller.refused, "the connection broke"))

@@ -2,39 +2,55 @@
 
 An update is a number that no other update has; so the weights at the end tell which updates are in them, each how
 often, in which order, with which learning rate. The rules are the real store's: buffers are few, a pinned one is never
-written, a step goes into the current buffer if nobody reads it, else into a free one.
+written, a step goes into the current buffer if nobody reads it, else into a free one. That of a part is made beside
+the weights, for it may be thrown away.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
-from mlfabric.protocol import TransferId
-from mlfabric.server.actions import ApplyStep, StepKind, StepRefused
+from mlfabric.protocol import ServerHolds, TransferId
+from mlfabric.server.actions import ApplyStep, PrepareStep, StepKind, StepRefused
 from mlfabric.simulator.exact import PRIME, Image, Weights, joined, mean_of, single_step, sum_step
 from mlfabric.specs import RuleSpec
 from mlfabric.values import dataclass
 
-__all__ = ["Held", "ReceiveBuffers", "StoreDouble", "refusal_of"]
+__all__ = ["Checkpoint", "Held", "ReceiveBuffers", "StoreDouble", "refusal_of"]
 
 
-@dataclass(slots=True, eq=False)
-class _Buffer:
-    value: int | None
-    pins: int = 0
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """What a server writes of a model, or of a part of one, after a step."""
+
+    holds: ServerHolds
+    weights: Weights
+
+    def resumed(self) -> ServerHolds:
+        """Return what a server holds that goes on from here, as ``server/resume.py`` does."""
+        return replace(self.holds, received=(), replica="")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Held:
-    """A pinned version, and what it was when it was pinned."""
+class Held(NamedTuple):
+    """A pinned version, and what it is."""
 
     version: int
     value: int
-    buffer: _Buffer
+
+
+class _Step(NamedTuple):
+    """A step that was begun, and the weights that it leads to."""
+
+    order: ApplyStep | PrepareStep
+    weights: Weights
+    is_in_place: bool
 
 
 class StoreDouble:
-    """The weights of one model; at most ``limit`` copies of them.
+    """The weights of one model, or of a part of one; at most ``limit`` copies of them.
 
     Args:
         limit: copies that may be held.
@@ -45,90 +61,80 @@ class StoreDouble:
         self.version = 0
         self._limit = limit
         self._rule = rule
-        self._history = 0
-        self._current: _Buffer | None = None
-        self._buffers: list[_Buffer] = []
-        self._step: tuple[tuple[TransferId, ...], _Buffer, Weights] | None = None
-
-    @property
-    def value(self) -> int:
-        """The weights."""
-        assert self._current is not None, "the model has no weights"
-        assert self._current.value is not None, "the weights were looked at while a step was made in place"
-        return self._current.value
-
-    @property
-    def pins(self) -> int:
-        """How many gets hold a version."""
-        return sum(buffer.pins for buffer in self._buffers)
+        self._weights: Weights | None = None
+        self._pins = Counter[int]()
+        self._step: _Step | None = None
 
     @property
     def weights(self) -> Weights:
         """The weights and the rule's history."""
-        return self.value, self._history
+        assert self._weights is not None, "the model has no weights"
+        is_torn = self._step is not None and self._step.is_in_place
+        assert not is_torn, "the weights were looked at while a step was made in place"
+        return self._weights
+
+    @property
+    def value(self) -> int:
+        """The weights."""
+        return self.weights[0]
+
+    @property
+    def pins(self) -> int:
+        """How many gets hold a version."""
+        return self._pins.total()
 
     def initialise(self, value: int) -> None:
         """Take the first weights."""
-        assert self._current is None, "the model was given weights twice"
-        self._current = _Buffer(value)
-        self._buffers.append(self._current)
+        self.resume(0, (value, 0))
 
     def resume(self, version: int, weights: Weights) -> None:
         """Go on from what another store had."""
-        self.initialise(weights[0])
-        self.version, self._history = version, weights[1]
+        assert self._weights is None, "the model was given weights twice"
+        self.version, self._weights = version, weights
 
-    def begin(self, action: ApplyStep, images: Sequence[Image]) -> None:
+    def begin(self, order: ApplyStep | PrepareStep, images: Sequence[Image]) -> None:
         """Begin to apply transfers together; ``images`` are what they brought."""
-        what = action.transfers
-        assert self._step is None, f"{what} begun while {self._step} is applied"
-        weights, source = (self.value, self._history), self._current
-        assert source is not None, "the model has no weights"
-        target = source if not source.pins else self._free(source)
-        assert not target.pins, f"{what} would be written over a version that is being read"
-        target.value = None
-        self._step = (what, target, self._result(action, weights, images))
+        assert self._step is None, f"{order} begun while {self._step} is applied"
+        weights, is_pinned = self.weights, self.version in self._pins
+        is_in_place = isinstance(order, ApplyStep) and not is_pinned
+        lacks_copy = isinstance(order, ApplyStep) and is_pinned and len(self._pins) == self._limit
+        assert not lacks_copy, f"all {self._limit} copies are pinned and a step was begun"
+        self._step = _Step(order, self._result(order, weights, images), is_in_place)
 
-    def _result(self, action: ApplyStep, weights: Weights, images: Sequence[Image]) -> Weights:
-        match action.kind:
+    def _result(self, order: ApplyStep | PrepareStep, weights: Weights, images: Sequence[Image]) -> Weights:
+        match order.kind:
             case StepKind.ONE:
-                return single_step(self._rule, weights, images[0][0], action.lrs[0])
+                return single_step(self._rule, weights, images[0][0], order.lrs[0])
             case StepKind.SUM:
-                return sum_step(self._rule, weights, images[0], action.lrs)
+                return sum_step(self._rule, weights, images[0], order.lrs)
             case StepKind.MEAN:
                 total = sum(image[0] for image in images) % PRIME
-                return single_step(self._rule, weights, mean_of(total, len(action.lrs)), action.lrs[0])
+                return single_step(self._rule, weights, mean_of(total, len(order.lrs)), order.lrs[0])
 
-    def _free(self, source: _Buffer) -> _Buffer:
-        for buffer in self._buffers:
-            if buffer is not source and not buffer.pins:
-                return buffer
-        assert len(self._buffers) < self._limit, f"all {self._limit} copies are pinned and a step was begun"
-        self._buffers.append(_Buffer(None))
-        return self._buffers[-1]
+    def finish(self, version: int) -> ApplyStep | PrepareStep:
+        """End the step that was begun, which leads to ``version``; return its order."""
+        step = self.discard()
+        assert version > self.version, f"{step.order} made version {version} after {self.version}"
+        self.version, self._weights = version, step.weights
+        return step.order
 
-    def finish(self, version: int) -> None:
-        """End the step that was begun, which leads to ``version``."""
-        assert self._step is not None, "no step was begun"
-        what, target, (value, history) = self._step
-        assert not target.pins, f"{what} was written over a version that was pinned meanwhile"
-        target.value, self._current, self._history, self._step = value, target, history, None
-        assert version > self.version, f"{what} made version {version} after {self.version}"
-        self.version = version
+    def discard(self) -> _Step:
+        """Throw the step away that was begun."""
+        step, self._step = self._step, None
+        assert step is not None, "no step was begun"
+        return step
 
     def acquire(self) -> Held:
         """Pin the current version."""
-        value = self.value
-        buffer = self._current
-        assert buffer is not None, "the model has no weights"
-        buffer.pins += 1
-        return Held(version=self.version, value=value, buffer=buffer)
+        held = Held(self.version, self.value)
+        self._pins[held.version] += 1
+        return held
 
     def release(self, held: Held) -> None:
-        """Unpin a version, which must be what it was."""
-        assert held.buffer.value == held.value, f"version {held.version} was changed while it was read"
-        held.buffer.pins -= 1
-        assert held.buffer.pins >= 0, f"version {held.version} was released twice"
+        """Unpin a version."""
+        assert self._pins[held.version] > 0, f"version {held.version} was released twice"
+        self._pins[held.version] -= 1
+        self._pins = +self._pins
 
 
 def refusal_of(action: ApplyStep, images: Sequence[Image | None], huge: Collection[TransferId]) -> StepRefused:

@@ -4,62 +4,62 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Protocol
 
 from mlfabric.protocol import Tick
-from mlfabric.simulator.processes import Process
+from mlfabric.simulator.session import Session
 from mlfabric.simulator.world import Timer, World
 
-__all__ = ["SimulatedDriver"]
-
-EventT = TypeVar("EventT", contravariant=True)
-ActionT = TypeVar("ActionT", covariant=True)
-InT = TypeVar("InT")
-OutT = TypeVar("OutT")
+__all__ = ["SimulatedDriver", "StateMachine"]
 
 
-class _StateMachine(Protocol[EventT, ActionT]):
-    def handle(self, event: EventT, now_ns: int, /) -> Sequence[ActionT]: ...
+class StateMachine(Protocol):
+    """A member's, of whatever role."""
 
-    def next_wakeup_ns(self) -> int | None: ...
+    def handle(self, event: Any, now_ns: int, /) -> Sequence[Any]:
+        """Take in an event and return what follows."""
+        ...
 
-    def validate(self) -> None: ...
+    def next_wakeup_ns(self) -> int | None:
+        """Return when a Tick is due."""
+        ...
+
+    def validate(self) -> None:
+        """Check that all of its tables agree."""
+        ...
 
 
-class SimulatedDriver(Generic[InT, OutT]):
+class SimulatedDriver:
     """Hands events to a state machine one after the other, has it checked after each, and sends it a Tick when due.
 
     Args:
         world: whose clock counts.
-        process: of the member.
+        session: of the member; while that does not run, nothing is taken in.
         state: its state machine.
         do: carries out an action.
         rested: called when nothing is left to be done.
-        is_alive: tells whether the process runs; one that does not takes nothing in.
     """
 
     def __init__(
         self,
         world: World,
-        process: Process,
-        state: _StateMachine[InT | Tick, OutT],
-        do: Callable[[OutT], None],
-        rested: Callable[[], None],
-        is_alive: Callable[[], bool],
+        session: Session,
+        state: StateMachine,
+        do: Callable[[Any], None],
+        rested: Callable[[], None] = lambda: None,
     ) -> None:
         self._world = world
-        self._process = process
+        self._session = session
         self._state = state
         self._do = do
         self._rested = rested
-        self._is_alive = is_alive
-        self._queue: deque[InT | Tick] = deque()
+        self._queue: deque[object] = deque()
         self._is_draining = False
         self._timer: Timer | None = None
 
-    def take_in(self, event: InT | Tick) -> None:
+    def take_in(self, event: object) -> None:
         """Take in an event, now or after those that came before."""
-        if not self._is_alive():
+        if not self._session.is_alive:
             return
         self._queue.append(event)
         if self._is_draining:
@@ -68,7 +68,7 @@ class SimulatedDriver(Generic[InT, OutT]):
         while self._queue:
             taken = self._queue.popleft()
             actions = self._state.handle(taken, self._now_ns())
-            self._world.note(f"{self._process.name} <-", taken, "->", *actions)
+            self._world.note(f"{self._session.name} <-", taken, "->", *actions)
             for action in actions:
                 self._do(action)
             self._state.validate()
@@ -78,7 +78,7 @@ class SimulatedDriver(Generic[InT, OutT]):
 
     def _now_ns(self) -> int:
         """Return what the process's clock shows."""
-        return self._world.now_ns + self._process.ahead_ns
+        return self._world.now_ns + self._session.process.ahead_ns
 
     def close(self) -> None:
         """Send no Tick any more."""
@@ -91,7 +91,7 @@ class SimulatedDriver(Generic[InT, OutT]):
         due_ns = self._state.next_wakeup_ns()
         if due_ns is not None:
             delay_ns = max(0, due_ns - self._now_ns())
-            self._timer = self._world.later(delay_ns, "tick", self._wake_up, self._process)
+            self._timer = self._world.later(delay_ns, "tick", self._wake_up, self._session.process)
 
     def _wake_up(self) -> None:
         self._timer = None

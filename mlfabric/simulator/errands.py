@@ -1,42 +1,36 @@
 """The simulated data connections that an aggregator opens: sums to their receivers, models from their sources.
 
-Does what ``aggregator/outgoing.py`` does, with a connection of its own for every errand. An errand ends with an event
-for the state machine, unless that gave it up.
+Does what ``aggregator/outgoing.py`` does. An errand ends with an event for the state machine, unless that gave it up.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 from mlfabric.aggregator import actions as act
 from mlfabric.protocol import GetId, HandOn, ModelVersion, Outcome, SumId, UpdateId
-from mlfabric.simulator.calls import Book, Caller, Receiver
+from mlfabric.simulator.calls import Calls, Offer
 from mlfabric.simulator.exact import Image
-from mlfabric.simulator.lines import Connection, End
-from mlfabric.simulator.payloads import CHUNKS, Feed, Payload, Way
+from mlfabric.simulator.payloads import CHUNKS, Payload
 from mlfabric.simulator.processes import Process
+from mlfabric.simulator.receiving import Book, Caller
 from mlfabric.simulator.world import World
 
 __all__ = ["Errands"]
 
 
 @dataclass(slots=True, eq=False)
-class _Errand:
-    """What is under way.
+class _Sealing:
+    """A sum that is offered.
 
     Args:
-        connection: None while nobody answers.
-        seal: sends the seal; None until the payload is granted.
-        has_left: all of the payload has been sent.
+        seal: sends the seal; None until all of the payload has been sent.
         may_seal: all inputs are here.
         is_sealed: the seal has been sent.
     """
 
-    connection: Connection | None = None
     seal: Callable[[], None] | None = None
-    has_left: bool = False
     may_seal: bool = False
     is_sealed: bool = False
 
@@ -53,100 +47,58 @@ class Errands:
     def __init__(
         self, world: World, process: Process, book: Book, take_in: Callable[[act.AggregatorEvent], None]
     ) -> None:
-        self._world = world
-        self._process = process
-        self._book = book
+        self._calls = Calls[SumId | GetId](world, process, book)
         self._take_in = take_in
-        self._open: dict[SumId | GetId, _Errand] = {}
+        self._sums: dict[SumId, _Sealing] = {}
+        self.give_up, self.break_off = self._calls.give_up, self._calls.break_off
 
-    def give_up(self, which: SumId | GetId) -> None:
-        """End an errand at once, and its connection with it."""
-        errand = self._open.pop(which, None)
-        if errand is not None and errand.connection is not None:
-            errand.connection.close(End.NEAR)
-
-    def break_off(self) -> None:
-        """Break every connection: the process is gone."""
-        for which in list(self._open):
-            self.give_up(which)
-
-    def _begin(
-        self, which: SumId | GetId, address: str, failed: Callable[[str], act.AggregatorEvent]
-    ) -> tuple[_Errand, Receiver | None]:
-        """Note an errand; it fails after a while if nobody answers."""
-        errand, receiver = self._open.setdefault(which, _Errand()), self._book.find(address)
-        if receiver is None:
-            what = f"{self._process.host} finds nobody at {address}"
-            self._world.later(self._world.latency_ns(), what, lambda: self._end(which, errand, failed(what)))
-        return errand, receiver
-
-    def _end(self, which: SumId | GetId, errand: _Errand, ended: act.AggregatorEvent) -> None:
-        """Take in how an errand ended, unless it was given up."""
-        if self._open.get(which) is errand:
-            del self._open[which]
-            if errand.connection is not None and errand.connection.is_open:
-                errand.connection.end()
-            self._take_in(ended)
+    def _over(self, which: SumId | GetId, ended: act.AggregatorEvent) -> None:
+        self._calls.over(which)
+        self._take_in(ended)
 
     # Sums
 
     def offer(self, order: act.OfferSum, payload: Payload) -> None:
         """Begin to offer a sum and to send it."""
-        plan = order.plan
-
-        def failed(detail: str) -> act.AggregatorEvent:
-            return act.SumFailed(sum=plan.sum, detail=detail)
+        plan, sealing = order.plan, _Sealing(is_sealed=order.whole)
+        self._sums[plan.sum] = sealing
 
         def broke(detail: str) -> None:
-            self._end(plan.sum, errand, failed(detail))
+            self._over(plan.sum, act.SumFailed(sum=plan.sum, detail=detail))
 
-        def granted() -> None:
-            assert receiver is not None, "somebody granted it"
-            assert errand.connection is not None, "it was granted over a connection"
-            way = Way(source=self._process.host, destination=receiver.host, towards=End.FAR, pace_bps=plan.rate_bps)
-            number = errand.connection.number
-            arrived, sealed = partial(receiver.payload, number), partial(receiver.sealed, number)
-            errand.seal = partial(errand.connection.send, End.FAR, "SEAL", sealed)
-            Feed(errand.connection, way, payload, arrived, left)
-
-        def left() -> None:
-            errand.has_left = True
-            self._seal_if_complete(plan.sum, errand)
+        def left(seal: Callable[[], None], refuse: Callable[[], None]) -> None:
+            sealing.seal = seal
+            self._seal_if_complete(plan.sum)
 
         def answered(outcomes: dict[UpdateId, Outcome]) -> None:
-            if errand.is_sealed:
-                event = act.OutcomesReceived(sum=plan.sum, outcomes=tuple(outcomes.items()))
-                self._end(plan.sum, errand, event)
+            if sealing.is_sealed:
+                self._over(plan.sum, act.OutcomesReceived(sum=plan.sum, outcomes=tuple(outcomes.items())))
             else:
                 broke("an outcome came before the sum was sealed")
 
-        assert plan.sum not in self._open, f"{plan.sum} is offered twice"
-        errand, receiver = self._begin(plan.sum, plan.address, failed)
-        if receiver is None:
-            return
-        caller = Caller(process=self._process, granted=granted, answered=answered, refused=broke)
-        errand.connection = receiver.connect(
-            f"{plan.sum} at {receiver.name}", caller, lambda: broke("the connection broke")
+        offered = Offer(
+            transfer=plan.sum,
+            ticket=plan.ticket,
+            payload=lambda chunks: payload,
+            digest=order.spec.layout.digest,
+            travels_whole=order.whole,
+            rate_bps=plan.rate_bps,
         )
-        whole = dict(payload.chunks) if order.whole else {}
-        offer = (errand.connection.number, plan.sum, plan.ticket, payload.size_bytes, order.spec.layout.digest, whole)
-        errand.connection.send(End.FAR, "OFFER", partial(receiver.offered, *offer))
-        if order.whole:
-            errand.is_sealed = True
+        has_gone = self._calls.offer(plan.sum, plan.address, offered, answered, broke, left)
+        if order.whole and has_gone:
             self._take_in(act.SumSealed(sum=plan.sum))
 
     def seal(self, which: SumId) -> None:
         """Let a sum be sealed as soon as it is sent."""
-        errand = self._open.get(which)
-        if errand is not None:
-            errand.may_seal = True
-            self._seal_if_complete(which, errand)
+        if which in self._calls:
+            self._sums[which].may_seal = True
+            self._seal_if_complete(which)
 
-    def _seal_if_complete(self, which: SumId, errand: _Errand) -> None:
-        if errand.has_left and errand.may_seal and not errand.is_sealed:
-            assert errand.seal is not None, "it was granted"
-            errand.is_sealed = True
-            errand.seal()
+    def _seal_if_complete(self, which: SumId) -> None:
+        sealing = self._sums[which]
+        if sealing.seal is not None and sealing.may_seal and not sealing.is_sealed:
+            sealing.is_sealed = True
+            sealing.seal()
             self._take_in(act.SumSealed(sum=which))
 
     # Models
@@ -154,26 +106,17 @@ class Errands:
     def fetch(self, plan: HandOn, payload: Payload) -> None:
         """Begin to fetch a model."""
 
-        def failed(detail: str) -> act.AggregatorEvent:
-            return act.FetchFailed(get=plan.get, detail=detail)
-
         def broke(detail: str) -> None:
-            self._end(plan.get, errand, failed(detail))
+            self._over(plan.get, act.FetchFailed(get=plan.get, detail=detail))
 
-        def comes(version: ModelVersion) -> None:
+        def comes(version: ModelVersion, count: int) -> None:
             self._take_in(act.ModelComes(get=plan.get, version=version))
 
         def arrived(place: int, chunk: Image | None) -> None:
             payload.put(place, chunk)
             if payload.is_complete:
-                self._end(plan.get, errand, act.ModelArrived(get=plan.get))
+                self._over(plan.get, act.ModelArrived(get=plan.get))
 
-        errand, receiver = self._begin(plan.get, plan.address, failed)
-        if receiver is None:
-            return
-        caller = Caller(process=self._process, refused=broke, chunks=CHUNKS, comes=comes, payload=arrived)
-        errand.connection = receiver.connect(
-            f"{plan.get} at {receiver.name}", caller, lambda: broke("the connection broke")
-        )
-        number = errand.connection.number
-        errand.connection.send(End.FAR, "WANT", partial(receiver.wanted, number, plan.get, plan.ticket))
+        process = self._calls.process
+        caller = Caller(process=process, refused=broke, chunks=CHUNKS, comes=comes, payload=arrived)
+        self._calls.want(plan.get, plan.address, plan.get, plan.ticket, caller)

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 
 from mlfabric.protocol import JobClaim
 from mlfabric.simulator.aggregator import SimulatedAggregator
-from mlfabric.simulator.calls import Book
 from mlfabric.simulator.config import SimulationConfig
+from mlfabric.simulator.double import Checkpoint
 from mlfabric.simulator.flows import Flows
 from mlfabric.simulator.followers import Followers
 from mlfabric.simulator.part_server import PartServer
 from mlfabric.simulator.part_witness import PartWitness
 from mlfabric.simulator.part_worker import PartWorker
-from mlfabric.simulator.parts import Checkpoint
 from mlfabric.simulator.processes import Process
+from mlfabric.simulator.receiving import Book
 from mlfabric.simulator.replica import SimulatedReplica
 from mlfabric.simulator.scheduler import SimulatedScheduler
 from mlfabric.simulator.server import SimulatedServer

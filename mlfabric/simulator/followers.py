@@ -7,10 +7,10 @@ from functools import partial
 from mlfabric.scheduler.replica_sending import Phase
 from mlfabric.scheduler.state import SchedulerState
 from mlfabric.server.replica_actions import TakeOver
-from mlfabric.simulator.calls import Book
 from mlfabric.simulator.deposed import DeposedWitness
 from mlfabric.simulator.flows import Flows
 from mlfabric.simulator.promoted import PromotedServer
+from mlfabric.simulator.receiving import Book
 from mlfabric.simulator.replica import SimulatedReplica
 from mlfabric.simulator.scheduler import SimulatedScheduler
 from mlfabric.simulator.server import SimulatedServer

@@ -7,11 +7,11 @@ from functools import partial
 
 from mlfabric.offers import WITH_OFFER_BYTES
 from mlfabric.protocol import Outcome, Replicate, SumId, TransferId, UpdateId
-from mlfabric.simulator.calls import Book, Caller, Receiver
+from mlfabric.simulator.calls import Calls, Offer
 from mlfabric.simulator.exact import Image, added, carried, own_step
-from mlfabric.simulator.lines import Connection, End
-from mlfabric.simulator.payloads import Feed, Payload, Way
+from mlfabric.simulator.payloads import Payload
 from mlfabric.simulator.processes import Process
+from mlfabric.simulator.receiving import Book
 from mlfabric.simulator.witness import Oddity, Truth
 from mlfabric.simulator.world import World
 from mlfabric.specs import ModelSpec
@@ -42,18 +42,15 @@ class SimulatedKept:
         is_here: Callable[[UpdateId], bool],
         take_in: Callable[[act.DaemonEvent], None],
     ) -> None:
-        self._world = world
-        self._process = process
         self._spec = spec
-        self._book = book
         self._truths = truths
         self._is_here = is_here
         self._take_in = take_in
         self._copies: dict[UpdateId, int] = {}
         self._frozen: dict[TransferId, Image] = {}
         self._window: Image | None = None
-        self._attempts: dict[TransferId, Connection | None] = {}
-        self._is_alive = True
+        self._calls = Calls[TransferId](world, process, book)
+        self.break_off = self._calls.break_off
 
     @property
     def copies(self) -> set[UpdateId]:
@@ -81,44 +78,16 @@ class SimulatedKept:
             case act.DropWindow():
                 self._window = None
 
-    def break_off(self) -> None:
-        """Break every connection: the process is gone."""
-        self._is_alive = False
-        for transfer in list(self._attempts):
-            self._stop(transfer)
-
     def _fold(self, action: act.FoldCopy) -> None:
         rule, gradient = self._spec.rule, self._copies.pop(action.update)
         own = own_step(rule, gradient, action.lrs[-1], action.share)
         self._window = own if self._window is None else added(carried(rule, self._window, action.lrs), own)
 
     def _end(self, transfer: TransferId) -> None:
-        self._stop(transfer)
+        self._calls.give_up(transfer)
         self._frozen.pop(transfer, None)
         if isinstance(transfer, UpdateId):
             self._copies.pop(transfer, None)
-
-    def _stop(self, transfer: TransferId) -> None:
-        connection = self._attempts.pop(transfer, None)
-        if connection is not None:
-            connection.close(End.NEAR)
-
-    # Attempts
-
-    def _send(self, plan: Replicate, address: str) -> None:
-        self._stop(plan.transfer)
-        receiver = self._book.find(address)
-        if receiver is not None:
-            self._offer(plan, receiver)
-            return
-        self._attempts[plan.transfer] = None
-        what = f"{self._process.host} finds nobody at {address}"
-        self._world.later(self._world.latency_ns(), what, lambda: self._found_nobody(plan, what))
-
-    def _found_nobody(self, plan: Replicate, what: str) -> None:
-        if self._is_alive and plan.transfer in self._attempts and self._attempts[plan.transfer] is None:
-            del self._attempts[plan.transfer]
-            self._take_in(act.ReplicaBroken(transfer=plan.transfer, ticket=plan.ticket))
 
     def _image(self, transfer: TransferId) -> tuple[Image | None, int]:
         """Return what is sent, None for what is not finite, and its size."""
@@ -129,16 +98,11 @@ class SimulatedKept:
             return None, size_bytes
         return (self._copies[transfer],), size_bytes
 
-    def _offer(self, plan: Replicate, receiver: Receiver) -> None:
-        image, size_bytes = self._image(plan.transfer)
-        payload = Payload.whole(image, size_bytes, receiver.chunks)
-        whole = dict(payload.chunks) if size_bytes <= WITH_OFFER_BYTES else {}
+    def _send(self, plan: Replicate, address: str) -> None:
+        self._calls.give_up(plan.transfer)
 
         def ended(event: act.DaemonEvent) -> None:
-            attempt = self._attempts.pop(plan.transfer)
-            assert attempt is connection, f"{plan.transfer} was answered on a connection that was given up"
-            if connection.is_open:
-                connection.end()
+            self._calls.over(plan.transfer)
             self._take_in(event)
 
         def broke(detail: str) -> None:
@@ -148,18 +112,14 @@ class SimulatedKept:
             assert not outcomes, "a replica settles nothing"
             ended(act.ReplicaAnswered(transfer=plan.transfer, ticket=plan.ticket))
 
-        def granted() -> None:
-            way = Way(source=self._process.host, destination=receiver.host, towards=End.FAR, pace_bps=plan.rate_bps)
-            Feed(connection, way, payload, partial(receiver.payload, connection.number), sent)
-
-        def sent() -> None:
-            connection.send(End.FAR, "SEAL", partial(receiver.sealed, connection.number))
-
-        caller = Caller(process=self._process, granted=granted, answered=answered, refused=broke)
-        name = f"{plan.transfer} at {receiver.name}"
-        connection = receiver.connect(name, caller, lambda: broke("the connection broke"))
-        self._attempts[plan.transfer] = connection
+        image, size_bytes = self._image(plan.transfer)
         is_odd = isinstance(plan.transfer, UpdateId) and self._truths[plan.transfer].oddity is Oddity.LAYOUT
-        digest = self._spec.layout.digest + is_odd
-        offer = (connection.number, plan.transfer, plan.ticket, size_bytes, digest, whole)
-        connection.send(End.FAR, "OFFER", partial(receiver.offered, *offer))
+        offered = Offer(
+            transfer=plan.transfer,
+            ticket=plan.ticket,
+            payload=partial(Payload.whole, image, size_bytes),
+            digest=self._spec.layout.digest + is_odd,
+            travels_whole=size_bytes <= WITH_OFFER_BYTES,
+            rate_bps=plan.rate_bps,
+        )
+        self._calls.offer(plan.transfer, address, offered, answered, broke)

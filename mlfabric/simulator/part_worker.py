@@ -22,7 +22,6 @@ from mlfabric.simulator.witness import Oddity, Truth
 from mlfabric.simulator.worker import Place, SimulatedWorker
 from mlfabric.simulator.world import World
 from mlfabric.worker_daemon import actions as act
-from mlfabric.worker_daemon.state import DaemonState
 
 __all__ = ["PartWorker"]
 
@@ -36,7 +35,6 @@ class PartWorker(SimulatedWorker):
     def __init__(self, world: World, place: Place) -> None:
         super().__init__(world, place)
         self._shards = place.spec.shards
-        self.state = DaemonState(place.name, self._shards)
         self._specs = [place.spec.of_shard(shard) for shard in range(self._shards)]
         truths = place.witness.truths
         self._of_parts = [

@@ -8,9 +8,9 @@ from mlfabric.protocol import MemberEvent, Welcome
 from mlfabric.server.replica_actions import TakeOver
 from mlfabric.server.serving import weight_buffers
 from mlfabric.server.state import ServerState
-from mlfabric.simulator.calls import Book
 from mlfabric.simulator.double import StoreDouble
 from mlfabric.simulator.flows import Flows
+from mlfabric.simulator.receiving import Book
 from mlfabric.simulator.replica import SimulatedReplica
 from mlfabric.simulator.server import SimulatedServer
 from mlfabric.simulator.session import Listener
@@ -56,7 +56,7 @@ class PromotedServer(SimulatedServer):
             limit = weight_buffers(held.spec) + world.config.weight_copies
             store = self.stores[held.spec.name] = StoreDouble(limit, held.spec.rule)
             store.resume(version, weights)
-        self._driver = self._drive()
+        self._drive(self.state, self._do, self._after_event)
 
     def _admitted(self, welcome: Welcome) -> list[MemberEvent]:
         if self.promoted:

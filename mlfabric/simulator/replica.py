@@ -4,20 +4,14 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
 
 from mlfabric.protocol import (
     Following,
-    GetId,
-    Instruction,
     MemberEvent,
     MemberJoined,
     ModelVersion,
-    MonitorAt,
-    Seed,
     SumId,
-    TransferId,
     UpdateKind,
     Welcome,
 )
@@ -36,9 +30,7 @@ from mlfabric.server.replica_actions import (
 )
 from mlfabric.server.replica_log import Entry
 from mlfabric.server.replica_state import ReplicaState
-from mlfabric.simulator.calls import Caller
 from mlfabric.simulator.double import ReceiveBuffers
-from mlfabric.simulator.driving import SimulatedDriver
 from mlfabric.simulator.exact import (
     PRIME,
     Image,
@@ -51,27 +43,16 @@ from mlfabric.simulator.exact import (
     single_step,
 )
 from mlfabric.simulator.flows import Flows
-from mlfabric.simulator.lines import Connection, End
 from mlfabric.simulator.payloads import CHUNKS
-from mlfabric.simulator.processes import Process
+from mlfabric.simulator.receiving import BufferedReceiver
 from mlfabric.simulator.session import Listener, Session, SessionCallbacks
 from mlfabric.simulator.witness import MadeVersion, Witness
 from mlfabric.simulator.world import World
-from mlfabric.specs import Member, Role
+from mlfabric.specs import Role
 
 __all__ = ["SimulatedReplica"]
 
 STEP_NS = 1_000_000
-
-
-@dataclass(slots=True, eq=False)
-class _Line:
-    """One connection and the transfer that it carries."""
-
-    connection: Connection
-    caller: Caller
-    transfer: TransferId | None = None
-    whole: dict[int, Image | None] = field(default_factory=dict)
 
 
 class Heir(Protocol):
@@ -82,7 +63,7 @@ class Heir(Protocol):
         ...
 
 
-class SimulatedReplica:
+class SimulatedReplica(BufferedReceiver):
     """One process of a replica of ``server``."""
 
     chunks = CHUNKS
@@ -98,79 +79,44 @@ class SimulatedReplica:
         server: str,
         take_over: Callable[[SimulatedReplica, TakeOver], None],
     ) -> None:
-        self.name = name
-        self.host = f"host of {name}"
-        self.incarnation = incarnation
+        super().__init__(world, flows, name, incarnation, f"{name}, process {incarnation}")
         self.server = server
-        self.address = f"{name}, process {incarnation}"
         self.state = ReplicaState(name)
         self.stores: dict[str, tuple[int, Weights]] = {}
-        self.buffers = ReceiveBuffers()
         callbacks = SessionCallbacks(joining=self._joining, admitted=self._admitted, instructed=self._instructed)
-        self.session = Session(world, scheduler, name, world.process(name, self.host), callbacks)
-        self._world = world
-        self._flows = flows
+        self.session = Session(world, scheduler, name, world.process(name, f"host of {name}"), callbacks)
         self._witness = witness
         self._take_over = take_over
         self.heir: Heir | None = None
         self.foretold: dict[str, list[MadeVersion]] = defaultdict(list)
         self._running: Counter[str] = Counter()
         self._ending: dict[str, act.FreeStore] = {}
-        self._lines: dict[int, _Line] = {}
-        self._numbers = 0
-        self._driver = SimulatedDriver[ReplicaEvent, ReplicaAction](
-            world, self.process, self.state, self._do, self._look, lambda: self.session.is_alive
-        )
+        self._drive(self.state, self._do, self._look)
         flows.add_host(self.host)
-
-    @property
-    def process(self) -> Process:
-        """Return the process."""
-        return self.session.process
-
-    @property
-    def is_alive(self) -> bool:
-        """Tell whether its process runs."""
-        return self.session.is_alive
 
     def die(self) -> None:
         """End the process: every connection breaks."""
         if self.heir is not None:
             self.heir.die()
         self.session.die()
-        self._close()
+        self._end()
 
     def retire(self) -> None:
         """End as a replica: the process is a server now."""
         self.session.leave(self.incarnation)
-        self._close()
-
-    def _close(self) -> None:
-        for line in self._lines.values():
-            line.connection.close(End.FAR)
-        self._lines.clear()
-        self._driver.close()
+        self._end()
 
     # The session
 
     def _joining(self) -> MemberJoined:
         config = self._world.config
-        member = Member(
-            name=self.name,
-            role=Role.REPLICA,
-            incarnation=self.incarnation,
-            host=self.host,
-            address=self.address,
-            up_bps=config.link_bps,
-            down_bps=config.link_bps,
-        )
         follows = Following(
             server=self.server,
             norm=config.div_max,
             updates=config.div_max_updates,
             is_seeded=self.state.is_seeded,
         )
-        return MemberJoined(member=member, follows=follows)
+        return MemberJoined(member=self._member(Role.REPLICA, config.link_bps), follows=follows)
 
     def _admitted(self, welcome: Welcome) -> list[MemberEvent]:
         if self.heir is not None:
@@ -179,75 +125,7 @@ class SimulatedReplica:
         self._take_in(act.EpochBegan(epoch=welcome.epoch))
         return list(self.state.holds())
 
-    def _instructed(self, instruction: Instruction) -> None:
-        if not isinstance(instruction, MonitorAt):
-            self._take_in(instruction)  # type: ignore[arg-type]
-
-    # Connections
-
-    def connect(self, name: str, caller: Caller, broke: Callable[[], None]) -> Connection:
-        """Open a connection from a worker or the primary."""
-        self._numbers += 1
-        number = self._numbers
-
-        def ended(end: End) -> None:
-            if end is End.NEAR:
-                broke()
-            else:
-                self._broke(number)
-
-        connection = Connection(self._world, self._flows, number, name, ended, caller.process, self.process)
-        self._lines[number] = _Line(connection, caller)
-        return connection
-
-    def offered(
-        self, number: int, transfer: TransferId, ticket: bytes, length: int, digest: int, whole: dict[int, Image | None]
-    ) -> None:
-        """Read an OFFER frame."""
-        line = self._lines[number]
-        line.transfer, line.whole = transfer, whole
-        event = act.Offered(connection=number, transfer=transfer, ticket=ticket, length=length, digest=digest)
-        self._take_in(event)
-
-    def seed_offered(self, number: int, order: Seed, length: int, digest: int, seed: act.SeedOffered) -> None:
-        """Read an OFFER frame that brings what the primary holds."""
-        self._lines[number].transfer = order.transfer
-        event = act.Offered(
-            connection=number, transfer=order.transfer, ticket=order.ticket, length=length, digest=digest, seed=seed
-        )
-        self._take_in(event)
-
-    def payload(self, number: int, place: int, chunk: Image | None) -> None:
-        """Read a chunk of a payload."""
-        line = self._lines[number]
-        assert line.transfer is not None, "a payload came that was not granted"
-        self.buffers.put(line.transfer, number, place, chunk)
-
-    def sealed(self, number: int) -> None:
-        """Read the seal of a payload."""
-        line = self._lines[number]
-        assert line.transfer is not None, "a seal came for what was not granted"
-        self.buffers.seal(line.transfer, number)
-        self._take_in(act.PayloadReceived(transfer=line.transfer, connection=number))
-
-    def taken_back(self, number: int) -> None:
-        """Read a REFUSE frame: the connection ends with it."""
-        self._lines[number].connection.close(End.FAR)
-        self._broke(number)
-
-    def wanted(self, number: int, get: GetId, ticket: bytes) -> None:
-        """Read a WANT frame."""
-        raise AssertionError(f"{get} was sent to a replica")
-
-    def _broke(self, number: int) -> None:
-        line = self._lines.pop(number)
-        if line.transfer is not None:
-            self._take_in(act.TransferBroken(transfer=line.transfer, connection=number, detail="it broke"))
-
     # Events in, actions out
-
-    def _take_in(self, event: ReplicaEvent) -> None:
-        self._driver.take_in(event)
 
     def _look(self) -> None:
         """Check the buffers, and show the witness what is in them."""
@@ -267,13 +145,11 @@ class SimulatedReplica:
             case act.Grant():
                 self._grant(action)
             case act.Answer():
-                line = self._ended(action.connection)
-                line.connection.send(End.NEAR, "OUTCOME", lambda: line.caller.answered({}))
+                self._answer(action)
             case act.Refuse():
-                line = self._ended(action.connection)
-                line.connection.send(End.NEAR, "REFUSE", lambda: line.caller.refused(action.reason))
+                self._refuse(action)
             case act.Abandon():
-                self._ended(action.connection).connection.close(End.FAR)
+                self._abandon(action.connection)
             case act.Forget():
                 self._forget(action.transfer)
             case act.FreeStore():
@@ -287,29 +163,6 @@ class SimulatedReplica:
                 self._apply(action)
             case TakeOver():
                 self._take_over(self, action)
-
-    def _grant(self, action: act.Grant) -> None:
-        line = self._lines[action.connection]
-        self.buffers.reserve(action.transfer, action.connection)
-        if not line.whole:
-            line.connection.send(End.NEAR, "GRANT", line.caller.granted)
-            return
-        for place, chunk in line.whole.items():
-            self.buffers.put(action.transfer, action.connection, place, chunk)
-        self.buffers.seal(action.transfer, action.connection)
-        self._take_in(act.PayloadReceived(transfer=action.transfer, connection=action.connection))
-
-    def _ended(self, number: int) -> _Line:
-        """Return a connection whose transfer has ended."""
-        line = self._lines[number]
-        line.transfer, line.whole = None, {}
-        return line
-
-    def _forget(self, transfer: TransferId) -> None:
-        number = self.buffers.forget(transfer)
-        line = self._lines.get(number) if number is not None else None
-        filling = line is not None and line.transfer == transfer and line.connection.is_open
-        assert not filling, f"{transfer} lost its buffer while connection {number} was filling it"
 
     # The store
 

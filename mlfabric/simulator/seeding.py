@@ -9,20 +9,20 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from mlfabric.protocol import Outcome, Seed, ServerHolds, UpdateId
 from mlfabric.rules import RuleSpec
 from mlfabric.server import actions as act
-from mlfabric.simulator.calls import Book, Caller, Receiver
+from mlfabric.simulator.calls import Calls, Offer
 from mlfabric.simulator.exact import Weights
-from mlfabric.simulator.lines import Connection, End
 from mlfabric.simulator.motion import Motion
-from mlfabric.simulator.payloads import Feed, Payload, Way
+from mlfabric.simulator.payloads import Payload
 from mlfabric.simulator.processes import Process
+from mlfabric.simulator.receiving import Book
 from mlfabric.simulator.world import Timer, World
 
-__all__ = ["Copy", "SeedReceiver", "SimulatedSeeder", "Turns"]
+__all__ = ["Copy", "SimulatedSeeder", "Turns"]
 
 PAUSE_NS = 200_000_000
 COPY_NS = 1_000_000
@@ -73,14 +73,6 @@ class Copy(NamedTuple):
         )
 
 
-class SeedReceiver(Receiver, Protocol):
-    """Who takes seeds: a replica."""
-
-    def seed_offered(self, number: int, order: Seed, length: int, digest: int, seed: act.SeedOffered) -> None:
-        """Read an OFFER frame that brings what the primary holds."""
-        ...
-
-
 class SimulatedSeeder:
     """Sends one seed of each model at a time, again and again until the replica has it.
 
@@ -93,12 +85,10 @@ class SimulatedSeeder:
 
     def __init__(self, world: World, process: Process, book: Book, turns: Turns, copied: Callable[[str], Copy]) -> None:
         self._world = world
-        self._process = process
-        self._book = book
         self._turns = turns
         self._copied = copied
+        self._calls = Calls[str](world, process, book)
         self._orders: dict[str, Seed] = {}
-        self._lines: dict[str, Connection] = {}
         self._timers: dict[str, Timer] = {}
 
     def send(self, order: Seed) -> None:
@@ -111,8 +101,7 @@ class SimulatedSeeder:
     def stop(self, model: str) -> None:
         """Send no seed of a model any more: it has no replica."""
         self._orders.pop(model, None)
-        if (line := self._lines.pop(model, None)) is not None:
-            line.close(End.NEAR)
+        self._calls.give_up(model)
         if (timer := self._timers.pop(model, None)) is not None:
             timer.cancel()
 
@@ -138,40 +127,21 @@ class SimulatedSeeder:
             self._offer(order, copy)
         self._turns.done(order.model)
 
-    def _again(self, order: Seed) -> None:
-        self._lines.pop(order.model, None)
-        what = f"the seed of {order.model} is sent again"
-        self._timers[order.model] = self._world.later(PAUSE_NS, what, partial(self._begin, order))
-
     def _offer(self, order: Seed, copy: Copy) -> None:
-        receiver = self._book.find(order.address)
-        if receiver is None:
-            self._again(order)
-            return
-        payload = Payload.whole(copy.weights, copy.size_bytes, receiver.chunks)
-
         def broke(detail: str) -> None:
-            self._again(order)
-
-        def granted() -> None:
-            way = Way(source=self._process.host, destination=receiver.host, towards=End.FAR, pace_bps=0)
-            Feed(line, way, payload, partial(receiver.payload, line.number), sent)
-
-        def sent() -> None:
-            line.send(End.FAR, "SEAL", partial(receiver.sealed, line.number))
+            self._calls.over(order.model)
+            what = f"the seed of {order.model} is sent again"
+            self._timers[order.model] = self._world.later(PAUSE_NS, what, partial(self._begin, order))
 
         def answered(outcomes: dict[UpdateId, Outcome]) -> None:
-            del self._orders[order.model], self._lines[order.model]
-            line.end()
+            del self._orders[order.model]
+            self._calls.over(order.model)
 
-        caller = Caller(process=self._process, granted=granted, answered=answered, refused=broke)
-        line = receiver.connect(f"the seed of {order.model}", caller, lambda: broke("the connection broke"))
-        self._lines[order.model] = line
-        seed = act.SeedOffered(holds=copy.holds, steps=copy.motion.steps)
-        offer = (line.number, order, copy.size_bytes, copy.holds.spec.layout.digest, seed)
-        line.send(End.FAR, "OFFER", partial(_of(receiver).seed_offered, *offer))
-
-
-def _of(receiver: Receiver) -> SeedReceiver:
-    assert hasattr(receiver, "seed_offered"), f"{receiver.name} was to be seeded"
-    return receiver  # type: ignore[return-value]
+        offered = Offer(
+            transfer=order.transfer,
+            ticket=order.ticket,
+            payload=partial(Payload.whole, copy.weights, copy.size_bytes),
+            digest=copy.holds.spec.layout.digest,
+            seed=act.SeedOffered(holds=copy.holds, steps=copy.motion.steps),
+        )
+        self._calls.offer(order.model, order.address, offered, answered, broke)

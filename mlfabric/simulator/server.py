@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
 from functools import partial
 
 from mlfabric.protocol import (
     Dropped,
     Expect,
     Followed,
-    GetId,
     Instruction,
     MemberEvent,
     MemberJoined,
-    MonitorAt,
     Refuse,
     RefuseReason,
     Seed,
@@ -29,20 +26,16 @@ from mlfabric.server import actions as act
 from mlfabric.server.serving import weight_buffers
 from mlfabric.server.state import ServerConfig, ServerState
 from mlfabric.server.transfers import IncomingTransfer
-from mlfabric.simulator.calls import Book, Caller
-from mlfabric.simulator.double import Held, ReceiveBuffers, StoreDouble, refusal_of
-from mlfabric.simulator.driving import SimulatedDriver
-from mlfabric.simulator.exact import Image
+from mlfabric.simulator.double import Checkpoint, StoreDouble, refusal_of
 from mlfabric.simulator.flows import Flows
-from mlfabric.simulator.lines import Connection, End
-from mlfabric.simulator.parts import Checkpoint
-from mlfabric.simulator.payloads import Feed, Payload, Way
+from mlfabric.simulator.payloads import Payload
 from mlfabric.simulator.processes import Process
+from mlfabric.simulator.receiving import Book, BufferedReceiver
 from mlfabric.simulator.seeding import Copy, SimulatedSeeder, Turns
 from mlfabric.simulator.session import Listener, Session, SessionCallbacks
 from mlfabric.simulator.witness import Witness
 from mlfabric.simulator.world import World
-from mlfabric.specs import NO_TERM, Member, Role, Term
+from mlfabric.specs import NO_TERM, Role, Term
 
 __all__ = ["SimulatedServer"]
 
@@ -50,26 +43,12 @@ STEP_NS = 1_000_000
 CHECKPOINT_EVERY = 4
 
 
-@dataclass(slots=True, eq=False)
-class _Line:
-    """One connection and the transfer that it carries."""
-
-    connection: Connection
-    caller: Caller
-    transfer: TransferId | None = None
-    get: GetId | None = None
-    held: tuple[StoreDouble, Held] | None = None
-    whole: dict[int, Image | None] = field(default_factory=dict)
-
-
-class SimulatedServer:
+class SimulatedServer(BufferedReceiver):
     """One server.
 
     Args:
         process: that it is in; None for a new one.
     """
-
-    chunks = 1
 
     def __init__(
         self,
@@ -81,28 +60,20 @@ class SimulatedServer:
         name: str,
         process: Process | None = None,
     ) -> None:
-        self.name = name
-        self.incarnation = 1
-        self.address = name
-        process = process or world.process(name, f"host of {name}")
-        self.host = process.host
+        super().__init__(world, flows, name, incarnation=1, address=name)
         budget = world.config.receive_updates * world.config.model_bytes
         copies = world.config.weight_copies
         self.state = ServerState(ServerConfig(name=name, receive_budget_bytes=budget, weight_copies=copies))
         self.stores: dict[str, StoreDouble] = {}
-        self.buffers = ReceiveBuffers()
         self.promoted = self.succeeds = ""
         self._seen = NO_TERM
         self._is_deposed = False
         callbacks = SessionCallbacks(
             joining=self._joining, admitted=self._admitted, instructed=self._instructed, refused=self._refused
         )
+        process = process or world.process(name, f"host of {name}")
         self.session = Session(world, scheduler, name, process, callbacks)
-        self._world = world
-        self._flows = flows
         self._witness = witness
-        self._lines: dict[int, _Line] = {}
-        self._numbers = 0
         self._commits = 0
         self.checkpoints: dict[str, Checkpoint] = {}
         self.epochs: dict[str, int] = {}
@@ -110,18 +81,8 @@ class SimulatedServer:
         self._turns = Turns()
         self._ending: list[TransferId] = []
         self.seeder = SimulatedSeeder(world, self.process, book, self._turns, self._copied)
-        self._driver = self._drive()
+        self._drive(self.state, self._do, self._after_event)
         flows.add_host(self.host, world.config.server_bps)
-
-    @property
-    def process(self) -> Process:
-        """Return the process."""
-        return self.session.process
-
-    @property
-    def is_alive(self) -> bool:
-        """Tell whether its process runs."""
-        return self.session.is_alive
 
     def resume(self, former: SimulatedServer, address: str, checkpoints: Collection[Checkpoint]) -> None:
         """Begin, as a later process, with checkpoints, and show the server epoch that was written down last."""
@@ -140,34 +101,20 @@ class SimulatedServer:
             holds.spec.name: max(holds.version.epoch, former.epochs.get(holds.spec.name, 0)) for holds in held
         }
         self.state = ServerState(self.state.config, held)
-        self._driver = self._drive()
+        self._drive(self.state, self._do, self._after_event)
 
     def die(self) -> None:
         """End the process: every connection breaks."""
         self.session.die()
         self.seeder.stop_all()
-        for line in self._lines.values():
-            line.connection.close(End.FAR)
-        self._lines.clear()
-        self._driver.close()
+        self._end()
 
     # The session
 
     def _joining(self) -> MemberJoined:
-        bps = self._world.config.server_bps
-        member = Member(
-            name=self.name,
-            role=Role.SERVER,
-            incarnation=self.incarnation,
-            host=self.host,
-            address=self.address,
-            up_bps=bps,
-            down_bps=bps,
-            seen=self._seen,
-        )
         held = self.state.brings()
         return MemberJoined(
-            member=member,
+            member=self._member(Role.SERVER, self._world.config.server_bps, self._seen),
             held=tuple(h.spec for h in held),
             server_epochs=tuple(self._shown_epochs.get(h.spec.name, h.version.epoch) for h in held),
             promoted=self.promoted,
@@ -207,77 +154,9 @@ class SimulatedServer:
             case Unfollowed():
                 self.seeder.stop(instruction.model)
                 self._witness.leads.unfollowed(instruction.model)
-        if not isinstance(instruction, MonitorAt):
-            self._take_in(instruction)  # type: ignore[arg-type]
-
-    # Connections
-
-    def connect(self, name: str, caller: Caller, broke: Callable[[], None]) -> Connection:
-        """Open a connection from a worker."""
-        self._numbers += 1
-        number = self._numbers
-
-        def ended(end: End) -> None:
-            if end is End.NEAR:
-                broke()
-            else:
-                self._broke(number)
-
-        connection = Connection(self._world, self._flows, number, name, ended, caller.process, self.process)
-        self._lines[number] = _Line(connection, caller)
-        return connection
-
-    def offered(
-        self, number: int, transfer: TransferId, ticket: bytes, length: int, digest: int, whole: dict[int, Image | None]
-    ) -> None:
-        """Read an OFFER frame."""
-        line = self._lines[number]
-        line.transfer, line.whole = transfer, whole
-        event = act.Offered(connection=number, transfer=transfer, ticket=ticket, length=length, digest=digest)
-        self._take_in(event)
-
-    def payload(self, number: int, place: int, chunk: Image | None) -> None:
-        """Read a chunk of a payload."""
-        line = self._lines[number]
-        assert line.transfer is not None, "a payload came that was not granted"
-        self.buffers.put(line.transfer, number, place, chunk)
-
-    def sealed(self, number: int) -> None:
-        """Read the seal of a payload."""
-        line = self._lines[number]
-        assert line.transfer is not None, "a seal came for what was not granted"
-        self.buffers.seal(line.transfer, number)
-        self._take_in(act.PayloadReceived(transfer=line.transfer, connection=number))
-
-    def taken_back(self, number: int) -> None:
-        """Read a REFUSE frame: the connection ends with it."""
-        self._lines[number].connection.close(End.FAR)
-        self._broke(number)
-
-    def wanted(self, number: int, get: GetId, ticket: bytes) -> None:
-        """Read a WANT frame."""
-        self._lines[number].get = get
-        self._take_in(act.Wanted(connection=number, get=get, ticket=ticket))
-
-    def _broke(self, number: int) -> None:
-        line = self._lines.pop(number)
-        if line.transfer is not None:
-            self._take_in(act.TransferBroken(transfer=line.transfer, connection=number, detail="it broke"))
-        if line.get is not None:
-            if line.held is not None:
-                store, held = line.held
-                store.release(held)
-            self._take_in(act.GetBroken(get=line.get, connection=number, detail="it broke"))
+        super()._instructed(instruction)
 
     # Events in, actions out
-
-    def _drive(self) -> SimulatedDriver[act.ServerEvent, act.Action]:
-        return SimulatedDriver(
-            self._world, self.process, self.state, self._do, self._after_event, lambda: self.session.is_alive
-        )
-
-    def _take_in(self, event: act.ServerEvent) -> None:
-        self._driver.take_in(event)
 
     def _after_event(self) -> None:
         """Keep the epochs that began, as ``ServerService`` does, and check what is kept of transfers."""
@@ -295,7 +174,8 @@ class SimulatedServer:
             case act.ApplyStep():
                 self._apply(action)
             case act.Answer():
-                self._answer(action)
+                dropped = any(isinstance(outcome, Dropped) for _, outcome in action.outcomes)
+                self._answer(action, may_be_lost=not dropped)
             case act.Report():
                 if isinstance(action.event, ServerHolds):
                     self._witness.renews(action.event.spec.name, action.event.version)
@@ -320,72 +200,21 @@ class SimulatedServer:
                 limit = weight_buffers(action.spec) + self._world.config.weight_copies
                 self.stores[action.spec.name] = StoreDouble(limit, action.spec.rule)
 
-    # Frames out
-
-    def _grant(self, action: act.Grant) -> None:
-        line = self._lines[action.connection]
-        self.buffers.reserve(action.transfer, action.connection)
-        if not line.whole:
-            line.connection.send(End.NEAR, "GRANT", line.caller.granted)
-            return
-        for place, chunk in line.whole.items():
-            self.buffers.put(action.transfer, action.connection, place, chunk)
-        self.buffers.seal(action.transfer, action.connection)
-        self._take_in(act.PayloadReceived(transfer=action.transfer, connection=action.connection))
-
-    def _answer(self, action: act.Answer) -> None:
-        line = self._lines.get(action.connection)
-        if line is None:
-            return
-        line.transfer = None
-        outcomes = dict(action.outcomes)
-        dropped = any(isinstance(outcome, Dropped) for outcome in outcomes.values())
-        if not dropped and self._world.chance(self._world.config.faults.outcome_lost):
-            self._world.fault("outcome lost", action.outcomes)
-            line.connection.break_up()
-        line.connection.send(End.NEAR, "OUTCOME", lambda: line.caller.answered(outcomes))
-
-    def _refuse(self, action: act.Refuse) -> None:
-        line = self._lines.get(action.connection)
-        if line is not None:
-            line.transfer = None
-            line.get = None
-            line.connection.send(End.NEAR, "REFUSE", lambda: line.caller.refused(action.reason))
-
-    def _abandon(self, number: int) -> None:
-        line = self._lines.get(number)
-        if line is not None:
-            line.transfer = None
-            line.connection.close(End.FAR)
-
     def _serve(self, action: act.ServeModel) -> None:
-        line = self._lines.get(action.connection)
-        if line is None:
-            event = act.GetBroken(get=action.get, connection=action.connection, detail="the connection is gone")
-            self._take_in(event)
+        if action.connection not in self._lines:
+            self._cannot_send(action, "the connection is gone")
             return
         store = self.stores[action.model]
         held = store.acquire()
         assert held.version == action.version.number, f"{action} but the store is at {held.version}"
-        line.held = (store, held)
-        caller, size_bytes = line.caller, self.state.models[action.model].spec.layout.size_bytes
-        line.connection.send(End.NEAR, "MODEL", partial(caller.comes, action.version))
-        way = Way(source=self.host, destination=caller.process.host, towards=End.NEAR, pace_bps=action.rate_bps)
-        payload = Payload.whole((held.value,), size_bytes, caller.chunks)
-        Feed(line.connection, way, payload, caller.payload, lambda: self._served(line, action, store, held))
+        self._send_value(action, held.value, partial(store.release, held))
 
-    def _served(self, line: _Line, action: act.ServeModel, store: StoreDouble, held: Held) -> None:
-        store.release(held)
-        line.held = line.get = None
-        self._take_in(act.GetServed(get=action.get, connection=action.connection))
+    def _send_value(self, action: act.ServeModel, value: int, over: Callable[[], None]) -> None:
+        size_bytes = self.state.models[action.model].spec.layout.size_bytes
+        chunks = self._lines[action.connection].caller.chunks
+        self._send_model(action, Payload.whole((value,), size_bytes, chunks), over)
 
     # The store
-
-    def _forget(self, transfer: TransferId) -> None:
-        number = self.buffers.forget(transfer)
-        line = self._lines.get(number) if number is not None else None
-        filling = line is not None and line.transfer == transfer and line.connection.is_open
-        assert not filling, f"{transfer} lost its buffer while connection {number} was filling it"
 
     def _install(self, action: act.InstallInitial) -> None:
         image = self.buffers.image(action.update)

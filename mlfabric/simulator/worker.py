@@ -21,19 +21,19 @@ from mlfabric.protocol import (
     NewServer,
     PushRequested,
     Resume,
-    Tick,
     UpdateId,
     UpdateKind,
     Welcome,
 )
 from mlfabric.simulator.attempts import Attempts
-from mlfabric.simulator.calls import Book
+from mlfabric.simulator.driving import SimulatedDriver
 from mlfabric.simulator.keeping import SimulatedKept
 from mlfabric.simulator.motion import direction
 from mlfabric.simulator.processes import Process
+from mlfabric.simulator.receiving import Book
 from mlfabric.simulator.session import Listener, Session, SessionCallbacks
 from mlfabric.simulator.witness import Oddity, Truth, Witness
-from mlfabric.simulator.world import Timer, World
+from mlfabric.simulator.world import World
 from mlfabric.specs import NO_TERM, Member, Mode, ModelSpec, Role, Term
 from mlfabric.worker_daemon import actions as act
 from mlfabric.worker_daemon.state import DaemonState
@@ -63,7 +63,7 @@ class SimulatedWorker:
 
     def __init__(self, world: World, place: Place) -> None:
         self.place = place
-        self.state = DaemonState(place.name)
+        self.state = DaemonState(place.name, place.spec.shards)
         callbacks = SessionCallbacks(joining=self._joining, admitted=self._admitted, instructed=self._instructed)
         self.session = Session(world, place.scheduler, place.name, world.process(place.name, place.host), callbacks)
         self._world = world
@@ -78,7 +78,7 @@ class SimulatedWorker:
         self.kept = SimulatedKept(
             world, self.process, place.spec, place.book, truths, self._here.__contains__, self._take_in
         )
-        self._timer: Timer | None = None
+        self._driver = SimulatedDriver(world, self.session, self.state, self._do)
         self._seen = NO_TERM
 
     @property
@@ -106,6 +106,7 @@ class SimulatedWorker:
         """Break off whatever comes and goes."""
         self._attempts.stop()
         self.kept.break_off()
+        self._driver.close()
 
     # The session
 
@@ -217,24 +218,7 @@ class SimulatedWorker:
     # Events in, actions out
 
     def _take_in(self, event: act.DaemonEvent) -> None:
-        now_ns = self._world.now_ns + self.process.ahead_ns
-        actions = self.state.handle(event, now_ns)
-        self._world.note(f"{self.place.name} <-", event, "->", *actions)
-        self.state.validate()
-        for action in actions:
-            self._do(action)
-        due_ns = self.state.next_wakeup_ns()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if due_ns is not None:
-            delay_ns = max(0, due_ns - now_ns)
-            self._timer = self._world.later(delay_ns, "tick", self._wake_up, self.process)
-
-    def _wake_up(self) -> None:
-        self._timer = None
-        if self.is_alive:
-            self._take_in(Tick())
+        self._driver.take_in(event)
 
     def _do(self, action: act.Action) -> None:
         match action:
@@ -254,11 +238,6 @@ class SimulatedWorker:
                 after, value = self._lanes.pop(action.get), self._attempts.values.pop(action.get)
                 self.place.witness.delivers(action.get, self.place.spec.name, action.version, value, after)
                 self._compute(action.version)
-            case _:
-                self._do_more(action)
-
-    def _do_more(self, action: act.Action) -> None:
-        match action:
             case (
                 act.KeepCopy()
                 | act.FoldCopy()

@@ -12,7 +12,7 @@ from mlfabric.server.gate import Gate
 from mlfabric.server.hosted import HostedModel
 from mlfabric.server.state import ServerState
 from mlfabric.simulator import FaultRates, Simulation, SimulationConfig, Summary
-from mlfabric.simulator.parts import Checkpoint
+from mlfabric.simulator.double import Checkpoint
 from mlfabric.simulator.scheduler import SimulatedScheduler
 from mlfabric.simulator.worker import SimulatedWorker
 from mlfabric.worker_daemon.pushing import Pushing

@@ -1,0 +1,338 @@
+"""The ends of simulated data connections that take in, and what they do to the other ends: a method for each frame."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import field
+from functools import partial
+from typing import Any, Generic, NoReturn, TypeVar
+
+from mlfabric.aggregator.actions import HandModelOn
+from mlfabric.offers import (
+    Answer,
+    GetBroken,
+    GetServed,
+    Offered,
+    PayloadReceived,
+    Refuse,
+    SeedOffered,
+    TransferBroken,
+    Wanted,
+)
+from mlfabric.protocol import GetId, Instruction, ModelVersion, MonitorAt, Outcome, TransferId, UpdateId
+from mlfabric.server.actions import Grant, ServeModel
+from mlfabric.simulator.double import ReceiveBuffers
+from mlfabric.simulator.driving import SimulatedDriver, StateMachine
+from mlfabric.simulator.exact import Image
+from mlfabric.simulator.flows import Flows
+from mlfabric.simulator.lines import Connection, End
+from mlfabric.simulator.payloads import Feed, Payload, Way
+from mlfabric.simulator.processes import Process
+from mlfabric.simulator.session import Session
+from mlfabric.simulator.world import World
+from mlfabric.specs import NO_TERM, Member, Role, Term
+from mlfabric.values import dataclass
+
+__all__ = ["Book", "BufferedReceiver", "Caller", "Receiver"]
+
+GrantT = TypeVar("GrantT")
+
+
+def _unexpected(*frame: Any) -> NoReturn:
+    raise AssertionError(f"a frame came that was not asked for: {frame}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """What the end that opened a connection does on each frame.
+
+    Args:
+        process: that opened it.
+        refused: this transfer will not be.
+        granted: its bytes may come.
+        answered: what became of the updates in its transfer.
+        chunks: in how many a model is sent to it.
+        comes: a model of this version begins to arrive, in so many chunks.
+        payload: a chunk of the model.
+    """
+
+    process: Process
+    refused: Callable[[str], None]
+    granted: Callable[[], None] = _unexpected
+    answered: Callable[[dict[UpdateId, Outcome]], None] = _unexpected
+    chunks: int = 1
+    comes: Callable[[ModelVersion, int], None] = _unexpected
+    payload: Callable[[int, Image | None], None] = _unexpected
+
+
+@dataclass(slots=True, eq=False)
+class _Serving:
+    """A model that is being sent.
+
+    Args:
+        get: which asked for it.
+        source: the get that brings the model here, if it has to be brought.
+        over: called once at the end, good or bad.
+    """
+
+    get: GetId
+    source: GetId | None
+    over: Callable[[], None]
+
+
+@dataclass(slots=True, eq=False)
+class _Line(Generic[GrantT]):
+    """One connection and the transfer that it carries.
+
+    Args:
+        whole: the chunks of what is so small that it came with its offer.
+        grant: what may come now.
+    """
+
+    connection: Connection
+    caller: Caller
+    transfer: TransferId | None = None
+    get: GetId | None = None
+    whole: dict[int, Image | None] = field(default_factory=dict)
+    grant: GrantT | None = None
+    serving: _Serving | None = None
+
+
+class Receiver(ABC, Generic[GrantT]):
+    """The end that is connected to: a server, a replica or an aggregator; does what ``mlfabric/lines.py`` does.
+
+    Attributes:
+        chunks: in how many it takes what is sent to it.
+        session: its process's with the scheduler.
+    """
+
+    chunks = 1
+    session: Session
+
+    def __init__(self, world: World, flows: Flows, name: str, incarnation: int, address: str) -> None:
+        self.name = name
+        self.incarnation = incarnation
+        self.address = address
+        self._world = world
+        self._flows = flows
+        self._lines: dict[int, _Line[GrantT]] = {}
+        self._numbers = 0
+
+    @property
+    def process(self) -> Process:
+        """Return its process."""
+        return self.session.process
+
+    @property
+    def host(self) -> str:
+        """Return where it is."""
+        return self.process.host
+
+    @property
+    def is_alive(self) -> bool:
+        """Tell whether its process runs."""
+        return self.session.is_alive
+
+    def _member(self, role: Role, bps: int, seen: Term = NO_TERM) -> Member:
+        return Member(
+            name=self.name,
+            role=role,
+            incarnation=self.incarnation,
+            host=self.host,
+            address=self.address,
+            up_bps=bps,
+            down_bps=bps,
+            seen=seen,
+        )
+
+    def _drive(self, state: StateMachine, do: Callable[[Any], None], rested: Callable[[], None]) -> None:
+        self._driver = SimulatedDriver(self._world, self.session, state, do, rested)
+
+    def _take_in(self, event: object) -> None:
+        """Hand an event to the state machine and do what follows."""
+        self._driver.take_in(event)
+
+    def _end(self) -> None:
+        """Break every connection, and send no Tick any more: the process is gone, or is something else now."""
+        for line in self._lines.values():
+            line.connection.close(End.FAR)
+        self._lines.clear()
+        self._driver.close()
+
+    def _instructed(self, instruction: Instruction) -> None:
+        if not isinstance(instruction, MonitorAt):
+            self._take_in(instruction)
+
+    # Frames in
+
+    def connect(self, name: str, caller: Caller, broke: Callable[[], None]) -> Connection:
+        """Open a connection to it."""
+        self._numbers += 1
+        number = self._numbers
+
+        def ended(end: End) -> None:
+            if end is End.NEAR:
+                broke()
+            else:
+                self._broke(number, "it broke")
+
+        connection = Connection(self._world, self._flows, number, name, ended, caller.process, self.process)
+        self._lines[number] = _Line(connection, caller)
+        return connection
+
+    def offered(
+        self,
+        number: int,
+        transfer: TransferId,
+        ticket: bytes,
+        length: int,
+        digest: int,
+        whole: dict[int, Image | None],
+        seed: SeedOffered | None,
+    ) -> None:
+        """Read an OFFER frame; ``whole`` are the chunks of what is so small that it comes with its offer."""
+        line = self._lines[number]
+        line.transfer, line.whole = transfer, whole
+        event = Offered(connection=number, transfer=transfer, ticket=ticket, length=length, digest=digest, seed=seed)
+        self._take_in(event)
+
+    @abstractmethod
+    def payload(self, number: int, place: int, chunk: Image | None) -> None:
+        """Read a chunk of a payload."""
+
+    @abstractmethod
+    def sealed(self, number: int) -> None:
+        """Read the seal of a payload."""
+
+    def taken_back(self, number: int) -> None:
+        """Read a REFUSE frame: the sender takes its payload back, and the connection ends with it."""
+        self._fail(number, "a REFUSE frame came")
+
+    def wanted(self, number: int, get: GetId, ticket: bytes) -> None:
+        """Read a WANT frame."""
+        self._lines[number].get = get
+        self._take_in(Wanted(connection=number, get=get, ticket=ticket))
+
+    def _fail(self, number: int, detail: str) -> None:
+        """Close a connection whose other end cannot be served."""
+        self._lines[number].connection.close(End.FAR)
+        self._broke(number, detail)
+
+    def _broke(self, number: int, detail: str) -> None:
+        line = self._lines.pop(number, None)
+        if line is None:
+            return
+        if line.transfer is not None:
+            self._take_in(TransferBroken(transfer=line.transfer, connection=number, detail=detail))
+        get = line.get
+        if line.serving is not None:
+            line.serving.over()
+            get = line.serving.get
+        if get is not None:
+            self._take_in(GetBroken(get=get, connection=number, detail=detail))
+
+    # Frames out
+
+    def _answer(self, action: Answer, *, may_be_lost: bool = False) -> None:
+        if (line := self._ended(action.connection)) is not None:
+            if may_be_lost and self._world.chance(self._world.config.faults.outcome_lost):
+                self._world.fault("outcome lost", action.outcomes)
+                line.connection.break_up()
+            line.connection.send(End.NEAR, "OUTCOME", partial(line.caller.answered, dict(action.outcomes)))
+
+    def _refuse(self, action: Refuse) -> None:
+        if (line := self._ended(action.connection)) is not None:
+            line.connection.send(End.NEAR, "REFUSE", partial(line.caller.refused, action.reason))
+
+    def _abandon(self, number: int) -> None:
+        if self._ended(number) is not None:
+            self._fail(number, "it was closed at this end")
+
+    def _ended(self, number: int) -> _Line[GrantT] | None:
+        """Return a connection whose transfer has ended."""
+        line = self._lines.get(number)
+        if line is not None:
+            line.transfer = line.get = line.grant = None
+            line.whole = {}
+        return line
+
+    # Models
+
+    def _send_model(
+        self,
+        action: ServeModel | HandModelOn,
+        payload: Payload,
+        over: Callable[[], None],
+        source: GetId | None = None,
+    ) -> None:
+        """Send a model over a connection that is there, as it comes."""
+        line = self._lines[action.connection]
+        line.get, line.serving = None, _Serving(action.get, source, over)
+        line.connection.send(End.NEAR, "MODEL", partial(line.caller.comes, action.version, payload.count))
+        way = Way(source=self.host, destination=line.caller.process.host, towards=End.NEAR, pace_bps=action.rate_bps)
+        Feed(line.connection, way, payload, line.caller.payload, partial(self._sent_model, action))
+
+    def _sent_model(self, action: ServeModel | HandModelOn) -> None:
+        line = self._lines[action.connection]
+        assert line.serving is not None, f"{action} was carried out"
+        line.serving.over()
+        line.serving = None
+        self._take_in(GetServed(get=action.get, connection=action.connection))
+
+    def _cannot_send(self, action: ServeModel | HandModelOn, detail: str) -> None:
+        self._take_in(GetBroken(get=action.get, connection=action.connection, detail=detail))
+
+
+class BufferedReceiver(Receiver[Grant]):
+    """One that takes every transfer in a buffer of its own."""
+
+    def __init__(self, world: World, flows: Flows, name: str, incarnation: int, address: str) -> None:
+        super().__init__(world, flows, name, incarnation, address)
+        self.buffers = ReceiveBuffers()
+
+    def payload(self, number: int, place: int, chunk: Image | None) -> None:
+        """Read a chunk of a payload."""
+        transfer = self._lines[number].transfer
+        assert transfer is not None, "a payload came that was not granted"
+        self.buffers.put(transfer, number, place, chunk)
+
+    def sealed(self, number: int) -> None:
+        """Read the seal of a payload."""
+        transfer = self._lines[number].transfer
+        assert transfer is not None, "a seal came for what was not granted"
+        self.buffers.seal(transfer, number)
+        self._take_in(PayloadReceived(transfer=transfer, connection=number))
+
+    def _grant(self, action: Grant) -> None:
+        line = self._lines[action.connection]
+        self.buffers.reserve(action.transfer, action.connection)
+        if not line.whole:
+            line.connection.send(End.NEAR, "GRANT", line.caller.granted)
+            return
+        for place, chunk in line.whole.items():
+            self.payload(action.connection, place, chunk)
+        self.sealed(action.connection)
+
+    def _forget(self, transfer: TransferId) -> None:
+        number = self.buffers.forget(transfer)
+        line = self._lines.get(number) if number is not None else None
+        filling = line is not None and line.transfer == transfer and line.connection.is_open
+        assert not filling, f"{transfer} lost its buffer while connection {number} was filling it"
+
+
+class Book:
+    """Who answers at which address: a process that is gone does not."""
+
+    def __init__(self) -> None:
+        self._receivers: dict[str, Receiver[Any]] = {}
+
+    def add(self, address: str, receiver: Receiver[Any]) -> None:
+        """Enter a new process."""
+        assert address not in self._receivers, f"{address} was given twice"
+        self._receivers[address] = receiver
+
+    def find(self, address: str) -> Receiver[Any] | None:
+        """Return who answers."""
+        receiver = self._receivers.get(address)
+        return receiver if receiver is not None and receiver.is_alive else None
