@@ -20,14 +20,14 @@ from mlfabric.protocol import (
     SumId,
     Welcome,
 )
+from mlfabric.simulator.calls import Calls
 from mlfabric.simulator.errands import Errands
 from mlfabric.simulator.exact import Image
-from mlfabric.simulator.flows import Flows
 from mlfabric.simulator.lines import End
 from mlfabric.simulator.payloads import CHUNKS, Adding, Payload
-from mlfabric.simulator.receiving import Book, Receiver
-from mlfabric.simulator.session import Listener, Session, SessionCallbacks
-from mlfabric.simulator.world import World
+from mlfabric.simulator.receiving import Receiver
+from mlfabric.simulator.session import Session, SessionCallbacks
+from mlfabric.simulator.surroundings import Surroundings
 from mlfabric.specs import ModelSpec, Role
 
 __all__ = ["SimulatedAggregator"]
@@ -38,21 +38,20 @@ class SimulatedAggregator(Receiver[act.Grant]):
 
     chunks = CHUNKS
 
-    def __init__(
-        self, world: World, flows: Flows, scheduler: Listener, book: Book, name: str, incarnation: int, host: str
-    ) -> None:
-        super().__init__(world, flows, name, incarnation, f"{name}, process {incarnation}")
+    def __init__(self, around: Surroundings, name: str, incarnation: int, host: str) -> None:
+        super().__init__(around, name, incarnation, f"{name}, process {incarnation}")
+        world = around.world
         budget = world.config.sum_updates * world.config.model_bytes
         self.state = AggregatorState(AggregatorConfig(name=name, memory_budget_bytes=budget))
         self.sums: dict[SumId, Adding] = {}
         self.models: dict[GetId, Payload] = {}
         self.handed_on = 0
         callbacks = SessionCallbacks(joining=self._joining, admitted=self._admitted, instructed=self._instructed)
-        self.session = Session(world, scheduler, name, world.process(name, host), callbacks)
-        self._errands = Errands(world, self.process, book, self._take_in)
+        self.session = Session(world, around.scheduler, name, world.process(name, host), callbacks)
+        self._errands = Errands(Calls(world, self.process, around.book), self._take_in)
         self._drive(self.state, self._do, self._check_memory)
-        flows.add_host(host)
-        book.add(self.address, self)
+        around.flows.add_host(host)
+        around.book.add(self.address, self)
 
     def die(self) -> None:
         """End the process: every connection breaks."""

@@ -13,10 +13,8 @@ from mlfabric.protocol import Dropped, DropReason, Fetch, GetId, ModelVersion, O
 from mlfabric.simulator.calls import Calls, Offer
 from mlfabric.simulator.exact import Image, joined
 from mlfabric.simulator.payloads import Payload
-from mlfabric.simulator.processes import Process
-from mlfabric.simulator.receiving import Book, Caller
+from mlfabric.simulator.receiving import Caller
 from mlfabric.simulator.witness import Oddity, Truth
-from mlfabric.simulator.world import World
 from mlfabric.specs import Layout
 from mlfabric.worker_daemon import actions as act
 
@@ -27,28 +25,24 @@ class Attempts:
     """Every attempt under way, by its ticket.
 
     Args:
-        process: the worker's.
-        layout: the model's.
-        book: who answers where.
+        calls: the worker's.
+        layout_of: returns that of an update's model, or of its part.
         truths: what each update is.
         take_in: where events for the state machine go.
     """
 
     def __init__(
         self,
-        world: World,
-        process: Process,
-        layout: Layout,
-        book: Book,
+        calls: Calls[bytes],
+        layout_of: Callable[[UpdateId], Layout],
         truths: dict[UpdateId, Truth],
         take_in: Callable[[act.DaemonEvent], None],
     ) -> None:
         self.values: dict[GetId, int] = {}
-        self._layout = layout
+        self._layout_of = layout_of
         self._truths = truths
         self._take_in = take_in
-        self._calls = Calls[bytes](world, process, book)
-        self.stop = self._calls.break_off
+        self._calls = calls
 
     def _over(self, ticket: bytes, event: act.DaemonEvent) -> None:
         self._calls.over(ticket)
@@ -56,7 +50,7 @@ class Attempts:
 
     def send(self, plan: Send) -> None:
         """Try to push an update."""
-        truth, size_bytes = self._truths[plan.update], self._layout.size_bytes
+        truth, layout = self._truths[plan.update], self._layout_of(plan.update)
         is_changed = truth.oddity is Oddity.CHANGED
         image = None if truth.oddity is Oddity.INFINITE else (truth.step,)
 
@@ -77,9 +71,9 @@ class Attempts:
         offered = Offer(
             transfer=plan.update,
             ticket=plan.ticket,
-            payload=partial(Payload.whole, image, size_bytes),
-            digest=self._layout.digest + (truth.oddity is Oddity.LAYOUT),
-            travels_whole=size_bytes <= WITH_OFFER_BYTES and not is_changed,
+            payload=partial(Payload.whole, image, layout.size_bytes),
+            digest=layout.digest + (truth.oddity is Oddity.LAYOUT),
+            travels_whole=layout.size_bytes <= WITH_OFFER_BYTES and not is_changed,
             rate_bps=plan.rate_bps,
         )
         self._calls.offer(plan.ticket, plan.address, offered, answered, broke, left)

@@ -14,7 +14,8 @@ from mlfabric.protocol import GetId, Outcome, TransferId, UpdateId
 from mlfabric.simulator.lines import Connection, End
 from mlfabric.simulator.payloads import Feed, Payload, Way
 from mlfabric.simulator.processes import Process
-from mlfabric.simulator.receiving import Book, Caller, Receiver
+from mlfabric.simulator.receiving import Caller, Receiver
+from mlfabric.simulator.surroundings import Book
 from mlfabric.simulator.world import Timer, World
 from mlfabric.values import dataclass
 

@@ -13,9 +13,7 @@ from mlfabric.protocol import GetId, HandOn, ModelVersion, Outcome, SumId, Updat
 from mlfabric.simulator.calls import Calls, Offer
 from mlfabric.simulator.exact import Image
 from mlfabric.simulator.payloads import CHUNKS, Payload
-from mlfabric.simulator.processes import Process
-from mlfabric.simulator.receiving import Book, Caller
-from mlfabric.simulator.world import World
+from mlfabric.simulator.receiving import Caller
 
 __all__ = ["Errands"]
 
@@ -39,15 +37,12 @@ class Errands:
     """Everything that one aggregator sends or fetches by itself.
 
     Args:
-        process: the aggregator's.
-        book: who answers where.
+        calls: the aggregator's.
         take_in: where events for the state machine go.
     """
 
-    def __init__(
-        self, world: World, process: Process, book: Book, take_in: Callable[[act.AggregatorEvent], None]
-    ) -> None:
-        self._calls = Calls[SumId | GetId](world, process, book)
+    def __init__(self, calls: Calls[SumId | GetId], take_in: Callable[[act.AggregatorEvent], None]) -> None:
+        self._calls = calls
         self._take_in = take_in
         self._sums: dict[SumId, _Sealing] = {}
         self.give_up, self.break_off = self._calls.give_up, self._calls.break_off

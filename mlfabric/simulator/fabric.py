@@ -15,10 +15,10 @@ from mlfabric.simulator.part_server import PartServer
 from mlfabric.simulator.part_witness import PartWitness
 from mlfabric.simulator.part_worker import PartWorker
 from mlfabric.simulator.processes import Process
-from mlfabric.simulator.receiving import Book
 from mlfabric.simulator.replica import SimulatedReplica
 from mlfabric.simulator.scheduler import SimulatedScheduler
 from mlfabric.simulator.server import SimulatedServer
+from mlfabric.simulator.surroundings import Book, Surroundings
 from mlfabric.simulator.witness import Witness
 from mlfabric.simulator.worker import Place, SimulatedWorker
 from mlfabric.simulator.world import STORY_LINES, World
@@ -42,7 +42,7 @@ class Fabric:
     flows: Flows = field(init=False)
     witness: Witness = field(init=False)
     scheduler: SimulatedScheduler = field(init=False)
-    book: Book = field(init=False)
+    around: Surroundings = field(init=False)
     servers: dict[str, SimulatedServer] = field(init=False)
     followers: Followers = field(init=False)
     aggregators: list[SimulatedAggregator] = field(init=False)
@@ -54,26 +54,26 @@ class Fabric:
         self.flows = Flows(self.world)
         self.witness = Witness() if config.shards == 1 else PartWitness(config.shards)
         self.scheduler = SimulatedScheduler(self.world, self.witness)
-        self.book = Book()
+        self.around = Surroundings(self.world, self.flows, self.scheduler, self.witness, Book())
         self.servers = {name: self._server(name) for name in (f"server-{i}" for i in range(config.servers))}
-        self.followers = Followers(self.world, self.flows, self.scheduler, self.witness, self.book, self.servers)
+        self.followers = Followers(self.around, self.servers)
         self.aggregators = [self.aggregator(i, 1) for i in range(config.aggregators)]
         self.workers = [self.worker(i, 1) for i in range(config.workers)]
 
     def _server(self, name: str) -> SimulatedServer:
         server = self._of_kind(name)
-        self.book.add(name, server)
+        self.around.book.add(name, server)
         return server
 
     def _of_kind(self, name: str) -> SimulatedServer:
         kind = SimulatedServer if self.config.shards == 1 else PartServer
-        return kind(self.world, self.flows, self.scheduler, self.witness, self.book, name)
+        return kind(self.around, name)
 
     def aggregator(self, number: int, incarnation: int) -> SimulatedAggregator:
         """Return a new process of an aggregator."""
         name, neighbour = f"aggregator-{number}", f"worker-{number % self.config.workers}"
         host = f"host of {neighbour if self.config.beside_workers else name}"
-        return SimulatedAggregator(self.world, self.flows, self.scheduler, self.book, name, incarnation, host)
+        return SimulatedAggregator(self.around, name, incarnation, host)
 
     def worker(self, number: int, incarnation: int, job: JobClaim | None = None) -> SimulatedWorker:
         """Return a new process of a worker, of the first job unless another one is given."""
@@ -98,7 +98,7 @@ class Fabric:
             host=host,
             spec=spec,
             scheduler=self.scheduler,
-            book=self.book,
+            book=self.around.book,
             witness=self.witness,
             job=job or JobClaim(job="job 0", keep=not config.faults.job_hz),
         )
@@ -108,7 +108,7 @@ class Fabric:
         """Return a new process of a server, which goes on from checkpoints."""
         new = self._of_kind(former.name)
         new.resume(former, f"{former.name} of incarnation {former.incarnation + 1}", checkpoints)
-        self.book.add(new.address, new)
+        self.around.book.add(new.address, new)
         self.servers[new.name] = new
         return new
 

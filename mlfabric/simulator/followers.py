@@ -8,14 +8,10 @@ from mlfabric.scheduler.replica_sending import Phase
 from mlfabric.scheduler.state import SchedulerState
 from mlfabric.server.replica_actions import TakeOver
 from mlfabric.simulator.deposed import DeposedWitness
-from mlfabric.simulator.flows import Flows
 from mlfabric.simulator.promoted import PromotedServer
-from mlfabric.simulator.receiving import Book
 from mlfabric.simulator.replica import SimulatedReplica
-from mlfabric.simulator.scheduler import SimulatedScheduler
 from mlfabric.simulator.server import SimulatedServer
-from mlfabric.simulator.witness import Witness
-from mlfabric.simulator.world import World
+from mlfabric.simulator.surroundings import Surroundings
 
 __all__ = ["Followers"]
 
@@ -27,32 +23,20 @@ SAME_NAME, ANOTHER_NAME, AFTER_LONG = 0.55, 0.75, 0.9
 class Followers:
     """The replica of each server that has one; ``living`` maps the server to it."""
 
-    def __init__(
-        self,
-        world: World,
-        flows: Flows,
-        scheduler: SimulatedScheduler,
-        witness: Witness,
-        book: Book,
-        servers: dict[str, SimulatedServer],
-    ) -> None:
-        self._world = world
-        self._flows = flows
-        self._scheduler = scheduler
-        self._witness = witness
-        self._book = book
+    def __init__(self, around: Surroundings, servers: dict[str, SimulatedServer]) -> None:
+        self._around = around
+        self._world = around.world
+        self._witness = around.witness
         self._servers = servers
         self._born = 0
         self._deposed: list[SimulatedServer] = []
-        names = list(servers)[: world.config.replicas]
+        names = list(servers)[: around.world.config.replicas]
         self.living = {name: self._new(f"replica-{i}", name) for i, name in enumerate(names)}
 
     def _new(self, name: str, server: str) -> SimulatedReplica:
         self._born += 1
-        replica = SimulatedReplica(
-            self._world, self._flows, self._scheduler, self._witness, name, self._born, server, self._take_over
-        )
-        self._book.add(replica.address, replica)
+        replica = SimulatedReplica(self._around, name, self._born, server, self._take_over)
+        self._around.book.add(replica.address, replica)
         return replica
 
     def start(self) -> None:
@@ -101,17 +85,13 @@ class Followers:
             replica.heir.die()
         self._born += 1
         heir = PromotedServer(
-            self._world,
-            self._flows,
-            self._scheduler,
-            self._witness,
-            self._book,
+            self._around,
             replica,
             self._servers[action.server].incarnation + self._born,
             action,
             partial(self._begun, replica),
         )
-        self._book.add(heir.address, heir)
+        self._around.book.add(heir.address, heir)
         replica.heir = heir
         heir.session.join()
 
@@ -132,7 +112,7 @@ class Followers:
         former.depose(DeposedWitness(self._witness))
         self._deposed.append(former)
         # One that has never heard of the former server knows nothing of what that may have committed and not told.
-        is_blind = former.state.epoch < self._scheduler.epoch
+        is_blind = former.state.epoch < self._around.scheduler.epoch
         self._servers[heir.name] = heir
         for held in heir.holds:
             made = [entry.under(held.version.epoch) for entry in replica.foretold[held.spec.name]]

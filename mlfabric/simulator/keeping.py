@@ -10,10 +10,7 @@ from mlfabric.protocol import Outcome, Replicate, SumId, TransferId, UpdateId
 from mlfabric.simulator.calls import Calls, Offer
 from mlfabric.simulator.exact import Image, added, carried, own_step
 from mlfabric.simulator.payloads import Payload
-from mlfabric.simulator.processes import Process
-from mlfabric.simulator.receiving import Book
 from mlfabric.simulator.witness import Oddity, Truth
-from mlfabric.simulator.world import World
 from mlfabric.specs import ModelSpec
 from mlfabric.worker_daemon import actions as act
 
@@ -24,9 +21,8 @@ class SimulatedKept:
     """Copies, the window, what is frozen, and every attempt to send one of them.
 
     Args:
-        process: the worker's.
+        calls: the worker's.
         spec: of the model.
-        book: who answers where.
         truths: what each update is.
         is_here: tells whether the worker still has an update's tensors.
         take_in: where events for the state machine go.
@@ -34,10 +30,8 @@ class SimulatedKept:
 
     def __init__(
         self,
-        world: World,
-        process: Process,
+        calls: Calls[TransferId],
         spec: ModelSpec,
-        book: Book,
         truths: Mapping[UpdateId, Truth],
         is_here: Callable[[UpdateId], bool],
         take_in: Callable[[act.DaemonEvent], None],
@@ -49,8 +43,7 @@ class SimulatedKept:
         self._copies: dict[UpdateId, int] = {}
         self._frozen: dict[TransferId, Image] = {}
         self._window: Image | None = None
-        self._calls = Calls[TransferId](world, process, book)
-        self.break_off = self._calls.break_off
+        self._calls = calls
 
     @property
     def copies(self) -> set[UpdateId]:

@@ -15,7 +15,7 @@ from mlfabric.simulator.flows import Flow, Flows
 from mlfabric.simulator.processes import NATURE, Process
 from mlfabric.simulator.world import Timer, World
 
-__all__ = ["Connection", "End", "Stream"]
+__all__ = ["Connection", "End", "Line", "Stream"]
 
 
 class End(Enum):
@@ -35,7 +35,7 @@ class End(Enum):
 BOTH = (End.NEAR, End.FAR)
 
 
-class _Line:
+class Line:
     """Ordered messages between two ends until it breaks or is closed."""
 
     def __init__(self, world: World, name: str, broke: Callable[[End], None], near: Process, far: Process) -> None:
@@ -107,7 +107,7 @@ class _Line:
             self._broke(end)
 
 
-class Stream(_Line):
+class Stream(Line):
     """A member's stream with the scheduler; some messages arrive twice."""
 
     def tell(self, towards: End, what: str, action: Callable[[], None]) -> None:
@@ -117,7 +117,7 @@ class Stream(_Line):
             self.send(towards, what + " (again)", action)
 
 
-class Connection(_Line):
+class Connection(Line):
     """One transfer's data connection; ``number`` is the server's name for it."""
 
     def __init__(

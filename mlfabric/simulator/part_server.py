@@ -8,12 +8,8 @@ from mlfabric.protocol import GetId, ModelVersion, TransferId, UpdateId, UpdateK
 from mlfabric.server import actions as act
 from mlfabric.simulator.double import Checkpoint, Held, StoreDouble
 from mlfabric.simulator.exact import Image
-from mlfabric.simulator.flows import Flows
-from mlfabric.simulator.receiving import Book
 from mlfabric.simulator.server import CHECKPOINT_EVERY, STEP_NS, SimulatedServer
-from mlfabric.simulator.session import Listener
-from mlfabric.simulator.witness import Witness
-from mlfabric.simulator.world import World
+from mlfabric.simulator.surroundings import Surroundings
 
 __all__ = ["PartServer"]
 
@@ -21,10 +17,8 @@ __all__ = ["PartServer"]
 class PartServer(SimulatedServer):
     """One server."""
 
-    def __init__(
-        self, world: World, flows: Flows, scheduler: Listener, witness: Witness, book: Book, name: str
-    ) -> None:
-        super().__init__(world, flows, scheduler, witness, book, name)
+    def __init__(self, around: Surroundings, name: str) -> None:
+        super().__init__(around, name)
         self.common: dict[ModelVersion, list[Checkpoint]] = {}
         self._pinned: dict[GetId, tuple[StoreDouble, Held]] = {}
         self._preparing: dict[str, tuple[UpdateId, ...]] = {}

@@ -5,22 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mlfabric.protocol import (
-    Fetch,
     GetId,
     GetRequested,
     MemberEvent,
     ModelVersion,
     PushRequested,
-    Send,
     UpdateId,
     UpdateKind,
     Welcome,
 )
-from mlfabric.simulator.attempts import Attempts
 from mlfabric.simulator.part_witness import PartWitness
 from mlfabric.simulator.witness import Oddity, Truth
 from mlfabric.simulator.worker import Place, SimulatedWorker
 from mlfabric.simulator.world import World
+from mlfabric.specs import Layout
 from mlfabric.worker_daemon import actions as act
 
 __all__ = ["PartWorker"]
@@ -36,25 +34,12 @@ class PartWorker(SimulatedWorker):
         super().__init__(world, place)
         self._shards = place.spec.shards
         self._specs = [place.spec.of_shard(shard) for shard in range(self._shards)]
-        truths = place.witness.truths
-        self._of_parts = [
-            Attempts(world, self.process, spec.layout, place.book, truths, self._take_in) for spec in self._specs
-        ]
 
     @property
     def _parts_witness(self) -> PartWitness:
         witness = self.place.witness
         assert isinstance(witness, PartWitness), "a model that is cut has a witness of its parts"
         return witness
-
-    def die(self) -> None:
-        """End the process: every connection breaks."""
-        super().die()
-        self._stop_transfers()
-
-    def _stop_transfers(self) -> None:
-        for attempts in self._of_parts:
-            attempts.stop()
 
     # The session
 
@@ -63,6 +48,9 @@ class PartWorker(SimulatedWorker):
         return super()._admitted(welcome)
 
     # Training
+
+    def _layout_of(self, update: UpdateId) -> Layout:
+        return self._specs[update.counter % self._shards].layout
 
     def _get(self, after: UpdateId | None) -> None:
         first = self._gets * self._shards
@@ -100,18 +88,8 @@ class PartWorker(SimulatedWorker):
 
     # Actions out
 
-    def _attempts_of(self, plan: Send | Fetch) -> Attempts:
-        request = plan.update if isinstance(plan, Send) else plan.get
-        return self._of_parts[request.counter % self._shards]
-
     def _do(self, action: act.Action) -> None:
         match action:
-            case act.StartSend():
-                self._attempts_of(action.plan).send(action.plan)
-            case act.StartFetch():
-                self._attempts_of(action.plan).fetch(action.plan)
-            case act.StopTransfers():
-                self._stop_transfers()
             case act.Settle():
                 self._parts_witness.learns_parts(self._parts_witness.push_of(action.update), action.outcome)
                 self._leave_if_done()
@@ -125,6 +103,6 @@ class PartWorker(SimulatedWorker):
     def _deliver(self, action: act.Deliver) -> None:
         after, first = self._lanes.pop(action.get), action.get
         gets = [first._replace(counter=first.counter + shard) for shard in range(self._shards)]
-        values = [attempts.values.pop(get) for attempts, get in zip(self._of_parts, gets, strict=True)]
+        values = [self._attempts.values.pop(get) for get in gets]
         self._parts_witness.delivers_parts(action.get, self.place.spec.name, action.version, values, after)
         self._compute(action.version)

@@ -9,13 +9,9 @@ from mlfabric.server.replica_actions import TakeOver
 from mlfabric.server.serving import weight_buffers
 from mlfabric.server.state import ServerState
 from mlfabric.simulator.double import StoreDouble
-from mlfabric.simulator.flows import Flows
-from mlfabric.simulator.receiving import Book
 from mlfabric.simulator.replica import SimulatedReplica
 from mlfabric.simulator.server import SimulatedServer
-from mlfabric.simulator.session import Listener
-from mlfabric.simulator.witness import Witness
-from mlfabric.simulator.world import World
+from mlfabric.simulator.surroundings import Surroundings
 
 __all__ = ["PromotedServer"]
 
@@ -32,17 +28,13 @@ class PromotedServer(SimulatedServer):
 
     def __init__(
         self,
-        world: World,
-        flows: Flows,
-        scheduler: Listener,
-        witness: Witness,
-        book: Book,
+        around: Surroundings,
         replica: SimulatedReplica,
         incarnation: int,
         action: TakeOver,
         begun: Callable[[PromotedServer], None],
     ) -> None:
-        super().__init__(world, flows, scheduler, witness, book, action.server, replica.process)
+        super().__init__(around, action.server, replica.process)
         self.promoted = self.succeeds = replica.name
         self.incarnation = incarnation
         self.address = f"{replica.address}, as {action.server}, process {incarnation}"
@@ -53,7 +45,7 @@ class PromotedServer(SimulatedServer):
         for held in action.holds:
             version, weights = replica.stores[held.spec.name]
             assert version == held.version.number, f"{replica.name} is at version {version}; it takes over {held}"
-            limit = weight_buffers(held.spec) + world.config.weight_copies
+            limit = weight_buffers(held.spec) + self._world.config.weight_copies
             store = self.stores[held.spec.name] = StoreDouble(limit, held.spec.rule)
             store.resume(version, weights)
         self._drive(self.state, self._do, self._after_event)

@@ -25,16 +25,15 @@ from mlfabric.server.actions import Grant, ServeModel
 from mlfabric.simulator.double import ReceiveBuffers
 from mlfabric.simulator.driving import SimulatedDriver, StateMachine
 from mlfabric.simulator.exact import Image
-from mlfabric.simulator.flows import Flows
 from mlfabric.simulator.lines import Connection, End
 from mlfabric.simulator.payloads import Feed, Payload, Way
 from mlfabric.simulator.processes import Process
 from mlfabric.simulator.session import Session
-from mlfabric.simulator.world import World
+from mlfabric.simulator.surroundings import Surroundings
 from mlfabric.specs import NO_TERM, Member, Role, Term
 from mlfabric.values import dataclass
 
-__all__ = ["Book", "BufferedReceiver", "Caller", "Receiver"]
+__all__ = ["BufferedReceiver", "Caller", "Receiver"]
 
 GrantT = TypeVar("GrantT")
 
@@ -110,12 +109,12 @@ class Receiver(ABC, Generic[GrantT]):
     chunks = 1
     session: Session
 
-    def __init__(self, world: World, flows: Flows, name: str, incarnation: int, address: str) -> None:
+    def __init__(self, around: Surroundings, name: str, incarnation: int, address: str) -> None:
         self.name = name
         self.incarnation = incarnation
         self.address = address
-        self._world = world
-        self._flows = flows
+        self._around = around
+        self._world = around.world
         self._lines: dict[int, _Line[GrantT]] = {}
         self._numbers = 0
 
@@ -177,7 +176,7 @@ class Receiver(ABC, Generic[GrantT]):
             else:
                 self._broke(number, "it broke")
 
-        connection = Connection(self._world, self._flows, number, name, ended, caller.process, self.process)
+        connection = Connection(self._world, self._around.flows, number, name, ended, caller.process, self.process)
         self._lines[number] = _Line(connection, caller)
         return connection
 
@@ -287,8 +286,8 @@ class Receiver(ABC, Generic[GrantT]):
 class BufferedReceiver(Receiver[Grant]):
     """One that takes every transfer in a buffer of its own."""
 
-    def __init__(self, world: World, flows: Flows, name: str, incarnation: int, address: str) -> None:
-        super().__init__(world, flows, name, incarnation, address)
+    def __init__(self, around: Surroundings, name: str, incarnation: int, address: str) -> None:
+        super().__init__(around, name, incarnation, address)
         self.buffers = ReceiveBuffers()
 
     def payload(self, number: int, place: int, chunk: Image | None) -> None:
@@ -319,20 +318,3 @@ class BufferedReceiver(Receiver[Grant]):
         line = self._lines.get(number) if number is not None else None
         filling = line is not None and line.transfer == transfer and line.connection.is_open
         assert not filling, f"{transfer} lost its buffer while connection {number} was filling it"
-
-
-class Book:
-    """Who answers at which address: a process that is gone does not."""
-
-    def __init__(self) -> None:
-        self._receivers: dict[str, Receiver[Any]] = {}
-
-    def add(self, address: str, receiver: Receiver[Any]) -> None:
-        """Enter a new process."""
-        assert address not in self._receivers, f"{address} was given twice"
-        self._receivers[address] = receiver
-
-    def find(self, address: str) -> Receiver[Any] | None:
-        """Return who answers."""
-        receiver = self._receivers.get(address)
-        return receiver if receiver is not None and receiver.is_alive else None

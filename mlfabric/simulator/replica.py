@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from mlfabric.protocol import (
     Following,
@@ -42,25 +42,19 @@ from mlfabric.simulator.exact import (
     own_step,
     single_step,
 )
-from mlfabric.simulator.flows import Flows
 from mlfabric.simulator.payloads import CHUNKS
 from mlfabric.simulator.receiving import BufferedReceiver
-from mlfabric.simulator.session import Listener, Session, SessionCallbacks
-from mlfabric.simulator.witness import MadeVersion, Witness
-from mlfabric.simulator.world import World
+from mlfabric.simulator.session import Session, SessionCallbacks
+from mlfabric.simulator.surroundings import Surroundings
+from mlfabric.simulator.witness import MadeVersion
 from mlfabric.specs import Role
+
+if TYPE_CHECKING:
+    from mlfabric.simulator.promoted import PromotedServer
 
 __all__ = ["SimulatedReplica"]
 
 STEP_NS = 1_000_000
-
-
-class Heir(Protocol):
-    """The server that a replica's process is about to be."""
-
-    def die(self) -> None:
-        """Be none."""
-        ...
 
 
 class SimulatedReplica(BufferedReceiver):
@@ -70,29 +64,27 @@ class SimulatedReplica(BufferedReceiver):
 
     def __init__(
         self,
-        world: World,
-        flows: Flows,
-        scheduler: Listener,
-        witness: Witness,
+        around: Surroundings,
         name: str,
         incarnation: int,
         server: str,
         take_over: Callable[[SimulatedReplica, TakeOver], None],
     ) -> None:
-        super().__init__(world, flows, name, incarnation, f"{name}, process {incarnation}")
+        super().__init__(around, name, incarnation, f"{name}, process {incarnation}")
         self.server = server
         self.state = ReplicaState(name)
         self.stores: dict[str, tuple[int, Weights]] = {}
         callbacks = SessionCallbacks(joining=self._joining, admitted=self._admitted, instructed=self._instructed)
-        self.session = Session(world, scheduler, name, world.process(name, f"host of {name}"), callbacks)
-        self._witness = witness
+        process = around.world.process(name, f"host of {name}")
+        self.session = Session(around.world, around.scheduler, name, process, callbacks)
+        self._witness = around.witness
         self._take_over = take_over
-        self.heir: Heir | None = None
+        self.heir: PromotedServer | None = None
         self.foretold: dict[str, list[MadeVersion]] = defaultdict(list)
         self._running: Counter[str] = Counter()
         self._ending: dict[str, act.FreeStore] = {}
         self._drive(self.state, self._do, self._look)
-        flows.add_host(self.host)
+        around.flows.add_host(self.host)
 
     def die(self) -> None:
         """End the process: every connection breaks."""

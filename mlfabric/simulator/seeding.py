@@ -18,8 +18,6 @@ from mlfabric.simulator.calls import Calls, Offer
 from mlfabric.simulator.exact import Weights
 from mlfabric.simulator.motion import Motion
 from mlfabric.simulator.payloads import Payload
-from mlfabric.simulator.processes import Process
-from mlfabric.simulator.receiving import Book
 from mlfabric.simulator.world import Timer, World
 
 __all__ = ["Copy", "SimulatedSeeder", "Turns"]
@@ -77,17 +75,16 @@ class SimulatedSeeder:
     """Sends one seed of each model at a time, again and again until the replica has it.
 
     Args:
-        process: the server's.
-        book: who answers where.
+        calls: the server's.
         turns: of the server's models.
         copied: copies a model, and tells the state machine.
     """
 
-    def __init__(self, world: World, process: Process, book: Book, turns: Turns, copied: Callable[[str], Copy]) -> None:
+    def __init__(self, world: World, calls: Calls[str], turns: Turns, copied: Callable[[str], Copy]) -> None:
         self._world = world
         self._turns = turns
         self._copied = copied
-        self._calls = Calls[str](world, process, book)
+        self._calls = calls
         self._orders: dict[str, Seed] = {}
         self._timers: dict[str, Timer] = {}
 

@@ -26,15 +26,15 @@ from mlfabric.server import actions as act
 from mlfabric.server.serving import weight_buffers
 from mlfabric.server.state import ServerConfig, ServerState
 from mlfabric.server.transfers import IncomingTransfer
+from mlfabric.simulator.calls import Calls
 from mlfabric.simulator.double import Checkpoint, StoreDouble, refusal_of
-from mlfabric.simulator.flows import Flows
 from mlfabric.simulator.payloads import Payload
 from mlfabric.simulator.processes import Process
-from mlfabric.simulator.receiving import Book, BufferedReceiver
+from mlfabric.simulator.receiving import BufferedReceiver
 from mlfabric.simulator.seeding import Copy, SimulatedSeeder, Turns
-from mlfabric.simulator.session import Listener, Session, SessionCallbacks
+from mlfabric.simulator.session import Session, SessionCallbacks
+from mlfabric.simulator.surroundings import Surroundings
 from mlfabric.simulator.witness import Witness
-from mlfabric.simulator.world import World
 from mlfabric.specs import NO_TERM, Role, Term
 
 __all__ = ["SimulatedServer"]
@@ -50,17 +50,9 @@ class SimulatedServer(BufferedReceiver):
         process: that it is in; None for a new one.
     """
 
-    def __init__(
-        self,
-        world: World,
-        flows: Flows,
-        scheduler: Listener,
-        witness: Witness,
-        book: Book,
-        name: str,
-        process: Process | None = None,
-    ) -> None:
-        super().__init__(world, flows, name, incarnation=1, address=name)
+    def __init__(self, around: Surroundings, name: str, process: Process | None = None) -> None:
+        super().__init__(around, name, incarnation=1, address=name)
+        world = around.world
         budget = world.config.receive_updates * world.config.model_bytes
         copies = world.config.weight_copies
         self.state = ServerState(ServerConfig(name=name, receive_budget_bytes=budget, weight_copies=copies))
@@ -72,17 +64,17 @@ class SimulatedServer(BufferedReceiver):
             joining=self._joining, admitted=self._admitted, instructed=self._instructed, refused=self._refused
         )
         process = process or world.process(name, f"host of {name}")
-        self.session = Session(world, scheduler, name, process, callbacks)
-        self._witness = witness
+        self.session = Session(world, around.scheduler, name, process, callbacks)
+        self._witness = around.witness
         self._commits = 0
         self.checkpoints: dict[str, Checkpoint] = {}
         self.epochs: dict[str, int] = {}
         self._shown_epochs: dict[str, int] = {}
         self._turns = Turns()
         self._ending: list[TransferId] = []
-        self.seeder = SimulatedSeeder(world, self.process, book, self._turns, self._copied)
+        self.seeder = SimulatedSeeder(world, Calls(world, self.process, around.book), self._turns, self._copied)
         self._drive(self.state, self._do, self._after_event)
-        flows.add_host(self.host, world.config.server_bps)
+        around.flows.add_host(self.host, world.config.server_bps)
 
     def resume(self, former: SimulatedServer, address: str, checkpoints: Collection[Checkpoint]) -> None:
         """Begin, as a later process, with checkpoints, and show the server epoch that was written down last."""

@@ -8,38 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from mlfabric.protocol import Instruction, MemberEvent, MemberJoined, MemberLeft, Refuse, Welcome
 from mlfabric.simulator.lines import End, Stream
 from mlfabric.simulator.processes import Process
 from mlfabric.simulator.world import World
 
-__all__ = ["Listener", "Session", "SessionCallbacks"]
+if TYPE_CHECKING:
+    from mlfabric.simulator.scheduler import SimulatedScheduler
+
+__all__ = ["Session", "SessionCallbacks"]
 
 RETRY_NS = 20_000_000
 AWAY_NS = 1_000_000_000
-
-
-class Listener(Protocol):
-    """The scheduler's end.
-
-    Attributes:
-        process: that listens.
-    """
-
-    @property
-    def process(self) -> Process:
-        """Return the process that listens."""
-        ...
-
-    def register(self, session: Session) -> None:
-        """Admit or refuse a member."""
-        ...
-
-    def hear(self, name: str, stream: Stream, event: MemberEvent) -> None:
-        """Take in an event that came over a stream."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +45,7 @@ class Session:
     """One process's session with the scheduler; ``opened`` is a stream over which no admission has come yet."""
 
     def __init__(
-        self, world: World, scheduler: Listener, name: str, process: Process, callbacks: SessionCallbacks
+        self, world: World, scheduler: SimulatedScheduler, name: str, process: Process, callbacks: SessionCallbacks
     ) -> None:
         self.name = name
         self.process = process

@@ -21,20 +21,23 @@ from mlfabric.protocol import (
     NewServer,
     PushRequested,
     Resume,
+    TransferId,
     UpdateId,
     UpdateKind,
     Welcome,
 )
 from mlfabric.simulator.attempts import Attempts
+from mlfabric.simulator.calls import Calls
 from mlfabric.simulator.driving import SimulatedDriver
 from mlfabric.simulator.keeping import SimulatedKept
 from mlfabric.simulator.motion import direction
 from mlfabric.simulator.processes import Process
-from mlfabric.simulator.receiving import Book
-from mlfabric.simulator.session import Listener, Session, SessionCallbacks
+from mlfabric.simulator.scheduler import SimulatedScheduler
+from mlfabric.simulator.session import Session, SessionCallbacks
+from mlfabric.simulator.surroundings import Book
 from mlfabric.simulator.witness import Oddity, Truth, Witness
 from mlfabric.simulator.world import World
-from mlfabric.specs import NO_TERM, Member, Mode, ModelSpec, Role, Term
+from mlfabric.specs import NO_TERM, Layout, Member, Mode, ModelSpec, Role, Term
 from mlfabric.worker_daemon import actions as act
 from mlfabric.worker_daemon.state import DaemonState
 
@@ -52,7 +55,7 @@ class Place:
     incarnation: int
     host: str
     spec: ModelSpec
-    scheduler: Listener
+    scheduler: SimulatedScheduler
     book: Book
     witness: Witness
     job: JobClaim
@@ -74,10 +77,10 @@ class SimulatedWorker:
         self._lanes: dict[GetId, UpdateId | None] = {}
         self._here: set[UpdateId] = set()
         truths = place.witness.truths
-        self._attempts = Attempts(world, self.process, place.spec.layout, place.book, truths, self._take_in)
-        self.kept = SimulatedKept(
-            world, self.process, place.spec, place.book, truths, self._here.__contains__, self._take_in
-        )
+        self._calls = Calls[bytes](world, self.process, place.book)
+        self._attempts = Attempts(self._calls, self._layout_of, truths, self._take_in)
+        self._keeping = Calls[TransferId](world, self.process, place.book)
+        self.kept = SimulatedKept(self._keeping, place.spec, truths, self._here.__contains__, self._take_in)
         self._driver = SimulatedDriver(world, self.session, self.state, self._do)
         self._seen = NO_TERM
 
@@ -104,8 +107,8 @@ class SimulatedWorker:
 
     def close(self) -> None:
         """Break off whatever comes and goes."""
-        self._attempts.stop()
-        self.kept.break_off()
+        self._calls.break_off()
+        self._keeping.break_off()
         self._driver.close()
 
     # The session
@@ -150,6 +153,9 @@ class SimulatedWorker:
             self._push(NOWHERE, UpdateKind.INITIAL, Oddity.NONE)
 
     # Training
+
+    def _layout_of(self, update: UpdateId) -> Layout:
+        return self.place.spec.layout
 
     def _get(self, after: UpdateId | None) -> None:
         get = GetId(self.place.name, self.place.incarnation, self._gets)
@@ -229,7 +235,7 @@ class SimulatedWorker:
             case act.StartFetch():
                 self._attempts.fetch(action.plan)
             case act.StopTransfers():
-                self._attempts.stop()
+                self._calls.break_off()
             case act.Settle():
                 self._here.discard(action.update)
                 self.place.witness.learns(action.update, action.outcome)

@@ -12,36 +12,19 @@ from collections import Counter, deque
 from collections.abc import Callable
 from heapq import heappop, heappush
 from math import log
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from mlfabric.simulator.config import SimulationConfig
 from mlfabric.simulator.cuts import Cuts
 from mlfabric.simulator.processes import NATURE, Process
 
-__all__ = ["STORY_LINES", "Line", "Timer", "World"]
+if TYPE_CHECKING:
+    from mlfabric.simulator.lines import Line
+
+__all__ = ["STORY_LINES", "Timer", "World"]
 
 STORY_LINES = 60
 NEVER_NS = 1 << 60
-
-
-class Line(Protocol):
-    """What two processes talk through, as the world sees it.
-
-    Attributes:
-        name: of the line.
-        hosts: where its two ends are.
-    """
-
-    name: str
-
-    @property
-    def hosts(self) -> tuple[str, str]:
-        """Return where its two ends are."""
-        ...
-
-    def break_up(self) -> None:
-        """Break the line."""
-        ...
 
 
 class Timer:

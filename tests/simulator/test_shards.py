@@ -113,7 +113,7 @@ def test_everybody_goes_on_where_all_servers_went_back_to_checkpoints_of_one_old
         (122, Mode.ASYNCHRONOUS),
         (165, Mode.ASYNCHRONOUS),
         (491, Mode.STALE_SYNCHRONOUS),
-        (506, Mode.STALE_SYNCHRONOUS),
+        (541, Mode.STALE_SYNCHRONOUS),
         (34, Mode.SYNCHRONOUS),
     ],
 )
