@@ -15,11 +15,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from mlfabric.errors import UsageError
-from mlfabric.twin.settings import ComputeSetting, NetworkSetting
+from mlfabric.twin.settings import NetworkSetting
 
 __all__ = [
     "LinkRates",
-    "mean_largest",
     "mean_over_weather",
     "ring_all_reduce_s",
     "ring_share",
@@ -93,18 +92,6 @@ def synchronous_server_s(
     collect_s = max(len(links) * bits / server.down_bps, *(bits / link.up_bps for link in links))
     give_s = max(len(links) * bits / server.up_bps, *(bits / link.down_bps for link in links))
     return collect_s + give_s + 2 * latency_s
-
-
-def mean_largest(setting: ComputeSetting, base_s: float, workers: int) -> float:
-    """Return the mean of the longest of all workers' computations, where some are slow by chance.
-
-    Args:
-        setting: how often and how slow.
-        base_s: time of a computation that is not slow, >= 0.
-        workers: how many compute, >= 1.
-    """
-    somebody = 1 - (1 - setting.chance) ** workers
-    return base_s * (1 + (setting.factor - 1) * somebody)
 
 
 def slowest_shares(setting: NetworkSetting, links: int) -> list[tuple[float, float]]:

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.testbed.ideal import mean_largest
 from mlfabric.errors import UsageError
 from mlfabric.twin.closed_forms import (
     LinkRates,
-    mean_largest,
     mean_over_weather,
     ring_all_reduce_s,
     slowest_shares,

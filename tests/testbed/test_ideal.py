@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.testbed.ideal import ideal_ratio, ideal_synchronous_ratio
+from benchmarks.testbed.ideal import IdealCell, ideal, ideal_ratio, ideal_synchronous_ratio, simulate
 from mlfabric.errors import ConfigError
-from mlfabric.twin.ideal import IdealCell, ideal, simulate
 from mlfabric.twin.settings import COMPUTE, NETWORK
 
 BOUND_30 = {"C1": (1.61, 1.94, 2.00), "C2": (2.05, 2.21, 2.13), "C3": (1.53, 1.96, 2.03)}
