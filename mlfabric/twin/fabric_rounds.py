@@ -27,7 +27,7 @@ from mlfabric.scheduler.rhythm import Rhythm
 from mlfabric.scheduler.round_links import Carried, RoundLinks
 from mlfabric.scheduler.trust import Made, Trust
 from mlfabric.twin.cluster import Monitoring
-from mlfabric.twin.flow_field import Column
+from mlfabric.twin.flow_kernel import Column
 from mlfabric.twin.monitoring import LARGE
 from mlfabric.twin.outcome import Outcome
 from mlfabric.twin.round_meter import RoundMeter

@@ -2,50 +2,370 @@
 """Bytes on links in virtual time, compiled: transfers that share links, wait for one another and carry sums on.
 
 A transfer is *held* until what it is made of is there, then *offered*, then it *sends* once none of those that its plan
-puts before it is offered or sending (who is late to offer keeps nobody waiting). How fast is in ``flow_links``. What is
+puts before it is offered or sending (who is late to offer keeps nobody waiting). What is
 passed on while it still comes (*cut through*) is offered when the first chunk of each input has come, and has not
 arrived before the last chunk of the last input has passed, too: what a stream that runs dry would leave of its link to
 others in between is not modelled.
+
+Links are shared as TCP would in the long run: nobody goes faster than its pace, and what some cannot use of a link, be
+it for their pace or for their other link, the others have in parts by their weights, equal ones as a rule (max-min
+fairness). Each link has a *level*: what a transfer may have of it at most for each 1 of its weight. It follows from the
+levels of the other links of its transfers, so a change goes on from link to link until nothing changes any more. What
+changes at one instant is shared out once, before time goes on or a rate is looked at: many transfers that share a link
+begin and end together.
 
 Times are in ns, rates in bits per ns.
 """
 
 from __future__ import annotations
 
+from enum import IntEnum
+from typing import Any, NamedTuple
+
 import numpy as np
+from numpy.typing import NDArray
 
-from mlfabric.scheduler.planning.fluid.jit import compiled
-from mlfabric.twin.flow_field import (
-    ARRIVE,
-    CHUNK,
-    COUNTS,
-    CUT,
-    DONE,
-    DRAINS,
-    EDGES_LEFT,
-    EVENTS,
-    FREE_EDGE,
-    HELD,
-    IDLE,
-    INPUT,
-    LATE,
-    LOGGED,
-    NEXT,
-    NOBODY,
-    OFFER,
-    OFFERED,
-    OVER,
-    QUEUED,
-    SENDING,
-    SOON,
-    drop,
-    put,
-    settle_place,
-    take_first_drain,
-)
-from mlfabric.twin.flow_links import enter_links, leave_links, share_out
+from mlfabric.scheduler.planning.fluid.jit import compiled, inner
 
-__all__ = ["cancel", "enter", "release", "run"]
+__all__ = [
+    "CUT",
+    "INPUT",
+    "NEXT",
+    "NOBODY",
+    "Column",
+    "Field",
+    "cancel",
+    "carried_by_now",
+    "enter",
+    "grown",
+    "make_field",
+    "release",
+    "run",
+    "set_rates",
+]
+
+MOST_LOOKS = 400  # at links for one change; far more than it takes, but for rounding that goes on for ever
+HELD, OFFERED, SENDING, OVER = range(4)
+INPUT, CUT, NEXT = range(3)
+"""Edges: what is sent on when it is complete, what is sent on while it comes, what the plan lets start after."""
+NOBODY = -1
+OFFER, CHUNK, ARRIVE, LATE = range(4)
+IDLE, COUNTS, DONE = range(3)
+EVENTS, DRAINS, FREE_EDGE, LOGGED, EDGES_LEFT, QUEUE_HEAD, QUEUED = range(7)
+
+_FLOW = np.dtype(
+    [(name, np.float64) for name in (
+        "bits", "left", "bps", "since", "pace", "chunk", "tail", "ready", "latency", "patience", "began", "drained",
+        "ended", "due", "weight",
+    )]
+    + [(name, np.int64) for name in (
+        "state", "waits", "ahead", "coming", "serial", "told", "chunked", "edges", "befores", "place", "fed",
+    )]
+)  # fmt: skip
+_EDGE = np.dtype([(name, np.int64) for name in ("early", "late", "kind", "state", "following", "before")])
+_EVENT = np.dtype([("at", np.float64), ("flow", np.int64), ("kind", np.int64), ("serial", np.int64)])
+
+
+class Column(IntEnum):
+    """Of the table that ``enter`` takes; rates in bits per ns, times in ns, links by number, -1 for none.
+
+    PATIENCE: how long after its begin a transfer ceases to keep others waiting; TOLD: whether ``run`` stops when it has
+    arrived; HOLDS: how many releases it waits for.
+    """
+
+    UP = 0
+    DOWN = 1
+    BITS = 2
+    PACE = 3
+    CHUNK = 4
+    READY = 5
+    LATENCY = 6
+    PATIENCE = 7
+    TOLD = 8
+    HOLDS = 9
+
+
+class Field(NamedTuple):
+    """All transfers under way, edges between them, and what is to happen.
+
+    ``now`` is the instant that was reached, and the one at which ``run`` last found that something is to happen.
+
+    ``events`` is a heap by time; ``drains`` is one of transfers by when their last bit leaves. ``levels`` are what
+    a transfer may have of each link for each 1 of its weight, ``wanted`` is the sum of their weights, multiples of 1/64
+    that add up exactly; ``queue`` is a ring of links to be looked at, which ``marks`` has. ``head`` is by link (up
+    links first) the first transfer on it. By transfer, ``ends`` are its two links, ``after`` and ``before`` the next
+    ones on each; ``carried`` the bits of all that are through. ``log`` has the transfers that
+    arrived since it was last emptied.
+    """
+
+    now: NDArray[np.float64]
+    flows: NDArray[Any]
+    ends: NDArray[np.int64]
+    after: NDArray[np.int64]
+    before: NDArray[np.int64]
+    edges: NDArray[Any]
+    events: NDArray[Any]
+    drains: NDArray[np.int64]
+    rates: NDArray[np.float64]
+    levels: NDArray[np.float64]
+    marks: NDArray[np.int64]
+    queue: NDArray[np.int64]
+    wanted: NDArray[np.float64]
+    head: NDArray[np.int64]
+    carried: NDArray[np.float64]
+    log: NDArray[np.int64]
+    scalars: NDArray[np.int64]
+
+
+def make_field(links: int, flows: int, edges: int) -> Field:
+    """Return an empty field with room for so many transfers and edges between them."""
+    made, scalars = np.zeros(edges, _EDGE), np.zeros(7, np.int64)
+    made["following"] = np.arange(1, edges + 1)
+    scalars[EDGES_LEFT] = edges
+    ints = np.int64
+    ends, after, before = (np.full((flows, 2), NOBODY) for _ in range(3))
+    return Field(
+        np.zeros(2), np.zeros(flows, _FLOW), ends, after, before, made, np.zeros(5 * flows, _EVENT),
+        np.zeros(flows, ints), np.ones(links), np.ones(links), np.zeros(links, ints), np.zeros(links, ints),
+        np.zeros(links), np.full(links, NOBODY, ints), np.zeros(links), np.zeros(flows, ints), scalars,
+    )  # fmt: skip
+
+
+def grown(field: Field, flows: int, edges: int) -> Field:
+    """Return a field with so much more room, and in it what is in another one.
+
+    The list of free edges ends with the first edge that there was no room for; so it goes on with the new ones.
+    """
+    links, former = len(field.rates), len(field.edges)
+    larger = make_field(links, flows, edges)
+    for kept, room in zip(field, larger, strict=True):
+        room[: len(kept)] = kept
+    larger.scalars[EDGES_LEFT] += edges - former
+    return larger
+
+
+@compiled
+def put(field, at, f, kind):
+    """Add an event to the heap."""
+    events, n = field.events, field.scalars[EVENTS]
+    field.scalars[EVENTS] += 1
+    while n > 0:
+        above = (n - 1) // 2
+        if events[above].at <= at:
+            break
+        events[n] = events[above]
+        n = above
+    event = events[n]
+    event.at, event.flow, event.kind, event.serial = at, f, kind, field.flows[f].serial
+
+
+@compiled
+def drop(field):
+    """Take the first event off the heap."""
+    events = field.events
+    field.scalars[EVENTS] -= 1
+    count, n = field.scalars[EVENTS], 0
+    while True:
+        below = 2 * n + 1
+        if below >= count:
+            break
+        if below + 1 < count and events[below + 1].at < events[below].at:
+            below += 1
+        if events[count].at <= events[below].at:
+            break
+        events[n] = events[below]
+        n = below
+    events[n] = events[count]
+
+
+@compiled
+def settle_place(field, n):
+    """Move the n-th of the heap of drains to where it belongs."""
+    drains, flows, count = field.drains, field.flows, field.scalars[DRAINS]
+    f = drains[n]
+    due = flows[f].due
+    while n > 0:
+        above = (n - 1) // 2
+        if flows[drains[above]].due <= due:
+            break
+        drains[n] = drains[above]
+        flows[drains[n]].place = n
+        n = above
+    while True:
+        below = 2 * n + 1
+        if below >= count:
+            break
+        if below + 1 < count and flows[drains[below + 1]].due < flows[drains[below]].due:
+            below += 1
+        if due <= flows[drains[below]].due:
+            break
+        drains[n] = drains[below]
+        flows[drains[n]].place = n
+        n = below
+    drains[n] = f
+    flows[f].place = n
+
+
+@compiled
+def take_first_drain(field):
+    """Take the first off the heap of drains and return it."""
+    f = field.drains[0]
+    field.scalars[DRAINS] -= 1
+    count = field.scalars[DRAINS]
+    if count > 0:
+        field.drains[0] = field.drains[count]
+        settle_place(field, 0)
+    return f
+
+
+# What links carry
+
+
+@inner
+def _side(field, f, link):
+    """Which end of a transfer a link is."""
+    return 0 if field.ends[f, 0] == link else 1
+
+
+@inner
+def _limit(field, f, link):
+    """How fast a transfer may go but for one of its links, for each 1 of its weight."""
+    other, pace = field.ends[f, 1 - _side(field, f, link)], field.flows[f].pace / field.flows[f].weight
+    return min(pace, field.levels[other]) if other >= 0 else pace
+
+
+@inner
+def _after(field, f, link):
+    """The next transfer on a link."""
+    return field.after[f, _side(field, f, link)]
+
+
+@compiled
+def _relevel(field, link):
+    """Find what each transfer may have of a link, so that those who can use it share what the others leave of it.
+
+    Return whether that is something else than before. Where all are limited elsewhere it is the whole link.
+    """
+    rate, wanted = field.rates[link], field.wanted[link]
+    level = rate / max(1.0, wanted)
+    while wanted > 0.0:
+        left, able = rate, wanted
+        f = field.head[link]
+        while f >= 0:
+            limit = _limit(field, f, link)
+            if limit < level:
+                left -= limit * field.flows[f].weight
+                able -= field.flows[f].weight
+            f = _after(field, f, link)
+        found = left / able if able > 0.0 else rate
+        if found <= level * (1.0 + 1e-12):
+            break
+        level = found
+        if able == 0.0:
+            break
+    changed = abs(level - field.levels[link]) > 1e-9 * level
+    field.levels[link] = level
+    return changed
+
+
+@compiled
+def _reshare(field, f):
+    """Settle what a transfer has sent, and give it the rate that its links have for it now."""
+    flow, now = field.flows[f], field.now[0]
+    bps = flow.pace
+    for link in field.ends[f]:
+        if link >= 0:
+            bps = min(bps, field.levels[link] * flow.weight)
+    if bps == flow.bps:
+        return
+    flow.left = max(0.0, flow.left - (now - flow.since) * flow.bps)
+    flow.since, flow.bps = now, bps
+    flow.due = now + flow.left / bps
+    settle_place(field, flow.place)
+
+
+@inner
+def _look_at(field, link):
+    """Have a link looked at, unless it is to be, or is none."""
+    if link >= 0 and field.marks[link] == 0:
+        field.marks[link] = 1
+        field.queue[(field.scalars[QUEUE_HEAD] + field.scalars[QUEUED]) % len(field.queue)] = link
+        field.scalars[QUEUED] += 1
+
+
+@compiled
+def share_out(field):
+    """Share out what the links carry that are to be looked at, and all that depend on them."""
+    looks = MOST_LOOKS + 4 * field.scalars[QUEUED]
+    while field.scalars[QUEUED] > 0:
+        link = field.queue[field.scalars[QUEUE_HEAD]]
+        field.scalars[QUEUE_HEAD] = (field.scalars[QUEUE_HEAD] + 1) % len(field.queue)
+        field.scalars[QUEUED] -= 1
+        field.marks[link] = 0
+        looks -= 1
+        changed = _relevel(field, link)
+        f = field.head[link]
+        while f >= 0:
+            if changed and looks > 0:
+                _look_at(field, field.ends[f, 1 - _side(field, f, link)])
+            _reshare(field, f)
+            f = _after(field, f, link)
+
+
+@compiled
+def enter_links(field, f):
+    """Put a transfer on its links; it has no rate before these are shared out."""
+    for side in range(2):
+        link = field.ends[f, side]
+        if link >= 0:
+            field.wanted[link] += field.flows[f].weight
+            first = field.head[link]
+            field.before[f, side], field.after[f, side], field.head[link] = NOBODY, first, f
+            if first >= 0:
+                field.before[first, side] = f
+            _look_at(field, link)
+
+
+@compiled
+def leave_links(field, f):
+    """Take a transfer that has sent everything off its links; the others have its part when these are shared out."""
+    for side in range(2):
+        link, before, after = field.ends[f, side], field.before[f, side], field.after[f, side]
+        if link >= 0:
+            field.wanted[link] -= field.flows[f].weight
+            field.carried[link] += field.flows[f].bits
+            if before >= 0:
+                field.after[before, side] = after
+            else:
+                field.head[link] = after
+            if after >= 0:
+                field.before[after, side] = before
+            _look_at(field, link)
+
+
+@compiled
+def set_rates(field, rates):
+    """Give all links other rates from now on."""
+    for link in range(len(rates)):
+        if field.rates[link] != rates[link]:
+            field.rates[link] = rates[link]
+            _look_at(field, link)
+    share_out(field)
+
+
+@compiled
+def carried_by_now(field, bits):
+    """Say what each link has carried, that of transfers which are under way included."""
+    bits[:] = field.carried
+    for n in range(field.scalars[DRAINS]):
+        flow = field.flows[field.drains[n]]
+        sent = flow.bits - max(0.0, flow.left - (field.now[0] - flow.since) * flow.bps)
+        for link in field.ends[field.drains[n]]:
+            if link >= 0:
+                bits[link] += sent
+
+
+# What happens to a transfer
 
 
 @compiled
@@ -53,7 +373,7 @@ def _start(field, f):
     """Let a transfer send."""
     flow, now = field.flows[f], field.now[0]
     flow.state, flow.began, flow.since, flow.bps, flow.left = SENDING, now, now, 0.0, flow.bits
-    flow.due = np.inf if flow.up >= 0 or flow.down >= 0 else now
+    flow.due = np.inf if field.ends[f].max() >= 0 else now
     flow.place = field.scalars[DRAINS]
     field.drains[flow.place] = f
     field.scalars[DRAINS] += 1
@@ -153,25 +473,28 @@ def _come_whole(field, f):
         at = edge.following
 
 
+@inner
+def _free_edge(field, at):
+    """Give up an edge if both of its ends are over."""
+    edge = field.edges[at]
+    if edge.early == NOBODY and edge.late == NOBODY:
+        edge.following, field.scalars[FREE_EDGE] = field.scalars[FREE_EDGE], at
+        field.scalars[EDGES_LEFT] += 1
+
+
 @compiled
 def _free_edges(field, f):
     """Give up the edges of a transfer whose other end is over, too."""
     at = field.flows[f].edges
     while at >= 0:
         edge, this = field.edges[at], at
-        at = edge.following
-        edge.early = NOBODY
-        if edge.late == NOBODY:
-            edge.following, field.scalars[FREE_EDGE] = field.scalars[FREE_EDGE], this
-            field.scalars[EDGES_LEFT] += 1
+        at, edge.early = edge.following, NOBODY
+        _free_edge(field, this)
     at = field.flows[f].befores
     while at >= 0:
         edge, this = field.edges[at], at
-        at = edge.before
-        edge.late = NOBODY
-        if edge.early == NOBODY:
-            edge.following, field.scalars[FREE_EDGE] = field.scalars[FREE_EDGE], this
-            field.scalars[EDGES_LEFT] += 1
+        at, edge.late = edge.before, NOBODY
+        _free_edge(field, this)
     field.flows[f].edges, field.flows[f].befores = NOBODY, NOBODY
 
 
@@ -185,7 +508,7 @@ def enter(field, ids, table, edges):
     """
     for i in range(len(ids)):
         flow, row = field.flows[ids[i]], table[i]
-        flow.up, flow.down, flow.bits, flow.pace = int(row[0]), int(row[1]), row[2], row[3]
+        field.ends[ids[i], 0], field.ends[ids[i], 1], flow.bits, flow.pace = int(row[0]), int(row[1]), row[2], row[3]
         flow.chunk, flow.tail, flow.ready, flow.latency, flow.patience = row[4], row[4], row[5], row[6], row[7]
         flow.told, flow.waits = int(row[8]), int(row[9])
         flow.serial += 1
@@ -250,10 +573,10 @@ def cancel(field, f):
 
 
 @compiled
-def run(field, until, heed):
+def run(field, until):
     """Go on until an instant, or until a transfer has arrived that is to be told of; return that, or NOBODY.
 
-    What is to be told of soon is told of within ``heed``. ``now[1]`` says when something is to happen next.
+    ``now[1]`` says when something is to happen next.
     """
     while True:
         event_at = field.events[0].at if field.scalars[EVENTS] > 0 else np.inf
@@ -281,9 +604,7 @@ def run(field, until, heed):
             _let_pass(field, f)
         else:
             _arrive(field, f)
-            if field.flows[f].told == SOON:
-                until = min(until, field.now[0] + heed)
-            elif field.flows[f].told:
+            if field.flows[f].told:
                 return f
     if until < np.inf:
         field.now[0] = max(field.now[0], until)

@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlfabric.twin import flow_kernel as kernel
-from mlfabric.twin.flow_field import EDGES_LEFT, EVENTS, LOGGED, NOBODY, Column, grown, make_field
-from mlfabric.twin.flow_links import carried_by_now, set_rates
+from mlfabric.twin.flow_kernel import EDGES_LEFT, EVENTS, LOGGED, NOBODY, Column, grown, make_field
 
 __all__ = ["Edge", "Flows", "NewFlow", "Passed"]
 
@@ -18,7 +17,7 @@ _NO_EDGES = np.zeros((0, 3), np.int64)
 
 
 class NewFlow(NamedTuple):
-    """A transfer to be entered; times in ns, rates in bits per ns, links by number, -1 for none.
+    """A row of the table that ``enter_table`` takes; times in ns, rates in bits per ns, links by number, -1 for none.
 
     ``chunk``: bits of it that must have come before they are passed on. ``patience``: how long after its begin it
     ceases to keep others waiting. ``told``: whether ``run`` stops when it has arrived. ``holds``: how many releases it
@@ -28,24 +27,17 @@ class NewFlow(NamedTuple):
     up: int
     down: int
     bits: float
-    ready_ns: float
     pace: float = np.inf
     chunk: float = 0.0
+    ready_ns: float = 0.0
     latency_ns: float = 0.0
     patience_ns: float = np.inf
     told: bool = True
     holds: int = 0
 
-    def row(self) -> tuple[float, ...]:
-        """Return the row of the kernel's table."""
-        return (
-            self.up, self.down, self.bits, self.pace, self.chunk, self.ready_ns, self.latency_ns, self.patience_ns,
-            self.told, self.holds,
-        )  # fmt: skip
-
 
 Edge = tuple[int, int, int]
-"""(early, late, kind), see ``flow_field``; transfers by place among the new ones, or ``~number`` of an older one."""
+"""(early, late, kind), see ``flow_kernel``; transfers by place among the new ones, or ``~number`` of an older one."""
 
 
 class Passed(NamedTuple):
@@ -84,17 +76,17 @@ class Flows:
     def carried_by_now(self) -> NDArray[np.float64]:
         """Return what each link has carried in bits, that of transfers under way included."""
         bits = np.empty(len(self._field.carried))
-        carried_by_now(self._field, bits)
+        kernel.carried_by_now(self._field, bits)
         return bits
 
     def set_rates(self, rates: NDArray[np.float64]) -> None:
         """Give all links other rates from now on."""
-        set_rates(self._field, rates)
+        kernel.set_rates(self._field, rates)
         self._next_ns = 0.0
 
     def enter(self, flows: Sequence[NewFlow], edges: Sequence[Edge] = ()) -> list[int]:
         """Enter transfers and who waits for whom; return their numbers, which are theirs until they are freed."""
-        table = np.array([flow.row() for flow in flows], np.float64).reshape(-1, len(Column))
+        table = np.array(flows, np.float64).reshape(-1, len(Column))
         return self.enter_table(table, np.array(edges, np.int64) if edges else _NO_EDGES)
 
     def enter_table(self, table: NDArray[np.float64], edges: NDArray[np.int64]) -> list[int]:
@@ -123,16 +115,12 @@ class Flows:
         kernel.release(self._field, number, at_ns)
         self._next_ns = 0.0
 
-    def run(self, until_ns: float, heed_ns: float = 0.0) -> int | None:
-        """Go on until an instant, or until a transfer arrived that is to be told of; return its number, or None.
-
-        Args:
-            heed_ns: how much later is soon enough for those that are to be told of soon; these are not returned.
-        """
+    def run(self, until_ns: float) -> int | None:
+        """Go on until an instant, or until a transfer arrived that is to be told of; return its number, or None."""
         if self._next_ns > until_ns:
             self.now_ns = self._field.now[0] = max(self.now_ns, until_ns)
             return None
-        found = int(kernel.run(self._field, until_ns, heed_ns))
+        found = int(kernel.run(self._field, until_ns))
         self.now_ns, self._next_ns = self._field.now.tolist()
         return None if found == NOBODY else found
 
@@ -158,16 +146,14 @@ class Flows:
 
     def passed(self, numbers: Sequence[int]) -> Passed:
         """Return what transfers were that have arrived and are not freed."""
-        rows = self._field.flows[list(numbers)]
-        names = ("up", "down", "bits", "began", "drained", "ended", "pace", "fed")
-        up, down, bits, began_ns, drained_ns, ended_ns, pace, fed = (rows[name].tolist() for name in names)
+        rows, (up, down) = self._field.flows[list(numbers)], self._field.ends[list(numbers)].T.tolist()
+        names = ("bits", "began", "drained", "ended", "pace", "fed")
+        bits, began_ns, drained_ns, ended_ns, pace, fed = (rows[name].tolist() for name in names)
         return Passed(up, down, bits, began_ns, drained_ns, ended_ns, pace, [inputs > 0 for inputs in fed])
 
     def crosses(self, numbers: Sequence[int], links: NDArray[np.bool_]) -> bool:
         """Return whether any of these transfers goes over a link that is marked."""
-        flows, chosen = self._field.flows, list(numbers)
-        marked = np.append(links, False)
-        return bool(marked[flows["up"][chosen]].any() or marked[flows["down"][chosen]].any())
+        return bool(np.append(links, False)[self._field.ends[list(numbers)]].any())
 
     def arrived(self) -> list[int]:
         """Return the transfers that arrived since the last call, in order."""

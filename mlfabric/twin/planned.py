@@ -36,7 +36,7 @@ from mlfabric.scheduler.planning.conflicts import FULL_SHARE_PERCENT
 from mlfabric.scheduler.planning.plan import Kind
 from mlfabric.specs import Layout, Mode, ModelSpec, TensorSpec
 from mlfabric.twin.cluster import Cluster
-from mlfabric.twin.flow_field import CUT, INPUT, NEXT, Column
+from mlfabric.twin.flow_kernel import CUT, INPUT, NEXT, Column
 from mlfabric.twin.flows import Edge
 
 __all__ = ["Legs", "Order", "Planner", "Way"]

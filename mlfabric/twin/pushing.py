@@ -17,7 +17,7 @@ from mlfabric.scheduler.patience import group_cost_ns
 from mlfabric.scheduler.planning import Plan, Transfer
 from mlfabric.scheduler.push_table import FORGIVEN
 from mlfabric.specs import Mode
-from mlfabric.twin.flow_field import Column
+from mlfabric.twin.flow_kernel import Column
 from mlfabric.twin.groups import Gathering, Group, Leg, Name, Prepared, Update, drifted, prepare
 from mlfabric.twin.run_world import RunWorld
 from mlfabric.twin.sequencing import Sequencing

@@ -18,7 +18,7 @@ from mlfabric.scheduler.modes.all_reduce import Shaped
 from mlfabric.scheduler.modes.trees import Trees
 from mlfabric.scheduler.planning import Shape
 from mlfabric.twin.cluster import Cluster
-from mlfabric.twin.flow_field import CUT, INPUT
+from mlfabric.twin.flow_kernel import CUT, INPUT
 from mlfabric.twin.flows import Edge, NewFlow
 
 __all__ = ["RoundStreams", "round_streams"]
@@ -72,7 +72,7 @@ class _Making:
         return RoundStreams(
             shape=shaped.shape,
             without_stripes=shaped.without_stripes,
-            table=np.array([flow.row() for flow in self._flows], np.float64),
+            table=np.array(self._flows, np.float64),
             edges=np.array(self._edges, np.int64).reshape(-1, 3),
             peers=self._peers,
             ready_bytes=self._ready,

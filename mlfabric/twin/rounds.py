@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from mlfabric.twin.flow_field import CUT, INPUT
+from mlfabric.twin.flow_kernel import CUT, INPUT
 from mlfabric.twin.flows import Edge, NewFlow
 from mlfabric.twin.outcome import Outcome
 from mlfabric.twin.run_world import Progress, RunWorld

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from mlfabric.specs import Mode
 from mlfabric.twin.cluster import Cluster
 from mlfabric.twin.draws import ComputeTimes, Weather
 from mlfabric.twin.flows import Flows
@@ -28,8 +27,6 @@ Progress = Callable[[int, int], None]
 class RunWorld:
     """Hosts and links while a run goes on.
 
-    ``heed_ns`` is how late what is to be told of soon may be told of; ``heeds_late`` whether answers are among that.
-
     Args:
         cluster: what runs.
         spans_s: until when what workers do is kept for a picture.
@@ -42,8 +39,7 @@ class RunWorld:
         self.planner = Planner(cluster)
         self.flows = Flows(self.weather.rates(0.0))
         self.record = Recorder(len(cluster.workers), cluster.iterations, 1e9 * spans_s)
-        self.free_ns = self.heed_ns = 0.0
-        self.heeds_late = cluster.mode is Mode.SYNCHRONOUS or self.planner.has_many
+        self.free_ns = 0.0
         self.control_ns, self.latency_ns = 1e9 * cluster.control_s, 1e9 * cluster.latency_s
         self._rates = self.weather.rates(0.0)
         self._since_ns = 0.0
@@ -72,12 +68,13 @@ class RunWorld:
         return Order(self.planner, self.cluster)
 
     def run(self, until_ns: float) -> int | None:
-        """Go on until an instant, or until a transfer arrived that is to be told of; return its number, or None.
+        """Go on until an instant or until rates change, or until a transfer arrived that is to be told of.
 
-        It stops where rates change, too: what arrived before and is to be told of soon is told of then.
+        Returns:
+            Its number, or None.
         """
         bound_ns = min(until_ns, self._next_ns)
-        found = self.flows.run(bound_ns, self.heed_ns)
+        found = self.flows.run(bound_ns)
         if found is None and self._next_ns <= until_ns and self.flows.now_ns >= bound_ns:
             assert self._next_ns < math.inf, "nothing is to happen any more, and not all steps are made"
             self._change()

@@ -18,7 +18,7 @@ from mlfabric.scheduler.patience import keep_open_until_ns
 from mlfabric.scheduler.planning import Plan, Transfer
 from mlfabric.scheduler.succession import Coming, Succession, look_again_ns
 from mlfabric.specs import Mode
-from mlfabric.twin.flow_field import SOON, Column
+from mlfabric.twin.flow_kernel import Column
 from mlfabric.twin.groups import Update, drifted
 from mlfabric.twin.planned import Legs, Way
 from mlfabric.twin.pushing import MOST_PLANS, Pushing
@@ -211,9 +211,6 @@ class Serving:
                    if get in self._pushing.open]  # fmt: skip
         if self._together:  # updates are settled all at once
             lacking = list(dict(lacking).items())
-        if self._world.heeds_late:  # answers lead to nothing before a step; the server's own say that its link is free
-            is_soon = True if self._together else np.not_equal(prepared.sources, range(len(table)))
-            table[:, Column.TOLD] *= np.where(is_soon, SOON, 1)
         for source, _ in lacking:
             table[source, Column.HOLDS] += 1
         numbers = world.flows.enter_table(table, prepared.legs.edges)

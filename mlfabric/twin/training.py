@@ -48,12 +48,10 @@ class _Training:
         self._serving = Serving(world, self._pushing, self._answered)
         self._agenda: list[tuple[float, int, Callable[[Any], None], Any]] = []
         self._requests: list[tuple[float, int, Update]] = []
-        if world.heeds_late and self._cluster.mode is not Mode.SYNCHRONOUS:
-            world.heed_ns = world.control_ns  # nothing comes of an answer before its worker's next request
         self._numbers = count()
         self._held: dict[Update, None] = {}
         self._clocks = [0] * len(self._workers)
-        self._slowest = self._open = self._heeded = 0
+        self._slowest = self._open = 0
         self._left = self._total = len(self._workers) * self._cluster.iterations
 
     def run(self) -> None:
@@ -160,13 +158,6 @@ class _Training:
             self._pushing.served(get.worker, at_ns)
         self._go_on(get.worker, at_ns)
 
-    def _heed(self, step: int) -> None:
-        """Let answers of an iteration be told of as late as the first worker has computed the next step."""
-        if self._heeded != step:
-            self._heeded, last = step, self._cluster.iterations - 1
-            times_ns = (self._world.times.of(number, min(step, last)) for number in range(len(self._workers)))
-            self._world.heed_ns = min(times_ns)
-
     # Who is ahead
 
     def _ready(self, get: Update) -> None:
@@ -178,8 +169,6 @@ class _Training:
 
     def _settled(self, update: Update) -> None:
         self._open -= 1
-        if self._cluster.mode is Mode.SYNCHRONOUS:
-            self._heed(self._pushing.version)
         self._serving.settled(update)
         if self._slack < math.inf:
             self._clocks[update.worker] += 1

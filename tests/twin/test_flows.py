@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlfabric.twin.flow_field import CUT, INPUT, NEXT, SOON
+from mlfabric.twin.flow_kernel import CUT, INPUT, NEXT
 from mlfabric.twin.flows import Flows, NewFlow
 
 HOSTS = 3
@@ -171,17 +171,6 @@ def test_there_is_room_for_any_number():
         flows.arrived()
         flows.free(numbers)
     assert flows.carried_bits.sum() == pytest.approx(2 * 3 * 700 * 10)
-
-
-def test_what_is_to_be_told_of_soon_is_told_of_with_others_that_come_a_little_later():
-    flows = field()
-    first, second, third = flows.enter([flow(0, 1, 100, told=SOON), flow(1, 2, 130, told=SOON), flow(2, 0, 170)])
-    assert flows.run(1e18, 50) is None
-    assert flows.now_ns == 150
-    assert flows.arrived() == [first, second]
-    assert flows.spans_ns([first, second])[1] == [100, 130]
-    assert flows.run(1e18, 50) == third
-    assert flows.now_ns == 170
 
 
 def test_an_instant_at_which_nothing_happens_is_reached_and_what_is_entered_then_is_not_missed():
