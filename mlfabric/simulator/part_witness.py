@@ -89,15 +89,6 @@ class PartWitness(Witness):
             del self._known[model]
         super()._counts_on(state, model, version)
 
-    def renews(self, model: str, version: ModelVersion) -> None:
-        """Note that a part goes on under a later epoch, unless it counts under that one already."""
-        self._unnamed.discard(model)
-        if version.epoch > self._version_of(model).epoch:
-            super().renews(model, version)
-
-    def hears(self, worker: tuple[str, int], model: str, server_epoch: int) -> None:
-        """Note nothing: what was committed before servers died may be said to be, under whatever epoch."""
-
     def forgets_all(self) -> None:
         """Note that all servers died, and begin anew with nothing."""
         for model in list(self._versions):

@@ -5,11 +5,9 @@ from __future__ import annotations
 from functools import partial
 
 from mlfabric.protocol import (
-    GetRequested,
     Instruction,
     MemberEvent,
     MemberSilent,
-    PushRequested,
     Refuse,
     Tick,
     Welcome,
@@ -26,7 +24,6 @@ __all__ = ["SimulatedScheduler"]
 
 DOWN_NS = 50_000_000
 MOST_TICKS_AT_ONCE = 100
-LATE_NS = 100_000_000
 
 
 class SimulatedScheduler:
@@ -135,17 +132,7 @@ class SimulatedScheduler:
     def hear(self, name: str, stream: Stream, event: MemberEvent) -> None:
         """Take in an event that came over a stream."""
         seat = self._seats.get(name)
-        if seat is None or seat[0] is not stream:
-            return
-        self.take_in(event)
-        requests = isinstance(event, (PushRequested, GetRequested))
-        if requests and self._world.chance(self._world.config.faults.repeated):
-            # The single calls Push and Get are outside the stream's order.
-            delay_ns = self._world.pause_ns(LATE_NS)
-            self._world.later(delay_ns, f"{name} repeats late", lambda: self._hear_late(name, event))
-
-    def _hear_late(self, name: str, event: MemberEvent) -> None:
-        if name in self._seats:
+        if seat is not None and seat[0] is stream:
             self.take_in(event)
 
     # Events in, instructions out

@@ -14,7 +14,6 @@ from mlfabric.scheduler.membership import Membership
 from mlfabric.scheduler.push_ends import PushEnds
 from mlfabric.scheduler.push_table import PushTable
 from mlfabric.scheduler.pushes import Pushes
-from mlfabric.scheduler.records import SettledUpdates
 from mlfabric.scheduler.sequencing import Sequencing
 from mlfabric.scheduler.summing import Summing
 from mlfabric.server.applied import AppliedSet
@@ -144,11 +143,6 @@ def test_a_scheduler_that_refuses_before_it_knows_what_the_server_holds_is_caugh
 
     monkeypatch.setattr(Membership, "_admit_server", at_once)
     caught("the scheduler says Dropped", first=290)
-
-
-def test_requests_that_come_late_are_caught_if_they_are_not_recognised(monkeypatch):
-    monkeypatch.setattr(SettledUpdates, "is_over", lambda self, update: False)
-    caught("says Dropped", first=16)
 
 
 def test_transfers_that_nobody_comes_for_are_caught(monkeypatch):
