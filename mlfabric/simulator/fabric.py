@@ -11,9 +11,7 @@ from mlfabric.simulator.config import SimulationConfig
 from mlfabric.simulator.double import Checkpoint
 from mlfabric.simulator.flows import Flows
 from mlfabric.simulator.followers import Followers
-from mlfabric.simulator.part_server import PartServer
 from mlfabric.simulator.part_witness import PartWitness
-from mlfabric.simulator.part_worker import PartWorker
 from mlfabric.simulator.processes import Process
 from mlfabric.simulator.replica import SimulatedReplica
 from mlfabric.simulator.scheduler import SimulatedScheduler
@@ -61,13 +59,9 @@ class Fabric:
         self.workers = [self.worker(i, 1) for i in range(config.workers)]
 
     def _server(self, name: str) -> SimulatedServer:
-        server = self._of_kind(name)
+        server = SimulatedServer(self.around, name)
         self.around.book.add(name, server)
         return server
-
-    def _of_kind(self, name: str) -> SimulatedServer:
-        kind = SimulatedServer if self.config.shards == 1 else PartServer
-        return kind(self.around, name)
 
     def aggregator(self, number: int, incarnation: int) -> SimulatedAggregator:
         """Return a new process of an aggregator."""
@@ -102,11 +96,11 @@ class Fabric:
             witness=self.witness,
             job=job or JobClaim(job="job 0", keep=not config.faults.job_hz),
         )
-        return (SimulatedWorker if config.shards == 1 else PartWorker)(self.world, place)
+        return SimulatedWorker(self.world, place)
 
     def resumed(self, former: SimulatedServer, checkpoints: Collection[Checkpoint]) -> SimulatedServer:
         """Return a new process of a server, which goes on from checkpoints."""
-        new = self._of_kind(former.name)
+        new = SimulatedServer(self.around, former.name)
         new.resume(former, f"{former.name} of incarnation {former.incarnation + 1}", checkpoints)
         self.around.book.add(new.address, new)
         self.servers[new.name] = new

@@ -122,7 +122,7 @@ class PartWitness(Witness):
         own = self.applied.get(update)
         return outcome in parts and isinstance(own, Committed) and own.version.number == outcome.version.number
 
-    def learns_parts(self, push: UpdateId, outcome: Outcome) -> None:
+    def settles(self, push: UpdateId, outcome: Outcome) -> None:
         """Check what the handle of a push resolves to: it holds for every part."""
         for part in self.parts_of(push):
             if self.truths[part].kind is UpdateKind.INITIAL:
@@ -130,7 +130,7 @@ class PartWitness(Witness):
             else:
                 self.learns(part, outcome)
 
-    def delivers_parts(
+    def brings(
         self, get: GetId, model: str, version: ModelVersion, values: Sequence[int], after: UpdateId | None
     ) -> None:
         """Check that a get brought one version of every part, with its own push in it."""

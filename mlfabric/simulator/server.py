@@ -9,9 +9,11 @@ from mlfabric.protocol import (
     Dropped,
     Expect,
     Followed,
+    GetId,
     Instruction,
     MemberEvent,
     MemberJoined,
+    ModelVersion,
     Refuse,
     RefuseReason,
     Seed,
@@ -27,7 +29,7 @@ from mlfabric.server.serving import weight_buffers
 from mlfabric.server.state import ServerConfig, ServerState
 from mlfabric.server.transfers import IncomingTransfer
 from mlfabric.simulator.calls import Calls
-from mlfabric.simulator.double import Checkpoint, StoreDouble, refusal_of
+from mlfabric.simulator.double import Checkpoint, Held, StoreDouble, refusal_of
 from mlfabric.simulator.payloads import Payload
 from mlfabric.simulator.processes import Process
 from mlfabric.simulator.receiving import BufferedReceiver
@@ -68,6 +70,9 @@ class SimulatedServer(BufferedReceiver):
         self._witness = around.witness
         self._commits = 0
         self.checkpoints: dict[str, Checkpoint] = {}
+        self.common: dict[ModelVersion, list[Checkpoint]] = {}
+        self._pinned: dict[GetId, tuple[StoreDouble, Held]] = {}
+        self._preparing: dict[str, tuple[UpdateId, ...]] = {}
         self.epochs: dict[str, int] = {}
         self._shown_epochs: dict[str, int] = {}
         self._turns = Turns()
@@ -191,20 +196,44 @@ class SimulatedServer(BufferedReceiver):
                 self._witness.rules[action.spec.name] = action.spec.rule
                 limit = weight_buffers(action.spec) + self._world.config.weight_copies
                 self.stores[action.spec.name] = StoreDouble(limit, action.spec.rule)
+            case _:
+                self._do_with_part(action)
+
+    def _do_with_part(self, action: act.Action) -> None:
+        match action:
+            case act.PrepareStep():
+                self._prepare(action)
+            case act.CommitStep():
+                self._later(action.model, "committed", partial(self._commit, action))
+            case act.DiscardStep():
+                self._later(action.model, "thrown away", partial(self._discard, action))
+            case act.PinModel():
+                self._pin(action.get, action.model, action.version)
+            case act.UnpinModel():
+                self._unpin(action.get)
+
+    def _pin(self, get: GetId, model: str, version: ModelVersion) -> None:
+        store = self.stores[model]
+        assert get not in self._pinned, f"{get} is pinned twice"
+        assert version.number == store.version, f"{get} is pinned at {version}; the store is at {store.version}"
+        self._pinned[get] = store, store.acquire()
+
+    def _unpin(self, get: GetId) -> None:
+        store, held = self._pinned.pop(get)
+        store.release(held)
 
     def _serve(self, action: act.ServeModel) -> None:
+        if action.get not in self._pinned:
+            self._pin(action.get, action.model, action.version)
+        _, held = self._pinned[action.get]
+        assert held.version == action.version.number, f"{action}, but version {held.version} is pinned"
         if action.connection not in self._lines:
+            self._unpin(action.get)
             self._cannot_send(action, "the connection is gone")
             return
-        store = self.stores[action.model]
-        held = store.acquire()
-        assert held.version == action.version.number, f"{action} but the store is at {held.version}"
-        self._send_value(action, held.value, partial(store.release, held))
-
-    def _send_value(self, action: act.ServeModel, value: int, over: Callable[[], None]) -> None:
         size_bytes = self.state.models[action.model].spec.layout.size_bytes
-        chunks = self._lines[action.connection].caller.chunks
-        self._send_model(action, Payload.whole((value,), size_bytes, chunks), over)
+        payload = Payload.whole((held.value,), size_bytes, self._lines[action.connection].caller.chunks)
+        self._send_model(action, payload, partial(self._unpin, action.get))
 
     # The store
 
@@ -235,13 +264,16 @@ class SimulatedServer(BufferedReceiver):
         delay_ns = self._world.pause_ns(STEP_NS)
         images = [self.buffers.image(transfer) for transfer in action.transfers]
         finite = [image for image in images if image is not None]
-        huge = tuple(t.transfer for t in group if any(self._witness.is_huge(m.update) for m in t.members))
+        huge = tuple(t.transfer for t in group if self._is_huge(t))
         if huge or len(finite) < len(images):
             refused = refusal_of(action, images, huge)
             self._world.later(delay_ns, "refused", lambda: self._end_step(action.model, refused))
         else:
             self.stores[action.model].begin(action, finite)
             self._world.later(delay_ns, "applied", lambda: self._applied(action, members))
+
+    def _is_huge(self, transfer: IncomingTransfer) -> bool:
+        return any(self._witness.is_huge(member.update) for member in transfer.members)
 
     def _applied(self, action: act.ApplyStep, members: tuple[UpdateId, ...]) -> None:
         if not self.is_alive:
@@ -276,6 +308,7 @@ class SimulatedServer(BufferedReceiver):
     def _set_aside(self, model: str) -> None:
         """Go on no more from checkpoints of a model."""
         self.checkpoints.pop(model, None)
+        self.common.clear()
 
     def _begin_checkpoint(self, model: str) -> None:
         if self.is_alive:
@@ -300,3 +333,65 @@ class SimulatedServer(BufferedReceiver):
         copy = Copy(hosted.holds(), store.weights, motion, hosted.spec.rule)
         self._take_in(copy.taken())
         return copy
+
+    # The store of a part: a step is prepared, then committed or thrown away
+
+    def _later(self, model: str, what: str, act_on: Callable[[StoreDouble], None]) -> None:
+        """Do something with a store after a while, if it is still there."""
+        store = self.stores[model]
+
+        def happen() -> None:
+            if self.is_alive and self.stores.get(model) is store:
+                act_on(store)
+
+        self._world.later(self._world.pause_ns(STEP_NS), what, happen)
+
+    def _prepare(self, action: act.PrepareStep) -> None:
+        incoming = self.state.models[action.model].incoming
+        group = [incoming.transfers[transfer] for transfer in action.transfers]
+        assert all(t.kind is UpdateKind.GRADIENT for t in group), f"initial weights are no unit: {action}"
+        members = tuple(m.update for t in group for m in t.members)
+        self._witness.begins(_at_once(action), members, ())
+        images = [self.buffers.image(transfer) for transfer in action.transfers]
+        finite = [image for image in images if image is not None]
+        looks = zip(group, images, strict=True)
+        culprits = tuple(t.transfer for t, image in looks if image is None or self._is_huge(t))
+        outcome: act.PrepareRefused | act.StepPrepared
+        if culprits:
+            detail = "the step is not finite"
+            outcome = act.PrepareRefused(model=action.model, unit=action.unit, detail=detail, culprits=culprits)
+        else:
+            self.stores[action.model].begin(action, finite)
+            self._preparing[action.model] = members
+            outcome = act.StepPrepared(model=action.model, unit=action.unit)
+        self._later(action.model, "prepared or refused", lambda store: self._take_in(outcome))
+
+    def _commit(self, action: act.CommitStep, store: StoreDouble) -> None:
+        order, members = store.finish(action.version.number), self._preparing[action.model]
+        assert isinstance(order, act.PrepareStep), f"{order} is no step of a unit"
+        assert (order.unit, order.transfers) == (action.unit, action.transfers), f"{action}, but prepared is {order}"
+        self._witness.commits(members, _at_once(order))
+        expected = self._witness.weights(action.model, action.version.number)
+        assert store.value == expected, f"{members} led to other weights than their steps do"
+        self._take_in(act.StepDone(model=action.model, transfers=action.transfers, step_norm=1.0))
+        if self._world.config.faults.rollback_hz and action.version.number % CHECKPOINT_EVERY == 0:
+            self._keep_common()
+
+    def _discard(self, action: act.DiscardStep, store: StoreDouble) -> None:
+        store.discard()
+        self._take_in(act.StepDiscarded(model=action.model, unit=action.unit))
+
+    def _keep_common(self) -> None:
+        """Write a checkpoint of the part that is here, as it is now, if the disk is not full."""
+        if self._world.has_full_disk(self.host):
+            return
+        kept = [Checkpoint(holds=h, weights=self.stores[h.spec.name].weights) for h in self.state.holds()]
+        assert len({c.holds.version for c in kept}) == 1, "a server has one part"
+        self.common[kept[0].holds.version] = kept
+
+
+def _at_once(order: act.PrepareStep) -> act.ApplyStep:
+    """Return a step that is prepared as one that is applied in one go."""
+    return act.ApplyStep(
+        model=order.model, transfers=order.transfers, kind=order.kind, lrs=order.lrs, version=order.version
+    )

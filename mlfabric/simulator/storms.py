@@ -10,7 +10,6 @@ from mlfabric.network import down_link, up_link
 from mlfabric.protocol import JobClaim, LinkRate, LinksReported, ModelRemoved, ModelVersion, Resume
 from mlfabric.simulator.aggregator import SimulatedAggregator
 from mlfabric.simulator.fabric import Fabric
-from mlfabric.simulator.part_server import PartServer
 from mlfabric.simulator.part_witness import PartWitness
 from mlfabric.simulator.processes import NATURE
 from mlfabric.simulator.replica import SimulatedReplica
@@ -182,7 +181,7 @@ class Storm:
             return
         is_followed = server.name in self._fabric.followers.living
         has_all = server.checkpoints.keys() >= server.state.models.keys() or self._fabric.config.faults.amnesia > 0
-        if isinstance(server, PartServer) or is_followed or not (server.is_alive and has_all):
+        if self._fabric.config.shards > 1 or is_followed or not (server.is_alive and has_all):
             return
         self._world.fault("server died", server.name)
         server.die()
@@ -224,8 +223,8 @@ class Storm:
 
         Or they begin with nothing.
         """
-        servers = [server for server in self._fabric.servers.values() if isinstance(server, PartServer)]
-        if not servers or not all(server.is_alive for server in servers):
+        servers = list(self._fabric.servers.values())
+        if self._fabric.config.shards == 1 or not all(server.is_alive for server in servers):
             return
         common = set.intersection(*(set(server.common) for server in servers))
         newest = min((s.version for server in servers for s in server.stores.values()), default=0)
@@ -239,9 +238,9 @@ class Storm:
             delay_ns = self._world.pause_ns(RESTART_NS)
             self._world.later(delay_ns, f"{server.name} dies", partial(self._die, server, version))
 
-    def _die(self, server: PartServer, version: ModelVersion | None) -> None:
+    def _die(self, server: SimulatedServer, version: ModelVersion | None) -> None:
         server.die()
-        servers = [server for server in self._fabric.servers.values() if isinstance(server, PartServer)]
+        servers = list(self._fabric.servers.values())
         if any(server.is_alive for server in servers):
             return
         assert isinstance(self._fabric.witness, PartWitness), "models that are cut have a witness of their own"

@@ -491,6 +491,16 @@ class Witness:
             f"{get} brought {version} without {after}, {committed}"
         )
 
+    def settles(self, push: UpdateId, outcome: Outcome) -> None:
+        """Check what the handle of a whole push resolves to."""
+        self.learns(push, outcome)
+
+    def brings(
+        self, get: GetId, model: str, version: ModelVersion, values: Sequence[int], after: UpdateId | None
+    ) -> None:
+        """Check what a get of a whole model brought, part by part."""
+        self.delivers(get, model, version, values[0], after)
+
     def weights(self, model: str, number: int) -> int:
         """Return what the weights of a version are: the first ones and the steps since, each once."""
         return self._weights[model][number][0]

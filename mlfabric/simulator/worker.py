@@ -1,7 +1,8 @@
 """The simulated shell of a worker daemon and the training loop above it. Does what ``worker_daemon/daemon.py`` does.
 
 Each worker has a few lanes; a lane gets the model, computes for a while, pushes an update, and gets the model again
-once that is settled. So several updates of one worker are in flight.
+once that is settled. So several updates of one worker are in flight. If the model is cut, every push and get is one for
+each part.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from mlfabric.protocol import (
     UpdateKind,
     Welcome,
 )
+from mlfabric.scheduler.parts import part_of, whole_of
 from mlfabric.simulator.attempts import Attempts
 from mlfabric.simulator.calls import Calls
 from mlfabric.simulator.driving import SimulatedDriver
@@ -45,6 +47,8 @@ __all__ = ["Place", "SimulatedWorker"]
 
 NOWHERE = ModelVersion(0, 0)
 ODDITIES = [oddity for oddity in Oddity if oddity is not Oddity.NONE]
+OF_ALL_PARTS = (Oddity.NONE, Oddity.NAN, Oddity.FUTURE)
+"""What is said of a whole push; anything else is wrong with one part, if the model is cut."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +78,8 @@ class SimulatedWorker:
         self._gets = 0
         self._computing = 0
         self._left = world.config.calm_updates
+        self._shards = place.spec.shards
+        self._specs = [place.spec.of_shard(n) for n in range(self._shards)] if self._shards > 1 else [place.spec]
         self._lanes: dict[GetId, UpdateId | None] = {}
         self._here: set[UpdateId] = set()
         truths = place.witness.truths
@@ -155,14 +161,17 @@ class SimulatedWorker:
     # Training
 
     def _layout_of(self, update: UpdateId) -> Layout:
-        return self.place.spec.layout
+        return self._specs[update.counter % self._shards].layout
 
     def _get(self, after: UpdateId | None) -> None:
-        get = GetId(self.place.name, self.place.incarnation, self._gets)
+        first = GetId(self.place.name, self.place.incarnation, self._gets * self._shards)
         self._gets += 1
-        self._lanes[get] = after
-        request = GetRequested(get=get, model=self.place.spec.name, min_version=ModelVersion(0, 0), after_update=after)
-        self._take_in(act.GetCalled(request=request))
+        self._lanes[first] = after
+        for shard, spec in enumerate(self._specs):
+            follows = None if after is None else part_of(after, shard, self._shards)
+            get = first._replace(counter=first.counter + shard)
+            request = GetRequested(get=get, model=spec.name, min_version=ModelVersion(0, 0), after_update=follows)
+            self._take_in(act.GetCalled(request=request))
 
     def _compute(self, version: ModelVersion) -> None:
         self._computing += 1
@@ -191,35 +200,41 @@ class SimulatedWorker:
             self.session.leave(self.place.incarnation)
 
     def _push(self, version: ModelVersion, kind: UpdateKind, oddity: Oddity) -> UpdateId:
-        update = UpdateId(self.place.name, self.place.incarnation, self._updates)
+        push = UpdateId(self.place.name, self.place.incarnation, self._updates)
         self._updates += 1
-        self._here.add(update)
+        self._here.add(push)
         claimed = ModelVersion(version.epoch, version.number + 1000) if oddity is Oddity.FUTURE else version
         step = self._world.rng.getrandbits(64)
         norm = float("nan") if oddity is Oddity.NAN else self._world.rng.expovariate(1.0)
-        number = len(self.place.witness.truths)
-        samples = ((number, number + 1),) if kind is UpdateKind.GRADIENT else ()
-        self.place.witness.truths[update] = Truth(
-            model=self.place.spec.name,
-            step=step,
-            vector=norm * direction(step),
-            computed_from=claimed,
-            kind=kind,
-            oddity=oddity,
-            samples=samples,
-        )
-        size_bytes = self.place.spec.layout.size_bytes
-        request = PushRequested(
-            update=update,
-            model=self.place.spec.name,
-            size_bytes=size_bytes + 16 if oddity is Oddity.SIZE else size_bytes,
-            computed_from=claimed,
-            norm=norm,
-            kind=kind,
-            samples=samples,
-        )
-        self._take_in(act.PushCalled(request=request))
-        return update
+        odd = self._world.rng.randrange(self._shards) if self._shards > 1 else 0
+        truths = self.place.witness.truths
+        number, counts = len(truths), kind is UpdateKind.GRADIENT and self._shards == 1
+        requests = []
+        for shard, spec in enumerate(self._specs):
+            update = part_of(push, shard, self._shards)
+            truth = truths[update] = Truth(
+                model=spec.name,
+                step=step,
+                vector=norm * direction(step),
+                computed_from=claimed,
+                kind=kind,
+                oddity=oddity if oddity in OF_ALL_PARTS or shard == odd else Oddity.NONE,
+                samples=((number, number + 1),) if counts else (),
+            )
+            size_bytes = spec.layout.size_bytes
+            request = PushRequested(
+                update=update,
+                model=spec.name,
+                size_bytes=size_bytes + 16 if truth.oddity is Oddity.SIZE else size_bytes,
+                computed_from=claimed,
+                norm=norm,
+                kind=kind,
+                samples=truth.samples,
+            )
+            requests.append(request)
+        for request in requests:
+            self._take_in(act.PushCalled(request=request))
+        return push
 
     # Events in, actions out
 
@@ -237,13 +252,12 @@ class SimulatedWorker:
             case act.StopTransfers():
                 self._calls.break_off()
             case act.Settle():
-                self._here.discard(action.update)
-                self.place.witness.learns(action.update, action.outcome)
+                push = whole_of(action.update, self._shards)
+                self._here.discard(push)
+                self.place.witness.settles(push, action.outcome)
                 self._leave_if_done()
             case act.Deliver():
-                after, value = self._lanes.pop(action.get), self._attempts.values.pop(action.get)
-                self.place.witness.delivers(action.get, self.place.spec.name, action.version, value, after)
-                self._compute(action.version)
+                self._deliver(action)
             case (
                 act.KeepCopy()
                 | act.FoldCopy()
@@ -256,3 +270,10 @@ class SimulatedWorker:
                 self.kept.do(action)
             case _:
                 raise AssertionError(f"nobody does {action}")
+
+    def _deliver(self, action: act.Deliver) -> None:
+        after, first = self._lanes.pop(action.get), action.get
+        gets = [first._replace(counter=first.counter + shard) for shard in range(self._shards)]
+        values = [self._attempts.values.pop(get) for get in gets]
+        self.place.witness.brings(first, self.place.spec.name, action.version, values, after)
+        self._compute(action.version)
