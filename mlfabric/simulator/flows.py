@@ -1,12 +1,13 @@
 """Bytes on links in virtual time: concurrent transfers share each link evenly.
 
-What a flow cannot use of its even share of a link, because another link or its pace holds it back, is shared among the
-others (max-min fairness). That is not what TCP does to the bit, but it knows what matters here: a transfer takes as
-long as its links take, others make it slower, and a plan's prediction may be wrong.
+What a flow cannot use of its even share of a link, because another link or its pace holds it back, nobody has. That is
+not what TCP does, but it knows what matters here: a transfer takes as long as its links take, others make it slower,
+and a plan's prediction may be wrong. (How fast things really go is the twin's to say.)
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -88,38 +89,16 @@ class Flows:
             flow.left -= elapsed_ns * flow.bps
 
     def _share_out(self) -> None:
-        for flow, bps in self._shares():
+        """Give every flow its part of the narrower of its links; what is cut stalls."""
+        cuts, now_ns = self._world.cuts, self._world.now_ns
+        moving = [flow for flow in self._running if not (cuts and cuts.stalls(*flow.way, now_ns))]
+        users = Counter(link for flow in moving for link in flow.path)
+        for flow in self._running:
+            shares = [self._rates[link] // users[link] for link in flow.path if users[link]]
+            bps = max(1, min([flow.pace_bps, *shares])) if flow in moving else 1
             if flow.timer is None or bps != flow.bps:
                 flow.bps = bps
                 self._set_timer(flow)
-
-    def _shares(self) -> list[tuple[Flow, int]]:
-        """Return every flow's rate: those that get the least first."""
-        open_flows = self._running
-        if not open_flows:
-            return []
-        left = {link: self._rates[link] for flow in open_flows for link in flow.path}
-        found: list[tuple[Flow, int]] = []
-        if cuts := self._world.cuts:
-            found = [(flow, 1) for flow in open_flows if cuts.stalls(*flow.way, self._world.now_ns)]
-            stalled = [flow for flow, _ in found]
-            open_flows = [flow for flow in open_flows if flow not in stalled]
-        while open_flows:
-            users: dict[LinkId, int] = {}
-            for flow in open_flows:
-                for link in flow.path:
-                    users[link] = users.get(link, 0) + 1
-            even = {link: left[link] // count for link, count in users.items()}
-            most = [min([flow.pace_bps, *[even[link] for link in flow.path]]) for flow in open_flows]
-            least = min(most)
-            if least == max(most):
-                return found + [(flow, max(1, least)) for flow in open_flows]
-            found += [(flow, max(1, bps)) for flow, bps in zip(open_flows, most, strict=True) if bps == least]
-            for flow, bps in zip(open_flows, most, strict=True):
-                for link in flow.path if bps == least else ():
-                    left[link] -= least
-            open_flows = [flow for flow, bps in zip(open_flows, most, strict=True) if bps > least]
-        return found
 
     def _set_timer(self, flow: Flow) -> None:
         if flow.timer is not None:
