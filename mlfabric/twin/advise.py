@@ -213,7 +213,7 @@ def replica_bound(cluster: Cluster, found: Prediction) -> int:
     Twice what is committed while an update waits for its batch and passes over the slowest host's link, by Little's
     law, and no less than the workers send at once.
     """
-    slowest_bps = min(min(host.up_bps, host.down_bps) for host in cluster.hosts)
+    slowest_bps = min(host.slowest_bps for host in cluster.hosts)
     on_its_way_s = cluster.batch_window_s + 8 * cluster.model_bytes / slowest_bps
     return max(len(cluster.workers), math.ceil(2 * len(cluster.workers) / found.step_s * on_its_way_s))
 

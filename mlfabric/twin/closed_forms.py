@@ -12,13 +12,12 @@ processors and switches cost is not in here.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from mlfabric.errors import UsageError
+from mlfabric.twin.cluster import Host
 from mlfabric.twin.settings import NetworkSetting
 
 __all__ = [
-    "LinkRates",
     "mean_over_weather",
     "ring_all_reduce_s",
     "ring_share",
@@ -27,30 +26,6 @@ __all__ = [
 ]
 
 BITS = 8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkRates:
-    """What a host's link carries each way.
-
-    Args:
-        up_bps, down_bps: rates in bit/s, > 0.
-
-    Raises:
-        UsageError: a rate is not above 0.
-    """
-
-    up_bps: float
-    down_bps: float
-
-    def __post_init__(self) -> None:
-        if not (self.up_bps > 0 and self.down_bps > 0):
-            raise UsageError(f"link of {self.up_bps:g} up, {self.down_bps:g} down; allowed: rates above 0 bit/s")
-
-    @property
-    def slowest_bps(self) -> float:
-        """The rate of its slower direction."""
-        return min(self.up_bps, self.down_bps)
 
 
 def ring_share(hosts: int) -> float:
@@ -64,33 +39,31 @@ def ring_share(hosts: int) -> float:
     return 2 * (hosts - 1) / hosts
 
 
-def ring_all_reduce_s(size_bytes: int, links: Sequence[LinkRates], latency_s: float = 0.0) -> float:
+def ring_all_reduce_s(size_bytes: int, hosts: Sequence[Host], latency_s: float = 0.0) -> float:
     """Return how long a ring all-reduce of a tensor takes (Patarasuk and Yuan, 2009).
 
     Args:
         size_bytes: of the tensor, >= 0.
-        links: of each host, at least one.
+        hosts: with their links, at least one.
         latency_s: of each of the 2 (N - 1) steps.
     """
-    share = ring_share(len(links))
-    return share * size_bytes * BITS / min(link.slowest_bps for link in links) + 2 * (len(links) - 1) * latency_s
+    share = ring_share(len(hosts))
+    return share * size_bytes * BITS / min(host.slowest_bps for host in hosts) + 2 * (len(hosts) - 1) * latency_s
 
 
-def synchronous_server_s(
-    size_bytes: int, links: Sequence[LinkRates], server: LinkRates, latency_s: float = 0.0
-) -> float:
+def synchronous_server_s(size_bytes: int, hosts: Sequence[Host], server: Host, latency_s: float = 0.0) -> float:
     """Return how long a plain synchronous parameter server takes to collect all updates and to give all models out.
 
     Args:
         size_bytes: of model and update, >= 0.
-        links: of each worker, at least one.
-        server: the server's link, which all share evenly.
+        hosts: of the workers, at least one.
+        server: whose link all share evenly.
         latency_s: of each way.
     """
-    ring_share(len(links))
+    ring_share(len(hosts))
     bits = size_bytes * BITS
-    collect_s = max(len(links) * bits / server.down_bps, *(bits / link.up_bps for link in links))
-    give_s = max(len(links) * bits / server.up_bps, *(bits / link.down_bps for link in links))
+    collect_s = max(len(hosts) * bits / server.down_bps, *(bits / host.up_bps for host in hosts))
+    give_s = max(len(hosts) * bits / server.up_bps, *(bits / host.down_bps for host in hosts))
     return collect_s + give_s + 2 * latency_s
 
 

@@ -120,6 +120,11 @@ class Host:
     down_bps: float
     slowdown: float = 1.0
 
+    @property
+    def slowest_bps(self) -> float:
+        """The rate of its slower direction."""
+        return min(self.up_bps, self.down_bps)
+
     def __post_init__(self) -> None:
         _check("name", self.name, bool(self.name), "any text but ''")
         for what, bps in (("up_bps", self.up_bps), ("down_bps", self.down_bps)):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from mlfabric.specs import Mode
 from mlfabric.twin.closed_forms import (
-    LinkRates,
     mean_over_weather,
     ring_all_reduce_s,
     slowest_shares,
@@ -21,6 +20,7 @@ from mlfabric.twin.outcome import Outcome
 from mlfabric.twin.rounds import TREE_CHUNKS
 from mlfabric.twin.run import Baseline, simulate
 from mlfabric.twin.run_world import Progress
+from mlfabric.twin.settings import Direction
 
 __all__ = ["Compared", "compare", "formula_s"]
 
@@ -69,14 +69,14 @@ def formula_s(cluster: Cluster, way: Mode | Baseline) -> float | None:
 
     Where rates are known over time, the first ones count.
     """
-    links, server = [_link(cluster, host) for host in cluster.workers], _link(cluster, cluster.server)
-    size_bytes, latency_s, directions = cluster.model_bytes, cluster.latency_s, 2 * len(links)
+    hosts, server = [_at_first(cluster, host) for host in cluster.workers], _at_first(cluster, cluster.server)
+    size_bytes, latency_s, directions = cluster.model_bytes, cluster.latency_s, 2 * len(hosts)
     if way is Baseline.RING:
-        wire_s = ring_all_reduce_s(size_bytes, links, latency_s)
+        wire_s = ring_all_reduce_s(size_bytes, hosts, latency_s)
     elif way is Baseline.TREE:
-        wire_s = _tree_s(cluster, min(link.slowest_bps for link in links))
+        wire_s = _tree_s(cluster, min(host.slowest_bps for host in hosts))
     elif way is Mode.SYNCHRONOUS and not cluster.aggregators:
-        wire_s = synchronous_server_s(size_bytes, links, server, latency_s)
+        wire_s = synchronous_server_s(size_bytes, hosts, server, latency_s)
         directions += 2 * cluster.is_server_in_weather
     else:
         return None
@@ -98,9 +98,11 @@ def _tree_s(cluster: Cluster, slowest_bps: float) -> float:
     return chunks * (8 * cluster.model_bytes / slowest_bps / TREE_CHUNKS) + 2 * levels * cluster.latency_s
 
 
-def _link(cluster: Cluster, host: Host) -> LinkRates:
-    lines = {way.value: line.bps[0] for (name, way), line in cluster.lines.items() if name == host.name}
-    return LinkRates(up_bps=lines.get("up", host.up_bps), down_bps=lines.get("down", host.down_bps))
+def _at_first(cluster: Cluster, host: Host) -> Host:
+    """Return a host with the rates that its links have first."""
+    first_bps = {way: line.bps[0] for (name, way), line in cluster.lines.items() if name == host.name}
+    up_bps, down_bps = first_bps.get(Direction.UP, host.up_bps), first_bps.get(Direction.DOWN, host.down_bps)
+    return replace(host, up_bps=up_bps, down_bps=down_bps)
 
 
 def _longest_s(cluster: Cluster) -> float:

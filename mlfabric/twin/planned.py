@@ -231,7 +231,7 @@ class Planner:
 def _config_of(cluster: Cluster) -> PlannerConfig:
     mode = cluster.mode
     if mode is Mode.ALL_REDUCE:
-        fastest_bps = max(min(host.up_bps, host.down_bps) for host in cluster.workers)
+        fastest_bps = max(host.slowest_bps for host in cluster.workers)
         found = all_reduce.planner_config(cluster.model_bytes, int(8e9 * cluster.model_bytes / fastest_bps))
         return replace(found, chunk_bytes=cluster.chunk_bytes or found.chunk_bytes)
     spec = ModelSpec(
