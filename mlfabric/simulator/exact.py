@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 
 from mlfabric.rules import RuleKind, RuleSpec
-from mlfabric.stepping import transition
 
 __all__ = [
     "PRIME",
@@ -84,14 +83,9 @@ def single_step(rule: RuleSpec, weights: Weights, gradient: int, lr: float) -> W
 
 def sum_step(rule: RuleSpec, weights: Weights, image: Image, lrs: tuple[float, ...]) -> Weights:
     """Return what a sum of several updates makes of weights and history: what a server does with it."""
-    value, history = weights
     if rule.kind is RuleKind.ADAM:
         return single_step(rule, weights, mean_of(image[0], len(lrs)), lrs[0])
-    places = transition(rule, lrs)
-    moved = exact(places.ww) * value + exact(places.wh) * history + image[0]
-    if len(image) < 2:
-        return moved % PRIME, history
-    return moved % PRIME, (exact(places.hw) * value + exact(places.hh) * history + image[1]) % PRIME
+    return after_window(rule, weights, image, lrs)
 
 
 # Windows and prefixes: what workers fold for a replica, and what it makes of it

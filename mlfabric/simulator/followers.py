@@ -44,15 +44,12 @@ class Followers:
         for replica in self.living.values():
             replica.session.join()
 
-    def drawn(self) -> SimulatedReplica | None:
-        """Draw one, None without any."""
-        replicas = list(self.living.values())
-        return self._world.rng.choice(replicas) if replicas else None
-
     def crash(self) -> None:
         """Let one die: it comes back with nothing, soon or late, or one of another name does, or none."""
-        replica = self.drawn()
-        if replica is None or not replica.is_alive or not self._servers[replica.server].is_alive:
+        if not self.living:
+            return
+        replica = self._world.rng.choice(list(self.living.values()))
+        if not replica.is_alive or not self._servers[replica.server].is_alive:
             return
         self._world.fault("replica died", replica.name)
         replica.die()

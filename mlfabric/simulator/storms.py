@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -17,6 +17,8 @@ from mlfabric.simulator.server import SimulatedServer
 from mlfabric.simulator.worker import SimulatedWorker
 
 __all__ = ["Storm"]
+
+Mortal = SimulatedWorker | SimulatedServer | SimulatedAggregator | SimulatedReplica
 
 MONITOR_LAG_NS = 200_000_000
 RESTART_NS = 100_000_000
@@ -38,24 +40,31 @@ class Storm:
 
     def start(self) -> None:
         """Begin."""
-        faults, config, followers = self._fabric.config.faults, self._fabric.config, self._fabric.followers
-        self._now_and_again(faults.worker_stream_hz * config.workers, self._break_worker_stream)
-        self._now_and_again(faults.server_stream_hz * config.servers, self._break_server_stream)
-        self._now_and_again(faults.aggregator_stream_hz * config.aggregators, self._break_aggregator_stream)
-        self._now_and_again(faults.crash_hz, self._crash)
-        self._now_and_again(faults.aggregator_hz * config.aggregators, self._crash_aggregator)
-        self._now_and_again(faults.scheduler_hz, self._restart_scheduler)
-        self._now_and_again(faults.rollback_hz, self._roll_back)
-        self._now_and_again(faults.link_hz, self._change_link)
-        self._now_and_again(faults.replica_stream_hz * config.replicas, self._break_replica_stream)
-        self._now_and_again(faults.replica_hz * config.replicas, followers.crash)
-        self._now_and_again(faults.server_hz * config.servers, self._crash_server)
-        self._now_and_again(faults.hang_hz, self._hang)
-        self._now_and_again(faults.cut_hz, self._cut)
-        self._now_and_again(faults.disk_hz, self._fill_disk)
-        self._now_and_again(faults.monitor_hz, self._crash_monitor)
-        self._now_and_again(faults.several_hz, self._several)
-        self._now_and_again(faults.job_hz, self._end_job)
+        fabric, faults, config = self._fabric, self._fabric.config.faults, self._fabric.config
+        streams: list[tuple[float, Callable[[], Collection[Mortal]]]] = [
+            (faults.worker_stream_hz * config.workers, lambda: fabric.workers),
+            (faults.server_stream_hz * config.servers, fabric.servers.values),
+            (faults.aggregator_stream_hz * config.aggregators, lambda: fabric.aggregators),
+            (faults.replica_stream_hz * config.replicas, fabric.followers.living.values),
+        ]
+        for hz, members in streams:
+            self._now_and_again(hz, partial(self._break_stream, members))
+        for hz, fault in (
+            (faults.crash_hz, self._crash),
+            (faults.aggregator_hz * config.aggregators, self._crash_aggregator),
+            (faults.scheduler_hz, self._restart_scheduler),
+            (faults.rollback_hz, self._roll_back),
+            (faults.link_hz, self._change_link),
+            (faults.replica_hz * config.replicas, fabric.followers.crash),
+            (faults.server_hz * config.servers, self._crash_server),
+            (faults.hang_hz, self._hang),
+            (faults.cut_hz, self._cut),
+            (faults.disk_hz, self._fill_disk),
+            (faults.monitor_hz, self._crash_monitor),
+            (faults.several_hz, self._several),
+            (faults.job_hz, self._end_job),
+        ):
+            self._now_and_again(hz, fault)
         if faults.job_hz and config.shards > 1:
             self._remove_torn()
 
@@ -81,22 +90,10 @@ class Storm:
 
     # Streams
 
-    def _break_worker_stream(self) -> None:
-        self._break_stream(self._world.rng.choice(self._fabric.workers))
-
-    def _break_server_stream(self) -> None:
-        self._break_stream(self._world.rng.choice(list(self._fabric.servers.values())))
-
-    def _break_aggregator_stream(self) -> None:
-        self._break_stream(self._world.rng.choice(self._fabric.aggregators))
-
-    def _break_replica_stream(self) -> None:
-        replica = self._fabric.followers.drawn()
-        if replica is not None:
-            self._break_stream(replica)
-
-    def _break_stream(self, member: SimulatedWorker | SimulatedServer | SimulatedAggregator | SimulatedReplica) -> None:
-        stream = member.session.stream
+    def _break_stream(self, members: Callable[[], Collection[Mortal]]) -> None:
+        """Break the stream of one of these members, if there are any."""
+        among = list(members())
+        stream = self._world.rng.choice(among).session.stream if among else None
         if stream is not None:
             self._world.fault("stream broke", stream.name)
             stream.break_up()
@@ -107,14 +104,18 @@ class Storm:
         world, workers = self._world, self._fabric.workers
         index = world.rng.randrange(len(workers))
         worker = workers[index]
-        if not worker.is_alive:
-            return
-        world.fault("worker died", worker.place.name)
-        worker.die()
-        if world.rng.random() < COME_BACK or not any(w.is_alive for w in workers):
+        if self._dies("worker died", worker, workers):
             job = replace(worker.place.job, resume=Resume.GO_ON)
             new = workers[index] = self._fabric.worker(index, worker.place.incarnation + 1, job)
             world.later(world.pause_ns(RESTART_NS), f"{new.place.name} starts again", new.start, new.process)
+
+    def _dies(self, what: str, member: Mortal, all_of_them: Sequence[Mortal]) -> bool:
+        """Let a member die, if it is alive; tell whether it is to come back, as the last one always does."""
+        if not member.is_alive:
+            return False
+        self._world.fault(what, member.session.name)
+        member.die()
+        return self._world.rng.random() < COME_BACK or not any(other.is_alive for other in all_of_them)
 
     def _end_job(self) -> None:
         """Let all workers of a model leave, each in its time, and those of another job come meanwhile."""
@@ -151,11 +152,7 @@ class Storm:
         world, aggregators = self._world, self._fabric.aggregators
         index = world.rng.randrange(len(aggregators))
         former = aggregators[index]
-        if not former.is_alive:
-            return
-        world.fault("aggregator died", former.name)
-        former.die()
-        if world.rng.random() < COME_BACK or not any(a.is_alive for a in aggregators):
+        if self._dies("aggregator died", former, aggregators):
             new = aggregators[index] = self._fabric.aggregator(index, former.incarnation + 1)
             world.later(world.pause_ns(RESTART_NS), f"{new.name} starts again", new.session.join, new.process)
 
