@@ -8,7 +8,6 @@ least that much. Here the same estimator (``mlfabric/monitor/estimate.py``) hear
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections import deque
 
 import numpy as np
@@ -19,7 +18,7 @@ from mlfabric.monitor.news import News
 from mlfabric.twin.cluster import Cluster, Monitoring
 from mlfabric.twin.flows import Passed
 
-__all__ = ["Monitor", "monitor_of"]
+__all__ = ["Estimated", "Told", "monitor_of"]
 
 Rates = NDArray[np.float64]
 """Of all links in bits per ns, up links first."""
@@ -32,30 +31,8 @@ LARGE = 200
 """With more workers estimating would take longer than all else; they are told."""
 
 
-class Monitor(ABC):
-    """Tells of rates."""
-
-    watches = False
-    """Whether it is to be told of what arrives."""
-
-    next_ns: float
-    """When it tells of rates next; infinity for not before something else happens."""
-
-    @abstractmethod
-    def changed(self, at_ns: float, rates: Rates) -> None:
-        """Note that links have other rates from an instant on."""
-
-    @abstractmethod
-    def passed(self, transfers: Passed, now_ns: float) -> None:
-        """Note what has arrived."""
-
-    @abstractmethod
-    def tell(self, now_ns: float) -> Rates | None:
-        """Return the rates that are known by now; None if there is no news."""
-
-
-class Told(Monitor):
-    """Knows all rates, but late.
+class Told:
+    """Knows all rates, but late; ``next_ns`` is when it tells of some next, infinity for never.
 
     Args:
         lag_ns: how late.
@@ -71,9 +48,6 @@ class Told(Monitor):
         self._news.append((at_ns + self._lag_ns, rates))
         self.next_ns = self._news[0][0]
 
-    def passed(self, transfers: Passed, now_ns: float) -> None:
-        """Learn nothing from what has arrived."""
-
     def tell(self, now_ns: float) -> Rates | None:
         """Return the rates that are known by now; None if there is no news."""
         found = None
@@ -83,10 +57,8 @@ class Told(Monitor):
         return found
 
 
-class Estimated(Monitor):
+class Estimated:
     """Estimates rates from finished transfers, as the live monitor does."""
-
-    watches = True
 
     def __init__(self, cluster: Cluster) -> None:
         self._estimator = LinkEstimator(EstimatorOptions(half_life_s=cluster.monitor_half_life_s))
@@ -102,9 +74,6 @@ class Estimated(Monitor):
             for host in cluster.hosts:
                 self._estimator.set_nominal(host.name, round(host.up_bps), round(host.down_bps))
         self.next_ns = self._every_ns
-
-    def changed(self, at_ns: float, rates: Rates) -> None:
-        """Nobody tells it of changes."""
 
     def passed(self, transfers: Passed, now_ns: float) -> None:
         """Note what has arrived."""
@@ -161,7 +130,7 @@ class Estimated(Monitor):
         return {link: estimate for link, estimate in found.items() if estimate is not None and estimate.bps > 0}
 
 
-def monitor_of(cluster: Cluster) -> Monitor:
+def monitor_of(cluster: Cluster) -> Told | Estimated:
     """Return the monitor of a cluster."""
     if cluster.monitoring is Monitoring.TELLS or len(cluster.workers) > LARGE:
         return Told(1e9 * cluster.monitor_lag_s)

@@ -18,10 +18,7 @@ All of it follows from the cluster, its seed included: the same cluster gives th
 
 from __future__ import annotations
 
-import gc
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from enum import Enum
 
@@ -39,7 +36,6 @@ __all__ = ["Baseline", "simulate"]
 
 
 log = logging.getLogger("mlfabric.twin")
-_OBJECTS_PER_COLLECTION = 200_000
 
 
 class Baseline(Enum):
@@ -81,16 +77,4 @@ def simulate(
     if isinstance(chosen, Mode) and chosen is not cluster.mode:
         cluster = replace(cluster, mode=chosen)
     warm_up(log.info)
-    with _few_collections():
-        return _RUN.get(chosen, run_training)(RunWorld(cluster, spans_s), progress)
-
-
-@contextmanager
-def _few_collections() -> Iterator[None]:
-    """Let Python look for cyclic garbage seldom: a run makes many objects that live long, and hardly any cycles."""
-    usual = gc.get_threshold()
-    gc.set_threshold(_OBJECTS_PER_COLLECTION, *usual[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*usual)
+    return _RUN.get(chosen, run_training)(RunWorld(cluster, spans_s), progress)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from mlfabric.twin.cluster import Cluster
 from mlfabric.twin.draws import ComputeTimes, Weather
 from mlfabric.twin.flows import Flows
-from mlfabric.twin.monitoring import monitor_of
+from mlfabric.twin.monitoring import Estimated, Told, monitor_of
 from mlfabric.twin.outcome import Outcome, Recorder
 from mlfabric.twin.planned import Order, Planner
 
@@ -46,7 +46,7 @@ class RunWorld:
         self._could_bits = np.zeros(len(self._rates))
         self._next_ns = self.weather.next_change_ns(0.0)
         self._monitor = monitor_of(cluster)
-        self._monitor.changed(0.0, self._rates)
+        self._tell_monitor(0.0)
 
     @property
     def now_ns(self) -> float:
@@ -97,7 +97,7 @@ class RunWorld:
 
     def passed(self, numbers: Sequence[int]) -> None:
         """Let the monitor know of transfers that have arrived and are not freed."""
-        if self._monitor.watches:
+        if isinstance(self._monitor, Estimated):
             self._monitor.passed(self.flows.passed(numbers), self.now_ns)
 
     def outcome(self, name: str) -> Outcome:
@@ -111,5 +111,9 @@ class RunWorld:
         self._could_bits += self._rates * (at_ns - self._since_ns)
         self._rates, self._since_ns = self.weather.rates(at_ns), at_ns
         self.flows.set_rates(self._rates)
-        self._monitor.changed(at_ns, self._rates)
+        self._tell_monitor(at_ns)
         self._next_ns = self.weather.next_change_ns(at_ns)
+
+    def _tell_monitor(self, at_ns: float) -> None:
+        if isinstance(self._monitor, Told):
+            self._monitor.changed(at_ns, self._rates)

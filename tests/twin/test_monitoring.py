@@ -58,7 +58,6 @@ def test_who_is_told_learns_every_change_late():
 def test_an_estimate_follows_what_transfers_got():
     cluster = cluster_of(3)
     monitor = Estimated(cluster)
-    monitor.changed(0.0, np.full(8, 0.1))
     slow = [passed(0, 4 + to, gbps=0.1, began_ns=n * 10 * S, bits=8e8) for n, to in enumerate((3, 1, 2))]
     rates = found_by(monitor, *slow)
     assert rates is not None
