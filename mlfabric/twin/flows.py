@@ -41,17 +41,17 @@ Edge = tuple[int, int, int]
 
 
 class Passed(NamedTuple):
-    """Transfers that have arrived, in columns: links (-1 for none), bits, when each began, could have sent its last bit
-    for all that its links carry, and arrived; its pace, and whether it carried on what others had brought."""
+    """A transfer that has arrived: its links (-1 for none), bits, when it began, could have sent its last bit for all
+    that its links carry, and arrived; its pace, and how many it carried on of what others had brought."""
 
-    up: list[int]
-    down: list[int]
-    bits: list[float]
-    began_ns: list[float]
-    drained_ns: list[float]
-    ended_ns: list[float]
-    pace: list[float]
-    is_passed_on: list[bool]
+    up: int
+    down: int
+    bits: float
+    began_ns: float
+    drained_ns: float
+    ended_ns: float
+    pace: float
+    inputs: int
 
 
 class Flows:
@@ -144,12 +144,11 @@ class Flows:
             return [began_ns], [ended_ns]
         return flows["began"][numbers].tolist(), flows["ended"][numbers].tolist()
 
-    def passed(self, numbers: Sequence[int]) -> Passed:
+    def passed(self, numbers: Sequence[int]) -> list[Passed]:
         """Return what transfers were that have arrived and are not freed."""
-        rows, (up, down) = self._field.flows[list(numbers)], self._field.ends[list(numbers)].T.tolist()
-        names = ("bits", "began", "drained", "ended", "pace", "fed")
-        bits, began_ns, drained_ns, ended_ns, pace, fed = (rows[name].tolist() for name in names)
-        return Passed(up, down, bits, began_ns, drained_ns, ended_ns, pace, [inputs > 0 for inputs in fed])
+        rows, ends = self._field.flows[list(numbers)], self._field.ends[list(numbers)].T.tolist()
+        columns = (rows[name].tolist() for name in ("bits", "began", "drained", "ended", "pace", "fed"))
+        return [Passed(*row) for row in zip(*ends, *columns, strict=True)]
 
     def crosses(self, numbers: Sequence[int], links: NDArray[np.bool_]) -> bool:
         """Return whether any of these transfers goes over a link that is marked."""

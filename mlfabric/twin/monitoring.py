@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,34 +76,25 @@ class Estimated:
                 self._estimator.set_nominal(host.name, round(host.up_bps), round(host.down_bps))
         self.next_ns = self._every_ns
 
-    def passed(self, transfers: Passed, now_ns: float) -> None:
+    def passed(self, transfers: Sequence[Passed], now_ns: float) -> None:
         """Note what has arrived."""
-        found = [self._record(*row) for row in zip(*transfers, strict=True) if row[0] >= 0]
+        found = [self._record(one) for one in transfers if one.up >= 0]
         if found:
             self._records.append((now_ns + self._control_ns, found))
 
-    def _record(
-        self,
-        up: int,
-        down: int,
-        bits: float,
-        began_ns: float,
-        drained_ns: float,
-        ended_ns: float,
-        pace: float,
-        is_passed_on: bool,
-    ) -> Transfer:
+    def _record(self, passed: Passed) -> Transfer:
         """Return what the receiver says of a transfer, from its first byte on, or of a stream its sender."""
+        up, down, bits, began_ns, drained_ns, ended_ns, pace, inputs = passed
         began_ns = min(began_ns + self._latency_ns, ended_ns)
         starved_ns, took_ns = ended_ns - self._latency_ns - drained_ns, ended_ns - began_ns
-        is_busy = is_passed_on and pace == math.inf and starved_ns <= STARVED_SHARE * took_ns
+        is_busy = inputs > 0 and pace == math.inf and starved_ns <= STARVED_SHARE * took_ns
         return Transfer(
             from_host=self._hosts[up],
             to_host=self._hosts[down - len(self._hosts)],
             bytes=round(bits / 8),
             started_s=began_ns / 1e9,
             ended_s=ended_ns / 1e9,
-            paced=pace < math.inf or is_passed_on,
+            paced=pace < math.inf or inputs > 0,
             at_sender=is_busy,
             busy_bytes=round(bits / 8) if is_busy else 0,
             busy_s=took_ns / 1e9 if is_busy else 0.0,

@@ -28,14 +28,14 @@ def _compiled():
 def passed(up, down, *, gbps=1.0, pace=math.inf, is_passed_on=False, began_ns=0.0, starved_ns=0.0, bits=8e6):
     """Return a transfer, of 1 MB as a rule."""
     drained_ns = began_ns + bits / gbps
-    return Passed([up], [down], [bits], [began_ns], [drained_ns], [drained_ns + starved_ns], [pace], [is_passed_on])
+    return Passed(up, down, bits, began_ns, drained_ns, drained_ns + starved_ns, pace, int(is_passed_on))
 
 
 def found_by(monitor, *transfers):
     """Return the rates that are known a while after transfers have passed."""
     for transfer in transfers:
-        monitor.passed(transfer, transfer.ended_ns[0])
-    at_ns, rates = max(transfer.ended_ns[0] for transfer in transfers) + 1 * MS, None
+        monitor.passed([transfer], transfer.ended_ns)
+    at_ns, rates = max(transfer.ended_ns for transfer in transfers) + 1 * MS, None
     for _ in range(6):
         at_ns = max(at_ns, monitor.next_ns)
         news = monitor.tell(at_ns)
