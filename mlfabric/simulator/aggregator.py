@@ -26,7 +26,6 @@ from mlfabric.simulator.exact import Image
 from mlfabric.simulator.lines import End
 from mlfabric.simulator.payloads import CHUNKS, Adding, Payload
 from mlfabric.simulator.receiving import Receiver
-from mlfabric.simulator.session import Session, SessionCallbacks
 from mlfabric.simulator.surroundings import Surroundings
 from mlfabric.specs import ModelSpec, Role
 
@@ -39,15 +38,13 @@ class SimulatedAggregator(Receiver[act.Grant]):
     chunks = CHUNKS
 
     def __init__(self, around: Surroundings, name: str, incarnation: int, host: str) -> None:
-        super().__init__(around, name, incarnation, f"{name}, process {incarnation}")
         world = around.world
+        super().__init__(around, name, incarnation, f"{name}, process {incarnation}", world.process(name, host))
         budget = world.config.sum_updates * world.config.model_bytes
         self.state = AggregatorState(AggregatorConfig(name=name, memory_budget_bytes=budget))
         self.sums: dict[SumId, Adding] = {}
         self.models: dict[GetId, Payload] = {}
         self.handed_on = 0
-        callbacks = SessionCallbacks(joining=self._joining, admitted=self._admitted, instructed=self._instructed)
-        self.session = Session(world, around.scheduler, name, world.process(name, host), callbacks)
         self._errands = Errands(Calls(world, self.process, around.book), self._take_in)
         self._drive(self.state, self._do, self._check_memory)
         around.flows.add_host(host)
@@ -61,11 +58,13 @@ class SimulatedAggregator(Receiver[act.Grant]):
 
     # The session
 
-    def _joining(self) -> MemberJoined:
+    def joining(self) -> MemberJoined:
+        """Return how it registers."""
         config = self._world.config
         return MemberJoined(member=self._member(Role.AGGREGATOR, config.link_bps), most_updates=config.most_updates)
 
-    def _admitted(self, welcome: Welcome) -> list[MemberEvent]:
+    def admitted(self, welcome: Welcome) -> list[MemberEvent]:
+        """Begin under a scheduler; return what it announces."""
         self._take_in(act.EpochBegan(epoch=welcome.epoch))
         return []
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
 
 from mlfabric.protocol import JobClaim
 from mlfabric.simulator.aggregator import SimulatedAggregator
@@ -25,7 +24,6 @@ from mlfabric.specs import Layout, ModelSpec, TensorSpec
 __all__ = ["Fabric"]
 
 
-@dataclass(eq=False)
 class Fabric:
     """All members, and the world that they share.
 
@@ -34,21 +32,9 @@ class Fabric:
         story_lines: how many of the last events are remembered.
     """
 
-    config: SimulationConfig
-    story_lines: int = STORY_LINES
-    world: World = field(init=False)
-    flows: Flows = field(init=False)
-    witness: Witness = field(init=False)
-    scheduler: SimulatedScheduler = field(init=False)
-    around: Surroundings = field(init=False)
-    servers: dict[str, SimulatedServer] = field(init=False)
-    followers: Followers = field(init=False)
-    aggregators: list[SimulatedAggregator] = field(init=False)
-    workers: list[SimulatedWorker] = field(init=False)
-
-    def __post_init__(self) -> None:
-        config = self.config
-        self.world = World(config, self.story_lines)
+    def __init__(self, config: SimulationConfig, story_lines: int = STORY_LINES) -> None:
+        self.config = config
+        self.world = World(config, story_lines)
         self.flows = Flows(self.world)
         self.witness = Witness() if config.shards == 1 else PartWitness(config.shards)
         self.scheduler = SimulatedScheduler(self.world, self.witness)
@@ -91,12 +77,9 @@ class Fabric:
             incarnation=incarnation,
             host=host,
             spec=spec,
-            scheduler=self.scheduler,
-            book=self.around.book,
-            witness=self.witness,
             job=job or JobClaim(job="job 0", keep=not config.faults.job_hz),
         )
-        return SimulatedWorker(self.world, place)
+        return SimulatedWorker(self.around, place)
 
     def resumed(self, former: SimulatedServer, checkpoints: Collection[Checkpoint]) -> SimulatedServer:
         """Return a new process of a server, which goes on from checkpoints."""

@@ -50,10 +50,11 @@ class PromotedServer(SimulatedServer):
             store.resume(version, weights)
         self._drive(self.state, self._do, self._after_event)
 
-    def _admitted(self, welcome: Welcome) -> list[MemberEvent]:
+    def admitted(self, welcome: Welcome) -> list[MemberEvent]:
+        """Begin under a scheduler; return what it announces."""
         if self.promoted:
             self.promoted = ""
             self._begun(self)
             for held in self.holds:
                 self._keep_first(held.spec.name)
-        return super()._admitted(welcome)
+        return super().admitted(welcome)

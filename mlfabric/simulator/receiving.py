@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import field
 from functools import partial
@@ -20,15 +20,14 @@ from mlfabric.offers import (
     TransferBroken,
     Wanted,
 )
-from mlfabric.protocol import GetId, Instruction, ModelVersion, MonitorAt, Outcome, TransferId, UpdateId
+from mlfabric.protocol import GetId, ModelVersion, Outcome, TransferId, UpdateId
 from mlfabric.server.actions import Grant, ServeModel
 from mlfabric.simulator.double import ReceiveBuffers
-from mlfabric.simulator.driving import SimulatedDriver, StateMachine
 from mlfabric.simulator.exact import Image
 from mlfabric.simulator.lines import Connection, End
+from mlfabric.simulator.member import SimulatedMember
 from mlfabric.simulator.payloads import Feed, Payload, Way
 from mlfabric.simulator.processes import Process
-from mlfabric.simulator.session import Session
 from mlfabric.simulator.surroundings import Surroundings
 from mlfabric.specs import NO_TERM, Member, Role, Term
 from mlfabric.values import dataclass
@@ -98,40 +97,26 @@ class _Line(Generic[GrantT]):
     serving: _Serving | None = None
 
 
-class Receiver(ABC, Generic[GrantT]):
+class Receiver(SimulatedMember, Generic[GrantT]):
     """The end that is connected to: a server, a replica or an aggregator; does what ``mlfabric/lines.py`` does.
 
     Attributes:
         chunks: in how many it takes what is sent to it.
-        session: its process's with the scheduler.
     """
 
     chunks = 1
-    session: Session
 
-    def __init__(self, around: Surroundings, name: str, incarnation: int, address: str) -> None:
-        self.name = name
+    def __init__(self, around: Surroundings, name: str, incarnation: int, address: str, process: Process) -> None:
+        super().__init__(around, name, process)
         self.incarnation = incarnation
         self.address = address
-        self._around = around
-        self._world = around.world
         self._lines: dict[int, _Line[GrantT]] = {}
         self._numbers = 0
-
-    @property
-    def process(self) -> Process:
-        """Return its process."""
-        return self.session.process
 
     @property
     def host(self) -> str:
         """Return where it is."""
         return self.process.host
-
-    @property
-    def is_alive(self) -> bool:
-        """Tell whether its process runs."""
-        return self.session.is_alive
 
     def _member(self, role: Role, bps: int, seen: Term = NO_TERM) -> Member:
         return Member(
@@ -145,23 +130,12 @@ class Receiver(ABC, Generic[GrantT]):
             seen=seen,
         )
 
-    def _drive(self, state: StateMachine, do: Callable[[Any], None], rested: Callable[[], None]) -> None:
-        self._driver = SimulatedDriver(self._world, self.session, state, do, rested)
-
-    def _take_in(self, event: object) -> None:
-        """Hand an event to the state machine and do what follows."""
-        self._driver.take_in(event)
-
     def _end(self) -> None:
         """Break every connection, and send no Tick any more: the process is gone, or is something else now."""
         for line in self._lines.values():
             line.connection.close(End.FAR)
         self._lines.clear()
         self._driver.close()
-
-    def _instructed(self, instruction: Instruction) -> None:
-        if not isinstance(instruction, MonitorAt):
-            self._take_in(instruction)
 
     # Frames in
 
@@ -286,8 +260,8 @@ class Receiver(ABC, Generic[GrantT]):
 class BufferedReceiver(Receiver[Grant]):
     """One that takes every transfer in a buffer of its own."""
 
-    def __init__(self, around: Surroundings, name: str, incarnation: int, address: str) -> None:
-        super().__init__(around, name, incarnation, address)
+    def __init__(self, around: Surroundings, name: str, incarnation: int, address: str, process: Process) -> None:
+        super().__init__(around, name, incarnation, address, process)
         self.buffers = ReceiveBuffers()
 
     def payload(self, number: int, place: int, chunk: Image | None) -> None:

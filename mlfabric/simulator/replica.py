@@ -44,7 +44,6 @@ from mlfabric.simulator.exact import (
 )
 from mlfabric.simulator.payloads import CHUNKS
 from mlfabric.simulator.receiving import BufferedReceiver
-from mlfabric.simulator.session import Session, SessionCallbacks
 from mlfabric.simulator.surroundings import Surroundings
 from mlfabric.simulator.witness import MadeVersion
 from mlfabric.specs import Role
@@ -70,13 +69,11 @@ class SimulatedReplica(BufferedReceiver):
         server: str,
         take_over: Callable[[SimulatedReplica, TakeOver], None],
     ) -> None:
-        super().__init__(around, name, incarnation, f"{name}, process {incarnation}")
+        process = around.world.process(name, f"host of {name}")
+        super().__init__(around, name, incarnation, f"{name}, process {incarnation}", process)
         self.server = server
         self.state = ReplicaState(name)
         self.stores: dict[str, tuple[int, Weights]] = {}
-        callbacks = SessionCallbacks(joining=self._joining, admitted=self._admitted, instructed=self._instructed)
-        process = around.world.process(name, f"host of {name}")
-        self.session = Session(around.world, around.scheduler, name, process, callbacks)
         self._witness = around.witness
         self._take_over = take_over
         self.heir: PromotedServer | None = None
@@ -100,7 +97,8 @@ class SimulatedReplica(BufferedReceiver):
 
     # The session
 
-    def _joining(self) -> MemberJoined:
+    def joining(self) -> MemberJoined:
+        """Return how it registers."""
         config = self._world.config
         follows = Following(
             server=self.server,
@@ -110,7 +108,8 @@ class SimulatedReplica(BufferedReceiver):
         )
         return MemberJoined(member=self._member(Role.REPLICA, config.link_bps), follows=follows)
 
-    def _admitted(self, welcome: Welcome) -> list[MemberEvent]:
+    def admitted(self, welcome: Welcome) -> list[MemberEvent]:
+        """Begin under a scheduler; return what it announces."""
         if self.heir is not None:
             self.heir.die()
             self.heir = None

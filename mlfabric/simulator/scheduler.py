@@ -82,7 +82,7 @@ class SimulatedScheduler:
         if not self._is_up:
             session.join_later()
             return
-        event = session.callbacks.joining()
+        event = session.member.joining()
         name, incarnation = session.name, event.member.incarnation
         stream = Stream(
             self._world,

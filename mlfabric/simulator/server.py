@@ -34,7 +34,6 @@ from mlfabric.simulator.payloads import Payload
 from mlfabric.simulator.processes import Process
 from mlfabric.simulator.receiving import BufferedReceiver
 from mlfabric.simulator.seeding import Copy, SimulatedSeeder, Turns
-from mlfabric.simulator.session import Session, SessionCallbacks
 from mlfabric.simulator.surroundings import Surroundings
 from mlfabric.simulator.witness import Witness
 from mlfabric.specs import NO_TERM, Role, Term
@@ -53,8 +52,8 @@ class SimulatedServer(BufferedReceiver):
     """
 
     def __init__(self, around: Surroundings, name: str, process: Process | None = None) -> None:
-        super().__init__(around, name, incarnation=1, address=name)
         world = around.world
+        super().__init__(around, name, 1, name, process or world.process(name, f"host of {name}"))
         budget = world.config.receive_updates * world.config.model_bytes
         copies = world.config.weight_copies
         self.state = ServerState(ServerConfig(name=name, receive_budget_bytes=budget, weight_copies=copies))
@@ -62,11 +61,6 @@ class SimulatedServer(BufferedReceiver):
         self.promoted = self.succeeds = ""
         self._seen = NO_TERM
         self._is_deposed = False
-        callbacks = SessionCallbacks(
-            joining=self._joining, admitted=self._admitted, instructed=self._instructed, refused=self._refused
-        )
-        process = process or world.process(name, f"host of {name}")
-        self.session = Session(world, around.scheduler, name, process, callbacks)
         self._witness = around.witness
         self._commits = 0
         self.checkpoints: dict[str, Checkpoint] = {}
@@ -108,7 +102,8 @@ class SimulatedServer(BufferedReceiver):
 
     # The session
 
-    def _joining(self) -> MemberJoined:
+    def joining(self) -> MemberJoined:
+        """Return how it registers."""
         held = self.state.brings()
         return MemberJoined(
             member=self._member(Role.SERVER, self._world.config.server_bps, self._seen),
@@ -118,7 +113,7 @@ class SimulatedServer(BufferedReceiver):
             succeeds=self.succeeds,
         )
 
-    def _refused(self, refusal: Refuse) -> bool:
+    def refused(self, refusal: Refuse) -> bool:
         """End if another process has taken this one's place."""
         is_over = refusal.cause is RefuseReason.SUPERSEDED
         is_over |= self._is_deposed and refusal.cause is RefuseReason.NAME_TAKEN
@@ -130,14 +125,16 @@ class SimulatedServer(BufferedReceiver):
         """Let nothing count that it does from now on: another process has taken its place, and it may not know yet."""
         self._witness, self._is_deposed = witness, True
 
-    def _admitted(self, welcome: Welcome) -> list[MemberEvent]:
+    def admitted(self, welcome: Welcome) -> list[MemberEvent]:
+        """Begin under a scheduler; return what it announces."""
         self._seen = Term(welcome.epoch, welcome.instance)
         self.seeder.stop_all()
         self._take_in(act.EpochBegan(epoch=welcome.epoch, server_epoch=welcome.server_epoch))
         self._shown_epochs = {}
         return list(self.state.holds())
 
-    def _instructed(self, instruction: Instruction) -> None:
+    def instructed(self, instruction: Instruction) -> None:
+        """Take in an instruction."""
         match instruction:
             case Expect():
                 self._witness.expected(instruction)
@@ -151,7 +148,7 @@ class SimulatedServer(BufferedReceiver):
             case Unfollowed():
                 self.seeder.stop(instruction.model)
                 self._witness.leads.unfollowed(instruction.model)
-        super()._instructed(instruction)
+        super().instructed(instruction)
 
     # Events in, actions out
 

@@ -6,50 +6,32 @@ the member announces what it holds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mlfabric.protocol import Instruction, MemberEvent, MemberJoined, MemberLeft, Refuse, Welcome
+from mlfabric.protocol import Instruction, MemberEvent, MemberLeft, Refuse, Welcome
 from mlfabric.simulator.lines import End, Stream
 from mlfabric.simulator.processes import Process
 from mlfabric.simulator.world import World
 
 if TYPE_CHECKING:
+    from mlfabric.simulator.member import SimulatedMember
     from mlfabric.simulator.scheduler import SimulatedScheduler
 
-__all__ = ["Session", "SessionCallbacks"]
+__all__ = ["Session"]
 
 RETRY_NS = 20_000_000
 AWAY_NS = 1_000_000_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionCallbacks:
-    """What a member does on its session's events.
-
-    Args:
-        joining: how it registers.
-        admitted: called at each admission; returns what it announces.
-        instructed: called with every instruction, in order.
-        refused: called when it is refused; tells whether it tries again.
-    """
-
-    joining: Callable[[], MemberJoined]
-    admitted: Callable[[Welcome], Iterable[MemberEvent]]
-    instructed: Callable[[Instruction], None]
-    refused: Callable[[Refuse], bool] = lambda refusal: True
 
 
 class Session:
     """One process's session with the scheduler; ``opened`` is a stream over which no admission has come yet."""
 
     def __init__(
-        self, world: World, scheduler: SimulatedScheduler, name: str, process: Process, callbacks: SessionCallbacks
+        self, world: World, scheduler: SimulatedScheduler, name: str, process: Process, member: SimulatedMember
     ) -> None:
         self.name = name
         self.process = process
-        self.callbacks = callbacks
+        self.member = member
         self.stream: Stream | None = None
         self.opened: Stream | None = None
         self.is_alive = True
@@ -74,7 +56,7 @@ class Session:
     def refused(self, refusal: Refuse) -> None:
         """Take a refusal; whoever started this process will try again, unless that is hopeless."""
         self._world.note(f"{self.name} was refused:", refusal.reason)
-        if self.is_alive and self.callbacks.refused(refusal):
+        if self.is_alive and self.member.refused(refusal):
             self.join_later()
 
     def welcomed(self, stream: Stream, welcome: Welcome) -> None:
@@ -83,7 +65,7 @@ class Session:
             stream.close(End.NEAR)
             return
         self._world.note(f"{self.name} joined epoch {welcome.epoch}")
-        held = list(self.callbacks.admitted(welcome))
+        held = list(self.member.admitted(welcome))
         self.stream, self.opened = stream, None
         for event in held:
             self.send(event)
@@ -91,7 +73,7 @@ class Session:
     def instructed(self, instruction: Instruction) -> None:
         """Take an instruction."""
         if self.is_alive:
-            self.callbacks.instructed(instruction)
+            self.member.instructed(instruction)
 
     def send(self, event: MemberEvent) -> None:
         """Send an event in order; without a stream it is forgotten."""

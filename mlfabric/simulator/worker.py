@@ -18,7 +18,6 @@ from mlfabric.protocol import (
     MemberEvent,
     MemberJoined,
     ModelVersion,
-    MonitorAt,
     NewServer,
     PushRequested,
     Resume,
@@ -30,15 +29,11 @@ from mlfabric.protocol import (
 from mlfabric.scheduler.parts import part_of, whole_of
 from mlfabric.simulator.attempts import Attempts
 from mlfabric.simulator.calls import Calls
-from mlfabric.simulator.driving import SimulatedDriver
 from mlfabric.simulator.keeping import SimulatedKept
+from mlfabric.simulator.member import SimulatedMember
 from mlfabric.simulator.motion import direction
-from mlfabric.simulator.processes import Process
-from mlfabric.simulator.scheduler import SimulatedScheduler
-from mlfabric.simulator.session import Session, SessionCallbacks
-from mlfabric.simulator.surroundings import Book
-from mlfabric.simulator.witness import Oddity, Truth, Witness
-from mlfabric.simulator.world import World
+from mlfabric.simulator.surroundings import Surroundings
+from mlfabric.simulator.witness import Oddity, Truth
 from mlfabric.specs import NO_TERM, Layout, Member, Mode, ModelSpec, Role, Term
 from mlfabric.worker_daemon import actions as act
 from mlfabric.worker_daemon.state import DaemonState
@@ -59,21 +54,18 @@ class Place:
     incarnation: int
     host: str
     spec: ModelSpec
-    scheduler: SimulatedScheduler
-    book: Book
-    witness: Witness
     job: JobClaim
 
 
-class SimulatedWorker:
+class SimulatedWorker(SimulatedMember):
     """One process of a worker."""
 
-    def __init__(self, world: World, place: Place) -> None:
+    def __init__(self, around: Surroundings, place: Place) -> None:
+        world = around.world
+        super().__init__(around, place.name, world.process(place.name, place.host))
         self.place = place
+        self.witness = around.witness
         self.state = DaemonState(place.name, place.spec.shards)
-        callbacks = SessionCallbacks(joining=self._joining, admitted=self._admitted, instructed=self._instructed)
-        self.session = Session(world, place.scheduler, place.name, world.process(place.name, place.host), callbacks)
-        self._world = world
         self._updates = 0
         self._gets = 0
         self._computing = 0
@@ -82,23 +74,13 @@ class SimulatedWorker:
         self._specs = [place.spec.of_shard(n) for n in range(self._shards)] if self._shards > 1 else [place.spec]
         self._lanes: dict[GetId, UpdateId | None] = {}
         self._here: set[UpdateId] = set()
-        truths = place.witness.truths
-        self._calls = Calls[bytes](world, self.process, place.book)
+        truths = around.witness.truths
+        self._calls = Calls[bytes](world, self.process, around.book)
         self._attempts = Attempts(self._calls, self._layout_of, truths, self._take_in)
-        self._keeping = Calls[TransferId](world, self.process, place.book)
+        self._keeping = Calls[TransferId](world, self.process, around.book)
         self.kept = SimulatedKept(self._keeping, place.spec, truths, self._here.__contains__, self._take_in)
-        self._driver = SimulatedDriver(world, self.session, self.state, self._do)
+        self._drive(self.state, self._do)
         self._seen = NO_TERM
-
-    @property
-    def process(self) -> Process:
-        """Return the process."""
-        return self.session.process
-
-    @property
-    def is_alive(self) -> bool:
-        """Tell whether the process runs."""
-        return self.session.is_alive
 
     def start(self) -> None:
         """Join, and begin to train."""
@@ -119,7 +101,8 @@ class SimulatedWorker:
 
     # The session
 
-    def _joining(self) -> MemberJoined:
+    def joining(self) -> MemberJoined:
+        """Return how it registers."""
         bps, place = self._world.config.link_bps, self.place
         member = Member(
             name=place.name,
@@ -133,7 +116,8 @@ class SimulatedWorker:
         job = replace(place.job, resume=Resume.GO_ON) if self._seen != NO_TERM else place.job
         return MemberJoined(member=member, spec=place.spec, holds_initial=True, job=job)
 
-    def _admitted(self, welcome: Welcome) -> list[MemberEvent]:
+    def admitted(self, welcome: Welcome) -> list[MemberEvent]:
+        """Begin under a scheduler; return what it announces."""
         self._seen = Term(welcome.epoch, welcome.instance)
         if welcome.initialise:
             self._bring_initial()
@@ -142,17 +126,17 @@ class SimulatedWorker:
         self._take_in(began)
         return [self.state.holds(), *self.state.drawing.open()]
 
-    def _instructed(self, instruction: Instruction) -> None:
+    def instructed(self, instruction: Instruction) -> None:
+        """Take in an instruction."""
         if isinstance(instruction, Initialise):
             self._bring_initial()
         elif isinstance(instruction, NewServer):
             self._hears(instruction.server_epoch)
-        if not isinstance(instruction, MonitorAt):
-            self._take_in(instruction)  # type: ignore[arg-type]
+        super().instructed(instruction)
 
     def _hears(self, server_epoch: int) -> None:
         place = self.place
-        place.witness.hears((place.name, place.incarnation), place.spec.name, server_epoch)
+        self.witness.hears((place.name, place.incarnation), place.spec.name, server_epoch)
 
     def _bring_initial(self) -> None:
         if not any(push.request.kind is UpdateKind.INITIAL for push in self.state.pushing.parts.values()):
@@ -207,7 +191,7 @@ class SimulatedWorker:
         step = self._world.rng.getrandbits(64)
         norm = float("nan") if oddity is Oddity.NAN else self._world.rng.expovariate(1.0)
         odd = self._world.rng.randrange(self._shards) if self._shards > 1 else 0
-        truths = self.place.witness.truths
+        truths = self.witness.truths
         number, counts = len(truths), kind is UpdateKind.GRADIENT and self._shards == 1
         requests = []
         for shard, spec in enumerate(self._specs):
@@ -238,9 +222,6 @@ class SimulatedWorker:
 
     # Events in, actions out
 
-    def _take_in(self, event: act.DaemonEvent) -> None:
-        self._driver.take_in(event)
-
     def _do(self, action: act.Action) -> None:
         match action:
             case act.Request():
@@ -254,7 +235,7 @@ class SimulatedWorker:
             case act.Settle():
                 push = whole_of(action.update, self._shards)
                 self._here.discard(push)
-                self.place.witness.settles(push, action.outcome)
+                self.witness.settles(push, action.outcome)
                 self._leave_if_done()
             case act.Deliver():
                 self._deliver(action)
@@ -275,5 +256,5 @@ class SimulatedWorker:
         after, first = self._lanes.pop(action.get), action.get
         gets = [first._replace(counter=first.counter + shard) for shard in range(self._shards)]
         values = [self._attempts.values.pop(get) for get in gets]
-        self.place.witness.brings(first, self.place.spec.name, action.version, values, after)
+        self.witness.brings(first, self.place.spec.name, action.version, values, after)
         self._compute(action.version)

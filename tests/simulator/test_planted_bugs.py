@@ -110,8 +110,8 @@ def test_a_worker_that_pushes_again_under_a_new_counter_is_caught(monkeypatch):
             del self.state.pushing.pushes[event.update]
             update = UpdateId(event.update.worker, event.update.incarnation, self._updates)
             self._updates += 1
-            self.place.witness.truths[update] = self.place.witness.truths[event.update]
-            self.place.witness.told[event.update] = None
+            self.witness.truths[update] = self.witness.truths[event.update]
+            self.witness.told[event.update] = None
             for part in (part for get in self.state.getting.gets.values() for part in get.parts.values()):
                 if part.request.after_update == event.update:
                     part.request = replace(part.request, after_update=None)

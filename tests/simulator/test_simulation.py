@@ -135,7 +135,7 @@ def test_the_slack_holds_though_schedulers_begin_anew_again_and_again(seed, slac
         faults=replace(CALM, scheduler_hz=3.0),
     )
     began, finished, most = dict[str, int](), Counter[str](), 0
-    learns, admitted = Witness.learns, SimulatedWorker._admitted
+    learns, admitted = Witness.learns, SimulatedWorker.admitted
 
     def begun(self, welcome):
         began.setdefault(self.place.name, welcome.clock)
@@ -152,7 +152,7 @@ def test_the_slack_holds_though_schedulers_begin_anew_again_and_again(seed, slac
             most = max(most, max(clocks) - min(clocks))
 
     monkeypatch.setattr(Witness, "learns", counted)
-    monkeypatch.setattr(SimulatedWorker, "_admitted", begun)
+    monkeypatch.setattr(SimulatedWorker, "admitted", begun)
     simulation = Simulation(config)
     summary = simulation.run(2 * EVENTS)
     assert simulation.scheduler.epoch > 1
