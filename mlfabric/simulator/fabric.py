@@ -17,7 +17,7 @@ from mlfabric.simulator.scheduler import SimulatedScheduler
 from mlfabric.simulator.server import SimulatedServer
 from mlfabric.simulator.surroundings import Book, Surroundings
 from mlfabric.simulator.witness import Witness
-from mlfabric.simulator.worker import Place, SimulatedWorker
+from mlfabric.simulator.worker import SimulatedWorker
 from mlfabric.simulator.world import STORY_LINES, World
 from mlfabric.specs import Layout, ModelSpec, TensorSpec
 
@@ -70,16 +70,9 @@ class Fabric:
             server=server if config.shards == 1 else "",
             shards=config.shards,
         )
-        host = f"host of {name}"
+        host, first = f"host of {name}", JobClaim(job="job 0", keep=not config.faults.job_hz)
         self.flows.add_host(host)
-        place = Place(
-            name=name,
-            incarnation=incarnation,
-            host=host,
-            spec=spec,
-            job=job or JobClaim(job="job 0", keep=not config.faults.job_hz),
-        )
-        return SimulatedWorker(self.around, place)
+        return SimulatedWorker(self.around, name, incarnation, host, spec, job or first)
 
     def resumed(self, former: SimulatedServer, checkpoints: Collection[Checkpoint]) -> SimulatedServer:
         """Return a new process of a server, which goes on from checkpoints."""

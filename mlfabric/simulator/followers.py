@@ -8,7 +8,6 @@ from mlfabric.scheduler.replica_sending import Phase
 from mlfabric.scheduler.state import SchedulerState
 from mlfabric.server.replica_actions import TakeOver
 from mlfabric.simulator.deposed import DeposedWitness
-from mlfabric.simulator.promoted import PromotedServer
 from mlfabric.simulator.replica import SimulatedReplica
 from mlfabric.simulator.server import SimulatedServer
 from mlfabric.simulator.surroundings import Surroundings
@@ -81,13 +80,9 @@ class Followers:
         if replica.heir is not None:
             replica.heir.die()
         self._born += 1
-        heir = PromotedServer(
-            self._around,
-            replica,
-            self._servers[action.server].incarnation + self._born,
-            action,
-            partial(self._begun, replica),
-        )
+        heir = SimulatedServer(self._around, action.server, replica.process)
+        incarnation = self._servers[action.server].incarnation + self._born
+        heir.take_over(replica, incarnation, action, partial(self._begun, replica))
         self._around.book.add(heir.address, heir)
         replica.heir = heir
         heir.session.join()
@@ -102,7 +97,7 @@ class Followers:
             replica.die()
             self._start(replica.name, replica.server, RESTART_NS)
 
-    def _begun(self, replica: SimulatedReplica, heir: PromotedServer) -> None:
+    def _begun(self, replica: SimulatedReplica, heir: SimulatedServer) -> None:
         """Let a replica's process be a server; another replica follows it after a while."""
         former = self._servers[heir.name]
         self._world.fault("replica promoted", heir.name, "deposed" if former.is_alive else "died")
@@ -111,7 +106,7 @@ class Followers:
         # One that has never heard of the former server knows nothing of what that may have committed and not told.
         is_blind = former.state.epoch < self._around.scheduler.epoch
         self._servers[heir.name] = heir
-        for held in heir.holds:
+        for held in heir.state.brings():
             made = [entry.under(held.version.epoch) for entry in replica.foretold[held.spec.name]]
             self._witness.promoted(held.spec.name, held.version, held.epoch_base, made, is_blind)
             weights = heir.stores[held.spec.name].weights[0]

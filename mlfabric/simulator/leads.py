@@ -11,27 +11,19 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from mlfabric.protocol import Followed, UpdateId
 from mlfabric.rules import RuleKind, RuleSpec
 from mlfabric.server.actions import ApplyStep, StepKind
 from mlfabric.simulator.motion import Motion, moved
 
-__all__ = ["Before", "Leads", "Process"]
+if TYPE_CHECKING:
+    from mlfabric.simulator.replica import SimulatedReplica
+
+__all__ = ["Before", "Leads"]
 
 ROUNDING = 1e-6
-
-
-class Process(Protocol):
-    """A replica's process."""
-
-    name: str
-
-    @property
-    def is_alive(self) -> bool:
-        """Tell whether it runs."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +49,7 @@ class _Track:
     rule: RuleSpec
     motions: list[Motion]
     log: list[_Entry] = field(default_factory=list)
-    process: Process | None = None
+    process: SimulatedReplica | None = None
     version: int = 0
     holdings: tuple[frozenset[UpdateId], ...] = ()
     seeded: int | None = None
@@ -151,7 +143,9 @@ class Leads:
 
     # At the replica
 
-    def holds(self, model: str, process: Process, version: int, holdings: tuple[frozenset[UpdateId], ...]) -> None:
+    def holds(
+        self, model: str, process: SimulatedReplica, version: int, holdings: tuple[frozenset[UpdateId], ...]
+    ) -> None:
         """Note what a replica has: its version, and the updates in each transfer whose bytes are here."""
         track = self._tracks.get(model)
         if track is None or (track.process is process and (track.version, track.holdings) == (version, holdings)):

@@ -11,6 +11,7 @@ from mlfabric.simulator.driving import SimulatedDriver, StateMachine
 from mlfabric.simulator.processes import Process
 from mlfabric.simulator.session import Session
 from mlfabric.simulator.surroundings import Surroundings
+from mlfabric.specs import NO_TERM, Member, Role, Term
 
 __all__ = ["SimulatedMember"]
 
@@ -18,8 +19,10 @@ __all__ = ["SimulatedMember"]
 class SimulatedMember(ABC):
     """One process of a member."""
 
-    def __init__(self, around: Surroundings, name: str, process: Process) -> None:
+    def __init__(self, around: Surroundings, name: str, incarnation: int, address: str, process: Process) -> None:
         self.name = name
+        self.incarnation = incarnation
+        self.address = address
         self.session = Session(around.world, around.scheduler, name, process, self)
         self._around = around
         self._world = around.world
@@ -33,6 +36,11 @@ class SimulatedMember(ABC):
     def is_alive(self) -> bool:
         """Tell whether its process runs."""
         return self.session.is_alive
+
+    @property
+    def host(self) -> str:
+        """Return where it is."""
+        return self.process.host
 
     # The session
 
@@ -52,6 +60,18 @@ class SimulatedMember(ABC):
     def refused(self, refusal: Refuse) -> bool:
         """Tell whether it tries again."""
         return True
+
+    def _member(self, role: Role, bps: int, seen: Term = NO_TERM) -> Member:
+        return Member(
+            name=self.name,
+            role=role,
+            incarnation=self.incarnation,
+            host=self.host,
+            address=self.address,
+            up_bps=bps,
+            down_bps=bps,
+            seen=seen,
+        )
 
     # The state machine
 

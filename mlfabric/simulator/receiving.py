@@ -29,7 +29,6 @@ from mlfabric.simulator.member import SimulatedMember
 from mlfabric.simulator.payloads import Feed, Payload, Way
 from mlfabric.simulator.processes import Process
 from mlfabric.simulator.surroundings import Surroundings
-from mlfabric.specs import NO_TERM, Member, Role, Term
 from mlfabric.values import dataclass
 
 __all__ = ["BufferedReceiver", "Caller", "Receiver"]
@@ -107,28 +106,9 @@ class Receiver(SimulatedMember, Generic[GrantT]):
     chunks = 1
 
     def __init__(self, around: Surroundings, name: str, incarnation: int, address: str, process: Process) -> None:
-        super().__init__(around, name, process)
-        self.incarnation = incarnation
-        self.address = address
+        super().__init__(around, name, incarnation, address, process)
         self._lines: dict[int, _Line[GrantT]] = {}
         self._numbers = 0
-
-    @property
-    def host(self) -> str:
-        """Return where it is."""
-        return self.process.host
-
-    def _member(self, role: Role, bps: int, seen: Term = NO_TERM) -> Member:
-        return Member(
-            name=self.name,
-            role=role,
-            incarnation=self.incarnation,
-            host=self.host,
-            address=self.address,
-            up_bps=bps,
-            down_bps=bps,
-            seen=seen,
-        )
 
     def _end(self) -> None:
         """Break every connection, and send no Tick any more: the process is gone, or is something else now."""

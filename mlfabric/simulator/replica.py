@@ -49,7 +49,7 @@ from mlfabric.simulator.witness import MadeVersion
 from mlfabric.specs import Role
 
 if TYPE_CHECKING:
-    from mlfabric.simulator.promoted import PromotedServer
+    from mlfabric.simulator.server import SimulatedServer
 
 __all__ = ["SimulatedReplica"]
 
@@ -76,7 +76,7 @@ class SimulatedReplica(BufferedReceiver):
         self.stores: dict[str, tuple[int, Weights]] = {}
         self._witness = around.witness
         self._take_over = take_over
-        self.heir: PromotedServer | None = None
+        self.heir: SimulatedServer | None = None
         self.foretold: dict[str, list[MadeVersion]] = defaultdict(list)
         self._running: Counter[str] = Counter()
         self._ending: dict[str, act.FreeStore] = {}

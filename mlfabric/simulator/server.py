@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from mlfabric.protocol import (
     Dropped,
@@ -25,6 +26,7 @@ from mlfabric.protocol import (
     Welcome,
 )
 from mlfabric.server import actions as act
+from mlfabric.server.replica_actions import TakeOver
 from mlfabric.server.serving import weight_buffers
 from mlfabric.server.state import ServerConfig, ServerState
 from mlfabric.server.transfers import IncomingTransfer
@@ -36,7 +38,10 @@ from mlfabric.simulator.receiving import BufferedReceiver
 from mlfabric.simulator.seeding import Copy, SimulatedSeeder, Turns
 from mlfabric.simulator.surroundings import Surroundings
 from mlfabric.simulator.witness import Witness
-from mlfabric.specs import NO_TERM, Role, Term
+from mlfabric.specs import NO_TERM, ModelSpec, Role, Term
+
+if TYPE_CHECKING:
+    from mlfabric.simulator.replica import SimulatedReplica
 
 __all__ = ["SimulatedServer"]
 
@@ -77,22 +82,40 @@ class SimulatedServer(BufferedReceiver):
 
     def resume(self, former: SimulatedServer, address: str, checkpoints: Collection[Checkpoint]) -> None:
         """Begin, as a later process, with checkpoints, and show the server epoch that was written down last."""
-        for checkpoint in checkpoints:
-            spec = checkpoint.holds.spec
-            limit = weight_buffers(spec) + self._world.config.weight_copies
-            self.stores[spec.name] = StoreDouble(limit, spec.rule)
-            self.stores[spec.name].resume(checkpoint.holds.version.number, checkpoint.weights)
-        self._begin_again(former, address, checkpoints)
-
-    def _begin_again(self, former: SimulatedServer, address: str, checkpoints: Collection[Checkpoint]) -> None:
-        self.incarnation, self.address = former.incarnation + 1, address
         self.checkpoints = {checkpoint.holds.spec.name: checkpoint for checkpoint in checkpoints}
-        held = [one.resumed() for one in self.checkpoints.values()]
+        held = [one.resumed() for one in checkpoints]
+        self._begin_with(checkpoints, held, former.incarnation + 1, address)
         self.epochs = self._shown_epochs = {
             holds.spec.name: max(holds.version.epoch, former.epochs.get(holds.spec.name, 0)) for holds in held
         }
-        self.state = ServerState(self.state.config, held)
+
+    def take_over(
+        self, replica: SimulatedReplica, incarnation: int, action: TakeOver, begun: Callable[[SimulatedServer], None]
+    ) -> None:
+        """Begin, in the process of a replica, with what that has; ``begun`` is called when it is admitted first."""
+        self.promoted = self.succeeds = replica.name
+        self._begun = begun
+        for held in action.holds:
+            version, _ = replica.stores[held.spec.name]
+            assert version == held.version.number, f"{replica.name} is at version {version}; it takes over {held}"
+        kept = [Checkpoint(holds=held, weights=replica.stores[held.spec.name][1]) for held in action.holds]
+        self._begin_with(
+            kept, action.holds, incarnation, f"{replica.address}, as {action.server}, process {incarnation}"
+        )
+        self.epochs = {held.spec.name: held.version.epoch for held in action.holds}
+
+    def _begin_with(
+        self, kept: Collection[Checkpoint], holds: Sequence[ServerHolds], incarnation: int, address: str
+    ) -> None:
+        self.incarnation, self.address = incarnation, address
+        for one in kept:
+            self._create_store(one.holds.spec)
+            self.stores[one.holds.spec.name].resume(one.holds.version.number, one.weights)
+        self.state = ServerState(self.state.config, holds)
         self._drive(self.state, self._do, self._after_event)
+
+    def _create_store(self, spec: ModelSpec) -> None:
+        self.stores[spec.name] = StoreDouble(weight_buffers(spec) + self._world.config.weight_copies, spec.rule)
 
     def die(self) -> None:
         """End the process: every connection breaks."""
@@ -127,6 +150,11 @@ class SimulatedServer(BufferedReceiver):
 
     def admitted(self, welcome: Welcome) -> list[MemberEvent]:
         """Begin under a scheduler; return what it announces."""
+        if self.promoted:
+            self.promoted = ""
+            self._begun(self)
+            for model in self.stores:
+                self._keep_first(model)
         self._seen = Term(welcome.epoch, welcome.instance)
         self.seeder.stop_all()
         self._take_in(act.EpochBegan(epoch=welcome.epoch, server_epoch=welcome.server_epoch))
@@ -191,8 +219,7 @@ class SimulatedServer(BufferedReceiver):
                 self._turns.take(action.model, partial(self._free, action))
             case act.CreateStore():
                 self._witness.rules[action.spec.name] = action.spec.rule
-                limit = weight_buffers(action.spec) + self._world.config.weight_copies
-                self.stores[action.spec.name] = StoreDouble(limit, action.spec.rule)
+                self._create_store(action.spec)
             case _:
                 self._do_with_part(action)
 

@@ -59,7 +59,7 @@ class Simulation:
         self.followers.start()
         for worker in self.workers:
             self.world.later(
-                self.world.pause_ns(self.config.compute_ns), f"{worker.place.name} starts", worker.start, worker.process
+                self.world.pause_ns(self.config.compute_ns), f"{worker.name} starts", worker.start, worker.process
             )
         self._storm.start()
 
@@ -70,7 +70,7 @@ class Simulation:
         for worker in self.workers:
             if worker.is_alive:
                 stuck = [*worker.state.pushing.pushes, *worker.state.getting.gets]
-                assert not stuck, f"{worker.place.name} waits for ever for {stuck}"
+                assert not stuck, f"{worker.name} waits for ever for {stuck}"
         state = self.scheduler.state
         state.context.network.prune(self.scheduler.now_ns)
         for name, model in state.models.items():
@@ -113,7 +113,7 @@ class Simulation:
                 assert store.version == model.version.number, f"{name}: store {store.version}, state {model.version}"
             if model.spec.shard is None:
                 counts, here = model.samples.counts(), [w for w in self.workers if w.is_alive]
-                present = {(w.place.name, w.place.incarnation) for w in here}
+                present = {(w.name, w.incarnation) for w in here}
                 self.witness.accounts(name, model.version.number, counts)
                 self.witness.dropped_are_known(name, counts, present)
         assert not buffers, f"{server.name} keeps {buffers} buffers that nobody needs"

@@ -105,9 +105,9 @@ class Storm:
         index = world.rng.randrange(len(workers))
         worker = workers[index]
         if self._dies("worker died", worker, workers):
-            job = replace(worker.place.job, resume=Resume.GO_ON)
-            new = workers[index] = self._fabric.worker(index, worker.place.incarnation + 1, job)
-            world.later(world.pause_ns(RESTART_NS), f"{new.place.name} starts again", new.start, new.process)
+            job = replace(worker.job, resume=Resume.GO_ON)
+            new = workers[index] = self._fabric.worker(index, worker.incarnation + 1, job)
+            world.later(world.pause_ns(RESTART_NS), f"{new.name} starts again", new.start, new.process)
 
     def _dies(self, what: str, member: Mortal, all_of_them: Sequence[Mortal]) -> bool:
         """Let a member die, if it is alive; tell whether it is to come back, as the last one always does."""
@@ -120,19 +120,17 @@ class Storm:
     def _end_job(self) -> None:
         """Let all workers of a model leave, each in its time, and those of another job come meanwhile."""
         world, workers = self._world, self._fabric.workers
-        model = world.rng.choice(workers).place.spec.name
-        of_it = [index for index, worker in enumerate(workers) if worker.place.spec.name == model]
+        model = world.rng.choice(workers).spec.name
+        of_it = [index for index, worker in enumerate(workers) if worker.spec.name == model]
         self._jobs += 1
         resume, keep = world.rng.choice((Resume.ANEW, Resume.GO_ON)), world.chance(KEPT)
         job = JobClaim(job=f"job {self._jobs}", workers=len(of_it), keep=keep, resume=resume)
         world.fault("job is over", model, resume.value)
         for index in of_it:
             former = workers[index]
-            new = workers[index] = self._fabric.worker(index, former.place.incarnation + 1, job)
-            world.later(
-                world.pause_ns(SHORT_NS), f"{former.place.name} leaves", partial(_leave, former), former.process
-            )
-            world.later(world.pause_ns(RESTART_NS), f"{new.place.name} of {job.job} starts", new.start, new.process)
+            new = workers[index] = self._fabric.worker(index, former.incarnation + 1, job)
+            world.later(world.pause_ns(SHORT_NS), f"{former.name} leaves", partial(_leave, former), former.process)
+            world.later(world.pause_ns(RESTART_NS), f"{new.name} of {job.job} starts", new.start, new.process)
 
     def _remove_torn(self) -> None:
         """Let somebody remove, now and again, what is left of a model that is cut if other parts of it are gone.
@@ -272,7 +270,7 @@ class Storm:
 
     def _hosts(self) -> list[str]:
         fabric = self._fabric
-        hosts = [*(w.place.host for w in fabric.workers), *(s.host for s in fabric.servers.values())]
+        hosts = [*(w.host for w in fabric.workers), *(s.host for s in fabric.servers.values())]
         return [*hosts, *(a.host for a in fabric.aggregators)]
 
     def _change_link(self) -> None:
@@ -322,5 +320,5 @@ class Storm:
 def _leave(worker: SimulatedWorker) -> None:
     """Let a worker say good-bye, if it is there."""
     if worker.is_alive:
-        worker.session.leave(worker.place.incarnation)
+        worker.session.leave(worker.incarnation)
         worker.close()

@@ -7,7 +7,7 @@ each part.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from mlfabric.protocol import (
     GetId,
@@ -34,11 +34,11 @@ from mlfabric.simulator.member import SimulatedMember
 from mlfabric.simulator.motion import direction
 from mlfabric.simulator.surroundings import Surroundings
 from mlfabric.simulator.witness import Oddity, Truth
-from mlfabric.specs import NO_TERM, Layout, Member, Mode, ModelSpec, Role, Term
+from mlfabric.specs import NO_TERM, Layout, Mode, ModelSpec, Role, Term
 from mlfabric.worker_daemon import actions as act
 from mlfabric.worker_daemon.state import DaemonState
 
-__all__ = ["Place", "SimulatedWorker"]
+__all__ = ["SimulatedWorker"]
 
 NOWHERE = ModelVersion(0, 0)
 ODDITIES = [oddity for oddity in Oddity if oddity is not Oddity.NONE]
@@ -46,39 +46,36 @@ OF_ALL_PARTS = (Oddity.NONE, Oddity.NAN, Oddity.FUTURE)
 """What is said of a whole push; anything else is wrong with one part, if the model is cut."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Who a worker is and what is around it."""
-
-    name: str
-    incarnation: int
-    host: str
-    spec: ModelSpec
-    job: JobClaim
-
-
 class SimulatedWorker(SimulatedMember):
-    """One process of a worker."""
+    """One process of a worker.
 
-    def __init__(self, around: Surroundings, place: Place) -> None:
+    Args:
+        spec: of the model that it trains.
+        job: that it is of.
+    """
+
+    def __init__(
+        self, around: Surroundings, name: str, incarnation: int, host: str, spec: ModelSpec, job: JobClaim
+    ) -> None:
         world = around.world
-        super().__init__(around, place.name, world.process(place.name, place.host))
-        self.place = place
+        super().__init__(around, name, incarnation, "", world.process(name, host))
+        self.spec = spec
+        self.job = job
         self.witness = around.witness
-        self.state = DaemonState(place.name, place.spec.shards)
+        self.state = DaemonState(name, spec.shards)
         self._updates = 0
         self._gets = 0
         self._computing = 0
         self._left = world.config.calm_updates
-        self._shards = place.spec.shards
-        self._specs = [place.spec.of_shard(n) for n in range(self._shards)] if self._shards > 1 else [place.spec]
+        self._shards = spec.shards
+        self._specs = [spec.of_shard(n) for n in range(self._shards)] if self._shards > 1 else [spec]
         self._lanes: dict[GetId, UpdateId | None] = {}
         self._here: set[UpdateId] = set()
         truths = around.witness.truths
         self._calls = Calls[bytes](world, self.process, around.book)
         self._attempts = Attempts(self._calls, self._layout_of, truths, self._take_in)
         self._keeping = Calls[TransferId](world, self.process, around.book)
-        self.kept = SimulatedKept(self._keeping, place.spec, truths, self._here.__contains__, self._take_in)
+        self.kept = SimulatedKept(self._keeping, spec, truths, self._here.__contains__, self._take_in)
         self._drive(self.state, self._do)
         self._seen = NO_TERM
 
@@ -103,18 +100,9 @@ class SimulatedWorker(SimulatedMember):
 
     def joining(self) -> MemberJoined:
         """Return how it registers."""
-        bps, place = self._world.config.link_bps, self.place
-        member = Member(
-            name=place.name,
-            role=Role.WORKER,
-            incarnation=place.incarnation,
-            host=place.host,
-            up_bps=bps,
-            down_bps=bps,
-            seen=self._seen,
-        )
-        job = replace(place.job, resume=Resume.GO_ON) if self._seen != NO_TERM else place.job
-        return MemberJoined(member=member, spec=place.spec, holds_initial=True, job=job)
+        member = self._member(Role.WORKER, self._world.config.link_bps, self._seen)
+        job = replace(self.job, resume=Resume.GO_ON) if self._seen != NO_TERM else self.job
+        return MemberJoined(member=member, spec=self.spec, holds_initial=True, job=job)
 
     def admitted(self, welcome: Welcome) -> list[MemberEvent]:
         """Begin under a scheduler; return what it announces."""
@@ -135,8 +123,7 @@ class SimulatedWorker(SimulatedMember):
         super().instructed(instruction)
 
     def _hears(self, server_epoch: int) -> None:
-        place = self.place
-        self.witness.hears((place.name, place.incarnation), place.spec.name, server_epoch)
+        self.witness.hears((self.name, self.incarnation), self.spec.name, server_epoch)
 
     def _bring_initial(self) -> None:
         if not any(push.request.kind is UpdateKind.INITIAL for push in self.state.pushing.parts.values()):
@@ -148,7 +135,7 @@ class SimulatedWorker(SimulatedMember):
         return self._specs[update.counter % self._shards].layout
 
     def _get(self, after: UpdateId | None) -> None:
-        first = GetId(self.place.name, self.place.incarnation, self._gets * self._shards)
+        first = GetId(self.name, self.incarnation, self._gets * self._shards)
         self._gets += 1
         self._lanes[first] = after
         for shard, spec in enumerate(self._specs):
@@ -180,11 +167,11 @@ class SimulatedWorker(SimulatedMember):
         """Say good-bye when there is nothing more to do and others may wait for this worker."""
         has_open = self.state.pushing.pushes or self.state.getting.gets
         is_busy = self._computing or has_open or self._world.is_stormy or self._left > 0
-        if self.is_alive and not is_busy and self.place.spec.mode is not Mode.ASYNCHRONOUS:
-            self.session.leave(self.place.incarnation)
+        if self.is_alive and not is_busy and self.spec.mode is not Mode.ASYNCHRONOUS:
+            self.session.leave(self.incarnation)
 
     def _push(self, version: ModelVersion, kind: UpdateKind, oddity: Oddity) -> UpdateId:
-        push = UpdateId(self.place.name, self.place.incarnation, self._updates)
+        push = UpdateId(self.name, self.incarnation, self._updates)
         self._updates += 1
         self._here.add(push)
         claimed = ModelVersion(version.epoch, version.number + 1000) if oddity is Oddity.FUTURE else version
@@ -256,5 +243,5 @@ class SimulatedWorker(SimulatedMember):
         after, first = self._lanes.pop(action.get), action.get
         gets = [first._replace(counter=first.counter + shard) for shard in range(self._shards)]
         values = [self._attempts.values.pop(get) for get in gets]
-        self.witness.brings(first, self.place.spec.name, action.version, values, after)
+        self.witness.brings(first, self.spec.name, action.version, values, after)
         self._compute(action.version)

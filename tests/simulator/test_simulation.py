@@ -56,7 +56,7 @@ def test_nothing_is_lost_or_applied_twice_where_updates_are_summed_on_their_way(
 def test_a_get_waits_for_a_slower_one_only_while_the_server_may_not_copy_its_weights(copies, waits, monkeypatch):
     simulation = Simulation(SimulationConfig(seed=1, workers=6, server_share=4.0, weight_copies=copies))
     for worker in simulation.workers[:3]:
-        simulation.flows.set_rate(down_link(worker.place.host), 20_000_000)
+        simulation.flows.set_rate(down_link(worker.host), 20_000_000)
     lacking, advance = [], Servings.advance
 
     def watched(self, *given):
@@ -138,7 +138,7 @@ def test_the_slack_holds_though_schedulers_begin_anew_again_and_again(seed, slac
     learns, admitted = Witness.learns, SimulatedWorker.admitted
 
     def begun(self, welcome):
-        began.setdefault(self.place.name, welcome.clock)
+        began.setdefault(self.name, welcome.clock)
         return admitted(self, welcome)
 
     def counted(self, update, outcome):

@@ -120,7 +120,7 @@ def worker_dies(transcript: Transcript) -> None:
     """A worker dies while it sends; its next process goes on, and the other worker waits for nobody."""
     still = StillFabric(transcript, calm_updates=1)
     former = still.fabric.workers[0]
-    new = still.fabric.worker(0, 2, replace(former.place.job, resume=Resume.GO_ON))
+    new = still.fabric.worker(0, 2, replace(former.job, resume=Resume.GO_ON))
     still.at(60, "worker-0 dies", former.die)
     still.at(80, "it is started again", new.start)
     still.show(THERE_MS, SchedulerState, ServerState).play()
