@@ -29,13 +29,12 @@ from mlfabric.scheduler.trust import Made, Trust
 from mlfabric.twin.cluster import Monitoring
 from mlfabric.twin.flow_kernel import Column
 from mlfabric.twin.monitoring import LARGE
-from mlfabric.twin.outcome import Outcome
 from mlfabric.twin.round_meter import RoundMeter
 from mlfabric.twin.round_streams import RoundStreams, round_streams
 from mlfabric.twin.rounds import Rounds, Times, around
-from mlfabric.twin.run_world import Progress, RunWorld
+from mlfabric.twin.run_world import RunWorld
 
-__all__ = ["run_fabric_rounds"]
+__all__ = ["FabricRounds"]
 
 MOST_PLANS = 64
 PLAN_NS = 0.6e6
@@ -51,7 +50,7 @@ MOST_UNEQUAL = 1.4
 """How far such a logarithm is from the middle at most."""
 
 
-class _FabricRounds(Rounds):
+class FabricRounds(Rounds):
     """Rounds that mlfabric plans; nobody goes on before all have the sum."""
 
     def __init__(self, world: RunWorld) -> None:
@@ -194,9 +193,3 @@ class _FabricRounds(Rounds):
             for source, worker in zip(probings.targets, sent, strict=True):
                 bps = round(1e9 * min(rates[number[source]], rates[hosts + number[worker]]))
                 self._probing.probed(LinkProbed(worker=worker, model="", round=after, source=source, bps=bps))
-
-
-def run_fabric_rounds(world: RunWorld, progress: Progress | None = None) -> Outcome:
-    """Run AllReduce as mlfabric does it."""
-    _FabricRounds(world).run(progress)
-    return world.outcome("all-reduce")

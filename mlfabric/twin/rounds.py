@@ -18,10 +18,9 @@ from numpy.typing import NDArray
 
 from mlfabric.twin.flow_kernel import CUT, INPUT
 from mlfabric.twin.flows import Edge, NewFlow
-from mlfabric.twin.outcome import Outcome
 from mlfabric.twin.run_world import Progress, RunWorld
 
-__all__ = ["Rounds", "Times", "around", "run_ring", "run_tree"]
+__all__ = ["Ring", "Rounds", "Times", "Tree", "around"]
 
 TREE_CHUNKS = 32
 
@@ -87,7 +86,7 @@ class Rounds(ABC):
         )
 
 
-class _Ring(Rounds):
+class Ring(Rounds):
     """The ring that DistributedDataParallel makes with gloo, in the order of ranks."""
 
     def reduce(self, computed_ns: Times) -> Times:
@@ -119,7 +118,7 @@ def around(world: RunWorld, computed_ns: Times, ring: Sequence[int]) -> Times:
     return ended_ns
 
 
-class _Tree(Rounds):
+class Tree(Rounds):
     """A static binary tree over ranks."""
 
     def reduce(self, computed_ns: Times) -> Times:
@@ -141,15 +140,3 @@ class _Tree(Rounds):
         ended_ns[1:] = arrived_ns[len(up) :]
         ended_ns[0] = max(arrived_ns[child - 1] for child in (1, 2) if child < self._count)
         return ended_ns
-
-
-def run_ring(world: RunWorld, progress: Progress | None = None) -> Outcome:
-    """Run the baseline of a ring."""
-    _Ring(world).run(progress)
-    return world.outcome("ring")
-
-
-def run_tree(world: RunWorld, progress: Progress | None = None) -> Outcome:
-    """Run the baseline of a static binary tree."""
-    _Tree(world).run(progress)
-    return world.outcome("tree")

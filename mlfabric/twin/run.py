@@ -26,11 +26,11 @@ from mlfabric.errors import UsageError
 from mlfabric.scheduler.planning import warm_up
 from mlfabric.specs import Mode
 from mlfabric.twin.cluster import Cluster
-from mlfabric.twin.fabric_rounds import run_fabric_rounds
+from mlfabric.twin.fabric_rounds import FabricRounds
 from mlfabric.twin.outcome import Outcome
-from mlfabric.twin.rounds import run_ring, run_tree
+from mlfabric.twin.rounds import Ring, Rounds, Tree
 from mlfabric.twin.run_world import Progress, RunWorld
-from mlfabric.twin.training import run_training
+from mlfabric.twin.training import Training
 
 __all__ = ["Baseline", "simulate"]
 
@@ -45,10 +45,10 @@ class Baseline(Enum):
     TREE = "tree"
 
 
-_RUN = {
-    Mode.ALL_REDUCE: run_fabric_rounds,
-    Baseline.RING: run_ring,
-    Baseline.TREE: run_tree,
+_KINDS: dict[Mode | Baseline, type[Rounds]] = {
+    Mode.ALL_REDUCE: FabricRounds,
+    Baseline.RING: Ring,
+    Baseline.TREE: Tree,
 }
 
 
@@ -77,4 +77,6 @@ def simulate(
     if isinstance(chosen, Mode) and chosen is not cluster.mode:
         cluster = replace(cluster, mode=chosen)
     warm_up(log.info)
-    return _RUN.get(chosen, run_training)(RunWorld(cluster, spans_s), progress)
+    world = RunWorld(cluster, spans_s)
+    _KINDS.get(chosen, Training)(world).run(progress)
+    return world.outcome(chosen.value)

@@ -10,12 +10,11 @@ from typing import Any
 
 from mlfabric.specs import Mode
 from mlfabric.twin.groups import Update
-from mlfabric.twin.outcome import Outcome
 from mlfabric.twin.pushing import Hearers, Pushing
 from mlfabric.twin.run_world import Progress, RunWorld
 from mlfabric.twin.serving import Serving
 
-__all__ = ["run_training"]
+__all__ = ["Training"]
 
 
 class _Worker:
@@ -28,11 +27,12 @@ class _Worker:
         self.computed_ns, self.is_idle = 0.0, False
 
 
-class _Training:
+class Training:
     """One run."""
 
-    def __init__(self, world: RunWorld, progress: Progress | None) -> None:
-        self._world, self._cluster, self._progress = world, world.cluster, progress
+    def __init__(self, world: RunWorld) -> None:
+        self._world, self._cluster = world, world.cluster
+        self._progress: Progress | None = None
         self._workers = [_Worker() for _ in world.cluster.workers]
         self._in_flight = 1 if self._cluster.mode is Mode.SYNCHRONOUS else self._cluster.in_flight
         self._slack = self._cluster.slack if self._cluster.mode is Mode.STALE_SYNCHRONOUS else math.inf
@@ -54,9 +54,9 @@ class _Training:
         self._slowest = self._open = 0
         self._left = self._total = len(self._workers) * self._cluster.iterations
 
-    def run(self) -> None:
+    def run(self, progress: Progress | None) -> None:
         """Go on until every worker has made all its steps, and all updates are settled."""
-        world = self._world
+        world, self._progress = self._world, progress
         for number in range(len(self._workers)):
             self._begin(number, 0.0)
         while self._left or self._open:
@@ -186,9 +186,3 @@ class _Training:
             held, self._held = self._held, {}
             for get in held:
                 self._ready(get)
-
-
-def run_training(world: RunWorld, progress: Progress | None = None) -> Outcome:
-    """Run asynchronous, stale-synchronous or synchronous training."""
-    _Training(world, progress).run()
-    return world.outcome(world.cluster.mode.value)

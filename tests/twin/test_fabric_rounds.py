@@ -16,7 +16,7 @@ from mlfabric.scheduler.rhythm import Rhythm
 from mlfabric.specs import Mode
 from mlfabric.twin import fabric_rounds
 from mlfabric.twin.cluster import Compute, Host, Monitoring
-from mlfabric.twin.fabric_rounds import run_fabric_rounds
+from mlfabric.twin.fabric_rounds import FabricRounds
 from mlfabric.twin.run import simulate
 from mlfabric.twin.run_world import RunWorld
 from mlfabric.twin.settings import COMPUTE, NETWORK
@@ -55,7 +55,7 @@ def test_rounds_in_stripes_show_a_slow_link_and_no_other():
     world = RunWorld(replace(cluster, workers=(*cluster.workers[:5], slow, *cluster.workers[6:])))
     network = world.planner.network
     network.set_rate(up_link("w5"), 10**8)  # nobody has told
-    run_fabric_rounds(world)
+    FabricRounds(world).run(None)
     ups = [network.rate_bps(up_link(host.name), 0) for host in cluster.workers]
     assert ups[5] == pytest.approx(2e7, rel=0.05)
     assert min(bps for worker, bps in enumerate(ups) if worker != 5) > 4e7
@@ -84,7 +84,7 @@ def test_workers_that_never_pause_do_not_probe(monkeypatch):
 def test_nothing_is_learnt_by_who_is_told_all_rates():
     cluster = rounds_of(12, monitoring=Monitoring.TELLS, weather=NETWORK["N2"])
     world = RunWorld(cluster)
-    run_fabric_rounds(world)
+    FabricRounds(world).run(None)
     links = [way(host.name) for way in (up_link, down_link) for host in cluster.hosts]
     known = [world.planner.network.rate_bps(link, 0) for link in links]
     assert set(known) <= {10**8, 5 * 10**7, 33 * 10**6, 25 * 10**6}
