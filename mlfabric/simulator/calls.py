@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 from mlfabric.offers import SeedOffered
 from mlfabric.protocol import GetId, Outcome, TransferId, UpdateId
 from mlfabric.simulator.lines import Connection, End
-from mlfabric.simulator.payloads import Feed, Payload, Way
+from mlfabric.simulator.payloads import Feed, Payload
 from mlfabric.simulator.processes import Process
 from mlfabric.simulator.receiving import Caller, Receiver
 from mlfabric.simulator.surroundings import Book
@@ -80,16 +80,16 @@ class Calls(Generic[KeyT]):
         """
 
         def start(receiver: Receiver[Any]) -> Connection:
-            payload, process = offered.payload(receiver.chunks), self.process
+            payload = offered.payload(receiver.chunks)
 
             def granted() -> None:
                 assert not offered.travels_whole, f"{offered.transfer} was granted though it came with its offer"
-                way = Way(source=process.host, destination=receiver.host, towards=End.FAR, pace_bps=offered.rate_bps)
                 sealed = partial(connection.send, End.FAR, "SEAL", partial(receiver.sealed, number))
                 taken_back = partial(connection.send, End.FAR, "REFUSE", partial(receiver.taken_back, number))
-                Feed(connection, way, payload, partial(receiver.payload, number), partial(left, sealed, taken_back))
+                come, gone = partial(receiver.payload, number), partial(left, sealed, taken_back)
+                Feed(connection, End.FAR, offered.rate_bps, payload, come, gone)
 
-            caller = Caller(process=process, granted=granted, answered=answered, refused=broke)
+            caller = Caller(process=self.process, granted=granted, answered=answered, refused=broke)
             connection = _connected(receiver, offered.transfer, caller)
             number, whole = connection.number, dict(payload.chunks) if offered.travels_whole else {}
             frame = (number, offered.transfer, offered.ticket, payload.size_bytes, offered.digest, whole, offered.seed)

@@ -144,8 +144,9 @@ class Connection(Line):
             self.world.fault("connection broke", self.name)
             self.break_up()
 
-    def move(self, source: str, destination: str, size_bytes: int, pace_bps: int, done: Callable[[], None]) -> None:
-        """Move bytes; ``done`` is called at the sending end when the last one has left."""
+    def move(self, towards: End, size_bytes: int, pace_bps: int, done: Callable[[], None]) -> None:
+        """Move bytes to an end; ``done`` is called at the sending end when the last one has left."""
+        source, destination = self.ends[towards.other].host, self.ends[towards].host
         self._flow = self._flows.start(source, destination, size_bytes, pace_bps, done)
 
     def _break_up(self, held_ns: int) -> None:

@@ -14,7 +14,7 @@ from mlfabric.simulator.exact import PRIME, Image, cut, exact
 from mlfabric.simulator.lines import Connection, End
 from mlfabric.values import dataclass
 
-__all__ = ["CHUNKS", "Adding", "Feed", "Payload", "Way"]
+__all__ = ["CHUNKS", "Adding", "Feed", "Payload"]
 
 CHUNKS = 3
 
@@ -54,20 +54,12 @@ class Payload:
             feed.go_on()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
-    """From which host to which, to which end of the connection, and how fast at most (0: unpaced)."""
-
-    source: str
-    destination: str
-    towards: End
-    pace_bps: int
-
-
 class Feed:
     """Sends a payload over a connection, each chunk as soon as it is there.
 
     Args:
+        towards: the end to which it goes.
+        pace_bps: how fast it goes at most; 0 for as fast as it can.
         arrived: called at the other end with each chunk.
         sent: called at this end once all of it has left.
     """
@@ -75,13 +67,15 @@ class Feed:
     def __init__(
         self,
         connection: Connection,
-        way: Way,
+        towards: End,
+        pace_bps: int,
         payload: Payload,
         arrived: Callable[[int, Image | None], None],
         sent: Callable[[], None],
     ) -> None:
         self._connection = connection
-        self._way = way
+        self._towards = towards
+        self._pace_bps = pace_bps
         self._payload = payload
         self._arrived = arrived
         self._sent = sent
@@ -96,12 +90,11 @@ class Feed:
         if self._is_moving or self._next not in payload.chunks or not self._connection.is_open:
             return
         self._is_moving = True
-        way, size_bytes = self._way, payload.size_bytes // payload.count
         moved = partial(self._moved, payload.chunks[self._next])
-        self._connection.move(way.source, way.destination, size_bytes, way.pace_bps, moved)
+        self._connection.move(self._towards, payload.size_bytes // payload.count, self._pace_bps, moved)
 
     def _moved(self, chunk: Image | None) -> None:
-        self._connection.send(self._way.towards, "PAYLOAD", partial(self._arrived, self._next, chunk))
+        self._connection.send(self._towards, "PAYLOAD", partial(self._arrived, self._next, chunk))
         self._is_moving = False
         self._next += 1
         if self._next == self._payload.count:

@@ -26,7 +26,7 @@ from mlfabric.simulator.double import ReceiveBuffers
 from mlfabric.simulator.exact import Image
 from mlfabric.simulator.lines import Connection, End
 from mlfabric.simulator.member import SimulatedMember
-from mlfabric.simulator.payloads import Feed, Payload, Way
+from mlfabric.simulator.payloads import Feed, Payload
 from mlfabric.simulator.processes import Process
 from mlfabric.simulator.surroundings import Surroundings
 from mlfabric.values import dataclass
@@ -223,8 +223,8 @@ class Receiver(SimulatedMember, Generic[GrantT]):
         line = self._lines[action.connection]
         line.get, line.serving = None, _Serving(action.get, source, over)
         line.connection.send(End.NEAR, "MODEL", partial(line.caller.comes, action.version, payload.count))
-        way = Way(source=self.host, destination=line.caller.process.host, towards=End.NEAR, pace_bps=action.rate_bps)
-        Feed(line.connection, way, payload, line.caller.payload, partial(self._sent_model, action))
+        sent = partial(self._sent_model, action)
+        Feed(line.connection, End.NEAR, action.rate_bps, payload, line.caller.payload, sent)
 
     def _sent_model(self, action: ServeModel | HandModelOn) -> None:
         line = self._lines[action.connection]

@@ -104,7 +104,7 @@ def test_bytes_stall_while_either_direction_is_cut_and_leave_their_links_to_othe
 
     for name, sender in (("cut", A), ("other", C)):
         connection = Connection(world, flows, 1, name, lambda end: None, sender, B)
-        connection.move(sender.host, B.host, 1_000_000, 0, partial(arrived, name))
+        connection.move(End.FAR, 1_000_000, 0, partial(arrived, name))
     world.cuts.cut(way[0].host, way[1].host, began + 50 * MS)
     flows.cuts_changed()
 

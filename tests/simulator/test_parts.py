@@ -141,7 +141,7 @@ def test_an_end_that_closes_hears_nothing_more(world):
 
 def test_a_connection_that_breaks_stops_its_bytes(world, flows):
     connection = Connection(world, flows, 1, "x", lambda end: None, NEAR, FAR)
-    connection.move("a", "s", 1_000_000, 0, lambda: pytest.fail("they arrived"))
+    connection.move(End.FAR, 1_000_000, 0, lambda: pytest.fail("they arrived"))
     world.later(4 * MS, "break", connection.break_up)
     run(world)
 
