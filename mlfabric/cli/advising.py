@@ -44,7 +44,7 @@ def give_advice(
     that plain all-reduce is best. Tries them in the twin, the best few for longer, and shows what it found.
     """
     from mlfabric.scheduler.planning import warm_up
-    from mlfabric.twin.advising import predict
+    from mlfabric.twin.run import predict
 
     check_writable(json_file)
     cluster = _cluster(file)

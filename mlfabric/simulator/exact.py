@@ -112,10 +112,8 @@ def added(image: Image, other: Image) -> Image:
 
 def after_window(rule: RuleSpec, weights: Weights, image: Image, lrs: Sequence[float]) -> Weights:
     """Return what a window over all of these steps makes of weights and history."""
-    value, history = weights
-    ww, wh, hw, hh = _places(rule, lrs)
-    moved = (ww * value + wh * history + image[0]) % PRIME
-    return moved, (hw * value + hh * history + image[1]) % PRIME if len(image) > 1 else history
+    value, history = carried(rule, weights, lrs)
+    return (value + image[0]) % PRIME, (history + image[1]) % PRIME if len(image) > 1 else weights[1]
 
 
 def _places(rule: RuleSpec, lrs: Sequence[float]) -> tuple[int, int, int, int]:

@@ -226,18 +226,9 @@ class SimulatedWorker(SimulatedMember):
                 self._leave_if_done()
             case act.Deliver():
                 self._deliver(action)
-            case (
-                act.KeepCopy()
-                | act.FoldCopy()
-                | act.DropCopies()
-                | act.FreezeWindow()
-                | act.StartReplicate()
-                | act.EndReplicate()
-                | act.DropWindow()
-            ):
-                self.kept.do(action)
             case _:
-                raise AssertionError(f"nobody does {action}")
+                assert isinstance(action, act.KeepAction), f"nobody does {action}"
+                self.kept.do(action)
 
     def _deliver(self, action: act.Deliver) -> None:
         after, first = self._lanes.pop(action.get), action.get

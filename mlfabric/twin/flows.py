@@ -139,9 +139,6 @@ class Flows:
     def spans_ns(self, numbers: Sequence[int]) -> tuple[list[float], list[float]]:
         """Return when transfers began, and when they arrived."""
         flows = self._field.flows
-        if len(numbers) == 1:
-            began_ns, ended_ns = self.span_ns(numbers[0])
-            return [began_ns], [ended_ns]
         return flows["began"][numbers].tolist(), flows["ended"][numbers].tolist()
 
     def passed(self, numbers: Sequence[int]) -> list[Passed]:

@@ -103,14 +103,8 @@ class Recorder:
         self._committed_ns += [at_ns] * count
         self._delays += [delay] * count
 
-    def outcome(
-        self, name: str, hosts: tuple[str, ...], carried_bits: NDArray[np.float64], could_bits: NDArray[np.float64]
-    ) -> Outcome:
-        """Return all of it.
-
-        Args:
-            carried_bits, could_bits: by link, what was carried, and what could have been.
-        """
+    def outcome(self, name: str, hosts: tuple[str, ...], link_use: NDArray[np.float64]) -> Outcome:
+        """Return all of it."""
         return Outcome(
             name=name,
             ended_s=self.ended_ns / 1e9,
@@ -118,7 +112,7 @@ class Recorder:
             delays=np.array(self._delays, np.int64),
             pushed=self.pushed,
             dropped=self.dropped,
-            link_use=carried_bits / np.maximum(could_bits, 1.0),
+            link_use=link_use,
             hosts=hosts,
             spans=tuple(self.spans),
         )

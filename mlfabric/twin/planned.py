@@ -71,6 +71,9 @@ class Planner:
 
     Args:
         cluster: whose mode, bounds and aggregators it plans for.
+
+    Attributes:
+        known_rates: of all links, in bit/s, as far as it knows.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -94,20 +97,15 @@ class Planner:
         self.has_many = len(cluster.workers) > MANY_WORKERS and cluster.mode is not Mode.SYNCHRONOUS
         self.tau_max = cluster.delay_bound if cluster.mode is Mode.ASYNCHRONOUS else NO_BOUND
         self.rates_bps = [self.network.rate_bps(link, 0) for link in self.links]
-        self._known = np.array(self.rates_bps, np.int64)
-
-    @property
-    def known_rates(self) -> NDArray[np.int64]:
-        """The rates of all links that the planner knows, in bit/s."""
-        return self._known
+        self.known_rates = np.array(self.rates_bps, np.int64)
 
     def learn(self, rates: NDArray[np.float64]) -> NDArray[np.bool_]:
         """Take in what a monitor has measured, in bits per ns; return which links have other rates now."""
         measured = np.rint(rates * 1e9).astype(np.int64)
-        changed: NDArray[np.bool_] = measured != self._known
+        changed: NDArray[np.bool_] = measured != self.known_rates
         for number in np.flatnonzero(changed):
             self.network.set_rate(self.links[number], int(measured[number]))
-        self._known = measured
+        self.known_rates = measured
         self.rates_bps = measured.tolist()
         return changed
 
@@ -195,7 +193,7 @@ class Planner:
         """
         if not self.has_many or len(self.helpers) <= others:
             return self.helpers
-        rates = np.minimum(self._known[self._places], self._known[self._places + len(self.up)])
+        rates = np.minimum(self.known_rates[self._places], self.known_rates[self._places + len(self.up)])
         best = np.argsort(-rates / (1 + np.array(self._busy)[self._places]), kind="stable")[:others].tolist()
         own = (self._place[host] for host in hosts if host in self._place)
         return tuple([self.helpers[place] for place in sorted({*best, *own})])

@@ -25,6 +25,7 @@ from enum import Enum
 from mlfabric.errors import UsageError
 from mlfabric.scheduler.planning import warm_up
 from mlfabric.specs import Mode
+from mlfabric.twin.advise import Option, Prediction
 from mlfabric.twin.cluster import Cluster
 from mlfabric.twin.fabric_rounds import FabricRounds
 from mlfabric.twin.outcome import Outcome
@@ -32,7 +33,7 @@ from mlfabric.twin.rounds import Ring, Rounds, Tree
 from mlfabric.twin.run_world import Progress, RunWorld
 from mlfabric.twin.training import Training
 
-__all__ = ["Baseline", "simulate"]
+__all__ = ["Baseline", "predict", "simulate"]
 
 
 log = logging.getLogger("mlfabric.twin")
@@ -80,3 +81,18 @@ def simulate(
     world = RunWorld(cluster, spans_s)
     _KINDS.get(chosen, Training)(world).run(progress)
     return world.outcome(chosen.value)
+
+
+def predict(cluster: Cluster, option: Option) -> Prediction:
+    """Return what the twin says of an option, on a cluster that is as the option would have it.
+
+    Asynchronous and stale-synchronous training make a step with as many updates as there are workers, whoever sent
+    them.
+    """
+    found = simulate(cluster, Baseline.RING if option.mode is None else option.mode)
+    is_late = option.mode in (Mode.ASYNCHRONOUS, Mode.STALE_SYNCHRONOUS)
+    return Prediction(
+        step_s=len(cluster.workers) / found.updates_per_s if is_late else found.mean_iteration_s,
+        delays=found.delays,
+        dropped_share=found.drop_share,
+    )

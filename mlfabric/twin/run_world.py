@@ -104,7 +104,7 @@ class RunWorld:
         """Return what came of it."""
         hosts = tuple(host.name for host in self.cluster.hosts)
         could_bits = self._could_bits + self._rates * (self.now_ns - self._since_ns)
-        return self.record.outcome(name, hosts, self.flows.carried_bits, could_bits)
+        return self.record.outcome(name, hosts, self.flows.carried_bits / np.maximum(could_bits, 1.0))
 
     def _change(self) -> None:
         at_ns = self._next_ns

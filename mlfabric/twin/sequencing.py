@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mlfabric.network import LinkId, Profile
+from mlfabric.network import Profile
 from mlfabric.protocol import ModelVersion, UpdateId
 from mlfabric.scheduler.pace import Pace
 from mlfabric.scheduler.patience import (
@@ -99,10 +99,7 @@ class Sequencing:
         self._lingering = len(world.cluster.workers) if world.planner.has_many else 0
         self.pace, self.succession, self._lateness = Pace(), Succession(), Lateness()
         self.expected = Expected([host.name for host in world.cluster.workers])
-        self._server_down = self._down(world.cluster.server.name)
-
-    def _down(self, host: str) -> LinkId:
-        return self._planner.links[self._planner.down[host]]
+        self._server_down = self._planner.links[self._planner.down[world.cluster.server.name]]
 
     def least_ns(self) -> int:
         """Return how long an update takes to come in if the server's link has nothing else to do."""

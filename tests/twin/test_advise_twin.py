@@ -12,8 +12,8 @@ from mlfabric.cli.app import app
 from mlfabric.scheduler.planning import warm_up
 from mlfabric.specs import Mode
 from mlfabric.twin.advise import Verdict, advise
-from mlfabric.twin.advising import predict
 from mlfabric.twin.cluster import Cluster, Compute, Host
+from mlfabric.twin.run import predict
 from mlfabric.twin.settings import COMPUTE, NETWORK
 
 UNEVEN = """
