@@ -88,7 +88,7 @@ class Column(IntEnum):
 class Field(NamedTuple):
     """All transfers under way, edges between them, and what is to happen.
 
-    ``now`` is the instant that was reached, and the one at which ``run`` last found that something is to happen.
+    ``now`` is the instant that was reached.
 
     ``events`` is a heap by time; ``drains`` is one of transfers by when their last bit leaves. ``levels`` are what
     a transfer may have of each link for each 1 of its weight, ``wanted`` is the sum of their weights, multiples of 1/64
@@ -125,7 +125,7 @@ def make_field(links: int, flows: int, edges: int) -> Field:
     ints = np.int64
     ends, after, before = (np.full((flows, 2), NOBODY) for _ in range(3))
     return Field(
-        np.zeros(2), np.zeros(flows, _FLOW), ends, after, before, made, np.zeros(5 * flows, _EVENT),
+        np.zeros(1), np.zeros(flows, _FLOW), ends, after, before, made, np.zeros(5 * flows, _EVENT),
         np.zeros(flows, ints), np.ones(links), np.ones(links), np.zeros(links, ints), np.zeros(links, ints),
         np.zeros(links), np.full(links, NOBODY, ints), np.zeros(links), np.zeros(flows, ints), scalars,
     )  # fmt: skip
@@ -574,10 +574,7 @@ def cancel(field, f):
 
 @compiled
 def run(field, until):
-    """Go on until an instant, or until a transfer has arrived that is to be told of; return that, or NOBODY.
-
-    ``now[1]`` says when something is to happen next.
-    """
+    """Go on until an instant, or until a transfer has arrived that is to be told of; return that, or NOBODY."""
     while True:
         event_at = field.events[0].at if field.scalars[EVENTS] > 0 else np.inf
         drain_at = field.flows[field.drains[0]].due if field.scalars[DRAINS] > 0 else np.inf
@@ -585,7 +582,6 @@ def run(field, until):
         if at > field.now[0] and field.scalars[QUEUED] > 0:
             share_out(field)
             continue
-        field.now[1] = at
         if at > until or at == np.inf:
             break
         field.now[0] = max(field.now[0], at)

@@ -65,7 +65,6 @@ class Flows:
         self._field = make_field(len(rates), 256, 1024)
         self._field.rates[:] = self._field.levels[:] = rates
         self._free = list(range(255, -1, -1))
-        self._next_ns = 0.0
         self.now_ns = 0.0
 
     @property
@@ -82,7 +81,6 @@ class Flows:
     def set_rates(self, rates: NDArray[np.float64]) -> None:
         """Give all links other rates from now on."""
         kernel.set_rates(self._field, rates)
-        self._next_ns = 0.0
 
     def enter(self, flows: Sequence[NewFlow], edges: Sequence[Edge] = ()) -> list[int]:
         """Enter transfers and who waits for whom; return their numbers, which are theirs until they are freed."""
@@ -99,7 +97,6 @@ class Flows:
             ends = edges[:, :2]
             ends[...] = np.where(ends >= 0, ids[np.maximum(ends, 0)], ~ends)
         kernel.enter(self._field, ids, table, edges)
-        self._next_ns = 0.0
         return numbers
 
     def weigh(self, numbers: Sequence[int], weights: NDArray[np.float64]) -> None:
@@ -113,22 +110,17 @@ class Flows:
     def release(self, number: int, at_ns: float) -> None:
         """Hold a transfer no longer for one of its releases, and let it not begin before an instant."""
         kernel.release(self._field, number, at_ns)
-        self._next_ns = 0.0
 
     def run(self, until_ns: float) -> int | None:
         """Go on until an instant, or until a transfer arrived that is to be told of; return its number, or None."""
-        if self._next_ns > until_ns:
-            self.now_ns = self._field.now[0] = max(self.now_ns, until_ns)
-            return None
         found = int(kernel.run(self._field, until_ns))
-        self.now_ns, self._next_ns = self._field.now.tolist()
+        self.now_ns = float(self._field.now[0])
         return None if found == NOBODY else found
 
     def cancel(self, numbers: Sequence[int]) -> None:
         """Break transfers off that have not arrived, with all that carry them on, and give up their numbers."""
         for number in numbers:
             kernel.cancel(self._field, number)
-        self._next_ns = 0.0
         self._free.extend(numbers)
 
     def span_ns(self, number: int) -> tuple[float, float]:
