@@ -27,7 +27,7 @@ def test_no_version_is_given_twice_though_server_and_scheduler_begin_with_nothin
 
 
 @JOBS
-@pytest.mark.parametrize("seed", [3, 9, 24, 29])
+@pytest.mark.parametrize("seed", [3, 12, 24, 29])
 def test_nor_by_the_parts_of_a_model(seed, job_hz):
     config = SimulationConfig.drawn_with_shards(seed, HARSH, MODES[seed % 3])
     rates = {"amnesia": 0.5, "rollback_hz": max(1.0, config.faults.rollback_hz), "job_hz": job_hz}
