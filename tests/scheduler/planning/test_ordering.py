@@ -1,17 +1,19 @@
-"""The planner against its dumb twin, and the laws that every plan keeps."""
+"""The order of a batch: laws that every order keeps, and what comes first where."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import permutations
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mlfabric.errors import UsageError
-from mlfabric.network import Profile, down_link, up_link
+from mlfabric.network import Network, Profile, down_link, up_link
 from mlfabric.protocol import DropReason, UpdateId
 from mlfabric.scheduler.planning import Candidate, reserving
 from mlfabric.scheduler.planning.ordering import order
@@ -29,20 +31,8 @@ def _kernels() -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def in_plain_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reserving, "_loaded", [])
-
-
-def assert_as_twin(world: World) -> None:
+def assert_laws(world: World) -> None:
     plan = world.plan()
-    twin = world.twin.order(world.candidates)
-    assert [(s.update, s.profile, s.commit_ns) for s in plan.slots] == twin.slots
-    assert {entry.update: entry.cause for entry in plan.left} == twin.left
-    assert_laws(world, plan)
-
-
-def assert_laws(world: World, plan: Ordering) -> None:
     placed = [slot.update for slot in plan.slots]
     given_ids = sorted(c.update for c in world.candidates)
     assert sorted([*placed, *(entry.update for entry in plan.left)]) == given_ids, "each once, as a slot or left"
@@ -51,52 +41,39 @@ def assert_laws(world: World, plan: Ordering) -> None:
     network = world.network.copy()
     for slot in plan.slots:
         candidate = candidates[slot.update]
-        assert world.twin.tau_max is not None
-        assert world.twin.v_init + slot.position - 1 - candidate.computed_from <= world.twin.tau_max, "delay bound"
+        assert world.v_init + slot.position - 1 - candidate.computed_from <= world.tau_max, "delay bound"
         assert slot.commit_ns >= slot.profile.end_ns
         assert slot.reason
         if candidate.in_flight is None:
-            assert slot.profile.start_ns >= world.twin.now_ns
+            assert slot.profile.start_ns >= world.now_ns
             network.reserve(slot.update, network.path(candidate.source, SERVER), slot.profile)
     assert all(entry.reason for entry in plan.left)
     network.validate()
     world.network.validate()
 
 
-@settings(max_examples=250)
-@given(world=worlds(most=10))
-def test_a_star_is_planned_as_the_twin_plans_it(world: World) -> None:
-    assert_as_twin(world)
+@pytest.mark.parametrize("graphs", [False, True])
+@settings(max_examples=200)
+@given(data=st.data())
+def test_each_order_keeps_the_delay_bound_and_the_capacity_of_links(graphs: bool, data: st.DataObject) -> None:
+    assert_laws(data.draw(worlds(most=10, graphs=graphs)))
 
 
-@settings(max_examples=150)
-@given(world=worlds(most=10, graphs=True))
-def test_a_graph_is_planned_as_the_twin_plans_it(world: World) -> None:
-    assert_as_twin(world)
-
-
-@pytest.mark.usefixtures("in_plain_python")
-class TestPlainPython:
-    @settings(max_examples=50)
-    @given(world=worlds(graphs=True))
-    def test_the_same_text_gives_the_same_plan_uncompiled(self, world: World) -> None:
-        assert_as_twin(world)
-
-    def test_nothing_is_compiled_for_it(self) -> None:
-        program = (
-            "from mlfabric.scheduler.planning.fluid import jit; from tests.scheduler.planning.test_ordering import *; "
-            "order([candidate(n, 'h0') for n in (1, 2)], star([SERVER, 'h0']), SERVER, v_init=0, tau_max=1, now_ns=0); "
-            "sys.exit(any(kernel.stats.cache_hits or kernel.overloads for kernel in jit._kernels))"
-        )
-        assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+def test_nothing_is_compiled_for_an_order_in_plain_python() -> None:
+    program = (
+        "from mlfabric.scheduler.planning.fluid import jit; from tests.scheduler.planning.test_ordering import *; "
+        "order([candidate(n, 'h0') for n in (1, 2)], star([SERVER, 'h0']), SERVER, v_init=0, tau_max=1, now_ns=0); "
+        "sys.exit(any(kernel.stats.cache_hits or kernel.overloads for kernel in jit._kernels))"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
 @settings(max_examples=150)
 @given(world=worlds(most=5))
 def test_nothing_is_left_while_some_order_keeps_every_bound(world: World) -> None:
     plan = world.plan()
-    here = [c for c in world.candidates if world.twin.profile(c, world.twin.network) is not None]
-    deadlines = [world.twin.deadline(c) for c in here]
+    here = [c for c in world.candidates if c.in_flight or can_be_sent(world, c)]
+    deadlines = [c.computed_from + world.tau_max - world.v_init + 1 for c in here]
     most = max(
         sum(1 for _ in kept)
         for size in range(len(here) + 1)
@@ -105,6 +82,11 @@ def test_nothing_is_left_while_some_order_keeps_every_bound(world: World) -> Non
     )
     beyond_horizon = {e.update for e in plan.left if e.cause is DropReason.NO_CAPACITY} & {c.update for c in here}
     assert len(plan.slots) + len(beyond_horizon) == most
+
+
+def can_be_sent(world: World, c: Candidate) -> bool:
+    path, ready_ns = world.network.path(c.source, SERVER), max(c.ready_ns, world.now_ns)
+    return world.network.transfer(path, c.size_bytes, ready_ns) is not None
 
 
 def candidate(n: int, source: str, *, computed_from: int = 0, size_bytes: int = 10**6) -> Candidate:
@@ -120,32 +102,38 @@ def test_a_lone_update_is_sent_at_once() -> None:
     assert (slot.pick, slot.reason) == (Pick.SHORTEST, "shortest transfer first: 8.0 ms")
 
 
-def test_a_slow_update_that_is_due_starts_at_once_and_lets_others_go_before_it() -> None:
+@pytest.fixture
+def uneven() -> Network:
+    """A host with a tenth of the rate of all others."""
     network = star([SERVER, "slow", "fast"])
     network.set_rate(up_link("slow"), 10**8)
+    return network
+
+
+def test_a_slow_update_that_is_due_starts_at_once_and_lets_others_go_before_it(uneven: Network) -> None:
     batch = [candidate(0, "slow"), *(candidate(n, "fast", computed_from=9) for n in (1, 2))]
-    plan = order(batch, network, SERVER, v_init=0, tau_max=2, now_ns=0)
+    plan = order(batch, uneven, SERVER, v_init=0, tau_max=2, now_ns=0)
     assert [slot.update.worker for slot in plan.slots] == ["w1", "w2", "w0"]
     assert plan.slots[2].profile == Profile(0, 80 * MS, plan.slots[2].profile.pieces)
     assert plan.slots[2].reason == "deadline: position 3 of at most 3, 80.0 ms"
 
 
-def test_of_two_updates_with_one_position_the_slower_is_left() -> None:
-    network = star([SERVER, "slow", "fast"])
-    network.set_rate(up_link("slow"), 10**8)
-    plan = order([candidate(0, "slow"), candidate(1, "fast")], network, SERVER, v_init=0, tau_max=0, now_ns=0)
+def test_of_two_updates_with_one_position_the_slower_is_left(uneven: Network) -> None:
+    plan = order([candidate(0, "slow"), candidate(1, "fast")], uneven, SERVER, v_init=0, tau_max=0, now_ns=0)
     assert [slot.update.worker for slot in plan.slots] == ["w1"]
     assert [(entry.update.worker, entry.cause) for entry in plan.left] == [("w0", DropReason.DEADLINE_CONFLICT)]
 
 
-def test_what_is_in_flight_is_not_left_for_what_is_not() -> None:
-    network = star([SERVER, "slow", "fast"])
-    network.set_rate(up_link("slow"), 10**8)
-    profile = network.transfer(network.path("slow", SERVER), 10**6, 0)
-    flying = Candidate(
-        update=UpdateId("w0", 0, 0), source="slow", size_bytes=10**6, ready_ns=0, computed_from=0, in_flight=profile
-    )
-    plan = order([flying, candidate(1, "fast")], network, SERVER, v_init=0, tau_max=0, now_ns=MS)
+def test_of_updates_of_one_host_the_shortest_goes_first_and_of_equals_the_least_id() -> None:
+    batch = [candidate(n, "h0", size_bytes=size) for n, size in ((2, 10**6), (1, 3 * 10**6), (4, 10**6), (3, 10**6))]
+    plan = order(batch, star([SERVER, "h0"]), SERVER, v_init=0, tau_max=9, now_ns=0)
+    found = [(slot.update.worker, slot.profile.start_ns, slot.profile.end_ns) for slot in plan.slots]
+    assert found == [("w2", 0, 8 * MS), ("w3", 8 * MS, 16 * MS), ("w4", 16 * MS, 24 * MS), ("w1", 24 * MS, 48 * MS)]
+
+
+def test_what_is_in_flight_is_not_left_for_what_is_not(uneven: Network) -> None:
+    flying = replace(candidate(0, "slow"), in_flight=uneven.transfer(uneven.path("slow", SERVER), 10**6, 0))
+    plan = order([flying, candidate(1, "fast")], uneven, SERVER, v_init=0, tau_max=0, now_ns=MS)
     assert [(slot.update.worker, slot.reason) for slot in plan.slots] == [("w0", "already sending: 79.0 ms")]
 
 
@@ -168,11 +156,9 @@ def test_without_any_capacity_all_are_left_and_planning_ends(count: int) -> None
     assert [entry.cause for entry in plan.left] == [DropReason.NO_CAPACITY] * count
 
 
-def test_without_a_delay_bound_the_shortest_goes_first_and_nothing_is_too_old() -> None:
-    network = star([SERVER, "slow", "fast"])
-    network.set_rate(up_link("slow"), 10**8)
+def test_without_a_delay_bound_the_shortest_goes_first_and_nothing_is_too_old(uneven: Network) -> None:
     batch = [candidate(0, "slow"), candidate(1, "fast", computed_from=-(10**9))]
-    plan = order(batch, network, SERVER, v_init=0, tau_max=None, now_ns=0)
+    plan = order(batch, uneven, SERVER, v_init=0, tau_max=None, now_ns=0)
     assert [(slot.update.worker, slot.deadline) for slot in plan.slots] == [("w1", None), ("w0", None)]
 
 

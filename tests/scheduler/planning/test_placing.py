@@ -1,4 +1,4 @@
-"""Compiled against plain Python on batches that are too large for the twin; columns."""
+"""Compiled against plain Python on large batches; columns."""
 
 from __future__ import annotations
 

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from mlfabric.network import Network
 from mlfabric.protocol import GetId, UpdateId
 from mlfabric.scheduler.planning.plan import Plan
-from mlfabric.scheduler.planning.planner import plan
 from mlfabric.scheduler.planning.problem import (
     Aggregator,
     Batch,
@@ -25,20 +24,12 @@ from mlfabric.scheduler.planning.problem import (
     Shape,
 )
 from mlfabric.scheduler.planning.values import Candidate, GetCandidate
-from tests.scheduler.planning.twin import twin_network
 from tests.scheduler.planning.worlds import GBPS, TOPOLOGIES, Fabric, fabrics, links_of, random_fabric, star
 
 MS = 10**6
 ALL_SHAPES = frozenset(Shape)
 ALL = tuple(Consistency)
 WITH_SERVER = tuple(c for c in Consistency if c is not Consistency.ALL_REDUCE)
-
-
-def planned(fabric: Fabric, **changes: object) -> Plan:
-    """Plan, and let the plan check itself."""
-    found = plan(fabric.batch, fabric.network, fabric.state, replace(fabric.config, **changes))  # type: ignore[arg-type]
-    found.validate(fabric.network)
-    return found
 
 
 def cost(found: Plan, objective: Objective) -> int:
@@ -56,17 +47,17 @@ class TestEveryPlanChecksItself:
     @settings(max_examples=200)
     @given(fabric=fabrics(consistencies=WITH_SERVER, shapes=ALL_SHAPES))
     def test_with_a_server(self, fabric: Fabric) -> None:
-        planned(fabric)
+        fabric.plan()
 
     @settings(max_examples=100)
     @given(fabric=fabrics(consistencies=(Consistency.ALL_REDUCE,), shapes=ALL_SHAPES))
     def test_with_all_reduce(self, fabric: Fabric) -> None:
-        planned(fabric)
+        fabric.plan()
 
     @pytest.mark.parametrize("topology", TOPOLOGIES)
     def test_with_thirty_workers(self, topology: str) -> None:
         for seed in range(2):
-            planned(thirty(Random(seed), topology))
+            thirty(Random(seed), topology).plan()
 
 
 def thirty(rng: Random, topology: str, consistency: Consistency = Consistency.ASYNCHRONOUS) -> Fabric:
@@ -100,7 +91,7 @@ def thirty(rng: Random, topology: str, consistency: Consistency = Consistency.AS
     tau_max = 40 if consistency is Consistency.ASYNCHRONOUS else None
     config = PlannerConfig(consistency=consistency, tau_max=tau_max, gamma=0.9, div_max=DivergenceBound(norm=60.0))
     gets = tuple(GetCandidate(get=GetId(h, 0, 0), destination=h, size_bytes=10**6, ready_ns=0) for h in hosts[2:])
-    return Fabric(network, twin_network(network), Batch(updates=updates, gets=gets), state, config)
+    return Fabric(network, Batch(updates=updates, gets=gets), state, config)
 
 
 class TestMoreChoiceNeverMakesAPlanLater:
@@ -111,7 +102,7 @@ class TestMoreChoiceNeverMakesAPlanLater:
     def test_each_shape_that_is_allowed_makes_the_objective_no_worse(self, fabric: Fabric) -> None:
         fabric = replace(fabric, config=replace(fabric.config, div_max=None))
         objective = objective_of(fabric.config)
-        plans = [planned(fabric, shapes=frozenset({Shape.DIRECT})), planned(fabric)]
+        plans = [fabric.plan(shapes=frozenset({Shape.DIRECT})), fabric.plan()]
         assert len({len(found.commits) for found in plans}) == 1
         costs = [cost(found, objective) for found in plans]
         assert costs == sorted(costs, reverse=True)
@@ -119,9 +110,9 @@ class TestMoreChoiceNeverMakesAPlanLater:
     @settings(max_examples=60)
     @given(fabric=fabrics(consistencies=(Consistency.ALL_REDUCE,), shapes=ALL_SHAPES))
     def test_an_all_reduce_with_rings_and_trees_is_no_later_than_with_one_of_them(self, fabric: Fabric) -> None:
-        both = planned(fabric)
+        both = fabric.plan()
         for shape in (Shape.TREE, Shape.RING):
-            alone = planned(fabric, shapes=frozenset({Shape.DIRECT, shape}))
+            alone = fabric.plan(shapes=frozenset({Shape.DIRECT, shape}))
             if len(alone.commits) == len(both.commits):
                 assert cost(both, Objective.LAST_COMMIT) <= cost(alone, Objective.LAST_COMMIT)
 
@@ -134,13 +125,13 @@ class TestSamePlan:
         rng.shuffle(updates)
         rng.shuffle(gets)
         shuffled = replace(fabric, batch=Batch(updates=tuple(updates), gets=tuple(gets)))
-        assert content(planned(fabric)) == content(planned(shuffled))
+        assert content(fabric.plan()) == content(shuffled.plan())
 
     @settings(max_examples=80)
     @given(fabric=fabrics(consistencies=ALL, shapes=ALL_SHAPES))
     def test_the_network_is_left_as_it_was(self, fabric: Fabric) -> None:
         before = free(fabric.network)
-        planned(fabric)
+        fabric.plan()
         assert free(fabric.network) == before
 
     @settings(max_examples=80)
@@ -152,7 +143,7 @@ class TestSamePlan:
             for n in (1, 2)
         ]
         chunk_bytes = 2 * slow.config.chunk_bytes
-        assert times_of(planned(slow)) == times_of(planned(fast, chunk_bytes=chunk_bytes))
+        assert times_of(slow.plan()) == times_of(fast.plan(chunk_bytes=chunk_bytes))
 
 
 def free(network: Network) -> list[tuple[list[int], list[int]]]:
@@ -187,21 +178,21 @@ def equal_workers(consistency: Consistency = Consistency.SYNCHRONOUS) -> Fabric:
     gets = tuple(GetCandidate(get=GetId(h, 0, 0), destination=h, size_bytes=2 * 10**6, ready_ns=0) for h in hosts[1:])
     state = FabricState(now_ns=0, server="s", aggregators=helpers, distributors=helpers)
     batch = Batch(updates=updates, gets=gets)
-    return Fabric(network, twin_network(network), batch, state, PlannerConfig(consistency=consistency))
+    return Fabric(network, batch, state, PlannerConfig(consistency=consistency))
 
 
 def test_thirty_equal_updates_are_all_committed_within_little_more_than_two_wire_times() -> None:
-    found = planned(equal_workers())
+    found = equal_workers().plan()
     assert len(found.commits) == 30
     assert cost(found, Objective.LAST_COMMIT) <= 2.2 * 80 * MS
 
 
 def test_thirty_equal_gets_are_all_answered_within_little_more_than_two_wire_times() -> None:
     fabric = equal_workers()
-    found = planned(replace(fabric, batch=Batch(gets=fabric.batch.gets)))
+    found = replace(fabric, batch=Batch(gets=fabric.batch.gets)).plan()
     assert max(answer.arrive_ns for answer in found.gets) <= 2.2 * 80 * MS
 
 
 def test_an_empty_batch_makes_an_empty_plan() -> None:
-    found = planned(replace(equal_workers(), batch=Batch()))
+    found = replace(equal_workers(), batch=Batch()).plan()
     assert not any((found.transfers, found.commits, found.drops, found.gets, found.deferred))

@@ -1,4 +1,4 @@
-"""Random networks with batches, as the real network and as its twin.
+"""Random networks with batches.
 
 Everything is drawn from a ``Random``: hypothesis' own in tests, so that it can shrink; a seeded one in long hunts.
 """
@@ -16,6 +16,8 @@ from mlfabric.network import LinkId, Network
 from mlfabric.protocol import GetId, UpdateId
 from mlfabric.scheduler.planning import Candidate
 from mlfabric.scheduler.planning.ordering import order
+from mlfabric.scheduler.planning.plan import Plan
+from mlfabric.scheduler.planning.planner import plan
 from mlfabric.scheduler.planning.problem import (
     Aggregator,
     Batch,
@@ -29,8 +31,6 @@ from mlfabric.scheduler.planning.problem import (
     Shape,
 )
 from mlfabric.scheduler.planning.values import GetCandidate, Ordering
-from tests.scheduler.planning.twin.network import TwinNetwork
-from tests.scheduler.planning.twin.ordering import TwinPlanner
 
 SERVER = "s"
 GBPS = 10**9
@@ -54,34 +54,39 @@ LATENCIES = [0, 0, 1, 1000, 1_000_000]
 
 @dataclass
 class World:
-    """A network, its twin, and one batch to be ordered."""
+    """A network, and one batch to be ordered."""
 
     network: Network
-    twin: TwinPlanner
     candidates: list[Candidate]
+    v_init: int
+    tau_max: int
+    now_ns: int
 
     def plan(self) -> Ordering:
-        twin = self.twin
-        assert twin.tau_max is not None
         return order(
             self.candidates,
             self.network,
             SERVER,
-            v_init=twin.v_init,
-            tau_max=twin.tau_max,
-            now_ns=twin.now_ns,
+            v_init=self.v_init,
+            tau_max=self.tau_max,
+            now_ns=self.now_ns,
         )
 
 
 @dataclass
 class Fabric:
-    """A network, its twin, and all that a plan is made for."""
+    """A network, and all that a plan is made for."""
 
     network: Network
-    twin: TwinNetwork
     batch: Batch
     state: FabricState
     config: PlannerConfig
+
+    def plan(self, **changes: object) -> Plan:
+        """Plan with some settings changed, and let the plan check itself."""
+        found = plan(self.batch, self.network, self.state, replace(self.config, **changes))  # type: ignore[arg-type]
+        found.validate(self.network)
+        return found
 
 
 def star(hosts: Sequence[str], latency_ns: int = 0) -> Network:
@@ -141,63 +146,62 @@ def worlds(most: int = 7, graphs: bool = False) -> st.SearchStrategy[World]:
 def random_world(rng: Random, most: int, graphs: bool) -> World:
     hosts = [SERVER, *(f"h{n}" for n in range(rng.randint(1, 4)))]
     network = tangle(rng, hosts) if graphs else star(hosts)
-    twin = set_rates(rng, network, WILD_RATES)
-    planner = TwinPlanner(twin, SERVER, rng.randint(0, 20), rng.randint(0, 8), rng.choice(TIMES))
-    reserve_some(rng, network, twin, hosts, WILD_SIZES)
+    set_rates(rng, network, WILD_RATES)
+    v_init, tau_max, now_ns = rng.randint(0, 20), rng.randint(0, 8), rng.choice(TIMES)
+    reserve_some(rng, network, hosts, WILD_SIZES)
     count = rng.randint(0, most)
-    return World(network, planner, [random_update(rng, network, planner, hosts, n, WILD_SIZES) for n in range(count)])
+    updates = [random_update(rng, network, SERVER, v_init, hosts, n, WILD_SIZES) for n in range(count)]
+    return World(network, updates, v_init, tau_max, now_ns)
 
 
-def set_rates(rng: Random, network: Network, rates: Sequence[int], slow: str | None = None) -> TwinNetwork:
-    """Give each link a rate and up to two changes of it that are known in advance; describe the network twice.
+def random_network(rng: Random, hosts: Sequence[str], kind: str) -> Network:
+    """Make a star or a tangle with rates of one of the ``KINDS``; reserve something there."""
+    rates, sizes = KINDS[kind]
+    network = tangle(rng, hosts) if rng.random() < 0.5 else star(hosts, rng.choice(LATENCIES))
+    set_rates(rng, network, rates)
+    reserve_some(rng, network, hosts, sizes)
+    return network
+
+
+def set_rates(rng: Random, network: Network, rates: Sequence[int], slow: str | None = None) -> None:
+    """Give each link a rate and up to two changes of it that are known in advance.
 
     Args:
         slow: a host whose links have a tenth of what they would have.
     """
-    twin = TwinNetwork(network.path, network.latency_ns)
     for link in network.links:
         share = 10 if slow in (link.tail, link.head) else 1
         instants = sorted({rng.choice(TIMES[2:]) for _ in range(rng.choice([0, 0, 1, 2]))})
-        changes = [(at_ns, rng.choice(rates) // share) for at_ns in (0, *instants)]
-        network.set_rate(link, changes[0][1])
-        for at_ns, bps in changes[1:]:
-            network.plan_rate_change(link, at_ns, bps)
-        twin.add(link, changes)
-    return twin
+        network.set_rate(link, rng.choice(rates) // share)
+        for at_ns in instants:
+            network.plan_rate_change(link, at_ns, rng.choice(rates) // share)
 
 
-def reserve_some(rng: Random, network: Network, twin: TwinNetwork, hosts: Sequence[str], sizes: Sequence[int]) -> None:
+def reserve_some(rng: Random, network: Network, hosts: Sequence[str], sizes: Sequence[int]) -> None:
     for n in range(rng.randint(0, 2)):
         path = network.path(rng.choice(hosts), rng.choice(hosts))
         profile = network.transfer(path, rng.choice(sizes), rng.choice(TIMES))
         if profile is not None:
             network.reserve(("before", n), path, profile)
-            twin.reserve(path, profile)
 
 
 def random_update(
-    rng: Random, network: Network, planner: TwinPlanner, hosts: Sequence[str], n: int, sizes: Sequence[int]
+    rng: Random, network: Network, server: str, v_init: int, hosts: Sequence[str], n: int, sizes: Sequence[int]
 ) -> Candidate:
+    """Draw an update; some are on their way already, if they can be sent at all."""
     candidate = Candidate(
         update=UpdateId(rng.choice("abc"), 0, n),
         source=rng.choice(hosts),
         size_bytes=rng.choice(sizes),
         ready_ns=rng.choice(TIMES),
-        computed_from=planner.v_init - rng.choice([0, 0, 0, 1, 2, 3, 5, 10]),
+        computed_from=v_init - rng.choice([0, 0, 0, 1, 2, 3, 5, 10]),
         norm=rng.choice([0.0, 0.5, 1.0, 1.0, 2.0]),
         clock=rng.randint(0, 2),
     )
-    return candidate if rng.randint(0, 4) else sending(candidate, network, planner)
-
-
-def sending(candidate: Candidate, network: Network, planner: TwinPlanner) -> Candidate:
-    """Start to send an update, if it can be sent at all."""
-    profile = replace(planner, now_ns=0).profile(candidate, planner.network)
-    if profile is None:
-        return candidate
-    path = planner.path(candidate)
-    network.reserve(candidate.update, path, profile)
-    planner.network.reserve(path, profile)
+    path = network.path(candidate.source, server)
+    profile = None if rng.randint(0, 4) else network.transfer(path, candidate.size_bytes, candidate.ready_ns)
+    if profile is not None:
+        network.reserve(candidate.update, path, profile)
     return replace(candidate, in_flight=profile)
 
 
@@ -217,10 +221,9 @@ def fabrics(
     consistencies: Sequence[Consistency] = (Consistency.ASYNCHRONOUS,),
     shapes: frozenset[Shape] = BY_THEMSELVES,
     most: int = 8,
-    kinds: Sequence[str] = tuple(KINDS),
 ) -> st.SearchStrategy[Fabric]:
     return st.randoms(use_true_random=False).map(
-        lambda rng: random_fabric(rng, topologies, consistencies, shapes, most, kinds)
+        lambda rng: random_fabric(rng, topologies, consistencies, shapes, most)
     )
 
 
@@ -246,18 +249,18 @@ def random_fabric(
     hosts = [SERVER, *(f"h{n}" for n in range(rng.randint(2 if kind == "narrow" else 1, 8)))]
     network = TOPOLOGIES[rng.choice(topologies)](hosts, rng.choice(LATENCIES))
     server = rng.choice(hosts)
-    twin = set_rates(rng, network, rates, slow=server if kind == "narrow" else None)
+    set_rates(rng, network, rates, slow=server if kind == "narrow" else None)
     consistency = rng.choice(consistencies)
-    planner = TwinPlanner(twin, server, rng.randint(0, 20), None, rng.choice(TIMES))
-    reserve_some(rng, network, twin, hosts, sizes)
+    v_init, now_ns = rng.randint(0, 20), rng.choice(TIMES)
+    reserve_some(rng, network, hosts, sizes)
     if consistency is Consistency.ALL_REDUCE:
-        return Fabric(network, twin, *all_reduce(rng, planner, hosts, sizes, shapes))
-    updates = [random_update(rng, network, planner, hosts, n, sizes) for n in range(rng.randint(0, most))]
+        return Fabric(network, *all_reduce(rng, FabricState(now_ns=now_ns, v_init=v_init), hosts, sizes, shapes))
+    updates = [random_update(rng, network, server, v_init, hosts, n, sizes) for n in range(rng.randint(0, most))]
     helpers = random_helpers(rng, hosts)
     replica = random_replica(rng, hosts, sizes)
     state = FabricState(
-        now_ns=planner.now_ns,
-        v_init=planner.v_init,
+        now_ns=now_ns,
+        v_init=v_init,
         server=server,
         aggregators=helpers,
         distributors=random_helpers(rng, hosts),
@@ -266,12 +269,12 @@ def random_fabric(
     )
     config = random_config(rng, consistency, shapes, replica)
     batch = Batch(updates=tuple(updates), gets=random_gets(rng, hosts, rng.choice(sizes)))
-    return Fabric(network, twin, batch, state, config)
+    return Fabric(network, batch, state, config)
 
 
 def all_reduce(
     rng: Random,
-    planner: TwinPlanner,
+    state: FabricState,
     hosts: Sequence[str],
     sizes: Sequence[int],
     shapes: frozenset[Shape],
@@ -285,13 +288,12 @@ def all_reduce(
             source=source,
             size_bytes=size_bytes,
             ready_ns=rng.choice(TIMES),
-            computed_from=planner.v_init,
+            computed_from=state.v_init,
         )
         for n, source in enumerate(sources)
     ]
     config = random_config(rng, Consistency.ALL_REDUCE, shapes, None)
-    state = FabricState(now_ns=planner.now_ns, v_init=planner.v_init, aggregators=random_helpers(rng, hosts))
-    return Batch(updates=tuple(updates)), state, config
+    return Batch(updates=tuple(updates)), replace(state, aggregators=random_helpers(rng, hosts)), config
 
 
 def random_helpers(rng: Random, hosts: Sequence[str]) -> tuple[Aggregator, ...]:
