@@ -10,10 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlfabric.network import Network
-from mlfabric.protocol import GetId, UpdateId
 from mlfabric.scheduler.planning.plan import Plan
 from mlfabric.scheduler.planning.problem import (
-    Aggregator,
     Batch,
     Consistency,
     DivergenceBound,
@@ -23,18 +21,29 @@ from mlfabric.scheduler.planning.problem import (
     Replica,
     Shape,
 )
-from mlfabric.scheduler.planning.values import Candidate, GetCandidate
-from tests.scheduler.planning.worlds import GBPS, TOPOLOGIES, Fabric, fabrics, links_of, random_fabric, star
+from tests.scheduler.planning.worlds import (
+    GBPS,
+    TOPOLOGIES,
+    WITH_SERVER,
+    Fabric,
+    a_get,
+    an_update,
+    fabrics,
+    helpers,
+    links_of,
+    names,
+    random_fabric,
+    star,
+)
 
 MS = 10**6
 ALL_SHAPES = frozenset(Shape)
 ALL = tuple(Consistency)
-WITH_SERVER = tuple(c for c in Consistency if c is not Consistency.ALL_REDUCE)
 
 
 def cost(found: Plan, objective: Objective) -> int:
-    """Return what the plan was to make small, over all that it commits."""
-    times = [commit.commit_ns for commit in found.commits]
+    """Return what the plan was to make small, over all that it commits, or else answers."""
+    times = [commit.commit_ns for commit in found.commits] or [answer.arrive_ns for answer in found.gets]
     return max(times, default=0) if objective is Objective.LAST_COMMIT else sum(times)
 
 
@@ -70,9 +79,8 @@ def thirty(rng: Random, topology: str, consistency: Consistency = Consistency.AS
         network.plan_rate_change(link, 4 * MS, 0)
         network.plan_rate_change(link, 90 * MS, GBPS)
     updates = tuple(
-        Candidate(
-            update=UpdateId(host, 0, 0),
-            source=host,
+        an_update(
+            host,
             size_bytes=rng.choice([10**6, 10**6, 3 * 10**6]),
             ready_ns=rng.choice([0, 0, 5 * MS]),
             computed_from=10 - rng.randint(0, 4),
@@ -84,14 +92,13 @@ def thirty(rng: Random, topology: str, consistency: Consistency = Consistency.AS
         now_ns=0,
         v_init=10,
         server="s",
-        aggregators=tuple(Aggregator(host=host) for host in hosts[2:20]),
-        distributors=tuple(Aggregator(host=host) for host in hosts[2:6]),
+        aggregators=helpers(hosts[2:20]),
+        distributors=helpers(hosts[2:6]),
         replica=Replica(host="r"),
     )
     tau_max = 40 if consistency is Consistency.ASYNCHRONOUS else None
     config = PlannerConfig(consistency=consistency, tau_max=tau_max, gamma=0.9, div_max=DivergenceBound(norm=60.0))
-    gets = tuple(GetCandidate(get=GetId(h, 0, 0), destination=h, size_bytes=10**6, ready_ns=0) for h in hosts[2:])
-    return Fabric(network, Batch(updates=updates, gets=gets), state, config)
+    return Fabric(network, Batch(updates=updates, gets=tuple(map(a_get, hosts[2:]))), state, config)
 
 
 class TestMoreChoiceNeverMakesAPlanLater:
@@ -106,6 +113,16 @@ class TestMoreChoiceNeverMakesAPlanLater:
         assert len({len(found.commits) for found in plans}) == 1
         costs = [cost(found, objective) for found in plans]
         assert costs == sorted(costs, reverse=True)
+
+    @settings(max_examples=100)
+    @given(fabric=fabrics(shapes=ALL_SHAPES))
+    def test_models_that_may_be_handed_on_are_there_no_later_and_the_same_gets_are_answered(
+        self, fabric: Fabric
+    ) -> None:
+        fabric = replace(fabric, batch=Batch(gets=fabric.batch.gets))
+        direct, other = fabric.plan(shapes=frozenset({Shape.DIRECT})), fabric.plan()
+        assert cost(other, fabric.config.objective) <= cost(direct, fabric.config.objective)
+        assert {d.what for d in other.deferred} == {d.what for d in direct.deferred}
 
     @settings(max_examples=60)
     @given(fabric=fabrics(consistencies=(Consistency.ALL_REDUCE,), shapes=ALL_SHAPES))
@@ -166,19 +183,11 @@ def times_of(found: Plan) -> list[object]:
 
 def equal_workers(consistency: Consistency = Consistency.SYNCHRONOUS) -> Fabric:
     """The case of the design: 30 updates of 80 ms each, every worker may sum."""
-    hosts = ["s", *(f"h{n:02}" for n in range(30))]
-    network = star(hosts, latency_ns=MS)
-    for link in network.links:
-        network.set_rate(link, 200_000_000)
-    updates = tuple(
-        Candidate(update=UpdateId(h, 0, 0), source=h, size_bytes=2 * 10**6, ready_ns=0, computed_from=0)
-        for h in hosts[1:]
-    )
-    helpers = tuple(Aggregator(host=host) for host in hosts[1:])
-    gets = tuple(GetCandidate(get=GetId(h, 0, 0), destination=h, size_bytes=2 * 10**6, ready_ns=0) for h in hosts[1:])
-    state = FabricState(now_ns=0, server="s", aggregators=helpers, distributors=helpers)
-    batch = Batch(updates=updates, gets=gets)
-    return Fabric(network, batch, state, PlannerConfig(consistency=consistency))
+    hosts = names(30)
+    network = star(["s", *hosts], latency_ns=MS, bps=200_000_000)
+    updates, gets = (tuple(make(h, size_bytes=2 * 10**6) for h in hosts) for make in (an_update, a_get))
+    state = FabricState(now_ns=0, server="s", aggregators=helpers(hosts), distributors=helpers(hosts))
+    return Fabric(network, Batch(updates=updates, gets=gets), state, PlannerConfig(consistency=consistency))
 
 
 def test_thirty_equal_updates_are_all_committed_within_little_more_than_two_wire_times() -> None:

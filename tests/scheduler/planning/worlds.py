@@ -5,14 +5,15 @@ Everything is drawn from a ``Random``: hypothesis' own in tests, so that it can 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
+from typing import Any
 
 import networkx as nx
 from hypothesis import strategies as st
 
-from mlfabric.network import LinkId, Network
+from mlfabric.network import LinkId, Network, down_link, up_link
 from mlfabric.protocol import GetId, UpdateId
 from mlfabric.scheduler.planning import Candidate
 from mlfabric.scheduler.planning.ordering import order
@@ -33,6 +34,7 @@ from mlfabric.scheduler.planning.problem import (
 from mlfabric.scheduler.planning.values import GetCandidate, Ordering
 
 SERVER = "s"
+WITH_SERVER = tuple(c for c in Consistency if c is not Consistency.ALL_REDUCE)
 GBPS = 10**9
 # Few values, so that ties are common; odd ones, so that nothing divides; 0 and the limits. At 3 Mbit/s one transfer of
 # 2**50 bytes ends before the horizon, and a second one does not.
@@ -89,11 +91,36 @@ class Fabric:
         return found
 
 
-def star(hosts: Sequence[str], latency_ns: int = 0) -> Network:
-    network = Network.star(GBPS, latency_ns)
+def an_update(worker: str, n: int = 0, size_bytes: int = 10**6, **more: Any) -> Candidate:
+    """Return an update of a worker on a host of its own, ready at 0, unless told."""
+    usual = {"source": worker, "ready_ns": 0, "computed_from": 0}
+    return Candidate(update=UpdateId(worker, 0, n), size_bytes=size_bytes, **{**usual, **more})
+
+
+def a_get(worker: str, n: int = 0, size_bytes: int = 10**6, **more: Any) -> GetCandidate:
+    """Return a get of a worker on a host of its own, ready at 0, unless told."""
+    usual = {"destination": worker, "ready_ns": 0}
+    return GetCandidate(get=GetId(worker, 0, n), size_bytes=size_bytes, **{**usual, **more})
+
+
+def helpers(hosts: Iterable[str], most_updates: int = 0) -> tuple[Aggregator, ...]:
+    return tuple(Aggregator(host=host, most_updates=most_updates) for host in hosts)
+
+
+def names(count: int) -> list[str]:
+    return [f"w{n:03}" for n in range(count)]
+
+
+def star(hosts: Sequence[str], latency_ns: int = 0, bps: int = GBPS) -> Network:
+    network = Network.star(bps, latency_ns)
     for host in hosts:
         network.add_host(host)
     return network
+
+
+def set_host_rates(network: Network, host: str, up_bps: int, down_bps: int) -> None:
+    network.set_rate(up_link(host), up_bps)
+    network.set_rate(down_link(host), down_bps)
 
 
 def from_cables(cables: Sequence[tuple[str, str]], hosts: Sequence[str], latency_ns: int = 0) -> Network:
@@ -256,13 +283,13 @@ def random_fabric(
     if consistency is Consistency.ALL_REDUCE:
         return Fabric(network, *all_reduce(rng, FabricState(now_ns=now_ns, v_init=v_init), hosts, sizes, shapes))
     updates = [random_update(rng, network, server, v_init, hosts, n, sizes) for n in range(rng.randint(0, most))]
-    helpers = random_helpers(rng, hosts)
+    aggregators = random_helpers(rng, hosts)
     replica = random_replica(rng, hosts, sizes)
     state = FabricState(
         now_ns=now_ns,
         v_init=v_init,
         server=server,
-        aggregators=helpers,
+        aggregators=aggregators,
         distributors=random_helpers(rng, hosts),
         replica=replica,
         slowest_clock=rng.randint(0, 2),
@@ -283,13 +310,7 @@ def all_reduce(
     size_bytes = rng.choice(sizes)
     sources = rng.sample(hosts, rng.randint(1, len(hosts)))
     updates = [
-        Candidate(
-            update=UpdateId(source, 0, n),
-            source=source,
-            size_bytes=size_bytes,
-            ready_ns=rng.choice(TIMES),
-            computed_from=state.v_init,
-        )
+        an_update(source, n, size_bytes, ready_ns=rng.choice(TIMES), computed_from=state.v_init)
         for n, source in enumerate(sources)
     ]
     config = random_config(rng, Consistency.ALL_REDUCE, shapes, None)
@@ -297,7 +318,7 @@ def all_reduce(
 
 
 def random_helpers(rng: Random, hosts: Sequence[str]) -> tuple[Aggregator, ...]:
-    chosen = rng.sample(hosts, rng.randint(0, min(3, len(hosts))))
+    chosen = rng.sample(hosts, min(rng.choice([0, 1, 2, 3, len(hosts)]), len(hosts)))
     return tuple(Aggregator(host=host, most_updates=rng.choice([0, 0, 1, 2, 3])) for host in chosen)
 
 
