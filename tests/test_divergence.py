@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlfabric.divergence import Adam, Lead, Momentum, RuleState, as_norm, step_bound, units_above, units_below
+from mlfabric.divergence import Adam, Lead, Limit, Momentum, RuleState, as_norm, step_bound, units_above, units_below
 from mlfabric.errors import UsageError
 from mlfabric.rules import MomentumAt, RuleKind, RuleSpec
 from mlfabric.stepping import member_coefficients, transition
@@ -275,3 +275,22 @@ def test_weights_are_not_thought_shorter_than_they_are_by_a_rounding():
     """One unit decays by a half each time; rounded down, nothing would be left for the second step."""
     state = RuleState(weights_norm=2.0**-100)
     assert min(step_bound(RuleSpec(weight_decay=0.5), [0.0] * 4, [1.0] * 4, state)) >= 1
+
+
+@given(
+    norms=st.lists(st.integers(0, 3), max_size=9),
+    most=st.integers(0, 6),
+    most_commits=st.sampled_from([None, 0, 1, 2, 4]),
+)
+def test_a_limit_allows_what_it_says_is_the_most_and_no_more(norms, most, most_commits):
+    lead, limit = Lead(map(units_above, map(float, norms))), Limit.of(most, most_commits)
+
+    def fits(held, committed):
+        length = committed - held
+        is_short = (most_commits is None or length <= most_commits) and (most > 0 or not length)
+        return is_short and sum(norms[held:committed]) <= most
+
+    for held in range(len(norms) + 1):
+        fitting = [n for n in range(held, len(norms) + 1) if fits(held, n)]
+        assert limit.most(lead, held) == max(fitting)
+        assert [n for n in range(held, len(norms) + 1) if limit.allows(lead, held, n)] == fitting

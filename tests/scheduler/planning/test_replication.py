@@ -3,216 +3,185 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import networkx as nx
-import numpy as np
 import pytest
-from hypothesis import given
 
 from mlfabric.network import Network, up_link
 from mlfabric.protocol import UpdateId
-from mlfabric.scheduler.planning.folding import fold
-from mlfabric.scheduler.planning.plan import Toward
+from mlfabric.scheduler.planning.plan import Plan, Toward
 from mlfabric.scheduler.planning.problem import (
+    Batch,
     DivergenceBound,
+    FabricState,
     Pending,
+    PlannerConfig,
+    Replica,
 )
-from tests.scheduler.planning.replicas import FIRST_TRANSFER, MS, SIZE, Scene, even, held_at, instants, scenes, there_ns
+from mlfabric.scheduler.planning.values import Candidate
+from tests.scheduler.planning.worlds import Fabric, an_update, set_host_rates, star
+
+pytestmark = pytest.mark.usefixtures("compiled_planner")
+
+MS = 10**6
+SIZE = 1_000_000
 
 
-@given(scenes())
-def test_at_every_instant_with_a_commit_the_bound_holds(scene):
-    plan = scene.plan()
-    for at_ns, committed in instants(plan, len(scene.pending)):
-        assert scene.keeps(held_at(plan, at_ns, committed), committed)
+def even(workers: int) -> Network:
+    """Workers of 100 Mbit/s, a primary and a replica of 800: an update is 80 ms on a worker's link, 10 on these."""
+    network = star([*(f"w{n}" for n in range(workers)), "s", "r"], bps=10**8)
+    for host in "sr":
+        set_host_rates(network, host, 8 * 10**8, 8 * 10**8)
+    return network
 
 
-@given(scenes())
-def test_a_commit_waits_for_no_more_than_the_first_step_that_makes_the_bound_hold(scene):
-    plan = scene.plan()
-    before_ns, instant_ns, behind, there = 0, 0, len(scene.pending), there_ns(plan)
-    ends = [sum(len(step.members) for step in plan.steps[: s + 1]) for s in range(len(plan.steps))]
-    for n, (commit_ns, waits_for) in enumerate(zip(plan.commit_ns.tolist(), plan.waits_for, strict=True)):
-        if commit_ns > instant_ns:
-            before_ns, instant_ns = instant_ns, commit_ns
-            first = n
-        alone_ns = max(before_ns, scene.solo_ns[n])
-        if waits_for < 0:
-            assert commit_ns == max(alone_ns, instant_ns)
-        else:
-            whole_ns = scene.solo_ns[max(n, ends[waits_for] - behind - 1)]
-            assert commit_ns == max(alone_ns, there[waits_for], whole_ns) > alone_ns
-            held = ends[waits_for - 1] if waits_for else 0
-            assert not scene.keeps(held, behind + first + 1) or scene.is_close(held, behind + first + 1)
-    together = [there[w] for w in plan.waits_for if w >= 0]
-    latest = max([*together, *scene.solo_ns[-1:]], default=0)
-    assert all(t <= latest for t in there)
-    assert len(plan.steps) == len(ends)
+def old(worker: str, n: int) -> UpdateId:
+    return UpdateId(worker, 0, 100 + n)
 
 
-@given(scenes())
-def test_steps_are_a_prefix_of_the_sequence_and_all_else_is_punted(scene):
-    plan = scene.plan()
-    kept = [update for step in plan.steps for update in step.members]
-    assert kept + [punt.update for punt in plan.punts] == scene.sequence
-    assert [d.what for d in plan.deferred] == list(scene.lot.updates[len(plan.commit_ns) :])
-    assert len(kept) + len(plan.punts) == len(scene.sequence)
-    assert all(len(plan.punts[i].reason) > 10 for i in range(len(plan.punts)))
-    assert all(len(plan.deferred[i].reason) > 10 for i in range(len(plan.deferred)))
-    if plan.steps:
-        assert set(plan.steps[0].members) >= {p.update for p in scene.replica.pending}
+def replicated(
+    network: Network,
+    updates: Sequence[Candidate],
+    div_max: DivergenceBound | None,
+    pending: Sequence[tuple[str, float]] = (),
+    history_norm: float = 0.0,
+    **config: object,
+) -> Plan:
+    """Plan updates to a primary at ``s`` with a replica at ``r``, and let the plan check itself."""
+    owed = [
+        Pending(update=old(worker, n), source=worker, size_bytes=SIZE, step_norm=norm, update_norm=norm)
+        for n, (worker, norm) in enumerate(pending)
+    ]
+    state = FabricState(now_ns=0, server="s", replica=Replica(host="r", pending=tuple(owed), history_norm=history_norm))
+    return Fabric(network, Batch(updates=tuple(updates)), state, PlannerConfig(div_max=div_max)).plan(**config)
 
 
-@given(scenes())
-def test_transfers_bring_what_the_steps_say_when_they_say(scene):
-    plan = scene.plan()
-    numbers = [i for step in plan.steps for i in step.transfers]
-    assert numbers == list(range(FIRST_TRANSFER, FIRST_TRANSFER + len(plan.transfers)))
-    for step in plan.steps:
-        last = [t for t in (plan.transfers[i - FIRST_TRANSFER] for i in step.transfers) if t.destination == "r"]
-        assert sorted(u for t in last for u in t.members) == sorted(step.members)
-        assert max(t.arrive_ns for t in last) == step.arrive_ns
-    for transfer in plan.transfers:
-        assert not transfer.inputs
-        assert {u.worker for u in transfer.members} == {transfer.source}
-        assert transfer.toward is Toward.REPLICA
+def several(sources: str, *norms: float) -> list[Candidate]:
+    """Updates of workers by number, with a norm each."""
+    return [an_update(f"w{source}", n, norm=norm) for n, (source, norm) in enumerate(zip(sources, norms, strict=True))]
 
 
-@given(scenes())
-def test_the_same_input_gives_the_same_plan_and_changes_nothing(scene):
-    before = [column.copy() for column in scene.primary.lines]
-    one, two = scene.plan(), scene.plan()
-    assert (one.steps, one.transfers, one.punts, one.deferred) == (two.steps, two.transfers, two.punts, two.deferred)
-    assert one.commit_ns.tolist() == two.commit_ns.tolist()
-    for column, former in zip(scene.primary.lines, before, strict=True):
-        np.testing.assert_array_equal(column, former)
+def commits_ms(found: Plan) -> list[float]:
+    return [commit.commit_ns / MS for commit in found.commits]
 
 
-def test_without_a_replica_there_is_nothing_to_do():
-    plan = Scene(even(2), ["w0", "w1"], [1.0, 1.0], DivergenceBound(norm=0.0), has_replica=False).plan()
-    assert plan.commit_ns.tolist() == [80 * MS, 80 * MS]
-    assert (plan.steps, plan.punts, plan.deferred) == ((), (), ())
+def waiting(found: Plan) -> list[int]:
+    """Which commits wait for the replica."""
+    return [n for n, commit in enumerate(found.commits) if "waits for the replica" in commit.reason]
 
 
 def test_without_a_bound_everything_is_punted():
-    scene = Scene(even(2), ["w0", "w1"], [1.0, 1.0], None, pending=[("w0", 1.0)])
-    plan = scene.plan()
-    assert plan.steps == ()
-    assert [punt.update for punt in plan.punts] == scene.sequence
-    assert plan.punts[0].reason == "no bound asks for it"
+    found = replicated(even(2), several("01", 1.0, 1.0), None, [("w0", 1.0)])
+    assert [punt.update for punt in found.punts] == [old("w0", 0), *(commit.update for commit in found.commits)]
+    assert found.punts[0].reason == "no bound asks for it"
 
 
-def test_while_the_lead_is_small_nothing_is_sent():
-    plan = Scene(even(3), ["w0", "w1", "w2"], [1.0, 1.0, 1.0], DivergenceBound(norm=6.0)).plan()
-    assert (plan.steps, plan.transfers) == ((), ())
-    assert plan.punts[2].reason == "the lead stays at 3 of 6"
-    more = Scene(even(3), ["w0", "w1", "w2"], [1.0, 1.0, 1.0001], DivergenceBound(norm=6.0)).plan()
-    assert more.punts[2].reason.startswith("the replica would have it after 160.0 ms")
+@pytest.mark.parametrize(
+    ("norms", "pending", "reason"),
+    [
+        ([1.0, 1.0, 1.0], [], "the lead stays at 3 of 6"),
+        ([1.0, 1.0, 1.0001], [], "the replica would have it after 160.0 ms"),
+        ([1.0], [("w1", 1.0), ("w2", 1.0)], "the lead stays at 3 of 6"),
+        ([], [("w1", 5.0), ("w2", 5.0)], "the lead stays at 10 of 6"),
+    ],
+    ids=["small", "more", "with what is pending", "nothing to commit"],
+)
+def test_while_the_lead_is_small_nothing_is_sent(norms: list[float], pending: list[tuple[str, float]], reason: str):
+    found = replicated(even(3), several("012"[: len(norms)], *norms), DivergenceBound(norm=6.0), pending)
+    assert not found.replica_steps
+    assert found.punts[-1].reason.startswith(reason)
 
 
-def test_what_is_pending_counts_for_the_lead():
-    scene = Scene(even(3), ["w0"], [1.0], DivergenceBound(norm=6.0), pending=[("w1", 1.0), ("w2", 1.0)])
-    assert scene.plan().punts[0].reason == "the lead stays at 3 of 6"
-    scene = Scene(even(3), ["w0"], [1.0], DivergenceBound(norm=6.0), pending=[("w1", 1.0), ("w2", 5.0)])
-    assert [step.members for step in scene.plan().steps] == [tuple(scene.sequence[:2])]
+def test_a_lead_that_is_pending_is_sent_when_the_plan_brings_it_near_the_bound():
+    found = replicated(even(3), several("0", 1.0), DivergenceBound(norm=6.0), [("w1", 1.0), ("w2", 5.0)])
+    assert [step.members for step in found.replica_steps] == [(old("w1", 0), old("w2", 1))]
 
 
 def test_steps_that_are_there_by_the_last_commit_are_kept():
-    scene = Scene(even(4), ["w0", "w1"], [1.0, 1.0], DivergenceBound(norm=3.0), pending=[("w2", 1.0), ("w3", 1.0)])
-    plan = scene.plan()
-    assert plan.commit_ns.tolist() == [80 * MS, 80 * MS]
-    assert [(step.members, step.arrive_ns) for step in plan.steps] == [(tuple(scene.sequence[:2]), 80 * MS)]
-    assert plan.punts[0].reason == (
+    found = replicated(even(4), several("01", 1.0, 1.0), DivergenceBound(norm=3.0), [("w2", 1.0), ("w3", 1.0)])
+    assert commits_ms(found) == [80, 80]
+    (step,) = found.replica_steps
+    assert (step.members, step.arrive_ns) == ((old("w2", 0), old("w3", 1)), 80 * MS)
+    assert found.punts[0].reason == (
         "the replica would have it after 160.0 ms, the last commit is after 80.0 ms and needs it no sooner"
     )
 
 
 def test_a_commit_waits_for_the_step_that_keeps_the_bound():
-    scene = Scene(even(1), ["w0", "w0"], [1.0, 1.0], DivergenceBound(norm=1.0))
-    plan = scene.plan()
+    found = replicated(even(1), several("00", 1.0, 1.0), DivergenceBound(norm=1.0))
     # The worker's link is busy with both updates until 160 ms.
-    assert [step.arrive_ns for step in plan.steps] == [240 * MS]
-    assert plan.commit_ns.tolist() == [80 * MS, 240 * MS]
-    assert plan.waits_for == [-1, 0]
-    assert [punt.update for punt in plan.punts] == [scene.sequence[1]]
+    assert [step.arrive_ns for step in found.replica_steps] == [240 * MS]
+    assert (commits_ms(found), waiting(found)) == ([80, 240], [1])
+    assert [punt.update for punt in found.punts] == [found.commits[1].update]
 
 
 @pytest.mark.parametrize("bound", [DivergenceBound(norm=0.0), DivergenceBound(norm=math.inf, updates=0)])
 @pytest.mark.parametrize("norm", [1.0, 0.0])
-def test_a_bound_of_zero_means_that_the_replica_has_it_first(bound, norm):
-    scene = Scene(even(2), ["w0", "w1", "w0"], [norm] * 3, bound, pending=[("w1", norm)], gamma=0.9)
-    plan = scene.plan()
-    assert all(held_at(plan, *instant) == instant[1] for instant in instants(plan, 1))
-    assert len(plan.commit_ns) == 3
-    assert plan.punts == ()
+def test_a_bound_of_zero_means_that_the_replica_has_it_first(bound: DivergenceBound, norm: float):
+    found = replicated(even(2), several("010", norm, norm, norm), bound, [("w1", norm)], gamma=0.9)
+    assert len(found.commits) == 3
+    assert not found.punts
+    there_ns = [step.arrive_ns for step in found.replica_steps[1:]]
+    assert all(commit.commit_ns >= at_ns for commit, at_ns in zip(found.commits, there_ns, strict=True))
 
 
-def test_a_step_longer_than_the_bound_waits_for_the_replica():
-    scene = Scene(even(2), ["w0", "w1"], [0.1, 7.0], DivergenceBound(norm=5.0))
-    plan = scene.plan()
-    assert plan.commit_ns.tolist() == [80 * MS, 160 * MS]
-    assert held_at(plan, 160 * MS, 2) == 2
+@pytest.mark.parametrize(
+    ("sources", "norms", "bound", "commits", "waits"),
+    [
+        ("01", [0.1, 7.0], DivergenceBound(norm=5.0), [80, 160], [1]),
+        ("0000", [0.0] * 4, DivergenceBound(norm=math.inf, updates=2), [80, 160, 400, 480], [2, 3]),
+    ],
+    ids=["a step longer than the bound", "a bound in updates"],
+)
+def test_what_goes_beyond_the_bound_alone_waits_for_the_replica(
+    sources: str, norms: list[float], bound: DivergenceBound, commits: list[float], waits: list[int]
+):
+    found = replicated(even(2), several(sources, *norms), bound, replicate_from=1.0)
+    assert (commits_ms(found), waiting(found)) == (commits, waits)
 
 
-def test_a_bound_in_updates_is_kept_whatever_their_norms():
-    scene = Scene(even(1), ["w0"] * 4, [0.0] * 4, DivergenceBound(norm=math.inf, updates=2), replicate_from=1.0)
-    plan = scene.plan()
-    assert plan.commit_ns.tolist()[:2] == [80 * MS, 160 * MS]
-    assert plan.waits_for == [-1, -1, 0, 1]
-    assert [len(step.members) for step in plan.steps] == [1, 1]
+@pytest.mark.parametrize(("gamma", "waits"), [(0.0, []), (0.9, [0])])
+def test_momentum_carries_a_lead_further(gamma: float, waits: list[int]):
+    """With it, already the first step may go 0.9 * 10 + 1 far."""
+    found = replicated(even(2), several("01", 1.0, 1.0), DivergenceBound(norm=4.0), history_norm=10.0, gamma=gamma)
+    assert waiting(found) == waits
 
 
-def test_momentum_carries_a_lead_further():
-    quiet = Scene(even(2), ["w0", "w1"], [1.0, 1.0], DivergenceBound(norm=4.0), history_norm=10.0)
-    assert quiet.plan().punts[0].reason == "the lead stays at 2 of 4"
-    moving = Scene(even(2), ["w0", "w1"], [1.0, 1.0], DivergenceBound(norm=4.0), history_norm=10.0, gamma=0.9)
-    plan = moving.plan()
-    # Already the first step may go 0.9 * 10 + 1 far.
-    assert plan.waits_for[0] == 0
-
-
-def test_a_worker_folds_what_it_owes_into_one_item_of_two_tensors():
+@pytest.mark.parametrize(("gamma", "tensors"), [(0.0, 1), (0.9, 2)])
+def test_a_worker_folds_what_it_owes_into_one_item_of_two_tensors_with_momentum(gamma: float, tensors: int):
     pending = [("w0", 1.0), ("w1", 1.0), ("w0", 1.0)]
-    sizes = {}
-    for gamma in (0.0, 0.9):
-        scene = Scene(even(3), ["w2"], [1.0], DivergenceBound(norm=1.0), pending=pending, gamma=gamma)
-        plan = scene.plan()
-        assert plan.steps[0].members[:3] == tuple(scene.sequence[:3])
-        sizes[gamma] = {t.members: t.size_bytes for t in plan.transfers if len(t.members) == 2}
-    first, _, third = scene.sequence[:3]
-    assert sizes == {0.0: {(first, third): SIZE}, 0.9: {(first, third): 2 * SIZE}}
+    found = replicated(even(3), several("2", 1.0), DivergenceBound(norm=1.0), pending, gamma=gamma)
+    assert found.replica_steps[0].members[:3] == (old("w0", 0), old("w1", 1), old("w0", 2))
+    folded = {t.members: t.size_bytes for t in found.transfers if len(t.members) == 2}
+    assert folded == {(old("w0", 0), old("w0", 2)): tensors * SIZE}
 
 
-def test_a_fold_is_as_large_as_its_largest_update_and_leaves_from_where_the_latest_is():
-    pending = [
-        Pending(update=UpdateId("a", 0, i), source=f"w{i}", size_bytes=size, step_norm=0.0, update_norm=0.0)
-        for i, size in enumerate((10, 30, 20))
-    ]
-    lot = Scene(even(1), ["w0"], [1.0], None).lot
-    folded = fold(pending, lot, gamma=0.9, now_ns=5).lot
-    assert folded.bits.tolist() == [8 * 60, 8 * SIZE]
-    assert (folded.sources, folded.ready_ns.tolist()) == (["w2", "w0"], [5, 0])
-    assert fold(pending, lot, gamma=0.0, now_ns=5).lot.bits.tolist() == [8 * 30, 8 * SIZE]
-
-
-def test_nothing_is_committed_before_now():
-    scene = Scene(even(1), ["w0"], [1.0], None, now_ns=90 * MS)
-    scene.primary.arrive_ns[0] = 80 * MS
-    assert scene.plan().commit_ns.tolist() == [90 * MS]
+def test_what_is_on_its_way_takes_its_part_of_a_link_once_and_the_replica_gets_the_rest():
+    network = even(1)
+    network.set_rate(up_link("w0"), 5 * 10**7)
+    profile = network.transfer(network.path("w0", "s"), SIZE, 0)
+    assert profile is not None
+    update = an_update("w0", in_flight=profile)
+    network.reserve(update.update, network.path("w0", "s"), profile)
+    network.set_rate(up_link("w0"), 10**8)
+    found = replicated(network, [update], DivergenceBound(norm=0.0))
+    assert [t.profile.end_ns for t in found.transfers if t.toward is Toward.REPLICA] == [160 * MS]
 
 
 def test_what_cannot_reach_the_replica_holds_commits_up_that_need_it():
-    network = even(3, r=(800, 0))
+    network = even(3)
     network.set_rate(network.path("w0", "r")[-1], 0)
-    scene = Scene(network, ["w0", "w1", "w2"], [1.0, 1.0, 1.0], DivergenceBound(norm=2.5))
-    plan = scene.plan()
-    assert plan.commit_ns.tolist() == [80 * MS, 80 * MS]
-    assert [d.what for d in plan.deferred] == [scene.sequence[2]]
-    assert plan.deferred[0].reason == (
+    found = replicated(network, several("012", 1.0, 1.0, 1.0), DivergenceBound(norm=2.5))
+    assert commits_ms(found) == [80, 80]
+    (deferred,) = found.deferred
+    assert deferred.reason == (
         "the commit of w2's update 2 would bring the lead to 3 of 2.5, and no transfer to the replica can prevent that"
     )
-    assert plan.punts[0].reason == "it, or an update before it, cannot be sent to the replica"
-    assert plan.punts[2].reason == "this plan does not commit it"
+    assert [punt.reason for punt in found.punts[::2]] == [
+        "it, or an update before it, cannot be sent to the replica",
+        "this plan does not commit it",
+    ]
 
 
 def test_an_update_that_cannot_be_sent_does_not_keep_those_before_it_from_the_replica():
@@ -222,40 +191,26 @@ def test_an_update_that_cannot_be_sent_does_not_keep_those_before_it_from_the_re
         edges.add_edge("x", host, capacity_bps=10**8)
     edges.add_edge("w1", "r", capacity_bps=0)
     nx.set_node_attributes(edges, dict.fromkeys(("w0", "w1", "s", "r"), True), "host")
-    scene = Scene(Network.from_graph(edges), ["w0", "w1"], [1.0, 1.0], DivergenceBound(norm=0.0))
-    plan = scene.plan()
-    assert [step.members for step in plan.steps] == [tuple(scene.sequence[:1])]
-    assert [d.what for d in plan.deferred] == [scene.sequence[1]]
+    found = replicated(Network.from_graph(edges), several("01", 1.0, 1.0), DivergenceBound(norm=0.0))
+    assert [[update.worker for update in step.members] for step in found.replica_steps] == [["w0"]]
+    assert [str(d.what) for d in found.deferred] == ["w1#1"]
 
 
 def test_a_worker_that_cannot_send_what_it_owes_keeps_everything_from_the_replica():
     pending = [("w1", 1.0), ("w0", 1.0), ("w2", 1.0), ("w0", 1.0)]
     network = even(3)
     network.set_rate(up_link("w0"), 0)
-    plan = Scene(network, ["w1"], [1.0], DivergenceBound(norm=4.0), pending).plan()
-    assert (plan.steps, plan.transfers, len(plan.punts), len(plan.deferred)) == ((), (), 5, 1)
+    found = replicated(network, several("1", 1.0), DivergenceBound(norm=4.0), pending)
+    assert (len(found.replica_steps), len(found.punts), len(found.deferred)) == (0, 5, 1)
 
 
 def test_what_would_come_late_is_punted_also_when_nothing_can_be_committed():
     network = even(2)
-    network.set_rate(up_link("w1"), 10**8)
     network.plan_rate_change(up_link("w1"), 80 * MS, 0)
-    scene = Scene(network, ["w1"], [1.0], DivergenceBound(norm=0.0), pending=[("w0", 1.0)])
-    scene.network.plan_rate_change(up_link("w0"), 0, 10**6)
-    plan = scene.plan()
-    assert (len(plan.commit_ns), plan.steps) == (0, ())
-    assert [punt.reason for punt in plan.punts] == [
+    network.set_rate(up_link("w0"), 10**6)
+    found = replicated(network, several("1", 1.0), DivergenceBound(norm=0.0), [("w0", 1.0)])
+    assert (len(found.commits), len(found.replica_steps)) == (0, 0)
+    assert [punt.reason for punt in found.punts] == [
         "the replica would have it after 8000.0 ms, and this plan commits nothing",
         "this plan does not commit it",
     ]
-
-
-def test_with_nothing_to_commit_nothing_is_sent():
-    plan = Scene(even(2), [], [], DivergenceBound(norm=1.0), pending=[("w0", 3.0), ("w1", 3.0)]).plan()
-    assert (plan.steps, len(plan.commit_ns)) == ((), 0)
-    assert [punt.reason for punt in plan.punts] == ["the lead stays at 6 of 1"] * 2
-
-
-def test_an_infinite_norm_waits_for_the_replica():
-    plan = Scene(even(2), ["w0"], [math.inf], DivergenceBound(norm=1e200)).plan()
-    assert plan.waits_for == [0]
