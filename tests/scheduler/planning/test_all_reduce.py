@@ -8,14 +8,15 @@ from random import Random
 import networkx as nx
 import pytest
 
-from mlfabric.network import LinkId, Network, down_link, up_link
+from mlfabric.network import LinkId, Network, up_link
 from mlfabric.protocol import UpdateId
-from mlfabric.scheduler.planning.all_reduce import plan_all_reduce, reduce_all
-from mlfabric.scheduler.planning.checking import validate
-from mlfabric.scheduler.planning.plan import Kind, Plan
+from mlfabric.scheduler.planning.plan import Plan
 from mlfabric.scheduler.planning.problem import Batch, Consistency, FabricState, PlannerConfig, Shape
 from mlfabric.scheduler.planning.rings import find_ring
-from mlfabric.scheduler.planning.values import Candidate
+from tests.scheduler.planning.worlds import Fabric, an_update, leaf_spine, set_host_rates
+from tests.scheduler.planning.worlds import star as star_of
+
+pytestmark = pytest.mark.usefixtures("compiled_planner")
 
 MS = 1_000_000
 SIZE = 25_000_000
@@ -23,44 +24,23 @@ WIRE_NS = 200 * MS
 
 
 def star(count: int, latency_ns: int = MS // 10) -> Network:
-    network = Network.star(10**9, latency_ns)
-    for host in hosts(count):
-        network.add_host(host)
-    return network
+    return star_of(hosts(count), latency_ns)
 
 
 def hosts(count: int) -> list[str]:
     return [f"w{n}" for n in range(count)]
 
 
-def slow(network: Network, host: str, bps: int) -> None:
-    network.set_rate(up_link(host), bps)
-    network.set_rate(down_link(host), bps)
-
-
-def leaf_spine(racks: int, each: int) -> Network:
+def racks(count: int, each: int) -> Network:
     """Each host's link as fast as its rack's."""
-    graph: nx.DiGraph[str] = nx.DiGraph()
-    cables = [(f"r{r}", "core") for r in range(racks)] + [(f"w{n}", f"r{n % racks}") for n in range(racks * each)]
-    for one, two in cables:
-        graph.add_edge(one, two, capacity_bps=10**9, latency_ns=MS // 50)
-        graph.add_edge(two, one, capacity_bps=10**9, latency_ns=MS // 50)
-    nx.set_node_attributes(graph, {name: name[0] == "w" for name in graph.nodes}, "host")
-    return Network.from_graph(graph)
+    return leaf_spine(hosts(count * each), leaves=count, latency_ns=MS // 50)
 
 
 def batch_of(sources: list[str], size_bytes: int = SIZE, ready_ns: dict[str, int] | None = None) -> Batch:
     ready = ready_ns or {}
     return Batch(
         updates=tuple(
-            Candidate(
-                update=UpdateId(source, 0, n),
-                source=source,
-                size_bytes=size_bytes,
-                ready_ns=ready.get(source, 0),
-                computed_from=0,
-            )
-            for n, source in enumerate(sources)
+            an_update(source, n, size_bytes, ready_ns=ready.get(source, 0)) for n, source in enumerate(sources)
         )
     )
 
@@ -73,9 +53,7 @@ def planned(
     late: frozenset[str] = frozenset(),
 ) -> Plan:
     config = PlannerConfig(consistency=Consistency.ALL_REDUCE, shapes=shapes, chunk_bytes=chunk)
-    plan = plan_all_reduce(batch, network, FabricState(now_ns=0, late=late), config)
-    validate(plan, network)
-    return plan
+    return Fabric(network, batch, FabricState(now_ns=0, late=late), config).plan()
 
 
 def wire_times(plan: Plan) -> float:
@@ -99,7 +77,7 @@ def test_hosts_with_a_quarter_of_the_bandwidth_take_four_wire_times_where_a_ring
 ) -> None:
     network = star(count)
     for host in slow_ones:
-        slow(network, host, 250_000_000)
+        set_host_rates(network, host, 250_000_000, 250_000_000)
     plan = planned(network, batch_of(hosts(count)))
     assert plan.shape is Shape.TREE
     assert wire_times(plan) <= 4.05
@@ -125,15 +103,13 @@ def test_what_a_late_host_is_waited_for_goes_in_stripes_or_over_one_host_if_ther
 
 
 def test_tiny_updates_take_few_hops() -> None:
-    found = reduce_all(
-        batch_of(hosts(16), 1000), star(16), FabricState(now_ns=0), PlannerConfig(consistency=Consistency.ALL_REDUCE)
-    )
-    assert found.shape is Shape.TREE
-    assert max(found.arrive_ns) <= 10 * MS // 10
+    plan = planned(star(16), batch_of(hosts(16), 1000))
+    assert plan.shape is Shape.TREE
+    assert max(commit.arrive_ns for commit in plan.commits) <= 10 * MS // 10
 
 
 def test_a_ring_crosses_each_rack_s_uplink_once() -> None:
-    network = leaf_spine(3, 4)
+    network = racks(3, 4)
     ring = find_ring(network, hosts(12), SIZE, 0)
     assert ring is not None
     crossed = Counter(link for path in ring.paths for link in path)
@@ -144,11 +120,11 @@ def test_a_ring_crosses_each_rack_s_uplink_once() -> None:
 def test_ring_edges_on_one_link_share_it() -> None:
     """Two hosts of one rack and one of another in a circle through a slow core: its links carry one edge each way."""
     graph: nx.DiGraph[str] = nx.DiGraph()
-    for one, two, bps in (("w0", "x", 10**9), ("w1", "x", 10**9), ("w2", "x", 10**9), ("w3", "x", 10**9)):
-        graph.add_edge(one, two, capacity_bps=bps)
-        graph.add_edge("y", one, capacity_bps=bps)
+    for host in hosts(4):
+        graph.add_edge(host, "x", capacity_bps=10**9)
+        graph.add_edge("y", host, capacity_bps=10**9)
     graph.add_edge("x", "y", capacity_bps=10**9)
-    nx.set_node_attributes(graph, {name: name[0] == "w" for name in graph.nodes}, "host")
+    nx.set_node_attributes(graph, dict.fromkeys(hosts(4), True), "host")
     network = Network.from_graph(graph)
     ring = find_ring(network, hosts(4), SIZE, 0)
     assert ring is not None
@@ -177,7 +153,7 @@ def test_a_host_that_is_cut_off_leaves_all_waiting_with_a_reason() -> None:
 @pytest.mark.parametrize("seed", range(60))
 def test_every_plan_keeps_its_promises_and_more_shapes_are_never_later(seed: int) -> None:
     rng = Random(seed)
-    network = leaf_spine(3, 3) if seed % 3 == 0 else star(9, rng.choice([0, 1000, MS]))
+    network = racks(3, 3) if seed % 3 == 0 else star(9, rng.choice([0, 1000, MS]))
     for link in network.links:
         if rng.random() < 0.3:
             network.set_rate(link, rng.choice([10**6, 10**8, 999_999_937, 10**10]))
@@ -193,10 +169,3 @@ def test_every_plan_keeps_its_promises_and_more_shapes_are_never_later(seed: int
         fewer = planned(network, batch, frozenset(shapes), chunk)
         assert len(fewer.commits) == len(every.commits)
         assert wire_times(every) <= wire_times(fewer) + 1e-9
-
-
-def test_results_carry_everyone() -> None:
-    plan = planned(star(5), batch_of(hosts(5)), frozenset({Shape.DIRECT, Shape.TREE}))
-    results = [transfer for transfer in plan.transfers if transfer.kind is Kind.MODEL]
-    assert len(results) == 4
-    assert all(len(transfer.members) == 5 for transfer in results)

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from mlfabric.network import Network, down_link, up_link
-from mlfabric.protocol import GetId
-from mlfabric.scheduler.planning import GetCandidate
+from mlfabric.network import down_link, up_link
 from mlfabric.scheduler.planning.gets import order_gets
+from tests.scheduler.planning.worlds import a_get, star
 
 MS = 10**6
 
 
-def get(host: str) -> GetCandidate:
-    return GetCandidate(get=GetId(host, 0, 0), destination=host, size_bytes=10**6, ready_ns=0)
-
-
 def test_gets_are_served_shortest_first_and_those_without_a_way_come_last() -> None:
-    network = Network.star(10**9)
-    for host in ("s", "fast", "slow", "off"):
-        network.add_host(host)
+    network = star(["s", "fast", "slow", "off"])
     network.set_rate(down_link("slow"), 10**8)
     network.set_rate(down_link("off"), 0)
-    slots = order_gets([get("off"), get("slow"), get("fast"), get("s")], network, "s", now_ns=MS)
+    slots = order_gets([a_get(host) for host in ("off", "slow", "fast", "s")], network, "s", now_ns=MS)
     assert [(s.get.worker, s.profile and s.profile.end_ns) for s in slots] == [
         ("s", MS),
         ("fast", 9 * MS),
@@ -36,6 +29,4 @@ def test_gets_are_served_shortest_first_and_those_without_a_way_come_last() -> N
 
 
 def test_no_gets_make_no_slots() -> None:
-    network = Network.star(10**9)
-    network.add_host("s")
-    assert order_gets([], network, "s", now_ns=0) == ()
+    assert order_gets([], star("s"), "s", now_ns=0) == ()

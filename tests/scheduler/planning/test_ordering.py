@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import permutations
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -18,7 +19,7 @@ from mlfabric.protocol import DropReason, UpdateId
 from mlfabric.scheduler.planning import Candidate, reserving
 from mlfabric.scheduler.planning.ordering import order
 from mlfabric.scheduler.planning.values import Ordering, Pick
-from tests.scheduler.planning.worlds import SERVER, World, star, worlds
+from tests.scheduler.planning.worlds import SERVER, World, an_update, star, worlds
 
 MS = 10**6
 
@@ -41,6 +42,7 @@ def assert_laws(world: World) -> None:
     network = world.network.copy()
     for slot in plan.slots:
         candidate = candidates[slot.update]
+        assert world.tau_max is not None
         assert world.v_init + slot.position - 1 - candidate.computed_from <= world.tau_max, "delay bound"
         assert slot.commit_ns >= slot.profile.end_ns
         assert slot.reason
@@ -73,6 +75,7 @@ def test_nothing_is_compiled_for_an_order_in_plain_python() -> None:
 def test_nothing_is_left_while_some_order_keeps_every_bound(world: World) -> None:
     plan = world.plan()
     here = [c for c in world.candidates if c.in_flight or can_be_sent(world, c)]
+    assert world.tau_max is not None
     deadlines = [c.computed_from + world.tau_max - world.v_init + 1 for c in here]
     most = max(
         sum(1 for _ in kept)
@@ -89,10 +92,37 @@ def can_be_sent(world: World, c: Candidate) -> bool:
     return world.network.transfer(path, c.size_bytes, ready_ns) is not None
 
 
-def candidate(n: int, source: str, *, computed_from: int = 0, size_bytes: int = 10**6) -> Candidate:
-    return Candidate(
-        update=UpdateId(f"w{n}", 0, 0), source=source, size_bytes=size_bytes, ready_ns=0, computed_from=computed_from
-    )
+def candidate(n: int, source: str, **more: Any) -> Candidate:
+    return an_update(f"w{n}", source=source, **more)
+
+
+def shortest_first(world: World) -> list[tuple[UpdateId, Profile]]:
+    """Reserve one after the other whichever would arrive first over what is left; list all as they arrive."""
+    free, waiting = world.network.copy(), [c for c in world.candidates if c.in_flight is None]
+    placed = [(c.update, c.in_flight) for c in world.candidates if c.in_flight is not None]
+    while waiting:
+        ready_ns = {c.update: max(c.ready_ns, world.now_ns) for c in waiting}
+        paths = {c.update: free.path(c.source, SERVER) for c in waiting}
+        profiles = {c.update: free.transfer(paths[c.update], c.size_bytes, ready_ns[c.update]) for c in waiting}
+        ends = [(profile.end_ns, update, profile) for update, profile in profiles.items() if profile is not None]
+        if not ends:
+            break
+        _, update, profile = min(ends)
+        free.reserve(("placed", update), paths[update], profile)
+        placed.append((update, profile))
+        waiting = [c for c in waiting if c.update != update]
+    return sorted(placed, key=lambda one: (one[1].end_ns, one[0]))
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+@settings(max_examples=200)
+@given(data=st.data())
+def test_without_a_bound_each_place_goes_to_whom_arrives_first_over_what_is_left(
+    graphs: bool, data: st.DataObject
+) -> None:
+    world = data.draw(worlds(most=10, graphs=graphs))
+    plan = replace(world, tau_max=None).plan()
+    assert [(slot.update, slot.profile) for slot in plan.slots] == shortest_first(world)
 
 
 def test_a_lone_update_is_sent_at_once() -> None:
@@ -124,22 +154,18 @@ def test_of_two_updates_with_one_position_the_slower_is_left(uneven: Network) ->
     assert [(entry.update.worker, entry.cause) for entry in plan.left] == [("w0", DropReason.DEADLINE_CONFLICT)]
 
 
-def test_of_updates_of_one_host_the_shortest_goes_first_and_of_equals_the_least_id() -> None:
-    batch = [candidate(n, "h0", size_bytes=size) for n, size in ((2, 10**6), (1, 3 * 10**6), (4, 10**6), (3, 10**6))]
-    plan = order(batch, star([SERVER, "h0"]), SERVER, v_init=0, tau_max=9, now_ns=0)
-    found = [(slot.update.worker, slot.profile.start_ns, slot.profile.end_ns) for slot in plan.slots]
-    assert found == [("w2", 0, 8 * MS), ("w3", 8 * MS, 16 * MS), ("w4", 16 * MS, 24 * MS), ("w1", 24 * MS, 48 * MS)]
-
-
 def test_what_is_in_flight_is_not_left_for_what_is_not(uneven: Network) -> None:
     flying = replace(candidate(0, "slow"), in_flight=uneven.transfer(uneven.path("slow", SERVER), 10**6, 0))
     plan = order([flying, candidate(1, "fast")], uneven, SERVER, v_init=0, tau_max=0, now_ns=MS)
     assert [(slot.update.worker, slot.reason) for slot in plan.slots] == [("w0", "already sending: 79.0 ms")]
 
 
-def test_an_update_that_is_too_old_is_left_with_its_delay() -> None:
-    plan = order([candidate(0, "h0")], star([SERVER, "h0"]), SERVER, v_init=7, tau_max=6, now_ns=0)
-    [left] = plan.left
+@pytest.mark.parametrize("count", [1, 20])
+def test_an_update_that_is_too_old_is_left_with_its_delay(count: int) -> None:
+    batch = [candidate(n, "h0") for n in range(count)]
+    plan = order(batch, star([SERVER, "h0"]), SERVER, v_init=7, tau_max=6, now_ns=0)
+    assert len(plan.left) == count
+    left = plan.left[0]
     assert (left.cause, left.reason) == (DropReason.DEADLINE_PAST, "its delay would be 7 or more, the bound is 6")
 
 
@@ -166,9 +192,11 @@ def test_an_empty_batch_gives_an_empty_plan() -> None:
     assert order([], star([SERVER]), SERVER, v_init=0, tau_max=0, now_ns=0) == Ordering(slots=())
 
 
-def test_unknown_hosts_and_sizes_out_of_range_are_refused() -> None:
-    network = star([SERVER, "h0"])
+@pytest.mark.parametrize("others", [0, 12])
+def test_unknown_hosts_and_sizes_out_of_range_are_refused(others: int) -> None:
+    network, batch = star([SERVER, "h0"]), [candidate(n, "h0") for n in range(1, others + 1)]
     with pytest.raises(UsageError, match="unknown host 'h9'"):
-        order([candidate(0, "h9")], network, SERVER, v_init=0, tau_max=0, now_ns=0)
-    with pytest.raises(UsageError, match="size_bytes=1125899906842625"):
-        order([candidate(0, "h0", size_bytes=2**50 + 1)], network, SERVER, v_init=0, tau_max=0, now_ns=0)
+        order([*batch, candidate(0, "h9")], network, SERVER, v_init=0, tau_max=99, now_ns=0)
+    for size_bytes in (-1, 2**50 + 1):
+        with pytest.raises(UsageError, match=f"size_bytes={size_bytes}"):
+            order([*batch, candidate(0, "h0", size_bytes=size_bytes)], network, SERVER, v_init=0, tau_max=99, now_ns=0)

@@ -61,7 +61,7 @@ class World:
     network: Network
     candidates: list[Candidate]
     v_init: int
-    tau_max: int
+    tau_max: int | None
     now_ns: int
 
     def plan(self) -> Ordering:
