@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from mlfabric.network import Network, Profile
 from mlfabric.protocol import DropReason, GetId, UpdateId
@@ -29,7 +30,8 @@ from mlfabric.scheduler.planning.problem import (
     Replica,
     Shape,
 )
-from mlfabric.scheduler.planning.values import Candidate, GetCandidate, Left
+from mlfabric.scheduler.planning.values import Left
+from tests.scheduler.planning.worlds import a_get, an_update, helpers, star
 
 MS = 10**6
 SIZE = 1_000_000  # 8 ms at 1 Gbit/s
@@ -95,36 +97,26 @@ class Bench:
 
 
 def a_star(*hosts: str, bps: int = 10**9) -> Network:
-    network = Network.star(bps, latency_ns=LATENCY_NS)
-    for host in hosts:
-        network.add_host(host)
-    return network
+    return star(hosts, LATENCY_NS, bps)
 
 
 def commits_of(bench: Bench, groups: Sequence[Group], gates: dict[str, int] | None = None) -> list[Commit]:
     """Commit the groups' members in order; ``gates`` says until when some wait for the replica."""
+    places = [(member, group, g) for g, group in enumerate(groups) for member in group.members]
     commits: list[Commit] = []
-    reached = NOW_NS
-    for g, group in enumerate(groups):
+    for member, group, g in places:
         arrive_ns = max(bench.arrive_ns(i) for i in group.last)
-        for member in group.members:
-            reached = max(reached, arrive_ns, (gates or {}).get(member.worker, 0))
-            position = len(commits) + 1
-            version = V_INIT + position - 1
-            commits.append(
-                Commit(
-                    update=member,
-                    position=position,
-                    version=version,
-                    tau=version - V_INIT,
-                    deadline=TAU_MAX + 1,
-                    arrive_ns=arrive_ns,
-                    commit_ns=reached,
-                    group=g,
-                    reason="shortest transfer first",
-                )
-            )
+        earliest_ns = max(arrive_ns, (gates or {}).get(member.worker, 0))
+        commits.append(next_commit(commits, member, arrive_ns, earliest_ns, group=g, deadline=TAU_MAX + 1))
     return commits
+
+
+def next_commit(before: Sequence[Commit], update: UpdateId, arrive_ns: int, at_ns: int = 0, **more: Any) -> Commit:
+    """The commit after some others, as soon as it can be, applied to a version of its own."""
+    n = len(before)
+    usual = {"version": V_INIT + n, "tau": n, "deadline": None, "group": n, "reason": "shortest transfer first"}
+    at_ns = max(before[-1].commit_ns if before else NOW_NS, arrive_ns, at_ns)
+    return Commit(update=update, position=n + 1, arrive_ns=arrive_ns, commit_ns=at_ns, **{**usual, **more})
 
 
 def a_full_plan() -> tuple[Plan, Network]:
@@ -161,24 +153,22 @@ def a_full_plan() -> tuple[Plan, Network]:
     plan = Plan(
         batch=Batch(
             updates=tuple(
-                Candidate(
-                    update=uid(w),
-                    source=w,
-                    size_bytes=SIZE,
+                an_update(
+                    w,
                     ready_ns=34 * MS if w == "w4" else 0,
                     computed_from=0 if w == "w6" else V_INIT,
                     norm=NORMS[w],
                 )
                 for w in names
             ),
-            gets=tuple(GetCandidate(get=g, destination=w, size_bytes=SIZE, ready_ns=0) for w, g in gets.items()),
+            gets=tuple(a_get(w) for w in gets),
         ),
         state=FabricState(
             now_ns=NOW_NS,
             v_init=V_INIT,
             server="s",
-            aggregators=(Aggregator(host="a", most_updates=2), Aggregator(host="w5"), Aggregator(host="b")),
-            distributors=(Aggregator(host="d"),),
+            aggregators=(Aggregator(host="a", most_updates=2), *helpers(["w5", "b"])),
+            distributors=helpers("d"),
             replica=Replica(
                 host="r",
                 pending=(Pending(update=uid("old"), source="w1", size_bytes=SIZE, step_norm=2.0, update_norm=1.0),),
@@ -186,8 +176,8 @@ def a_full_plan() -> tuple[Plan, Network]:
             ),
         ),
         config=PlannerConfig(
-            shapes=frozenset(Shape),
             tau_max=TAU_MAX,
+            shapes=frozenset(Shape),
             gamma=0.5,
             chunk_bytes=CHUNK,
             div_max=DivergenceBound(norm=7.1, updates=3),
@@ -211,18 +201,27 @@ def a_full_plan() -> tuple[Plan, Network]:
     return plan, network
 
 
+def plan_of(**given: Any) -> Plan:
+    """A plan of what is given, with nothing else in it."""
+    empty = ("transfers", "groups", "commits", "drops", "replica_steps", "punts", "gets", "deferred")
+    return Plan(
+        **{"batch": Batch(), "shape": Shape.DIRECT, "config": PlannerConfig(), **dict.fromkeys(empty, ()), **given}
+    )
+
+
+def changed(plan: Plan, what: str, index: int, **changes: Any) -> Plan:
+    """The same plan with one of its transfers, commits, groups ... changed."""
+    items = list(getattr(plan, what))
+    items[index] = replace(items[index], **changes)
+    return replace(plan, **{what: items})
+
+
 def with_transfer(plan: Plan, index: int, **changes: object) -> Plan:
-    """The same plan with one transfer changed."""
-    transfers = list(plan.transfers)
-    transfers[index] = replace(transfers[index], **changes)  # type: ignore[arg-type]
-    return replace(plan, transfers=transfers)
+    return changed(plan, "transfers", index, **changes)
 
 
 def with_commit(plan: Plan, index: int, **changes: object) -> Plan:
-    """The same plan with one commit changed."""
-    commits = list(plan.commits)
-    commits[index] = replace(commits[index], **changes)  # type: ignore[arg-type]
-    return replace(plan, commits=commits)
+    return changed(plan, "commits", index, **changes)
 
 
 def moved(profile: Profile, by_ns: int) -> Profile:

@@ -5,19 +5,21 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
+from random import Random
+from typing import TypeAlias
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlfabric.network import Path, Piece, Profile, down_link, up_link
 from mlfabric.protocol import GetId
 from mlfabric.scheduler.planning.checking import validate
-from mlfabric.scheduler.planning.checking.carriage import BIT_NS_PER_BYTE, check_capacity
+from mlfabric.scheduler.planning.checking.carriage import BIT_NS_PER_BYTE
 from mlfabric.scheduler.planning.checking.leads import check_divergence
 from mlfabric.scheduler.planning.checking.sums import overtaken_at
 from mlfabric.scheduler.planning.checking.view import View
-from mlfabric.scheduler.planning.plan import Commit, Deferred, Group, Kind, Plan, Punt, ReplicaStep, Toward, Transfer
+from mlfabric.scheduler.planning.plan import Deferred, Group, Kind, Plan, Punt, ReplicaStep, Toward, Transfer
 from mlfabric.scheduler.planning.problem import (
     Aggregator,
     Batch,
@@ -28,22 +30,24 @@ from mlfabric.scheduler.planning.problem import (
     Replica,
     Shape,
 )
-from mlfabric.scheduler.planning.values import Candidate
 from tests.scheduler.planning.handmade import (
     LATENCY_NS,
     MS,
     NOW_NS,
     SIZE,
     V_INIT,
-    Bench,
     a_full_plan,
-    a_star,
+    changed,
     moved,
+    next_commit,
+    plan_of,
     uid,
     with_commit,
     with_transfer,
 )
+from tests.scheduler.planning.worlds import an_update, random_fabric
 
+Change: TypeAlias = Callable[[Plan], Plan]
 W1, TO_A, TO_A_2, STORED, W4, CHAIN, OLD, TO_B, _, TO_R, G1, TO_D, G2 = range(13)
 
 
@@ -76,35 +80,25 @@ def with_piece(plan: Plan, index: int, *pieces: Piece) -> Plan:
     return with_transfer(plan, index, profile=profile, arrive_ns=profile.end_ns + LATENCY_NS)
 
 
-def with_state(plan: Plan, **changes: object) -> Plan:
-    return replace(plan, state=replace(plan.state, **changes))  # type: ignore[arg-type]
+def changing(what: str) -> Callable[..., Change]:
+    """Return a function that makes a change of one transfer, commit, group ... of a plan."""
+    return lambda index, **changes: lambda plan: changed(plan, what, index, **changes)
 
 
-def with_config(plan: Plan, **changes: object) -> Plan:
-    return replace(plan, config=replace(plan.config, **changes))  # type: ignore[arg-type]
+transfer, commit, group, step, answer = map(changing, ("transfers", "commits", "groups", "replica_steps", "gets"))
 
 
-def with_group(plan: Plan, index: int, **changes: object) -> Plan:
-    groups = list(plan.groups)
-    groups[index] = replace(groups[index], **changes)  # type: ignore[arg-type]
-    return replace(plan, groups=groups)
+def state(**changes: object) -> Change:
+    return lambda plan: replace(plan, state=replace(plan.state, **changes))  # type: ignore[arg-type]
 
 
-def with_step(plan: Plan, index: int, **changes: object) -> Plan:
-    steps = list(plan.replica_steps)
-    steps[index] = replace(steps[index], **changes)  # type: ignore[arg-type]
-    return replace(plan, replica_steps=steps)
+def config(**changes: object) -> Change:
+    return lambda plan: replace(plan, config=replace(plan.config, **changes))  # type: ignore[arg-type]
 
 
 def with_candidate(plan: Plan, worker: str, **changes: object) -> Plan:
     updates = [replace(c, **changes) if c.update.worker == worker else c for c in plan.batch.updates]  # type: ignore[arg-type]
     return replace(plan, batch=replace(plan.batch, updates=tuple(updates)))
-
-
-def with_answer(plan: Plan, index: int, **changes: object) -> Plan:
-    gets = list(plan.gets)
-    gets[index] = replace(gets[index], **changes)  # type: ignore[arg-type]
-    return replace(plan, gets=gets)
 
 
 def without_reason(plan: Plan, what: str) -> Plan:
@@ -136,17 +130,14 @@ def path(source: str, destination: str) -> Path:
 A_GIGABIT = 10**9
 BROKEN: dict[str, tuple[Callable[[Plan], Plan], str]] = {
     "another path": (
-        lambda p: with_transfer(p, W1, path=path("w2", "s")),
+        transfer(W1, path=path("w2", "s")),
         r"transfer 0 \(UPDATE, w1 to s\) takes .*w2.* the network's path is .*w1",
     ),
     "an early start": (
-        lambda p: with_transfer(p, W1, ready_ns=NOW_NS + 1),
+        transfer(W1, ready_ns=NOW_NS + 1),
         r"transfer 0 \(UPDATE, w1 to s\) starts at 5000000, ready at 5000001",
     ),
-    "a start in the past": (
-        lambda p: with_state(p, now_ns=NOW_NS + 1),
-        r"transfer 0 .* starts at 5000000, ready at 5000001",
-    ),
+    "a start in the past": (state(now_ns=NOW_NS + 1), r"transfer 0 .* starts at 5000000, ready at 5000001"),
     "an update sent before its worker has it": (
         lambda p: with_candidate(p, "w1", ready_ns=NOW_NS + 1),
         r"transfer 0 .* starts at 5000000, w1#0 is ready at 5000001",
@@ -179,55 +170,40 @@ BROKEN: dict[str, tuple[Callable[[Plan], Plan], str]] = {
         "lasts from 5000000 to 14000000, its pieces from 5000000 to 13000000",
     ),
     "an arrival without latency": (
-        lambda p: with_transfer(p, W1, arrive_ns=13 * MS),
+        transfer(W1, arrive_ns=13 * MS),
         "transfer 0 .* arrives at 13000000, end and latency make it 13100000",
     ),
-    "a profile that nobody reserved": (lambda p: with_transfer(p, W1, planned=False), "no update of it is in flight"),
+    "a profile that nobody reserved": (transfer(W1, planned=False), "no update of it is in flight"),
     "two at once on one link": (
         lambda p: shifted(p, TO_A_2, -1),
         r"link a down at 12999999: 2000000000 bit/s are taken, 1000000000 are free; by transfer 1 .*, transfer 2",
     ),
     "a sum that leaves too early": (
-        lambda p: shifted(with_transfer(p, STORED, ready_ns=0), STORED, -1),
+        lambda p: shifted(changed(p, "transfers", STORED, ready_ns=0), STORED, -1),
         r"transfer 3 \(SUM, a to s\) of transfer 2 .*: it starts at 21099999, that arrives at 21100000",
     ),
     "a stream that overtakes its input": (
-        lambda p: shifted(with_transfer(p, W4, ready_ns=37 * MS), W4, 3 * MS),
+        lambda p: shifted(changed(p, "transfers", W4, ready_ns=37 * MS), W4, 3 * MS),
         r"transfer 5 \(SUM, w5 to s\) of transfer 4 .*: at \d+ it has sent more than has arrived, less a chunk",
     ),
     "an input that ends elsewhere": (
-        lambda p: with_transfer(p, STORED, inputs=(W1, TO_A_2)),
+        transfer(STORED, inputs=(W1, TO_A_2)),
         r"transfer 3 .* has input transfer 0 .*, which does not end at its source",
     ),
-    "an input of another stripe": (
-        lambda p: with_transfer(p, TO_A, stripe=1),
-        r"transfer 3 .* of stripe 0 has input transfer 1 .* of 1",
-    ),
-    "an input that comes later": (
-        lambda p: with_transfer(p, TO_A, inputs=(STORED,)),
-        "has input 3; inputs come first",
-    ),
+    "an input of another stripe": (transfer(TO_A, stripe=1), r"transfer 3 .* of stripe 0 has input transfer 1 .* of 1"),
+    "an input that comes later": (transfer(TO_A, inputs=(STORED,)), "has input 3; inputs come first"),
     "a member out of nowhere": (
-        lambda p: with_transfer(p, STORED, members=(uid("w2"), uid("w3"), uid("w7"))),
+        transfer(STORED, members=(uid("w2"), uid("w3"), uid("w7"))),
         r"transfer 3 .* carries w7#0, which is at w7, and no input brings it",
     ),
     "a member that is unknown": (
-        lambda p: with_transfer(p, W1, members=(uid("w1"), uid("w9"))),
+        transfer(W1, members=(uid("w1"), uid("w9"))),
         "carries w9#0, which is not in the batch and not pending",
     ),
-    "a member that got lost": (
-        lambda p: with_transfer(p, STORED, members=(uid("w2"),)),
-        r"transfer 3 .* leaves out w3#0 of its inputs",
-    ),
-    "a member twice": (
-        lambda p: with_transfer(p, STORED, members=(uid("w2"), uid("w3"), uid("w3"))),
-        "names a member twice",
-    ),
-    "an input twice": (
-        lambda p: with_transfer(p, STORED, inputs=(TO_A, TO_A, TO_A_2)),
-        r"transfer 3 .* gets w2#0 more than once",
-    ),
-    "no member": (lambda p: with_transfer(p, W1, members=()), "carries no update"),
+    "a member that got lost": (transfer(STORED, members=(uid("w2"),)), r"transfer 3 .* leaves out w3#0 of its inputs"),
+    "a member twice": (transfer(STORED, members=(uid("w2"), uid("w3"), uid("w3"))), "names a member twice"),
+    "an input twice": (transfer(STORED, inputs=(TO_A, TO_A, TO_A_2)), r"transfer 3 .* gets w2#0 more than once"),
+    "no member": (transfer(W1, members=()), "carries no update"),
     "a sum that lacks a tensor": (
         lambda p: resized(p, STORED, SIZE),
         r"transfer 3 .* has 1000000 bytes, its 2 updates make 2000000",
@@ -237,29 +213,26 @@ BROKEN: dict[str, tuple[Callable[[Plan], Plan], str]] = {
         r"transfer 12 \(MODEL, d to w2\) hands on 1000001 bytes of 1000000",
     ),
     "a sum by somebody who may not": (
-        lambda p: with_state(p, aggregators=(Aggregator(host="w5"),)),
+        state(aggregators=(Aggregator(host="w5"),)),
         r"transfer 3 .* is a sum, but a is no aggregator for the primary",
     ),
     "a sum for the replica by a host that is no aggregator": (
-        lambda p: with_state(p, aggregators=p.state.aggregators[:2]),
+        lambda p: state(aggregators=p.state.aggregators[:2])(p),
         "but b is no aggregator for the replica",
     ),
     "more than an aggregator takes": (
-        lambda p: with_state(p, aggregators=(Aggregator(host="a", most_updates=1), Aggregator(host="w5"))),
+        state(aggregators=(Aggregator(host="a", most_updates=1), Aggregator(host="w5"))),
         "is a sum of 2, a takes 1 at most",
     ),
     "a model handed on by somebody who may not": (
-        lambda p: with_state(p, distributors=()),
+        state(distributors=()),
         "d hands a model on to 1, but is no distributor",
     ),
     "more than a distributor takes": (
-        lambda p: with_another(with_state(p, distributors=(Aggregator(host="d", most_updates=1),)), G2),
+        lambda p: with_another(state(distributors=(Aggregator(host="d", most_updates=1),))(p), G2),
         "d hands a model on to 2, it takes 1 at most",
     ),
-    "an update forgotten": (
-        lambda p: replace(p, drops=[]),
-        "w6#0 is committed, dropped or deferred 0 times",
-    ),
+    "an update forgotten": (lambda p: replace(p, drops=[]), "w6#0 is committed, dropped or deferred 0 times"),
     "an update settled twice": (
         lambda p: replace(p, drops=[*p.drops, *p.drops]),
         "w6#0 is committed, dropped or deferred 2 times",
@@ -273,25 +246,25 @@ BROKEN: dict[str, tuple[Callable[[Plan], Plan], str]] = {
     "a punt without a reason": (lambda p: without_reason(p, "punts"), "the punt of w3#0 has no reason"),
     "a deferral without a reason": (lambda p: without_reason(p, "deferred"), "the deferral of w7#0 has no reason"),
     "an answer without a reason": (lambda p: without_reason(p, "gets"), r"the answer to w1\?0 has no reason"),
-    "a position left out": (lambda p: with_commit(p, 1, position=3), "w2#0 has position 3, it is number 2"),
-    "a wrong version": (lambda p: with_commit(p, 1, version=12), "w2#0 is applied to version 12, it should be 11"),
-    "a wrong delay": (lambda p: with_commit(p, 1, tau=0), "w2#0 has delay 0, it should be 1"),
-    "a wrong deadline": (lambda p: with_commit(p, 1, deadline=8), "w2#0 has deadline 8, it should be 7"),
-    "a deadline where none is": (lambda p: with_config(p, tau_max=None), "w1#0 has deadline 7, but no delay bound"),
+    "a position left out": (commit(1, position=3), "w2#0 has position 3, it is number 2"),
+    "a wrong version": (commit(1, version=12), "w2#0 is applied to version 12, it should be 11"),
+    "a wrong delay": (commit(1, tau=0), "w2#0 has delay 0, it should be 1"),
+    "a wrong deadline": (commit(1, deadline=8), "w2#0 has deadline 8, it should be 7"),
+    "a deadline where none is": (config(tau_max=None), "w1#0 has deadline 7, but no delay bound"),
     "a position after the deadline": (
         lambda p: with_commit(with_candidate(p, "w2", computed_from=V_INIT - 6), 1, tau=7, deadline=1),
         "w2#0 has position 2, its deadline is 1",
     ),
     "a commit before the one in front": (
-        lambda p: with_commit(p, 0, commit_ns=40 * MS),
+        commit(0, commit_ns=40 * MS),
         "w1#0 is committed at 40000000; nothing that it waits for happens then",
     ),
     "commits out of order": (
-        lambda p: with_commit(p, 3, commit_ns=p.commits[2].commit_ns - 1),
+        lambda p: changed(p, "commits", 3, commit_ns=p.commits[2].commit_ns - 1),
         "w4#0 is committed at .*, before the one in front of it at",
     ),
     "a commit before its arrival": (
-        lambda p: with_commit(p, 0, commit_ns=NOW_NS),
+        commit(0, commit_ns=NOW_NS),
         "w1#0 is committed at 5000000, it arrives at 13100000",
     ),
     "commits out of the order of their group": (
@@ -299,34 +272,25 @@ BROKEN: dict[str, tuple[Callable[[Plan], Plan], str]] = {
         "groups one after the other are .*, w4#0, w5#0; commits .*, w5#0, w4#0",
     ),
     "a shape that was not allowed": (
-        lambda p: with_config(p, shapes=frozenset({Shape.STORED})),
+        config(shapes=frozenset({Shape.STORED})),
         "group 2 has shape TREE, which was not allowed",
     ),
-    "a direct group of two": (lambda p: with_group(p, 1, shape=Shape.DIRECT), "group 1 is direct, but has 2 members"),
+    "a direct group of two": (group(1, shape=Shape.DIRECT), "group 1 is direct, but has 2 members"),
     "an empty group": (
         lambda p: replace(p, groups=[*p.groups, Group(members=(), shape=Shape.DIRECT, last=())]),
         "group 3 is empty",
     ),
-    "a group that ends elsewhere": (
-        lambda p: with_group(p, 0, last=(TO_A,)),
-        r"transfer 1 .* ends group 0, but not at server s",
-    ),
-    "a group that ends with nothing": (
-        lambda p: with_group(p, 0, last=()),
-        "group 0 ends with 0 transfers; one is right",
-    ),
-    "a group that ends with another's sum": (
-        lambda p: with_group(p, 0, last=(STORED,)),
-        "ends group 0 of w1#0, but carries w2#0, w3#0",
-    ),
+    "a group that ends elsewhere": (group(0, last=(TO_A,)), r"transfer 1 .* ends group 0, but not at server s"),
+    "a group that ends with nothing": (group(0, last=()), "group 0 ends with 0 transfers; one is right"),
+    "a group that ends with another's sum": (group(0, last=(STORED,)), "ends group 0 of w1#0, but carries w2#0, w3#0"),
     "a group with a stranger": (
-        lambda p: with_group(p, 2, members=(uid("w4"), uid("w5"), uid("w6"))),
+        group(2, members=(uid("w4"), uid("w5"), uid("w6"))),
         "w6#0: in a group, but neither committed nor deferred",
     ),
-    "a commit in another group": (lambda p: with_commit(p, 0, group=1), "w1#0 is not in its group 1"),
-    "a commit in no group": (lambda p: with_commit(p, 0, group=7), "w1#0 is in group 7, which there is not"),
+    "a commit in another group": (commit(0, group=1), "w1#0 is not in its group 1"),
+    "a commit in no group": (commit(0, group=7), "w1#0 is in group 7, which there is not"),
     "an arrival apart from the group's": (
-        lambda p: with_commit(p, 0, arrive_ns=12 * MS, commit_ns=12 * MS),
+        commit(0, arrive_ns=12 * MS, commit_ns=12 * MS),
         "w1#0 arrives at 12000000, its group at 13100000",
     ),
     "a replica step out of order": (
@@ -345,16 +309,13 @@ BROKEN: dict[str, tuple[Callable[[Plan], Plan], str]] = {
         lambda p: replace(p, punts=[*p.punts, Punt(update=uid("w9"), reason="later")]),
         "w9#0: replicated or punted, but neither in the batch nor pending",
     ),
-    "a replica step without its bytes": (
-        lambda p: with_step(p, 1, transfers=(TO_B,)),
-        "the replica step of w1#0, w2#0 is brought none",
-    ),
+    "a replica step without its bytes": (step(1, transfers=(TO_B,)), "the replica step of w1#0, w2#0 is brought none"),
     "a replica step that is early": (
-        lambda p: with_step(p, 0, arrive_ns=20 * MS),
+        step(0, arrive_ns=20 * MS),
         "the replica step of old#0 arrives at 20000000, its transfers at 21100000",
     ),
     "a replica transfer for the primary": (
-        lambda p: with_transfer(p, OLD, toward=Toward.WORKERS),
+        transfer(OLD, toward=Toward.WORKERS),
         "the replica step of old#0 has a transfer toward the workers",
     ),
     "a replica transfer that is for nothing": (
@@ -362,50 +323,41 @@ BROKEN: dict[str, tuple[Callable[[Plan], Plan], str]] = {
         r"transfer 9 \(SUM, b to r\) is for nothing: no replica step needs it",
     ),
     "replication without a replica": (
-        lambda p: replace(with_state(p, replica=None), transfers=p.transfers[:OLD]),
+        lambda p: replace(state(replica=None)(p), transfers=p.transfers[:OLD]),
         "there is no replica, but something is replicated or punted",
     ),
     "a lead that is too long": (
-        lambda p: with_config(p, div_max=DivergenceBound(norm=7.1, updates=2)),
+        config(div_max=DivergenceBound(norm=7.1, updates=2)),
         r"at the commit of w5#0 \(53200000\) the primary is 3 updates ahead of the replica, the bound is 2",
     ),
     "a lead that is too wide": (
-        lambda p: with_config(p, div_max=DivergenceBound(norm=7.0)),
+        config(div_max=DivergenceBound(norm=7.0)),
         r"at the commit of w5#0 \(53200000\) the primary may be 7\.03125 from the replica, the bound is 7",
     ),
     "a commit that did not wait for the replica": (
-        lambda p: with_commit(p, 2, commit_ns=p.commits[2].arrive_ns),
+        lambda p: changed(p, "commits", 2, commit_ns=p.commits[2].arrive_ns),
         r"at the commit of w3#0 \(37200000\) the primary may be 7\.125 from the replica, the bound is 7\.1",
     ),
     "a commit that waits for no reason": (
-        lambda p: with_config(p, div_max=DivergenceBound(norm=7.2)),
+        config(div_max=DivergenceBound(norm=7.2)),
         "w3#0 is committed at 45200000, the bound lets it at 37200000 already",
     ),
     "a get forgotten": (lambda p: replace(p, gets=p.gets[:1]), r"the get w2\?0 is answered or deferred 0 times"),
-    "a get settled twice": (
-        lambda p: replace(p, gets=[*p.gets, p.gets[0]]),
-        r"the get w1\?0 is .* deferred 2",
-    ),
+    "a get settled twice": (lambda p: replace(p, gets=[*p.gets, p.gets[0]]), r"the get w1\?0 is .* deferred 2"),
     "a get answered at another host": (
-        lambda p: with_transfer(p, G1, destination="w3", path=path("s", "w3")),
+        transfer(G1, destination="w3", path=path("s", "w3")),
         r"transfer 10 .* answers w1\?0, whose host is w1",
     ),
-    "a get answered in part": (
-        lambda p: with_transfer(p, G1, get=None),
-        r"the get w1\?0 is answered by transfer 10",
-    ),
+    "a get answered in part": (transfer(G1, get=None), r"the get w1\?0 is answered by transfer 10"),
     "a get answered by a smaller model": (
         lambda p: resized(p, G1, SIZE // 2),
         r"the get w1\?0 is answered with 500000 bytes, it wants 1000000",
     ),
     "a get answered too early": (
-        lambda p: with_answer(p, 0, arrive_ns=12 * MS),
+        answer(0, arrive_ns=12 * MS),
         r"the get w1\?0 is answered at 12000000, its model is there at 13100000",
     ),
-    "a get answered by no transfer": (
-        lambda p: with_answer(p, 0, transfer=99),
-        r"the get w1\?0 is answered by no transfer",
-    ),
+    "a get answered by no transfer": (answer(0, transfer=99), r"the get w1\?0 is answered by no transfer"),
     "a get answered before it was ready": (
         lambda p: replace(
             p, batch=replace(p.batch, gets=(replace(p.batch.gets[0], ready_ns=NOW_NS + 1), *p.batch.gets[1:]))
@@ -421,38 +373,26 @@ BROKEN: dict[str, tuple[Callable[[Plan], Plan], str]] = {
         r"the get w1\?0 is answered by transfers 10, 13; one is right",
     ),
     "a model from nowhere": (
-        lambda p: with_transfer(p, G1, source="w5", path=path("w5", "w1")),
+        transfer(G1, source="w5", path=path("w5", "w1")),
         r"transfer 10 \(MODEL, w5 to w1\) brings a model from nowhere: w5 is not the server",
     ),
-    "a model of two models": (
-        lambda p: with_transfer(p, G2, inputs=(TO_D, TO_D)),
-        r"transfer 12 .* hands on 2 models",
-    ),
+    "a model of two models": (transfer(G2, inputs=(TO_D, TO_D)), r"transfer 12 .* hands on 2 models"),
     "a model for nobody": (
         lambda p: with_another(p, TO_D),
         "transfer 13 .* is for nothing: it answers no get and is not handed on",
     ),
-    "a model toward the primary": (
-        lambda p: with_transfer(p, TO_D, toward=Toward.PRIMARY),
-        "transfer 11 .* goes toward the primary",
-    ),
-    "a negative size": (lambda p: with_transfer(p, W1, size_bytes=-1), "transfer 0 .* has a size of -1 bytes"),
-    "time for nothing": (
-        lambda p: with_transfer(p, W1, size_bytes=0),
-        "transfer 0 .* needs no link's time, but takes 1 pieces of it",
-    ),
+    "a model toward the primary": (transfer(TO_D, toward=Toward.PRIMARY), "transfer 11 .* goes toward the primary"),
+    "a negative size": (transfer(W1, size_bytes=-1), "transfer 0 .* has a size of -1 bytes"),
+    "time for nothing": (transfer(W1, size_bytes=0), "transfer 0 .* needs no link's time, but takes 1 pieces of it"),
     "a replica step that ends elsewhere": (
-        lambda p: with_transfer(p, OLD, destination="w7", path=path("w1", "w7")),
+        transfer(OLD, destination="w7", path=path("w1", "w7")),
         "the replica step of old#0 has a transfer that ends at w7, not at r",
     ),
     "a group that ends with an unknown transfer": (
-        lambda p: with_group(p, 0, last=(99,)),
+        group(0, last=(99,)),
         "group 0 ends with transfer 99, which there is not",
     ),
-    "an aggregator that makes two sums": (
-        lambda p: with_another(p, STORED),
-        "a serves 2 groups toward the primary",
-    ),
+    "an aggregator that makes two sums": (lambda p: with_another(p, STORED), "a serves 2 groups toward the primary"),
 }
 
 
@@ -471,46 +411,23 @@ def test_a_transfer_that_is_for_nothing_is_named() -> None:
         validate(replace(plan, transfers=[*plan.transfers, again]), network)
 
 
-# What one link carries, against a look at every nanosecond.
-
-SPANS = st.lists(st.tuples(st.integers(0, 12), st.integers(1, 6), st.integers(1, 5)), max_size=5)
-
-
-@given(
-    spans=SPANS, rates=st.lists(st.tuples(st.integers(1, 15), st.integers(0, 9)), max_size=3), base=st.integers(0, 9)
-)
-def test_capacity_is_exceeded_exactly_if_a_look_at_every_nanosecond_says_so(
-    spans: list[tuple[int, int, int]], rates: list[tuple[int, int]], base: int
-) -> None:
-    network = a_star("x", "s")
-    network.set_rate(down_link("s"), base)
-    for at_ns, bps in sorted(dict(rates).items()):
-        network.plan_rate_change(down_link("s"), at_ns, bps)
-    bench = Bench(network)
-    bench.transfers = [
-        Transfer(
-            kind=Kind.UPDATE,
-            toward=Toward.PRIMARY,
-            source="x",
-            destination="s",
-            path=path("x", "s"),
-            size_bytes=1,
-            ready_ns=0,
-            profile=Profile(start, start + span, (Piece(start, start + span, bps),)),
-            arrive_ns=start + span,
-        )
-        for start, span, bps in spans
-    ]
-    exceeded = any(
-        sum(bps for start, span, bps in spans if start <= t < start + span) > network.free_line(down_link("s")).at(t)
-        for t in range(20)
-    )
-    plan = replace(a_full_plan()[0], transfers=bench.transfers)
-    if exceeded:
-        with pytest.raises(AssertionError, match="link s down at"):
-            check_capacity(View.of(plan), network)
-    else:
-        check_capacity(View.of(plan), network)
+@settings(max_examples=50)
+@given(seed=st.integers(0, 2**32))
+def test_a_plan_does_not_fit_on_links_that_have_a_bit_per_second_less_for_a_nanosecond(seed: int) -> None:
+    """By hand the checker is shown few plans; these have rates that change, and links that are shared."""
+    rng = Random(seed)
+    fabric = random_fabric(rng, kinds=["tame"])
+    plan, network = fabric.plan(), fabric.network.copy()
+    taken = [(link, piece) for t in plan.transfers if t.planned for link in t.path for piece in t.profile.pieces]
+    if not taken:
+        return
+    link, (start_ns, end_ns, _) = rng.choice(taken)
+    at_ns = rng.choice([start_ns, end_ns - 1])
+    used = sum(bps for other, (start, end, bps) in taken if other == link and start <= at_ns < end)
+    less = network.free_line(link).at(at_ns) - used + 1
+    network.reserve("others", (link,), Profile(at_ns, at_ns + 1, (Piece(at_ns, at_ns + 1, less),)))
+    with pytest.raises(AssertionError, match=f"link {link} at {at_ns}: {used} bit/s are taken, {used - 1} are free"):
+        plan.validate(network)
 
 
 # Cut-through streams, against sums over every nanosecond.
@@ -631,32 +548,16 @@ def a_lead(
     pending: list[float], norms: list[float], steps: list[ReplicaStep], gamma: float, history: float, bound: float
 ) -> Plan:
     """A plan of nothing but commits, one each ns from 0 on, and replica steps."""
-    updates = [uid(f"u{n}") for n in range(len(norms))]
-    waiting = tuple(
-        Candidate(update=u, source="x", size_bytes=1, ready_ns=0, computed_from=0, norm=norm)
-        for u, norm in zip(updates, norms, strict=True)
-    )
+    updates = [an_update(f"u{n}", norm=norm) for n, norm in enumerate(norms)]
+    commits = [replace(next_commit([], c.update, n), commit_ns=n) for n, c in enumerate(updates)]
     old = tuple(
         Pending(update=uid(f"p{n}"), source="x", size_bytes=1, step_norm=norm, update_norm=norm)
         for n, norm in enumerate(pending)
     )
-    commits = [
-        Commit(
-            update=u, position=n + 1, version=n, tau=n, deadline=None, arrive_ns=n, commit_ns=n, group=n, reason="it is"
-        )
-        for n, u in enumerate(updates)
-    ]
-    return Plan(
-        batch=Batch(updates=waiting),
+    return plan_of(
+        batch=Batch(updates=tuple(updates)),
         state=FabricState(now_ns=0, server="s", replica=Replica(host="r", pending=old, history_norm=history)),
         config=PlannerConfig(gamma=gamma, div_max=DivergenceBound(norm=bound)),
-        shape=Shape.DIRECT,
-        transfers=(),
-        groups=(),
         commits=commits,
-        drops=(),
         replica_steps=steps,
-        punts=(),
-        gets=(),
-        deferred=(),
     )

@@ -8,10 +8,8 @@ from dataclasses import replace
 import pytest
 
 from mlfabric.network import Network, Piece, Profile
-from mlfabric.protocol import UpdateId
 from mlfabric.scheduler.planning.plan import Commit, Group, Kind, Plan, Toward
 from mlfabric.scheduler.planning.problem import Batch, Consistency, FabricState, PlannerConfig, Shape
-from mlfabric.scheduler.planning.values import Candidate
 from tests.scheduler.planning.handmade import (
     CHUNK,
     LATENCY_NS,
@@ -21,10 +19,13 @@ from tests.scheduler.planning.handmade import (
     V_INIT,
     Bench,
     a_star,
+    next_commit,
+    plan_of,
     uid,
     with_commit,
     with_transfer,
 )
+from tests.scheduler.planning.worlds import an_update
 
 NAMES = ("w1", "w2", "w3")
 
@@ -42,48 +43,22 @@ def made(
 ) -> Plan:
     """A plan whose commits are as soon as they can be."""
     one_version = consistency in (Consistency.SYNCHRONOUS, Consistency.ALL_REDUCE)
-    commits, reached = [], NOW_NS
+    commits: list[Commit] = []
     for n, name in enumerate(names):
-        reached = max(reached, arrive_ns[n])
-        version = V_INIT + (0 if one_version else n)
-        commits.append(
-            Commit(
-                update=uid(name),
-                position=n + 1,
-                version=version,
-                tau=version - V_INIT,
-                deadline=None,
-                arrive_ns=arrive_ns[n],
-                commit_ns=reached,
-                group=n if groups else 0,
-                reason="shortest transfer first",
-            )
-        )
-    return Plan(
-        batch=Batch(
-            updates=tuple(
-                Candidate(
-                    update=uid(name),
-                    source=name,
-                    size_bytes=SIZE,
-                    ready_ns=NOW_NS,
-                    computed_from=V_INIT,
-                    clock=clocks[n] if clocks else 0,
-                )
-                for n, name in enumerate(names)
-            )
-        ),
+        place = {"version": V_INIT, "tau": 0} if one_version else {}
+        commits.append(next_commit(commits, uid(name), arrive_ns[n], group=n if groups else 0, **place))
+    updates = [
+        an_update(name, ready_ns=NOW_NS, computed_from=V_INIT, clock=clocks[n] if clocks else 0)
+        for n, name in enumerate(names)
+    ]
+    return plan_of(
+        batch=Batch(updates=tuple(updates)),
         state=FabricState(now_ns=NOW_NS, v_init=V_INIT, server=server),
         config=PlannerConfig(consistency=consistency, chunk_bytes=CHUNK),
         shape=shape,
         transfers=bench.transfers,
         groups=groups,
         commits=commits,
-        drops=(),
-        replica_steps=(),
-        punts=(),
-        gets=(),
-        deferred=(),
     )
 
 
@@ -136,22 +111,27 @@ def test_a_ring_and_a_tree_are_valid() -> None:
         assert "3 of 3 updates (1 MB) summed for all workers within" in plan.explain(network)
 
 
-def test_two_circles_are_no_ring() -> None:
-    plan, network = ring_of(("w1", "w2", "w3", "w4"), {"w1": "w2", "w2": "w1", "w3": "w4", "w4": "w3"})
-    with pytest.raises(AssertionError, match="edges are not one circle: w1 to w2, w2 to w1, w3 to w4, w4 to w3"):
+@pytest.mark.parametrize(
+    ("names", "following", "says"),
+    [
+        ("w1 w2 w3 w4", "w1>w2 w2>w1 w3>w4 w4>w3", "edges are not one circle: w1 to w2, w2 to w1, w3 to w4, w4 to w3"),
+        ("w1 w2 w3", "w1>w2 w2>w1", "the worker of w3#0 never has the sum of all 3"),
+        ("w1 w2", "w1>x x>w2 w2>w1", "the ring goes through w1, x, w2, the workers are at w1, w2"),
+    ],
+    ids=["two circles", "a worker that is in none", "through somebody else"],
+)
+def test_what_is_no_ring_of_all_workers_is_named(names: str, following: str, says: str) -> None:
+    edges = dict(tuple(edge.split(">")) for edge in following.split())
+    plan, network = ring_of(names.split(), edges)
+    with pytest.raises(AssertionError, match=says):
         plan.validate(network)
 
 
-def test_a_worker_that_is_in_no_ring_is_named() -> None:
-    plan, network = ring_of(("w1", "w2", "w3"), {"w1": "w2", "w2": "w1"})
-    with pytest.raises(AssertionError, match="the worker of w3#0 never has the sum of all 3"):
-        plan.validate(network)
-
-
-def test_a_ring_through_somebody_else_is_named() -> None:
-    plan, network = ring_of(("w1", "w2"), {"w1": "x", "x": "w2", "w2": "w1"})
-    with pytest.raises(AssertionError, match="the ring goes through w1, x, w2, the workers are at w1, w2"):
-        plan.validate(network)
+def test_a_ring_that_starts_before_the_last_worker_has_its_update_is_named() -> None:
+    plan, network = a_ring()
+    late = [replace(c, ready_ns=c.ready_ns + n) for n, c in enumerate(plan.batch.updates)]
+    with pytest.raises(AssertionError, match="the ring starts at 5000000, the last of its updates is ready at 5000002"):
+        replace(plan, batch=Batch(updates=tuple(late))).validate(network)
 
 
 def test_a_result_that_counts_before_it_is_there_is_named() -> None:
@@ -229,7 +209,7 @@ def test_a_thousand_updates_are_checked() -> None:
     groups, arrivals = [], []
     for name in names:
         i = bench.send(Kind.UPDATE, name, "s", name)
-        groups.append(Group(members=(UpdateId(name, 0, 0),), shape=Shape.DIRECT, last=(i,)))
+        groups.append(Group(members=(uid(name),), shape=Shape.DIRECT, last=(i,)))
         arrivals.append(bench.arrive_ns(i))
     plan = made(bench, names, arrivals, Consistency.SYNCHRONOUS, groups=groups, server="s")
     plan.validate(network)

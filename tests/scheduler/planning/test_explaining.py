@@ -17,9 +17,8 @@ from mlfabric.scheduler.planning.explaining import explain, summary
 from mlfabric.scheduler.planning.lanes import groups_of, lanes_of
 from mlfabric.scheduler.planning.picture import draw
 from mlfabric.scheduler.planning.plan import Kind, Plan, Toward
-from mlfabric.scheduler.planning.problem import Batch
 from mlfabric.scheduler.planning.wording import Names, joined, size_text, span_text
-from tests.scheduler.planning.handmade import SIZE, Bench, a_full_plan, a_star, uid
+from tests.scheduler.planning.handmade import SIZE, Bench, a_full_plan, a_star, plan_of, uid
 
 MS = 10**6
 
@@ -65,18 +64,7 @@ def test_what_goes_first_for_its_deadline_is_told() -> None:
 
 def test_an_empty_plan_is_told() -> None:
     plan, network = a_full_plan()
-    nothing = replace(
-        plan,
-        batch=Batch(),
-        transfers=(),
-        groups=(),
-        commits=(),
-        drops=(),
-        replica_steps=(),
-        punts=(),
-        gets=(),
-        deferred=(),
-    )
+    nothing = plan_of(state=plan.state)
     assert nothing.explain(network) == "Nothing to plan."
 
 

@@ -185,7 +185,8 @@ def equal_workers(consistency: Consistency = Consistency.SYNCHRONOUS) -> Fabric:
     """The case of the design: 30 updates of 80 ms each, every worker may sum."""
     hosts = names(30)
     network = star(["s", *hosts], latency_ns=MS, bps=200_000_000)
-    updates, gets = (tuple(make(h, size_bytes=2 * 10**6) for h in hosts) for make in (an_update, a_get))
+    updates = tuple(an_update(host, size_bytes=2 * 10**6) for host in hosts)
+    gets = tuple(a_get(host, size_bytes=2 * 10**6) for host in hosts)
     state = FabricState(now_ns=0, server="s", aggregators=helpers(hosts), distributors=helpers(hosts))
     return Fabric(network, Batch(updates=updates, gets=gets), state, PlannerConfig(consistency=consistency))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -65,7 +66,7 @@ class TestEqualHosts:
             ({"gamma": 0.5}, 2),  # a sum is two tensors then
         ],
     )
-    def test_thirty_updates_take_little_more_than_two_wire_times(self, config: dict[str, object], wires: int) -> None:
+    def test_thirty_updates_take_little_more_than_two_wire_times(self, config: dict[str, Any], wires: int) -> None:
         found = planned(equal(30, 200_000_000, MS), updates_of(names(30), 2_000_000), **config)
         assert last_ms(found) <= 2.2 * 80 * wires
 

@@ -76,6 +76,9 @@ def _check_ring(view: View) -> None:
     circle = len(following) == len(ring) == len(reached) and host == reached[0]
     assert circle, f"the ring's edges are not one circle: {listed(f'{t.source} to {t.destination}' for t in ring)}"
     assert set(reached) == hosts, f"the ring goes through {listed(reached)}, the workers are at {listed(sorted(hosts))}"
+    start_ns = ring[0].profile.start_ns
+    ready_ns = max(view.candidates[c.update].ready_ns for c in view.plan.commits)
+    assert start_ns >= ready_ns, f"the ring starts at {start_ns}, the last of its updates is ready at {ready_ns}"
     for one, two in pairwise(ring):
         in_step = one.profile == two.profile and one.size_bytes == two.size_bytes
         assert in_step, f"the ring's edges from {one.source} and {two.source} are not in step"
