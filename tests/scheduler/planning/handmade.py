@@ -213,7 +213,7 @@ def changed(plan: Plan, what: str, index: int, **changes: Any) -> Plan:
     """The same plan with one of its transfers, commits, groups ... changed."""
     items = list(getattr(plan, what))
     items[index] = replace(items[index], **changes)
-    return replace(plan, **{what: items})
+    return replace(plan, **{what: items})  # type: ignore[arg-type]
 
 
 def with_transfer(plan: Plan, index: int, **changes: object) -> Plan:

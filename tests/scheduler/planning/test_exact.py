@@ -2,17 +2,15 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import permutations, product
+from typing import Any
 
 import numpy as np
 import pytest
 
 from benchmarks.optimality import SLOT_NS, Instance, instance
 from mlfabric.errors import UsageError
-from mlfabric.network import Network
-from mlfabric.protocol import UpdateId
 from mlfabric.scheduler.planning.exact import ExactPlan, least_cost, solve
 from mlfabric.scheduler.planning.problem import (
-    Aggregator,
     Batch,
     Consistency,
     FabricState,
@@ -20,7 +18,7 @@ from mlfabric.scheduler.planning.problem import (
     PlannerConfig,
 )
 from mlfabric.scheduler.planning.slotted import DIRECT, LEFT, Decisions, Slotted, replay, slotted
-from mlfabric.scheduler.planning.values import Candidate
+from tests.scheduler.planning.worlds import an_update, helpers, star
 
 MBYTE = 1_000_000
 SLOT = 10_000_000  # one megabyte at 800 Mbit/s
@@ -31,22 +29,13 @@ def problem(
 ) -> Instance:
     """Updates of so many slots each on a star of equal links, each from a host of its own unless told."""
     names = hosts or "abcdefgh"[: len(sizes)]
-    network = Network.star(800_000_000)
-    for host in (*names, *aggregators, "server"):
-        network.add_host(host)
+    network = star([*names, *aggregators, "server"], bps=800_000_000)
+    ready_ns = [SLOT * slots for slots in ready or [0] * len(sizes)]
     updates = tuple(
-        Candidate(
-            update=UpdateId(str(n), 0, n),
-            source=names[n],
-            size_bytes=size * MBYTE,
-            ready_ns=(ready[n] if ready else 0) * SLOT,
-            computed_from=9,
-        )
+        an_update(str(n), n, size * MBYTE, source=names[n], ready_ns=ready_ns[n], computed_from=9)
         for n, size in enumerate(sizes)
     )
-    state = FabricState(
-        now_ns=0, v_init=9, server="server", aggregators=tuple(Aggregator(host=host) for host in aggregators)
-    )
+    state = FabricState(now_ns=0, v_init=9, server="server", aggregators=helpers(aggregators))
     return Instance(
         batch=Batch(updates=updates),
         network=network,
@@ -65,48 +54,55 @@ def in_slots(of: Instance, slots: int, slot_ns: int = SLOT) -> Slotted:
     return slotted(of.batch, of.network, of.state, of.config, slot_ns=slot_ns, slots=slots)
 
 
+LAST = {"objective": Objective.LAST_COMMIT}
+SYNCHRONOUS = {"consistency": Consistency.SYNCHRONOUS, "tau_max": 0}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "given", "cost"),
+    [
+        ([3, 1, 2], {}, 10),
+        ([3, 1, 2], LAST, 6),
+        *(([3, 1, 2], {"objective": objective, **SYNCHRONOUS}, 6) for objective in Objective),
+        ([1] * 4, {"aggregators": "x", **LAST}, 3),
+        ([1] * 4, {"aggregators": "x", "gamma": 0.5, **LAST}, 4),
+        ([4, 4], {"aggregators": "a", **LAST}, 8),
+        ([4, 4, 4], {"aggregators": "a", **LAST}, 8),
+        ([], {}, 0),
+    ],
+    ids=[
+        "mean",
+        "last commit",
+        *(f"synchronous, {objective.name}" for objective in Objective),
+        "a sum",
+        "with momentum at the server a sum is twice as large",
+        "on its aggregator's host an update is there at once",
+        "and of the others one goes directly",
+        "nobody",
+    ],
+)
+def test_the_least_cost_is_known(sizes: list[int], given: dict[str, Any], cost: int):
+    assert best(problem(sizes, **given)).cost == cost
+
+
 def test_on_one_link_the_shortest_goes_first():
     found = best(problem([3, 1, 2]))
-    assert (found.commits, found.cost, set(found.where)) == ((6, 1, 3), 10, {DIRECT})
-
-
-def test_the_last_commit_may_be_all_that_counts():
-    found = best(problem([3, 1, 2], objective=Objective.LAST_COMMIT))
-    assert found.cost == 6
-
-
-@pytest.mark.parametrize("objective", Objective)
-def test_synchronous_plans_always_make_the_last_commit_least(objective: Objective):
-    found = best(problem([3, 1, 2], objective=objective, consistency=Consistency.SYNCHRONOUS, tau_max=0))
-    assert found.cost == 6
+    assert (found.commits, set(found.where)) == ((6, 1, 3), {DIRECT})
 
 
 def test_a_sum_is_used_where_it_helps():
-    found = best(problem([1] * 5, aggregators="xy", objective=Objective.LAST_COMMIT), slots=6)
+    found = best(problem([1] * 5, aggregators="xy", **LAST), slots=6)
     # By 2 two have gone directly, and two or three to aggregators; sums by 3 and 4. By 3 there is no way.
     assert found.cost == 4
     assert found.where.count(DIRECT) <= 3
 
 
-def test_with_momentum_at_the_server_a_sum_is_twice_as_large():
-    assert best(problem([1] * 4, aggregators="x", objective=Objective.LAST_COMMIT)).cost == 3
-    assert best(problem([1] * 4, aggregators="x", objective=Objective.LAST_COMMIT, gamma=0.5)).cost == 4
-
-
 def test_an_aggregator_takes_no_more_than_it_may():
     of = problem([1] * 6, aggregators="x", objective=Objective.LAST_COMMIT)
-    free, limited = (
-        best(of),
-        best(replace(of, state=replace(of.state, aggregators=(Aggregator(host="x", most_updates=2),)))),
-    )
+    free = best(of)
+    limited = best(replace(of, state=replace(of.state, aggregators=helpers("x", most_updates=2))))
     assert (free.cost, limited.cost) == (4, 5)
     assert limited.where.count(1) == 2
-
-
-def test_an_update_on_its_aggregators_host_is_there_at_once():
-    found = best(problem([4, 4], aggregators="a", objective=Objective.LAST_COMMIT))
-    assert found.cost == 8
-    assert best(problem([4, 4, 4], aggregators="a", objective=Objective.LAST_COMMIT)).cost == 8
 
 
 def test_nothing_is_sent_before_it_is_ready():
@@ -115,9 +111,7 @@ def test_nothing_is_sent_before_it_is_ready():
 
 def test_latency_counts_in_whole_slots():
     of = problem([1, 1])
-    network = Network.star(800_000_000, latency_ns=SLOT // 2)
-    for host in "abs":
-        network.add_host(host if host != "s" else "server")
+    network = star(["a", "b", "server"], SLOT // 2, 800_000_000)
     assert sorted(best(replace(of, network=network)).commits) == [2, 3]
 
 
@@ -166,7 +160,7 @@ def test_an_aggregator_makes_one_sum_also_where_sums_of_one_and_of_several_diffe
     for link, bps in ((into, 2), (out, 4), (down, 0)):
         of.network.set_rate(link, bps * 800_000_000)
     of.network.plan_rate_change(down, 2 * SLOT, 8 * 800_000_000)
-    of = replace(of, state=replace(of.state, aggregators=(Aggregator(host="x", most_updates=2),)))
+    of = replace(of, state=replace(of.state, aggregators=helpers("x", most_updates=2)))
     # Nothing reaches the server before 2. By 3 each host sends one; two of one host and one of the other are too many.
     assert of.network.rate_bps(up, 0) == 800_000_000
     assert best(of, slots=6).cost == 4
@@ -189,11 +183,6 @@ def test_who_cannot_be_sent_or_is_too_late_is_not_in_the_problem():
     late = replace(of.batch.updates[1], computed_from=8)
     found = best(replace(of, batch=Batch(updates=(of.batch.updates[0], late, of.batch.updates[2]))))
     assert [update.worker for update in found.problem.updates] == ["2"]
-
-
-def test_nothing_is_planned_for_nobody():
-    found = best(problem([]))
-    assert (found.cost, found.commits) == (0, ())
 
 
 def all_decisions(of: Slotted) -> list[Decisions]:
