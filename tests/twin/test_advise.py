@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from mlfabric.errors import ConfigError
 from mlfabric.specs import Mode
 from mlfabric.twin.advise import Advice, Option, Prediction, Verdict, advise, replica_bound, value_of_an_update
-from mlfabric.twin.cluster import Cluster, Host
+from mlfabric.twin.cluster import Cluster
+from tests.twin.clusters import cluster_of
 
 WORKERS = 10
 
 
 def cluster(workers: int = WORKERS, **options: Any) -> Cluster:
-    hosts = tuple(Host(name=f"w{n}", up_bps=1e8, down_bps=1e8) for n in range(workers))
-    return Cluster(workers=hosts, server=Host(name="s", up_bps=1e8, down_bps=1e8), model_bytes=10**6, **options)
+    return cluster_of(workers, **{"rate_bps": 1e8, "iterations": 200, **options})
 
 
 def prediction(step_s: float, tau: int = 0) -> Prediction:
@@ -35,22 +35,22 @@ def by_mode(**times_s: float) -> Callable[[Option], float]:
     return lambda option: times_s.get("ring" if option.mode is None else option.mode.name.lower(), 1.0)
 
 
-def test_the_mode_that_gains_most_is_advised():
-    found = advised(by_mode(ring=1.0, all_reduce=0.9, synchronous=0.7, asynchronous=0.5))
-    assert found.verdict is Verdict.FABRIC
-    assert found.best.option.mode is Mode.ASYNCHRONOUS
-    assert found.best.gain == pytest.approx(2.0)
-
-
-def test_where_nothing_gains_enough_plain_all_reduce_is_advised():
-    found = advised(by_mode(ring=1.0, all_reduce=1.0, synchronous=0.9, asynchronous=0.95))
-    assert found.verdict is Verdict.PLAIN
-    assert found.best.option.mode is Mode.SYNCHRONOUS
-
-
-def test_of_equals_fewer_aggregators_are_advised():
-    found = advised(by_mode(ring=1.0, all_reduce=1.0, synchronous=0.5, asynchronous=0.9))
-    assert found.best.option == Option(mode=Mode.SYNCHRONOUS, aggregators=0)
+@pytest.mark.parametrize(
+    ("times_s", "verdict", "best"),
+    [
+        ({"all_reduce": 0.9, "synchronous": 0.7, "asynchronous": 0.5}, Verdict.FABRIC, Mode.ASYNCHRONOUS),
+        ({"all_reduce": 1.0, "synchronous": 0.9, "asynchronous": 0.95}, Verdict.PLAIN, Mode.SYNCHRONOUS),
+        ({"all_reduce": 1.0, "synchronous": 0.5, "asynchronous": 0.9}, Verdict.FABRIC, Mode.SYNCHRONOUS),
+        ({"all_reduce": 0.5, "synchronous": 0.9, "asynchronous": 0.9}, Verdict.FABRIC, Mode.ALL_REDUCE),
+    ],
+)
+def test_the_mode_that_gains_most_is_advised_if_it_gains_enough_and_of_equals_fewer_aggregators(
+    times_s: dict[str, float], verdict: Verdict, best: Mode
+):
+    found = advised(by_mode(ring=1.0, **times_s))
+    assert (found.verdict, found.best.option.mode, found.best.option.aggregators) == (verdict, best, 0)
+    assert found.best.gain == pytest.approx(1 / times_s[best.name.lower()])
+    assert (found.replica_updates is None) == (best is Mode.ALL_REDUCE), "AllReduce needs no replica"
 
 
 def test_bounds_are_tried_with_the_best_number_of_aggregators():
@@ -165,12 +165,6 @@ def test_a_replica_may_be_behind_by_what_is_on_its_way():
     """100 updates/s, of which each is on its way for a batch window of 0.1 s and 0.08 s on the wire; twice that."""
     assert replica_bound(cluster(), prediction(0.1)) == 36
     assert replica_bound(cluster(), prediction(10.0)) == WORKERS
-
-
-def test_all_reduce_needs_no_replica():
-    found = advised(by_mode(ring=1.0, all_reduce=0.5, synchronous=0.9, asynchronous=0.9))
-    assert found.best.option.mode is Mode.ALL_REDUCE
-    assert found.replica_updates is None
 
 
 @pytest.mark.parametrize("staleness", [-0.1, 1.1, float("nan")])

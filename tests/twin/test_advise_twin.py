@@ -9,12 +9,14 @@ import pytest
 from typer.testing import CliRunner
 
 from mlfabric.cli.app import app
-from mlfabric.scheduler.planning import warm_up
 from mlfabric.specs import Mode
 from mlfabric.twin.advise import Verdict, advise
-from mlfabric.twin.cluster import Cluster, Compute, Host
+from mlfabric.twin.cluster import Compute
 from mlfabric.twin.run import predict
-from mlfabric.twin.settings import COMPUTE, NETWORK
+from mlfabric.twin.settings import COMPUTE
+from tests.twin.clusters import cluster_of
+
+pytestmark = pytest.mark.usefixtures("compiled")
 
 UNEVEN = """
 [fabric]
@@ -33,26 +35,8 @@ iterations = 40
 """
 
 
-@pytest.fixture(autouse=True, scope="module")
-def compiled() -> None:
-    warm_up(print)
-
-
-def cluster(model_bytes: int, compute: Compute, network: str) -> Cluster:
-    hosts = tuple(Host(name=f"w{n}", up_bps=1e8, down_bps=1e8) for n in range(4))
-    server = Host(name="server", up_bps=1e8, down_bps=1e8)
-    return Cluster(
-        workers=hosts,
-        server=server,
-        model_bytes=model_bytes,
-        compute=compute,
-        weather=NETWORK[network],
-        iterations=40,
-    )
-
-
 def test_a_cluster_with_stragglers_and_uneven_links_is_told_to_train_asynchronously():
-    found = advise(cluster(10**6, Compute(stragglers=COMPUTE["C2"]), "N3"), predict)
+    found = advise(cluster_of(4, rate_bps=1e8, compute=Compute(stragglers=COMPUTE["C2"]), network="N3"), predict)
     assert found.verdict is Verdict.FABRIC
     assert found.best.option.mode is Mode.ASYNCHRONOUS
     assert found.rows[0].option.mode is None
@@ -60,7 +44,10 @@ def test_a_cluster_with_stragglers_and_uneven_links_is_told_to_train_asynchronou
 
 
 def test_an_even_cluster_that_mostly_computes_is_told_to_use_plain_all_reduce():
-    assert advise(cluster(10**5, Compute(mean_s=1.0), "N0"), predict).verdict is Verdict.PLAIN
+    assert (
+        advise(cluster_of(4, rate_bps=1e8, model_bytes=10**5, compute=Compute(mean_s=1.0)), predict).verdict
+        is Verdict.PLAIN
+    )
 
 
 def test_the_command_shows_its_table_and_what_the_cost_of_delay_rests_on(tmp_path: Path):

@@ -66,15 +66,15 @@ def test_a_slow_host_computes_longer():
 
 
 def test_the_weather_is_that_of_the_testbed_and_spares_the_server():
-    cluster = cluster_of(4, network="N2", seed=3)
+    cluster = cluster_of(20, network="N2", seed=3)
     weather = Weather(cluster)
     for at_s in (0.0, 4.9, 5.0, 12.0):
         rates = weather.rates(at_s * 1e9)
         for number, host in enumerate(cluster.workers):
-            for way, first in ((Direction.UP, 0), (Direction.DOWN, 5)):
+            for way, first in ((Direction.UP, 0), (Direction.DOWN, 21)):
                 share = NETWORK["N2"].share(3, host.name, way, int(at_s // 5))
                 assert rates[first + number] == pytest.approx(share)
-        assert rates[4] == rates[9] == 1.0
+        assert rates[20] == rates[41] == 1.0
     assert weather.next_change_ns(4.9e9) == 5e9
     assert weather.next_change_ns(5e9) == 10e9
 

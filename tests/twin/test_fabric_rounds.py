@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from mlfabric.network import down_link, up_link
-from mlfabric.scheduler.planning import warm_up
 from mlfabric.scheduler.probing import Probing
 from mlfabric.scheduler.rhythm import Rhythm
 from mlfabric.specs import Mode
@@ -22,12 +21,7 @@ from mlfabric.twin.run_world import RunWorld
 from mlfabric.twin.settings import COMPUTE, NETWORK
 from tests.twin.clusters import cluster_of
 
-pytestmark = pytest.mark.timeout(900)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _compiled():
-    warm_up(lambda line: None)
+pytestmark = [pytest.mark.usefixtures("compiled"), pytest.mark.timeout(900)]
 
 
 @pytest.fixture

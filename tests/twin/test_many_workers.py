@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from benchmarks import twin as benchmark
 from mlfabric.network import Piece, Profile, down_link, up_link
-from mlfabric.scheduler.planning import paced_rate, warm_up
+from mlfabric.scheduler.planning import paced_rate
 from mlfabric.specs import Mode
 from mlfabric.twin import planned
 from mlfabric.twin.cluster import Cluster
@@ -20,12 +20,7 @@ from mlfabric.twin.planned import Planner
 from mlfabric.twin.run import simulate
 from tests.twin.clusters import cluster_of
 
-pytestmark = pytest.mark.timeout(900)  # the first test compiles the planner where no machine code is kept yet
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _compiled():
-    warm_up(lambda line: None)
+pytestmark = [pytest.mark.usefixtures("compiled"), pytest.mark.timeout(900)]
 
 
 def helped(workers: int, **options: Any) -> Cluster:

@@ -8,21 +8,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mlfabric.scheduler.planning import warm_up
 from mlfabric.twin.cluster import Compute, Monitoring
 from mlfabric.twin.flows import Passed
 from mlfabric.twin.monitoring import LARGE, Estimated, Told, monitor_of
 from mlfabric.twin.run import simulate
 from tests.twin.clusters import cluster_of
 
+pytestmark = pytest.mark.usefixtures("compiled")
+
 MS = 1e6
 S = 1e9
 PACE = 1.0
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _compiled():
-    warm_up(lambda line: None)
 
 
 def passed(up, down, *, gbps=1.0, pace=math.inf, is_passed_on=False, began_ns=0.0, starved_ns=0.0, bits=8e6):

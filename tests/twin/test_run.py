@@ -10,7 +10,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mlfabric.scheduler.planning import warm_up
 from mlfabric.simulator import CALM, Simulation, SimulationConfig
 from mlfabric.specs import Mode
 from mlfabric.twin import fabric_rounds
@@ -21,12 +20,7 @@ from mlfabric.twin.flows import Flows
 from mlfabric.twin.run import Baseline, simulate
 from tests.twin.clusters import cluster_of
 
-pytestmark = pytest.mark.timeout(900)  # the first test compiles the planner where no machine code is kept yet
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _compiled():
-    warm_up(lambda line: None)
+pytestmark = [pytest.mark.usefixtures("compiled"), pytest.mark.timeout(900)]
 
 
 CLUSTERS = st.builds(

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from mlfabric.network import Piece, Profile
-from mlfabric.scheduler.planning import warm_up
 from mlfabric.specs import Mode
 from mlfabric.twin import planned, sequencing
 from mlfabric.twin.cluster import Cluster, Compute, Host
@@ -19,14 +18,9 @@ from mlfabric.twin.run_world import RunWorld
 from mlfabric.twin.sequencing import Expected, Sequencing
 from tests.twin.clusters import cluster_of
 
-pytestmark = pytest.mark.timeout(900)  # the first test compiles the planner where no machine code is kept yet
+pytestmark = [pytest.mark.usefixtures("compiled"), pytest.mark.timeout(900)]
 
 MS = 1_000_000
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _compiled():
-    warm_up(lambda line: None)
 
 
 def helped(cluster: Cluster) -> Cluster:

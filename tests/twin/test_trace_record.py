@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -19,6 +20,7 @@ from mlfabric.config import WorkerSettings
 from mlfabric.errors import ConfigError, UsageError
 from mlfabric.launch.status import StatusReader
 from mlfabric.specs import Mode
+from mlfabric.twin.run import simulate
 from mlfabric.twin.settings import Direction
 from mlfabric.twin.trace import Trace
 from mlfabric.v1 import fabric_pb2
@@ -164,6 +166,14 @@ def test_the_steps_of_a_live_fabric_are_counted(recorded: Trace):
     computed = sum(len(times_s) for times_s in recorded.compute_s.values())
     committed = recorded.progress[-1].committed - recorded.progress[0].committed
     assert abs(computed - committed) <= 6
+
+
+def test_the_twin_replays_what_was_recorded_of_a_live_fabric(compiled: None, recorded: Trace):
+    """How near the twin comes depends on how busy this machine is, so only what holds on any machine is asked."""
+    replayed = simulate(recorded.cluster(iterations=30))
+    assert replayed.ended_s.shape == (3, 30)
+    assert replayed.mean_iteration_s >= COMPUTE_S + 2 * 8 * recorded.model_bytes / UP_BPS * 0.95
+    assert np.array_equal(replayed.ended_s, simulate(recorded.cluster(iterations=30)).ended_s)
 
 
 def test_a_file_that_is_there_is_left_alone(tmp_path: Path):
