@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 
 import pytest
@@ -32,6 +32,15 @@ def payload(n: int) -> Frame:
     return Frame(kind=FrameKind.PAYLOAD, ticket=TICKET, length=n, digest=7)
 
 
+def zeros(n: int) -> tuple[Frame, list[memoryview]]:
+    """Return what sends so many bytes."""
+    return payload(n), [memoryview(bytes(n))]
+
+
+async def until_closed(connection: Connection) -> None:
+    await connection.wait_closed()
+
+
 @pytest.fixture(params=["memory", "tcp", "tls"])
 def make(request: pytest.FixtureRequest) -> Iterator[MakeChannel]:
     if request.param == "tcp":
@@ -45,6 +54,18 @@ def make(request: pytest.FixtureRequest) -> Iterator[MakeChannel]:
 
 
 @asynccontextmanager
+async def served(
+    server: Channel, client: Channel, handle: Callable[[Connection], Awaitable[None]]
+) -> AsyncIterator[tuple[Channel, str]]:
+    """One channel that serves connections, another to dial it, and where; both are closed at the end."""
+    try:
+        yield client, await server.listen(handle)
+    finally:
+        await client.close()
+        await server.close()
+
+
+@asynccontextmanager
 async def connected(make: MakeChannel) -> AsyncIterator[tuple[Connection, Connection]]:
     """Two ends of a new connection; its channels are closed at the end, and no task is left."""
     before = asyncio.all_tasks()
@@ -54,11 +75,7 @@ async def connected(make: MakeChannel) -> AsyncIterator[tuple[Connection, Connec
         accepted.set_result(connection)
         await connection.wait_closed()
 
-    server, client = make(), make()
-    try:
-        near = await client.connect(await server.listen(keep))
+    async with served(make(), make(), keep) as (client, address):
+        near = await client.connect(address)
         yield near, await accepted
-    finally:
-        await client.close()
-        await server.close()
     assert asyncio.all_tasks() <= before

@@ -18,7 +18,17 @@ from mlfabric.channels import (
     FrameKind,
 )
 from mlfabric.errors import FabricClosedError, TransferError, UnavailableError, UsageError
-from tests.channels.conftest import GRANT, MB, TICKET, MakeChannel, connected, payload
+from tests.channels.conftest import (
+    GRANT,
+    MB,
+    TICKET,
+    MakeChannel,
+    connected,
+    payload,
+    served,
+    until_closed,
+    zeros,
+)
 
 
 async def test_a_control_frame_arrives_as_it_was_sent_and_has_no_record(make: MakeChannel) -> None:
@@ -80,9 +90,16 @@ async def test_thousands_of_tiny_tensors_arrive_in_order(make: MakeChannel) -> N
     buffer = bytearray(20000)
     async with connected(make) as (near, far), asyncio.TaskGroup() as group:
         group.create_task(near.send(payload(20000), [memoryview(p) for p in parts]))
-        await far.receive()
-        await far.receive_into(memoryview(buffer), 20000)
+        await far.receive_into(memoryview(buffer), (await far.receive()).length)
     assert buffer == b"".join(parts)
+
+
+async def test_a_tensor_with_gaps_is_not_sent(make: MakeChannel) -> None:
+    async with connected(make) as (near, far):
+        with pytest.raises(UsageError, match=r"buffer 1 .* not contiguous"):
+            await near.send(payload(65), [memoryview(b"a"), np.zeros((4, 4))[:, :2].data])
+        await near.send(GRANT)
+        assert await far.receive() == GRANT
 
 
 async def test_a_paced_transfer_is_not_faster_than_planned_and_both_records_say_so(make: MakeChannel) -> None:
@@ -101,7 +118,7 @@ async def test_a_paced_transfer_is_not_faster_than_planned_and_both_records_say_
 async def test_what_has_come_and_was_not_read_is_waiting(make: MakeChannel) -> None:
     async with connected(make) as (near, far):
         assert far.waiting_bytes == 0
-        await near.send(payload(1000), [memoryview(bytes(1000))])
+        await near.send(*zeros(1000))
         await far.receive()
         while far.waiting_bytes < 1000:
             await asyncio.sleep(0)
@@ -124,7 +141,7 @@ async def test_a_peer_that_closes_between_frames_is_told_apart_from_a_torn_frame
 
 async def test_a_sender_cancelled_in_the_middle_tears_its_own_transfer_and_no_other(make: MakeChannel) -> None:
     async with connected(make) as (near, far), connected(make) as (other_near, other_far):
-        sending = asyncio.create_task(near.send(payload(50 * MB), [memoryview(bytes(50 * MB))]))
+        sending = asyncio.create_task(near.send(*zeros(50 * MB)))
         await far.receive()
         await far.discard(MB)
         sending.cancel()
@@ -139,7 +156,7 @@ async def test_a_sender_cancelled_in_the_middle_tears_its_own_transfer_and_no_ot
 
 async def test_a_receiver_cancelled_in_the_middle_ends_its_senders_transfer(make: MakeChannel) -> None:
     async with connected(make) as (near, far):
-        sending = asyncio.create_task(near.send(payload(50 * MB), [memoryview(bytes(50 * MB))]))
+        sending = asyncio.create_task(near.send(*zeros(50 * MB)))
         await far.receive()
         await far.discard(MB)
         receiving = asyncio.create_task(far.discard(49 * MB))
@@ -164,7 +181,7 @@ async def test_closing_wakes_whoever_waits_in_the_connection(make: MakeChannel) 
 
 async def test_closing_ends_a_sender_whose_receiver_does_not_read(make: MakeChannel) -> None:
     async with connected(make) as (near, far):
-        sending = asyncio.create_task(near.send(payload(50 * MB), [memoryview(bytes(50 * MB))]))
+        sending = asyncio.create_task(near.send(*zeros(50 * MB)))
         await far.receive()
         near.close()
         with pytest.raises(TransferError, match="closed at this end"):
@@ -173,7 +190,7 @@ async def test_closing_ends_a_sender_whose_receiver_does_not_read(make: MakeChan
 
 async def test_closing_the_channel_ends_a_transfer_that_is_paced_to_hours(make: MakeChannel) -> None:
     async with connected(make) as (near, _far):
-        sending = asyncio.create_task(near.send(payload(MB), [memoryview(bytes(MB))], rate_bps=1000))
+        sending = asyncio.create_task(near.send(*zeros(MB), rate_bps=1000))
         await asyncio.sleep(0)
     with pytest.raises(TransferError):
         await sending
@@ -181,7 +198,7 @@ async def test_closing_the_channel_ends_a_transfer_that_is_paced_to_hours(make: 
 
 async def test_a_payload_beyond_the_receivers_limit_is_refused_and_the_connection_closed(make: MakeChannel) -> None:
     async with connected(make) as (near, far):
-        sending = asyncio.create_task(near.send(payload(101 * MB), [memoryview(bytes(101 * MB))]))
+        sending = asyncio.create_task(near.send(*zeros(101 * MB)))
         with pytest.raises(TransferError, match="announced 101000000 payload bytes, wanted at most 100000000"):
             await far.receive()
         with pytest.raises(TransferError):
@@ -247,16 +264,13 @@ async def test_many_connections_at_once_do_not_mix_their_bytes(make: MakeChannel
         connection.close()
         return buffer == data
 
-    server, client = make(), make()
-    address = await server.listen(echo)
-    assert all(await asyncio.gather(*(ask(client, address, n) for n in range(20))))
-    await client.close()
-    await server.close()
+    async with served(make(), make(), echo) as (client, address):
+        assert all(await asyncio.gather(*(ask(client, address, n) for n in range(20))))
 
 
 async def test_an_address_where_nobody_listens_is_named_in_the_error(make: MakeChannel) -> None:
     server, client = make(), make()
-    address = await server.listen(lambda connection: connection.wait_closed())
+    address = await server.listen(until_closed)
     await server.close()
     with pytest.raises(UnavailableError, match=address):
         await client.connect(address)
@@ -267,23 +281,17 @@ async def test_a_closed_channel_can_neither_listen_nor_connect(make: MakeChannel
     channel = make()
     await channel.close()
     with pytest.raises(FabricClosedError):
-        await channel.listen(lambda connection: connection.wait_closed())
+        await channel.listen(until_closed)
     with pytest.raises(FabricClosedError):
         await channel.connect("127.0.0.1:1")
 
 
-async def test_closing_twice_is_as_good_as_closing_once(make: MakeChannel) -> None:
+async def test_an_endpoint_has_one_address_and_closing_it_twice_is_as_good_as_once(make: MakeChannel) -> None:
     channel = make()
-    await channel.listen(lambda connection: connection.wait_closed())
-    await channel.close()
-    await channel.close()
-
-
-async def test_an_endpoint_has_one_address(make: MakeChannel) -> None:
-    channel = make()
-    await channel.listen(lambda connection: connection.wait_closed())
+    await channel.listen(until_closed)
     with pytest.raises(UsageError, match="listens already"):
-        await channel.listen(lambda connection: connection.wait_closed())
+        await channel.listen(until_closed)
+    await channel.close()
     await channel.close()
 
 
@@ -291,13 +299,11 @@ async def test_the_connection_is_closed_when_its_handler_returns(make: MakeChann
     async def answer(connection: Connection) -> None:
         await connection.send(GRANT)
 
-    server, client = make(), make()
-    connection = await client.connect(await server.listen(answer))
-    assert await connection.receive() == GRANT
-    with pytest.raises(ConnectionClosedError):
-        await connection.receive()
-    await client.close()
-    await server.close()
+    async with served(make(), make(), answer) as (client, address):
+        connection = await client.connect(address)
+        assert await connection.receive() == GRANT
+        with pytest.raises(ConnectionClosedError):
+            await connection.receive()
 
 
 async def test_a_fault_in_a_handler_reaches_the_loops_exception_handler(make: MakeChannel) -> None:
@@ -307,11 +313,9 @@ async def test_a_fault_in_a_handler_reaches_the_loops_exception_handler(make: Ma
     async def broken(_connection: Connection) -> None:
         raise AssertionError("an invariant broke")
 
-    server, client = make(), make()
-    await client.connect(await server.listen(broken))
-    assert str((await faults.get())["exception"]) == "an invariant broke"
-    await client.close()
-    await server.close()
+    async with served(make(), make(), broken) as (client, address):
+        await client.connect(address)
+        assert str((await faults.get())["exception"]) == "an invariant broke"
 
 
 async def test_what_a_peer_does_wrong_is_logged_and_the_next_one_is_served(
@@ -322,18 +326,15 @@ async def test_what_a_peer_does_wrong_is_logged_and_the_next_one_is_served(
             raise TransferError("wanted WANT")
         await connection.send(GRANT)
 
-    server, client = make(), make()
-    address = await server.listen(greet)
-    rude = await client.connect(address)
-    await rude.send(GRANT)
-    with pytest.raises(ConnectionClosedError):
-        await rude.receive()
-    polite = await client.connect(address)
-    await polite.send(Frame(kind=FrameKind.WANT, ticket=TICKET))
-    assert await polite.receive() == GRANT
+    async with served(make(), make(), greet) as (client, address):
+        rude = await client.connect(address)
+        await rude.send(GRANT)
+        with pytest.raises(ConnectionClosedError):
+            await rude.receive()
+        polite = await client.connect(address)
+        await polite.send(Frame(kind=FrameKind.WANT, ticket=TICKET))
+        assert await polite.receive() == GRANT
     assert "wanted WANT" in caplog.text
-    await client.close()
-    await server.close()
 
 
 async def test_a_handler_may_close_its_own_channel(make: MakeChannel) -> None:

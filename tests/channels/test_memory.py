@@ -10,6 +10,7 @@ from mlfabric.channels import Connection, ConnectionClosedError, Frame, FrameKin
 from mlfabric.channels.frames import HEADER_BYTES
 from mlfabric.channels.memory import PIPE_BYTES, MemoryStream, _Fuse, _Pipe
 from mlfabric.errors import ConfigError, TransferError
+from tests.channels.conftest import served
 from tests.channels.filling import Buffer
 
 PAYLOAD = Frame(kind=FrameKind.PAYLOAD, ticket=bytes(16), length=1000)
@@ -21,7 +22,6 @@ DATA = memoryview(bytes(1000))
 )
 async def test_a_connection_breaks_at_the_byte_it_was_told_to(after_bytes: int, frames_before: int) -> None:
     network = MemoryNetwork()
-    server, client = MemoryChannel(network), MemoryChannel(network)
     outcome: asyncio.Future[tuple[int, Exception]] = asyncio.get_running_loop().create_future()
 
     async def take(connection: Connection) -> None:
@@ -34,14 +34,13 @@ async def test_a_connection_breaks_at_the_byte_it_was_told_to(after_bytes: int, 
             outcome.set_result((frames, error))
 
     network.break_next_connection(after_bytes)
-    connection = await client.connect(await server.listen(take))
-    with pytest.raises(TransferError, match="told to break"):
-        await connection.send(PAYLOAD, [DATA])
-    frames, error = await outcome
+    async with served(MemoryChannel(network), MemoryChannel(network), take) as (client, address):
+        connection = await client.connect(address)
+        with pytest.raises(TransferError, match="told to break"):
+            await connection.send(PAYLOAD, [DATA])
+        frames, error = await outcome
     assert frames == frames_before
     assert isinstance(error, ConnectionClosedError) == (after_bytes == 0)
-    await client.close()
-    await server.close()
 
 
 @pytest.mark.parametrize(
@@ -49,7 +48,6 @@ async def test_a_connection_breaks_at_the_byte_it_was_told_to(after_bytes: int, 
 )
 async def test_it_breaks_there_too_where_a_buffer_is_sent_while_it_is_filled(after_bytes: int, arrives: int) -> None:
     network = MemoryNetwork()
-    server, client = MemoryChannel(network), MemoryChannel(network)
     buffer, taken, done = Buffer(DATA), 0, asyncio.Event()
     buffer.progress.advance(500)
 
@@ -66,13 +64,12 @@ async def test_it_breaks_there_too_where_a_buffer_is_sent_while_it_is_filled(aft
                 buffer.progress.advance(1000 if taken == 500 else buffer.progress.ready_bytes)
 
     network.break_next_connection(after_bytes)
-    connection = await client.connect(await server.listen(take))
-    with pytest.raises(TransferError, match="told to break"):
-        await connection.send_stream(PAYLOAD, buffer)
-    await done.wait()
+    async with served(MemoryChannel(network), MemoryChannel(network), take) as (client, address):
+        connection = await client.connect(address)
+        with pytest.raises(TransferError, match="told to break"):
+            await connection.send_stream(PAYLOAD, buffer)
+        await done.wait()
     assert taken == arrives
-    await client.close()
-    await server.close()
 
 
 async def test_as_much_is_written_at_once_as_there_is_room_for_and_more_when_the_peer_has_read() -> None:
@@ -95,20 +92,17 @@ async def test_as_much_is_written_at_once_as_there_is_room_for_and_more_when_the
 
 async def test_only_the_next_connection_breaks() -> None:
     network = MemoryNetwork()
-    server, client = MemoryChannel(network), MemoryChannel(network)
 
     async def take(connection: Connection) -> None:
         while True:
             await connection.discard((await connection.receive()).length)
 
     network.break_next_connection(1)
-    address = await server.listen(take)
-    broken, whole = await client.connect(address), await client.connect(address)
-    with pytest.raises(TransferError):
-        await broken.send(PAYLOAD, [DATA])
-    await whole.send(PAYLOAD, [DATA])
-    await client.close()
-    await server.close()
+    async with served(MemoryChannel(network), MemoryChannel(network), take) as (client, address):
+        broken, whole = await client.connect(address), await client.connect(address)
+        with pytest.raises(TransferError):
+            await broken.send(PAYLOAD, [DATA])
+        await whole.send(PAYLOAD, [DATA])
 
 
 async def test_each_endpoint_has_an_address_of_its_own_host() -> None:

@@ -20,7 +20,6 @@ import pytest
 from mlfabric.channels import (
     Connection,
     ConnectionClosedError,
-    Frame,
     FrameKind,
     TcpChannel,
     TcpOptions,
@@ -30,10 +29,9 @@ from mlfabric.channels import (
 from mlfabric.channels.frames import encode_header
 from mlfabric.errors import ConfigError, TransferError, UnavailableError, UsageError
 from mlfabric.security import Security
+from tests.channels.conftest import GRANT, payload, served, until_closed, zeros
 
 HOST = "127.0.0.1"
-TICKET = bytes(16)
-GRANT = Frame(kind=FrameKind.GRANT, ticket=TICKET)
 OPEN_TO_ALL = Security(insecure=True)
 ROOT = Path(__file__).parents[2]
 
@@ -48,14 +46,6 @@ async def main():
 
 asyncio.run(main())
 """
-
-
-def payload(n: int) -> Frame:
-    return Frame(kind=FrameKind.PAYLOAD, ticket=TICKET, length=n)
-
-
-async def until_closed(connection: Connection) -> None:
-    await connection.wait_closed()
 
 
 class Server:
@@ -83,6 +73,15 @@ async def serving(options: TcpOptions | None = None) -> AsyncIterator[tuple[Serv
         yield server, await server.channel.listen(server.take)
     finally:
         await server.channel.close()
+
+
+@asynccontextmanager
+async def dialled(options: TcpOptions | None = None) -> AsyncIterator[tuple[Server, Connection]]:
+    """A server, and a connection to it."""
+    async with serving(options) as (server, address):
+        client = TcpChannel()
+        yield server, await client.connect(address)
+        await client.close()
 
 
 async def check_it_serves(address: str) -> None:
@@ -209,14 +208,11 @@ async def test_what_an_aborted_sender_has_left_in_its_kernel_is_not_sent_any_mor
             await connection.discard(10**7 - 10_000)
         outcome.set_result(str(error.value))
 
-    server, client = TcpChannel(TcpOptions(down_bps=20_000_000)), TcpChannel()
-    connection = await client.connect(await server.listen(take))
-    sending = asyncio.create_task(connection.send(payload(10**7), [memoryview(bytes(10**7))]))
-    await started.wait()
-    sending.cancel()
-    assert "reset" in await outcome
-    await client.close()
-    await server.close()
+    async with served(TcpChannel(TcpOptions(down_bps=20_000_000)), TcpChannel(), take) as (client, address):
+        sending = asyncio.create_task((await client.connect(address)).send(*zeros(10**7)))
+        await started.wait()
+        sending.cancel()
+        assert "reset" in await outcome
 
 
 async def test_an_address_of_another_machine_cannot_be_listened_on() -> None:
@@ -304,8 +300,8 @@ async def test_no_descriptor_is_left_whatever_happened(free_port: int) -> None:
     async with serving() as (server, address):
         for _ in range(5):
             whole, torn, closed = [await client.connect(address) for _ in range(3)]
-            await whole.send(payload(10), [memoryview(bytes(10))])
-            sending = asyncio.create_task(torn.send(payload(10**7), [memoryview(bytes(10**7))], rate_bps=10**6))
+            await whole.send(*zeros(10))
+            sending = asyncio.create_task(torn.send(*zeros(10**7), rate_bps=10**6))
             await server.outcomes.get()
             sending.cancel()
             closed.close()
@@ -342,8 +338,9 @@ async def test_an_endpoint_out_of_descriptors_accepts_again_when_there_are_some(
             finally:
                 resource.setrlimit(resource.RLIMIT_NOFILE, limits)
                 logger.removeHandler(watch)
-            await loop.sock_sendall(client, encode_header(GRANT, paced=False))
-            assert await loop.sock_recv(client, 44) == encode_header(GRANT, paced=False)
+            frame = encode_header(GRANT, paced=False) + GRANT.meta
+            await loop.sock_sendall(client, frame)
+            assert await loop.sock_recv(client, len(frame)) == frame
 
 
 @pytest.mark.parametrize(("up_bps", "down_bps"), [(100_000_000, 0), (0, 100_000_000), (400_000_000, 100_000_000)])
@@ -373,32 +370,23 @@ async def test_what_an_emulated_card_has_yet_to_let_through_is_not_waiting() -> 
         seen.set_result((sockets.waiting_bytes(sock), connection.waiting_bytes))
         await connection.discard(1000)
 
-    server, client = TcpChannel(TcpOptions(down_bps=20_000_000)), TcpChannel()
-    connection = await client.connect(await server.listen(look))
-    await connection.send(payload(1000), [memoryview(bytes(1000))])
-    assert await seen == (1000, 0)
-    await client.close()
-    await server.close()
+    async with served(TcpChannel(TcpOptions(down_bps=20_000_000)), TcpChannel(), look) as (client, address):
+        await (await client.connect(address)).send(*zeros(1000))
+        assert await seen == (1000, 0)
 
 
 async def test_the_senders_record_shows_a_slow_receiver_and_not_how_fast_the_kernel_takes_bytes() -> None:
-    async with serving(TcpOptions(down_bps=20_000_000)) as (_, address):
-        client = TcpChannel()
-        connection = await client.connect(address)
-        record = await connection.send(payload(200_000), [memoryview(bytes(200_000))])
+    async with dialled(TcpOptions(down_bps=20_000_000)) as (_, connection):
+        record = await connection.send(*zeros(200_000))
         assert record is not None
         assert record.rate_bps < 30_000_000
-        await client.close()
 
 
 async def test_the_kernels_estimate_is_in_the_senders_record() -> None:
-    async with serving() as (_, address):
-        client = TcpChannel()
-        connection = await client.connect(address)
-        record = await connection.send(payload(10**6), [memoryview(bytes(10**6))])
+    async with dialled() as (_, connection):
+        record = await connection.send(*zeros(10**6))
         assert record is not None
         assert record.delivery_rate_bps > 0
-        await client.close()
 
 
 def test_sockets_do_not_delay_small_frames_and_notice_dead_hosts() -> None:
@@ -415,10 +403,10 @@ def test_it_runs_on_uvloop_too() -> None:
         async with serving() as (server, address):
             client = TcpChannel()
             connection = await client.connect(address)
-            await connection.send(payload(10**7), [memoryview(bytes(10**7))])
+            await connection.send(*zeros(10**7))
             assert await connection.receive() == GRANT
             whole = await server.outcomes.get()
-            sending = asyncio.create_task(connection.send(payload(10**7), [memoryview(bytes(10**7))], rate_bps=10**6))
+            sending = asyncio.create_task(connection.send(*zeros(10**7), rate_bps=10**6))
             await asyncio.sleep(0)
             sending.cancel()
             torn = await server.outcomes.get()
@@ -431,40 +419,30 @@ def test_it_runs_on_uvloop_too() -> None:
 
 
 async def test_what_is_spread_out_goes_at_about_that_rate_and_both_records_count_as_paced() -> None:
-    async with serving() as (server, address):
-        client = TcpChannel()
-        connection = await client.connect(address)
+    async with dialled() as (server, connection):
         connection.spread(160_000_000)
-        sent = await connection.send(payload(5_000_000), [memoryview(bytes(5_000_000))])
+        sent = await connection.send(*zeros(5_000_000))
         received = await server.outcomes.get()
-        assert isinstance(received, TransferRecord)
-        assert received.rate_bps < 320_000_000
-        assert sent is not None
-        assert sent.paced
-        assert received.paced
-        await client.close()
+    assert isinstance(received, TransferRecord)
+    assert received.rate_bps < 320_000_000
+    assert sent is not None
+    assert (sent.paced, received.paced) == (True, True)
 
 
 async def test_what_the_receiver_slowed_down_more_than_the_spreading_is_not_called_paced_by_its_sender() -> None:
-    async with serving(TcpOptions(down_bps=20_000_000)) as (_, address):
-        client = TcpChannel()
-        connection = await client.connect(address)
+    async with dialled(TcpOptions(down_bps=20_000_000)) as (_, connection):
         connection.spread(400_000_000)
-        sent = await connection.send(payload(500_000), [memoryview(bytes(500_000))])
-        assert sent is not None
-        assert not sent.paced
-        await client.close()
+        sent = await connection.send(*zeros(500_000))
+    assert sent is not None
+    assert not sent.paced
 
 
 async def test_a_connection_that_is_no_longer_spread_out_sends_as_it_did_before() -> None:
-    async with serving() as (server, address):
-        client = TcpChannel()
-        connection = await client.connect(address)
+    async with dialled() as (server, connection):
         connection.spread(1_000_000)
         connection.spread(0)
-        await connection.send(payload(2_000_000), [memoryview(bytes(2_000_000))])
+        await connection.send(*zeros(2_000_000))
         received = await server.outcomes.get()
-        assert isinstance(received, TransferRecord)
-        assert not received.paced
-        assert received.rate_bps > 2_000_000
-        await client.close()
+    assert isinstance(received, TransferRecord)
+    assert not received.paced
+    assert received.rate_bps > 2_000_000
