@@ -17,9 +17,8 @@ from mlfabric.protocol import GetId
 from mlfabric.scheduler.planning.checking import validate
 from mlfabric.scheduler.planning.checking.carriage import BIT_NS_PER_BYTE
 from mlfabric.scheduler.planning.checking.leads import check_divergence
-from mlfabric.scheduler.planning.checking.sums import overtaken_at
 from mlfabric.scheduler.planning.checking.view import View
-from mlfabric.scheduler.planning.plan import Deferred, Group, Kind, Plan, Punt, ReplicaStep, Toward, Transfer
+from mlfabric.scheduler.planning.plan import Deferred, Group, Plan, Punt, ReplicaStep, Toward
 from mlfabric.scheduler.planning.problem import (
     Aggregator,
     Batch,
@@ -428,66 +427,6 @@ def test_a_plan_does_not_fit_on_links_that_have_a_bit_per_second_less_for_a_nano
     network.reserve("others", (link,), Profile(at_ns, at_ns + 1, (Piece(at_ns, at_ns + 1, less),)))
     with pytest.raises(AssertionError, match=f"link {link} at {at_ns}: {used} bit/s are taken, {used - 1} are free"):
         plan.validate(network)
-
-
-# Cut-through streams, against sums over every nanosecond.
-
-
-def pieces_of(draws: list[tuple[int, int, int]], start_ns: int) -> tuple[Piece, ...]:
-    """Pieces one after the other: a gap, a length, a rate in bytes per ns."""
-    pieces, at_ns = [], start_ns
-    for gap, span, rate in draws:
-        pieces.append(Piece(at_ns + gap, at_ns + gap + span, 8 * rate * 10**9))
-        at_ns += gap + span
-    return tuple(pieces)
-
-
-def passed_by(pieces: tuple[Piece, ...], total_bits: int, at_ns: int) -> int:
-    bits = sum(p.bps // 10**9 for p in pieces for t in range(p.start_ns, p.end_ns) if t < at_ns)
-    return min(bits, total_bits)
-
-
-STEPS = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 4), st.integers(1, 16)), min_size=1, max_size=4)
-
-
-@given(
-    incoming=STEPS, outgoing=STEPS, start_ns=st.integers(0, 12), latency_ns=st.integers(0, 3), chunk=st.integers(1, 4)
-)
-def test_a_stream_overtakes_exactly_if_sums_over_every_nanosecond_say_so(
-    incoming: list[tuple[int, int, int]],
-    outgoing: list[tuple[int, int, int]],
-    start_ns: int,
-    latency_ns: int,
-    chunk: int,
-) -> None:
-    made = []
-    for draws, start, latency in ((incoming, 0, latency_ns), (outgoing, start_ns, 0)):
-        pieces = pieces_of(draws, start)
-        profile = Profile(pieces[0].start_ns, pieces[-1].end_ns, pieces)
-        size_bytes = sum((p.end_ns - p.start_ns) * p.bps // (8 * 10**9) for p in pieces)
-        made.append(
-            Transfer(
-                kind=Kind.SUM,
-                toward=Toward.PRIMARY,
-                source="x",
-                destination="y",
-                path=path("x", "y"),
-                size_bytes=size_bytes,
-                ready_ns=start,
-                profile=profile,
-                arrive_ns=profile.end_ns + latency,
-            )
-        )
-    given_, stream = made
-    there, sent = 8 * given_.size_bytes, 8 * stream.size_bytes
-
-    def behind(at_ns: int) -> bool:
-        out = passed_by(stream.profile.pieces, sent, at_ns)
-        return out <= passed_by(given_.profile.pieces, there, at_ns - latency_ns) - 8 * chunk
-
-    sending = [t for piece in stream.profile.pieces for t in range(piece.start_ns, piece.end_ns)]
-    overtakes = any(t < given_.arrive_ns and not (behind(t) and behind(t + 1)) for t in sending)
-    assert (overtaken_at(given_, latency_ns, stream, chunk * BIT_NS_PER_BYTE) is not None) == overtakes
 
 
 # The divergence bound, against the formula of the design as it stands there.

@@ -23,16 +23,6 @@ PLANS = st.lists(
 )
 
 
-def test_a_transfer_waits_for_those_that_end_last_before_it_on_each_of_its_links() -> None:
-    table = Timetable[str]()
-    table.add("early", (X,), busy(0, 3))
-    table.add("last on x", (X,), busy(3, 10))
-    table.add("last on y", (Y,), busy(0, 8))
-    table.add("elsewhere", (Z,), busy(0, 10))
-    table.add("beside it", (X,), busy(0, 11))
-    assert table.before((X, Y), 10) == ("last on x", "last on y")
-
-
 @given(plans=PLANS, gone=st.sets(st.integers(0, 7)), path=PATHS, start_ns=st.integers(0, 20))
 def test_a_timetable_finds_what_a_look_at_every_transfer_finds(
     plans: list[tuple[Path, Profile]], gone: set[int], path: Path, start_ns: int

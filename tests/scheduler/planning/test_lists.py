@@ -51,18 +51,6 @@ def test_whoever_is_too_far_ahead_gets_no_model_and_is_told_why():
     validate(found, network)
 
 
-@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3), st.integers(0, 10**7)), max_size=8))
-def test_clocks_never_fall_along_the_commits(drawn):
-    network = star("abcs")
-    unique = {(worker, clock): size for worker, clock, size in drawn}
-    updates = tuple(candidate(worker, clock, size) for (worker, clock), size in unique.items())
-    found = plan(Batch(updates=updates), network, FabricState(now_ns=0, server="s"), CONFIG)
-    clocks = [commit.update.counter for commit in found.commits]
-    assert clocks == sorted(clocks)
-    assert len(clocks) == len(updates)
-    validate(found, network)
-
-
 HOSTS = ("a", "b", "c", "s", "t")
 
 

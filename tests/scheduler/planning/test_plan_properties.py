@@ -21,6 +21,7 @@ from mlfabric.scheduler.planning.problem import (
     Replica,
     Shape,
 )
+from tests.scheduler.planning.handmade import with_transfer
 from tests.scheduler.planning.worlds import (
     GBPS,
     TOPOLOGIES,
@@ -99,6 +100,30 @@ def thirty(rng: Random, topology: str, consistency: Consistency = Consistency.AS
     tau_max = 40 if consistency is Consistency.ASYNCHRONOUS else None
     config = PlannerConfig(consistency=consistency, tau_max=tau_max, gamma=0.9, div_max=DivergenceBound(norm=60.0))
     return Fabric(network, Batch(updates=updates, gets=tuple(map(a_get, hosts[2:]))), state, config)
+
+
+@settings(max_examples=200)
+@given(seed=st.integers(0, 2**32))
+def test_no_stream_could_start_a_nanosecond_earlier(seed: int) -> None:
+    """What a stream sends on has come by then, less a chunk: a stream that starts earlier is refused."""
+    kinds = ["tame", "narrow", "narrow", "even"]
+    fabric = random_fabric(Random(seed), consistencies=WITH_SERVER, shapes=ALL_SHAPES, most=16, kinds=kinds)
+    found = fabric.plan()
+    for i, stream in enumerate(found.transfers):
+        if not stream.cut_through or not stream.profile.pieces:
+            continue
+        free = fabric.network.copy()
+        for k, other in enumerate(found.transfers):
+            if k != i and other.planned:
+                free.reserve(("other", k), other.path, other.profile)
+        first = stream.profile.pieces[0]
+        sooner = free.transfer(stream.path, stream.size_bytes, first.start_ns - 1)
+        if sooner is None or sooner.pieces[0]._replace(end_ns=0) != (first.start_ns - 1, 0, first.bps):
+            continue  # others were given that time, or some of it, after this one was planned
+        arrive_ns = sooner.end_ns + free.latency_ns(stream.path)
+        early = with_transfer(found, i, ready_ns=0, profile=sooner, arrive_ns=arrive_ns)
+        with pytest.raises(AssertionError, match=r"it has sent more than has arrived|ready at"):
+            early.validate(fabric.network)
 
 
 class TestMoreChoiceNeverMakesAPlanLater:
