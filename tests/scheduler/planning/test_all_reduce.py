@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from random import Random
 
 import networkx as nx
 import pytest
@@ -148,24 +147,3 @@ def test_a_host_that_is_cut_off_leaves_all_waiting_with_a_reason() -> None:
     assert not plan.transfers
     assert [deferred.what for deferred in plan.deferred] == [UpdateId(host, 0, n) for n, host in enumerate(hosts(3))]
     assert "no capacity" in plan.deferred[0].reason
-
-
-@pytest.mark.parametrize("seed", range(60))
-def test_every_plan_keeps_its_promises_and_more_shapes_are_never_later(seed: int) -> None:
-    rng = Random(seed)
-    network = racks(3, 3) if seed % 3 == 0 else star(9, rng.choice([0, 1000, MS]))
-    for link in network.links:
-        if rng.random() < 0.3:
-            network.set_rate(link, rng.choice([10**6, 10**8, 999_999_937, 10**10]))
-        if rng.random() < 0.2:
-            network.plan_rate_change(link, rng.choice([1, 8 * MS]), rng.choice([10**6, 10**9]))
-    sources = [rng.choice(hosts(9)) for _ in range(rng.randint(1, 9))]
-    ready_ns = {host: rng.choice([0, 0, 1, 8 * MS, 100 * MS]) for host in hosts(9)}
-    batch = batch_of(sources, rng.choice([0, 1, 1000, 10**6, 1_234_567]), ready_ns)
-    chunk = rng.choice([1, 1000, 64_000])
-    every = planned(network, batch, chunk=chunk)
-    assert every.transfers == planned(network, batch, chunk=chunk).transfers
-    for shapes in ({Shape.DIRECT}, {Shape.DIRECT, Shape.TREE}, {Shape.DIRECT, Shape.RING}):
-        fewer = planned(network, batch, frozenset(shapes), chunk)
-        assert len(fewer.commits) == len(every.commits)
-        assert wire_times(every) <= wire_times(fewer) + 1e-9

@@ -54,8 +54,8 @@ def in_slots(of: Instance, slots: int, slot_ns: int = SLOT) -> Slotted:
     return slotted(of.batch, of.network, of.state, of.config, slot_ns=slot_ns, slots=slots)
 
 
-LAST = {"objective": Objective.LAST_COMMIT}
-SYNCHRONOUS = {"consistency": Consistency.SYNCHRONOUS, "tau_max": 0}
+LAST: dict[str, Any] = {"objective": Objective.LAST_COMMIT}
+SYNCHRONOUS: dict[str, Any] = {"consistency": Consistency.SYNCHRONOUS, "tau_max": 0}
 
 
 @pytest.mark.parametrize(

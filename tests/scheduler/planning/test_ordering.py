@@ -87,6 +87,20 @@ def test_nothing_is_left_while_some_order_keeps_every_bound(world: World) -> Non
     assert len(plan.slots) + len(beyond_horizon) == most
 
 
+@settings(max_examples=150)
+@given(world=worlds(most=5))
+def test_each_position_goes_to_the_first_arrival_that_leaves_the_rest_feasible(world: World) -> None:
+    slots = world.plan().slots
+    ranks = {c.update: (c.computed_from, c.update) for c in world.candidates}
+    arrivals = sorted(slots, key=lambda slot: (slot.profile.end_ns, ranks[slot.update]))
+    feasible = (
+        kept
+        for kept in permutations(arrivals)
+        if all(slot.deadline is not None and position <= slot.deadline for position, slot in enumerate(kept, start=1))
+    )
+    assert [slot.update for slot in slots] == [slot.update for slot in next(feasible)]
+
+
 def can_be_sent(world: World, c: Candidate) -> bool:
     path, ready_ns = world.network.path(c.source, SERVER), max(c.ready_ns, world.now_ns)
     return world.network.transfer(path, c.size_bytes, ready_ns) is not None
@@ -148,10 +162,22 @@ def test_a_slow_update_that_is_due_starts_at_once_and_lets_others_go_before_it(u
     assert plan.slots[2].reason == "deadline: position 3 of at most 3, 80.0 ms"
 
 
-def test_of_two_updates_with_one_position_the_slower_is_left(uneven: Network) -> None:
-    plan = order([candidate(0, "slow"), candidate(1, "fast")], uneven, SERVER, v_init=0, tau_max=0, now_ns=0)
-    assert [slot.update.worker for slot in plan.slots] == ["w1"]
-    assert [(entry.update.worker, entry.cause) for entry in plan.left] == [("w0", DropReason.DEADLINE_CONFLICT)]
+@pytest.mark.parametrize(
+    ("batch", "left"),
+    [
+        ([("slow", 1), ("fast", 1)], ["w0"]),
+        ([("slow", 2), ("fast", 1), ("fast", 1), ("fast", 3)], ["w2"]),
+        ([("slow", 2), ("fast", 1), ("fast", 2), ("fast", 2), ("fast", 9)], ["w0", "w3"]),
+    ],
+)
+def test_at_the_first_position_that_too_many_want_the_slowest_due_is_left(
+    uneven: Network, batch: list[tuple[str, int]], left: list[str]
+) -> None:
+    """Of updates of one host, which are alike, the greatest id is left."""
+    updates = [candidate(n, host, computed_from=deadline - 1) for n, (host, deadline) in enumerate(batch)]
+    plan = order(updates, uneven, SERVER, v_init=0, tau_max=0, now_ns=0)
+    conflict = DropReason.DEADLINE_CONFLICT
+    assert [(entry.update.worker, entry.cause) for entry in plan.left] == [(worker, conflict) for worker in left]
 
 
 def test_what_is_in_flight_is_not_left_for_what_is_not(uneven: Network) -> None:

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from mlfabric.divergence import Lead, Limit, units_above
 from mlfabric.errors import UsageError
 from mlfabric.network import Network, down_link, up_link
-from mlfabric.protocol import DropReason, GetId, UpdateId
-from mlfabric.scheduler.planning import Aggregator, Candidate, Consistency, GetCandidate
+from mlfabric.protocol import DropReason, UpdateId
+from mlfabric.scheduler.planning import Aggregator, Candidate, Consistency
 from mlfabric.scheduler.planning.paper import Choice, aggregate, distribute, order_updates, replicate
 from mlfabric.scheduler.planning.paper_plan import plan_by_paper
-from tests.scheduler.planning.worlds import random_fabric
+from tests.scheduler.planning.worlds import a_get, an_update, random_fabric
+from tests.scheduler.planning.worlds import star as star_of
 
 MS = 10**6
 MB = 10**6
@@ -26,16 +27,7 @@ HELPERS = (Aggregator(host="x"), Aggregator(host="y"))
 
 def star(*hosts: str) -> Network:
     """Every link carries a megabyte in 8 ms."""
-    network = Network.star(10**9)
-    for host in (*hosts, *SERVERS):
-        network.add_host(host)
-    return network
-
-
-def update(host: str, n: int, size_bytes: int = MB, computed_from: int = 0) -> Candidate:
-    return Candidate(
-        update=UpdateId(host, 0, n), source=host, size_bytes=size_bytes, ready_ns=0, computed_from=computed_from
-    )
+    return star_of([*hosts, *SERVERS])
 
 
 def ends_ms(found: list[Choice]) -> list[tuple[str, list[float]]]:
@@ -48,7 +40,7 @@ def in_parts(parts: dict[str, tuple[int, ...]]) -> Callable[[Candidate], tuple[i
 
 
 def test_algorithm_1_sends_the_shortest_transfer_first() -> None:
-    batch = [update("a", n, size) for n, size in enumerate((3 * MB, MB, 2 * MB))]
+    batch = [an_update("a", n, size) for n, size in enumerate((3 * MB, MB, 2 * MB))]
     found, left = order_updates(batch, star("a"), ["s0"], v_init=0, tau_max=None, now_ns=0)
     assert ends_ms(found) == [("a#1", [8.0]), ("a#2", [24.0]), ("a#0", [48.0])]
     assert not left
@@ -60,14 +52,14 @@ def test_algorithm_2_drops_an_update_that_is_due_if_the_next_would_end_before_it
     for host, bps in (("s", 0), ("w1", 10**7), ("w2", 0)):
         network.add_host(host, bps)
     size_bytes = 100 * 10**6 // 8
-    batch = [update("w1", 0, size_bytes), update("w2", 0, size_bytes, 4)]
+    batch = [an_update("w1", 0, size_bytes), an_update("w2", 0, size_bytes, computed_from=4)]
     found, left = order_updates(batch, network, ["s"], v_init=0, tau_max=0, now_ns=0)
     assert ends_ms(found) == [("w2#0", [1000.0])]
     assert left == {UpdateId("w1", 0, 0): DropReason.NEXT_IS_FASTER}
 
 
 def test_an_update_that_is_due_goes_before_a_shorter_one() -> None:
-    batch = [update("a", 0), update("a", 1, MB // 10, 5)]
+    batch = [an_update("a", 0), an_update("a", 1, MB // 10, computed_from=5)]
     parts = in_parts({"a#0": (MB, MB), "a#1": (MB // 10, MB // 10)})
     found, _ = order_updates(batch, star("a"), SERVERS, v_init=4, tau_max=4, now_ns=0, part_bytes=parts)
     assert ends_ms(found) == [("a#0", [8.0, 16.0]), ("a#1", [16.8, 17.6])]
@@ -75,7 +67,7 @@ def test_an_update_that_is_due_goes_before_a_shorter_one() -> None:
 
 def test_small_parts_of_a_later_update_do_not_go_before_large_ones_of_an_earlier() -> None:
     """Section 10.2: each part by itself, shortest first, would go in the order 1.s0, 2.s0, 1.s1, 2.s1."""
-    batch = [update("a", n) for n in (1, 2)]
+    batch = [an_update("a", n) for n in (1, 2)]
     parts = in_parts(dict.fromkeys(("a#1", "a#2"), (MB // 10, MB)))
     found, _ = order_updates(batch, star("a"), SERVERS, v_init=0, tau_max=9, now_ns=0, part_bytes=parts)
     assert ends_ms(found) == [("a#1", [0.8, 8.8]), ("a#2", [9.6, 17.6])]
@@ -85,7 +77,7 @@ def test_an_update_without_a_way_to_one_server_takes_nothing_of_the_others() -> 
     network = star("a", "b")
     network.set_rate(down_link("s1"), 0)
     parts = in_parts({"a#0": (MB, 1), "b#0": (MB, 0)})
-    batch = [update("a", 0), update("b", 0)]
+    batch = [an_update("a", 0), an_update("b", 0)]
     found, left = order_updates(batch, network, SERVERS, v_init=0, tau_max=9, now_ns=0, part_bytes=parts)
     assert ends_ms(found) == [("b#0", [8.0, 0.0])]
     assert left == {UpdateId("a", 0, 0): DropReason.NO_CAPACITY}
@@ -95,7 +87,7 @@ def figure_6() -> tuple[Network, list[Candidate]]:
     """Six updates; the last one has half the rate."""
     network = star("x", "y", *(f"w{n}" for n in range(1, 7)))
     network.set_rate(up_link("w6"), 5 * 10**8)
-    return network, [update(f"w{n}", 0) for n in range(1, 7)]
+    return network, [an_update(f"w{n}", 0) for n in range(1, 7)]
 
 
 def test_algorithm_3_fills_an_aggregator_while_the_server_receives_what_was_before() -> None:
@@ -121,7 +113,7 @@ def test_algorithm_3_needs_a_way_for_every_update() -> None:
 def test_a_model_goes_to_the_last_distributor_first() -> None:
     """Section 10.3: the server serves the first group itself, last."""
     network = star("x", "y", *(f"w{n}" for n in range(6)))
-    gets = [GetCandidate(get=GetId(f"w{n}", 0, 0), destination=f"w{n}", size_bytes=MB, ready_ns=0) for n in range(6)]
+    gets = [a_get(f"w{n}") for n in range(6)]
     groups = distribute(gets, network, "s0", HELPERS, now_ns=0)
     assert groups[-1][0] == "s0"
     assert [host for host, _ in groups[:-1]] == sorted((host for host, _ in groups[:-1]), reverse=True)
@@ -131,7 +123,7 @@ def test_a_model_goes_to_the_last_distributor_first() -> None:
 def two_commits(norm: float) -> tuple[int, int, bool]:
     """Figure 3: two updates come to the server, and then to a replica whose lead may have ``norm``."""
     network = star("a", "b")
-    order = [update("a", 0), update("b", 0)]
+    order = [an_update("a", 0), an_update("b", 0)]
     to_server = aggregate(order, network, "s0", [], now_ns=0)
     lead = Lead([units_above(1.0), units_above(1.0)])
     network.set_rate(down_link("s1"), 5 * 10**8)

@@ -306,9 +306,10 @@ def all_reduce(
     sizes: Sequence[int],
     shapes: frozenset[Shape],
 ) -> tuple[Batch, FabricState, PlannerConfig]:
-    """Draw updates of one size from different hosts."""
+    """Draw updates of one size, mostly from different hosts."""
     size_bytes = rng.choice(sizes)
-    sources = rng.sample(hosts, rng.randint(1, len(hosts)))
+    count = rng.randint(1, len(hosts))
+    sources = rng.sample(hosts, count) if rng.randint(0, 2) else rng.choices(hosts, k=count)
     updates = [
         an_update(source, n, size_bytes, ready_ns=rng.choice(TIMES), computed_from=state.v_init)
         for n, source in enumerate(sources)
