@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlfabric.errors import ConfigError
-from mlfabric.monitor.estimate import EstimatorOptions, Link, LinkEstimator, Source, Transfer
+from mlfabric.monitor.estimate import Estimate, EstimatorOptions, Link, LinkEstimator, Source, Transfer
 from tests.monitor.fluid import Job, run
 
 GBPS = 1e9
@@ -42,17 +42,19 @@ def watch(estimator: LinkEstimator, transfers: list[Transfer]) -> float:
     return last_s + 1.0
 
 
-def bps(estimator: LinkEstimator, host: str, now_s: float, *, up: bool = True) -> float:
-    found = estimator.estimate(Link(host, up), now_s)
+def known(estimator: LinkEstimator, link: Link, now_s: float) -> Estimate:
+    found = estimator.estimate(link, now_s)
     assert found is not None
-    return found.bps
+    return found
+
+
+def bps(estimator: LinkEstimator, host: str, now_s: float, *, up: bool = True) -> float:
+    return known(estimator, Link(host, up), now_s).bps
 
 
 def learnt(estimator: LinkEstimator, host: str, now_s: float, *, up: bool = True) -> float:
     """Return a link's estimate as it was when it was learnt, before it aged."""
-    found = estimator.estimate(Link(host, up), now_s)
-    assert found is not None
-    return bps(estimator, host, now_s - found.age_s, up=up)
+    return bps(estimator, host, now_s - known(estimator, Link(host, up), now_s).age_s, up=up)
 
 
 def in_turn(order: list[str], capacity: dict[Link, float], size: int = 10 * MB, start_s: float = 0.0) -> list[Transfer]:
@@ -105,57 +107,44 @@ def test_the_slow_host_is_found_however_transfers_overlap(
     assert learnt(estimator, slow_one, now_s) < min(others)
 
 
-def test_a_slow_host_that_only_ever_sends_beside_others_is_found() -> None:
-    truth = star({"w3": GBPS / 10})
-    jobs = [
-        Job(start_s=2.0 * turn, from_host=worker, to_host="server", bytes=10 * MB if worker == "w3" else 25 * MB)
-        for turn in range(3)
-        for worker in WORKERS
+def pushes(at_s: float, *sizes_mb: int) -> list[Job]:
+    """Return pushes of all workers at once."""
+    return [
+        Job(start_s=at_s, from_host=worker, to_host="server", bytes=size * MB)
+        for worker, size in zip(WORKERS, sizes_mb, strict=True)
     ]
+
+
+MODELS = [
+    Job(start_s=float(i), from_host="server", to_host=worker, bytes=10 * MB) for i, worker in enumerate(WORKERS * 2)
+]
+
+
+@pytest.mark.parametrize(
+    ("jobs", "slow", "least"),
+    [
+        ([job for turn in range(3) for job in pushes(2.0 * turn, 25, 25, 25, 10)], {Link("w3", True): 0.1}, 0.9),
+        ([job for turn in range(3) for job in pushes(2.0 * turn, 10, 11, 12, 13)], {}, 0.95),
+        (MODELS, {Link("w1", False): 0.2}, 0.95),
+    ],
+    ids=["a slow host that only ever sends beside others", "the server's link is shared", "a slow receiver of models"],
+)
+def test_slow_links_are_found_and_no_other_is_taken_for_slow(
+    jobs: list[Job], slow: dict[Link, float], least: float
+) -> None:
     estimator = informed()
-    now_s = watch(estimator, run(jobs, truth))
-    assert learnt(estimator, "w3", now_s) == pytest.approx(GBPS / 10, rel=0.1)
-    for other in ("w0", "w1", "w2"):
-        assert learnt(estimator, other, now_s) > 0.9 * GBPS
-    assert learnt(estimator, "server", now_s, up=False) > 0.9 * GBPS
+    now_s = watch(estimator, run(jobs, star({link.host: share * GBPS for link, share in slow.items()})))
+    for link, share in slow.items():
+        assert learnt(estimator, link.host, now_s, up=link.up) == pytest.approx(share * GBPS, rel=0.1)
+    others = {SERVER, *(Link(worker, True) for worker in WORKERS)} if jobs is not MODELS else {Link("server", True)}
+    assert min(learnt(estimator, link.host, now_s, up=link.up) for link in others - set(slow)) > least * GBPS
 
 
-def test_workers_that_share_the_server_s_link_are_not_taken_for_slow() -> None:
-    jobs = [
-        Job(start_s=2.0 * turn, from_host=worker, to_host="server", bytes=(10 + i) * MB)
-        for turn in range(3)
-        for i, worker in enumerate(WORKERS)
-    ]
-    estimator = informed()
-    now_s = watch(estimator, run(jobs, star()))
-    assert min(learnt(estimator, worker, now_s) for worker in WORKERS) > 0.95 * GBPS
-    assert learnt(estimator, "server", now_s, up=False) == pytest.approx(GBPS, rel=0.05)
-
-
-def test_a_slow_receiver_of_models_is_found() -> None:
-    truth = star({"w1": GBPS / 5})
-    jobs = [
-        Job(start_s=float(i), from_host="server", to_host=worker, bytes=10 * MB) for i, worker in enumerate(WORKERS * 2)
-    ]
-    estimator = informed()
-    now_s = watch(estimator, run(jobs, truth))
-    assert learnt(estimator, "w1", now_s, up=False) == pytest.approx(GBPS / 5, rel=0.1)
-    assert learnt(estimator, "server", now_s) > 0.95 * GBPS
-
-
-def test_a_server_that_becomes_slow_is_found_and_its_workers_are_forgiven() -> None:
+@pytest.mark.parametrize(("rounds", "pause_s"), [(2, 18.0), (3, 0.0)], ids=["after a while", "at once"])
+def test_a_server_that_becomes_slow_is_found_and_its_workers_are_forgiven(rounds: int, pause_s: float) -> None:
     estimator = informed()
     before = in_turn(WORKERS, star())
-    after = in_turn(WORKERS * 2, star(server_bps=0.3 * GBPS), start_s=20.0)
-    now_s = watch(estimator, before + after)
-    assert learnt(estimator, "server", now_s, up=False) == pytest.approx(0.3 * GBPS, rel=0.1)
-    assert min(learnt(estimator, worker, now_s) for worker in WORKERS) > 0.9 * GBPS
-
-
-def test_a_server_that_becomes_slow_at_once_is_found_within_two_rounds() -> None:
-    estimator = informed()
-    before = in_turn(WORKERS, star())
-    after = in_turn(WORKERS * 3, star(server_bps=0.3 * GBPS), start_s=before[-1].ended_s)
+    after = in_turn(WORKERS * rounds, star(server_bps=0.3 * GBPS), start_s=before[-1].ended_s + pause_s)
     now_s = watch(estimator, before + after)
     assert learnt(estimator, "server", now_s, up=False) == pytest.approx(0.3 * GBPS, rel=0.1)
     assert min(learnt(estimator, worker, now_s) for worker in WORKERS) > 0.9 * GBPS
@@ -172,23 +161,17 @@ def test_a_link_that_becomes_fast_again_is_believed_at_once() -> None:
 def test_an_estimate_ages_half_the_way_to_nominal_in_one_half_life() -> None:
     estimator = informed(half_life_s=0.5)
     watch(estimator, in_turn([*WORKERS, "w3"], star({"w3": GBPS / 10})))
-    found = estimator.estimate(Link("w3", True), 5.0)
-    assert found is not None
-    learnt_s = 5.0 - found.age_s
+    learnt_s = 5.0 - known(estimator, Link("w3", True), 5.0).age_s
     for half_lives, wanted in ((0, 0.1), (1, 0.55), (2, 0.775), (20, 1.0)):
         assert bps(estimator, "w3", learnt_s + 0.5 * half_lives) == pytest.approx(wanted * GBPS, rel=0.001)
-    later = estimator.estimate(Link("w3", True), learnt_s + 8.0)
-    assert later is not None
-    assert later.age_s == pytest.approx(8.0)
+    assert known(estimator, Link("w3", True), learnt_s + 8.0).age_s == pytest.approx(8.0)
 
 
 def left_after(pushes: int, after_s: float) -> float:
     """Return what a slow worker is taken for so long after so many pushes of its, each of which took 0.8 s."""
     estimator = informed()
     watch(estimator, in_turn(["w0", *["w3"] * pushes], star({"w3": GBPS / 10})))
-    found = estimator.estimate(Link("w3", True), 1000.0)
-    assert found is not None
-    return bps(estimator, "w3", 1000.0 - found.age_s + after_s)
+    return bps(estimator, "w3", 1000.0 - known(estimator, Link("w3", True), 1000.0).age_s + after_s)
 
 
 def test_what_one_transfer_has_shown_is_forgotten_as_fast_as_it_was_learnt() -> None:
@@ -261,10 +244,8 @@ def sent(*, delivery_rate_bps: int, ended_s: float = 0.1) -> Transfer:
 def test_a_sender_s_record_is_held_to_tcp_info_s_delivery_rate() -> None:
     estimator = informed()
     estimator.observe([sent(delivery_rate_bps=int(GBPS / 10))], 0.2)
-    found = estimator.estimate(Link("w0", False), 5.0)
-    assert found is not None
-    assert found.source is Source.TCP_INFO
-    assert bps(estimator, "w0", 5.0 - found.age_s, up=False) == pytest.approx(GBPS / 10, rel=0.01)
+    assert known(estimator, Link("w0", False), 5.0).source is Source.TCP_INFO
+    assert learnt(estimator, "w0", 5.0, up=False) == pytest.approx(GBPS / 10, rel=0.01)
 
 
 def test_a_sender_s_record_does_not_count_where_the_receiver_reports() -> None:
@@ -328,9 +309,7 @@ def test_a_full_nic_tells_who_is_to_blame() -> None:
     push = Transfer(from_host="w0", to_host="server", bytes=10 * MB, started_s=0.0, ended_s=0.4)
     estimator.observe_nic(SERVER, 0.97 * GBPS, GBPS, 0.0, 0.5)
     now_s = watch(estimator, [push])
-    found = estimator.estimate(SERVER, now_s)
-    assert found is not None
-    assert found.source is Source.NIC
+    assert known(estimator, SERVER, now_s).source is Source.NIC
     assert learnt(estimator, "server", now_s, up=False) == pytest.approx(0.2 * GBPS, rel=0.01)
     assert bps(estimator, "w0", now_s) == GBPS
 
@@ -359,9 +338,7 @@ def test_no_estimate_is_above_a_nominal_rate_that_is_the_truth(pushes: list[tupl
         estimator.set_nominal(host, int(truth[Link(host, True)]), int(truth[Link(host, False)]))
     now_s = watch(estimator, run(jobs, truth))
     for link in estimator.links:
-        found = estimator.estimate(link, now_s)
-        assert found is not None
-        assert 0 < found.bps <= truth[link] * 1.0001
+        assert 0 < known(estimator, link, now_s).bps <= truth[link] * 1.0001
 
 
 @pytest.mark.parametrize("options", [{"half_life_s": 0.0}, {"half_life_s": float("nan")}, {"max_grace_s": -1.0}])

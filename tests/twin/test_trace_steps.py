@@ -47,50 +47,38 @@ def seen(*events: tuple[int, MemberEvent]) -> list[float]:
     return list(steps.of("w").last_s)
 
 
-def test_a_worker_computes_from_its_models_arrival_to_its_next_push():
-    found = seen(
-        (10, served(0)),
-        (110, push(0, 0)),
-        (190, committed(0, 1)),
-        (270, served(1)),
-        (470, push(1, 1)),
-    )
-    assert found == pytest.approx([0.1, 0.2])
+def asks(counter: int) -> ReduceRequested:
+    reduce = ReduceId("w", 1, counter)
+    return ReduceRequested(reduce=reduce, model="net", size_bytes=8, dtype="float32", op=ReduceOp.SUM)
 
 
-def test_a_worker_that_overlaps_computes_from_push_to_push():
-    found = seen(
-        (0, served(0)),
-        (100, push(0, 0)),
-        (120, committed(0, 1)),
-        (140, served(1)),
-        (200, push(1, 0)),
-    )
-    assert found == pytest.approx([0.1, 0.1])
+ARRIVED = RoundArrived(worker="w", model="net", round=RoundId(1, 1))
+FIRST = [(0, served(0)), (100, push(0, 0))]
 
 
-def test_who_overlaps_and_waits_for_its_model_is_not_timed():
-    found = seen(
-        (0, served(0)),
-        (100, push(0, 0)),
-        (300, committed(0, 1)),
-        (400, served(1)),
-        (402, push(1, 0)),
-    )
-    assert found == pytest.approx([0.1])
-
-
-def test_after_an_update_that_was_not_committed_nothing_is_known():
-    assert seen((0, served(0)), (100, push(0, 0)), (140, served(1)), (240, push(1, 0))) == pytest.approx([0.1])
-
-
-def test_a_push_that_is_asked_for_again_is_no_step():
-    assert seen((0, served(0)), (100, push(0, 0)), (200, push(0, 0))) == pytest.approx([0.1])
-
-
-def test_a_worker_that_comes_back_begins_anew():
-    found = seen((0, served(0)), (100, push(0, 0)), (200, push(0, 0, incarnation=2)), (300, served(5)))
-    assert found == []
+@pytest.mark.parametrize(
+    ("events", "found_s"),
+    [
+        ([*FIRST, (190, committed(0, 1)), (270, served(1)), (470, push(1, 1))], [0.1, 0.2]),
+        ([*FIRST, (120, committed(0, 1)), (140, served(1)), (200, push(1, 0))], [0.1, 0.1]),
+        ([*FIRST, (300, committed(0, 1)), (400, served(1)), (402, push(1, 0))], [0.1]),
+        ([*FIRST, (140, served(1)), (240, push(1, 0))], [0.1]),
+        ([*FIRST, (200, push(0, 0))], [0.1]),
+        ([*FIRST, (200, push(0, 0, incarnation=2)), (300, served(5))], []),
+        ([(0, asks(0)), (50, ARRIVED), (150, asks(1))], [0.1]),
+    ],
+    ids=[
+        "from a model's arrival to the next push",
+        "who overlaps computes from push to push",
+        "who overlaps and waits for its model is not timed",
+        "after an update that was not committed nothing is known",
+        "a push that is asked for again is no step",
+        "a worker that comes back begins anew",
+        "between rounds of AllReduce",
+    ],
+)
+def test_a_worker_computes(events: list[tuple[int, MemberEvent]], found_s: list[float]):
+    assert seen(*events) == pytest.approx(found_s)
 
 
 def test_only_the_last_steps_are_kept_and_all_are_counted():
@@ -102,16 +90,6 @@ def test_only_the_last_steps_are_kept_and_all_are_counted():
         now_ms += 30
     assert steps.of("w").count == KEEP_STEPS + 5
     assert len(steps.of("w").last_s) == KEEP_STEPS
-
-
-def test_between_rounds_of_all_reduce_a_worker_computes():
-    def asks(counter: int) -> ReduceRequested:
-        return ReduceRequested(
-            reduce=ReduceId("w", 1, counter), model="net", size_bytes=8, dtype="float32", op=ReduceOp.SUM
-        )
-
-    arrived = RoundArrived(worker="w", model="net", round=RoundId(1, 1))
-    assert seen((0, asks(0)), (50, arrived), (150, asks(1))) == pytest.approx([0.1])
 
 
 def test_of_a_worker_that_was_never_seen_nothing_is_known():
