@@ -22,17 +22,12 @@ SIZE = 25_000_000
 WIRE_NS = 200 * MS
 
 
-def star(count: int, latency_ns: int = MS // 10) -> Network:
-    return star_of(hosts(count), latency_ns)
+def star(count: int) -> Network:
+    return star_of(hosts(count), MS // 10)
 
 
 def hosts(count: int) -> list[str]:
     return [f"w{n}" for n in range(count)]
-
-
-def racks(count: int, each: int) -> Network:
-    """Each host's link as fast as its rack's."""
-    return leaf_spine(hosts(count * each), leaves=count, latency_ns=MS // 50)
 
 
 def batch_of(sources: list[str], size_bytes: int = SIZE, ready_ns: dict[str, int] | None = None) -> Batch:
@@ -45,13 +40,9 @@ def batch_of(sources: list[str], size_bytes: int = SIZE, ready_ns: dict[str, int
 
 
 def planned(
-    network: Network,
-    batch: Batch,
-    shapes: frozenset[Shape] = frozenset(Shape),
-    chunk: int = 64_000,
-    late: frozenset[str] = frozenset(),
+    network: Network, batch: Batch, shapes: frozenset[Shape] = frozenset(Shape), late: frozenset[str] = frozenset()
 ) -> Plan:
-    config = PlannerConfig(consistency=Consistency.ALL_REDUCE, shapes=shapes, chunk_bytes=chunk)
+    config = PlannerConfig(consistency=Consistency.ALL_REDUCE, shapes=shapes)
     return Fabric(network, batch, FabricState(now_ns=0, late=late), config).plan()
 
 
@@ -108,7 +99,7 @@ def test_tiny_updates_take_few_hops() -> None:
 
 
 def test_a_ring_crosses_each_rack_s_uplink_once() -> None:
-    network = racks(3, 4)
+    network = leaf_spine(hosts(12), leaves=3, latency_ns=MS // 50)
     ring = find_ring(network, hosts(12), SIZE, 0)
     assert ring is not None
     crossed = Counter(link for path in ring.paths for link in path)

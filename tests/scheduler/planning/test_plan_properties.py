@@ -14,16 +14,13 @@ from mlfabric.scheduler.planning.plan import Plan
 from mlfabric.scheduler.planning.problem import (
     Batch,
     Consistency,
-    DivergenceBound,
     FabricState,
     Objective,
     PlannerConfig,
-    Replica,
     Shape,
 )
 from tests.scheduler.planning.handmade import with_transfer
 from tests.scheduler.planning.worlds import (
-    GBPS,
     TOPOLOGIES,
     WITH_SERVER,
     Fabric,
@@ -31,7 +28,6 @@ from tests.scheduler.planning.worlds import (
     an_update,
     fabrics,
     helpers,
-    links_of,
     names,
     random_fabric,
     star,
@@ -65,41 +61,11 @@ class TestEveryPlanChecksItself:
         fabric.plan()
 
     @pytest.mark.parametrize("topology", TOPOLOGIES)
-    def test_with_thirty_workers(self, topology: str) -> None:
-        for seed in range(2):
-            thirty(Random(seed), topology).plan()
-
-
-def thirty(rng: Random, topology: str, consistency: Consistency = Consistency.ASYNCHRONOUS) -> Fabric:
-    """Thirty uneven workers that may all sum, a replica, and a host that is away for a while."""
-    hosts = ["s", "r", *(f"h{n:02}" for n in range(30))]
-    network = TOPOLOGIES[topology](hosts, 1000)
-    for link in network.links:
-        network.set_rate(link, rng.choice([GBPS, GBPS, GBPS // 2, GBPS // 10]))
-    for link in links_of(network, rng.choice(hosts)):
-        network.plan_rate_change(link, 4 * MS, 0)
-        network.plan_rate_change(link, 90 * MS, GBPS)
-    updates = tuple(
-        an_update(
-            host,
-            size_bytes=rng.choice([10**6, 10**6, 3 * 10**6]),
-            ready_ns=rng.choice([0, 0, 5 * MS]),
-            computed_from=10 - rng.randint(0, 4),
-            norm=1.0,
-        )
-        for host in hosts[2:]
-    )
-    state = FabricState(
-        now_ns=0,
-        v_init=10,
-        server="s",
-        aggregators=helpers(hosts[2:20]),
-        distributors=helpers(hosts[2:6]),
-        replica=Replica(host="r"),
-    )
-    tau_max = 40 if consistency is Consistency.ASYNCHRONOUS else None
-    config = PlannerConfig(consistency=consistency, tau_max=tau_max, gamma=0.9, div_max=DivergenceBound(norm=60.0))
-    return Fabric(network, Batch(updates=updates, gets=tuple(map(a_get, hosts[2:]))), state, config)
+    def test_with_many_hosts(self, topology: str) -> None:
+        for seed in range(12):
+            random_fabric(
+                Random(seed), WITH_SERVER, ALL_SHAPES, most=40, kinds=["tame"], topologies=[topology], most_hosts=30
+            ).plan()
 
 
 @settings(max_examples=200)

@@ -149,4 +149,4 @@ class TestWhoMayTakePart:
 
 @pytest.mark.parametrize("seed", range(120))
 def test_every_forest_keeps_the_promises_of_plans(seed: int) -> None:
-    random_fabric(Random(seed), consistencies=WITH_SERVER, shapes=frozenset(Shape), most=24).plan()
+    random_fabric(Random(seed), WITH_SERVER, frozenset(Shape), most=24, most_hosts=14).plan()

@@ -13,7 +13,7 @@ from typing import Any
 import networkx as nx
 from hypothesis import strategies as st
 
-from mlfabric.network import LinkId, Network, down_link, up_link
+from mlfabric.network import Network, down_link, up_link
 from mlfabric.protocol import GetId, UpdateId
 from mlfabric.scheduler.planning import Candidate
 from mlfabric.scheduler.planning.ordering import order
@@ -244,24 +244,20 @@ BY_THEMSELVES = frozenset({Shape.DIRECT})
 
 
 def fabrics(
-    topologies: Sequence[str] = tuple(TOPOLOGIES),
-    consistencies: Sequence[Consistency] = (Consistency.ASYNCHRONOUS,),
-    shapes: frozenset[Shape] = BY_THEMSELVES,
-    most: int = 8,
+    consistencies: Sequence[Consistency] = (Consistency.ASYNCHRONOUS,), shapes: frozenset[Shape] = BY_THEMSELVES
 ) -> st.SearchStrategy[Fabric]:
-    return st.randoms(use_true_random=False).map(
-        lambda rng: random_fabric(rng, topologies, consistencies, shapes, most)
-    )
+    return st.randoms(use_true_random=False).map(lambda rng: random_fabric(rng, consistencies, shapes))
 
 
 def random_fabric(
     rng: Random,
-    topologies: Sequence[str] = tuple(TOPOLOGIES),
     consistencies: Sequence[Consistency] = (Consistency.ASYNCHRONOUS,),
     shapes: frozenset[Shape] = BY_THEMSELVES,
     most: int = 8,
     kinds: Sequence[str] = tuple(KINDS),
     times: int = 1,
+    topologies: Sequence[str] = tuple(TOPOLOGIES),
+    most_hosts: int = 8,
 ) -> Fabric:
     """Draw everything that a plan depends on.
 
@@ -269,11 +265,12 @@ def random_fabric(
         most: updates.
         kinds: rates and sizes at the limits, such as there are, slow links where all transfers end, or all the same.
         times: what rates and sizes are multiplied by.
+        most_hosts: beside one, which may be the server's.
     """
     kind = rng.choice(kinds)
     rates, sizes = KINDS[kind]
     rates, sizes = [times * bps for bps in rates], [times * size_bytes for size_bytes in sizes]
-    hosts = [SERVER, *(f"h{n}" for n in range(rng.randint(2 if kind == "narrow" else 1, 8)))]
+    hosts = [SERVER, *(f"h{n}" for n in range(rng.randint(2 if kind == "narrow" else 1, most_hosts)))]
     network = TOPOLOGIES[rng.choice(topologies)](hosts, rng.choice(LATENCIES))
     server = rng.choice(hosts)
     set_rates(rng, network, rates, slow=server if kind == "narrow" else None)
@@ -376,8 +373,3 @@ def random_gets(rng: Random, hosts: Sequence[str], size_bytes: int) -> tuple[Get
         )
         for n in range(rng.randint(0, 10))
     )
-
-
-def links_of(network: Network, host: str) -> list[LinkId]:
-    """Return the links that begin or end at a host."""
-    return [link for link in network.links if host in (link.tail, link.head)]
