@@ -81,14 +81,19 @@ def test_links_of_hosts_without_a_part_in_the_job_are_left_out():
     assert len(parse_trace(text(HEAD, *RATES, other, *REST), "t").cluster().lines) == 6
 
 
-def test_a_server_that_shares_a_workers_host_is_refused():
-    with pytest.raises(ConfigError, match="host-a"):
-        parse_trace(text({**HEAD, "server": "host-a"}, *RATES, *REST), "t").cluster()
-
-
-def test_a_link_that_was_not_seen_is_named():
-    with pytest.raises(ConfigError, match="b's link down"):
-        parse_trace(text(HEAD, *(row for row in RATES if row["rate"][:2] != ["host-b", "down"]), *REST), "t").cluster()
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([{**HEAD, "server": "host-a"}, *RATES, *REST], "host-a"),
+        ([{**HEAD, "workers": {"a": "host-a", "b": "host-a"}}, *RATES, *REST], "share hosts"),
+        ([HEAD, *RATES[:3], *RATES[4:], *REST], "b's link down"),
+        ([HEAD, *RATES], "record for longer"),
+    ],
+    ids=["a server on a worker's host", "two workers on one", "a link that was not seen", "nothing computed"],
+)
+def test_a_trace_of_which_no_cluster_can_be_made_says_why(rows: list[dict[str, Any]], said: str):
+    with pytest.raises(ConfigError, match=said):
+        parse_trace(text(*rows), "t").cluster()
 
 
 @given(st.integers(1, len(WHOLE)))
@@ -135,15 +140,6 @@ def test_what_is_no_trace_is_refused_with_its_place(wrong: str, said: str):
         parse_trace(wrong, "night.trace")
 
 
-def test_a_trace_without_steps_or_computations_says_to_record_for_longer():
-    quiet = parse_trace(text(HEAD, *RATES), "t")
+def test_a_trace_without_steps_says_to_record_for_longer():
     with pytest.raises(ConfigError, match="record for longer"):
-        _ = quiet.iteration_s
-    with pytest.raises(ConfigError, match="record for longer"):
-        quiet.cluster()
-
-
-def test_workers_that_share_a_host_are_refused():
-    head = {**HEAD, "workers": {"a": "host-a", "b": "host-a"}}
-    with pytest.raises(ConfigError, match="share hosts"):
-        parse_trace(text(head, *RATES, *REST), "t").cluster()
+        _ = parse_trace(text(HEAD, *RATES), "t").iteration_s
