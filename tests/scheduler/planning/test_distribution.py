@@ -6,7 +6,7 @@ import pytest
 
 from mlfabric.network import Network, down_link, up_link
 from mlfabric.scheduler.planning.plan import Plan
-from mlfabric.scheduler.planning.problem import Batch, FabricState, Objective, PlannerConfig, Shape
+from mlfabric.scheduler.planning.problem import Batch, FabricState, Objective, PlannerConfig
 from mlfabric.scheduler.planning.values import GetCandidate
 from tests.scheduler.planning.worlds import SERVER, Fabric, a_get, helpers, names, star
 
@@ -86,8 +86,3 @@ def test_a_host_that_nothing_reaches_is_deferred_and_the_others_are_served() -> 
     found = planned(network, gets, names(4))
     assert [(str(d.what), d.reason) for d in found.deferred] == [("w001?0", "a link on its path has no capacity")]
     assert len(found.gets) == 3
-
-
-def test_one_get_is_answered_directly() -> None:
-    found = planned(*equal_star(1), names(1))
-    assert (found.shape, len(found.transfers)) == (Shape.DIRECT, 1)
