@@ -24,8 +24,6 @@ from tests.scheduler.planning.worlds import (
     TOPOLOGIES,
     WITH_SERVER,
     Fabric,
-    a_get,
-    an_update,
     fabrics,
     helpers,
     names,
@@ -172,28 +170,8 @@ def times_of(found: Plan) -> list[object]:
     return [sent, [(c.update, c.arrive_ns, c.commit_ns) for c in found.commits], [g.arrive_ns for g in found.gets]]
 
 
-def equal_workers(consistency: Consistency = Consistency.SYNCHRONOUS) -> Fabric:
-    """The case of the design: 30 updates of 80 ms each, every worker may sum."""
-    hosts = names(30)
-    network = star(["s", *hosts], latency_ns=MS, bps=200_000_000)
-    updates = tuple(an_update(host, size_bytes=2 * 10**6) for host in hosts)
-    gets = tuple(a_get(host, size_bytes=2 * 10**6) for host in hosts)
-    state = FabricState(now_ns=0, server="s", aggregators=helpers(hosts), distributors=helpers(hosts))
-    return Fabric(network, Batch(updates=updates, gets=gets), state, PlannerConfig(consistency=consistency))
-
-
-def test_thirty_equal_updates_are_all_committed_within_little_more_than_two_wire_times() -> None:
-    found = equal_workers().plan()
-    assert len(found.commits) == 30
-    assert cost(found, Objective.LAST_COMMIT) <= 2.2 * 80 * MS
-
-
-def test_thirty_equal_gets_are_all_answered_within_little_more_than_two_wire_times() -> None:
-    fabric = equal_workers()
-    found = replace(fabric, batch=Batch(gets=fabric.batch.gets)).plan()
-    assert max(answer.arrive_ns for answer in found.gets) <= 2.2 * 80 * MS
-
-
 def test_an_empty_batch_makes_an_empty_plan() -> None:
-    found = replace(equal_workers(), batch=Batch()).plan()
+    able = helpers(names(3))
+    state = FabricState(now_ns=0, server="s", aggregators=able, distributors=able)
+    found = Fabric(star(["s", *names(3)]), Batch(), state, PlannerConfig()).plan()
     assert not any((found.transfers, found.commits, found.drops, found.gets, found.deferred))

@@ -10,7 +10,15 @@ import pytest
 
 from mlfabric.network import Network, down_link
 from mlfabric.scheduler.planning.plan import Plan
-from mlfabric.scheduler.planning.problem import Aggregator, Batch, FabricState, Objective, PlannerConfig, Shape
+from mlfabric.scheduler.planning.problem import (
+    Aggregator,
+    Batch,
+    Consistency,
+    FabricState,
+    Objective,
+    PlannerConfig,
+    Shape,
+)
 from mlfabric.scheduler.planning.trees import MOST_UPDATES
 from mlfabric.scheduler.planning.values import Candidate
 from tests.scheduler.planning.worlds import (
@@ -63,6 +71,7 @@ class TestEqualHosts:
         [
             ({"objective": Objective.LAST_COMMIT}, 1),
             ({"objective": Objective.MEAN_COMMIT}, 1),
+            ({"objective": Objective.MEAN_COMMIT, "consistency": Consistency.SYNCHRONOUS}, 1),
             ({"gamma": 0.5}, 2),  # a sum is two tensors then
         ],
     )
