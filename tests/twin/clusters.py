@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from mlfabric.twin.cluster import Cluster, Compute, Host
 from mlfabric.twin.settings import COMPUTE, NETWORK
 
-__all__ = ["cluster_of"]
+__all__ = ["cluster_of", "helped"]
 
 
 def cluster_of(
@@ -23,3 +24,8 @@ def cluster_of(
     }
     server = Host(name="server", up_bps=rate_bps, down_bps=rate_bps)
     return Cluster(workers=hosts, server=server, **{**usual, **changed})
+
+
+def helped(cluster: Cluster) -> Cluster:
+    """Let every worker sum and hand on."""
+    return replace(cluster, aggregators=tuple(host.name for host in cluster.workers))

@@ -18,19 +18,18 @@ from mlfabric.twin import planned
 from mlfabric.twin.cluster import Cluster
 from mlfabric.twin.planned import Planner
 from mlfabric.twin.run import simulate
-from tests.twin.clusters import cluster_of
+from tests.twin.clusters import cluster_of, helped
 
 pytestmark = [pytest.mark.usefixtures("compiled"), pytest.mark.timeout(900)]
 
 
-def helped(workers: int, **options: Any) -> Cluster:
-    names = tuple(f"w{n}" for n in range(workers))
-    return cluster_of(workers, stragglers="C1", network="N1", aggregators=names, **options)
+def uneven(workers: int, **options: Any) -> Cluster:
+    return helped(cluster_of(workers, stragglers="C1", network="N1", **options))
 
 
 @pytest.mark.parametrize("mode", [Mode.ASYNCHRONOUS, Mode.STALE_SYNCHRONOUS])
 def test_fewer_helpers_change_an_iteration_by_less_than_a_tenth(mode, monkeypatch):
-    clusters = [helped(40, mode=mode, iterations=20, seed=seed) for seed in (1, 2)]
+    clusters = [uneven(40, mode=mode, iterations=20, seed=seed) for seed in (1, 2)]
     full = [simulate(cluster).mean_iteration_s for cluster in clusters]
     monkeypatch.setattr(planned, "MANY_WORKERS", 8)
     monkeypatch.setattr(planned, "OTHER_HELPERS", 6)
@@ -40,13 +39,13 @@ def test_fewer_helpers_change_an_iteration_by_less_than_a_tenth(mode, monkeypatc
 
 @pytest.mark.parametrize(("workers", "mode"), [(30, Mode.ASYNCHRONOUS), (201, Mode.SYNCHRONOUS)])
 def test_small_clusters_and_synchronous_ones_may_be_helped_by_all(workers, mode):
-    planner = Planner(helped(workers, mode=mode))
+    planner = Planner(uneven(workers, mode=mode))
     assert planner.helpers_of({"w3"}, 1) == planner.helpers
 
 
 def test_of_very_many_those_help_that_have_updates_and_those_with_fast_idle_links(monkeypatch):
     monkeypatch.setattr(planned, "MANY_WORKERS", 8)
-    planner = Planner(helped(12))
+    planner = Planner(uneven(12))
     rates = np.full(26, 1.0)
     rates[[0, 1, 2]] = 0.5
     planner.learn(rates)
@@ -59,7 +58,7 @@ def test_of_very_many_those_help_that_have_updates_and_those_with_fast_idle_link
 
 def test_fewer_others_help_where_few_updates_are_to_be_summed(monkeypatch):
     monkeypatch.setattr(planned, "MANY_WORKERS", 8)
-    planner = Planner(helped(30))
+    planner = Planner(uneven(30))
     updates = [planner.candidate(worker, 0, 0, 0) for worker in range(25, 30)]
     helpers = [helper.host for helper in planner.plan_updates(updates, 0).state.aggregators]
     assert helpers == ["w0", "w1", "w2", "w3", "w25", "w26", "w27", "w28", "w29"]

@@ -12,7 +12,7 @@ from mlfabric.twin.cluster import Compute, Monitoring
 from mlfabric.twin.flows import Passed
 from mlfabric.twin.monitoring import LARGE, Estimated, Told, monitor_of
 from mlfabric.twin.run import simulate
-from tests.twin.clusters import cluster_of
+from tests.twin.clusters import cluster_of, helped
 
 pytestmark = pytest.mark.usefixtures("compiled")
 
@@ -94,8 +94,7 @@ def test_many_workers_are_told_and_few_only_if_they_are_to_be():
 
 
 def test_estimates_cost_time_in_bad_weather_that_rates_would_not():
-    cluster = cluster_of(8, rate_bps=1e8, network="N3", iterations=60, compute=Compute(mean_s=0.1))
-    cluster = replace(cluster, aggregators=tuple(host.name for host in cluster.workers))
+    cluster = helped(cluster_of(8, rate_bps=1e8, network="N3", iterations=60, compute=Compute(mean_s=0.1)))
     found = [
         np.mean([simulate(replace(cluster, monitoring=how, seed=seed)).mean_iteration_s for seed in (1, 2, 3)])
         for how in (Monitoring.ESTIMATES, Monitoring.TELLS)

@@ -18,7 +18,7 @@ from mlfabric.twin.cluster import Compute, Monitoring, Spread
 from mlfabric.twin.comparing import WAYS, compare, formula_s
 from mlfabric.twin.flows import Flows
 from mlfabric.twin.run import Baseline, simulate
-from tests.twin.clusters import cluster_of
+from tests.twin.clusters import cluster_of, helped
 
 pytestmark = [pytest.mark.usefixtures("compiled"), pytest.mark.timeout(900)]
 
@@ -40,9 +40,8 @@ CLUSTERS = st.builds(
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(CLUSTERS, st.booleans(), st.sampled_from(WAYS))
-def test_every_step_is_made_and_every_update_ends_once(cluster, helped, way):
-    if helped:
-        cluster = replace(cluster, aggregators=tuple(host.name for host in cluster.workers))
+def test_every_step_is_made_and_every_update_ends_once(cluster, is_helped, way):
+    cluster = helped(cluster) if is_helped else cluster
     found = simulate(cluster, way)
     workers = len(cluster.workers)
     assert (np.diff(found.ended_s, axis=1) > 0).all()
@@ -111,8 +110,7 @@ def test_without_aggregators_the_servers_link_sets_the_pace():
 
 def test_aggregators_take_the_load_off_the_server():
     alone = cluster_of(16, mode=Mode.SYNCHRONOUS)
-    helped = replace(alone, aggregators=tuple(host.name for host in alone.workers))
-    assert simulate(helped).mean_iteration_s < simulate(alone).mean_iteration_s / 3
+    assert simulate(helped(alone)).mean_iteration_s < simulate(alone).mean_iteration_s / 3
 
 
 def test_a_ring_on_an_even_network_is_its_formula():
@@ -156,8 +154,7 @@ def test_a_monitor_that_is_late_makes_plans_worse():
     cluster = cluster_of(
         12, rate_bps=1e8, network="N3", iterations=100, mode=Mode.SYNCHRONOUS, compute=Compute(mean_s=0.1)
     )
-    names = tuple(host.name for host in cluster.workers)
-    cluster = replace(cluster, aggregators=names, monitoring=Monitoring.TELLS)
+    cluster = replace(helped(cluster), monitoring=Monitoring.TELLS)
     at_once, late = (simulate(replace(cluster, monitor_lag_s=lag_s)) for lag_s in (0.0, 4.0))
     assert late.mean_iteration_s > 1.05 * at_once.mean_iteration_s
 

@@ -10,21 +10,17 @@ import pytest
 from mlfabric.network import Piece, Profile
 from mlfabric.specs import Mode
 from mlfabric.twin import planned, sequencing
-from mlfabric.twin.cluster import Cluster, Compute, Host
+from mlfabric.twin.cluster import Compute, Host
 from mlfabric.twin.groups import Group, Leg, Update
 from mlfabric.twin.planned import Way
 from mlfabric.twin.run import simulate
 from mlfabric.twin.run_world import RunWorld
 from mlfabric.twin.sequencing import Expected, Sequencing
-from tests.twin.clusters import cluster_of
+from tests.twin.clusters import cluster_of, helped
 
 pytestmark = [pytest.mark.usefixtures("compiled"), pytest.mark.timeout(900)]
 
 MS = 1_000_000
-
-
-def helped(cluster: Cluster) -> Cluster:
-    return replace(cluster, aggregators=tuple(host.name for host in cluster.workers))
 
 
 def sequencing_of(tau_max: int = 10) -> Sequencing:

@@ -86,3 +86,16 @@ def test_a_host_that_nothing_reaches_is_deferred_and_the_others_are_served() -> 
     found = planned(network, gets, names(4))
     assert [(str(d.what), d.reason) for d in found.deferred] == [("w001?0", "a link on its path has no capacity")]
     assert len(found.gets) == 3
+
+
+def test_the_server_answers_the_shortest_first_and_defers_those_without_a_way() -> None:
+    network = star([SERVER, "fast", "slow", "off"])
+    network.set_rate(down_link("slow"), 10**8)
+    network.set_rate(down_link("off"), 0)
+    found = planned(network, [a_get(host) for host in ("off", "slow", "fast", SERVER)], [])
+    assert [(answer.get.worker, answer.arrive_ns, answer.reason) for answer in found.gets] == [
+        (SERVER, 0, "shortest transfer first: 0.0 ms"),
+        ("fast", 8 * MS, "shortest transfer first: 8.0 ms"),
+        ("slow", 88 * MS, "shortest transfer first: 88.0 ms"),
+    ]
+    assert [str(deferred.what) for deferred in found.deferred] == ["off?0"]

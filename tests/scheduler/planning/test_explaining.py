@@ -11,12 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlfabric.errors import UsageError
-from mlfabric.network import Network
 from mlfabric.protocol import UpdateId
 from mlfabric.scheduler.planning.explaining import explain, summary
 from mlfabric.scheduler.planning.lanes import groups_of, lanes_of
 from mlfabric.scheduler.planning.picture import draw
-from mlfabric.scheduler.planning.plan import Kind, Plan, Toward
+from mlfabric.scheduler.planning.plan import Kind, Toward
 from mlfabric.scheduler.planning.wording import Names, joined, size_text, span_text
 from tests.scheduler.planning.handmade import SIZE, Bench, a_full_plan, a_star, plan_of, uid
 
@@ -107,13 +106,6 @@ def test_names_are_joined_like_words() -> None:
 # Lanes and bars.
 
 
-def shown(plan: Plan, network: Network | None = None) -> dict[tuple[Toward, str], list[tuple[float, float]]]:
-    return {
-        (lane.toward, str(lane.link)): [(bar.bottom, bar.height) for bar in lane.bars]
-        for lane in lanes_of(plan, network)
-    }
-
-
 def test_lanes_stand_by_purpose_then_group_by_group_each_from_its_end_back() -> None:
     plan, _ = a_full_plan()
     primary = [str(lane.link) for lane in lanes_of(plan) if lane.toward is Toward.PRIMARY]
@@ -130,23 +122,19 @@ def test_a_transfer_belongs_to_the_group_whose_sum_it_ends_in() -> None:
     assert [groups.get(i) for i in range(len(plan.transfers))] == [0, 1, 1, 1, 2, 2, 3, 4, 4, 4, None, None, None]
 
 
-def two_at_once() -> tuple[Plan, Network]:
-    """Two updates that share a server's link: one comes over a slow link and takes a quarter."""
+def test_bars_are_as_high_as_their_share_and_stacked_where_they_meet() -> None:
+    """Two updates share a server's link: one comes over a slow link and takes a quarter."""
     network = a_star("slow", "fast", "s")
     network.set_rate(network.path("slow", "s")[0], 250_000_000)
     bench = Bench(network)
     bench.send(Kind.UPDATE, "slow", "s", "w1")
     bench.send(Kind.UPDATE, "fast", "s", "w2")
-    plan, _ = a_full_plan()
-    return replace(plan, transfers=bench.transfers, groups=(), replica_steps=()), network
-
-
-def test_bars_are_as_high_as_their_share_and_stacked_where_they_meet() -> None:
-    plan, network = two_at_once()
-    lanes = shown(plan, network)
-    assert lanes[Toward.PRIMARY, "s down"] == [(0.0, 0.25), (0.25, 0.75)]
-    assert lanes[Toward.PRIMARY, "slow up"] == [(0.0, 1.0)]
-    assert lanes[Toward.PRIMARY, "fast up"] == [(0.0, 0.75)]
+    lanes = lanes_of(plan_of(state=a_full_plan()[0].state, transfers=bench.transfers), network)
+    assert {str(lane.link): [(bar.bottom, bar.height) for bar in lane.bars] for lane in lanes} == {
+        "s down": [(0.0, 0.25), (0.25, 0.75)],
+        "slow up": [(0.0, 1.0)],
+        "fast up": [(0.0, 0.75)],
+    }
 
 
 @given(sizes=st.lists(st.integers(1, 3 * SIZE), min_size=1, max_size=6), slow=st.integers(1, 10**9))
@@ -156,12 +144,8 @@ def test_bars_never_overlap_and_cover_every_transfer(sizes: list[int], slow: int
     bench = Bench(network)
     for n, size in enumerate(sizes):
         bench.send(Kind.UPDATE, "abc"[n % 3], "s", f"w{n}", size=size)
-    plan, _ = a_full_plan()
-    (lane,) = [
-        lane
-        for lane in lanes_of(replace(plan, transfers=bench.transfers, groups=(), replica_steps=()), network)
-        if str(lane.link) == "s down"
-    ]
+    plan = plan_of(state=a_full_plan()[0].state, transfers=bench.transfers)
+    (lane,) = [lane for lane in lanes_of(plan, network) if str(lane.link) == "s down"]
     for one in lane.bars:
         assert 0 <= one.bottom <= one.bottom + one.height <= 1 + 1e-9
         for two in lane.bars:
