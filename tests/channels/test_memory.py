@@ -8,7 +8,6 @@ import pytest
 
 from mlfabric.channels import Connection, ConnectionClosedError, Frame, FrameKind, MemoryChannel, MemoryNetwork
 from mlfabric.channels.frames import HEADER_BYTES
-from mlfabric.channels.memory import PIPE_BYTES, MemoryStream, _Fuse, _Pipe
 from mlfabric.errors import ConfigError, TransferError
 from tests.channels.conftest import served
 from tests.channels.filling import Buffer
@@ -70,24 +69,6 @@ async def test_it_breaks_there_too_where_a_buffer_is_sent_while_it_is_filled(aft
             await connection.send_stream(PAYLOAD, buffer)
         await done.wait()
     assert taken == arrives
-
-
-async def test_as_much_is_written_at_once_as_there_is_room_for_and_more_when_the_peer_has_read() -> None:
-    there, back = _Pipe(), _Pipe()
-    near, far = (MemoryStream("m:1", *pipes, _Fuse(None)) for pipes in ((there, back), (back, there)))
-    much = memoryview(bytes(range(256)) * (PIPE_BYTES // 128))
-    assert near.write_now(much) == PIPE_BYTES
-    assert near.write_now(much) == 0
-    waiting = asyncio.create_task(near.writable())
-    await asyncio.sleep(0)
-    assert not waiting.done()
-    got = bytearray(PIPE_BYTES)
-    assert await far.read_into(memoryview(got)[:1000], 1000) == 1000
-    await waiting
-    assert near.write_now(much[PIPE_BYTES:]) == 1000
-    far.stop(abrupt=False)
-    with pytest.raises(BrokenPipeError):
-        near.write_now(much)
 
 
 async def test_only_the_next_connection_breaks() -> None:
