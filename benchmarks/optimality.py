@@ -26,15 +26,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from mlfabric.network import Network, down_link
-from mlfabric.protocol import UpdateId
-from mlfabric.scheduler.planning.exact import ExactPlan, solve
-from mlfabric.scheduler.planning.paper_plan import plan_by_paper
-from mlfabric.scheduler.planning.plan import Plan
-from mlfabric.scheduler.planning.planner import plan
-from mlfabric.scheduler.planning.problem import Aggregator, Batch, FabricState, Objective, PlannerConfig, Shape
-from mlfabric.scheduler.planning.pushing import objective_of
-from mlfabric.scheduler.planning.slotted import (
+from benchmarks.exact.slotted import (
     Decisions,
     Replayed,
     Slotted,
@@ -42,6 +34,14 @@ from mlfabric.scheduler.planning.slotted import (
     replay,
     slotted,
 )
+from benchmarks.exact.solving import ExactPlan, solve
+from mlfabric.network import Network, down_link
+from mlfabric.protocol import UpdateId
+from mlfabric.scheduler.planning.paper_plan import plan_by_paper
+from mlfabric.scheduler.planning.plan import Plan
+from mlfabric.scheduler.planning.planner import plan
+from mlfabric.scheduler.planning.problem import Aggregator, Batch, FabricState, Objective, PlannerConfig, Shape
+from mlfabric.scheduler.planning.pushing import objective_of
 from mlfabric.scheduler.planning.values import Candidate
 
 __all__ = ["Instance", "instance", "run"]

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from mlfabric.cli import making
 from mlfabric.cli import options as opt
 
 __all__ = ["add_to", "as_plain"]
@@ -43,7 +44,8 @@ def plan(
 ) -> None:
     """Show what would be planned for a batch described in a file.
 
-    Nothing is sent, and no fabric is needed. docs/planner.md says what may be in the file.
+    Nothing is sent, and no fabric is needed. docs/planner.md says what may be in the file. Pictures and exact plans
+    need a checkout of the project.
     """
     from mlfabric.cli.describing import describe
     from mlfabric.cli.fields import read_text
@@ -59,18 +61,15 @@ def plan(
     found = make(given.batch, given.network, given.state, given.config)
     found.validate(given.network)
     if picture is not None:
-        from mlfabric.scheduler.planning.picture import draw
-
-        draw(found, picture, given.network)
+        making.benchmark("pictures.picture").draw(found, picture, given.network)
     if as_json:
         print(json.dumps(as_plain(found), indent=2))
     else:
         words = found.explain(given.network)
         print(words if explain else words.splitlines()[0])
     if exact:
-        from mlfabric.scheduler.planning.exact import compare
-
-        print(compare(found, given.network), file=sys.stderr if as_json else sys.stdout)
+        compared = making.benchmark("exact.solving").compare(found, given.network)
+        print(compared, file=sys.stderr if as_json else sys.stdout)
 
 
 def as_plain(value: object) -> object:

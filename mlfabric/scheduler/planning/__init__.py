@@ -7,8 +7,7 @@ paper, paper_plan  the paper's own algorithms, and a plan made by them: the base
 direct, trees      what goes by itself, and how groups are summed on their way; all_reduce where there is no server
 replication        what the replica gets, and which commits wait for it
 fluid/             the network as arrays, and all that is compiled
-checking/          whether a plan keeps its promises; explaining and picture tell people what it does
-exact              the best plan of a small batch, as a yardstick
+checking/          whether a plan keeps its promises; explaining tells people what it does
 conflicts          how the scheduler holds a plan without clocks
 """
 

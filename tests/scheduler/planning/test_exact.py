@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.exact.slotted import DIRECT, LEFT, Decisions, Slotted, replay, slotted
+from benchmarks.exact.solving import ExactPlan, least_cost, solve
 from benchmarks.optimality import SLOT_NS, Instance, instance
 from mlfabric.errors import UsageError
-from mlfabric.scheduler.planning.exact import ExactPlan, least_cost, solve
 from mlfabric.scheduler.planning.problem import (
     Batch,
     Consistency,
@@ -17,7 +18,6 @@ from mlfabric.scheduler.planning.problem import (
     Objective,
     PlannerConfig,
 )
-from mlfabric.scheduler.planning.slotted import DIRECT, LEFT, Decisions, Slotted, replay, slotted
 from tests.scheduler.planning.worlds import an_update, helpers, star
 
 MBYTE = 1_000_000

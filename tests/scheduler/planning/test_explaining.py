@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.pictures.lanes import groups_of, lanes_of
+from benchmarks.pictures.picture import draw
 from mlfabric.errors import UsageError
 from mlfabric.protocol import UpdateId
 from mlfabric.scheduler.planning.explaining import explain, summary
-from mlfabric.scheduler.planning.lanes import groups_of, lanes_of
-from mlfabric.scheduler.planning.picture import draw
 from mlfabric.scheduler.planning.plan import Kind, Toward
 from mlfabric.scheduler.planning.wording import Names, joined, size_text, span_text
 from tests.scheduler.planning.handmade import SIZE, Bench, a_full_plan, a_star, plan_of, uid

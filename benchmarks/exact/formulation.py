@@ -23,9 +23,9 @@ from collections.abc import Sequence
 from itertools import permutations
 from typing import NamedTuple
 
+from benchmarks.exact.program import Program
+from benchmarks.exact.slotted import DIRECT, LEFT, Decisions, Leg, Replayed, Slotted, arrival
 from mlfabric.scheduler.planning.problem import Objective
-from mlfabric.scheduler.planning.program import Program
-from mlfabric.scheduler.planning.slotted import DIRECT, LEFT, Decisions, Leg, Replayed, Slotted, arrival
 
 __all__ = ["Formulation"]
 

@@ -6,11 +6,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.pictures.lanes import Bar, Lane, groups_of, lanes_of
 from mlfabric.errors import UsageError
 from mlfabric.network import LinkId, Network
 from mlfabric.network.links import CORE
 from mlfabric.scheduler.planning.explaining import summary
-from mlfabric.scheduler.planning.lanes import Bar, Lane, groups_of, lanes_of
 from mlfabric.scheduler.planning.plan import Kind, Plan, Toward, Transfer
 from mlfabric.scheduler.planning.wording import Names
 
