@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from mlfabric.protocol import MemberEvent, TransferEnd, TransferEnded
-from mlfabric.telemetry.observed import BATCH_UPDATES, Traffic, Transferred
+from mlfabric.telemetry.observed import BATCH_UPDATES, Traffic, Transferred, counters, gauges
 
 
 class AggregatorMetrics:
@@ -16,26 +15,13 @@ class AggregatorMetrics:
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
-        self._sums = cache(
-            Counter(
-                "mlfabric_sums_total", "Sums that were made and sent completely.", ["model"], registry=registry
-            ).labels
-        )
-        self._torn = cache(
-            Counter(
-                "mlfabric_torn_sums_total", "Sums that a part of will never come.", ["model"], registry=registry
-            ).labels
-        )
+        self._sums = counters(registry, "mlfabric_sums_total", "Sums that were made and sent completely.", "model")
+        self._torn = counters(registry, "mlfabric_torn_sums_total", "Sums that a part of will never come.", "model")
         self._members = Histogram(
             "mlfabric_sum_updates", "Updates in a sum that was made.", buckets=BATCH_UPDATES, registry=registry
         )
-        self._handed_on = cache(
-            Counter(
-                "mlfabric_models_handed_on_total",
-                "Members that a model was handed on to.",
-                ["model"],
-                registry=registry,
-            ).labels
+        self._handed_on = counters(
+            registry, "mlfabric_models_handed_on_total", "Members that a model was handed on to.", "model"
         )
         self._refused = Counter(
             "mlfabric_refused_transfers_total", "Offers and wants that were refused.", registry=registry
@@ -45,11 +31,7 @@ class AggregatorMetrics:
             "Data connections that broke, or whose other end broke the rules.",
             registry=registry,
         )
-        self._memory = cache(
-            Gauge(
-                "mlfabric_aggregator_memory_bytes", "Tensor memory held, by kind.", ["kind"], registry=registry
-            ).labels
-        )
+        self._memory = gauges(registry, "mlfabric_aggregator_memory_bytes", "Tensor memory held, by kind.", "kind")
         self._traffic = Traffic(registry)
 
     def summed(self, model: str, updates: int) -> None:

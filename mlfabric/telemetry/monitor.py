@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from mlfabric.telemetry.observed import direction
+from mlfabric.telemetry.observed import counters, direction, gauges
 
 
 class MonitorMetrics:
@@ -20,25 +18,23 @@ class MonitorMetrics:
             ["host", "direction", "source"],
             registry=registry,
         )
-        self._age = cache(
-            Gauge(
-                "mlfabric_link_estimate_age_seconds",
-                "Time since the estimate was last borne out.",
-                ["host", "direction"],
-                registry=registry,
-            ).labels
+        self._age = gauges(
+            registry,
+            "mlfabric_link_estimate_age_seconds",
+            "Time since the estimate was last borne out.",
+            "host",
+            "direction",
         )
         self._sources: dict[tuple[str, str], str] = {}
         self._records = Counter(
             "mlfabric_transfer_records_total", "Records of finished transfers received.", registry=registry
         )
-        self._nic = cache(
-            Counter(
-                "mlfabric_nic_bytes_total",
-                "Bytes that passed the monitor's own network interface, of whatever program.",
-                ["interface", "direction"],
-                registry=registry,
-            ).labels
+        self._nic = counters(
+            registry,
+            "mlfabric_nic_bytes_total",
+            "Bytes that passed the monitor's own network interface, of whatever program.",
+            "interface",
+            "direction",
         )
 
     def link(self, host: str, up: bool, bps: float, age_s: float, source: str) -> None:

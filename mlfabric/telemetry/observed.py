@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
 from functools import cache
 from typing import Protocol
 
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from mlfabric.protocol import Committed, Dropped, Lost, Outcome
 
 BATCH_UPDATES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 WAIT_S = (1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+
+
+def counters(registry: CollectorRegistry, name: str, words: str, *labels: str) -> Callable[..., Counter]:
+    """Register a counter with labels; return what gives the one of some values, which is made once."""
+    return cache(Counter(name, words, labels, registry=registry).labels)
+
+
+def gauges(registry: CollectorRegistry, name: str, words: str, *labels: str) -> Callable[..., Gauge]:
+    """Do as ``counters`` for a gauge."""
+    return cache(Gauge(name, words, labels, registry=registry).labels)
+
+
+def histograms(
+    registry: CollectorRegistry, name: str, words: str, *labels: str, buckets: tuple[float, ...]
+) -> Callable[..., Histogram]:
+    """Do as ``counters`` for a histogram."""
+    return cache(Histogram(name, words, labels, buckets=buckets, registry=registry).labels)
 
 
 class Transferred(Protocol):
@@ -46,11 +64,12 @@ class Traffic:
     """Payload bytes that a member sent and received, by peer."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        received = Counter(
-            "mlfabric_received_bytes_total", "Payload bytes received on data channels.", ["peer"], registry=registry
-        )
-        sent = Counter("mlfabric_sent_bytes_total", "Payload bytes sent on data channels.", ["peer"], registry=registry)
-        self._by_direction = {"in": cache(received.labels), "out": cache(sent.labels)}
+        self._by_direction = {
+            "in": counters(
+                registry, "mlfabric_received_bytes_total", "Payload bytes received on data channels.", "peer"
+            ),
+            "out": counters(registry, "mlfabric_sent_bytes_total", "Payload bytes sent on data channels.", "peer"),
+        }
 
     def add(self, record: Transferred, peer: str) -> None:
         """Count the bytes of a transfer from or to ``peer``."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from functools import cache
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from mlfabric.protocol import Committed, ModelVersion, Outcome
 from mlfabric.specs import Role
-from mlfabric.telemetry.observed import BATCH_UPDATES, direction, settled_as
+from mlfabric.telemetry.observed import BATCH_UPDATES, counters, direction, gauges, histograms, settled_as
 from mlfabric.telemetry.owned import Owned
 
 DELAY_VERSIONS = (0, 1, 2, 4, 8, 16, 32, 64)
@@ -23,14 +22,12 @@ class SchedulerMetrics:
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
-        self._delay = cache(
-            Histogram(
-                "mlfabric_update_delay_versions",
-                "Delay of committed updates: versions that others made since theirs was read.",
-                ["model"],
-                buckets=DELAY_VERSIONS,
-                registry=registry,
-            ).labels
+        self._delay = histograms(
+            registry,
+            "mlfabric_update_delay_versions",
+            "Delay of committed updates: versions that others made since theirs was read.",
+            "model",
+            buckets=DELAY_VERSIONS,
         )
         self._updates = Owned(
             Counter(
@@ -44,34 +41,23 @@ class SchedulerMetrics:
         self._batch = Histogram(
             "mlfabric_batch_updates", "Updates planned together.", buckets=BATCH_UPDATES, registry=registry
         )
-        self._group = cache(
-            Histogram(
-                "mlfabric_group_updates",
-                "Updates in each planned group, by the shape of its way to the server.",
-                ["shape"],
-                buckets=BATCH_UPDATES,
-                registry=registry,
-            ).labels
+        self._group = histograms(
+            registry,
+            "mlfabric_group_updates",
+            "Updates in each planned group, by the shape of its way to the server.",
+            "shape",
+            buckets=BATCH_UPDATES,
         )
-        self._torn = cache(
-            Counter(
-                "mlfabric_sums_torn_total", "Planned sums given up, by reason.", ["cause"], registry=registry
-            ).labels
+        self._torn = counters(registry, "mlfabric_sums_torn_total", "Planned sums given up, by reason.", "cause")
+        self._queue = gauges(registry, "mlfabric_queue_updates", "Updates that wait for a plan.", "model")
+        self._waiting = gauges(
+            registry,
+            "mlfabric_waiting_requests",
+            "Updates, gets and reductions that no plan holds yet; cause says what they wait for.",
+            "model",
+            "cause",
         )
-        self._queue = cache(
-            Gauge("mlfabric_queue_updates", "Updates that wait for a plan.", ["model"], registry=registry).labels
-        )
-        self._waiting = cache(
-            Gauge(
-                "mlfabric_waiting_requests",
-                "Updates, gets and reductions that no plan holds yet; cause says what they wait for.",
-                ["model", "cause"],
-                registry=registry,
-            ).labels
-        )
-        self._version = cache(
-            Gauge("mlfabric_model_version", "Newest version of the model.", ["model"], registry=registry).labels
-        )
+        self._version = gauges(registry, "mlfabric_model_version", "Newest version of the model.", "model")
         self._rate = Owned(
             Gauge(
                 "mlfabric_link_rate_bytes_per_second",
@@ -80,46 +66,31 @@ class SchedulerMetrics:
                 registry=registry,
             )
         )
-        self._members = cache(
-            Gauge(
-                "mlfabric_members", "Members that joined, by role and state.", ["role", "state"], registry=registry
-            ).labels
+        self._members = gauges(registry, "mlfabric_members", "Members that joined, by role and state.", "role", "state")
+        self._lost = counters(
+            registry,
+            "mlfabric_members_lost_total",
+            "Members found not to answer any more: stopped, ended, silent with their host.",
+            "cause",
         )
-        self._lost = cache(
-            Counter(
-                "mlfabric_members_lost_total",
-                "Members found not to answer any more: stopped, ended, silent with their host.",
-                ["cause"],
-                registry=registry,
-            ).labels
+        self._round_s = histograms(
+            registry,
+            "mlfabric_round_seconds",
+            "Time of a round of AllReduce, from its plan until every worker had the result.",
+            "model",
+            buckets=ROUND_S,
         )
-        self._round_s = cache(
-            Histogram(
-                "mlfabric_round_seconds",
-                "Time of a round of AllReduce, from its plan until every worker had the result.",
-                ["model"],
-                buckets=ROUND_S,
-                registry=registry,
-            ).labels
+        self._round_bytes = counters(
+            registry, "mlfabric_round_bytes", "Bytes of the tensors that were reduced, of one worker each.", "model"
         )
-        self._round_bytes = cache(
-            Counter(
-                "mlfabric_round_bytes",
-                "Bytes of the tensors that were reduced, of one worker each.",
-                ["model"],
-                registry=registry,
-            ).labels
-        )
-        self._rounds_voided = cache(
-            Counter(
-                "mlfabric_rounds_voided_total",
-                "Rounds of AllReduce that were begun and given up, to be done again or not.",
-                ["model"],
-                registry=registry,
-            ).labels
+        self._rounds_voided = counters(
+            registry,
+            "mlfabric_rounds_voided_total",
+            "Rounds of AllReduce that were begun and given up, to be done again or not.",
+            "model",
         )
         self._probes, self._probes_answered, self._links_changed = (
-            cache(Counter(f"mlfabric_{name}_total", words, ["model"], registry=registry).labels)
+            counters(registry, f"mlfabric_{name}_total", words, "model")
             for name, words in (
                 ("probes", "Probes of links that workers of an AllReduce job were asked for."),
                 ("probes_answered", "Probes whose rate was reported before the next round was planned."),

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter
 
 from mlfabric.protocol import Commit, ModelVersion
 from mlfabric.samples import SampleCounts, count
-from mlfabric.telemetry.observed import WAIT_S, Traffic, Transferred
+from mlfabric.telemetry.observed import WAIT_S, Traffic, Transferred, counters, gauges, histograms
 
 
 class ServerMetrics:
@@ -17,53 +16,33 @@ class ServerMetrics:
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
-        self._commits = cache(
-            Counter("mlfabric_commits_total", "Updates applied to the model.", ["model"], registry=registry).labels
+        self._commits = counters(registry, "mlfabric_commits_total", "Updates applied to the model.", "model")
+        self._version = gauges(registry, "mlfabric_model_version", "Version that the server holds.", "model")
+        self._step = histograms(
+            registry, "mlfabric_commit_seconds", "Time to compute and install one step.", "model", buckets=WAIT_S
         )
-        self._version = cache(
-            Gauge("mlfabric_model_version", "Version that the server holds.", ["model"], registry=registry).labels
+        self._checkpoint = histograms(
+            registry, "mlfabric_checkpoint_seconds", "Time to write one checkpoint.", "model", buckets=WAIT_S
         )
-        self._step = cache(
-            Histogram(
-                "mlfabric_commit_seconds",
-                "Time to compute and install one step.",
-                ["model"],
-                buckets=WAIT_S,
-                registry=registry,
-            ).labels
-        )
-        self._checkpoint = cache(
-            Histogram(
-                "mlfabric_checkpoint_seconds",
-                "Time to write one checkpoint.",
-                ["model"],
-                buckets=WAIT_S,
-                registry=registry,
-            ).labels
-        )
-        self._memory = cache(
-            Gauge("mlfabric_server_memory_bytes", "Tensor memory held, by kind.", ["kind"], registry=registry).labels
-        )
-        self._received = cache(
-            Counter(
-                "mlfabric_received_total",
-                "Transfers that came completely, by kind: a lone update, or a sum of several.",
-                ["model", "kind"],
-                registry=registry,
-            ).labels
+        self._memory = gauges(registry, "mlfabric_server_memory_bytes", "Tensor memory held, by kind.", "kind")
+        self._received = counters(
+            registry,
+            "mlfabric_received_total",
+            "Transfers that came completely, by kind: a lone update, or a sum of several.",
+            "model",
+            "kind",
         )
         self._broken = Counter(
             "mlfabric_broken_connections_total",
             "Data connections that broke, or whose other end broke the rules.",
             registry=registry,
         )
-        self._samples = cache(
-            Gauge(
-                "mlfabric_samples",
-                "Samples that were trained on, on top of that repeated, dropped or lost.",
-                ["model", "fate"],
-                registry=registry,
-            ).labels
+        self._samples = gauges(
+            registry,
+            "mlfabric_samples",
+            "Samples that were trained on, on top of that repeated, dropped or lost.",
+            "model",
+            "fate",
         )
         self._kinds: set[str] = set()
         self._traffic = Traffic(registry)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from functools import cache
-
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Gauge, Histogram
 
 from mlfabric.protocol import Outcome
-from mlfabric.telemetry.observed import WAIT_S, Traffic, Transferred, settled_as
+from mlfabric.telemetry.observed import WAIT_S, Traffic, Transferred, counters, settled_as
 
 
 class WorkerMetrics:
@@ -21,13 +19,12 @@ class WorkerMetrics:
         self._get = Histogram(
             "mlfabric_get_seconds", "Time from asking for a model to having it.", buckets=WAIT_S, registry=registry
         )
-        self._updates = cache(
-            Counter(
-                "mlfabric_worker_updates_total",
-                "This worker's updates by what became of them.",
-                ["outcome", "cause"],
-                registry=registry,
-            ).labels
+        self._updates = counters(
+            registry,
+            "mlfabric_worker_updates_total",
+            "This worker's updates by what became of them.",
+            "outcome",
+            "cause",
         )
         self._in_flight = Gauge(
             "mlfabric_worker_in_flight_updates", "Updates pushed and without outcome.", registry=registry
