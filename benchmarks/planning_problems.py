@@ -209,7 +209,6 @@ def _replica(rng: Random, cluster: _Cluster) -> Replica:
             source=cluster.host(worker),
             size_bytes=cluster.size_bytes,
             step_norm=rng.expovariate(1.0),
-            update_norm=1.0,
         )
         for worker in range(rng.randint(0, min(4, cluster.workers)))
     ]

@@ -122,14 +122,12 @@ def _replica(table: Fields, counts: Counter[str]) -> Replica:
     pending = []
     for row in table.tables("pending"):
         worker = row.text("worker")
-        norm = row.number("norm", 1.0)
         pending.append(
             Pending(
                 update=UpdateId(worker, 0, _next(counts, worker)),
                 source=row.text("host", worker),
                 size_bytes=row.size_bytes("size", _SIZE),
-                step_norm=row.number("step_norm", norm),
-                update_norm=norm,
+                step_norm=row.number("step_norm", row.number("norm", 1.0)),
             )
         )
         row.done()

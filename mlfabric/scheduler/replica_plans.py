@@ -35,7 +35,6 @@ class ReplicaPlans(ReplicaSending):
                 source=self._context.host(update.worker),
                 size_bytes=size_bytes,
                 step_norm=min(as_norm(entry.step), LONGEST_STEP),
-                update_norm=min(as_norm(entry.step), LONGEST_STEP),
             )
             for entry in self._entries
             for update in entry.members

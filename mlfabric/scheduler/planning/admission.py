@@ -70,9 +70,8 @@ def _check_replica(network: Network, state: FabricState, replica: Replica) -> No
         raise UsageError(f"history_norm={replica.history_norm}; allowed: finite, 0 or more")
     for pending in replica.pending:
         check_size(pending.size_bytes)
-        for norm in (pending.step_norm, pending.update_norm):
-            if not (math.isfinite(norm) and norm >= 0):
-                raise UsageError(f"{pending.update}: norm {norm}; allowed: finite, 0 or more")
+        if not 0 <= pending.step_norm < math.inf:
+            raise UsageError(f"{pending.update}: norm {pending.step_norm}; allowed: finite, 0 or more")
 
 
 def _check_updates(batch: Batch, network: Network, state: FabricState, config: PlannerConfig) -> None:

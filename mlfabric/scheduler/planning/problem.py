@@ -85,14 +85,12 @@ class Pending:
     Args:
         source: host of its worker.
         step_norm: l2 norm of the step that the primary made of it.
-        update_norm: l2 norm of the update.
     """
 
     update: UpdateId
     source: str
     size_bytes: int
     step_norm: float
-    update_norm: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

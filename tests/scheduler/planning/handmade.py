@@ -171,7 +171,7 @@ def a_full_plan() -> tuple[Plan, Network]:
             distributors=helpers("d"),
             replica=Replica(
                 host="r",
-                pending=(Pending(update=uid("old"), source="w1", size_bytes=SIZE, step_norm=2.0, update_norm=1.0),),
+                pending=(Pending(update=uid("old"), source="w1", size_bytes=SIZE, step_norm=2.0),),
                 history_norm=1.0,
             ),
         ),

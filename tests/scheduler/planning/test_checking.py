@@ -490,8 +490,7 @@ def a_lead(
     updates = [an_update(f"u{n}", norm=norm) for n, norm in enumerate(norms)]
     commits = [replace(next_commit([], c.update, n), commit_ns=n) for n, c in enumerate(updates)]
     old = tuple(
-        Pending(update=uid(f"p{n}"), source="x", size_bytes=1, step_norm=norm, update_norm=norm)
-        for n, norm in enumerate(pending)
+        Pending(update=uid(f"p{n}"), source="x", size_bytes=1, step_norm=norm) for n, norm in enumerate(pending)
     )
     return plan_of(
         batch=Batch(updates=tuple(updates)),

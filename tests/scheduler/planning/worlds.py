@@ -329,7 +329,6 @@ def random_replica(rng: Random, hosts: Sequence[str], sizes: Sequence[int]) -> R
             source=rng.choice(hosts),
             size_bytes=rng.choice(sizes),
             step_norm=rng.choice([0.0, 0.25, 1.0, 3.0]),
-            update_norm=rng.choice([0.0, 0.25, 1.0]),
         )
         for n in range(rng.randint(0, 4))
     ]
