@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mlfabric.network import Piece, Profile
+from mlfabric.network import Profile
 from mlfabric.protocol import UpdateId
 
 __all__ = ["Ints", "Placed", "Profiles"]
@@ -34,13 +34,6 @@ class Profiles(NamedTuple):
         pieces = np.array([piece for profile in profiles for piece in profile.pieces], np.int64).reshape(-1, 3)
         first = np.array([0, *accumulate(len(profile.pieces) for profile in profiles)], np.int64)
         return cls(end_ns, pieces, first)
-
-    def profile(self, place: int) -> Profile:
-        """Return the profile at a place."""
-        begin, end = self.first[place], self.first[place + 1]
-        end_ns = int(self.end_ns[place])
-        pieces = tuple(map(Piece._make, self.pieces[begin:end].tolist()))
-        return Profile(pieces[0].start_ns if pieces else end_ns, end_ns, pieces)
 
 
 class Placed(NamedTuple):

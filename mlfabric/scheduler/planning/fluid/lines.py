@@ -26,13 +26,11 @@ __all__ = [
     "all_pieces",
     "flow",
     "fork",
-    "no_pieces",
     "reach",
     "room",
     "send",
     "take",
     "take_rows",
-    "walk",
 ]
 
 Ints = NDArray[np.int64]
@@ -63,16 +61,6 @@ class Routes(NamedTuple):
     cursor: Ints
 
 
-@compiled
-def no_pieces():
-    """An empty list of pieces.
-
-    In a function of its own, because numba 0.68 loses what is written to the arrays of a named tuple in any function
-    that has a list comprehension.
-    """
-    return [(0, 0, 0) for _ in range(0)]
-
-
 @inner
 def seek(lines, node, at_ns):
     """The node that holds at an instant, at or after ``node``."""
@@ -98,9 +86,10 @@ def duration(bps, bits, nano):
 
 @inner
 def flow(lines, routes, route, cap_bps, bits, ready_ns, out, room):
-    """Send at no more than ``cap_bps``: when it ends as in ``walk``, and how many pieces it has.
+    """Send at no more than ``cap_bps``: when all bits sent from ``ready_ns`` on have passed, and in how many pieces.
 
-    The first ``room`` of these are written to the rows of ``out``.
+    HORIZON_NS for never; ``ready_ns`` for a route without links, or for no bits. Latency is not in it. The first
+    ``room`` of the pieces are written to the rows of ``out``.
     """
     hops, cursor, count = routes.hops[route], routes.cursor, 0
     if hops == 0 or bits == 0 or ready_ns >= HORIZON_NS:
@@ -144,7 +133,7 @@ def flow(lines, routes, route, cap_bps, bits, ready_ns, out, room):
 
 @lean
 def reach(lines, routes, route, cap_bps, bits, ready_ns):
-    """When ``bits`` sent at no more than ``cap_bps`` have passed; as ``walk`` that keeps no pieces."""
+    """When ``bits`` sent at no more than ``cap_bps`` have passed; as ``flow`` that keeps no pieces."""
     return flow(lines, routes, route, cap_bps, bits, ready_ns, routes.link, 0)[0]
 
 
@@ -154,23 +143,6 @@ def all_pieces(lines, routes, route, bits, ready_ns, count):
     out = np.empty((count, 3), np.int64)
     flow(lines, routes, route, MOST_BPS, bits, ready_ns, out, count)
     return out
-
-
-@compiled
-def walk(lines, routes, route, bits, ready_ns, pieces, keep):
-    """When ``bits`` sent from ``ready_ns`` on have passed, HORIZON_NS for never; append (start, end, bps) if asked.
-
-    ``ready_ns`` for a route without links, or for no bits. Latency is not in it.
-    """
-    if not keep:
-        return reach(lines, routes, route, MOST_BPS, bits, ready_ns)
-    out = np.empty((8, 3), np.int64)
-    end_ns, count = flow(lines, routes, route, MOST_BPS, bits, ready_ns, out, len(out))
-    if count > len(out):
-        out = all_pieces(lines, routes, route, bits, ready_ns, count)
-    for i in range(count):
-        pieces.append((out[i, 0], out[i, 1], out[i, 2]))
-    return end_ns
 
 
 @inner

@@ -8,9 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mlfabric.scheduler.planning.fluid.jit import compiled, lean
-from mlfabric.scheduler.planning.fluid.lines import HORIZON_NS, MOST_BPS, Ints, reach, room
-from mlfabric.scheduler.planning.fluid.rows import drop_heads, flow, has_room
-from mlfabric.scheduler.planning.fluid.rows import reserve as take_pieces
+from mlfabric.scheduler.planning.fluid.lines import HORIZON_NS, MOST_BPS, Ints, flow, reach, room, take_rows
 from mlfabric.scheduler.planning.fluid.shortest import plant, remove, shortest
 
 __all__ = ["Found", "nothing_found", "reserve", "reserve_one", "solo_ends"]
@@ -46,14 +44,14 @@ def try_one(lines, routes, transfers, i, found, pieces, used):
 
     Its pieces begin at row ``used``.
     """
-    route = transfers.route[i]
-    end_ns, after = flow(lines, routes, route, transfers.bits[i], transfers.ready_ns[i], pieces, used)
+    route, bits, ready_ns, left = transfers.route[i], transfers.bits[i], transfers.ready_ns[i], len(pieces) - used
+    end_ns, count = flow(lines, routes, route, MOST_BPS, bits, ready_ns, pieces[used:], left)
     if end_ns >= HORIZON_NS:
         return used, True
-    if after > len(pieces) or not has_room(lines, routes, route, after - used):
+    after, nodes = used + count, lines.used[0] + 2 * count * routes.hops[route]
+    if count > left or nodes > len(lines.at_ns):
         return after, False
-    take_pieces(lines, routes, route, pieces, used, after)
-    drop_heads(lines, routes, route)
+    take_rows(lines, routes, route, pieces[used:after], count)
     found.end_ns[i], found.first[i], found.until[i] = end_ns, used, after
     return after, True
 

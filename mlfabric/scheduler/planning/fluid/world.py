@@ -10,7 +10,7 @@ import numpy as np
 
 from mlfabric.network import CORE, LinkId, Network, Path
 from mlfabric.scheduler.planning.fluid.layout import listed, star_routes
-from mlfabric.scheduler.planning.fluid.lines import Ints, Lines, Routes
+from mlfabric.scheduler.planning.fluid.lines import Lines, Routes
 
 __all__ = ["World"]
 
@@ -39,24 +39,14 @@ class World:
         """The number of each link."""
         return {LinkId(*link): number for number, link in enumerate(self._links)}
 
-    @property
-    def paths(self) -> list[Path]:
-        """The links of every route."""
-        return [self.path(route) for route in range(len(self.routes.hops))]
-
     def route(self, source: str, destination: str) -> int:
         """Return the number of the route between two hosts."""
         return self._source[source] * len(self._destinations) + self._destination[destination]
 
-    def routes_to(self, destination: str, sources: Sequence[str], others: Sequence[str] = ()) -> tuple[Ints, Ints]:
-        """Return the numbers of the routes from some sources to a destination, and how far from it others' lie."""
-        to, count = self._destination[destination], len(self._destinations)
-        rows = np.fromiter(map(self._source.__getitem__, sources), np.int64, len(sources))
-        return rows * count + to, np.array([self._destination[other] - to for other in others], np.int64)
-
     def toward(self, sources: Sequence[str], destination: str) -> tuple[Routes, Lines]:
         """Return just the routes from some sources to a destination, in this order, and a fresh copy of the lines."""
-        rows, _ = self.routes_to(destination, sources)
+        rows = np.fromiter(map(self._source.__getitem__, sources), np.int64, len(sources))
+        rows = rows * len(self._destinations) + self._destination[destination]
         link, hops, latency_ns, cursor = self.routes
         routes = Routes(link[rows], hops[rows], latency_ns[rows], np.zeros_like(cursor))
         return routes, Lines(*(column.copy() for column in self.lines))
