@@ -40,8 +40,15 @@ from mlfabric.protocol import UpdateId
 from mlfabric.scheduler.planning.paper_plan import plan_by_paper
 from mlfabric.scheduler.planning.plan import Plan
 from mlfabric.scheduler.planning.planner import plan
-from mlfabric.scheduler.planning.problem import Aggregator, Batch, FabricState, Objective, PlannerConfig, Shape
-from mlfabric.scheduler.planning.pushing import objective_of
+from mlfabric.scheduler.planning.problem import (
+    Aggregator,
+    Batch,
+    FabricState,
+    Objective,
+    PlannerConfig,
+    Shape,
+    objective_of,
+)
 from mlfabric.scheduler.planning.values import Candidate
 
 __all__ = ["Instance", "instance", "run"]

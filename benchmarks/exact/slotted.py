@@ -24,8 +24,7 @@ from mlfabric.scheduler.planning.fluid.jit import plain
 from mlfabric.scheduler.planning.fluid.lines import Ints
 from mlfabric.scheduler.planning.plan import Kind, Plan, Toward
 from mlfabric.scheduler.planning.positions import worst_due
-from mlfabric.scheduler.planning.problem import Batch, Consistency, FabricState, Objective, PlannerConfig
-from mlfabric.scheduler.planning.pushing import objective_of
+from mlfabric.scheduler.planning.problem import Batch, Consistency, FabricState, Objective, PlannerConfig, objective_of
 from mlfabric.scheduler.planning.values import Candidate
 
 __all__ = [

@@ -67,10 +67,6 @@ def plan_all_reduce(batch: Batch, network: Network, state: FabricState, config: 
         transfers=found.transfers,
         groups=(Group(members=found.updates, shape=found.shape, last=results),) if found.arrive_ns else (),
         commits=_commits(batch, state, found),
-        drops=(),
-        replica_steps=(),
-        punts=(),
-        gets=(),
         deferred=() if found.arrive_ns else tuple(Deferred(what=u, reason=found.reason) for u in found.updates),
         stripe_bytes=found.stripe_bytes,
     )

@@ -14,16 +14,16 @@ In the end late gets are reserved, shortest first, and the whole is taken only i
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from mlfabric.network import HORIZON_NS, Network, Profile
-from mlfabric.scheduler.planning.fans import Fan, Way, answers_of, make_fan, transfers_of, world_for
+from mlfabric.scheduler.planning.fans import Fan, Way, answers_of, make_fan, transfers_of
 from mlfabric.scheduler.planning.gets import order_gets
 from mlfabric.scheduler.planning.lazy import joined
 from mlfabric.scheduler.planning.plan import Deferred, GetServed, Kind, Toward, Transfer
-from mlfabric.scheduler.planning.problem import Aggregator, Objective, Shape
+from mlfabric.scheduler.planning.problem import Aggregator, FabricState, Objective, PlannerConfig, Shape, objective_of
 from mlfabric.scheduler.planning.spreading import spread
 from mlfabric.scheduler.planning.values import GetCandidate, GetSlot
 from mlfabric.values import dataclass
@@ -61,37 +61,23 @@ class _Task(NamedTuple):
 
 
 def distribute(
-    gets: Sequence[GetCandidate],
-    network: Network,
-    server: str,
-    distributors: Sequence[Aggregator] = (),
-    *,
-    now_ns: int,
-    objective: Objective = Objective.MEAN_COMMIT,
-    chunk_bytes: int = 64_000,
-    shapes: Collection[Shape] = frozenset(Shape),
-    index: int = 0,
+    gets: Sequence[GetCandidate], network: Network, state: FabricState, config: PlannerConfig, *, index: int = 0
 ) -> Distribution:
     """Plan how all these gets are answered with one version of the model; ``network`` is not changed.
 
     Args:
         gets: different ones.
-        server: the host of the model.
-        distributors: who may hand it on, first choice first.
-        now_ns: nothing is planned before.
-        chunk_bytes: what a distributor keeps back of a model that still arrives, > 0.
-        shapes: DIRECT is always among them.
         index: number of the first transfer in the plan.
 
     Raises:
         UsageError: an unknown host, or a size out of range.
     """
-    task = _Task(network, server, max(now_ns, network.floor_ns), objective, chunk_bytes, index)
-    slots = _order(task, gets)
-    alone = _alone(task, gets, slots)
-    if len(alone.gets) < 2 or not distributors or Shape.TREE not in shapes:
+    now_ns = max(state.now_ns, network.floor_ns)
+    task = _Task(network, state.server, now_ns, objective_of(config), config.chunk_bytes, index)
+    alone = _alone(task, gets)
+    if len(alone.gets) < 2 or not state.distributors or Shape.TREE not in config.shapes:
         return _directly(task, alone)
-    other = _handed_on(task, gets, alone, distributors)
+    other = _handed_on(task, gets, alone, state.distributors)
     return replace(other, deferred=alone.deferred) if other else _directly(task, alone)
 
 
@@ -110,10 +96,6 @@ def _cost_ns(arrive_ns: Sequence[int], objective: Objective) -> int:
     return max(arrive_ns, default=0) if objective is Objective.LAST_COMMIT else sum(arrive_ns)
 
 
-def _order(task: _Task, gets: Sequence[GetCandidate]) -> Sequence[GetSlot]:
-    return order_gets(gets, task.network, task.server, now_ns=task.now_ns)
-
-
 class _Alone(NamedTuple):
     """Gets that the server answers itself, in columns, and those that it cannot answer."""
 
@@ -124,9 +106,9 @@ class _Alone(NamedTuple):
     deferred: list[Deferred]
 
 
-def _alone(task: _Task, gets: Sequence[GetCandidate], slots: Sequence[GetSlot]) -> _Alone:
+def _alone(task: _Task, gets: Sequence[GetCandidate]) -> _Alone:
     by_get, found, network = {get.get: get for get in gets}, _Alone([], [], [], [], []), task.network
-    for slot in slots:
+    for slot in order_gets(gets, network, task.server, now_ns=task.now_ns):
         if slot.profile is None:
             found.deferred.append(Deferred(what=slot.get, reason=slot.reason))
             continue
@@ -181,13 +163,12 @@ def _handed_on(
     helpers = _nearest(task, distributors, max(get.size_bytes for get in early.values()), ready_ns)
     if len(early) < 2 or not helpers:
         return None
-    alone = _alone(task, gets, _order(task, list(early.values()))) if late else direct
-    world = world_for(task.network, task.server, gets, helpers)
+    alone = _alone(task, list(early.values())) if late else direct
     fan = make_fan(
+        task.network,
         task.server,
         [early[get.get] for get in alone.gets],
         helpers,
-        world,
         ready_ns=ready_ns,
         objective=task.objective,
         chunk_bytes=task.chunk_bytes,
@@ -212,9 +193,7 @@ def _with_late(task: _Task, fan: Fan, way: Way, late: Sequence[GetCandidate], di
     """Add the late gets, which the server answers; None if it cannot, or if the whole costs as much as direct."""
     answers, arrive_ns = answers_of(fan, way, task.first, task.now_ns)
     transfers = list(transfers_of(fan, way, task.first))
-    after = _alone(
-        task, late, _order(task._replace(network=with_reserved(task.network, transfers)), late) if late else ()
-    )
+    after = _alone(task._replace(network=with_reserved(task.network, transfers)), late)
     if after.deferred or _cost_ns([*arrive_ns, *after.arrive_ns], task.objective) >= direct_ns:
         return None
     if not late:

@@ -16,7 +16,14 @@ from mlfabric.scheduler.planning.plan import GetServed, Kind, Toward, Transfer
 from mlfabric.scheduler.planning.problem import Aggregator, Objective
 from mlfabric.scheduler.planning.values import GetCandidate
 
-__all__ = ["Fan", "Row", "Way", "answers_of", "make_fan", "transfers_of", "world_for"]
+__all__ = [
+    "Fan",
+    "Row",
+    "Way",
+    "answers_of",
+    "make_fan",
+    "transfers_of",
+]
 
 
 class Fan(NamedTuple):
@@ -58,24 +65,19 @@ class Way(NamedTuple):
         return cls(cost_ns, list(map(Row._make, rows[1:].tolist())), list(map(Piece._make, pieces.tolist())))
 
 
-def world_for(network: Network, server: str, gets: Sequence[GetCandidate], helpers: Sequence[Aggregator]) -> World:
-    """Return a world with every path that a fan may use."""
-    hosts = [helper.host for helper in helpers]
-    return World(network, [server, *hosts], list(dict.fromkeys([*hosts, *(get.destination for get in gets)])))
-
-
 def make_fan(
+    network: Network,
     server: str,
     gets: Sequence[GetCandidate],
     distributors: Sequence[Aggregator],
-    world: World,
     *,
     ready_ns: int,
     objective: Objective,
     chunk_bytes: int,
 ) -> Fan:
-    """Lay a fan out as columns; ``world`` has all paths from the server and the distributors to them and the gets."""
+    """Lay a fan out as columns."""
     hosts = [d.host for d in distributors]
+    world = World(network, [server, *hosts], list(dict.fromkeys([*hosts, *(get.destination for get in gets)])))
     place = {host: j for j, host in enumerate(hosts)}
     # Routes from one host to some hosts differ by the same amounts as those from another (World numbers them so).
     first = np.array([world.route(host, hosts[0]) for host in (server, *hosts)], np.int64)

@@ -34,7 +34,7 @@ from mlfabric.scheduler.planning.placing import Places, Row, place, place_over
 from mlfabric.scheduler.planning.profiles import Placed, Profiles
 from mlfabric.scheduler.planning.values import Candidate, Left, Ordering, Pick, Slot
 
-__all__ = ["order"]
+__all__ = ["columns_of", "order"]
 
 
 def order(
@@ -143,7 +143,10 @@ class _Batch:
                 self.left.append(leaving.crowded_out(candidate, position, end_ns - self.now_ns))
             else:
                 self.left.append(leaving.unreachable(candidate))
-        placed = _columns(ranked, found, self.now_ns)
+        profiles = found.profiles
+        if any(c.in_flight for c in ranked):
+            profiles = Profiles.of([c.in_flight or found.profile(n) for n, c in enumerate(ranked)])
+        placed = columns_of(ranked, profiles, self.now_ns)
         return Ordering(slots=Lazy(len(ranked), slot), left=tuple(self.left), placed=placed)
 
     def _slot(self, candidate: Candidate, position: int, profile: Profile, commit_ns: int, binding: int) -> Slot:
@@ -161,17 +164,14 @@ class _Batch:
         )
 
 
-def _columns(ranked: Sequence[Candidate], found: Places, now_ns: int) -> Placed:
-    profiles = found.profiles
-    planned = [c.in_flight is None for c in ranked]
-    if not all(planned):
-        profiles = Profiles.of([c.in_flight or found.profile(n) for n, c in enumerate(ranked)])
+def columns_of(chosen: Sequence[Candidate], profiles: Profiles, now_ns: int) -> Placed:
+    """Return updates in the order of commits as columns."""
     return Placed(
-        updates=[c.update for c in ranked],
-        sources=[c.source for c in ranked],
-        bits=np.array([8 * c.size_bytes for c in ranked], np.int64),
-        ready_ns=np.array([c.ready_ns if c.in_flight else max(c.ready_ns, now_ns) for c in ranked], np.int64),
-        planned=planned,
+        updates=[c.update for c in chosen],
+        sources=[c.source for c in chosen],
+        bits=np.array([8 * c.size_bytes for c in chosen], np.int64),
+        ready_ns=np.array([c.ready_ns if c.in_flight else max(c.ready_ns, now_ns) for c in chosen], np.int64),
+        planned=[c.in_flight is None for c in chosen],
         profiles=profiles,
     )
 

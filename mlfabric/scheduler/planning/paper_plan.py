@@ -64,10 +64,6 @@ def plan_by_paper(batch: Batch, network: Network, state: FabricState, config: Pl
         groups=found.groups,
         commits=found.commits,
         drops=[Left(update=update, cause=cause, reason=cause.value) for update, cause in left.items()],
-        replica_steps=(),
-        punts=(),
-        gets=(),
-        deferred=(),
     )
 
 

@@ -153,11 +153,11 @@ class Plan:
     transfers: Sequence[Transfer]
     groups: Sequence[Group]
     commits: Sequence[Commit]
-    drops: Sequence[Left]
-    replica_steps: Sequence[ReplicaStep]
-    punts: Sequence[Punt]
-    gets: Sequence[GetServed]
-    deferred: Sequence[Deferred]
+    drops: Sequence[Left] = ()
+    replica_steps: Sequence[ReplicaStep] = ()
+    punts: Sequence[Punt] = ()
+    gets: Sequence[GetServed] = ()
+    deferred: Sequence[Deferred] = ()
     stripe_bytes: tuple[int, ...] = ()
 
     def validate(self, network: Network) -> None:

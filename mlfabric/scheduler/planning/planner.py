@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from mlfabric.network import Network
 from mlfabric.scheduler.planning.admission import check_problem
@@ -13,7 +14,7 @@ from mlfabric.scheduler.planning.lazy import joined
 from mlfabric.scheduler.planning.lists import held_back
 from mlfabric.scheduler.planning.plan import Deferred, Plan
 from mlfabric.scheduler.planning.problem import Batch, Consistency, FabricState, PlannerConfig, Shape
-from mlfabric.scheduler.planning.pushing import Pushed, objective_of, push
+from mlfabric.scheduler.planning.pushing import push
 from mlfabric.scheduler.planning.values import GetCandidate
 
 __all__ = ["plan"]
@@ -36,17 +37,9 @@ def plan(batch: Batch, network: Network, state: FabricState, config: PlannerConf
     world = _world(batch, network, state) if _needs_world(batch, state) else None
     pushed = push(batch, network, state, config, world)
     got, held = _handed_out(batch, network, state, config, pushed)
-    return Plan(
-        batch=batch,
-        state=state,
-        config=config,
-        shape=pushed.shape,
+    return replace(
+        pushed,
         transfers=joined(pushed.transfers, got.transfers),
-        groups=pushed.groups,
-        commits=pushed.commits,
-        drops=pushed.drops,
-        replica_steps=pushed.replica_steps,
-        punts=pushed.punts,
         gets=got.answers,
         deferred=(*pushed.deferred, *got.deferred, *held),
     )
@@ -69,7 +62,7 @@ def _world(batch: Batch, network: Network, state: FabricState) -> World:
 
 
 def _handed_out(
-    batch: Batch, network: Network, state: FabricState, config: PlannerConfig, pushed: Pushed
+    batch: Batch, network: Network, state: FabricState, config: PlannerConfig, pushed: Plan
 ) -> tuple[Distribution, Sequence[Deferred]]:
     """Plan the gets over what the updates leave free."""
     gets: Sequence[GetCandidate] = batch.gets
@@ -78,15 +71,6 @@ def _handed_out(
         gets, held = held_back(gets, slowest_clock=state.slowest_clock, slack=config.slack)
     if not gets:
         return _NOTHING, held
-    found = distribute(
-        gets,
-        with_reserved(network, pushed.transfers),
-        state.server,
-        state.distributors,
-        now_ns=state.now_ns,
-        objective=objective_of(config),
-        chunk_bytes=config.chunk_bytes,
-        shapes=config.shapes,
-        index=len(pushed.transfers),
-    )
+    left = with_reserved(network, pushed.transfers)
+    found = distribute(gets, left, state, config, index=len(pushed.transfers))
     return found, held

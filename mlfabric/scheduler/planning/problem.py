@@ -20,6 +20,7 @@ __all__ = [
     "PlannerConfig",
     "Replica",
     "Shape",
+    "objective_of",
 ]
 
 
@@ -166,3 +167,9 @@ class PlannerConfig:
     replicate_from: float = 0.5
     slack: int = 0
     group_ns: int = 0
+
+
+def objective_of(config: PlannerConfig) -> Objective:
+    """Return what is made small: an iteration is as good as its last commit, whatever was asked for."""
+    synchronous = config.consistency in (Consistency.SYNCHRONOUS, Consistency.ALL_REDUCE)
+    return Objective.LAST_COMMIT if synchronous else config.objective

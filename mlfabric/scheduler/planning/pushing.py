@@ -6,10 +6,7 @@ could relay it: nothing is to be summed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import accumulate
-
-import numpy as np
 
 from mlfabric.network import Network
 from mlfabric.scheduler.planning.committing import Sequenced
@@ -18,49 +15,33 @@ from mlfabric.scheduler.planning.fluid.world import World
 from mlfabric.scheduler.planning.forwarding import Forwarding, Lot
 from mlfabric.scheduler.planning.lazy import Lazy, joined
 from mlfabric.scheduler.planning.lists import order_lists
-from mlfabric.scheduler.planning.ordering import order
-from mlfabric.scheduler.planning.plan import Commit, Deferred, Group, Kind, Punt, ReplicaStep, Toward, Transfer
-from mlfabric.scheduler.planning.problem import Batch, Consistency, FabricState, Objective, PlannerConfig, Shape
-from mlfabric.scheduler.planning.profiles import Placed, Profiles
-from mlfabric.scheduler.planning.replication import Replication, replicate
+from mlfabric.scheduler.planning.ordering import columns_of, order
+from mlfabric.scheduler.planning.plan import Kind, Plan, Toward, Transfer
+from mlfabric.scheduler.planning.problem import (
+    Batch,
+    Consistency,
+    FabricState,
+    Objective,
+    PlannerConfig,
+    Shape,
+    objective_of,
+)
+from mlfabric.scheduler.planning.profiles import Profiles
+from mlfabric.scheduler.planning.replication import replicate
 from mlfabric.scheduler.planning.trees import forward_trees
-from mlfabric.scheduler.planning.values import Left, Ordering, Slot
-from mlfabric.values import dataclass
+from mlfabric.scheduler.planning.values import Ordering, Slot
 
-__all__ = ["Pushed", "objective_of", "push"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pushed:
-    """What is planned for the updates of a batch."""
-
-    shape: Shape
-    transfers: Sequence[Transfer]
-    groups: Sequence[Group]
-    commits: Sequence[Commit]
-    drops: Sequence[Left]
-    replica_steps: Sequence[ReplicaStep] = ()
-    punts: Sequence[Punt] = ()
-    deferred: Sequence[Deferred] = ()
+__all__ = ["push"]
 
 
-_NOTHING = Pushed(shape=Shape.DIRECT, transfers=(), groups=(), commits=(), drops=())
-
-
-def objective_of(config: PlannerConfig) -> Objective:
-    """Return what is made small: an iteration is as good as its last commit, whatever was asked for."""
-    synchronous = config.consistency in (Consistency.SYNCHRONOUS, Consistency.ALL_REDUCE)
-    return Objective.LAST_COMMIT if synchronous else config.objective
-
-
-def push(batch: Batch, network: Network, state: FabricState, config: PlannerConfig, world: World | None) -> Pushed:
-    """Plan the updates of a batch.
+def push(batch: Batch, network: Network, state: FabricState, config: PlannerConfig, world: World | None) -> Plan:
+    """Plan the updates of a batch: all of the plan but its gets.
 
     Args:
         world: has all ways that they may take; None if each goes directly to the server and nothing else is planned.
     """
     if not batch.updates and state.replica is None:
-        return _NOTHING
+        return Plan(batch=batch, state=state, config=config, shape=Shape.DIRECT, transfers=(), groups=(), commits=())
     ordering = _ordered(batch, network, state, config, world)
     if world is None:
         return _directly(batch, ordering, network, state, config)
@@ -84,7 +65,7 @@ def _ordered(
     )
 
 
-def _directly(batch: Batch, ordering: Ordering, network: Network, state: FabricState, config: PlannerConfig) -> Pushed:
+def _directly(batch: Batch, ordering: Ordering, network: Network, state: FabricState, config: PlannerConfig) -> Plan:
     """The hot case: what the ordering says is the plan; each update is a group."""
     server = state.server
     sources = {candidate.update: candidate for candidate in batch.updates}
@@ -124,12 +105,19 @@ def _directly(batch: Batch, ordering: Ordering, network: Network, state: FabricS
         commit_ns=list(accumulate(arrive_ns, max, initial=state.now_ns))[1:],
         waits_for_ns=[0] * count,
     )
-    return Pushed(
-        shape=Shape.DIRECT, transfers=transfers, groups=found.groups, commits=found.commits, drops=ordering.left
+    return Plan(
+        batch=batch,
+        state=state,
+        config=config,
+        shape=Shape.DIRECT,
+        transfers=transfers,
+        groups=found.groups,
+        commits=found.commits,
+        drops=ordering.left,
     )
 
 
-def _forwarded(batch: Batch, ordering: Ordering, state: FabricState, config: PlannerConfig, world: World) -> Pushed:
+def _forwarded(batch: Batch, ordering: Ordering, state: FabricState, config: PlannerConfig, world: World) -> Plan:
     """Let the best of the allowed shapes bring the updates to the primary, then plan what the replica gets."""
     lot = _lot(ordering, batch)
     forwarding = _best(lot, world, state, config)
@@ -146,17 +134,6 @@ def _forwarded(batch: Batch, ordering: Ordering, state: FabricState, config: Pla
         now_ns=state.now_ns,
         first_transfer=len(forwarding.transfers),
     )
-    return _assembled(batch, ordering, forwarding, replication, state, config)
-
-
-def _assembled(
-    batch: Batch,
-    ordering: Ordering,
-    forwarding: Forwarding,
-    replication: Replication,
-    state: FabricState,
-    config: PlannerConfig,
-) -> Pushed:
     found = Sequenced(
         batch=batch,
         state=state,
@@ -173,7 +150,10 @@ def _assembled(
             lambda i: int(replication.commit_ns[i]) if replication.waits_for[i] >= 0 else 0,
         ),
     )
-    return Pushed(
+    return Plan(
+        batch=batch,
+        state=state,
+        config=config,
         shape=forwarding.shape,
         transfers=joined(forwarding.transfers, replication.transfers),
         groups=found.groups,
@@ -190,16 +170,9 @@ def _lot(ordering: Ordering, batch: Batch) -> Lot:
     placed = ordering.placed
     if placed is None:
         of = {candidate.update: candidate for candidate in batch.updates}
-        chosen = [of[slot.update] for slot in ordering.slots]
+        profiles = Profiles.of([slot.profile for slot in ordering.slots])
         now_ns = ordering.slots[0].planned_ns if ordering.slots else 0
-        placed = Placed(
-            updates=[c.update for c in chosen],
-            sources=[c.source for c in chosen],
-            bits=np.array([8 * c.size_bytes for c in chosen], np.int64),
-            ready_ns=np.array([max(c.ready_ns, now_ns) for c in chosen], np.int64),
-            planned=[c.in_flight is None for c in chosen],
-            profiles=Profiles.of([slot.profile for slot in ordering.slots]),
-        )
+        placed = columns_of([of[slot.update] for slot in ordering.slots], profiles, now_ns)
     fixed = max((i + 1 for i, planned in enumerate(placed.planned) if not planned), default=0)
     return Lot(
         updates=placed.updates,
@@ -222,19 +195,7 @@ def _best(lot: Lot, world: World, state: FabricState, config: PlannerConfig) -> 
 
     best = forward_directly(lot, world, world.lines, server, now_ns=now_ns, toward=Toward.PRIMARY)
     if state.aggregators and len(lot.updates) > 1 and Shape.TREE in config.shapes:
-        tree = forward_trees(
-            lot,
-            world,
-            world.lines,
-            server,
-            state.aggregators,
-            now_ns=now_ns,
-            objective=objective,
-            carried=2 if config.gamma > 0 else 1,
-            chunk_bytes=config.chunk_bytes,
-            toward=Toward.PRIMARY,
-            group_ns=group_ns,
-        )
+        tree = forward_trees(lot, world, state, config)
         if tree is not None and cost_ns(tree) < cost_ns(best):
             best = tree
     return best

@@ -29,7 +29,14 @@ from mlfabric.scheduler.planning.fluid.world import World
 from mlfabric.scheduler.planning.forwarding import Forwarding, Lot
 from mlfabric.scheduler.planning.lazy import Lazy
 from mlfabric.scheduler.planning.plan import Kind, Toward, Transfer
-from mlfabric.scheduler.planning.problem import Aggregator, Objective, Shape
+from mlfabric.scheduler.planning.problem import (
+    Aggregator,
+    FabricState,
+    Objective,
+    PlannerConfig,
+    Shape,
+    objective_of,
+)
 from mlfabric.scheduler.planning.streams import Hosts, inputs_of
 
 __all__ = ["MOST_UPDATES", "forward_trees", "warm"]
@@ -39,43 +46,24 @@ _MOST_STREAMS, _STREAMS_EACH = 400, 6  # of one search, and for each update; so 
 _SHARES = np.array([9, 12, 32, 4096], np.int64)
 
 
-def forward_trees(
-    lot: Lot,
-    world: World,
-    lines: Lines,
-    destination: str,
-    aggregators: Sequence[Aggregator],
-    *,
-    now_ns: int,
-    objective: Objective,
-    carried: int,
-    chunk_bytes: int,
-    toward: Toward,
-    group_ns: int = 0,
-) -> Forwarding | None:
-    """Find a good forest of cut-through trees for a lot.
+def forward_trees(lot: Lot, world: World, state: FabricState, config: PlannerConfig) -> Forwarding | None:
+    """Find a good forest of cut-through trees that brings a lot to the server.
 
     Args:
         lot: its first ``fixed`` updates go directly.
-        world: has the routes from all sources and aggregators to all aggregators and the destination.
-        lines: what is free before the lot's own transfers; not changed.
-        carried: how many tensors a sum of several updates is.
-        chunk_bytes: what is received of every input before it is sent on.
-        group_ns: what each group costs beside the commit times of its updates.
+        world: has the routes from all sources and aggregators to all aggregators and the server; all that is free on
+            its lines is free for the lot.
 
     Returns:
         The best forest found, or None: fewer than two updates may be summed, nobody may sum, or no forest arrives
         within days.
     """
     found: list[Forwarding] = []
-    reached_ns = now_ns
-    for part, helpers in _parts(lot, [a for a in aggregators if a.host != destination]):
-        forest = _forest(
-            part, world, lines, destination, helpers, now_ns=now_ns, objective=objective, carried=carried,
-            chunk_bytes=chunk_bytes, toward=toward, group_ns=group_ns, reached_ns=reached_ns,
-        )  # fmt: skip
+    lines, now_ns, reached_ns = world.lines, state.now_ns, state.now_ns
+    for part, helpers in _parts(lot, [a for a in state.aggregators if a.host != state.server]):
+        forest = _forest(part, world, lines, helpers, state, config, reached_ns)
         if forest is None and len(part.updates) < len(lot.updates):
-            forest = forward_directly(part, world, lines, destination, now_ns=now_ns, toward=toward)
+            forest = forward_directly(part, world, lines, state.server, now_ns=now_ns, toward=Toward.PRIMARY)
         if forest is None or len(forest.arrive_ns) < len(part.updates):
             return None
         lines, reached_ns = forest.lines, max(reached_ns, int(forest.arrive_ns.max()))
@@ -128,32 +116,28 @@ def _forest(
     lot: Lot,
     world: World,
     lines: Lines,
-    destination: str,
     aggregators: Sequence[Aggregator],
-    *,
-    now_ns: int,
-    objective: Objective,
-    carried: int,
-    chunk_bytes: int,
-    toward: Toward,
-    group_ns: int,
+    state: FabricState,
+    config: PlannerConfig,
     reached_ns: int,
 ) -> Forwarding | None:
     """Find the best forest for a lot that is small enough; ``reached_ns`` is when all before it are committed."""
-    count = len(lot.updates)
-    hosts = Hosts(lot.sources[lot.fixed :], aggregators, destination)
+    count, server, now_ns, chunk_bits = len(lot.updates), state.server, state.now_ns, 8 * config.chunk_bytes
+    hosts = Hosts(lot.sources[lot.fixed :], aggregators, server)
     if count - lot.fixed < 2 or not hosts.may_sum.any():
         return None
-    fixed = send(lot, lot.fixed, world, lines, destination, now_ns=now_ns, toward=toward)
+    fixed = send(lot, lot.fixed, world, lines, server, now_ns=now_ns, toward=Toward.PRIMARY)
     if fixed.end_ns.size and fixed.end_ns.max() >= HORIZON_NS:
         return None
+    mean, carried = objective_of(config) is Objective.MEAN_COMMIT, 2 if config.gamma > 0 else 1
     unit_bits = max(1, int(lot.bits[lot.fixed :].max()))
-    scalars = np.array([now_ns, unit_bits, 8 * chunk_bytes, carried, 0, group_ns], np.int64)
+    group_ns = config.group_ns if mean else 0
+    scalars = np.array([now_ns, unit_bits, chunk_bits, carried, 0, group_ns], np.int64)
     field = survey_field(fixed.lines, world.routes, hosts.routes(world), hosts.most, hosts.may_sum, scalars, False)
     choices = _choices(field, count - lot.fixed)
     if not len(choices):
         return None
-    members, mean = _members(lot, hosts, destination), objective is Objective.MEAN_COMMIT
+    members = _members(lot, hosts, server)
     commits = np.maximum.accumulate(np.maximum(fixed.arrive_ns, reached_ns)) - now_ns
     before = 0 if not commits.size else int(commits.sum() if mean else commits[-1])
     forest, progress = find_forest(
@@ -163,8 +147,8 @@ def _forest(
     )  # fmt: skip
     if progress[0] >= FAR_NS * count:
         return None
-    rows, free = run_all(fixed.lines, world.routes, forest.streams, int(forest.counts[0]), 8 * chunk_bytes)
-    found = _Found(lot, world, hosts, fixed, forest, rows, toward)
+    rows, free = run_all(fixed.lines, world.routes, forest.streams, int(forest.counts[0]), chunk_bits)
+    found = _Found(lot, world, hosts, fixed, forest, rows)
     return found.forwarding(free) if found.is_sound(aggregators) else None
 
 
@@ -215,12 +199,9 @@ def _choices(field: Field, count: int) -> NDArray[np.int64]:
 class _Found:
     """The best forest, from which transfers are made when they are looked at."""
 
-    def __init__(
-        self, lot: Lot, world: World, hosts: Hosts, fixed: Sent, forest: Forest, rows: Any, toward: Toward
-    ) -> None:
+    def __init__(self, lot: Lot, world: World, hosts: Hosts, fixed: Sent, forest: Forest, rows: Any) -> None:
         self._lot, self._world, self._hosts, self._fixed, self._forest = lot, world, hosts, fixed, forest
-        self._rows, self._toward = rows, toward
-        self._count = int(forest.counts[0])
+        self._rows, self._count = rows, int(forest.counts[0])
         self._members: list[list[int]] = []
         self._inputs: list[tuple[int, ...]] = []
         self._columns: list[tuple[int, ...]] = []
@@ -274,7 +255,7 @@ class _Found:
         members = tuple([self._lot.updates[m] for m in self._members[k]])
         return Transfer(
             kind=Kind.UPDATE if len(members) == 1 else Kind.SUM,
-            toward=self._toward,
+            toward=Toward.PRIMARY,
             source=source,
             destination=destination,
             path=self._world.path(route),
@@ -322,7 +303,5 @@ def warm() -> None:
     updates = [UpdateId(host, 0, 0) for host in "ab"]
     bits, ready_ns = np.full(2, 8000, np.int64), np.zeros(2, np.int64)
     lot = Lot(updates, ["a", "b"], bits, ready_ns, 0, None, [True, True])
-    forward_trees(
-        lot, world, world.lines, "s", [Aggregator(host="a"), Aggregator(host="b")],
-        now_ns=0, objective=Objective.LAST_COMMIT, carried=1, chunk_bytes=100, toward=Toward.PRIMARY,
-    )  # fmt: skip
+    state = FabricState(now_ns=0, server="s", aggregators=(Aggregator(host="a"), Aggregator(host="b")))
+    forward_trees(lot, world, state, PlannerConfig(objective=Objective.LAST_COMMIT, chunk_bytes=100))
