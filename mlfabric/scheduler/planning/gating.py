@@ -3,9 +3,8 @@
 All commits of interest are one sequence: first those that the replica is behind already, then the plan's. The replica
 holds a prefix of it, step by step; the lead is what it does not hold of all that is committed at an instant.
 
-A step of several updates is one sum, of which the replica can make no use before the log has all of them. So a step
-counts from the instant on at which it has arrived and its last member is committed, and where a commit within a step
-would go too far alone, it and the rest of that step are committed at one instant.
+What a plan sends there is a step each: first, as one, all that the replica was behind, then update by update. So a step
+counts from the instant on at which it and all before it have arrived and it is committed.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from itertools import accumulate, repeat
 from typing import NamedTuple, Self
 
 from mlfabric.divergence import Lead, Limit
-from mlfabric.scheduler.planning.forwarding import Forwarding
 
 __all__ = ["Gated", "Steps", "gate"]
 
@@ -34,34 +32,25 @@ class Steps(NamedTuple):
     transfers: Sequence[int]
 
     @classmethod
-    def of(cls, forwarding: Forwarding, folded: int, behind: int) -> Self:
-        """Make each group a step, but one of all groups that have a share in what was pending; none if that lacks any.
+    def of(cls, arrive_ns: Sequence[int], folded: int, behind: int) -> Self:
+        """Make one step of the folded items, if there are any, and one of each other; none if a folded one is missing.
 
         Args:
-            forwarding: whose first ``folded`` items are the first ``behind`` of the sequence; group after group in its
-                transfers.
+            arrive_ns: by item; the first ``folded`` are the first ``behind`` of the sequence.
         """
-        end: list[int] = []
-        arrive_ns: list[int] = []
-        transfers: list[int] = []
-        arrivals = forwarding.arrive_ns.tolist()
-        if len(arrivals) < folded:
+        if len(arrive_ns) < folded:
             return cls((), (), (), ())
-        for (first, after), last in zip(forwarding.groups, forwarding.last, strict=True):
-            if end and first < folded:
-                arrive_ns[0], end[0], transfers[0] = max(arrive_ns[0], arrivals[first]), after, last + 1
-            else:
-                arrive_ns.append(arrivals[first])
-                end.append(after)
-                transfers.append(last + 1)
-        return cls([n - folded + behind for n in end], arrive_ns, list(accumulate(arrive_ns, max)), transfers)
+        first = [max(arrive_ns[:folded])] if folded else []
+        steps_ns = [*first, *arrive_ns[folded:]]
+        ends = [behind + 1 - len(first) + n for n in range(len(steps_ns))]
+        return cls(ends, steps_ns, list(accumulate(steps_ns, max)), [end - behind + folded for end in ends])
 
 
 class Gated(NamedTuple):
     """When commits are made, and how many steps are kept.
 
     ``commit_ns``: by commit; shorter than asked for if the next one cannot be made. ``waits_for``: by commit, the step
-    that it waits for, be it to arrive or to be committed with it; -1 if it is made as soon as it could be.
+    that it waits for; -1 if it is made as soon as it could be.
     """
 
     commit_ns: list[int]
@@ -90,19 +79,15 @@ def gate(lead: Lead, limit: Limit, steps: Steps, arrive_ns: Sequence[int], behin
             waits_for += repeat(-1, most - first)
             now_ns = commit_ns[-1]
             continue
-        committed, before_ns = behind + first + 1, now_ns
-        now_ns = max(now_ns, arrive_ns[first])
+        committed, could_ns = behind + first + 1, max(now_ns, arrive_ns[first])
+        now_ns = could_ns
         while counted < kept and there_ns[counted] <= now_ns and end[counted] <= committed:
             held, counted = end[counted], counted + 1
         while committed > limit.most(lead, held):
             if counted == len(end):
                 return Gated(commit_ns, waits_for, kept)
-            held, now_ns = end[counted], max(now_ns, there_ns[counted])
-            committed, counted = max(committed, held), counted + 1
+            held, now_ns, counted = end[counted], max(now_ns, there_ns[counted]), counted + 1
         kept = max(kept, counted)
-        now_ns = max(now_ns, arrive_ns[committed - behind - 1])
-        most = committed - behind
-        late = bisect_left(arrive_ns, now_ns, first, most) if now_ns > before_ns else first
-        commit_ns += repeat(now_ns, most - first)
-        waits_for += [*repeat(counted - 1, late - first), *repeat(-1, most - late)]
+        commit_ns.append(now_ns)
+        waits_for.append(counted - 1 if now_ns > could_ns else -1)
     return Gated(commit_ns, waits_for, kept)

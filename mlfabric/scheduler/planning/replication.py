@@ -9,9 +9,8 @@ commits in order. The replica holds a prefix of it; the rest, up to an instant's
    It counts as held when it and all steps before it have arrived and its last member is committed: the replica cannot
    use half of a fold.
 3. Steps that are there by the last commit are kept. A commit at which the bound would not hold waits for the first
-   further step that makes it hold; all steps up to that one are kept. If that is the step that it is in itself, it and
-   the rest of that step are committed at one instant; the bound is asked for once for each instant. If no step makes it
-   hold, it and all after it are deferred.
+   further step that makes it hold; all steps up to that one are kept. If no step makes it hold, it and all after it are
+   deferred.
 4. What is not kept is punted: it is pending for the next plan. What is deferred counts as punted too.
 
 Settled here: a worker is known by its name, and its fold leaves from where its latest update is. The first item that
@@ -47,8 +46,8 @@ class Replication:
 
     Args:
         commit_ns: by place in the lot, as many as are committed; the rest is deferred.
-        waits_for: by place in the lot, as many: the step that the commit waits for, be it to arrive or to be committed
-            with it; -1 if it is made as soon as it and all before it have arrived.
+        waits_for: by place in the lot, as many: the step that the commit waits for; -1 if it is made as soon as it and
+            all before it have arrived.
         transfers: of the kept steps; the index of the first is the ``first_transfer`` that was asked for.
     """
 
@@ -96,7 +95,7 @@ def replicate(
         return _nothing_sent(commit_ns, sequence, lambda: f"the lead stays at {_amount(lead, limit, 0, len(sequence))}")
     folded = fold(replica.pending, lot, gamma=config.gamma, now_ns=now_ns)
     forwarding = forward_directly(folded.lot, world, lines, replica.host, now_ns=now_ns, toward=Toward.REPLICA)
-    steps = Steps.of(forwarding, len(folded.folds), len(replica.pending))
+    steps = Steps.of(forwarding.arrive_ns.tolist(), len(folded.folds), len(replica.pending))
     gated = gate(lead, limit, steps, commit_ns.tolist(), len(replica.pending))
     found = _Found(sequence, lead, limit, folded, forwarding, steps, gated, first_transfer, now_ns)
     return found.replication()
