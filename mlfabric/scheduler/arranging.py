@@ -66,7 +66,10 @@ class Arranging(Summing):
         elif not transfer.planned:
             return
         if transfer.planned:
-            after, reason = self._reserve(update, transfer.path, transfer.profile), "planned anew: links have changed"
+            after, reason = (
+                self._links.enter(update, transfer.path, transfer.profile),
+                "planned anew: links have changed",
+            )
             planned.profile, planned.late_end_ns, planned.overdue = transfer.profile, 0, 0
         yield self._expect(planned, after, reason)
 
@@ -86,7 +89,7 @@ class Arranging(Summing):
         """Plan an update that goes to the server by itself; return what it starts after."""
         update = request.update
         self.waiting.pop(update, None)
-        after = self._reserve(update, self._context.path(update.worker, self.server), profile)
+        after = self._links.enter(update, self._context.path(update.worker, self.server), profile)
         planned = self.planned[update] = PlannedUpdate(
             request=request,
             seq=seq,

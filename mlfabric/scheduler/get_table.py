@@ -22,16 +22,15 @@ from mlfabric.protocol import (
     UpdateId,
 )
 from mlfabric.scheduler.context import Context
-from mlfabric.scheduler.drifting import DriftWatch
 from mlfabric.scheduler.handing import HandOns, PlannedHandOn
 from mlfabric.scheduler.planning import (
     Plan,
-    Timetable,
     Transfer,
     paced_rate,
 )
 from mlfabric.scheduler.pushes import Pushes
 from mlfabric.scheduler.records import PlannedGet, WaitingGet
+from mlfabric.scheduler.reservations import Reservations
 from mlfabric.scheduler.succession import Coming, Succession
 from mlfabric.specs import Member
 
@@ -48,12 +47,11 @@ class GetTable:
         self.waiting: dict[GetId, WaitingGet] = {}
         self.planned: dict[GetId, PlannedGet] = {}
         self.apart: set[GetId] = set()
-        self.hand_ons = HandOns(context, pushes.spec.name, self._free_links)
+        self._links = Reservations[GetId](context.network, pushes.spec.name, "get")
+        self.hand_ons = HandOns(context, pushes.spec.name, self._links.free)
         self._context = context
         self._pushes = pushes
         self._model = pushes.spec.name
-        self._running = Timetable[GetId]()
-        self._drift = DriftWatch[GetId]()
         self._succession = Succession()
 
     def validate(self) -> None:
@@ -78,7 +76,7 @@ class GetTable:
         for answer in found.gets:
             transfer = found.transfers[answer.transfer]
             by = owners[transfer.inputs[0]] if transfer.inputs else None
-            after = self._reserve(answer.get, transfer)
+            after = self._reserve(answer.get, transfer.path, transfer.profile)
             if (known := self.planned.get(answer.get)) is not None:
                 known.profile = transfer.profile
                 starts.append(self._serve(known, after, answer.reason))
@@ -120,7 +118,7 @@ class GetTable:
                 path=transfer.path,
                 profile=transfer.profile,
             )
-            planned.after = self._reserve(planned.get, transfer)
+            planned.after = self._reserve(planned.get, transfer.path, transfer.profile)
             self.hand_ons.planned[planned.get] = planned
             if above is not None:
                 rate_bps = paced_rate(transfer.profile, transfer.path, self._context.network)
@@ -202,7 +200,7 @@ class GetTable:
             profile=profile,
             version=version,
         )
-        after = self._enter(request.get, path, profile)
+        after = self._reserve(request.get, path, profile)
         yield from self._instruct(planned, after, f"all parts are at version {version.number}")
 
     def cancel(self, get: GetId, reason: str) -> Iterator[Instruction]:
@@ -256,7 +254,7 @@ class GetTable:
             self._succession.over(self._coming(get, {}, self._least_ns(now_ns)), now_ns)
         if own is not None and served:
             own.fetched = True
-            self._free_links(get)
+            self._links.free(get)
         elif own is not None:
             yield from self._drop(own, f"{event.member} reports that {get} broke: {event.detail}")
         elif planned is not None and event.member == planned.source:
@@ -322,18 +320,10 @@ class GetTable:
     def _remove(self, get: GetId) -> None:
         self.planned.pop(get, None)
         self.apart.discard(get)
-        self._free_links(get)
+        self._links.free(get)
 
-    def _reserve(self, get: GetId, transfer: Transfer) -> tuple[GetId, ...]:
-        """Enter a transfer into network and timetable; return which ones the plan ends before it starts."""
-        return self._enter(get, transfer.path, transfer.profile)
-
-    def _enter(self, get: GetId, path: Path, profile: Profile) -> tuple[GetId, ...]:
-        after = self._running.before(path, profile.start_ns)
-        self._context.network.reserve((self._model, "get", get), path, profile)
-        self._running.add(get, self._filled(path, profile), profile)
-        self._drift.note(get, path, profile.start_ns, self._context.network)
-        return after
+    def _reserve(self, get: GetId, path: Path, profile: Profile) -> tuple[GetId, ...]:
+        return self._links.enter(get, path, profile, self._filled(path, profile))
 
     def _filled(self, path: Path, profile: Profile) -> Path:
         """Return the links that a transfer takes half of or more; on others nobody waits for it, however late it is."""
@@ -341,8 +331,3 @@ class GetTable:
         planned_bits = sum(bps * (end_ns - start_ns) for start_ns, end_ns, bps in profile.pieces)
         span_ns = profile.end_ns - profile.start_ns
         return tuple(link for link in path if 2 * planned_bits >= network.rate_bps(link, profile.start_ns) * span_ns)
-
-    def _free_links(self, get: GetId) -> None:
-        self._context.network.release((self._model, "get", get))
-        self._running.remove(get)
-        self._drift.forget(get)

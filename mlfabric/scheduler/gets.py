@@ -54,14 +54,14 @@ class Gets(GetTable):
     def due_ns(self, now_ns: int) -> int | None:
         """Return when waiting gets are to be planned (again), None if none can be."""
         pushes = self._pushes
-        if not self.waiting and self._drift.due_ns is None:
+        if not self.waiting and self._links.due_ns is None:
             return None
         if pushes.whole is not None:
             return None  # parts are served together, see scheduler/shard_gets.py
         ready = pushes.initialised and not pushes.awaited and self._context.is_here(pushes.server)
         if not ready:
             return None
-        due_ns, drift_ns = self._batch_due_ns(now_ns), self._drift.due_ns
+        due_ns, drift_ns = self._batch_due_ns(now_ns), self._links.due_ns
         if drift_ns is None or not any(self._ahead(now_ns)):
             return due_ns
         return drift_ns if due_ns is None else min(drift_ns, due_ns)
@@ -108,7 +108,7 @@ class Gets(GetTable):
 
     def links_changed(self, now_ns: int) -> None:
         """Compare the links' rates with those that plans were made with."""
-        self._drift.look(self._context.network, now_ns)
+        self._links.look(now_ns)
 
     def _ahead(self, now_ns: int) -> Iterator[PlannedGet]:
         """Return what the server is planned to start later."""
@@ -116,12 +116,12 @@ class Gets(GetTable):
 
     def _take_back_ahead(self, now_ns: int) -> list[GetRequested]:
         """Free the links of what is planned to start later, if links have changed; return these gets."""
-        if not self._drift.is_due(now_ns):
+        if not self._links.is_due(now_ns):
             return []
-        self._drift.start_anew(now_ns)
+        self._links.start_anew(now_ns)
         ahead = [planned.request for planned in self._ahead(now_ns)]
         for request in ahead:
-            self._free_links(request.get)
+            self._links.free(request.get)
         return ahead
 
     def held_back(self, worker: str) -> list[str]:

@@ -112,7 +112,7 @@ class PushEnds(PushTable):
         elif event.member == self.server:
             yield from self._update_ended(event, transfer)
         elif event.end is TransferEnd.RECEIVED and self._is_summed(transfer):
-            self._free_links(transfer)
+            self._links.free(transfer)
         yield from self._recount_parts("a part of the iteration has ended")
         return outcome
 
@@ -128,7 +128,7 @@ class PushEnds(PushTable):
         match event.end:
             case TransferEnd.RECEIVED:
                 planned.received = True
-                self._free_links(update)
+                self._links.free(update)
                 yield from self._count_on([planned])
             case TransferEnd.BROKEN if not planned.voided:
                 yield from self._void(planned, f"its transfer broke: {event.detail}", TornBy.BROKEN)
@@ -157,7 +157,7 @@ class PushEnds(PushTable):
             return
         match event.end:
             case TransferEnd.RECEIVED if not by_server:
-                self._free_links(name)
+                self._links.free(name)
             case TransferEnd.RECEIVED:
                 self._sum_received(found)
                 if found.open == set(found.members):
@@ -182,9 +182,9 @@ class PushEnds(PushTable):
         found.received = True
         for member in found.open:
             self.planned[member].received = True
-            self._free_links(member)
+            self._links.free(member)
         for part in found.parts:
-            self._free_links(part.sum)
+            self._links.free(part.sum)
 
     def _count_on(self, arrived: list[PlannedUpdate]) -> Iterator[Instruction]:
         """Count on what the server has all of, whatever it was told meanwhile: it does not let go of that any more."""

@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from mlfabric.network import Path, Profile
 from mlfabric.protocol import (
     CancelSum,
     Committed,
@@ -35,13 +34,13 @@ from mlfabric.protocol import (
 )
 from mlfabric.protocol.lineage import is_in_lineage
 from mlfabric.scheduler.context import SEQ_BITS, Context
-from mlfabric.scheduler.drifting import DriftWatch
 from mlfabric.scheduler.following import Follower
 from mlfabric.scheduler.modes import Clocks, policy_of
 from mlfabric.scheduler.pace import Pace
 from mlfabric.scheduler.parts import Whole
-from mlfabric.scheduler.planning import Timetable, paced_rate
+from mlfabric.scheduler.planning import paced_rate
 from mlfabric.scheduler.records import Lateness, PlannedUpdate, SettledUpdates, TornBy, WaitingUpdate
+from mlfabric.scheduler.reservations import Reservations
 from mlfabric.scheduler.succession import Coming, Succession
 from mlfabric.scheduler.sums import PlannedSum, SumTable
 from mlfabric.specs import Mode, ModelSpec
@@ -109,10 +108,9 @@ class PushTable:
         self.whole: Whole | None = None
         self.refused: list[tuple[UpdateId, Dropped]] = []
         self._context = context
-        self._running = Timetable[TransferId]()
+        self._links = Reservations[TransferId](context.network, spec.name, "push")
         self._lateness = Lateness()
         self._succession = Succession()
-        self._drift = DriftWatch[TransferId]()
         self._pace = Pace()
         self._seq = context.config.epoch << SEQ_BITS
         self._broken_up: set[SumId] = set()
@@ -265,7 +263,7 @@ class PushTable:
             yield from self._tear(self.sums.whole(planned.sum), reason, torn_by)
             return
         planned.voided = True
-        self._free_links(planned.request.update)
+        self._links.free(planned.request.update)
         yield Void(to=self.server, model=self.spec.name, transfer=planned.request.update, reason=reason)
 
     def _tear(self, found: PlannedSum, reason: str, torn_by: TornBy) -> Iterator[Instruction]:
@@ -276,13 +274,13 @@ class PushTable:
         self._context.count.torn[torn_by] += 1
         for member in found.open:
             self.planned[member].voided = True
-            self._free_links(member)
+            self._links.free(member)
         yield Void(to=self.server, model=self.spec.name, transfer=found.root.sum, reason=reason)
         yield from self._cancel(found, reason)
 
     def _cancel(self, found: PlannedSum, reason: str) -> Iterator[Instruction]:
         for part in found.parts:
-            self._free_links(part.sum)
+            self._links.free(part.sum)
             aggregator = part.aggregator
             order = CancelSum(to=aggregator.name, model=self.spec.name, sum=part.sum, reason=reason)
             if self._context.is_live(aggregator.name, aggregator.incarnation):
@@ -352,7 +350,7 @@ class PushTable:
     def _release(self, update: UpdateId) -> None:
         planned = self.planned.pop(update, None)
         self.commit_ns.pop(update, None)
-        self._free_links(update)
+        self._links.free(update)
         if planned is None or planned.sum is None:
             return
         found = self.sums.whole(planned.sum)
@@ -362,23 +360,7 @@ class PushTable:
             return
         self.sums.remove(found)
         for part in found.parts:
-            self._free_links(part.sum)
-
-    def _reserve(self, transfer: TransferId, path: Path, profile: Profile) -> tuple[TransferId, ...]:
-        """Enter a transfer into network and timetable; return which ones the plan ends before it starts."""
-        after = self._running.before(path, profile.start_ns)
-        self._drift.note(transfer, path, profile.start_ns, self._context.network)
-        self._context.network.reserve(self._key(transfer), path, profile)
-        self._running.add(transfer, path, profile)
-        return after
-
-    def _free_links(self, transfer: TransferId) -> None:
-        if self._drift.forget(transfer):  # else it has none: most are free before they are settled
-            self._context.network.release(self._key(transfer))
-            self._running.remove(transfer)
-
-    def _key(self, transfer: TransferId) -> tuple[str, str, TransferId]:
-        return self.spec.name, "push", transfer
+            self._links.free(part.sum)
 
     # Iterations
 

@@ -273,7 +273,7 @@ class Pushes(Sequencing):
         for waiting, hopeless in [(w, why) for w in batch if (why := self._hopeless(w.request, now_ns)) is not None]:
             batch.remove(waiting)
             yield from self._turn_away(waiting.request.update, hopeless)
-        is_drift = self._drift.is_due(now_ns)
+        is_drift = self._links.is_due(now_ns)
         if is_drift:
             yield from self._tear_ahead(now_ns)
         frozen, movable, behind, too_late = self._split(now_ns, len(batch))
@@ -324,11 +324,11 @@ class Pushes(Sequencing):
 
     def links_changed(self, now_ns: int) -> None:
         """Compare the links' rates with those that plans were made with."""
-        self._drift.look(self._context.network, now_ns)
+        self._links.look(now_ns)
 
     def _drift_due_ns(self, now_ns: int) -> int | None:
         """Return when what has not started is to be planned anew, None if nothing is."""
-        due_ns = self._drift.due_ns
+        due_ns = self._links.due_ns
         if due_ns is None:
             return None
         lone = any(self._is_ahead(planned, now_ns) for planned in self.planned.values())
@@ -352,10 +352,10 @@ class Pushes(Sequencing):
 
     def _take_back_ahead(self, movable: list[PlannedUpdate], now_ns: int) -> set[UpdateId]:
         """Free the links of what is planned to start later; return which updates that concerns."""
-        self._drift.start_anew(now_ns)
+        self._links.start_anew(now_ns)
         ahead = {p.request.update for p in movable if self._is_ahead(p, now_ns)}
         for update in ahead:
-            self._free_links(update)
+            self._links.free(update)
         return ahead
 
     def _tear_overdue(self, now_ns: int) -> Iterator[Instruction]:

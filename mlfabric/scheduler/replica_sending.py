@@ -33,6 +33,7 @@ from mlfabric.scheduler.context import Context
 from mlfabric.scheduler.planning import paced_rate
 from mlfabric.scheduler.pushes import Pushes
 from mlfabric.scheduler.records import MemberRecord, PlannedUpdate
+from mlfabric.scheduler.reservations import Reservations
 from mlfabric.specs import Mode
 
 __all__ = ["Entry", "InFlight", "Phase", "ReplicaSending", "Window"]
@@ -99,6 +100,7 @@ class ReplicaSending:
         self.replica: MemberRecord | None = None
         self._context = context
         self._pushes = pushes
+        self._links = Reservations[TransferId](context.network, pushes.spec.name, "replica")
         self._limit = Limit(None, None)
         self._is_primed = False
         self._primary: MemberRecord | None = None
@@ -297,16 +299,13 @@ class ReplicaSending:
         path = self._context.path(source, self.name)
         profile = profile or self._context.network.transfer(path, size_bytes, now_ns)
         if profile is not None and path:
-            self._context.network.reserve(self._key(transfer), path, profile)
+            self._links.enter(transfer, path, profile)
         arrive_ns = now_ns if profile is None else profile.end_ns
         self._in_flight[transfer] = InFlight(source, members, order, arrive_ns)
 
     def _end(self, transfer: TransferId) -> InFlight | None:
-        self._context.network.release(self._key(transfer))
+        self._links.free(transfer)
         return self._in_flight.pop(transfer, None)
-
-    def _key(self, transfer: TransferId) -> tuple[str, str, TransferId]:
-        return self._model, "replica", transfer
 
     # What workers and the primary are told
 

@@ -127,7 +127,7 @@ class Summing(PushEnds):
         ]
         transfers += [(p.profile.start_ns, p.sum, p.path, p.profile) for p in reversed(planned.parts)]
         transfers.sort(key=lambda t: t[0])
-        return {name: self._reserve(name, path, profile) for _, name, path, profile in transfers}
+        return {name: self._links.enter(name, path, profile) for _, name, path, profile in transfers}
 
     def _tell(self, planned: PlannedSum, legs: Sequence[Leg], told: _Told) -> Iterator[Instruction]:
         count, root = len(planned.members), planned.root

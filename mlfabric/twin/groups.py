@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mlfabric.scheduler.drifting import QUARTER
 from mlfabric.scheduler.planning import Plan, Transfer
 from mlfabric.scheduler.records import OVERDUE_SLACK_NS
+from mlfabric.scheduler.reservations import QUARTER
 from mlfabric.scheduler.succession import Coming
 from mlfabric.twin.planned import Legs, Order, Way
 
