@@ -10,7 +10,6 @@ from benchmarks.pictures.lanes import Bar, Lane, groups_of, lanes_of
 from mlfabric.errors import UsageError
 from mlfabric.network import LinkId, Network
 from mlfabric.network.links import CORE
-from mlfabric.scheduler.planning.explaining import summary
 from mlfabric.scheduler.planning.plan import Kind, Plan, Toward, Transfer
 from mlfabric.scheduler.planning.wording import Names
 
@@ -184,7 +183,7 @@ class _Drawing:
         axes.spines[["top", "right", "left"]].set_visible(False)
         axes.grid(axis="x", color="#dddddd", linewidth=0.6)
         axes.set_axisbelow(True)
-        axes.set_title(summary(self.plan), fontsize=10, loc="left", wrap=True)
+        axes.set_title(self.plan.explain().splitlines()[0], fontsize=10, loc="left", wrap=True)
 
     def _legend(self) -> None:
         from matplotlib.lines import Line2D

@@ -11,7 +11,7 @@ from mlfabric.scheduler.planning.plan import Group, Kind, Plan
 from mlfabric.scheduler.planning.problem import Consistency, Shape
 from mlfabric.scheduler.planning.wording import Names, joined, size_text, span_text
 
-__all__ = ["explain", "summary"]
+__all__ = ["explain"]
 
 _MOST_GROUPS = 6
 _MOST_REASONS = 4
@@ -27,11 +27,6 @@ def explain(plan: Plan, network: Network | None = None) -> str:
     parts = [teller.order(), teller.sums(), teller.saving(network), teller.waits(), teller.left_out()]
     parts += [teller.replica(), teller.gets()]
     return "\n".join([teller.summary(), *(f"- {sentence}" for part in parts for sentence in part)])
-
-
-def summary(plan: Plan) -> str:
-    """Say in one line what comes of a plan."""
-    return _Teller(plan).summary()
 
 
 class _Teller:

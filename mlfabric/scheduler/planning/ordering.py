@@ -20,7 +20,6 @@ rank, which is its place by (deadline, worker, id), or by (worker, id) without d
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 from operator import attrgetter
 
 import numpy as np
@@ -94,7 +93,7 @@ class _Batch:
                 max(candidate.ready_ns, self.now_ns),
             )
             if profile is not None:
-                return Ordering(slots=(self._slot(candidate, 1, profile, profile.end_ns, 1),), left=tuple(self.left))
+                return Ordering(slots=(self._slot(candidate, 1, profile, 1),), left=tuple(self.left))
             self.left.append(leaving.unreachable(candidate))
         return Ordering(slots=(), left=tuple(self.left))
 
@@ -131,11 +130,10 @@ class _Batch:
     def ordering(self, found: Places) -> Ordering:
         """Make the result: slots and reasons are made when they are looked at."""
         ranked = [self.ranked[rank] for rank in found.ranks]
-        commit_ns = list(accumulate(found.end_ns, max))
 
         def slot(n: int) -> Slot:
             profile = ranked[n].in_flight or found.profile(n)
-            return self._slot(ranked[n], n + 1, profile, commit_ns[n], found.binding)
+            return self._slot(ranked[n], n + 1, profile, found.binding)
 
         for rank, position, end_ns in found.left:
             candidate = self.ranked[rank]
@@ -149,7 +147,7 @@ class _Batch:
         placed = columns_of(ranked, profiles, self.now_ns)
         return Ordering(slots=Lazy(len(ranked), slot), left=tuple(self.left), placed=placed)
 
-    def _slot(self, candidate: Candidate, position: int, profile: Profile, commit_ns: int, binding: int) -> Slot:
+    def _slot(self, candidate: Candidate, position: int, profile: Profile, binding: int) -> Slot:
         deadline = None if self.tau_max is None else candidate.computed_from + self.shift
         is_due = deadline is not None and deadline <= binding
         pick = Pick.DEADLINE if is_due else Pick.SHORTEST
@@ -157,10 +155,8 @@ class _Batch:
             update=candidate.update,
             position=position,
             profile=profile,
-            commit_ns=max(commit_ns, self.now_ns),
             pick=pick if candidate.in_flight is None else Pick.IN_FLIGHT,
             deadline=deadline,
-            planned_ns=self.now_ns,
         )
 
 

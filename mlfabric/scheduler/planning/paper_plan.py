@@ -92,10 +92,8 @@ def _slots(placed: Sequence[Choice], tau_max: int | None, state: FabricState) ->
             update=choice.update.update,
             position=position,
             profile=choice.profiles[0],
-            commit_ns=choice.end_ns,
             pick=_pick(choice.update, deadline == position),
             deadline=deadline,
-            planned_ns=state.now_ns,
         )
 
 

@@ -119,7 +119,7 @@ def _directly(batch: Batch, ordering: Ordering, network: Network, state: FabricS
 
 def _forwarded(batch: Batch, ordering: Ordering, state: FabricState, config: PlannerConfig, world: World) -> Plan:
     """Let the best of the allowed shapes bring the updates to the primary, then plan what the replica gets."""
-    lot = _lot(ordering, batch)
+    lot = _lot(ordering, batch, state.now_ns)
     forwarding = _best(lot, world, state, config)
     bounded = state.replica is not None and config.div_max is not None
     norms = {candidate.update: candidate.norm for candidate in batch.updates} if bounded else {}
@@ -165,13 +165,12 @@ def _forwarded(batch: Batch, ordering: Ordering, state: FabricState, config: Pla
     )
 
 
-def _lot(ordering: Ordering, batch: Batch) -> Lot:
+def _lot(ordering: Ordering, batch: Batch, now_ns: int) -> Lot:
     """Make columns of an ordering, if it has not brought them."""
     placed = ordering.placed
     if placed is None:
         of = {candidate.update: candidate for candidate in batch.updates}
         profiles = Profiles.of([slot.profile for slot in ordering.slots])
-        now_ns = ordering.slots[0].planned_ns if ordering.slots else 0
         placed = columns_of([of[slot.update] for slot in ordering.slots], profiles, now_ns)
     fixed = max((i + 1 for i, planned in enumerate(placed.planned) if not planned), default=0)
     return Lot(

@@ -57,25 +57,15 @@ class Slot:
     Args:
         position: from 1; the update is applied to version ``v_init + position - 1``.
         profile: when it is sent how fast.
-        commit_ns: when it and all before it have arrived.
         pick: why it was reserved when it was.
         deadline: the last position that keeps its delay bound; None without a bound.
-        planned_ns: when this was planned.
     """
 
     update: UpdateId
     position: int
     profile: Profile
-    commit_ns: int
     pick: Pick
     deadline: int | None
-    planned_ns: int
-
-    @property
-    def reason(self) -> str:
-        """Say in words, with figures, why it has this place."""
-        joint = ", " if self.pick is Pick.DEADLINE else ": "
-        return f"{self.why}{joint}{_ms(self.profile.end_ns - self.planned_ns)} ms"
 
     @property
     def why(self) -> str:
@@ -135,8 +125,4 @@ class GetSlot:
         """Say in words, with figures, why it has this place."""
         if self.profile is None:
             return "a link on its path has no capacity"
-        return f"{Pick.SHORTEST.value}: {_ms(self.profile.end_ns - self.planned_ns)} ms"
-
-
-def _ms(span_ns: int) -> str:
-    return f"{max(0, span_ns) / 1e6:.1f}"
+        return f"{Pick.SHORTEST.value}: {max(0, self.profile.end_ns - self.planned_ns) / 1e6:.1f} ms"

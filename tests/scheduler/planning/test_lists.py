@@ -68,8 +68,7 @@ def test_lists_are_ordered_one_after_the_other_over_what_the_earlier_left(seed):
         listed = {c.update: c for c in updates if c.clock == clock}
         one = order(list(listed.values()), free, "s", v_init=7, tau_max=None, now_ns=now_ns)
         for slot in one.slots:
-            commit_ns = max(slot.commit_ns, slots[-1].commit_ns if slots else now_ns)
-            slots.append(replace(slot, position=len(slots) + 1, commit_ns=commit_ns))
+            slots.append(replace(slot, position=len(slots) + 1))
             if listed[slot.update].in_flight is None:
                 free.reserve(("list", slot.update), free.path(listed[slot.update].source, "s"), slot.profile)
         left |= {(one.update, one.cause, one.reason) for one in one.left}
