@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from itertools import groupby
 
 from mlfabric.network import Profile
-from mlfabric.protocol import Drop, Dropped, Instruction, PushRequested, TransferId, UpdateId
+from mlfabric.protocol import Dropped, Instruction, PushRequested, TransferId, UpdateId
 from mlfabric.scheduler.planning import Commit, Plan, Shape, Transfer
 from mlfabric.scheduler.records import PlannedUpdate, TornBy
 from mlfabric.scheduler.summing import Summing
@@ -26,7 +26,7 @@ class Arranging(Summing):
             if planned is not None:
                 yield from self._void(planned, left.reason, TornBy.REFUSED)
             else:
-                yield from self._turn_away(update, Dropped(cause=left.cause, detail=left.reason))
+                yield from self._end(update, Dropped(cause=left.cause, detail=left.reason))
 
     def _arrange(
         self, found: Plan, adders: Mapping[str, Member], last_seq: int, there_ns: int, now_ns: int
@@ -76,14 +76,6 @@ class Arranging(Summing):
     def _send_alone(self, commit: Commit, profile: Profile, seq: int) -> Iterator[Instruction]:
         planned, after = self._take(self.waiting[commit.update].request, profile, seq)
         yield from self._instruct(planned, after, commit.reason)
-
-    def _turn_away(self, update: UpdateId, refusal: Dropped) -> Iterator[Instruction]:
-        """Settle an update that no plan holds: it will not be sent, and no iteration is to wait for it."""
-        self.waiting.pop(update, None)
-        self._forget(update)
-        self._enter_outcome(update, refusal)
-        yield Drop(to=update.worker, model=self.spec.name, update=update, cause=refusal.cause, reason=refusal.detail)
-        yield from self._recount_parts(f"{update} is dropped")
 
     def _take(self, request: PushRequested, profile: Profile, seq: int) -> tuple[PlannedUpdate, tuple[TransferId, ...]]:
         """Plan an update that goes to the server by itself; return what it starts after."""

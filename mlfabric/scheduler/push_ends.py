@@ -323,43 +323,22 @@ class PushEnds(PushTable):
 
     # A part of a model
 
-    def let_drop(self, update: UpdateId, refusal: Dropped) -> Iterator[Instruction]:
-        """Bring about that this part of a push which is dropped is dropped as well; called again until it is.
+    def let_end(self, update: UpdateId, outcome: Dropped | Committed) -> Iterator[Instruction]:
+        """Bring about that this part of a push ends as the whole does; called again until it does.
 
-        What is complete at the server is dropped there; what is not is voided first, so that nothing that is on its way
-        can bring it back.
+        It is dropped, or counts as committed and goes no further: then its worker was told. What is complete at the
+        server is dropped there; what is not is voided first, so that nothing that is on its way can bring it back.
         """
+        cause, reason, torn_by = DropReason.ROLLED_BACK, "it was committed, and lost since", TornBy.SERVER_BACK
+        if isinstance(outcome, Dropped):
+            cause, reason, torn_by = outcome.cause, outcome.detail, TornBy.REFUSED
         planned = self.planned.get(update)
         if planned is None:
-            self.waiting.pop(update, None)
-            self._forget(update)
-            self._enter_outcome(update, refusal)
-            if self._context.is_live(update.worker, update.incarnation):
-                yield Drop(
-                    to=update.worker, model=self.spec.name, update=update, cause=refusal.cause, reason=refusal.detail
-                )
-            yield from self._recount_parts(f"{update} is dropped")
+            yield from self._end(update, outcome)
         elif planned.received:
-            yield Drop(to=self.server, model=self.spec.name, update=update, cause=refusal.cause, reason=refusal.detail)
-        elif not planned.voided:
-            yield from self._void(planned, refusal.detail, TornBy.REFUSED)
-
-    def let_be_lost(self, update: UpdateId, outcome: Committed) -> Iterator[Instruction]:
-        """Bring about that this part of a push counts as committed, and goes no further; called again until it does.
-
-        Its worker was told; what is complete at the server is dropped there, what is not is voided first.
-        """
-        planned, reason = self.planned.get(update), "it was committed, and lost since"
-        if planned is None:
-            self.waiting.pop(update, None)
-            self._forget(update)
-            self._enter_outcome(update, outcome)
-            yield from self._recount_parts(f"{update} was lost")
-        elif planned.received:
-            cause = DropReason.ROLLED_BACK
             yield Drop(to=self.server, model=self.spec.name, update=update, cause=cause, reason=reason)
         elif not planned.voided:
-            yield from self._void(planned, reason, TornBy.SERVER_BACK)
+            yield from self._void(planned, reason, torn_by)
 
     def expect_again(self, update: UpdateId, reason: str) -> Iterator[Instruction]:
         """Tell the server the bound that holds now for an update that is there by itself."""

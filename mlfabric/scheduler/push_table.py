@@ -18,6 +18,7 @@ from itertools import pairwise
 from mlfabric.protocol import (
     CancelSum,
     Committed,
+    Drop,
     Dropped,
     DropReason,
     Expect,
@@ -325,6 +326,17 @@ class PushTable:
         self._enter_outcome(update, outcome)
         if self.waiting.pop(update, None) is not None:
             yield Resolve(to=update.worker, update=update, outcome=outcome, reason="the server had it")
+
+    def _end(self, update: UpdateId, outcome: Dropped | Committed) -> Iterator[Instruction]:
+        """Settle an update that no plan holds: it goes no further, and no iteration is to wait for it."""
+        self.waiting.pop(update, None)
+        self._forget(update)
+        self._enter_outcome(update, outcome)
+        words = "is dropped" if isinstance(outcome, Dropped) else "was lost"
+        if isinstance(outcome, Dropped) and self._context.is_live(update.worker, update.incarnation):
+            cause, reason = outcome.cause, outcome.detail
+            yield Drop(to=update.worker, model=self.spec.name, update=update, cause=cause, reason=reason)
+        yield from self._recount_parts(f"{update} {words}")
 
     def _enter_outcome(self, update: UpdateId, outcome: Outcome) -> None:
         if isinstance(outcome, Committed):

@@ -90,7 +90,7 @@ class Pushes(Sequencing):
             else:
                 self.waiting[update] = WaitingUpdate(event, now_ns)
         elif planned is None and (refusal := self._refusal(event)) is not None:
-            yield from self._turn_away(update, refusal)
+            yield from self._end(update, refusal)
         elif update in self.waiting:
             self.waiting[update].request = event
         else:
@@ -261,18 +261,18 @@ class Pushes(Sequencing):
         """Order everything that is not committed and instruct whoever is concerned."""
         yield from self._tear_overdue(now_ns)
         for update, refusal in list(self._outdated()):
-            yield from self._turn_away(update, refusal)
+            yield from self._end(update, refusal)
         batch = self.ready()
         for waiting in [w for w in batch if self._goes_at_once(w)]:
             batch.remove(waiting)
             if waiting.request.kind is UpdateKind.INITIAL and (superfluous := self._superfluous()) is not None:
-                yield from self._turn_away(waiting.request.update, superfluous)
+                yield from self._end(waiting.request.update, superfluous)
             else:
                 yield from self._plan_at_once(waiting, now_ns)
         self._pace.look(self.version.number, now_ns)
         for waiting, hopeless in [(w, why) for w in batch if (why := self._hopeless(w.request, now_ns)) is not None]:
             batch.remove(waiting)
-            yield from self._turn_away(waiting.request.update, hopeless)
+            yield from self._end(waiting.request.update, hopeless)
         is_drift = self._links.is_due(now_ns)
         if is_drift:
             yield from self._tear_ahead(now_ns)

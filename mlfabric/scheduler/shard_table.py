@@ -287,7 +287,7 @@ class ShardTable:
                 continue
             if is_there:
                 known.told.add(shard)
-            yield from pushes.let_drop(part, known.doomed)
+            yield from pushes.let_end(part, known.doomed)
 
     def _let_be_lost(self, push: UpdateId, known: OpenPush, outcome: Committed) -> Iterator[Instruction]:
         is_gone = self._is_gone(push)
@@ -302,7 +302,7 @@ class ShardTable:
                 continue
             if is_there:
                 known.told.add(shard)
-            yield from pushes.let_be_lost(part, outcome)
+            yield from pushes.let_end(part, outcome)
 
     def _forget(self, push: UpdateId) -> None:
         del self.open[push]
