@@ -257,10 +257,8 @@ class ShardTable:
                 self._doom(push, self._rolled_back(computed_from))
             elif known.is_heard and not complete:
                 self._doom(push, Dropped(cause=DropReason.ROLLED_BACK, detail=f"{push.worker} knows that it is over"))
-            if known.doomed is not None:
-                yield from self._let_drop(push, known)
-            elif known.lost is not None:
-                yield from self._let_be_lost(push, known, known.lost)
+            if (outcome := known.doomed or known.lost) is not None:
+                yield from self._let_end(push, known, outcome)
             if self._is_over(push):
                 self._forget(push)
             elif not complete or known.lost is not None:
@@ -279,25 +277,19 @@ class ShardTable:
         if not any(part in pushes.waiting or part in pushes.planned for _, pushes, part in self._parts_of(push)):
             del self.open[push]
 
-    def _let_drop(self, push: UpdateId, known: OpenPush) -> Iterator[Instruction]:
-        assert known.doomed is not None, "only what is doomed is dropped"
-        for shard, pushes, part in self._parts_of(push):
-            is_there = _is_received(pushes, part)
-            if (_is_closed(pushes, part) and part not in pushes.planned) or (is_there and shard in known.told):
-                continue
-            if is_there:
-                known.told.add(shard)
-            yield from pushes.let_end(part, known.doomed)
-
-    def _let_be_lost(self, push: UpdateId, known: OpenPush, outcome: Committed) -> Iterator[Instruction]:
-        is_gone = self._is_gone(push)
+    def _let_end(self, push: UpdateId, known: OpenPush, outcome: Dropped | Committed) -> Iterator[Instruction]:
+        """Bring about that every part of a push that is doomed, or was lost, ends so."""
+        is_gone = isinstance(outcome, Committed) and self._is_gone(push)
         for shard, pushes, part in self._parts_of(push):
             if _is_closed(pushes, part) and part not in pushes.planned:
                 continue
-            if shard not in known.answered and self._context.is_live(push.worker, push.incarnation):
-                known.answered.add(shard)
-                yield Resolve(to=push.worker, update=part, outcome=outcome, reason="it was committed, and lost since")
-            is_there, is_heard = _is_received(pushes, part), is_gone or known.is_heard or pushes.settled.is_over(part)
+            is_there, is_heard = _is_received(pushes, part), True
+            if isinstance(outcome, Committed):
+                if shard not in known.answered and self._context.is_live(push.worker, push.incarnation):
+                    known.answered.add(shard)
+                    reason = "it was committed, and lost since"
+                    yield Resolve(to=push.worker, update=part, outcome=outcome, reason=reason)
+                is_heard = is_gone or known.is_heard or pushes.settled.is_over(part)
             if is_there and (shard in known.told or not is_heard):
                 continue
             if is_there:
