@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from benchmarks.testbed.catalogue import cell_named
 from benchmarks.testbed.judging import Curve
 from benchmarks.testbed.spec import CellResult, CellSpec, Commits, Machine
 
@@ -53,3 +54,10 @@ def result_for(
         commits=Commits(workers=tuple(range(spec.workers)) * 2, delays=(0,) * (2 * spec.workers)),
         machine=replace(MACHINE, cpu_saturated_share=0.5 if saturated else 0.0),
     )
+
+
+def run_of(system: str, seconds_per_iteration: float = 0.5, *, cell: str = "C1-N1", seed: int = 0) -> CellResult:
+    """Return a result of a system in a cell."""
+    where = cell_named(cell)
+    spec = replace(SPEC, system=system, seed=seed, compute=where.compute, network=where.network)
+    return result_for(spec, seconds_per_iteration=seconds_per_iteration)

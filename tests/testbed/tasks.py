@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import sys
 import time
 from pathlib import Path
 from typing import NoReturn
@@ -29,21 +28,9 @@ def fail(word: str) -> NoReturn:
     raise ValueError(f"raised {word}")
 
 
-def leave(code: int) -> NoReturn:
-    """End the process as sys.exit does."""
-    raise SystemExit(code)
-
-
 def crash() -> None:
     """Be killed by the kernel."""
     os.kill(os.getpid(), signal.SIGSEGV)
-
-
-def echo() -> None:
-    """Send back whatever comes, until None."""
-    parent = to_parent()
-    while (what := parent.recv()) is not None:
-        parent.send(what)
 
 
 def unpicklable() -> object:
@@ -77,8 +64,3 @@ def never_end() -> None:
 def threads() -> int:
     """Return how many threads a child begins with."""
     return len(os.listdir("/proc/self/task"))
-
-
-def is_imported(module: str) -> bool:
-    """Tell whether a module has been imported already."""
-    return module in sys.modules

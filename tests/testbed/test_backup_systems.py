@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,9 +16,9 @@ from benchmarks.testbed.news import TEXTS
 from benchmarks.testbed.processes import Launcher
 from benchmarks.testbed.runs import Backup, BackupKind, Consistency, Place, RunPlan, worker_name
 from benchmarks.testbed.systems import chained, checkpointed, fabric, replicated
-from benchmarks.testbed.systems.fabric_members import REPLICA, SCHEDULER, SERVER, monitor_config
+from benchmarks.testbed.systems.fabric_members import SCHEDULER, monitor_config
 from benchmarks.testbed.workload import WorkloadSpec
-from mlfabric.errors import UnavailableError, UsageError
+from mlfabric.errors import UnavailableError
 from mlfabric.twin.settings import COMPUTE
 from tests.testbed.digits import needs_digits
 
@@ -159,30 +158,3 @@ def test_the_monitor_reports_as_often_as_the_plan_says_in_dilated_time():
     )
     assert monitor_config(place, replace(PLAN, dilation=2.0)).report_interval_s == 0.4
     assert monitor_config(place, replace(PLAN, report_every_s=2.0, dilation=3.0)).report_interval_s == 6.0
-
-
-def test_a_replica_follows_as_the_plan_says():
-    names = [SCHEDULER, SERVER, REPLICA]
-    place = Place(name=REPLICA, rank=None, workers=1, addresses=dict.fromkeys(names, "127.0.0.1"), interface="lo")
-    bounded = replicated.options_of(place, replace(PLAN, backup=Backup(kind=BackupKind.REPLICA, lead_updates=7)))
-
-    assert (bounded.replica_of, bounded.div_max_updates) == (SERVER, 7)
-
-
-def test_the_disk_takes_time_for_a_file_and_keeps_nothing_of_it(tmp_path: Path):
-    assert checkpointed.disk_time_s(tmp_path, 1000) > 0
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("kind", "lead", "allowed"),
-    [
-        (BackupKind.NONE, 1, "allowed: 0"),
-        (BackupKind.CHAIN, 1, "allowed: 0"),
-        (BackupKind.REPLICA, -1, "allowed: 0 or more"),
-        (BackupKind.CHECKPOINT, 0, "allowed: 1 or more"),
-    ],
-)
-def test_a_lead_that_a_backup_cannot_have_is_refused(kind: BackupKind, lead: int, allowed: str):
-    with pytest.raises(UsageError, match=allowed):
-        Backup(kind=kind, lead_updates=lead)

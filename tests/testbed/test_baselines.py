@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from benchmarks.testbed.runs import (
     NS_PER_S,
@@ -25,11 +24,11 @@ from benchmarks.testbed.runs import (
     worker_name,
 )
 from benchmarks.testbed.systems import parameter_server, ring, ring_overlap, tree
-from benchmarks.testbed.systems.sgd import Momentum
 from benchmarks.testbed.workload import WorkloadSpec
-from mlfabric.errors import TransferError, UsageError
+from mlfabric.errors import TransferError
 from mlfabric.twin.settings import COMPUTE
 from tests.testbed.digits import needs_digits
+from tests.testbed.steps import in_one_process, in_order
 
 STEPS = 4
 WORKERS = 5
@@ -96,20 +95,6 @@ def run(parts: Sequence[tuple[Part, Place]], plan: RunPlan) -> list[Any]:
             theirs.close()
 
 
-def in_one_process(plan: RunPlan, workers: int = WORKERS) -> list[np.ndarray]:
-    """Return the models before each of the synchronous steps and after the last, computed the dumb way."""
-    workload = plan.workload.build()
-    weights = workload.initial().astype(np.float64)
-    velocity = np.zeros_like(weights)
-    models = [workload.initial()]
-    for step in range(STEPS):
-        gradients = [workload.gradient(models[-1], worker, step)[0] for worker in range(workers)]
-        velocity = plan.momentum * velocity + np.mean(gradients, axis=0)
-        weights -= plan.learning_rate * velocity
-        models.append(weights.astype(np.float32))
-    return models
-
-
 def losses_of(plan: RunPlan, models: Sequence[np.ndarray], rank: int) -> list[float]:
     workload = plan.workload.build()
     return [workload.gradient(model, rank, step)[1] for step, model in enumerate(models[:STEPS])]
@@ -119,7 +104,7 @@ def losses_of(plan: RunPlan, models: Sequence[np.ndarray], rank: int) -> list[fl
 def test_an_all_reduce_trains_as_one_process_would_with_all_batches(system: Any, free_port: int):
     logs = run([(system.worker, place(rank, free_port)) for rank in range(WORKERS)], PLAN)
 
-    models = in_one_process(PLAN)
+    models = in_one_process(PLAN, WORKERS)
     first, last = logs[0].snapshots[0], logs[0].snapshots[-1]
     assert (first.updates, last.updates) == (0, STEPS)
     np.testing.assert_array_equal(first.weights, models[0])
@@ -129,24 +114,19 @@ def test_an_all_reduce_trains_as_one_process_would_with_all_batches(system: Any,
         assert log.began_ns == logs[0].began_ns
         assert log.losses == pytest.approx(losses_of(PLAN, models, rank), abs=1e-5)
         assert (log.snapshots == ()) == (rank > 0)
-        _in_order(log)
+        in_order(log)
+    if system is tree:
+        sent_to_parents(logs)
 
 
-def test_a_tree_says_what_was_sent_to_which_parent_and_when(free_port: int):
-    logs = run([(tree.worker, place(rank, free_port)) for rank in range(WORKERS)], PLAN)
-
+def sent_to_parents(logs: Sequence[WorkerLog]) -> None:
+    """Check that workers of a tree say what they sent to which parent, and when."""
     assert logs[0].forwarded is None
-    assert [log.forwarded.to for log in logs[1:]] == ["w0", "w0", "w1", "w1"]
-    for log in logs[1:]:
-        np.testing.assert_array_equal(log.forwarded.began_ns, log.computed_ns)
-        assert log.forwarded.n_bytes.tolist() == [50_890 * 4] * STEPS
-
-
-def _in_order(log: WorkerLog) -> None:
-    """Check that a log's times are those of steps one after the other."""
-    assert len(log.started_ns) == len(log.computed_ns) == len(log.ended_ns) == len(log.losses)
-    times_ns = np.stack([log.started_ns, log.computed_ns, log.ended_ns], axis=1).ravel()
-    assert (np.diff(np.concatenate([[log.began_ns], times_ns])) >= 0).all()
+    sent = [log.forwarded for log in logs[1:] if log.forwarded is not None]
+    assert [one.to for one in sent] == ["w0", "w0", "w1", "w1"]
+    for log, one in zip(logs[1:], sent, strict=True):
+        np.testing.assert_array_equal(one.began_ns, log.computed_ns)
+        assert one.n_bytes.tolist() == [50_890 * 4] * STEPS
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -174,7 +154,7 @@ def served(plan: RunPlan, port: int) -> tuple[ServerLog, list[WorkerLog]]:
 
 def test_a_synchronous_server_trains_as_one_process_would_with_all_batches(free_port: int):
     server, workers = served(PLAN, free_port)
-    models = in_one_process(PLAN)
+    models = in_one_process(PLAN, WORKERS)
     assert server.snapshots[-1].updates == STEPS
     np.testing.assert_allclose(server.snapshots[-1].weights, models[-1], atol=1e-6)
     assert server.workers.tolist() != []
@@ -183,7 +163,7 @@ def test_a_synchronous_server_trains_as_one_process_would_with_all_batches(free_
     for rank, log in enumerate(workers):
         assert (log.rank, log.began_ns) == (rank, server.began_ns)
         assert log.losses == pytest.approx(losses_of(PLAN, models, rank), abs=1e-5)
-        _in_order(log)
+        in_order(log)
 
 
 def test_an_asynchronous_server_takes_every_gradient_on_the_model_that_it_had_answered_with(free_port: int):
@@ -192,7 +172,7 @@ def test_an_asynchronous_server_takes_every_gradient_on_the_model_that_it_had_an
     assert np.bincount(server.workers).tolist() == [STEPS] * WORKERS
     assert server.snapshots[-1].updates == STEPS * WORKERS
     for log in workers:
-        _in_order(log)
+        in_order(log)
 
     model, losses = replayed(plan, server)
     np.testing.assert_allclose(server.snapshots[-1].weights, model, atol=1e-6)
@@ -232,36 +212,6 @@ def _error_of_worker(at: Place, ours: Connection) -> None:
         parameter_server.worker(at, PLAN)
     except TransferError as error:
         ours.send(str(error))
-
-
-def test_momentum_steps_as_torchs_own_optimizer():
-    random = np.random.default_rng(0)
-    weights = random.normal(size=50).astype(np.float32)
-    parameter = torch.nn.Parameter(torch.from_numpy(weights.copy()))
-    theirs = torch.optim.SGD([parameter], lr=0.2, momentum=0.9)
-    ours = Momentum(weights, step_size=0.2, momentum=0.9)
-    for _ in range(5):
-        parameter.grad = torch.from_numpy(random.normal(size=50).astype(np.float32))
-        theirs.step()
-        ours.step(parameter.grad)
-    torch.testing.assert_close(torch.from_numpy(weights), parameter.data)
-
-
-def test_a_service_host_has_no_workers_rank():
-    with pytest.raises(UsageError, match="server"):
-        _ = place(None, 1).own_rank
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"dilation": 0.5}, {"learning_rate": 0.0}, {"momentum": 1.0}, {"duration_s": 0.0}, {"max_steps": 0}]
-)
-def test_a_plan_that_cannot_be_is_refused_with_what_is_allowed(wrong: dict[str, Any]):
-    with pytest.raises(UsageError, match="allowed"):
-        replace(PLAN, **wrong)
-
-
-def test_an_asynchronous_update_steps_one_worker_th_as_far():
-    assert replace(PLAN, consistency=Consistency.ASYNCHRONOUS).step_size(30) == pytest.approx(PLAN.step_size(30) / 30)
 
 
 def test_snapshots_are_copies_no_closer_than_asked_and_end_with_the_last_model():

@@ -19,6 +19,7 @@ from benchmarks.testbed.workload import WorkloadSpec
 from mlfabric.errors import UnavailableError
 from mlfabric.twin.settings import COMPUTE
 from tests.testbed.digits import needs_digits
+from tests.testbed.steps import in_one_process, in_order
 
 pytestmark = [
     pytest.mark.processes,
@@ -81,13 +82,6 @@ def came_to(log: WorkerLog) -> Forwarded:
     return log.forwarded
 
 
-def in_order(log: WorkerLog) -> None:
-    """Check that a log has the times of all steps, one after the other."""
-    assert len(log.started_ns) == len(log.computed_ns) == len(log.ended_ns) == len(log.losses)
-    times_ns = np.stack([log.started_ns, log.computed_ns, log.ended_ns], axis=1).ravel()
-    assert (np.diff(np.concatenate([[log.began_ns], times_ns])) >= 0).all()
-
-
 @BOTH
 def test_asynchronous_workers_log_every_step_and_what_became_of_every_update(bed, launcher, system):
     logs = run(bed, launcher, replace(PLAN, consistency=Consistency.ASYNCHRONOUS), system)
@@ -122,17 +116,4 @@ def test_synchronous_workers_step_as_one_process_would_with_all_batches(bed, lau
         assert log.dropped == 0
     last = logs.workers[0].snapshots[-1]
     assert last.updates == STEPS
-    np.testing.assert_allclose(last.weights, in_one_process(), atol=1e-6)
-
-
-def in_one_process() -> np.ndarray:
-    """Return the model after all steps along the mean of all workers' gradients, with momentum."""
-    workload = PLAN.workload.build()
-    weights = workload.initial().astype(np.float64)
-    velocity = np.zeros_like(weights)
-    for step in range(STEPS):
-        model = weights.astype(np.float32)
-        gradients = [workload.gradient(model, rank, step)[0] for rank in range(WORKERS)]
-        velocity = PLAN.momentum * velocity + np.mean(gradients, axis=0)
-        weights -= PLAN.learning_rate * velocity
-    return weights.astype(np.float32)
+    np.testing.assert_allclose(last.weights, in_one_process(PLAN, WORKERS)[-1], atol=1e-6)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import logging
 import os
 
 import numpy as np
@@ -8,7 +7,6 @@ import numpy as np
 from benchmarks.testbed.forwarding import ForwardingFile, by_rate
 from benchmarks.testbed.runs import Forwarded, WorkerLog
 from benchmarks.testbed.spec import ForwardedByRate
-from mlfabric.telemetry import FORWARDING_LOG
 from mlfabric.telemetry.forwarding import note_forwarding
 from mlfabric.twin.settings import Direction
 
@@ -56,27 +54,6 @@ def test_a_fork_writes_down_what_crossed_a_link_and_its_parent_reads_it():
     assert found.to == "w0"
     assert found.began_ns.tolist() == [7, 10]
     assert found.n_bytes.tolist() == [100, 50]
-
-
-def test_after_the_block_nobody_listens_any_more():
-    log = logging.getLogger(FORWARDING_LOG)
-    with ForwardingFile() as came:
-        came.listen()
-        assert log.isEnabledFor(logging.DEBUG)
-
-    assert log.handlers == []
-    assert not log.isEnabledFor(logging.DEBUG)
-
-
-def test_the_log_says_in_words_what_its_record_says_as_a_value(caplog):
-    with caplog.at_level(logging.DEBUG, FORWARDING_LOG):
-        note_forwarding("w1", "w0", 100, 1_000_000, 3_500_000)
-
-    (record,) = caplog.records
-    assert record.getMessage() == "100 bytes of updates from w1 to be summed on w0, in 2.5 ms"
-    found = record.forwarded
-    assert (found.from_host, found.to_host, found.n_bytes) == ("w1", "w0", 100)
-    assert (found.began_ns, found.ended_ns) == (1_000_000, 3_500_000)
 
 
 def test_bytes_count_by_what_the_receivers_link_carried_when_they_began():

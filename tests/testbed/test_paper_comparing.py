@@ -191,16 +191,5 @@ def test_the_report_has_every_row_and_what_failed():
     assert all(title in page for title, *_ in verdicts(found["rows"]))
 
 
-@pytest.mark.parametrize(("server_weather", "words"), [(False, "server and replica keep"), (True, "workers, server")])
-def test_the_report_says_whether_the_servers_link_changes(server_weather, words):
-    found = _found([_run("ring", 1.0)])
-    found["settings"]["server_weather"] = server_weather
-    assert words in markdown(found, ())
-
-
-def test_a_report_of_nothing_says_that_nothing_was_measured():
-    assert markdown(_found([]), ()).count("Not measured.") == 14
-
-
 def test_every_system_can_be_loaded_by_its_name():
     assert all(hasattr(system.load(), "worker") for system in SYSTEMS.values())

@@ -4,23 +4,19 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.testbed.catalogue import SYSTEMS, cell_named
+from benchmarks.testbed.catalogue import SYSTEMS
 from benchmarks.testbed.comparing import Measured
-from benchmarks.testbed.further_report import WRITERS, verdicts
 from benchmarks.testbed.further_rows import backups, forwarded, reporting_lag, topics
 from benchmarks.testbed.judging import Curve
 from benchmarks.testbed.runs import BackupCost
 from benchmarks.testbed.spec import ForwardedByRate
-from benchmarks.testbed.summary import row_values
-from tests.testbed.made_up import SPEC, result_for
+from tests.testbed.made_up import run_of
 
 TARGET = 0.88
 
 
 def _run(system, seconds_per_iteration=0.5, *, seed=0, cell="C1-N1", **changes):
-    where = cell_named(cell)
-    spec = replace(SPEC, system=system, seed=seed, compute=where.compute, network=where.network)
-    return replace(result_for(spec, seconds_per_iteration=seconds_per_iteration), **changes)
+    return replace(run_of(system, seconds_per_iteration, seed=seed, cell=cell), **changes)
 
 
 def _sent(slow_bytes, fast_bytes):
@@ -154,13 +150,3 @@ def test_a_replica_that_adds_nothing_is_any_number_of_times_as_cheap():
 
 def test_without_its_runs_a_backup_has_no_verdict():
     assert _backups(replica_strict=4)["reached"] is None
-
-
-def test_the_report_says_it_in_short_and_at_length():
-    measured = Measured([_run("fabric-async"), _backed_up("replica-20", 0.2, 100), _backed_up("chain", 7, 300)])
-    rows = row_values(measured, TARGET)
-
-    (backups_row,) = [row for row in verdicts(rows) if row[0].startswith("Replication")]
-    assert backups_row[1:] == ("-x less; 35.0x; -", "5.6x less; up to 30x; 6x", "-")
-    assert "| mlfabric, chain replication | 0 | 5 | 7.00 | - |" in WRITERS["backups"](rows["backups"])
-    assert [words for words in (writer(rows[name]) for name, writer in WRITERS.items()) if "Not measured." in words]

@@ -1,29 +1,19 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
-from benchmarks.testbed.catalogue import SYSTEMS, cell_named
+from benchmarks.testbed.catalogue import SYSTEMS
 from benchmarks.testbed.comparing import Measured
-from benchmarks.testbed.further_report import WRITERS, verdicts
 from benchmarks.testbed.overlap_row import WITHOUT, overlap
 from benchmarks.testbed.runs import Consistency
-from benchmarks.testbed.summary import row_values
-from tests.testbed.made_up import SPEC, result_for
+from tests.testbed.made_up import run_of
 
 TARGET = 0.8
 
 
-def _run(system, seconds_per_iteration, *, seed=0, cell="C1-N1"):
-    where = cell_named(cell)
-    spec = replace(SPEC, system=system, seed=seed, compute=where.compute, network=where.network)
-    return result_for(spec, seconds_per_iteration=seconds_per_iteration)
-
-
 def _both_sides(**with_overlap):
-    without = [_run("ring", 0.5), _run("fabric-sync", 0.4), _run("fabric-async", 0.3)]
-    return [*without, *(_run(name.replace("_", "-"), s) for name, s in with_overlap.items())]
+    without = [run_of("ring", 0.5), run_of("fabric-sync", 0.4), run_of("fabric-async", 0.3)]
+    return [*without, *(run_of(name.replace("_", "-"), s) for name, s in with_overlap.items())]
 
 
 def test_each_side_is_compared_with_itself_without_overlap_and_with_the_ring_that_overlaps_too():
@@ -42,7 +32,7 @@ def test_each_side_is_compared_with_itself_without_overlap_and_with_the_ring_tha
 
 def test_a_side_that_is_no_faster_over_all_cells_does_not_reach_it():
     runs = _both_sides(ring_overlap=0.4, fabric_sync_overlap=0.25, fabric_overlap=0.29)
-    slower = [_run("fabric-async", 0.3, cell="C2-N2"), _run("fabric-overlap", 0.33, cell="C2-N2")]
+    slower = [run_of("fabric-async", 0.3, cell="C2-N2"), run_of("fabric-overlap", 0.33, cell="C2-N2")]
 
     assert overlap(Measured(runs), TARGET)["reached"] is True
     row = overlap(Measured([*runs, *slower]), TARGET)
@@ -55,18 +45,6 @@ def test_nothing_is_judged_before_all_of_it_is_measured():
     assert row["reached"] is None
     assert row["systems"]["fabric-sync-overlap"]["cells"] == {}
     assert overlap(Measured([]), TARGET)["reached"] is None
-
-
-def test_the_report_shows_every_system_with_its_gain():
-    runs = _both_sides(ring_overlap=0.4, fabric_sync_overlap=0.25, fabric_overlap=0.2)
-    rows = row_values(Measured(runs), TARGET)
-    page = WRITERS["overlap"](rows["overlap"])
-
-    for name in WITHOUT:
-        assert SYSTEMS[name].label in page
-    assert "| 0.20 | 0.30 | 1.50 |" in page
-    line = next(ours for title, ours, *_ in verdicts(rows) if title.startswith("Overlap"))
-    assert line == "ring-overlap 1.25, fabric-sync-overlap 1.60, fabric-overlap 1.50"
 
 
 @pytest.mark.parametrize("name", WITHOUT)

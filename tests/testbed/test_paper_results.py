@@ -13,13 +13,6 @@ from mlfabric.errors import UsageError
 from tests.testbed.made_up import SPEC, result_for
 
 
-def test_a_kept_run_comes_back_as_it_was(tmp_path: Path):
-    kept = Results(tmp_path / "new")
-    kept.keep(result_for(SPEC))
-
-    assert kept.find(SPEC) == result_for(SPEC)
-
-
 @pytest.mark.parametrize(
     "changed",
     [
@@ -46,16 +39,16 @@ def test_a_run_that_was_asked_for_anything_else_is_another_run(tmp_path: Path, c
     assert kept.find(replace(SPEC, **changed)) is None
 
 
-def test_what_a_run_forwarded_and_what_its_backup_took_come_back_too(tmp_path: Path):
+def test_a_kept_run_comes_back_as_it_was(tmp_path: Path):
     result = replace(
         result_for(SPEC),
         forwarded=ForwardedByRate(link_shares=(0.25, 1.0), n_bytes=(100, 300), messages=(1, 3)),
         backup=BackupCost(n_bytes=500, times=2, disk_s=0.3),
     )
-    kept = Results(tmp_path)
-    kept.keep(result)
-
-    assert kept.find(SPEC) == result
+    for name, run in (("plain", result_for(SPEC)), ("whole", result)):
+        kept = Results(tmp_path / name)
+        kept.keep(run)
+        assert kept.find(SPEC) == run
 
 
 def test_a_run_of_another_format_is_made_again(tmp_path: Path):

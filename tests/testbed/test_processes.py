@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from benchmarks.testbed.hosts import testbed
-from benchmarks.testbed.processes import ChildError, Launcher, to_parent
+from benchmarks.testbed.processes import ChildError, Launcher
 from mlfabric.errors import UnavailableError, UsageError
 from tests.testbed import tasks
 from tests.testbed.waiting import runs, wait_until
@@ -43,13 +43,6 @@ def test_a_function_runs_in_its_host_and_its_result_comes_back(two_hosts, launch
         assert (name, namespace, pid) == (host.name, f"net:[{inode}]", child.pid)
 
 
-def test_a_result_can_be_had_again(two_hosts, launcher):
-    child = launcher.start(two_hosts.hosts[0], tasks.add, 2, 3)
-
-    assert [child.join(PATIENCE_S), child.join(0.0)] == [5, 5]
-    assert not child.runs
-
-
 def test_arguments_and_results_may_be_larger_than_any_buffer(two_hosts, launcher):
     child = launcher.start(two_hosts.hosts[0], tasks.add, b"x" * 10**7, b"y" * 10**7)
 
@@ -78,27 +71,6 @@ def test_a_child_that_the_kernel_kills_is_an_error_that_says_so(two_hosts, launc
 def test_a_result_that_cannot_be_sent_is_an_error(two_hosts, launcher):
     with pytest.raises(ChildError, match="pickle"):
         launcher.start(two_hosts.hosts[0], tasks.unpicklable).join(PATIENCE_S)
-
-
-def test_a_function_may_leave_as_a_program_does(two_hosts, launcher):
-    assert launcher.start(two_hosts.hosts[0], tasks.leave, 0, name="leaves-well").join(PATIENCE_S) == 0
-    with pytest.raises(ChildError, match="ended with code 7"):
-        launcher.start(two_hosts.hosts[0], tasks.leave, 7, name="leaves-badly").join(PATIENCE_S)
-
-
-def test_messages_go_both_ways_while_it_runs(two_hosts, launcher):
-    child = launcher.start(two_hosts.hosts[0], tasks.echo)
-    for what in ("one", {"two": 2}):
-        child.messages.send(what)
-        assert child.messages.recv() == what
-    child.messages.send(None)
-
-    assert child.join(PATIENCE_S) is None
-
-
-def test_only_children_have_a_parent_to_talk_to():
-    with pytest.raises(RuntimeError, match="Launcher"):
-        to_parent()
 
 
 def test_children_begin_with_one_thread_although_everything_is_imported(two_hosts, launcher):
@@ -185,11 +157,3 @@ def test_children_end_with_their_launcher_however_that_ends(kind):
         owner.wait(PATIENCE_S)
 
     wait_until(lambda: not any(runs(pid) for pid in children), f"end of {children}")
-
-
-def test_what_was_preloaded_is_there_when_a_child_begins(two_hosts):
-    with Launcher(preloaded=["benchmarks.testbed.systems.ring"]) as launcher:
-        child = launcher.start(two_hosts.hosts[0], tasks.is_imported, "benchmarks.testbed.systems.ring")
-        other = launcher.start(two_hosts.hosts[0], tasks.is_imported, "benchmarks.testbed.systems.tree")
-        assert child.join(PATIENCE_S)
-        assert not other.join(PATIENCE_S)

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from benchmarks.testbed.news import TEXTS
-from benchmarks.testbed.topics import Topics
 from benchmarks.testbed.workload import WorkloadSpec
 from mlfabric.errors import LayoutError, UsageError
 
@@ -90,11 +89,3 @@ def test_a_worker_samples_with_topics_of_its_own_only():
         workload.gradient(model, 1, 0)
     with pytest.raises(LayoutError, match="7 counts; allowed: 51096"):
         workload.gradient(model[:7], 0, 1)
-
-
-def test_a_spec_builds_what_its_model_names():
-    assert isinstance(_all()[0], Topics)
-    with pytest.raises(UsageError, match="model='lda'; allowed: mlp-50k, mlp-250k, lda-12"):
-        WorkloadSpec(model="lda", batch_size=1, seed=0)
-    with pytest.raises(UsageError, match="workers=0; allowed: more than 0"):
-        WorkloadSpec(model="lda-12", batch_size=1, seed=0, workers=0)

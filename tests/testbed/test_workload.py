@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from benchmarks.testbed import digits
 from benchmarks.testbed.workload import Classifier, PaddedCompute, Workload, WorkloadSpec
-from mlfabric.errors import LayoutError, UnavailableError, UsageError
+from mlfabric.errors import UnavailableError, UsageError
 from mlfabric.twin.settings import COMPUTE, ComputeSetting
 from tests.testbed.digits import HAS_DIGITS, NO_DIGITS
 
@@ -60,47 +60,12 @@ def test_the_gradient_by_hand_is_autograds():
     assert loss == pytest.approx(wanted.item(), rel=1e-5)
 
 
-def test_the_gradient_lands_in_the_vector_that_is_given():
-    workload = make()
-    weights, out = workload.initial(), np.full(workload.n_parameters, np.nan, dtype=np.float32)
-    gradient, _ = workload.gradient(weights, 0, 0, out)
-    assert gradient is out
-    np.testing.assert_array_equal(out, workload.gradient(weights, 0, 0)[0])
-
-
-@given(worker=st.integers(0, 1000), step=st.integers(0, 10**6))
-def test_the_same_step_of_a_worker_has_the_same_batch_wherever_it_is_computed(worker: int, step: int):
-    here, there = make(seed=5), make(seed=5)
-    weights = here.initial()
-    there.gradient(weights, worker + 1, step)
-    np.testing.assert_array_equal(here.gradient(weights, worker, step)[0], there.gradient(weights, worker, step)[0])
-
-
 def test_workers_steps_and_seeds_differ_in_their_batches():
     weights = make().initial()
     losses = {
         make(seed=seed).gradient(weights, worker, step)[1] for seed in (0, 1) for worker in (0, 1) for step in (0, 1)
     }
     assert len(losses) == 8
-
-
-def test_the_initial_model_depends_on_the_seed_alone():
-    np.testing.assert_array_equal(make(seed=4).initial(), make(seed=4).initial())
-    assert not np.array_equal(make(seed=4).initial(), make(seed=5).initial())
-
-
-@pytest.mark.parametrize(("model", "parameters"), [("mlp-50k", 50_890), ("mlp-250k", 249_640)])
-def test_a_model_has_the_size_that_its_name_says(model: str, parameters: int):
-    workload = make(model=model)
-    assert workload.n_parameters == len(workload.initial()) == parameters
-
-
-@pytest.mark.parametrize(
-    "weights", [np.zeros(3, np.float32), np.zeros(50_890), np.zeros((50_890, 1), np.float32)], ids=["n", "dtype", "2d"]
-)
-def test_a_vector_that_is_not_the_models_is_refused(weights: np.ndarray):
-    with pytest.raises(LayoutError, match="50890"):
-        make().gradient(weights, 0, 0)
 
 
 @pytest.mark.parametrize(("model", "batch_size", "seed"), [("resnet", 1, 0), ("mlp-50k", 0, 0), ("mlp-50k", 1, -1)])

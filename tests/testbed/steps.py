@@ -1,0 +1,31 @@
+"""Synchronous steps as one process takes them, and the times of steps that a log tells of."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from benchmarks.testbed.runs import RunPlan, WorkerLog
+
+__all__ = ["in_one_process", "in_order"]
+
+
+def in_one_process(plan: RunPlan, workers: int) -> list[np.ndarray]:
+    """Return the models before each of the synchronous steps and after the last, computed the dumb way."""
+    assert plan.max_steps is not None
+    workload = plan.workload.build()
+    weights = workload.initial().astype(np.float64)
+    velocity = np.zeros_like(weights)
+    models = [workload.initial()]
+    for step in range(plan.max_steps):
+        gradients = [workload.gradient(models[-1], worker, step)[0] for worker in range(workers)]
+        velocity = plan.momentum * velocity + np.mean(gradients, axis=0)
+        weights -= plan.learning_rate * velocity
+        models.append(weights.astype(np.float32))
+    return models
+
+
+def in_order(log: WorkerLog) -> None:
+    """Check that a log has the times of all steps, one after the other."""
+    assert len(log.started_ns) == len(log.computed_ns) == len(log.ended_ns) == len(log.losses)
+    times_ns = np.stack([log.started_ns, log.computed_ns, log.ended_ns], axis=1).ravel()
+    assert (np.diff(np.concatenate([[log.began_ns], times_ns])) >= 0).all()
