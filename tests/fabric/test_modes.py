@@ -87,19 +87,11 @@ def exchange(worker: Any, seed: int) -> Any:
     return worker.push()
 
 
-def sgd(model: torch.nn.Module, rule: RuleSpec) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=rule.lr, momentum=rule.momentum, weight_decay=rule.weight_decay)
-
-
-def adam(model: torch.nn.Module, rule: RuleSpec) -> torch.optim.Optimizer:
-    return torch.optim.Adam(model.parameters(), lr=rule.lr, weight_decay=rule.weight_decay)
-
-
-def one_process(workers: int, rule: RuleSpec, steps: int = STEPS, made: Any = sgd) -> torch.nn.Module:
+def one_process(workers: int, rule: RuleSpec) -> torch.nn.Module:
     """Train on all shares as one batch."""
     model = small_model().double()
-    optimizer = made(model, rule)
-    for step in range(steps):
+    optimizer = torch.optim.SGD(model.parameters(), lr=rule.lr, momentum=rule.momentum, weight_decay=rule.weight_decay)
+    for step in range(STEPS):
         optimizer.zero_grad()
         shares = [batch(step, part) for part in range(workers)]
         loss(model, (torch.cat([x for x, _ in shares]), torch.cat([y for _, y in shares]))).backward()
@@ -232,31 +224,6 @@ def test_an_update_of_an_old_version_is_dropped_in_words_and_its_worker_goes_on(
     assert "computed from version 0, whose iteration was made without it; model is at version 1" in outcome.detail
     handle = exchange(worker, 1)
     assert exchange(late, 1).result(10) == handle.result(10)
-
-
-@pytest.mark.parametrize("made", [sgd, adam])
-def test_a_wrapped_optimizer_steps_on_the_model_that_its_last_step_made(running: Fabric, made: Any) -> None:
-    rule = RuleSpec(lr=0.1, momentum=0.9) if made is sgd else RuleSpec(lr=0.1)
-    models = [small_model().double() for _ in range(2)]
-    optimizers = [
-        mlfabric.wrap(
-            made(model, rule),
-            model,
-            mode=Mode.SYNCHRONOUS,
-            settings=running.settings(f"w{part}"),
-        )
-        for part, model in enumerate(models)
-    ]
-
-    def train(part: int) -> None:
-        for step in range(5):
-            loss(models[part], batch(step, part)).backward()
-            optimizers[part].step()
-            assert optimizers[part].worker.version.number == step + 1
-        optimizers[part].worker.leave()
-
-    together(*(lambda part=part: train(part) for part in range(2)))
-    same(models[0], one_process(2, rule, 5, made))
 
 
 @pytest.mark.parametrize("slack", [0, 1, 3])

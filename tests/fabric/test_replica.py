@@ -18,7 +18,6 @@ from tests.fabric.replicas import (
     apart_from,
     at_version,
     divergence,
-    is_gated,
     remember,
     replica,
     replication,
@@ -137,41 +136,6 @@ def test_a_replica_follows_a_primary_that_is_sent_sums(rule: str, updates: int):
                 assert divergence(server, follower, found)[1] <= updates
 
 
-def test_a_window_that_is_lost_with_its_worker_is_filled_by_the_primarys_state():
-    rule = RULES["momentum at the server"]
-    with Fabric() as fabric:
-        server = fabric.server()
-        with trainers(fabric, rule) as found, replica(fabric.scheduler.address, div_max_updates=100) as follower:
-            wait_for_gate(server)
-            versions = remember(server)
-            for _ in range(3):
-                for trainer in found:
-                    trainer.step()
-            seeded = version_of(follower)
-            found[0].worker.leave()
-            wait_for_replica(follower, seeded + 1)
-            assert replication(fabric).terms_begun_by_hole == 1
-            for _ in range(60):
-                found[1].step()
-            wait_for_replica(follower, seeded + 10)
-            assert apart_from(versions, follower) < 1e-10
-
-
-def test_a_replica_that_dies_is_replaced_while_training_goes_on():
-    with Fabric() as fabric:
-        server = fabric.server()
-        with trainers(fabric, RULES["momentum at the server"]) as found:
-            for trainer in found:
-                trainer.start()
-            for name in ("first", "second"):
-                with replica(fabric.scheduler.address, name=name, div_max_updates=2) as follower:
-                    wait_for_gate(server)
-                    seeded = version_of(follower)
-                    wait_for_replica(follower, seeded + 10)
-                wait_until(lambda: not is_gated(server), "the primary is told that there is none")
-            wait_for_primary(server, at_version(server) + 5)
-
-
 def test_a_second_replica_of_one_server_is_refused():
     with Fabric() as fabric:
         fabric.server()
@@ -182,20 +146,6 @@ def test_a_second_replica_of_one_server_is_refused():
             )
             with pytest.raises(mlfabric.RefusedError, match="has a replica: 'replica-0'"):
                 mlfabric.register_as_replica(other)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"replica_of": ""}, "give the name of a server"),
-        ({"replica_of": "s"}, "a replica needs one of them"),
-        ({"replica_of": "s", "div_max": -1.0}, "allowed: >= 0"),
-        ({"replica_of": "s", "div_max_updates": -1}, "allowed: >= 0"),
-    ],
-)
-def test_options_that_make_no_sense_are_refused(options: dict[str, Any], words: str):
-    with pytest.raises(mlfabric.UsageError, match=words):
-        mlfabric.ReplicaOptions(scheduler="here:1", **options)
 
 
 def test_the_scheduler_may_restart_and_the_replica_is_seeded_anew():

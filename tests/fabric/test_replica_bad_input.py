@@ -72,28 +72,22 @@ def test_garbage_on_the_data_port_is_cut_off_and_counted(followed: Followed) -> 
         assert line.is_closed()
 
     wait_until(lambda: followed.broken == before + 3, "all are counted")
-    followed.goes_on()
-
-
-@pytest.mark.parametrize(
-    "frame",
-    [
+    for frame in (
         Frame(kind=FrameKind.OUTCOME, ticket=bytes(16)),
         Frame(kind=FrameKind.OFFER, ticket=bytes(16), meta=b"\xff\xff"),
         Frame(kind=FrameKind.PAYLOAD, ticket=bytes(16), length=8),
         Frame(kind=FrameKind.REFUSE, ticket=bytes(16)),
-    ],
-    ids=lambda frame: frame.kind.name,
-)
-def test_a_frame_that_breaks_the_rules_ends_its_connection_only(followed: Followed, frame: Frame) -> None:
+    ):
+        line = followed.connect()
+        line.send(frame, bytes(frame.length))
+        assert line.is_closed(), frame.kind
     line = followed.connect()
-    line.send(frame, bytes(frame.length))
-
-    assert line.is_closed()
+    offer(line, image=bytes(8))
+    assert line.is_closed(), "its image has another length"
     followed.goes_on()
 
 
-def test_an_offer_that_nobody_announced_is_refused_in_the_end(
+def test_an_offer_that_nobody_announced_and_a_want_are_refused(
     followed: Followed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(offers, "EARLY_WAIT_NS", 10_000_000)
@@ -101,21 +95,8 @@ def test_an_offer_that_nobody_announced_is_refused_in_the_end(
     offer(line)
 
     assert "never announced" in refusal(line)
-    followed.goes_on()
-
-
-def test_whoever_wants_a_model_of_a_replica_is_refused(followed: Followed) -> None:
     line = followed.connect()
     want = data_pb2.WantMeta(get=wire.to_get_id(GetId("stranger", 1, 0)), host="h")
     line.send(Frame(kind=FrameKind.WANT, ticket=bytes(16), meta=want.SerializeToString()))
-
     assert "replica" in refusal(line)
-    followed.goes_on()
-
-
-def test_an_offer_with_an_image_of_another_length_is_cut_off(followed: Followed) -> None:
-    line = followed.connect()
-    offer(line, image=bytes(8))
-
-    assert line.is_closed()
     followed.goes_on()

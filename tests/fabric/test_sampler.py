@@ -263,14 +263,11 @@ def test_two_draws_at_once_are_refused() -> None:
             worker.draw(4, SIZE)
 
 
-@pytest.mark.parametrize(("count", "limit"), [(0, 4), (1, -1), (1, 2**62 + 1)])
-def test_draws_out_of_range_are_refused(count: int, limit: int) -> None:
-    with fabric() as running, pytest.raises(mlfabric.UsageError, match="allowed"):
-        running.worker(small_model()).draw(count, limit)
-
-
-def test_who_draws_from_an_empty_stream_is_told_that_all_is_over() -> None:
+def test_draws_out_of_range_are_refused_and_an_empty_stream_is_over() -> None:
     with fabric() as running:
         worker = running.worker(small_model())
+        for count, limit in ((0, 4), (1, -1), (1, 2**62 + 1)):
+            with pytest.raises(mlfabric.UsageError, match="allowed"):
+                worker.draw(count, limit)
         worker.get()
         assert worker.draw(4, 0).result(15).answer is DrawAnswer.OVER

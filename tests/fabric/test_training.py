@@ -96,13 +96,6 @@ def test_several_workers_lose_no_update_and_apply_none_twice(running: Fabric) ->
     assert (model.version.number, model.committed) == (committed, committed)
 
 
-def test_every_worker_begins_with_the_first_one_s_weights(running: Fabric) -> None:
-    first, second = small_model(1), small_model(2)
-    running.worker(first, "w0").get()
-    running.worker(second, "w1").get()
-    same(second, small_model(1))
-
-
 def test_several_models_live_side_by_side_on_one_server(running: Fabric) -> None:
     models = {"a": small_model(1), "b": small_model(2)}
     workers = {n: running.worker(m, f"worker-{n}", model_name=n) for n, m in models.items()}
@@ -174,13 +167,6 @@ def test_leaving_waits_for_what_is_open(running: Fabric) -> None:
         worker.get()
 
 
-def test_a_name_is_free_again_once_its_worker_left(running: Fabric) -> None:
-    running.worker(small_model(), keep=True).leave()
-    worker = running.worker(small_model(3), resume=True)
-    worker.get()
-    same(worker._model, small_model())
-
-
 def test_the_status_says_who_is_here_and_what_was_done(running: Fabric) -> None:
     worker = running.worker(small_model(), tau_max=5)
     for step in range(3):
@@ -239,16 +225,6 @@ def test_parameters_without_gradient_keep_their_momentum_and_their_weight_decay(
         optimizer.step()
     worker.get()
     same(model, plain)
-
-
-def test_tensors_without_a_module_can_be_trained(running: Fabric) -> None:
-    tensors = {"w": torch.zeros(3, requires_grad=True), "fixed": torch.ones(2)}
-    worker = running.worker(tensors, model_name="plain", rule=RuleSpec(lr=1.0))
-    worker.get()
-    tensors["w"].grad = torch.tensor([1.0, 2.0, 3.0])
-    worker.push()
-    worker.get(min_version=1)
-    assert tensors["w"].tolist() == [-1.0, -2.0, -3.0]
 
 
 def test_a_worker_counts_the_bytes_that_it_sends_and_receives(running: Fabric) -> None:
