@@ -153,13 +153,6 @@ def test_a_server_whose_disk_is_full_goes_on_from_the_checkpoint_before():
 # Whole fabrics
 
 
-def test_storms_know_every_kind_of_fault():
-    seen = Counter[str]()
-    for seed in range(12):
-        seen += Simulation(SimulationConfig.drawn_of_any_kind(seed)).run(EVENTS).faults
-    assert set(seen) >= {"hung", "cut", "disk full", "server died", "several at once", "monitor died", "worker died"}
-
-
 @pytest.mark.parametrize("seed", range(4100, 4104))
 def test_nothing_depends_on_what_the_clocks_of_hosts_show(seed):
     config = SimulationConfig.drawn_of_any_kind(seed)
@@ -188,34 +181,8 @@ def test_updates_computed_from_versions_that_were_lost_long_ago_are_dropped():
     assert dropped["ROLLED_BACK"] > 0
 
 
-def test_a_server_that_begins_with_nothing_gives_no_version_twice_and_training_goes_on():
-    faults = FaultRates(server_hz=4.0, amnesia=0.5, hang_hz=1.0, crash_hz=0.5, connection_hz=2.0, server_stream_hz=1.0)
-    died, committed = 0, 0
-    for seed in range(4300, 4304):
-        config = SimulationConfig(
-            seed=seed, workers=4, tau_max=8, compute_ns=20 * MS, model_bytes=300_000, faults=faults
-        )
-        summary = Simulation(config).run(EVENTS)
-        died += summary.faults["server died"]
-        committed += summary.committed
-    assert died > 4
-    assert committed > 4
-
-
 def test_a_worker_that_comes_too_late_may_mean_a_former_model_by_the_versions_of_one_that_has_come_as_far():
     assert Simulation(SimulationConfig.drawn_of_any_kind(43158)).run(4800).gets > 0
-
-
-def test_when_scheduler_and_server_begin_with_nothing_nobody_waits_for_a_version_of_before():
-    faults = FaultRates(
-        server_hz=4.0, amnesia=0.7, scheduler_hz=4.0, several_hz=2.0, hang_hz=1.0, crash_hz=1.0, connection_hz=2.0
-    )
-    summaries = [
-        Simulation(SimulationConfig(seed=seed, workers=4, tau_max=8, compute_ns=20 * MS, faults=faults)).run(EVENTS)
-        for seed in range(4304, 4310)
-    ]
-    assert sum(summary.faults["server died"] for summary in summaries) > 20
-    assert sum(summary.committed for summary in summaries) > 20
 
 
 def test_a_member_that_hangs_for_long_is_given_up_and_comes_back(monkeypatch):

@@ -14,9 +14,7 @@ from mlfabric.protocol import (
     Expect,
     Expected,
     ModelVersion,
-    Sum,
     SumId,
-    SumInput,
     UpdateId,
     UpdateKind,
 )
@@ -27,12 +25,10 @@ from mlfabric.simulator.double import ReceiveBuffers, StoreDouble
 from mlfabric.simulator.exact import PRIME, cut, exact, joined
 from mlfabric.simulator.flows import Flows
 from mlfabric.simulator.lines import Connection, End, Stream
-from mlfabric.simulator.payloads import Adding, Payload
 from mlfabric.simulator.processes import Process
 from mlfabric.simulator.witness import Truth, Witness
 from mlfabric.simulator.world import World
 from mlfabric.specs import RuleSpec
-from mlfabric.stepping import member_coefficients
 
 MS = 1_000_000
 NEAR, FAR = Process("near", "a"), Process("far", "s")
@@ -70,20 +66,18 @@ def moved(world, flows, *starts):
     return {name: round(ns / MS, 3) for name, ns in over.items()}
 
 
-def test_a_lone_transfer_takes_the_links_rate(world, flows):
-    assert moved(world, flows, ("x", "a", "s", 0)) == {"x": 8}
-
-
-def test_transfers_share_a_link_evenly(world, flows):
-    assert moved(world, flows, ("x", "a", "s", 0), ("y", "b", "s", 0)) == {"x": 16, "y": 16}
-
-
-def test_a_transfer_that_joins_slows_the_other_from_then_on(world, flows):
-    assert moved(world, flows, ("x", "a", "s", 0), ("y", "b", "s", 4)) == {"x": 12, "y": 16}
-
-
-def test_transfers_on_different_links_do_not_meet(world, flows):
-    assert moved(world, flows, ("x", "a", "s", 0), ("y", "s", "b", 0)) == {"x": 8, "y": 8}
+@pytest.mark.parametrize(
+    ("starts", "over"),
+    [
+        ([("x", "a", "s", 0)], {"x": 8}),
+        ([("x", "a", "s", 0), ("y", "b", "s", 0)], {"x": 16, "y": 16}),
+        ([("x", "a", "s", 0), ("y", "b", "s", 4)], {"x": 12, "y": 16}),
+        ([("x", "a", "s", 0), ("y", "s", "b", 0)], {"x": 8, "y": 8}),
+    ],
+    ids=["alone", "share evenly", "one joins later", "links of their own"],
+)
+def test_transfers_share_their_links(world, flows, starts, over):
+    assert moved(world, flows, *starts) == over
 
 
 def test_a_transfer_has_no_more_than_its_pace_and_than_its_part_of_its_narrower_link(world, flows):
@@ -147,7 +141,6 @@ def test_a_connection_that_breaks_stops_its_bytes(world, flows):
 
 
 PLAIN = RuleSpec(lr=0.5)
-MOMENTUM = RuleSpec(lr=0.5, momentum=0.5, weight_decay=0.5)
 
 
 def step(*names, kind=StepKind.ONE, lrs=(0.5,), version=1):
@@ -161,35 +154,6 @@ def store_of_100(limit=2, rule=PLAIN):
     return store
 
 
-def test_the_store_writes_in_place_only_what_nobody_reads():
-    store = store_of_100()
-    held = store.acquire()
-    store.begin(step(A), [(2,)])
-    store.finish(1)
-    assert (store.value, held.value) == (99, 100)
-    store.release(held)
-
-
-def test_a_sum_makes_the_steps_of_its_members():
-    one_by_one, at_once = store_of_100(rule=MOMENTUM), store_of_100(rule=MOMENTUM)
-    for version, (name, gradient) in enumerate(((A, 7), (B, 11)), start=1):
-        one_by_one.begin(step(name, version=version), [(gradient,)])
-        one_by_one.finish(version)
-    coefficients = member_coefficients(MOMENTUM, (0.5, 0.5))
-    images = [sum(exact(c[i]) * g for c, g in zip(coefficients, (7, 11), strict=True)) % PRIME for i in (0, 1)]
-    at_once.begin(step(SUM, kind=StepKind.SUM, lrs=(0.5, 0.5), version=2), [tuple(images)])
-    at_once.finish(2)
-    assert at_once.value == one_by_one.value
-    assert at_once.version == 2
-
-
-def test_an_iteration_makes_one_step_of_the_mean():
-    store = store_of_100()
-    store.begin(step(A, B, kind=StepKind.MEAN, lrs=(0.5, 0.5)), [(4,), (8,)])
-    store.finish(1)
-    assert store.value == 97
-
-
 def test_the_store_notices_a_version_that_is_no_news():
     store = store_of_100()
     store.begin(step(A, version=2), [(2,)])
@@ -197,13 +161,6 @@ def test_the_store_notices_a_version_that_is_no_news():
     store.begin(step(B, version=2), [(2,)])
     with pytest.raises(AssertionError, match="made version 2 after 2"):
         store.finish(2)
-
-
-def test_the_store_notices_a_step_that_has_no_buffer():
-    store = store_of_100(limit=1)
-    store.acquire()
-    with pytest.raises(AssertionError, match="copies are pinned"):
-        store.begin(step(A), [(1,)])
 
 
 def test_the_store_notices_who_reads_half_a_step():
@@ -272,13 +229,6 @@ def expected(witness, name, *members, seq=1):
     witness.expected(order)
 
 
-def test_the_witness_notices_a_member_beyond_the_bound():
-    witness = witness_of(0, 0)
-    expected(witness, SUM, A, B)
-    with pytest.raises(AssertionError, match="applied with delay 1; the bound in force is 0"):
-        witness.begins(step(SUM, kind=StepKind.SUM, lrs=(0.5, 0.5), version=2), (A, B), [])
-
-
 def test_the_witness_notices_an_iteration_of_two_places():
     witness = witness_of(0, 0)
     expected(witness, A, A, seq=1)
@@ -292,36 +242,6 @@ def test_a_payload_that_lacks_a_part_of_a_chunk_is_noticed():
     assert joined(chunks) == (5, 7)
     with pytest.raises(AssertionError, match="do not fit together"):
         joined(chunks | {2: (15, 20)})
-
-
-def test_a_sum_passes_on_a_chunk_once_all_of_its_inputs_have_brought_theirs():
-    inputs = tuple(
-        SumInput(transfer=name, ticket=b"", first=first, second=0.0, size_bytes=6)
-        for name, first in ((A, 0.5), (B, 0.25))
-    )
-    plan = Sum(
-        to="g",
-        sum=SUM,
-        model="net",
-        inputs=inputs,
-        members=(A, B),
-        images=1,
-        cut_through=True,
-        receiver="s",
-        address="s",
-        ticket=b"",
-        rate_bps=0,
-        seq=1,
-        reason="",
-    )
-    adding = Adding(plan, Payload(6, 2), 2)
-    adding.add(0, 0, (4,))
-    adding.add(0, 1, (8,))
-    assert not adding.payload.chunks
-    adding.add(1, 0, (8,))
-    assert adding.payload.chunks == {0: (4,)}
-    adding.add(1, 1, (16,))
-    assert joined(adding.payload.chunks) == (4,)
 
 
 def test_a_buffer_is_filled_only_by_its_own_connection():
