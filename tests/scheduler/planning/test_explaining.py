@@ -14,7 +14,7 @@ from benchmarks.pictures.lanes import groups_of, lanes_of
 from benchmarks.pictures.picture import draw
 from mlfabric.errors import UsageError
 from mlfabric.protocol import UpdateId
-from mlfabric.scheduler.planning.explaining import explain, summary
+from mlfabric.scheduler.planning.explaining import explain
 from mlfabric.scheduler.planning.plan import Kind, Toward
 from mlfabric.scheduler.planning.wording import Names, joined, size_text, span_text
 from tests.scheduler.planning.handmade import SIZE, Bench, a_full_plan, a_star, plan_of, uid
@@ -43,7 +43,6 @@ later.
 def test_a_plan_is_told_in_sentences_with_names_and_milliseconds() -> None:
     plan, network = a_full_plan()
     assert plan.explain(network) == EXPLAINED
-    assert summary(plan) == EXPLAINED.splitlines()[0]
 
 
 def test_without_a_network_nothing_is_compared() -> None:

@@ -50,7 +50,7 @@ def replicated(
 ) -> Plan:
     """Plan updates to a primary at ``s`` with a replica at ``r``, and let the plan check itself."""
     owed = [
-        Pending(update=old(worker, n), source=worker, size_bytes=SIZE, step_norm=norm, update_norm=norm)
+        Pending(update=old(worker, n), source=worker, size_bytes=SIZE, step_norm=norm)
         for n, (worker, norm) in enumerate(pending)
     ]
     state = FabricState(now_ns=0, server="s", replica=Replica(host="r", pending=tuple(owed), history_norm=history_norm))
