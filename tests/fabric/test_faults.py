@@ -15,13 +15,7 @@ import torch
 import mlfabric
 from mlfabric import Committed, Dropped, DropReason, FabricClosedError, Lost, RefusedError
 from tests.fabric.harness import Fabric, SchedulerThread, fabric, gradients, small_model, spec_of, wait_until
-
-
-def step(worker: Any, seed: int = 0) -> object:
-    """Get, compute, push; return the outcome."""
-    worker.get()
-    gradients(worker._model, seed)
-    return worker.push().result(15)
+from tests.fabric.several import step
 
 
 def test_a_worker_that_is_early_says_what_it_waits_for_and_joins(caplog, free_port: int) -> None:

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import textwrap
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
-import grpc
 import pytest
 
-from mlfabric.launch.ports import free_port
-from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc
 from tests.fabric.harness import wait_until
+from tests.fabric.test_processes import Services
 
 pytestmark = pytest.mark.processes
 
@@ -39,45 +32,17 @@ TRAIN = """
 """
 
 
-class Processes:
+class Processes(Services):
     """Scheduler, servers and workers."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.port = free_port("127.0.0.1")
-        self.address = f"127.0.0.1:{self.port}"
-        self.script = folder / "train.py"
-        self.script.write_text(textwrap.dedent(TRAIN))
-        self.running: dict[str, subprocess.Popen[bytes]] = {}
-        self._stack = ExitStack()
-
-    def scheduler(self) -> None:
-        self._start("scheduler", "-m", "mlfabric", "scheduler", "--port", str(self.port), "--silence", "1")
 
     def server(self, i: int, *arguments: str) -> None:
         name = f"server-{i}"
         place = ("--scheduler", self.address, "--name", name, "--checkpoint-dir", str(self.folder / name))
-        self._start(name, "-m", "mlfabric", "server", *place, *arguments)
+        self.running[name] = self._popen(name, "-m", "mlfabric", "server", *place, *arguments)
 
-    def worker(self, name: str) -> None:
+    def train_as(self, name: str) -> None:
         environment = {"MLFABRIC_SCHEDULER": self.address, "MLFABRIC_NAME": name}
-        self._start(name, str(self.script), environment=environment)
-
-    def _start(self, name: str, *arguments: str, environment: dict[str, str] | None = None) -> None:
-        log = self._stack.enter_context((self.folder / f"{name}.log").open("ab"))
-        process = subprocess.Popen(
-            [sys.executable, *arguments],
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.getcwd(), **(environment or {})},
-            stdout=log,
-            stderr=log,
-        )
-        self._stack.callback(self._reap, process)
-        self.running[name] = process
-
-    @staticmethod
-    def _reap(process: subprocess.Popen[bytes]) -> None:
-        process.kill()
-        process.wait()
+        self.running[name] = self._popen(name, "-c", textwrap.dedent(TRAIN), environment=environment)
 
     def kill(self, name: str) -> None:
         self._reap(self.running[name])
@@ -86,9 +51,6 @@ class Processes:
         """Tell a process to end, and wait until it has."""
         self.running[name].send_signal(signal.SIGTERM)
         assert self.running[name].wait(30) == code, self.log(name)
-
-    def log(self, name: str) -> str:
-        return (self.folder / f"{name}.log").read_text()
 
     def version(self) -> int:
         """Return the newest version that a worker that trains has printed."""
@@ -100,14 +62,6 @@ class Processes:
         wait_until(lambda: self.version() >= wanted or self.running["steady"].poll() is not None, "training goes on")
         assert self.running["steady"].poll() is None, self.log("steady")
 
-    def status(self) -> Any:
-        """Return the status, None while nobody answers."""
-        with grpc.insecure_channel(self.address) as channel:
-            try:
-                return fabric_pb2_grpc.FabricServiceStub(channel).GetStatus(fabric_pb2.GetStatusRequest(), timeout=5)
-            except grpc.RpcError:
-                return None
-
     def commits(self) -> list[list[tuple[str, int, int]]]:
         """Return each shard's commit log as pushes: worker, incarnation, place among the worker's pushes."""
         found = []
@@ -116,14 +70,11 @@ class Processes:
             found.append([(u[0], u[1], u[2] // SERVERS) for row in rows for u in row["updates"]])
         return found
 
-    def close(self) -> None:
-        self._stack.close()
-
 
 @pytest.fixture
 def processes(tmp_path: Path) -> Iterator[Processes]:
     processes = Processes(tmp_path)
-    processes.scheduler()
+    processes.start_scheduler()
     for i in range(SERVERS):
         processes.server(i)
     try:
@@ -135,16 +86,16 @@ def processes(tmp_path: Path) -> Iterator[Processes]:
 
 
 def test_whoever_dies_or_ends_no_get_is_torn_and_all_servers_commit_the_same(processes: Processes) -> None:
-    processes.worker("steady")
-    processes.worker("victim")
+    processes.train_as("steady")
+    processes.train_as("victim")
     processes.go_on()
     wait_until(lambda: processes.log("victim").count("\n") > 1, "both train")
     processes.kill("victim")
     processes.go_on()
     processes.kill("scheduler")
-    processes.scheduler()
+    processes.start_scheduler()
     processes.go_on()
-    processes.worker("victim")
+    processes.train_as("victim")
     processes.end("server-1", 0)
     processes.server(1, "--resume")
     processes.go_on()

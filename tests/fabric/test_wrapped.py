@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -39,7 +40,10 @@ def begin(case: str) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
 
 
 def train(case: str, model: torch.nn.Module, optimizer: torch.optim.Optimizer, workers: list[int], of: int) -> None:
-    """Train with the mean gradient of some of the workers; a scheduler sets the rates."""
+    """Train with the mean gradient of some of the workers; a scheduler sets the rates.
+
+    An optimizer with momentum is saved and loaded half way.
+    """
     scheduler = CASES[case][2](optimizer)
     for step in range(STEPS):
         optimizer.zero_grad()
@@ -49,6 +53,12 @@ def train(case: str, model: torch.nn.Module, optimizer: torch.optim.Optimizer, w
             (model(inputs).square().mean() / len(workers)).backward()
         optimizer.step()
         scheduler.step()
+        if case == "momentum" and step == STEPS // 2:
+            file = io.BytesIO()
+            torch.save(optimizer.state_dict(), file)
+            optimizer.state.clear()
+            file.seek(0)
+            optimizer.load_state_dict(torch.load(file, weights_only=True))
 
 
 def apart(one: torch.nn.Module, other: torch.nn.Module) -> float:

@@ -40,12 +40,3 @@ def test_statistics_of_two_workers_are_those_of_the_data(job):
     code, out = job(SCRIPT, workers=2)
     assert code == 0, out
     check(out, 2)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("aggregators", [0, 2])
-def test_statistics_of_24_workers_are_those_of_the_data(lone_job, aggregators):
-    """In groups and one by one."""
-    code, out = lone_job(SCRIPT, "--aggregators", str(aggregators), workers=24)
-    assert code == 0, out
-    check(out, 24)
