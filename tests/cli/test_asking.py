@@ -8,7 +8,7 @@ import pytest
 
 from mlfabric.cli import checks
 from mlfabric.cli.checks import Level
-from mlfabric.cli.tables import as_plain, console, rate_text, size_text, status_view
+from mlfabric.cli.tables import as_plain, console, status_view
 from mlfabric.launch.status import StatusReader
 from mlfabric.v1 import fabric_pb2, types_pb2
 from tests.processes import Start
@@ -129,15 +129,6 @@ def test_plain_values_have_every_field_and_numbers_stay_numbers():
     assert plain["links"][1]["age_s"] is None
     assert plain["workers"][0]["dropped_by_cause"] == {"deadline": 1}
     assert as_plain(fabric_pb2.GetStatusResponse())["members"] == []
-
-
-@pytest.mark.parametrize(("bps", "text"), [(0, "-"), (999, "999 bit/s"), (2.5e9, "2.5 Gbit/s"), (4e15, "4e+03 Tbit/s")])
-def test_rates_are_shown_with_the_unit_that_fits(bps, text):
-    assert rate_text(bps) == text
-
-
-def test_sizes_are_shown_with_the_unit_that_fits():
-    assert size_text(1_500_000) == "1.5 MB"
 
 
 @pytest.mark.processes

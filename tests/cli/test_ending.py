@@ -82,11 +82,3 @@ def test_what_takes_a_moment_is_finished_first():
         start_and_go_on()
     assert done == ["started"]
     assert caught.value.code == 143
-
-
-def test_a_moment_in_which_nothing_happens_changes_nothing():
-    with ending_when_told():
-        before = [signal.getsignal(number) for number in TOLD]
-        with undisturbed():
-            pass
-        assert [signal.getsignal(number) for number in TOLD] == before

@@ -45,9 +45,5 @@ def test_an_unknown_option_is_an_error_that_names_it():
     assert "--colour" in result.output
 
 
-def test_an_unknown_command_is_an_error():
-    assert CliRunner().invoke(app, ["paint"]).exit_code == 2
-
-
 def test_the_version_is_printed():
     assert CliRunner().invoke(app, ["version"]).output.startswith(f"mlfabric {__version__} (Python 3.")

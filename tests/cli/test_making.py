@@ -56,22 +56,6 @@ def test_a_setting_that_cannot_be_is_refused_with_what_is_allowed(name: str, set
     assert refusal(name, "--set", setting) == f"--set {setting!r}; allowed: {allowed}"
 
 
-@pytest.mark.parametrize(
-    ("text", "given"),
-    [
-        ("small=true", {"small": True}),
-        ("only=lda_rel_gap", {"only": "lda_rel_gap"}),
-    ],
-)
-def test_settings_come_with_their_types(text: str, given: dict[str, object]):
-    assert settings_of(making.benchmark("fabric").run, [text]) == given
-
-
-def test_a_whole_number_is_a_number_too():
-    run = making.benchmark("restart").run
-    assert settings_of(run, ["outages_s=[1,0.5]", "trials=2"]) == {"outages_s": [1, 0.5], "trials": 2}
-
-
 @pytest.mark.parametrize("setting", ["rounds=0", "megabytes=0"])
 def test_a_number_out_of_range_is_refused_before_anything_is_started(setting: str):
     assert refusal("data", "--set", setting) == f"--set {setting}; allowed: 1 or more"
@@ -102,13 +86,6 @@ def test_a_benchmark_that_fails_leaves_no_file_and_takes_none_away(tmp_path: Pat
 def test_outside_of_a_checkout_benchmarks_say_where_they_are(monkeypatch, tmp_path: Path):
     monkeypatch.setattr(mlfabric, "__file__", str(tmp_path / "mlfabric" / "__init__.py"))
     assert "benchmarks are in a checkout of the project" in refusal("data")
-
-
-def test_an_unknown_benchmark_is_an_error_that_names_the_known_ones():
-    result = CliRunner().invoke(app, ["bench", "luck"])
-
-    assert result.exit_code == 2
-    assert "control" in result.output
 
 
 def test_a_demonstration_gets_its_folder_and_seed_and_gives_the_exit_code(monkeypatch, tmp_path: Path):

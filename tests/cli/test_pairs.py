@@ -27,37 +27,30 @@ def pair(answers: Iterable[bool | None], *running: int) -> Pair:
     return Pair(serves, lambda number: number in running)
 
 
-async def test_who_was_the_server_becomes_a_replica_when_its_replica_has_taken_its_place():
-    found = pair([None, True], 1)
-    await found.prepare(0)
-    assert found.is_replica(0)
-
-
-async def test_and_so_does_the_other_one_in_its_turn():
-    found = pair([True, True], 0, 1)
-    await found.prepare(0)
-    await found.prepare(1)
-    assert found.is_replica(0)
-    assert found.is_replica(1)
-
-
-async def test_a_replica_that_died_stays_one():
-    found = pair([True], 0)
-    await found.prepare(1)
-    assert found.is_replica(1)
-
-
-async def test_where_the_replica_does_not_take_its_place_the_server_is_started_again():
-    found = pair([False], 1)
-    await found.prepare(0)
-    assert not found.is_replica(0)
-
-
-async def test_of_two_that_died_together_one_is_the_server():
-    found = pair([False, True])
-    await found.prepare(0)
-    await found.prepare(1)
-    assert [found.is_replica(number) for number in (0, 1)] == [False, True]
+@pytest.mark.parametrize(
+    ("answers", "running", "died", "replicas"),
+    [
+        ([None, True], {1}, [0], [True, True]),
+        ([True, True], {0, 1}, [0, 1], [True, True]),
+        ([True], {0}, [1], [False, True]),
+        ([False], {1}, [0], [False, True]),
+        ([False, True], set(), [0, 1], [False, True]),
+    ],
+    ids=[
+        "its replica has taken its place",
+        "and the other one in its turn",
+        "a replica stays one",
+        "its replica does not take its place",
+        "of two together one is the server",
+    ],
+)
+async def test_what_is_started_again_is_a_replica_where_somebody_serves(
+    answers: list[bool | None], running: set[int], died: list[int], replicas: list[bool]
+):
+    found = pair(answers, *running)
+    for number in died:
+        await found.prepare(number)
+    assert [found.is_replica(number) for number in (0, 1)] == replicas
 
 
 async def test_of_two_that_died_together_after_they_had_changed_places_one_is_the_server():

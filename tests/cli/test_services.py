@@ -56,11 +56,8 @@ def test_a_scheduler_whose_port_is_in_use_says_so_in_one_line(start: Start):
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(
-    "service", [("server",), ("aggregator",), ("server", "--replica-of", "server-0", "--div-max-updates", "8")]
-)
-def test_a_member_whose_name_is_taken_is_refused_with_code_1(start: Start, fabric: str, service: tuple[str, ...]):
-    code, output = start(*service, "--scheduler", fabric, "--name", "server-0").finish()
+def test_a_member_whose_name_is_taken_is_refused_with_code_1(start: Start, fabric: str):
+    code, output = start("server", "--scheduler", fabric, "--name", "server-0").finish()
 
     assert code == 1
     assert output.splitlines()[-1].startswith("error: ")
@@ -70,9 +67,14 @@ def test_a_member_whose_name_is_taken_is_refused_with_code_1(start: Start, fabri
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    "service", [("server",), ("aggregator",), ("server", "--replica-of", "server-0", "--div-max-updates", "8")]
+    ("service", "option"),
+    [
+        (("server",), "--data-ports"),
+        (("server",), "--metrics-port"),
+        (("aggregator",), "--metrics-port"),
+        (("server", "--replica-of", "server-0", "--div-max-updates", "8"), "--metrics-port"),
+    ],
 )
-@pytest.mark.parametrize("option", ["--data-ports", "--metrics-port"])
 def test_a_member_whose_port_is_in_use_says_so_in_one_line(start: Start, service: tuple[str, ...], option: str):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])

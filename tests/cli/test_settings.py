@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 from typer.testing import CliRunner
 
@@ -40,59 +42,32 @@ def test_a_file_can_be_named_and_then_beats_the_one_that_is_there(tmp_path, monk
     assert "port=70009" in error
 
 
-def test_an_unknown_key_is_an_error_that_names_the_allowed_ones(tmp_path, monkeypatch):
-    error = scheduler_error(tmp_path, monkeypatch, text="[scheduler]\nprot = 1\n")
-
-    assert "[scheduler] has 'prot'; allowed: advertise, answer, batch_window, bind" in error
-    assert "port" in error.split("allowed:")[1]
-
-
-def test_an_unknown_key_in_another_commands_section_is_found_too(tmp_path, monkeypatch):
-    assert "[server] has 'kepe'" in scheduler_error(tmp_path, monkeypatch, text="[server]\nkepe = 1\n")
-
-
-def test_an_unknown_section_is_an_error_that_names_the_allowed_ones(tmp_path, monkeypatch):
-    error = scheduler_error(tmp_path, monkeypatch, text="[scheduling]\nport = 1\n")
-
-    assert "'scheduling' is no section; allowed: [scheduler], [server]" in error
-
-
-def test_a_key_outside_of_any_section_is_an_error(tmp_path, monkeypatch):
-    assert "'port' is no section" in scheduler_error(tmp_path, monkeypatch, text="port = 1\n")
-
-
 @pytest.mark.parametrize(
-    ("line", "allowed"),
+    ("text", "said"),
     [
-        ('port = "first"', "allowed: a whole number"),
-        ("port = true", "allowed: a whole number"),
-        ('silence = "long"', "allowed: a number"),
-        ("bind = {first = 1}", "allowed: text"),
+        ("[scheduler]\nprot = 1\n", r"\[scheduler\] has 'prot'; allowed: advertise, answer, batch_window, bind.* port"),
+        ("[server]\nkepe = 1\n", r"\[server\] has 'kepe'"),
+        ("[scheduling]\nport = 1\n", r"'scheduling' is no section; allowed: \[scheduler\], \[server\]"),
+        ("port = 1\n", "'port' is no section"),
+        ('[scheduler]\nport = "first"\n', r"\[scheduler\] port.*allowed: a whole number"),
+        ("[scheduler]\nport = true\n", r"\[scheduler\] port.*allowed: a whole number"),
+        ('[scheduler]\nsilence = "long"\n', r"\[scheduler\] silence.*allowed: a number"),
+        ("[scheduler]\nbind = {first = 1}\n", r"\[scheduler\] bind.*allowed: text"),
+        ("[server]\nresume = 1\n", "allowed: true or false"),
     ],
 )
-def test_a_value_of_the_wrong_kind_is_an_error_that_says_what_is_allowed(tmp_path, monkeypatch, line, allowed):
-    error = scheduler_error(tmp_path, monkeypatch, text=f"[scheduler]\n{line}\n")
-
-    assert f"[scheduler] {line}".split(" =")[0] in error
-    assert allowed in error
+def test_a_mistake_in_a_section_is_an_error_that_says_what_is_allowed(tmp_path, monkeypatch, text, said):
+    assert re.search(said, scheduler_error(tmp_path, monkeypatch, text=text))
 
 
-def test_true_or_false_is_all_that_a_switch_takes(tmp_path, monkeypatch):
-    assert "allowed: true or false" in scheduler_error(tmp_path, monkeypatch, text="[server]\nresume = 1\n")
-
-
-@pytest.mark.parametrize("text", ["[server\n", "[server]\nname = {first = 1}\n", "\xff"])
-def test_a_malformed_file_is_an_error_that_names_it(tmp_path, text):
+@pytest.mark.parametrize("text", ["[server\n", "[server]\nname = {first = 1}\n", "\xff", None])
+def test_a_malformed_or_missing_file_is_an_error_that_names_it(tmp_path, text):
     path = tmp_path / "odd.toml"
-    path.write_text(text, encoding="latin-1")
+    if text is not None:
+        path.write_text(text, encoding="latin-1")
 
-    with pytest.raises(ConfigError, match=r"odd\.toml"):
+    with pytest.raises(ConfigError, match=r"odd\.toml" if text is not None else r"odd\.toml: No such file"):
         read_file(path, ALLOWED)
-
-
-def test_a_missing_file_is_an_error_that_names_it(tmp_path):
-    with pytest.raises(ConfigError, match=r"nowhere\.toml: No such file"):
-        read_file(tmp_path / "nowhere.toml", ALLOWED)
 
 
 def test_dashes_and_underscores_are_the_same_and_lists_are_joined(tmp_path):

@@ -7,6 +7,7 @@ import signal
 import socket
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -198,34 +199,39 @@ def test_services_read_their_sections_of_the_file_and_sigterm_ends_them_in_order
     assert command.pids() == []
 
 
-def test_with_an_emulated_network_card_servers_are_planned_on_machines_of_their_own():
-    plain, emulated = (services(o, 1) for o in (FabricOptions(), FabricOptions(server_up="1G", server_down="2G")))
+@pytest.mark.parametrize(
+    ("options", "name", "words"),
+    [
+        ({"server_up": "1G", "server_down": "2G"}, "server-0", "--name server-0 --host server-0 --up 1G --down 2G"),
+        (
+            {"aggregators": 1, "aggregator_down": ("1G",)},
+            "aggregator-0",
+            "--name aggregator-0 --host aggregator-0 --down 1G",
+        ),
+        (
+            {"aggregators": 2, "aggregator_hosts": ("a", "b"), "aggregator_up": ("1G",), "metrics_port": 9400},
+            "aggregator-1",
+            "--name aggregator-1 --host b --up 1G --metrics-port 9403",
+        ),
+        (
+            {"servers": 2, "checkpoint_dir": Path("kept"), "server_host": "a,b"},
+            "server-1",
+            "--host b --checkpoint-dir kept/server-1",
+        ),
+        ({"replica_div_max_updates": "40"}, "replica-0", "--replica-of server-0 --div-max-updates 40"),
+    ],
+)
+def test_a_service_has_the_machine_the_card_and_the_folder_that_options_say(
+    options: dict[str, Any], name: str, words: str
+):
+    found = {service.name: " ".join(service.arguments) for service in services(FabricOptions(**options), 1)}
+    assert words in found[name]
 
-    assert "--host" not in plain[1].arguments
-    assert " ".join(emulated[1].arguments).endswith("--name server-0 --host server-0 --up 1G --down 2G")
 
-
-def test_aggregators_are_on_the_machines_and_have_the_cards_that_are_given():
-    options = FabricOptions(aggregators=2, aggregator_hosts=("a", "b"), aggregator_up=("1G",), metrics_port=9400)
-    found = [" ".join(s.arguments) for s in services(options, 1) if s.name.startswith("aggregator")]
-
-    assert found[0].endswith("--name aggregator-0 --host a --up 1G --metrics-port 9402")
-    assert found[1].endswith("--name aggregator-1 --host b --up 1G --metrics-port 9403")
-
-
-def test_a_replica_is_there_if_it_has_a_bound():
-    found = {s.name: " ".join(s.arguments) for s in services(FabricOptions(replica_div_max_updates="40"), 1)}
-    assert "--replica-of server-0 --div-max-updates 40" in found["replica-0"]
-    assert "replica-0" not in {s.name for s in services(FabricOptions(), 1)}
-
-
-def test_with_an_emulated_network_card_aggregators_are_planned_on_machines_of_their_own():
-    plain, emulated = (
-        services(o, 1)[2] for o in (FabricOptions(aggregators=1), FabricOptions(aggregators=1, aggregator_down=("1G",)))
-    )
-
-    assert "--host" not in plain.arguments
-    assert " ".join(emulated.arguments).endswith("--name aggregator-0 --host aggregator-0 --down 1G")
+def test_without_options_services_share_a_machine_and_there_is_no_replica():
+    found = {service.name: service.arguments for service in services(FabricOptions(aggregators=1), 1)}
+    assert "--host" not in (*found["server-0"], *found["aggregator-0"])
+    assert "replica-0" not in found
 
 
 def test_a_server_that_died_resumes_its_checkpoints(tmp_path):
@@ -235,31 +241,25 @@ def test_a_server_that_died_resumes_its_checkpoints(tmp_path):
     assert server.again == ("--resume",)
 
 
-def test_several_servers_have_directories_and_machines_of_their_own(tmp_path):
-    options = FabricOptions(servers=2, checkpoint_dir=tmp_path, server_host="a,b")
-    found = [" ".join(s.arguments) for s in services(options, 1)[1:3]]
-
-    assert f"--host a --checkpoint-dir {tmp_path}/server-0" in found[0]
-    assert f"--host b --checkpoint-dir {tmp_path}/server-1" in found[1]
-
-
 def test_metrics_ports_follow_each_other():
     found = [s.arguments[-1] for s in services(FabricOptions(servers=2, metrics_port=9400), 1)]
 
     assert found == ["9400", "9401", "9402", "9403"]
 
 
-def test_a_fabric_without_servers_or_address_is_refused():
-    with pytest.raises(UsageError, match="servers=0; allowed: 1 or more"):
-        FabricOptions(servers=0)
-    with pytest.raises(UsageError, match="aggregators=-1; allowed: 0 or more"):
-        FabricOptions(aggregators=-1)
-    with pytest.raises(UsageError, match="--server-host: 2 values; allowed: one for all, or one for each of 3"):
-        FabricOptions(servers=3, server_host="a,b")
-    with pytest.raises(UsageError, match="--aggregator-up: 2 values; allowed: one for all, or one for each of 3"):
-        FabricOptions(aggregators=3, aggregator_up=("1G", "2G"))
-    with pytest.raises(UsageError, match="give --advertise"):
-        FabricOptions(bind="0.0.0.0")
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"servers": 0}, "servers=0; allowed: 1 or more"),
+        ({"aggregators": -1}, "aggregators=-1; allowed: 0 or more"),
+        ({"servers": 3, "server_host": "a,b"}, "--server-host: 2 values; allowed: one for all, or one for each of 3"),
+        ({"aggregators": 3, "aggregator_up": ("1G", "2G")}, "--aggregator-up: 2 values; allowed: one for all, or one"),
+        ({"bind": "0.0.0.0"}, "give --advertise"),
+    ],
+)
+def test_options_that_fit_no_fabric_are_refused(options: dict[str, Any], said: str):
+    with pytest.raises(UsageError, match=said):
+        FabricOptions(**options)
 
 
 def test_restarts_come_later_and_later_within_bounds():

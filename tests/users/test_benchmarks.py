@@ -151,10 +151,3 @@ def test_no_benchmark_is_left_out(start: Start):
     assert code == 0, out
     listed = out.partition("Commands:")[2].partition("Examples:")[0]
     assert set(re.findall(r"^  (\w+) ", listed, re.MULTILINE)) == {name.split()[0] for name in BENCHMARKS}
-
-
-def test_a_setting_that_there_is_not_is_refused_with_those_that_there_are(start: Start):
-    code, out = start("bench", "data", "--set", "runds=3").finish()
-
-    assert (code, "Traceback" in out) == (2, False), out
-    assert "--set 'runds=3'; allowed: rounds, megabytes" in out
