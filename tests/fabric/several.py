@@ -21,6 +21,7 @@ __all__ = [
     "ones",
     "order_of",
     "push_one",
+    "same",
     "shards_of",
     "spread",
     "start",
@@ -85,6 +86,12 @@ def together(*calls: Callable[[], Any]) -> None:
         assert not thread.is_alive(), "a worker is stuck"
     if errors:
         raise errors[0]
+
+
+def same(model: torch.nn.Module, wanted: torch.nn.Module) -> None:
+    """Check that two models are equal but for rounding."""
+    for ours, theirs in zip(model.parameters(), wanted.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-13)
 
 
 def step(worker: Any, seed: int = 0) -> object:

@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,15 +20,10 @@ from mlfabric import Committed, Dropped, DropReason, Mode, MomentumAt, RuleSpec
 from mlfabric.channels import TcpOptions
 from mlfabric.scheduler.planning import Shape, warm_up
 from tests.fabric.harness import Fabric, fabric, gradients, small_model, wait_until
+from tests.fabric.several import same, together
 
 STEPS = 20
 ROWS = 4
-
-
-@pytest.fixture
-def running():
-    with fabric() as running:
-        yield running
 
 
 def batch(step: int, part: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -41,31 +35,6 @@ def batch(step: int, part: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def loss(model: torch.nn.Module, data: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
     return torch.nn.functional.mse_loss(model(data[0]), data[1])
-
-
-def together(*calls: Callable[[], Any]) -> None:
-    """Run all at once; raise the first error."""
-    errors: list[BaseException] = []
-
-    def run(call: Callable[[], Any]) -> None:
-        try:
-            call()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(call,)) for call in calls]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive(), "a worker is stuck"
-    if errors:
-        raise errors[0]
-
-
-def same(model: torch.nn.Module, wanted: torch.nn.Module) -> None:
-    for ours, theirs in zip(model.parameters(), wanted.parameters(), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-13)
 
 
 def wide_loss(model: torch.nn.Module, step: int, part: int) -> torch.Tensor:

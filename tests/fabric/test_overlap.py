@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -24,12 +23,6 @@ RULES = {
     "momentum at the server": RuleSpec(lr=0.1, momentum=0.9, momentum_at=MomentumAt.SERVER),
     "adam": RuleSpec(kind=RuleKind.ADAM, lr=0.01),
 }
-
-
-@pytest.fixture
-def running() -> Iterator[Fabric]:
-    with fabric() as made:
-        yield made
 
 
 def at_once(worker: mlfabric.Worker) -> mlfabric.Worker:

@@ -25,6 +25,7 @@ from tests.fabric.several import (
     ones,
     order_of,
     push_one,
+    same,
     shards_of,
     spread,
     start,
@@ -34,11 +35,6 @@ from tests.fabric.several import (
 
 STEPS = 20
 ROWS = 4
-
-
-def same(model: torch.nn.Module, wanted: torch.nn.Module) -> None:
-    for ours, theirs in zip(model.parameters(), wanted.parameters(), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-13)
 
 
 def test_one_worker_trains_on_two_servers_as_on_one() -> None:

@@ -10,13 +10,7 @@ import torch
 
 import mlfabric
 from mlfabric import Committed, RuleSpec
-from tests.fabric.harness import Fabric, fabric, gradients, small_model, wait_until
-
-
-@pytest.fixture
-def running():
-    with fabric() as running:
-        yield running
+from tests.fabric.harness import Fabric, gradients, small_model, wait_until
 
 
 def same(model: torch.nn.Module, other: torch.nn.Module) -> None:
