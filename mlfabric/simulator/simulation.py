@@ -72,13 +72,14 @@ class Simulation:
                 stuck = [*worker.state.pushing.pushes, *worker.state.getting.gets]
                 assert not stuck, f"{worker.name} waits for ever for {stuck}"
         state = self.scheduler.state
-        state.context.network.prune(self.scheduler.now_ns)
+        network, now_ns = state.context.network, self.scheduler.now_ns
+        network.prune(now_ns)
+        busy = [link for link in network.links if network.busy_until(link, now_ns) > now_ns]
+        assert not busy, f"{busy} are still reserved"
         for name, model in state.models.items():
             tables = (model.pushes.waiting, model.pushes.planned, model.gets.waiting, model.gets.planned)
             left = [request for table in tables for request in table if not self._is_lost(name, request)]
             assert not left, f"the scheduler still counts on {left} of {name}"
-            held = [u for u in self.witness.truths if state.context.network.reservation((name, "push", u)) is not None]
-            assert not held, f"links are still reserved for {held}"
             hand_ons = model.gets.hand_ons.planned
             assert not len(model.pushes.sums), f"the scheduler still counts on {list(model.pushes.sums)} of {name}"
             assert not hand_ons, f"the scheduler still counts on {hand_ons} of {name}"

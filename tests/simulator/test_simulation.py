@@ -73,7 +73,10 @@ def test_calm_fabrics_sum_and_hand_models_on_in_every_mode(mode):
     sums, handed_on = Counter[int](), 0
     for seed in range(500, 503):
         config = SimulationConfig.drawn_with_sums(seed, CALM, mode)
-        summary = Simulation(replace(config, workers=8, in_flight=2, server_share=0.2, most_updates=0)).run(EVENTS)
+        simulation = Simulation(replace(config, workers=8, in_flight=2, server_share=0.2, most_updates=0))
+        summary = simulation.run(EVENTS)
+        if mode is Mode.ASYNCHRONOUS:
+            assert not simulation.scheduler.state.count.torn
         sums += summary.sums
         handed_on += summary.handed_on
         assert summary.unheard == 0
