@@ -217,3 +217,29 @@ def test_who_joins_late_is_told_where_it_begins():
     finish(stage, "b", 0)
     (welcome,) = [i for i in stage.worker("late", spec=STALE) if isinstance(i, Welcome)]
     assert welcome.clock == 1
+
+
+def test_a_newcomer_that_is_there_before_those_who_come_back_is_no_further_behind_than_they():
+    stage = begun_anew()
+    stage.worker("new", spec=STALE)
+    assert stage.ask(WorkerHolds(worker="new", pushes=(), gets=(), clock=None)) == []
+    assert stage.pushes.clocks.finished("new") == 0
+    stage.worker("a", spec=STALE)
+    stage.tell(WorkerHolds(worker="a", pushes=(), gets=(), clock=12))
+    assert stage.pushes.clocks.finished("new") == 12
+
+
+def test_who_was_awaited_and_given_up_begins_where_the_slowest_is_whatever_it_says():
+    stage = begun_anew(("a", 40))
+    stage.wait(1000)
+    stage.tick()
+    (welcome,) = [i for i in stage.worker("b", spec=STALE) if isinstance(i, Welcome)]
+    assert welcome.clock == 40
+    stage.tell(WorkerHolds(worker="b", pushes=(), gets=(), clock=3))
+    assert stage.pushes.clocks.finished("b") == 40
+
+
+def test_who_is_counted_goes_on_whatever_it_says(stage):
+    finish(stage, "a", 0)
+    stage.tell(WorkerHolds(worker="a", pushes=(), gets=(), clock=9))
+    assert stage.pushes.clocks.finished("a") == 1
