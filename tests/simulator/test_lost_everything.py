@@ -21,9 +21,7 @@ def test_no_version_is_given_twice_though_server_and_scheduler_begin_with_nothin
         **{"hang_hz": 4.0, "worker_stream_hz": 4.0, "job_hz": job_hz},
     )
     config = SimulationConfig(seed=seed, workers=4, tau_max=8, compute_ns=20 * MS, faults=faults)
-    summary = Simulation(config).run(1500)
-    happened = summary.faults
-    assert summary.committed > 0
+    happened = Simulation(config).run(1500).faults
     assert min(happened["server died"], happened["scheduler died"], happened["hung"]) > 1
     assert (happened["job is over"] > 0) == (job_hz > 0)
 

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from mlfabric.twin.cluster import Compute, Histogram, RateLine, Spread
 from mlfabric.twin.draws import ComputeTimes, Weather
-from mlfabric.twin.seeded import first_randoms
 from mlfabric.twin.settings import COMPUTE, NETWORK, Direction
 from tests.twin.clusters import cluster_of
 
@@ -94,13 +90,3 @@ def test_a_known_link_has_no_weather():
     weather = Weather(cluster_of(3, network="N3", lines=lines))
     assert [float(weather.rates(at * 1e9)[1]) for at in (0, 6.9, 7.0, 30)] == pytest.approx([0.5, 0.5, 0.2, 0.2])
     assert weather.next_change_ns(5e9) == 7e9
-
-
-@given(st.lists(st.text(max_size=40), max_size=20))
-def test_first_draws_of_many_generators_at_once_are_those_of_pythons_own(texts: list[str]):
-    assert first_randoms(texts).tolist() == [Random(text).random() for text in texts]
-
-
-def test_a_seed_longer_than_the_state_is_stirred_in_whole():
-    texts = ["x" * 3000, "x" * 2999 + "y"]
-    assert first_randoms(texts).tolist() == [Random(text).random() for text in texts]
