@@ -21,12 +21,12 @@ from typing import Any
 import psutil
 
 from benchmarks.intervals import MOST_VALUES, interval_95
+from mlfabric.demo.demo_run import Counted, launched, prepare, run_scenario
 from mlfabric.demo.scenario import Scenario
-from mlfabric.demo.session import Counted, launched, prepare, run_scenario
 from mlfabric.demo.verdict import Verdict
 from mlfabric.errors import FabricError, UsageError
 from mlfabric.launch.processes import Nursery
-from mlfabric.launch.status import HERE, StatusReader
+from mlfabric.launch.scheduler_status import HERE, StatusReader
 from mlfabric.v1 import fabric_pb2
 
 __all__ = ["run"]

@@ -22,7 +22,7 @@ from mlfabric import wire
 from mlfabric.channels import TICKET_BYTES, Connection, Frame, FrameKind, TcpChannel, TcpOptions
 from mlfabric.errors import UnavailableError
 from mlfabric.server import actions as act
-from mlfabric.server.adding import add_up
+from mlfabric.server.iteration_sum import add_up
 from mlfabric.server.service import ServerService
 from mlfabric.server.store import ModelStore
 from mlfabric.v1 import types_pb2

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mlfabric.divergence import Lead, RuleState, as_norm, step_bound
 from mlfabric.errors import UsageError
-from mlfabric.rules import RuleKind, RuleSpec
+from mlfabric.model.divergence import Lead, RuleState, as_norm, step_bound
+from mlfabric.model.update_rules import RuleKind, RuleSpec
 
 __all__ = ["looseness", "run"]
 
@@ -88,7 +88,7 @@ def looseness(rng: np.random.Generator, elements: int, rule: RuleSpec, alignment
 
 @dataclass
 class _Model:
-    """Weights and optimizer state, stepped by the formulas of mlfabric.rules."""
+    """Weights and optimizer state, stepped by the formulas of mlfabric.model.update_rules."""
 
     rule: RuleSpec
     weights: Vectors

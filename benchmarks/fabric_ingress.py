@@ -24,7 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import mlfabric
 from benchmarks.fabric_processes import FabricPlan, Place, Services, run_services
-from mlfabric.scheduler.planning import warm_up
+from mlfabric.planning import warm_up
 
 __all__ = ["run"]
 

@@ -42,9 +42,9 @@ from benchmarks.chain import Follower, send_on
 from mlfabric import ModelView
 from mlfabric.channels import TcpOptions
 from mlfabric.config import WorkerSettings
+from mlfabric.model.specs import MomentumAt, RuleSpec
 from mlfabric.protocol import Commit
 from mlfabric.scheduler.runner import SchedulerOptions, SchedulerRunner
-from mlfabric.specs import MomentumAt, RuleSpec
 
 __all__ = ["Bound", "World", "run"]
 

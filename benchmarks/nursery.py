@@ -157,8 +157,8 @@ def _train(options: TrainerOptions, log: int) -> None:
     import mlfabric
     from mlfabric.channels import TcpOptions
     from mlfabric.config import WorkerSettings
+    from mlfabric.model.specs import Mode
     from mlfabric.security import Security
-    from mlfabric.specs import Mode
 
     random.seed(options.name)
     if options.namespace:

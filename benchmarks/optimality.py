@@ -36,11 +36,11 @@ from benchmarks.exact.slotted import (
 )
 from benchmarks.exact.solving import ExactPlan, solve
 from mlfabric.network import Network, down_link
-from mlfabric.protocol import UpdateId
-from mlfabric.scheduler.planning.paper_plan import plan_by_paper
-from mlfabric.scheduler.planning.plan import Plan
-from mlfabric.scheduler.planning.planner import plan
-from mlfabric.scheduler.planning.problem import (
+from mlfabric.planning.paper_plan import plan_by_paper
+from mlfabric.planning.plan import Plan
+from mlfabric.planning.plan_values import Candidate
+from mlfabric.planning.planner import plan
+from mlfabric.planning.problem import (
     Aggregator,
     Batch,
     FabricState,
@@ -49,7 +49,7 @@ from mlfabric.scheduler.planning.problem import (
     Shape,
     objective_of,
 )
-from mlfabric.scheduler.planning.values import Candidate
+from mlfabric.protocol import UpdateId
 
 __all__ = ["Instance", "instance", "run"]
 

@@ -24,7 +24,7 @@ from benchmarks.testbed.results import Results
 from benchmarks.testbed.spec import FORMAT, CellResult
 from benchmarks.testbed.summary import row_values
 from benchmarks.testbed.tuning import QUICK
-from mlfabric.cli.writing import check_writable, write_json
+from mlfabric.cli.json_files import check_writable, write_json
 from mlfabric.errors import UsageError
 
 __all__ = ["choose", "found_by", "run", "write_report"]

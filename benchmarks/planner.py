@@ -27,8 +27,7 @@ from unittest.mock import patch
 import networkx as nx
 
 from mlfabric.network import Network
-from mlfabric.protocol import UpdateId
-from mlfabric.scheduler.planning import (
+from mlfabric.planning import (
     Aggregator,
     Batch,
     Candidate,
@@ -37,9 +36,10 @@ from mlfabric.scheduler.planning import (
     PlannerConfig,
     Replica,
     plan,
-    pushing,
     warm_up,
 )
+from mlfabric.planning import push_plan as pushing
+from mlfabric.protocol import UpdateId
 
 __all__ = ["run"]
 
@@ -51,7 +51,7 @@ STAGES = {"order": "order_ms", "forward_trees": "aggregate_ms", "replicate": "re
 READY = """
 import sys, time
 began = time.perf_counter()
-from mlfabric.scheduler.planning import warm_up
+from mlfabric.planning import warm_up
 warm_up(lambda line: None)
 sys.stdout.write(str((time.perf_counter() - began) * 1e3))
 """

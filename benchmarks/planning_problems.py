@@ -14,13 +14,12 @@ from random import Random
 
 import networkx as nx
 
-from mlfabric.chunking import chunk_bytes
+from mlfabric.methods import policy_of
+from mlfabric.methods.all_reduce import planner_config
+from mlfabric.model.chunking import chunk_bytes
+from mlfabric.model.specs import Layout, Mode, ModelSpec, TensorSpec
 from mlfabric.network import Network, Profile
-from mlfabric.protocol import GetId, UpdateId
-from mlfabric.scheduler.modes import policy_of
-from mlfabric.scheduler.modes.all_reduce import planner_config
-from mlfabric.scheduler.patience import group_cost_ns
-from mlfabric.scheduler.planning import (
+from mlfabric.planning import (
     Aggregator,
     Batch,
     Candidate,
@@ -31,7 +30,8 @@ from mlfabric.scheduler.planning import (
     PlannerConfig,
     Replica,
 )
-from mlfabric.specs import Layout, Mode, ModelSpec, TensorSpec
+from mlfabric.protocol import GetId, UpdateId
+from mlfabric.scheduler.updates.patience import group_cost_ns
 
 __all__ = ["Problem", "problem"]
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.planning_problems import KINDS, problem
-from mlfabric.cli.writing import check_writable
+from mlfabric.cli.json_files import check_writable
 from mlfabric.errors import UsageError
-from mlfabric.scheduler.planning import Plan, plan, warm_up
+from mlfabric.planning import Plan, plan, warm_up
 
 __all__ = ["Figures", "compared", "figures", "run"]
 

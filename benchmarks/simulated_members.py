@@ -14,8 +14,8 @@ import grpc
 
 from benchmarks.processes import HOST
 from mlfabric import wire
+from mlfabric.model.specs import Layout, Member, ModelSpec, Role, TensorSpec
 from mlfabric.protocol import ModelVersion, ServerHolds
-from mlfabric.specs import Layout, Member, ModelSpec, Role, TensorSpec
 from mlfabric.v1 import fabric_pb2, session_pb2, types_pb2
 
 __all__ = ["SERVER", "SPEC", "Listener", "SimulatedServer", "SimulatedWorker"]

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from mlfabric.cli.clusters import read_cluster
-from mlfabric.scheduler.planning import warm_up
-from mlfabric.specs import Mode
+from mlfabric.model.specs import Mode
+from mlfabric.planning import warm_up
 from mlfabric.twin.cluster import Cluster
 from mlfabric.twin.run import simulate
 

@@ -20,9 +20,9 @@ from mlfabric.errors import (
     UnavailableError,
     UsageError,
 )
-from mlfabric.forking import switch_grpc_handlers_off
+from mlfabric.model.specs import Mode, MomentumAt, RuleKind, RuleSpec, Schedule
 from mlfabric.protocol import Commit, Committed, Dropped, DropReason, GetId, Lost, ModelVersion, ReduceOp
-from mlfabric.specs import Mode, MomentumAt, RuleKind, RuleSpec, Schedule
+from mlfabric.shell.forking import switch_grpc_handlers_off
 from mlfabric.version import __version__
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from mlfabric.channels import MOST_CONNECTIONS, TcpOptions
 from mlfabric.errors import ConfigError
+from mlfabric.model.specs import Role
 from mlfabric.protocol import job_name
 from mlfabric.security import Security
-from mlfabric.specs import Role
 
 __all__ = ["DEFAULT_SCHEDULER", "WorkerSettings", "parse_ports", "parse_rate", "parse_size"]
 

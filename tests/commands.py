@@ -14,7 +14,7 @@ from typing import Any
 import typer
 from typer.exceptions import TyperException
 
-from mlfabric.cli import making
+from mlfabric.cli import bench_command as making
 from mlfabric.cli.app import app
 from mlfabric.cli.bench_settings import settings_of
 from mlfabric.errors import FabricError

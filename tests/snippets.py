@@ -49,7 +49,7 @@ epochs = 2
 PREAMBLES = {
     "docs/planner.md": """
 from pathlib import Path
-from mlfabric.cli.describing import describe
+from mlfabric.cli.plan_files import describe
 name = "examples/plans/uneven.toml"
 found = describe(Path(name).read_text(), is_json=False, name=name)
 batch, network, state, config = found.batch, found.network, found.state, found.config

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlfabric.chunking import LARGE_IMAGE_BYTES, MAX_CHUNK_BYTES, MIN_CHUNK_BYTES, chunk_bytes
-from mlfabric.specs import ALIGNMENT_BYTES
+from mlfabric.model.chunking import LARGE_IMAGE_BYTES, MAX_CHUNK_BYTES, MIN_CHUNK_BYTES, chunk_bytes
+from mlfabric.model.specs import ALIGNMENT_BYTES
 
 
 @given(image_bytes=st.integers(0, 10**12))

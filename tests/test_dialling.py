@@ -9,9 +9,9 @@ from contextlib import suppress
 import pytest
 
 from mlfabric.channels import Channel, Connection, ConnectionClosedError, MemoryChannel, MemoryNetwork
-from mlfabric.dialling import Dialled
 from mlfabric.errors import TransferError, UnavailableError
-from mlfabric.exchange import TurnedAwayError
+from mlfabric.transfer.dialling import Dialled
+from mlfabric.transfer.exchange import TurnedAwayError
 
 
 async def silent(connection: Connection) -> None:

@@ -10,10 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlfabric.divergence import Adam, Lead, Limit, Momentum, RuleState, as_norm, step_bound, units_above, units_below
 from mlfabric.errors import UsageError
-from mlfabric.rules import MomentumAt, RuleKind, RuleSpec
-from mlfabric.stepping import member_coefficients, transition
+from mlfabric.model.divergence import (
+    Adam,
+    Lead,
+    Limit,
+    Momentum,
+    RuleState,
+    as_norm,
+    step_bound,
+    units_above,
+    units_below,
+)
+from mlfabric.model.stepping import member_coefficients, transition
+from mlfabric.model.update_rules import MomentumAt, RuleKind, RuleSpec
 
 GAMMAS = st.sampled_from([0.0, 0.25, 0.5, 0.9, 0.99])
 SEEDS = st.integers(0, 2**32 - 1)
@@ -187,7 +197,7 @@ RULES = [
 
 
 class Model:
-    """Weights that a rule steps, by the formulas of mlfabric.rules."""
+    """Weights that a rule steps, by the formulas of mlfabric.model.update_rules."""
 
     def __init__(self, rule, rng):
         self.rule = rule

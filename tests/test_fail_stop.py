@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from mlfabric.driving import Driver
 from mlfabric.errors import FabricError
 from mlfabric.fail_stop import Failed, FailStop, Tasks, described
 from mlfabric.protocol import Tick
+from mlfabric.shell.driving import Driver
 
 
 class Counting:

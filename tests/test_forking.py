@@ -12,7 +12,7 @@ FORK = """
 import os, sys
 {first}
 import mlfabric
-from mlfabric.forking import is_copy, tell_copies
+from mlfabric.shell.forking import is_copy, tell_copies
 
 class One:
     def in_a_copy(self):

@@ -13,7 +13,7 @@ from tests import commands
 
 ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs" / "guarantees.md"
-SHARED = ("mlfabric.errors", "mlfabric.protocol", "mlfabric.specs", "mlfabric.v1")
+SHARED = ("mlfabric.errors", "mlfabric.protocol", "mlfabric.model.specs", "mlfabric.v1")
 PLACES = ("benchmarks/", "docs/", "examples/", "mlfabric/", "tests/")
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlfabric.precedence import conflict, take_out, waits_for
 from mlfabric.protocol import SumId, UpdateId
+from mlfabric.transfer.precedence import conflict, take_out, waits_for
 
 Transfer = UpdateId | SumId
 NAMES: list[Transfer] = [*(UpdateId("w", 1, i) for i in range(4)), SumId(1, 4), SumId(1, 5)]

@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 import grpc
 import pytest
 
-from mlfabric import reporting as reporting_module
 from mlfabric.channels import Direction, TransferRecord
-from mlfabric.reporting import KEEP_RECORDS, TransferReporter
+from mlfabric.shell import reporting as reporting_module
+from mlfabric.shell.reporting import KEEP_RECORDS, TransferReporter
 from mlfabric.v1 import monitor_pb2, monitor_pb2_grpc
 
 WITHIN_S = 20.0

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlfabric import samples as module
 from mlfabric.errors import UsageError
-from mlfabric.samples import (
+from mlfabric.model import samples as module
+from mlfabric.model.samples import (
     LAST_POSITION,
     NO_SAMPLES,
     SampleAccount,

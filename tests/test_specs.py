@@ -7,7 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlfabric.errors import ConfigError
-from mlfabric.specs import ALIGNMENT_BYTES, COUNTER_BYTES, DTYPE_BYTES, Layout, Mode, ModelSpec, TensorKind, TensorSpec
+from mlfabric.model.specs import (
+    ALIGNMENT_BYTES,
+    COUNTER_BYTES,
+    DTYPE_BYTES,
+    Layout,
+    Mode,
+    ModelSpec,
+    TensorKind,
+    TensorSpec,
+)
 
 WHOLE = Layout(
     (

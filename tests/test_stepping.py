@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlfabric.errors import ConfigError, UsageError
-from mlfabric.rules import MomentumAt, RuleKind, RuleSpec, Schedule
-from mlfabric.server.rules import sum_kernels
-from mlfabric.specs import TensorKind
-from mlfabric.stepping import NOTHING, member_coefficients, transition
+from mlfabric.model.specs import TensorKind
+from mlfabric.model.stepping import NOTHING, member_coefficients, transition
+from mlfabric.model.update_rules import MomentumAt, RuleKind, RuleSpec, Schedule
+from mlfabric.server.rule_kernels import sum_kernels
 
 SEEDS = st.integers(0, 2**32 - 1)
 WIDTH = 6

@@ -16,6 +16,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from mlfabric.errors import UsageError
+from mlfabric.model.samples import SampleCounts
+from mlfabric.model.specs import Role
 from mlfabric.protocol import (
     Commit,
     Committed,
@@ -29,9 +31,7 @@ from mlfabric.protocol import (
     TransferEnded,
     UpdateId,
 )
-from mlfabric.samples import SampleCounts
 from mlfabric.security import Security
-from mlfabric.specs import Role
 from mlfabric.telemetry import (
     AggregatorMetrics,
     MetricsPage,

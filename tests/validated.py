@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from mlfabric.methods import all_reduce
 from mlfabric.network import Network
-from mlfabric.scheduler import gets, pushes
-from mlfabric.scheduler.modes import all_reduce
-from mlfabric.scheduler.planning import Batch, FabricState, Plan, PlannerConfig, plan
+from mlfabric.planning import Batch, FabricState, Plan, PlannerConfig, plan
+from mlfabric.scheduler.gets import get_requests as gets
+from mlfabric.scheduler.updates import pushes
 
 __all__ = ["every_plan_is_validated"]
 

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from benchmarks.exact.program import Program
 from benchmarks.exact.slotted import DIRECT, LEFT, Decisions, Leg, Replayed, Slotted, arrival
-from mlfabric.scheduler.planning.problem import Objective
+from mlfabric.planning.problem import Objective
 
 __all__ = ["Formulation"]
 

@@ -19,13 +19,13 @@ from typing import NamedTuple
 import numpy as np
 
 from mlfabric.network import LinkId, Network, Path, Profile
+from mlfabric.planning.fluid.jit import plain
+from mlfabric.planning.fluid.lines import Ints
+from mlfabric.planning.plan import Kind, Plan, Toward
+from mlfabric.planning.plan_values import Candidate
+from mlfabric.planning.positions import worst_due
+from mlfabric.planning.problem import Batch, Consistency, FabricState, Objective, PlannerConfig, objective_of
 from mlfabric.protocol import UpdateId
-from mlfabric.scheduler.planning.fluid.jit import plain
-from mlfabric.scheduler.planning.fluid.lines import Ints
-from mlfabric.scheduler.planning.plan import Kind, Plan, Toward
-from mlfabric.scheduler.planning.positions import worst_due
-from mlfabric.scheduler.planning.problem import Batch, Consistency, FabricState, Objective, PlannerConfig, objective_of
-from mlfabric.scheduler.planning.values import Candidate
 
 __all__ = [
     "DIRECT",

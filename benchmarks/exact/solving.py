@@ -15,9 +15,9 @@ from benchmarks.exact.formulation import Formulation
 from benchmarks.exact.slotted import DIRECT, Decisions, Slotted, arrival, decisions_of, replay, slotted
 from mlfabric.errors import UsageError
 from mlfabric.network import Network
-from mlfabric.scheduler.planning.paper_plan import plan_by_paper
-from mlfabric.scheduler.planning.plan import Plan
-from mlfabric.scheduler.planning.problem import Objective
+from mlfabric.planning.paper_plan import plan_by_paper
+from mlfabric.planning.plan import Plan
+from mlfabric.planning.problem import Objective
 
 __all__ = ["ExactPlan", "compare", "least_cost", "solve"]
 

@@ -12,12 +12,12 @@ from benchmarks.faults.scenarios import SCENARIOS
 from benchmarks.faults.trials import Trial, summary, trials
 from benchmarks.testbed.processes import Launcher
 from mlfabric.errors import UnavailableError, UsageError
-from mlfabric.scheduler.planning import warm_up
+from mlfabric.planning import warm_up
 
 __all__ = ["COLUMNS", "PRELOADED", "chosen", "is_broken", "row", "run"]
 
 MOST_TRIALS = 1000
-PRELOADED = ("benchmarks.faults.cluster", "mlfabric.cli.services", "mlfabric.scheduler.runner")
+PRELOADED = ("benchmarks.faults.cluster", "mlfabric.cli.scheduler_command", "mlfabric.scheduler.runner")
 COLUMNS = ("scenario", "survived>", "recovery p50>", "max>", "late>", "lost>", "twice>", "bounds broken>")
 Told = Callable[[str], None]
 

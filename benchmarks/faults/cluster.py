@@ -28,7 +28,7 @@ from benchmarks.testbed.namespaces import entered
 from benchmarks.testbed.processes import Launcher
 from mlfabric.config import parse_rate
 from mlfabric.launch.ports import free_port
-from mlfabric.specs import Mode
+from mlfabric.model.specs import Mode
 from mlfabric.v1.fabric_pb2 import GetStatusRequest
 from mlfabric.v1.fabric_pb2_grpc import FabricServiceStub
 

@@ -24,7 +24,7 @@ from benchmarks.faults.cluster import (
 )
 from benchmarks.faults.ledger import Ledger
 from benchmarks.testbed.hosts import Testbed
-from mlfabric.specs import Mode
+from mlfabric.model.specs import Mode
 from mlfabric.twin.settings import Direction
 
 __all__ = ["SCENARIOS", "Scenario", "Strike"]

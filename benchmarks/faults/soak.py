@@ -32,7 +32,7 @@ from benchmarks.faults.ledger import Ledger
 from benchmarks.testbed.hosts import Testbed, testbed
 from benchmarks.testbed.processes import ChildError, Launcher
 from mlfabric.errors import FabricError, UnavailableError, UsageError
-from mlfabric.scheduler.planning import warm_up
+from mlfabric.planning import warm_up
 from mlfabric.twin.settings import Direction
 
 __all__ = ["run"]

@@ -17,8 +17,8 @@ from benchmarks.faults.logs import Got, Joined, Pushed, Told, Writer
 from benchmarks.testbed.processes import to_parent
 from mlfabric.channels import TcpOptions
 from mlfabric.config import WorkerSettings
+from mlfabric.model.specs import Mode
 from mlfabric.security import Security
-from mlfabric.specs import Mode
 
 __all__ = ["MODEL", "Job", "read", "train"]
 

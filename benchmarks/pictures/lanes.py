@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from mlfabric.network import LinkId, Network
-from mlfabric.scheduler.planning.plan import Kind, Plan, Toward, Transfer
+from mlfabric.planning.plan import Kind, Plan, Toward, Transfer
 
 __all__ = ["Bar", "Lane", "groups_of", "lanes_of"]
 

@@ -10,8 +10,8 @@ from benchmarks.pictures.lanes import Bar, Lane, groups_of, lanes_of
 from mlfabric.errors import UsageError
 from mlfabric.network import LinkId, Network
 from mlfabric.network.links import CORE
-from mlfabric.scheduler.planning.plan import Kind, Plan, Toward, Transfer
-from mlfabric.scheduler.planning.wording import Names
+from mlfabric.planning.plan import Kind, Plan, Toward, Transfer
+from mlfabric.planning.words import Names
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,7 +1,8 @@
 """Where updates were added up, and what the link into that place carried just then.
 
-mlfabric logs each update that comes to where it is summed (``mlfabric.telemetry.forwarding``); here a process of a run
-keeps that, and after the run the testbed's own weather says at which share of its full rate the receiver's link was.
+mlfabric logs each update that comes to where it is summed (``mlfabric.telemetry.forwarding_log``); here a process of a
+run keeps that, and after the run the testbed's own weather says at which share of its full rate the receiver's link
+was.
 """
 
 from __future__ import annotations

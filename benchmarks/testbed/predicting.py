@@ -24,8 +24,8 @@ from benchmarks.testbed.runs import BASE_COMPUTE_S, worker_name
 from benchmarks.testbed.shaping import ETHERNET_BYTES, MTU_BYTES
 from benchmarks.testbed.spec import CellResult, CellSpec
 from benchmarks.testbed.workload import WorkloadSpec
-from mlfabric.scheduler.planning import warm_up
-from mlfabric.specs import Mode
+from mlfabric.model.specs import Mode
+from mlfabric.planning import warm_up
 from mlfabric.twin.cluster import Cluster, Compute, Host
 from mlfabric.twin.run import Baseline, simulate
 from mlfabric.twin.settings import COMPUTE, NETWORK

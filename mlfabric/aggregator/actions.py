@@ -6,7 +6,21 @@ transfer at a time. A connection that the aggregator opens belongs to the sum or
 
 from __future__ import annotations
 
-from mlfabric.offers import (
+from mlfabric.model.specs import ModelSpec
+from mlfabric.protocol import (
+    CancelHandOn,
+    CancelSum,
+    DropReason,
+    FreeModel,
+    GetId,
+    HandOn,
+    HostModel,
+    ModelVersion,
+    Sum,
+    SumId,
+    TransferId,
+)
+from mlfabric.transfer.offers import (
     Abandon,
     Answer,
     EpochBegan,
@@ -21,20 +35,6 @@ from mlfabric.offers import (
     TransferBroken,
     Wanted,
 )
-from mlfabric.protocol import (
-    CancelHandOn,
-    CancelSum,
-    DropReason,
-    FreeModel,
-    GetId,
-    HandOn,
-    HostModel,
-    ModelVersion,
-    Sum,
-    SumId,
-    TransferId,
-)
-from mlfabric.specs import ModelSpec
 from mlfabric.values import dataclass
 
 __all__ = [

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from mlfabric.errors import TransferError
+from mlfabric.model.specs import ModelSpec
 from mlfabric.protocol import GetId, Sum, SumId, SumInput
-from mlfabric.specs import ModelSpec
-from mlfabric.streaming import Accumulator, Input, InputKind, Relay
+from mlfabric.transfer import Accumulator, Input, InputKind, Relay
 
 __all__ = ["Buffers"]
 

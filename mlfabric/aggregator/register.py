@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mlfabric.aggregator.service import AggregatorOptions, AggregatorService
-from mlfabric.background import Background
+from mlfabric.shell.background import Background
 from mlfabric.telemetry import AggregatorMetrics, MetricsPage
 
 __all__ = ["Aggregator", "register_as_aggregator"]

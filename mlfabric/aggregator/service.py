@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 
 from mlfabric import wire
 from mlfabric.aggregator import actions as act
+from mlfabric.aggregator.aggregator_connections import Connections
 from mlfabric.aggregator.buffers import Buffers
-from mlfabric.aggregator.connections import Connections
-from mlfabric.aggregator.outgoing import Outgoing
+from mlfabric.aggregator.outgoing_sums import Outgoing
 from mlfabric.aggregator.state import AggregatorConfig, AggregatorState
 from mlfabric.channels import Direction, TcpChannel, TcpOptions, TransferRecord
-from mlfabric.driving import Driver, side_by_side
 from mlfabric.errors import UsageError
+from mlfabric.model.specs import Member, Role
 from mlfabric.protocol import (
     GetId,
     HostModel,
@@ -28,11 +28,11 @@ from mlfabric.protocol import (
     SumId,
     Welcome,
 )
-from mlfabric.reporting import TransferReporter
-from mlfabric.session import SchedulerSession, SessionCallbacks, nothing
-from mlfabric.specs import Member, Role
-from mlfabric.streaming import load_kernels
+from mlfabric.shell.driving import Driver, side_by_side
+from mlfabric.shell.reporting import TransferReporter
+from mlfabric.shell.session import SchedulerSession, SessionCallbacks, nothing
 from mlfabric.telemetry import AggregatorMetrics
+from mlfabric.transfer import load_kernels
 from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc
 
 __all__ = ["AggregatorOptions", "AggregatorService"]

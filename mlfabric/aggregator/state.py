@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mlfabric.aggregator import actions as act
-from mlfabric.aggregator.handing import Handings
-from mlfabric.aggregator.memory import Memory
+from mlfabric.aggregator.aggregator_memory import Memory
+from mlfabric.aggregator.aggregator_sums import Sums
+from mlfabric.aggregator.relayed_models import Handings
 from mlfabric.aggregator.spent import Spent
-from mlfabric.aggregator.sums import Sums
 from mlfabric.errors import ConfigError
-from mlfabric.offers import Early
+from mlfabric.model.specs import ModelSpec
 from mlfabric.protocol import CancelHandOn, CancelSum, FreeModel, HandOn, HostModel, Sum, Tick
-from mlfabric.specs import ModelSpec
+from mlfabric.transfer.offers import Early
 
 __all__ = ["AggregatorConfig", "AggregatorState"]
 

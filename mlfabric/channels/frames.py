@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from mlfabric.channels.base import CARRIES_PAYLOAD, MAX_META_BYTES, Frame, FrameKind
 from mlfabric.errors import TransferError
-from mlfabric.specs import PROTOCOL_VERSION
+from mlfabric.model.specs import PROTOCOL_VERSION
 
 __all__ = ["HEADER_BYTES", "MAGIC", "Header", "check_magic", "decode_header", "encode_header"]
 

@@ -18,7 +18,7 @@ from mlfabric.channels.frames import HEADER_BYTES, Header, check_magic, decode_h
 from mlfabric.channels.limiter import TokenBucket
 from mlfabric.channels.pacer import Pacer
 from mlfabric.channels.progress import Filling
-from mlfabric.channels.pumping import Pump
+from mlfabric.channels.pump import Pump
 from mlfabric.channels.views import chunked, contiguous, total_bytes
 from mlfabric.errors import TransferError, UsageError
 

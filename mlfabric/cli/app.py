@@ -6,24 +6,22 @@ import sys
 
 import typer
 
-from mlfabric.cli import (
-    advising,
-    aggregating,
-    asking,
-    certifying,
-    embedded,
-    faults,
-    fuzzing,
-    holding,
-    keeping,
-    making,
-    paper,
-    planning,
-    recording,
-    services,
-    simulating,
-    testbed,
-)
+from mlfabric.cli import advise_command as advising
+from mlfabric.cli import aggregator_command as aggregating
+from mlfabric.cli import bench_command as making
+from mlfabric.cli import certs_command as certifying
+from mlfabric.cli import faults_command as faults
+from mlfabric.cli import fuzz_command as fuzzing
+from mlfabric.cli import models_command as keeping
+from mlfabric.cli import paper_command as paper
+from mlfabric.cli import plan_command as planning
+from mlfabric.cli import record_command as recording
+from mlfabric.cli import scheduler_command as services
+from mlfabric.cli import server_command as holding
+from mlfabric.cli import simulate_command as simulating
+from mlfabric.cli import status_command as asking
+from mlfabric.cli import testbed_command as testbed
+from mlfabric.cli import up_command as embedded
 from mlfabric.errors import FabricError, FencedError, UsageError
 from mlfabric.launch.supervisor import EXIT_FENCED
 

@@ -23,7 +23,7 @@ from mlfabric.channels import Connection, Frame, FrameKind, TcpChannel, Transfer
 from mlfabric.cli.tables import rate_text
 from mlfabric.errors import FabricError, RefusedError, UnavailableError, UsageError
 from mlfabric.launch.ports import free_port, is_here
-from mlfabric.launch.status import HERE, StatusReader
+from mlfabric.launch.scheduler_status import HERE, StatusReader
 from mlfabric.v1 import fabric_pb2
 
 __all__ = ["Finding", "Level", "examine", "styled"]

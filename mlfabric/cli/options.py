@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from mlfabric.channels import MOST_CONNECTIONS
-from mlfabric.cli.settings import DEFAULT_FILE, use_file
+from mlfabric.cli.toml_settings import DEFAULT_FILE, use_file
 from mlfabric.config import DEFAULT_SCHEDULER
 
 __all__ = [

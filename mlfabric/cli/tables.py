@@ -10,7 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from mlfabric.specs import Mode
+from mlfabric.model.specs import Mode
 from mlfabric.v1 import fabric_pb2
 
 __all__ = ["as_plain", "console", "rate_text", "size_text", "status_view", "table"]

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from rich.console import Console
 
+from mlfabric.demo.demo_run import Counted, launched, prepare, run_scenario
+from mlfabric.demo.demo_summary import Results
 from mlfabric.demo.pictures import draw_delays, draw_timeline
-from mlfabric.demo.progress import Watcher
+from mlfabric.demo.progress_bar import Watcher
 from mlfabric.demo.scenario import Scenario
-from mlfabric.demo.session import Counted, launched, prepare, run_scenario
-from mlfabric.demo.summary import Results
 from mlfabric.demo.verdict import Verdict
 from mlfabric.errors import UsageError
 from mlfabric.launch.processes import Nursery

@@ -10,9 +10,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from mlfabric.demo.events import Applied, Event, Moved, NotApplied
+from mlfabric.demo.demo_events import Applied, Event, Moved, NotApplied
+from mlfabric.demo.demo_summary import Results
 from mlfabric.demo.scenario import Scenario
-from mlfabric.demo.summary import Results
 
 __all__ = ["draw_delays", "draw_timeline"]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mlfabric.errors import ConfigError, UsageError
-from mlfabric.specs import RuleSpec, Schedule
+from mlfabric.model.specs import RuleSpec, Schedule
 
 __all__ = ["FILE_NAME", "Scenario"]
 

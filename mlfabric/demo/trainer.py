@@ -19,10 +19,10 @@ from torch.nn.functional import cross_entropy
 
 import mlfabric
 from mlfabric.demo import digits
-from mlfabric.demo.events import Accuracy, Applied, EventLog, Moved, NotApplied, log_path
+from mlfabric.demo.demo_events import Accuracy, Applied, EventLog, Moved, NotApplied, log_path
 from mlfabric.demo.scenario import Scenario
 from mlfabric.protocol import Committed, Dropped, UpdateId
-from mlfabric.worker_daemon.observing import Settled, Transferred
+from mlfabric.worker_daemon.observations import Settled, Transferred
 
 __all__ = ["main"]
 

@@ -12,11 +12,11 @@ from typing import TypeVar
 
 import mlfabric
 from mlfabric.errors import RefusedError, UnavailableError, UsageError
+from mlfabric.launch.first_of import first_of
 from mlfabric.launch.pairs import Pair
 from mlfabric.launch.ports import check_free, free_port, is_wildcard
 from mlfabric.launch.processes import Nursery, Program
-from mlfabric.launch.racing import first_of
-from mlfabric.launch.status import HERE, StatusReader
+from mlfabric.launch.scheduler_status import HERE, StatusReader
 from mlfabric.launch.supervisor import Start, Supervised
 from mlfabric.launch.workers import per_rank
 from mlfabric.security import CLIENT, Security

@@ -18,8 +18,8 @@ from typing import IO, Self
 
 from mlfabric.errors import UsageError
 from mlfabric.launch import child, guard
+from mlfabric.launch.first_of import first_of
 from mlfabric.launch.output import Output
-from mlfabric.launch.racing import first_of
 from mlfabric.launch.signals import EXIT_ON_SIGNAL, StopSignals
 
 __all__ = ["GRACE_S", "Nursery", "Output", "Process", "Program", "Work", "ending_text", "exit_code", "launch"]

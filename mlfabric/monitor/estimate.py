@@ -41,9 +41,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from mlfabric.errors import ConfigError
-from mlfabric.monitor.evidence import Estimate, Known, Seen, Source, Transfer
 from mlfabric.monitor.history import Link
-from mlfabric.monitor.streams import Streams
+from mlfabric.monitor.link_evidence import Estimate, Known, Seen, Source, Transfer
+from mlfabric.monitor.stream_pairs import Streams
 
 __all__ = ["Estimate", "EstimatorOptions", "Link", "LinkEstimator", "Source", "Transfer"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-from mlfabric.monitor.evidence import Estimate, Source
 from mlfabric.monitor.history import Link
+from mlfabric.monitor.link_evidence import Estimate, Source
 
 __all__ = ["News"]
 

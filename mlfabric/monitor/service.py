@@ -15,19 +15,19 @@ from grpc_reflection.v1alpha import reflection
 
 from mlfabric import wire
 from mlfabric.channels.interfaces import interface_of
-from mlfabric.control import Decoding, server_limits
 from mlfabric.errors import ConfigError, UsageError
 from mlfabric.fail_stop import FailStop
+from mlfabric.model.specs import Member, Role
 from mlfabric.monitor.estimate import Estimate, EstimatorOptions, Link, LinkEstimator, Transfer
 from mlfabric.monitor.news import News
 from mlfabric.monitor.nic import NicSample, NicSampler
 from mlfabric.network import MAX_RATE_BPS
 from mlfabric.protocol import LinkRate, LinksReported, MemberEvent, Welcome
 from mlfabric.security import CLIENT, LOOPBACK, Identity, Security
-from mlfabric.security.control import add_port, caller_of
+from mlfabric.security.secure_grpc import add_port, caller_of
 from mlfabric.security.tokens import same_token, token_at
-from mlfabric.session import SchedulerSession, SessionCallbacks
-from mlfabric.specs import Member, Role
+from mlfabric.shell.control import Decoding, server_limits
+from mlfabric.shell.session import SchedulerSession, SessionCallbacks
 from mlfabric.telemetry import MetricsPage, MonitorMetrics
 from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc, monitor_pb2, monitor_pb2_grpc
 

@@ -42,6 +42,20 @@ from mlfabric.protocol.events import (
     TransferEnded,
     WorkerHolds,
 )
+from mlfabric.protocol.follower_values import (
+    Fold,
+    Followed,
+    Following,
+    HeldBack,
+    Keep,
+    Logged,
+    NotKept,
+    Release,
+    ReplicaReported,
+    Replicate,
+    Seed,
+    Unfollowed,
+)
 from mlfabric.protocol.identities import (
     Commit,
     Committed,
@@ -89,7 +103,8 @@ from mlfabric.protocol.jobs import (
     job_name,
 )
 from mlfabric.protocol.promotion import GroupOf, NewServer, Promote
-from mlfabric.protocol.reductions import (
+from mlfabric.protocol.relays import CancelHandOn, CancelSum, HandOn, HandOnTo, Sum, SumInput
+from mlfabric.protocol.round_values import (
     CancelReduce,
     LinkProbed,
     Peer,
@@ -102,22 +117,7 @@ from mlfabric.protocol.reductions import (
     RoundArrived,
     RoundBroken,
 )
-from mlfabric.protocol.relays import CancelHandOn, CancelSum, HandOn, HandOnTo, Sum, SumInput
-from mlfabric.protocol.replication import (
-    Fold,
-    Followed,
-    Following,
-    HeldBack,
-    Keep,
-    Logged,
-    NotKept,
-    Release,
-    ReplicaReported,
-    Replicate,
-    Seed,
-    Unfollowed,
-)
-from mlfabric.protocol.sampling import (
+from mlfabric.protocol.sample_values import (
     DrawAnswer,
     NoteDropped,
     SamplesDropped,
@@ -125,7 +125,7 @@ from mlfabric.protocol.sampling import (
     SamplesReported,
     SamplesWanted,
 )
-from mlfabric.protocol.shards import Conclude, Prepare, Prepared
+from mlfabric.protocol.shard_values import Conclude, Prepare, Prepared
 
 __all__ = [
     "AppliedIds",

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from enum import Enum
 
+from mlfabric.model.samples import NO_SAMPLES, SampleCounts, Samples
+from mlfabric.model.specs import Member, ModelSpec, Term
+from mlfabric.protocol.follower_values import Following, HeldBack, NotKept, ReplicaReported
 from mlfabric.protocol.identities import Commit, DropReason, GetId, ModelVersion, TransferId, UpdateId, UpdateKind
 from mlfabric.protocol.jobs import JobClaim, JobHeld, JobReleased, ModelFreed, ModelRemoved
-from mlfabric.protocol.reductions import LinkProbed, ReduceRequested, RoundArrived, RoundBroken
-from mlfabric.protocol.replication import Following, HeldBack, NotKept, ReplicaReported
-from mlfabric.protocol.sampling import SamplesDropped, SamplesReported, SamplesWanted
-from mlfabric.protocol.shards import Prepared
-from mlfabric.samples import NO_SAMPLES, SampleCounts, Samples
-from mlfabric.specs import Member, ModelSpec, Term
+from mlfabric.protocol.round_values import LinkProbed, ReduceRequested, RoundArrived, RoundBroken
+from mlfabric.protocol.sample_values import SamplesDropped, SamplesReported, SamplesWanted
+from mlfabric.protocol.shard_values import Prepared
 from mlfabric.values import dataclass
 
 __all__ = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple
 
-from mlfabric.samples import Samples
+from mlfabric.model.samples import Samples
 from mlfabric.values import dataclass
 
 __all__ = [

@@ -5,16 +5,16 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple
 
+from mlfabric.model.samples import Samples
+from mlfabric.model.specs import ModelSpec
+from mlfabric.protocol.follower_values import Fold, Followed, Keep, Logged, Release, Replicate, Seed, Unfollowed
 from mlfabric.protocol.identities import DropReason, GetId, ModelVersion, Outcome, TransferId, UpdateId, UpdateKind
 from mlfabric.protocol.jobs import FreeModel
 from mlfabric.protocol.promotion import NewServer, Promote
-from mlfabric.protocol.reductions import CancelReduce, Probe, Reduce, ReduceFailed, ReduceSettled
 from mlfabric.protocol.relays import CancelHandOn, CancelSum, HandOn, Sum
-from mlfabric.protocol.replication import Fold, Followed, Keep, Logged, Release, Replicate, Seed, Unfollowed
-from mlfabric.protocol.sampling import NoteDropped, SamplesGranted
-from mlfabric.protocol.shards import Conclude, Prepare
-from mlfabric.samples import Samples
-from mlfabric.specs import ModelSpec
+from mlfabric.protocol.round_values import CancelReduce, Probe, Reduce, ReduceFailed, ReduceSettled
+from mlfabric.protocol.sample_values import NoteDropped, SamplesGranted
+from mlfabric.protocol.shard_values import Conclude, Prepare
 from mlfabric.values import dataclass
 
 __all__ = [

@@ -1,6 +1,6 @@
 """Signs of life of a member's process, sent from beside it: see ``beat.py`` for why, ``keeper.py`` for how it is used.
 
-Shell-level, shared by every kind of member; the scheduler reads them (``scheduler/listening.py``).
+Shell-level, shared by every kind of member; the scheduler reads them (``scheduler/members/pulse_socket.py``).
 """
 
 from mlfabric.pulse.beat import KEY_BYTES

@@ -6,14 +6,14 @@ import hashlib
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
+from mlfabric.model.specs import Member, Role, Term
 from mlfabric.network import Network, Path, down_link, up_link
+from mlfabric.planning import Aggregator
 from mlfabric.protocol import GetId, SumId
 from mlfabric.protocol.lineage import name_of_epoch
 from mlfabric.scheduler.limits import Limits
-from mlfabric.scheduler.planning import Aggregator
+from mlfabric.scheduler.members.compute_times import StepTimes
 from mlfabric.scheduler.records import MemberRecord, MemberState, PlanCount
-from mlfabric.scheduler.steps import StepTimes
-from mlfabric.specs import Member, Role, Term
 
 __all__ = ["SEQ_BITS", "Context", "NumberMaker", "SchedulerConfig", "TicketMaker"]
 

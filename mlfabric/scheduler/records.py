@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
+from mlfabric.model.specs import Member
 from mlfabric.network import Profile
+from mlfabric.planning import Shape
 from mlfabric.protocol import (
     DropReason,
     Following,
@@ -23,8 +25,6 @@ from mlfabric.protocol import (
     TransferId,
     UpdateId,
 )
-from mlfabric.scheduler.planning import Shape
-from mlfabric.specs import Member
 
 __all__ = [
     "Lateness",
@@ -36,7 +36,6 @@ __all__ = [
     "SettledUpdates",
     "TornBy",
     "WaitingGet",
-    "WaitingUpdate",
     "WorkerTally",
 ]
 
@@ -136,15 +135,6 @@ class MemberRecord:
     keeps: bool = False
     machine_bytes: int = 0
     knows_server: bool = False
-
-
-@dataclass(slots=True)
-class WaitingUpdate:
-    """An update that no plan holds yet; ``blocked_until_ns`` is when it is worth while to try again."""
-
-    request: PushRequested
-    since_ns: int
-    blocked_until_ns: int = 0
 
 
 @dataclass(slots=True)

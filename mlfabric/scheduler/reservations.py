@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from typing import Generic, NamedTuple, TypeVar
 
 from mlfabric.network import Network, Path, Profile
-from mlfabric.scheduler.planning import Timetable
+from mlfabric.planning import Timetable
 
 __all__ = ["Reservations"]
 

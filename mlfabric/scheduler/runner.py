@@ -18,19 +18,19 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from mlfabric.control import Decoding, server_limits
-from mlfabric.epochs import begin_epoch
 from mlfabric.errors import FabricError, UsageError
+from mlfabric.planning import is_planner_compiled
 from mlfabric.scheduler.context import SchedulerConfig
 from mlfabric.scheduler.limits import Limits
-from mlfabric.scheduler.listening import listen_for_pulses
-from mlfabric.scheduler.metering import Meter
-from mlfabric.scheduler.planning import is_planner_compiled
+from mlfabric.scheduler.members.pulse_socket import listen_for_pulses
+from mlfabric.scheduler.meter import Meter
+from mlfabric.scheduler.planner_warmup import warm_planner
 from mlfabric.scheduler.service import FabricService
 from mlfabric.scheduler.state import SchedulerState
-from mlfabric.scheduler.warming import warm_planner
 from mlfabric.security import LOOPBACK, Security
-from mlfabric.security.control import add_port
+from mlfabric.security.secure_grpc import add_port
+from mlfabric.shell.control import Decoding, server_limits
+from mlfabric.shell.epochs import begin_epoch
 from mlfabric.telemetry import MetricsPage, SchedulerMetrics
 from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc
 from mlfabric.version import __version__

@@ -20,6 +20,7 @@ from google.protobuf.message import DecodeError
 
 from mlfabric import wire
 from mlfabric.errors import FencedError, UsageError
+from mlfabric.model.specs import Member, Role
 from mlfabric.protocol import (
     Instruction,
     JobHeld,
@@ -37,17 +38,16 @@ from mlfabric.protocol import (
     Tick,
     Welcome,
 )
-from mlfabric.scheduler import entry
-from mlfabric.scheduler.job_calls import JobCalls
-from mlfabric.scheduler.listening import Listener
-from mlfabric.scheduler.metering import Meter
-from mlfabric.scheduler.silence import Found, LostBy
+from mlfabric.scheduler.members import entry
+from mlfabric.scheduler.members.job_calls import JobCalls
+from mlfabric.scheduler.members.pulse_socket import Listener
+from mlfabric.scheduler.members.silence import Found, LostBy
+from mlfabric.scheduler.members.terms import Verdict
+from mlfabric.scheduler.meter import Meter
 from mlfabric.scheduler.state import SchedulerState
 from mlfabric.scheduler.status import describe
-from mlfabric.scheduler.terms import Verdict
 from mlfabric.security import Identity
 from mlfabric.security.tokens import new_token, same_token, token_at
-from mlfabric.specs import Member, Role
 from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc, session_pb2
 
 __all__ = ["FabricService"]

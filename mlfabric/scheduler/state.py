@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from mlfabric.model.specs import NO_TERM, Member, Term
 from mlfabric.network import Network
 from mlfabric.protocol import (
     CommitsReported,
@@ -52,18 +53,17 @@ from mlfabric.protocol import (
     WorkerHolds,
 )
 from mlfabric.protocol.lineage import term_of
-from mlfabric.scheduler.claims import Claims, Refusal
 from mlfabric.scheduler.context import Context, NumberMaker, SchedulerConfig, TicketMaker
-from mlfabric.scheduler.endings import Stay
-from mlfabric.scheduler.lifetimes import Lifetimes
-from mlfabric.scheduler.membership import Membership
-from mlfabric.scheduler.model import ModelState
-from mlfabric.scheduler.parts import name_of_whole
+from mlfabric.scheduler.members.claims import Claims, Refusal
+from mlfabric.scheduler.members.endings import Stay
+from mlfabric.scheduler.members.lifetimes import Lifetimes
+from mlfabric.scheduler.members.membership import Membership
+from mlfabric.scheduler.members.terms import Verdict, verdict
+from mlfabric.scheduler.model_state import ModelState
 from mlfabric.scheduler.records import MemberRecord, MemberState, PlanCount
-from mlfabric.scheduler.rounds import Rounds
-from mlfabric.scheduler.sharded import ShardedModel
-from mlfabric.scheduler.terms import Verdict, verdict
-from mlfabric.specs import NO_TERM, Member, Term
+from mlfabric.scheduler.rounds.round_table import Rounds
+from mlfabric.scheduler.shards.parts import name_of_whole
+from mlfabric.scheduler.shards.sharded import ShardedModel
 
 __all__ = ["SchedulerState"]
 

@@ -7,19 +7,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypedDict
 
+from mlfabric.model.specs import Role
 from mlfabric.network import down_link, up_link
 from mlfabric.protocol import ModelVersion
-from mlfabric.scheduler.metering import Meter
-from mlfabric.scheduler.model import ModelState
-from mlfabric.scheduler.parts import name_of_whole, part_of
+from mlfabric.scheduler.followers.replication_state import Phase
+from mlfabric.scheduler.meter import Meter
+from mlfabric.scheduler.model_state import ModelState
 from mlfabric.scheduler.records import MemberRecord, MemberState
-from mlfabric.scheduler.replicas import Phase
-from mlfabric.scheduler.rounds import Rounds
-from mlfabric.scheduler.sample_status import describe_samples
-from mlfabric.scheduler.sharded import ShardedModel
+from mlfabric.scheduler.rounds.round_table import Rounds
+from mlfabric.scheduler.samples.sample_status import describe_samples
+from mlfabric.scheduler.shards.parts import name_of_whole, part_of
+from mlfabric.scheduler.shards.sharded import ShardedModel
 from mlfabric.scheduler.state import SchedulerState
 from mlfabric.scheduler.waits import count_waits
-from mlfabric.specs import Role
 from mlfabric.v1 import fabric_pb2
 from mlfabric.wire import to_version
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from enum import Enum
 
 from mlfabric.protocol import UpdateKind
-from mlfabric.scheduler.model import ModelState
-from mlfabric.scheduler.parts import name_of_whole
-from mlfabric.scheduler.sharded import ShardedModel
+from mlfabric.scheduler.model_state import ModelState
+from mlfabric.scheduler.shards.parts import name_of_whole
+from mlfabric.scheduler.shards.sharded import ShardedModel
 from mlfabric.scheduler.state import SchedulerState
 
 __all__ = ["Wait", "count_waits"]

@@ -4,9 +4,9 @@
 """
 
 from mlfabric.security.certificate import Certificate, peer_identity
-from mlfabric.security.faults import NO_TLS, explain
 from mlfabric.security.identity import CLIENT, ROLES, SCHEDULER, Identity
-from mlfabric.security.policy import LOOPBACK, Security, is_loopback
+from mlfabric.security.tls_faults import NO_TLS, explain
+from mlfabric.security.tls_policy import LOOPBACK, Security, is_loopback
 
 __all__ = [
     "CLIENT",

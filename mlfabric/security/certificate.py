@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from mlfabric.errors import ConfigError
-from mlfabric.security.faults import explain
 from mlfabric.security.identity import CLIENT, Identity, identity_in
+from mlfabric.security.tls_faults import explain
 
 __all__ = ["AUTHORITY_FILE", "CERTIFICATE_FILE", "KEY_FILE", "Certificate", "peer_identity"]
 

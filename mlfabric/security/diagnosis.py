@@ -9,8 +9,8 @@ import ssl
 from mlfabric.addresses import split_address
 from mlfabric.errors import ConfigError
 from mlfabric.security.certificate import peer_identity
-from mlfabric.security.faults import explain
-from mlfabric.security.policy import Security
+from mlfabric.security.tls_faults import explain
+from mlfabric.security.tls_policy import Security
 
 __all__ = ["tls_fault"]
 

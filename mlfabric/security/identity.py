@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
 from mlfabric.errors import ConfigError
-from mlfabric.specs import Role
+from mlfabric.model.specs import Role
 
 __all__ = ["CLIENT", "ROLES", "SCHEDULER", "Identity", "dns_name", "identity_in"]
 

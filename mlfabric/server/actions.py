@@ -5,21 +5,7 @@ Pure values. Connections are known here by the number that the shell gave them.
 
 from __future__ import annotations
 
-from mlfabric.offers import (
-    Abandon,
-    Answer,
-    EpochBegan,
-    GetBroken,
-    GetServed,
-    LineEvent,
-    Offered,
-    PayloadReceived,
-    Refuse,
-    Report,
-    SeedOffered,
-    TransferBroken,
-    Wanted,
-)
+from mlfabric.model.specs import ModelSpec
 from mlfabric.protocol import (
     CancelServe,
     Conclude,
@@ -50,7 +36,21 @@ from mlfabric.server.step_actions import (
     StepPrepared,
     StepRefused,
 )
-from mlfabric.specs import ModelSpec
+from mlfabric.transfer.offers import (
+    Abandon,
+    Answer,
+    EpochBegan,
+    GetBroken,
+    GetServed,
+    LineEvent,
+    Offered,
+    PayloadReceived,
+    Refuse,
+    Report,
+    SeedOffered,
+    TransferBroken,
+    Wanted,
+)
 from mlfabric.values import dataclass
 
 __all__ = [

@@ -1,7 +1,8 @@
 """What a replica goes on with as a server: its primary's log as far as it has that, and what it made since. Pure.
 
 The log ends with what the primary has told of. After that the replica makes versions of what the primary may have
-committed, or not (``scheduler/foretelling.py``); so these are of its own server epoch, which begins where the log ends.
+committed, or not (``scheduler/followers/untold_commits.py``); so these are of its own server epoch, which begins where
+the log ends.
 """
 
 from __future__ import annotations
@@ -9,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from mlfabric.model.samples import SampleAccount, SampleCounts, Samples, samples_of
+from mlfabric.model.specs import ModelSpec
 from mlfabric.protocol import AppliedIds, Commit, GroupOf, ModelVersion, ServerHolds, UpdateId
-from mlfabric.samples import SampleAccount, SampleCounts, Samples, samples_of
 from mlfabric.server.applied import AppliedSet
 from mlfabric.server.replica_log import Entry, commits_of
-from mlfabric.specs import ModelSpec
 
 __all__ = ["Bequest"]
 

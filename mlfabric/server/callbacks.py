@@ -14,9 +14,9 @@ import torch
 
 from mlfabric.errors import UsageError
 from mlfabric.fail_stop import FailStop
+from mlfabric.model.specs import TensorKind
 from mlfabric.protocol import Commit, GetId, ModelVersion
 from mlfabric.server.store import Held, ModelStore
-from mlfabric.specs import TensorKind
 
 __all__ = ["Callbacks", "ModelView", "ReplicaCallback", "RequestCallback", "UpdateCallback"]
 

@@ -10,7 +10,7 @@
     version, server_epoch, log_position    integers
     applied         what the server needs to tell applied updates; plain lists, dicts, numbers and strings
     epochs          [[server epoch, version at which it began], ...]
-    samples         what was trained on, and what not: lists of ranges, see ``mlfabric.samples.SampleCounts``
+    samples         what was trained on, and what not: lists of ranges, see ``mlfabric.model.samples.SampleCounts``
     layout          [[name, [dimension, ...], dtype, kind, parameter group], ...]
     rule            {field: value} of the rule it was trained with
     spec            {name, mode, tau_max, slack, server, frozen_digest, shards, shard} of the model
@@ -37,8 +37,7 @@ from typing import Any
 import torch
 
 from mlfabric.errors import ConfigError, FabricError, LayoutError, UsageError
-from mlfabric.server.store import ModelStore, Snapshot
-from mlfabric.specs import (
+from mlfabric.model.specs import (
     Layout,
     Mode,
     ModelSpec,
@@ -49,6 +48,7 @@ from mlfabric.specs import (
     TensorKind,
     TensorSpec,
 )
+from mlfabric.server.store import ModelStore, Snapshot
 
 __all__ = ["CheckpointDir", "CheckpointExtra", "Loaded", "Plain", "load"]
 

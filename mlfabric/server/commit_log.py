@@ -26,8 +26,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mlfabric.errors import FabricError, UsageError
+from mlfabric.model.samples import Samples, samples_of
 from mlfabric.protocol import Commit, ModelVersion
-from mlfabric.samples import Samples, samples_of
 
 __all__ = ["CommitLog", "lost_after", "path_of"]
 

@@ -8,10 +8,10 @@ from typing import NamedTuple
 import torch
 
 from mlfabric.errors import LayoutError
-from mlfabric.rules import RuleKind
-from mlfabric.server.images import Image, copy_tensors
+from mlfabric.model.specs import Layout, ModelSpec, TensorKind
+from mlfabric.model.update_rules import RuleKind
 from mlfabric.server.kernels import all_finite
-from mlfabric.specs import Layout, ModelSpec, TensorKind
+from mlfabric.server.model_images import Image, copy_tensors
 
 __all__ = ["Content", "content_of_image", "content_of_tensors", "parameters"]
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from mlfabric.model.specs import Mode, ModelSpec
+from mlfabric.model.update_rules import RuleKind, RuleSpec
 from mlfabric.protocol import (
     Commit,
     Dropped,
@@ -21,12 +23,10 @@ from mlfabric.protocol import (
     UpdateKind,
 )
 from mlfabric.protocol.lineage import is_in_lineage, is_in_lineage_of_part
-from mlfabric.rules import RuleKind, RuleSpec
 from mlfabric.server.actions import ApplyStep, StepKind
 from mlfabric.server.applied import AppliedSet
-from mlfabric.server.incoming import Place
+from mlfabric.server.expected_transfers import Place
 from mlfabric.server.transfers import IncomingTransfer
-from mlfabric.specs import Mode, ModelSpec
 from mlfabric.values import dataclass
 
 __all__ = ["Gate", "commits_of", "flaw_of", "refusals_of", "step_of"]

@@ -12,11 +12,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from mlfabric.divergence import Limit, RuleState, Units, as_norm, step_bound, units_above
+from mlfabric.model.divergence import Limit, RuleState, Units, as_norm, step_bound, units_above
+from mlfabric.model.specs import Mode, ModelSpec, TensorKind
+from mlfabric.model.update_rules import RuleKind
 from mlfabric.protocol import Commit, Expected, Followed, HeldBack, UpdateId
-from mlfabric.rules import RuleKind
-from mlfabric.server.incoming import Place
-from mlfabric.specs import Mode, ModelSpec, TensorKind
+from mlfabric.server.expected_transfers import Place
 from mlfabric.values import dataclass
 
 __all__ = ["LeadGate"]

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 
-from mlfabric.offers import UNCLAIMED_NS, TransferState
+from mlfabric.model.samples import NO_SAMPLES, SampleAccount
+from mlfabric.model.specs import Mode, ModelSpec
 from mlfabric.protocol import (
     Committed,
     Drop,
@@ -26,7 +27,6 @@ from mlfabric.protocol import (
     UpdateId,
     UpdateKind,
 )
-from mlfabric.samples import NO_SAMPLES, SampleAccount
 from mlfabric.server.actions import (
     Abandon,
     Action,
@@ -40,14 +40,14 @@ from mlfabric.server.actions import (
     StepRefused,
 )
 from mlfabric.server.applied import AppliedSet
+from mlfabric.server.expected_transfers import Incoming, Place
 from mlfabric.server.gate import Gate, commits_of, flaw_of, refusals_of, step_of
 from mlfabric.server.gate_lead import LeadGate
-from mlfabric.server.granting import grants
-from mlfabric.server.incoming import Incoming, Place
+from mlfabric.server.grants import grants
 from mlfabric.server.reports import Reports
-from mlfabric.server.serving import Servings
+from mlfabric.server.served_models import Servings
 from mlfabric.server.transfers import IncomingTransfer
-from mlfabric.specs import Mode, ModelSpec
+from mlfabric.transfer.offers import UNCLAIMED_NS, TransferState
 
 __all__ = ["HostedModel"]
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from mlfabric.channels import TcpChannel
+from mlfabric.model.specs import Term
 from mlfabric.protocol import GroupOf, ServerHolds
 from mlfabric.server.store import ModelStore
-from mlfabric.specs import Term
 
 __all__ = ["Inheritance"]
 

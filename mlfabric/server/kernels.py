@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from mlfabric.stepping import Transition
+from mlfabric.model.stepping import Transition
 
 __all__ = [
     "CHUNK_ELEMENTS",

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 import torch
 
-from mlfabric.images import Run, runs_of
-from mlfabric.server.images import Image
+from mlfabric.model.images import Run, runs_of
+from mlfabric.model.specs import Layout, TensorKind
 from mlfabric.server.kernels import AdamKernel, Kernel, Norms
-from mlfabric.server.rules import Kernels
-from mlfabric.specs import Layout, TensorKind
+from mlfabric.server.model_images import Image
+from mlfabric.server.rule_kernels import Kernels
 
 __all__ = ["Passes"]
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from mlfabric.background import Background
 from mlfabric.server.callbacks import RequestCallback, UpdateCallback
 from mlfabric.server.service import ServerOptions, ServerService
+from mlfabric.shell.background import Background
 from mlfabric.telemetry import MetricsPage, ServerMetrics
 
 __all__ = ["Server", "register_as_server"]

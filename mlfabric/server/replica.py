@@ -11,7 +11,9 @@ from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from mlfabric.offers import TransferState
+from mlfabric.model.samples import SampleAccount
+from mlfabric.model.specs import Mode, ModelSpec
+from mlfabric.model.update_rules import RuleKind
 from mlfabric.protocol import (
     Commit,
     Expect,
@@ -26,8 +28,6 @@ from mlfabric.protocol import (
     UpdateId,
     UpdateKind,
 )
-from mlfabric.rules import RuleKind
-from mlfabric.samples import SampleAccount
 from mlfabric.server import actions as act
 from mlfabric.server.applied import AppliedSet
 from mlfabric.server.bequest import Bequest
@@ -42,7 +42,7 @@ from mlfabric.server.replica_actions import (
     SeedRefused,
 )
 from mlfabric.server.replica_log import Entry, entries_of
-from mlfabric.specs import Mode, ModelSpec
+from mlfabric.transfer.offers import TransferState
 
 __all__ = ["ReplicaModel"]
 

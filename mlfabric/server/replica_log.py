@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
+from mlfabric.model.samples import Samples
 from mlfabric.protocol import Commit, ModelVersion, UpdateId
-from mlfabric.samples import Samples
 
 __all__ = ["Entry", "commits_of", "entries_of"]
 

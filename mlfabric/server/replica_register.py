@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from mlfabric.background import Background
 from mlfabric.server.callbacks import ReplicaCallback
 from mlfabric.server.replica_service import ReplicaOptions, ReplicaService
+from mlfabric.shell.background import Background
 from mlfabric.telemetry import MetricsPage, ServerMetrics
 
 __all__ = ["ReplicaServer", "register_as_replica"]

@@ -13,9 +13,9 @@ from typing import Any
 
 from mlfabric import wire
 from mlfabric.channels import Direction, TcpChannel, TcpOptions, TransferRecord
-from mlfabric.driving import Driver, side_by_side
 from mlfabric.errors import LayoutError, RefusedError, UsageError
 from mlfabric.fail_stop import Tasks
+from mlfabric.model.specs import Member, Role
 from mlfabric.protocol import (
     Following,
     HostModel,
@@ -27,10 +27,8 @@ from mlfabric.protocol import (
     TransferId,
     Welcome,
 )
-from mlfabric.reporting import TransferReporter
 from mlfabric.server import actions as act
 from mlfabric.server.callbacks import Callbacks
-from mlfabric.server.connections import Connections
 from mlfabric.server.inheritance import Inheritance
 from mlfabric.server.replica_actions import (
     ApplyPrefix,
@@ -45,13 +43,15 @@ from mlfabric.server.replica_actions import (
 )
 from mlfabric.server.replica_state import ReplicaState
 from mlfabric.server.replica_steps import apply_prefix
-from mlfabric.server.rules import NotFinite
-from mlfabric.server.seeding import planted
+from mlfabric.server.rule_kernels import NotFinite
+from mlfabric.server.seeds import planted
+from mlfabric.server.server_connections import Connections
 from mlfabric.server.service import DEFAULT_WEIGHT_COPIES, ServerOptions, ServerService
 from mlfabric.server.store import ModelStore
 from mlfabric.server.stores import INLINE_BYTES, Stores
-from mlfabric.session import SchedulerSession, SessionCallbacks, nothing
-from mlfabric.specs import Member, Role
+from mlfabric.shell.driving import Driver, side_by_side
+from mlfabric.shell.reporting import TransferReporter
+from mlfabric.shell.session import SchedulerSession, SessionCallbacks, nothing
 from mlfabric.telemetry import ServerMetrics
 from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc
 

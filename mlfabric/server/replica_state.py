@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mlfabric.offers import Early
 from mlfabric.protocol import (
     Expect,
     FreeModel,
@@ -23,7 +22,7 @@ from mlfabric.protocol import (
     Void,
 )
 from mlfabric.server import actions as act
-from mlfabric.server.freeing import Freeing
+from mlfabric.server.freed_models import Freeing
 from mlfabric.server.replica import ReplicaModel
 from mlfabric.server.replica_actions import (
     PrefixApplied,
@@ -34,6 +33,7 @@ from mlfabric.server.replica_actions import (
     SeedRefused,
     TakeOver,
 )
+from mlfabric.transfer.offers import Early
 
 __all__ = ["ReplicaState"]
 

@@ -15,16 +15,16 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from mlfabric.images import Run, add_value, runs_of
+from mlfabric.model.images import Run, add_value, runs_of
+from mlfabric.model.specs import Layout, TensorKind
+from mlfabric.model.stepping import member_coefficients, transition
+from mlfabric.model.update_rules import RuleKind, RuleSpec
 from mlfabric.protocol import SumId, TransferId
-from mlfabric.rules import RuleKind, RuleSpec
-from mlfabric.server.adding import add_up
+from mlfabric.server.iteration_sum import add_up
 from mlfabric.server.replica_actions import ApplyPrefix, Part
-from mlfabric.server.rules import NotFinite, StepResult
+from mlfabric.server.rule_kernels import NotFinite, StepResult
 from mlfabric.server.store import ModelStore
 from mlfabric.server.value_kernels import MeanKernel
-from mlfabric.specs import Layout, TensorKind
-from mlfabric.stepping import member_coefficients, transition
 
 __all__ = ["apply_prefix"]
 

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from typing import cast
 
 from mlfabric.errors import FabricError
+from mlfabric.model.samples import NO_SAMPLES, SampleAccount, SampleCounts
 from mlfabric.protocol import AppliedIds, ModelVersion, ServerHolds
-from mlfabric.samples import NO_SAMPLES, SampleAccount, SampleCounts
 from mlfabric.server.checkpoint import CheckpointDir, CheckpointExtra, Plain
 from mlfabric.server.commit_log import lost_after
 from mlfabric.server.store import ModelStore

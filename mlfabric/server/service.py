@@ -11,10 +11,10 @@ from pathlib import Path
 
 from mlfabric import wire
 from mlfabric.channels import Direction, TcpChannel, TcpOptions, TransferRecord
-from mlfabric.driving import Driver, side_by_side
-from mlfabric.epochs import last_epoch, note_epoch
 from mlfabric.errors import FabricError, UsageError
 from mlfabric.fail_stop import Tasks
+from mlfabric.model.samples import NO_SAMPLES, SampleCounts
+from mlfabric.model.specs import NO_TERM, Member, Role
 from mlfabric.protocol import (
     CommitsReported,
     Instruction,
@@ -31,22 +31,22 @@ from mlfabric.protocol import (
     Unfollowed,
     Welcome,
 )
-from mlfabric.reporting import TransferReporter
-from mlfabric.samples import NO_SAMPLES, SampleCounts
 from mlfabric.server import actions as act
 from mlfabric.server.callbacks import Callbacks
 from mlfabric.server.checkpoint import CheckpointDir, CheckpointExtra
 from mlfabric.server.commit_log import CommitLog
-from mlfabric.server.connections import Connections
 from mlfabric.server.inheritance import Inheritance
-from mlfabric.server.machine import machine_bytes
+from mlfabric.server.machine_memory import machine_bytes
 from mlfabric.server.milestones import Milestones
 from mlfabric.server.resume import extra_of, resume
-from mlfabric.server.seeding import SeedSender
+from mlfabric.server.seeds import SeedSender
+from mlfabric.server.server_connections import Connections
 from mlfabric.server.state import ServerConfig, ServerState
 from mlfabric.server.stores import Saving, Stores
-from mlfabric.session import SchedulerSession, SessionCallbacks, nothing
-from mlfabric.specs import NO_TERM, Member, Role
+from mlfabric.shell.driving import Driver, side_by_side
+from mlfabric.shell.epochs import last_epoch, note_epoch
+from mlfabric.shell.reporting import TransferReporter
+from mlfabric.shell.session import SchedulerSession, SessionCallbacks, nothing
 from mlfabric.telemetry import ServerMetrics
 from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator
 
-from mlfabric.offers import GetState, TransferState
+from mlfabric.model.specs import ModelSpec
 from mlfabric.protocol import (
     Conclude,
     Drop,
@@ -35,11 +35,11 @@ from mlfabric.server.actions import (
     Report,
     StepDone,
 )
+from mlfabric.server.expected_transfers import Place
 from mlfabric.server.gate import refusals_of, step_of
 from mlfabric.server.hosted import HostedModel
-from mlfabric.server.incoming import Place
 from mlfabric.server.orders import Fate, Orders, Phase, Unit
-from mlfabric.specs import ModelSpec
+from mlfabric.transfer.offers import GetState, TransferState
 
 __all__ = ["ShardModel"]
 

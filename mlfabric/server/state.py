@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from mlfabric.offers import Early
+from mlfabric.model.specs import ModelSpec
 from mlfabric.protocol import (
     CancelServe,
     Conclude,
@@ -29,10 +29,10 @@ from mlfabric.protocol import (
     Void,
 )
 from mlfabric.server import actions as act
-from mlfabric.server.freeing import Freeing
+from mlfabric.server.freed_models import Freeing
 from mlfabric.server.hosted import HostedModel
 from mlfabric.server.shard import ShardModel
-from mlfabric.specs import ModelSpec
+from mlfabric.transfer.offers import Early
 
 __all__ = ["ServerConfig", "ServerState"]
 

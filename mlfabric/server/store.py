@@ -28,15 +28,15 @@ from typing import NamedTuple
 import torch
 
 from mlfabric.errors import LayoutError, RefusedError, UsageError
-from mlfabric.rules import RuleKind
+from mlfabric.model.specs import ModelSpec
+from mlfabric.model.update_rules import RuleKind
 from mlfabric.server.contents import Content, content_of_image, content_of_tensors, parameters
-from mlfabric.server.images import Image, byte_view
+from mlfabric.server.model_images import Image, byte_view
 from mlfabric.server.passes import Passes
-from mlfabric.server.rules import Kernels, NotFinite, StepResult, mean_kernels, sum_kernels
-from mlfabric.server.serving import weight_buffers
+from mlfabric.server.rule_kernels import Kernels, NotFinite, StepResult, mean_kernels, sum_kernels
+from mlfabric.server.served_models import weight_buffers
 from mlfabric.server.value_kernels import MeanKernel
 from mlfabric.server.versions import Held, Versions
-from mlfabric.specs import ModelSpec
 
 __all__ = ["Held", "ModelStore", "PreparedStep", "Snapshot"]
 
@@ -245,7 +245,8 @@ class ModelStore:
         As :meth:`apply` but for
 
         Args:
-            images: the group's sum: what :func:`mlfabric.stepping.member_coefficients` makes of its members, the first
+            images: the group's sum: what :func:`mlfabric.model.stepping.member_coefficients` makes of its members, the
+            first
                 image and, if the server keeps momentum, the second behind it. ADAM: the plain sum of the members.
             lrs: learning rate of each member's step. ADAM makes one step of the mean, with the first of them.
             count: of members, >= 1.

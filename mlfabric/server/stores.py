@@ -18,13 +18,13 @@ import numpy as np
 
 from mlfabric.errors import FabricError, LayoutError
 from mlfabric.fail_stop import Failed, Tasks
+from mlfabric.model.specs import ModelSpec
 from mlfabric.protocol import GetId, TransferId
 from mlfabric.server import actions as act
-from mlfabric.server.adding import add_up, is_finite
 from mlfabric.server.checkpoint import CheckpointDir, CheckpointExtra
-from mlfabric.server.rules import NotFinite, StepResult
+from mlfabric.server.iteration_sum import add_up, is_finite
+from mlfabric.server.rule_kernels import NotFinite, StepResult
 from mlfabric.server.store import Held, ModelStore, PreparedStep
-from mlfabric.specs import ModelSpec
 
 __all__ = ["SavedCheckpoint", "Saving", "Stores"]
 

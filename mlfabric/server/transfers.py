@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mlfabric.offers import GetState, TransferState
 from mlfabric.protocol import Expect, Expected, GetId, Serve, SumId, TransferId, UpdateKind
+from mlfabric.transfer.offers import GetState, TransferState
 
 __all__ = ["IncomingTransfer", "OutgoingModel"]
 

@@ -3,7 +3,8 @@
 Readers pin the current version and a pinned buffer is never written. A commit whose buffer nobody pins is made in
 place, else in a free buffer, which becomes current. Buffers are allocated when first needed. A few are kept for the
 next commits; those beyond are given back as soon as nobody reads them: there is never one more than the versions that
-are read and the next one need. How many may be read at once is decided elsewhere (:mod:`mlfabric.server.serving`).
+are read and the next one need. How many may be read at once is decided elsewhere
+(:mod:`mlfabric.server.served_models`).
 
 The lock is never held for long, so an event loop may acquire and release while a step runs in another thread.
 """
@@ -13,8 +14,8 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 
-from mlfabric.server.images import Image
-from mlfabric.specs import ModelSpec
+from mlfabric.model.specs import ModelSpec
+from mlfabric.server.model_images import Image
 
 __all__ = ["Held", "Versions"]
 

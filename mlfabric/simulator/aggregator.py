@@ -1,6 +1,7 @@
 """The simulated shell of an aggregator: session, connections that others opened, accumulators.
 
-Does what ``aggregator/service.py`` and ``aggregator/connections.py`` do; what it sends itself is in ``errands.py``.
+Does what ``aggregator/service.py`` and ``aggregator/aggregator_connections.py`` do; what it sends itself is in
+``errands.py``.
 """
 
 from __future__ import annotations
@@ -8,8 +9,9 @@ from __future__ import annotations
 from functools import partial
 
 from mlfabric.aggregator import actions as act
-from mlfabric.aggregator.records import Stage
 from mlfabric.aggregator.state import AggregatorConfig, AggregatorState
+from mlfabric.aggregator.sum_records import Stage
+from mlfabric.model.specs import ModelSpec, Role
 from mlfabric.protocol import (
     DropReason,
     GetId,
@@ -27,7 +29,6 @@ from mlfabric.simulator.lines import End
 from mlfabric.simulator.payloads import CHUNKS, Adding, Payload
 from mlfabric.simulator.receiving import Receiver
 from mlfabric.simulator.surroundings import Surroundings
-from mlfabric.specs import ModelSpec, Role
 
 __all__ = ["SimulatedAggregator"]
 

@@ -1,6 +1,6 @@
 """The simulated data connections of a worker: one attempt to push an update or to fetch a model each.
 
-Does what ``worker_daemon/sending.py`` does.
+Does what ``worker_daemon/data_attempts.py`` does.
 """
 
 from __future__ import annotations
@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from mlfabric.offers import WITH_OFFER_BYTES
+from mlfabric.model.specs import Layout
 from mlfabric.protocol import Dropped, DropReason, Fetch, GetId, ModelVersion, Outcome, Send, UpdateId
 from mlfabric.simulator.calls import Calls, Offer
 from mlfabric.simulator.exact import Image, joined
 from mlfabric.simulator.payloads import Payload
 from mlfabric.simulator.receiving import Caller
 from mlfabric.simulator.witness import Oddity, Truth
-from mlfabric.specs import Layout
+from mlfabric.transfer.offers import WITH_OFFER_BYTES
 from mlfabric.worker_daemon import actions as act
 
 __all__ = ["Attempts"]

@@ -1,6 +1,6 @@
 """The simulated data connections that a member opens: one for each transfer that it offers, or model that it wants.
 
-Does what ``mlfabric/exchange.py`` does, with a connection of its own for every attempt.
+Does what ``mlfabric/transfer/exchange.py`` does, with a connection of its own for every attempt.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from mlfabric.offers import SeedOffered
 from mlfabric.protocol import GetId, Outcome, TransferId, UpdateId
 from mlfabric.simulator.lines import Connection, End
 from mlfabric.simulator.payloads import Feed, Payload
@@ -17,6 +16,7 @@ from mlfabric.simulator.processes import Process
 from mlfabric.simulator.receiving import Caller, Receiver
 from mlfabric.simulator.surroundings import Book
 from mlfabric.simulator.world import Timer, World
+from mlfabric.transfer.offers import SeedOffered
 from mlfabric.values import dataclass
 
 __all__ = ["Calls", "Offer"]

@@ -7,7 +7,7 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
-from mlfabric.specs import Mode, RuleKind, RuleSpec, Schedule
+from mlfabric.model.specs import Mode, RuleKind, RuleSpec, Schedule
 
 __all__ = ["CALM", "HARSH", "STORMY", "WITH_REPLICAS", "FaultRates", "SimulationConfig", "Summary"]
 

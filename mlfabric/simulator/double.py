@@ -13,10 +13,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from mlfabric.model.specs import RuleSpec
 from mlfabric.protocol import ServerHolds, TransferId
 from mlfabric.server.actions import ApplyStep, PrepareStep, StepKind, StepRefused
 from mlfabric.simulator.exact import PRIME, Image, Weights, joined, mean_of, single_step, sum_step
-from mlfabric.specs import RuleSpec
 from mlfabric.values import dataclass
 
 __all__ = ["Checkpoint", "Held", "ReceiveBuffers", "StoreDouble", "refusal_of"]

@@ -1,4 +1,4 @@
-"""The loop around a simulated member's state machine, as ``mlfabric/driving.py`` is around a real one's. Pure."""
+"""The loop around a simulated member's state machine, as ``mlfabric/shell/driving.py`` is around a real one's. Pure."""
 
 from __future__ import annotations
 

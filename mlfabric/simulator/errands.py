@@ -1,6 +1,7 @@
 """The simulated data connections that an aggregator opens: sums to their receivers, models from their sources.
 
-Does what ``aggregator/outgoing.py`` does. An errand ends with an event for the state machine, unless that gave it up.
+Does what ``aggregator/outgoing_sums.py`` does. An errand ends with an event for the state machine, unless that gave it
+up.
 """
 
 from __future__ import annotations

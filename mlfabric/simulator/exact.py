@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cache
 
-from mlfabric.rules import RuleKind, RuleSpec
+from mlfabric.model.update_rules import RuleKind, RuleSpec
 
 __all__ = [
     "PRIME",

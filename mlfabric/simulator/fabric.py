@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from mlfabric.model.specs import Layout, ModelSpec, TensorSpec
 from mlfabric.protocol import JobClaim
 from mlfabric.simulator.aggregator import SimulatedAggregator
 from mlfabric.simulator.config import SimulationConfig
@@ -19,7 +20,6 @@ from mlfabric.simulator.surroundings import Book, Surroundings
 from mlfabric.simulator.witness import Witness
 from mlfabric.simulator.worker import SimulatedWorker
 from mlfabric.simulator.world import STORY_LINES, World
-from mlfabric.specs import Layout, ModelSpec, TensorSpec
 
 __all__ = ["Fabric"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from mlfabric.scheduler.replica_sending import Phase
+from mlfabric.scheduler.followers.replica_sending import Phase
 from mlfabric.scheduler.state import SchedulerState
 from mlfabric.server.replica_actions import TakeOver
 from mlfabric.simulator.deposed import DeposedWitness

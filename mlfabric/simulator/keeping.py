@@ -1,17 +1,17 @@
-"""What a simulated worker keeps for a replica, and sends it. Does what ``worker_daemon/folding.py`` does."""
+"""What a simulated worker keeps for a replica, and sends it. Does what ``worker_daemon/kept_bytes.py`` does."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from mlfabric.offers import WITH_OFFER_BYTES
+from mlfabric.model.specs import ModelSpec
 from mlfabric.protocol import Outcome, Replicate, SumId, TransferId, UpdateId
 from mlfabric.simulator.calls import Calls, Offer
 from mlfabric.simulator.exact import Image, added, carried, own_step
 from mlfabric.simulator.payloads import Payload
 from mlfabric.simulator.witness import Oddity, Truth
-from mlfabric.specs import ModelSpec
+from mlfabric.transfer.offers import WITH_OFFER_BYTES
 from mlfabric.worker_daemon import actions as act
 
 __all__ = ["SimulatedKept"]

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from mlfabric.model.update_rules import RuleKind, RuleSpec
 from mlfabric.protocol import Followed, UpdateId
-from mlfabric.rules import RuleKind, RuleSpec
 from mlfabric.server.actions import ApplyStep, StepKind
 from mlfabric.simulator.motion import Motion, moved
 

@@ -6,12 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from mlfabric.model.specs import NO_TERM, Member, Role, Term
 from mlfabric.protocol import Instruction, MemberEvent, MemberJoined, MonitorAt, Refuse, Welcome
 from mlfabric.simulator.driving import SimulatedDriver, StateMachine
 from mlfabric.simulator.processes import Process
 from mlfabric.simulator.session import Session
 from mlfabric.simulator.surroundings import Surroundings
-from mlfabric.specs import NO_TERM, Member, Role, Term
 
 __all__ = ["SimulatedMember"]
 

@@ -10,7 +10,7 @@ import cmath
 import math
 from typing import NamedTuple
 
-from mlfabric.rules import RuleKind, RuleSpec
+from mlfabric.model.update_rules import RuleKind, RuleSpec
 
 __all__ = ["Motion", "direction", "moved"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mlfabric.protocol import Committed, GetId, ModelVersion, Outcome, TransferId, UpdateId, UpdateKind
-from mlfabric.scheduler.parts import part_of, whole_of
+from mlfabric.scheduler.shards.parts import part_of, whole_of
 from mlfabric.scheduler.state import SchedulerState
 from mlfabric.server.actions import ApplyStep, StepKind
 from mlfabric.simulator.witness import LONGEST_WAIT_NS, Oddity, Witness

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from mlfabric.scheduler.planning import warm_up
+from mlfabric.planning import warm_up
 from mlfabric.simulator.config import SimulationConfig, Summary
 from mlfabric.simulator.simulation import Simulation
 

@@ -9,7 +9,16 @@ from functools import partial
 from typing import Any, Generic, NoReturn, TypeVar
 
 from mlfabric.aggregator.actions import HandModelOn
-from mlfabric.offers import (
+from mlfabric.protocol import GetId, ModelVersion, Outcome, TransferId, UpdateId
+from mlfabric.server.actions import Grant, ServeModel
+from mlfabric.simulator.double import ReceiveBuffers
+from mlfabric.simulator.exact import Image
+from mlfabric.simulator.lines import Connection, End
+from mlfabric.simulator.member import SimulatedMember
+from mlfabric.simulator.payloads import Feed, Payload
+from mlfabric.simulator.processes import Process
+from mlfabric.simulator.surroundings import Surroundings
+from mlfabric.transfer.offers import (
     Answer,
     GetBroken,
     GetServed,
@@ -20,15 +29,6 @@ from mlfabric.offers import (
     TransferBroken,
     Wanted,
 )
-from mlfabric.protocol import GetId, ModelVersion, Outcome, TransferId, UpdateId
-from mlfabric.server.actions import Grant, ServeModel
-from mlfabric.simulator.double import ReceiveBuffers
-from mlfabric.simulator.exact import Image
-from mlfabric.simulator.lines import Connection, End
-from mlfabric.simulator.member import SimulatedMember
-from mlfabric.simulator.payloads import Feed, Payload
-from mlfabric.simulator.processes import Process
-from mlfabric.simulator.surroundings import Surroundings
 from mlfabric.values import dataclass
 
 __all__ = ["BufferedReceiver", "Caller", "Receiver"]
@@ -97,7 +97,7 @@ class _Line(Generic[GrantT]):
 
 
 class Receiver(SimulatedMember, Generic[GrantT]):
-    """The end that is connected to: a server, a replica or an aggregator; does what ``mlfabric/lines.py`` does.
+    """The end that is connected to: a server, a replica or an aggregator; does what ``transfer/lines.py`` does.
 
     Attributes:
         chunks: in how many it takes what is sent to it.

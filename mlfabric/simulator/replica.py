@@ -6,6 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from mlfabric.model.specs import Role
+from mlfabric.model.update_rules import RuleKind
 from mlfabric.protocol import (
     Following,
     MemberEvent,
@@ -15,7 +17,6 @@ from mlfabric.protocol import (
     UpdateKind,
     Welcome,
 )
-from mlfabric.rules import RuleKind
 from mlfabric.server import actions as act
 from mlfabric.server.replica import ReplicaModel
 from mlfabric.server.replica_actions import (
@@ -46,7 +47,6 @@ from mlfabric.simulator.payloads import CHUNKS
 from mlfabric.simulator.receiving import BufferedReceiver
 from mlfabric.simulator.surroundings import Surroundings
 from mlfabric.simulator.witness import MadeVersion
-from mlfabric.specs import Role
 
 if TYPE_CHECKING:
     from mlfabric.simulator.server import SimulatedServer

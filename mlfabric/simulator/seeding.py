@@ -1,6 +1,6 @@
 """How a simulated primary copies a model between two steps and sends it to its replica.
 
-Does what ``server/seeding.py`` does, and the turns that ``server/stores.py`` gives.
+Does what ``server/seeds.py`` does, and the turns that ``server/stores.py`` gives.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
+from mlfabric.model.update_rules import RuleSpec
 from mlfabric.protocol import Outcome, Seed, ServerHolds, UpdateId
-from mlfabric.rules import RuleSpec
 from mlfabric.server import actions as act
 from mlfabric.simulator.calls import Calls, Offer
 from mlfabric.simulator.exact import Weights

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from mlfabric.model.specs import NO_TERM, ModelSpec, Role, Term
 from mlfabric.protocol import (
     Dropped,
     Expect,
@@ -27,7 +28,7 @@ from mlfabric.protocol import (
 )
 from mlfabric.server import actions as act
 from mlfabric.server.replica_actions import TakeOver
-from mlfabric.server.serving import weight_buffers
+from mlfabric.server.served_models import weight_buffers
 from mlfabric.server.state import ServerConfig, ServerState
 from mlfabric.server.transfers import IncomingTransfer
 from mlfabric.simulator.calls import Calls
@@ -38,7 +39,6 @@ from mlfabric.simulator.receiving import BufferedReceiver
 from mlfabric.simulator.seeding import Copy, SimulatedSeeder, Turns
 from mlfabric.simulator.surroundings import Surroundings
 from mlfabric.simulator.witness import Witness
-from mlfabric.specs import NO_TERM, ModelSpec, Role, Term
 
 if TYPE_CHECKING:
     from mlfabric.simulator.replica import SimulatedReplica

@@ -1,7 +1,7 @@
 """A simulated member's side of its session: joins, keeps the stream, joins again when it breaks.
 
-Does what ``mlfabric.session`` does: what is sent while there is no stream is forgotten, because after each admission
-the member announces what it holds.
+Does what ``mlfabric.shell.session`` does: what is sent while there is no stream is forgotten, because after each
+admission the member announces what it holds.
 """
 
 from __future__ import annotations

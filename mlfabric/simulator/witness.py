@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from enum import Enum
 from typing import NamedTuple
 
+from mlfabric.model.samples import SampleCounts, Samples, difference
+from mlfabric.model.specs import RuleKind, RuleSpec
 from mlfabric.protocol import (
     CommitsReported,
     Committed,
@@ -31,12 +33,10 @@ from mlfabric.protocol import (
     UpdateId,
     UpdateKind,
 )
-from mlfabric.samples import SampleCounts, Samples, difference
 from mlfabric.scheduler.state import SchedulerState
 from mlfabric.server.actions import ApplyStep, StepKind
 from mlfabric.simulator.exact import PRIME, Weights, mean_of, single_step
 from mlfabric.simulator.leads import Leads
-from mlfabric.specs import RuleKind, RuleSpec
 from mlfabric.values import dataclass
 
 __all__ = ["MadeVersion", "Oddity", "Truth", "Witness"]
@@ -72,7 +72,7 @@ class Truth:
 
 
 class MadeVersion(NamedTuple):
-    """A version that a replica made of what its primary may have committed, see ``scheduler/foretelling.py``."""
+    """A version that a replica made of what its primary may have committed (``followers/untold_commits.py``)."""
 
     version: ModelVersion
     lr: float

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from mlfabric.model.specs import NO_TERM, Layout, Mode, ModelSpec, Role, Term
 from mlfabric.protocol import (
     GetId,
     GetRequested,
@@ -26,7 +27,7 @@ from mlfabric.protocol import (
     UpdateKind,
     Welcome,
 )
-from mlfabric.scheduler.parts import part_of, whole_of
+from mlfabric.scheduler.shards.parts import part_of, whole_of
 from mlfabric.simulator.attempts import Attempts
 from mlfabric.simulator.calls import Calls
 from mlfabric.simulator.keeping import SimulatedKept
@@ -34,7 +35,6 @@ from mlfabric.simulator.member import SimulatedMember
 from mlfabric.simulator.motion import direction
 from mlfabric.simulator.surroundings import Surroundings
 from mlfabric.simulator.witness import Oddity, Truth
-from mlfabric.specs import NO_TERM, Layout, Mode, ModelSpec, Role, Term
 from mlfabric.worker_daemon import actions as act
 from mlfabric.worker_daemon.state import DaemonState
 

@@ -7,14 +7,14 @@ they are in bytes per second. Children of labelled metrics are cached: observing
 
 from __future__ import annotations
 
-from mlfabric.telemetry.aggregator import AggregatorMetrics
-from mlfabric.telemetry.forwarding import FORWARDING_LOG, Forwarding
-from mlfabric.telemetry.monitor import MonitorMetrics
+from mlfabric.telemetry.aggregator_metrics import AggregatorMetrics
+from mlfabric.telemetry.forwarding_log import FORWARDING_LOG, Forwarding
+from mlfabric.telemetry.monitor_metrics import MonitorMetrics
 from mlfabric.telemetry.observed import Transferred
 from mlfabric.telemetry.page import MetricsPage
-from mlfabric.telemetry.scheduler import SchedulerMetrics
-from mlfabric.telemetry.server import ServerMetrics
-from mlfabric.telemetry.worker import WorkerMetrics
+from mlfabric.telemetry.scheduler_metrics import SchedulerMetrics
+from mlfabric.telemetry.server_metrics import ServerMetrics
+from mlfabric.telemetry.worker_metrics import WorkerMetrics
 
 __all__ = [
     "FORWARDING_LOG",

@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlfabric.errors import ConfigError
-from mlfabric.specs import Mode
+from mlfabric.model.specs import Mode
 from mlfabric.twin.cluster import Cluster
 
 __all__ = [

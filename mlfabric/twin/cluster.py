@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
 
-from mlfabric.chunking import chunk_bytes
 from mlfabric.errors import ConfigError
-from mlfabric.specs import Mode
+from mlfabric.model.chunking import chunk_bytes
+from mlfabric.model.specs import Mode
 from mlfabric.twin.settings import COMPUTE, NETWORK, ComputeSetting, Direction, NetworkSetting
 
 __all__ = ["Cluster", "Compute", "Histogram", "Host", "Monitoring", "RateLine", "Spread"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mlfabric.specs import Mode
+from mlfabric.model.specs import Mode
 from mlfabric.twin.closed_forms import (
     mean_over_weather,
     ring_all_reduce_s,

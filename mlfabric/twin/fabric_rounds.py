@@ -2,10 +2,10 @@
 
 A round begins when the scheduler has heard of all workers, or of so many that the others are late. Nothing else is
 under way, so there is one plan for each set of known rates and of late workers. Unless it is told of all rates, the
-scheduler knows of links what rounds have shown (``mlfabric/scheduler/round_links.py``), and what probes show while
-workers compute (``mlfabric/scheduler/probing.py``): each of these comes, at the rate that its links have when it is
-begun. The scheduler handles one message after the other, and what it says to workers goes over one link, that of the
-server's host.
+scheduler knows of links what rounds have shown (``mlfabric/scheduler/rounds/round_links.py``), and what probes show
+while workers compute (``mlfabric/scheduler/rounds/probe_plans.py``): each of these comes, at the rate that its links
+have when it is begun. The scheduler handles one message after the other, and what it says to workers goes over one
+link, that of the server's host.
 
 Streams that meet on a link do not get equal shares of it: so the sums of different ranges are not ready together, and
 what slow links have to hand on comes late.
@@ -19,13 +19,13 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from mlfabric.methods.all_reduce import Shaped, shape_round
+from mlfabric.planning import Shape
 from mlfabric.protocol import LinkProbed, RoundId
-from mlfabric.scheduler.modes.all_reduce import Shaped, shape_round
-from mlfabric.scheduler.planning import Shape
-from mlfabric.scheduler.probing import Probing
-from mlfabric.scheduler.rhythm import Rhythm
-from mlfabric.scheduler.round_links import Carried, RoundLinks
-from mlfabric.scheduler.trust import Made, Trust
+from mlfabric.scheduler.rounds.probe_plans import Probing
+from mlfabric.scheduler.rounds.rhythm import Rhythm
+from mlfabric.scheduler.rounds.round_links import Carried, RoundLinks
+from mlfabric.scheduler.rounds.trust import Made, Trust
 from mlfabric.twin.cluster import Monitoring
 from mlfabric.twin.flow_kernel import Column
 from mlfabric.twin.monitoring import LARGE

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mlfabric.scheduler.planning.fluid.jit import compiled, inner
+from mlfabric.planning.fluid.jit import compiled, inner
 
 __all__ = [
     "CUT",

@@ -9,10 +9,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mlfabric.scheduler.planning import Plan, Transfer
+from mlfabric.planning import Plan, Transfer
 from mlfabric.scheduler.records import OVERDUE_SLACK_NS
 from mlfabric.scheduler.reservations import QUARTER
-from mlfabric.scheduler.succession import Coming
+from mlfabric.scheduler.updates.ingress_queue import Coming
 from mlfabric.twin.planned import Legs, Order, Way
 
 __all__ = ["Gathering", "Group", "Leg", "Name", "Prepared", "Update", "drifted", "prepare"]

@@ -16,11 +16,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mlfabric.methods import all_reduce, policy_of
+from mlfabric.methods.policy import NO_BOUND
+from mlfabric.model.specs import Layout, Mode, ModelSpec, TensorSpec
 from mlfabric.network import LinkId, Network, Path, Profile, down_link, up_link
-from mlfabric.protocol import GetId, UpdateId
-from mlfabric.scheduler.modes import all_reduce, policy_of
-from mlfabric.scheduler.modes.policy import NO_BOUND
-from mlfabric.scheduler.planning import (
+from mlfabric.planning import (
     Aggregator,
     Batch,
     Candidate,
@@ -32,9 +32,9 @@ from mlfabric.scheduler.planning import (
     Transfer,
     plan,
 )
-from mlfabric.scheduler.planning.conflicts import FULL_SHARE_PERCENT
-from mlfabric.scheduler.planning.plan import Kind
-from mlfabric.specs import Layout, Mode, ModelSpec, TensorSpec
+from mlfabric.planning.conflicts import FULL_SHARE_PERCENT
+from mlfabric.planning.plan import Kind
+from mlfabric.protocol import GetId, UpdateId
 from mlfabric.twin.cluster import Cluster
 from mlfabric.twin.flow_kernel import CUT, INPUT, NEXT, Column
 from mlfabric.twin.flows import Edge

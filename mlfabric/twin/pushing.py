@@ -1,4 +1,4 @@
-"""Updates on their way in virtual time: gathered, planned, sent, committed, sent again; as ``scheduler/pushes`` does.
+"""Updates on their way in virtual time: gathered, planned, sent, committed, sent again; as ``updates/pushes`` does.
 
 Differences to the live scheduler: where nobody sums, everything on its way may be overtaken; and a member of a sum that
 goes beyond its delay bound at the server is dropped by itself. Synchronous updates are planned when nothing else is
@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from mlfabric.scheduler.patience import group_cost_ns
-from mlfabric.scheduler.planning import Plan, Transfer
-from mlfabric.scheduler.push_table import FORGIVEN
-from mlfabric.specs import Mode
+from mlfabric.model.specs import Mode
+from mlfabric.planning import Plan, Transfer
+from mlfabric.scheduler.updates.patience import group_cost_ns
+from mlfabric.scheduler.updates.push_table import FORGIVEN
 from mlfabric.twin.flow_kernel import Column
 from mlfabric.twin.groups import Gathering, Group, Leg, Name, Prepared, Update, drifted, prepare
 from mlfabric.twin.run_world import RunWorld

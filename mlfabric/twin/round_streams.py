@@ -13,10 +13,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mlfabric.chunking import chunk_bytes
-from mlfabric.scheduler.modes.all_reduce import Shaped
-from mlfabric.scheduler.modes.trees import Trees
-from mlfabric.scheduler.planning import Shape
+from mlfabric.methods.all_reduce import Shaped
+from mlfabric.methods.trees import Trees
+from mlfabric.model.chunking import chunk_bytes
+from mlfabric.planning import Shape
 from mlfabric.twin.cluster import Cluster
 from mlfabric.twin.flow_kernel import CUT, INPUT
 from mlfabric.twin.flows import Edge, NewFlow

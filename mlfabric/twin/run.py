@@ -2,7 +2,7 @@
 
 *What it models.* Each update is asked for, gathered into batches, ordered, dropped or kept within the delay bound,
 summed over aggregators or sent alone, committed in order; each get is gathered, served by the server or handed on: by
-``scheduler.planning.plan`` and its kernels, with the live scheduler's rules of when a batch closes, what is given up
+``planning.plan`` and its kernels, with the live scheduler's rules of when a batch closes, what is given up
 when it is overdue, when the server's links run dry, and what is planned anew when links have changed. The planner knows
 of links what the live monitor's estimator makes of the transfers that have ended, and every message to or from the
 scheduler takes its time. Transfers go over the rates that links really have at the time, share them fairly (max-min),
@@ -23,8 +23,8 @@ from dataclasses import replace
 from enum import Enum
 
 from mlfabric.errors import UsageError
-from mlfabric.scheduler.planning import warm_up
-from mlfabric.specs import Mode
+from mlfabric.model.specs import Mode
+from mlfabric.planning import warm_up
 from mlfabric.twin.advise import Option, Prediction
 from mlfabric.twin.cluster import Cluster
 from mlfabric.twin.fabric_rounds import FabricRounds

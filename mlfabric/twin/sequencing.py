@@ -1,4 +1,4 @@
-"""Who waits for whom before a commit, in virtual time: by the rules of ``scheduler/patience``."""
+"""Who waits for whom before a commit, in virtual time: by the rules of ``scheduler/updates/patience``."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mlfabric.model.specs import Mode
 from mlfabric.network import Profile
 from mlfabric.protocol import ModelVersion, UpdateId
-from mlfabric.scheduler.pace import Pace
-from mlfabric.scheduler.patience import (
+from mlfabric.scheduler.members.compute_times import WorkerSteps
+from mlfabric.scheduler.records import Lateness
+from mlfabric.scheduler.updates.ingress_queue import Coming, Succession, look_again_ns
+from mlfabric.scheduler.updates.pace import Pace
+from mlfabric.scheduler.updates.patience import (
     INGRESS_LEAD_NS,
     Late,
     Way,
@@ -20,10 +24,6 @@ from mlfabric.scheduler.patience import (
     room_ns,
     ways,
 )
-from mlfabric.scheduler.records import Lateness
-from mlfabric.scheduler.steps import WorkerSteps
-from mlfabric.scheduler.succession import Coming, Succession, look_again_ns
-from mlfabric.specs import Mode
 from mlfabric.twin.groups import Gathering, Group, Leg, Update
 from mlfabric.twin.run_world import RunWorld
 

@@ -1,4 +1,4 @@
-"""Gets in virtual time: gathered, planned, served by the server or handed on; as ``scheduler/gets`` does."""
+"""Gets in virtual time: gathered, planned, served by the server or handed on; as ``gets/get_requests`` does."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mlfabric.scheduler.gets import EGRESS_LEAD_NS, GATHER_SHARE
-from mlfabric.scheduler.patience import keep_open_until_ns
-from mlfabric.scheduler.planning import Plan, Transfer
-from mlfabric.scheduler.succession import Coming, Succession, look_again_ns
-from mlfabric.specs import Mode
+from mlfabric.model.specs import Mode
+from mlfabric.planning import Plan, Transfer
+from mlfabric.scheduler.gets.get_requests import EGRESS_LEAD_NS, GATHER_SHARE
+from mlfabric.scheduler.updates.ingress_queue import Coming, Succession, look_again_ns
+from mlfabric.scheduler.updates.patience import keep_open_until_ns
 from mlfabric.twin.flow_kernel import Column
 from mlfabric.twin.groups import Update, drifted
 from mlfabric.twin.planned import Legs, Way

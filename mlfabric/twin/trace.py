@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mlfabric.errors import ConfigError
-from mlfabric.specs import Mode
+from mlfabric.model.specs import Mode
 from mlfabric.twin.cluster import Cluster, Compute, Host, RateLine, Spread
 from mlfabric.twin.settings import Direction
 

@@ -8,7 +8,7 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Any
 
-from mlfabric.specs import Mode
+from mlfabric.model.specs import Mode
 from mlfabric.twin.groups import Update
 from mlfabric.twin.pushing import Hearers, Pushing
 from mlfabric.twin.run_world import Progress, RunWorld

@@ -1,8 +1,9 @@
 """Values to protobuf messages and back; only shells import it.
 
-``to_...`` takes a value of :mod:`mlfabric.protocol` or :mod:`mlfabric.specs` and makes its message; ``from_...`` takes
-what came over the wire and makes the value, or raises :class:`~mlfabric.errors.UsageError` that names the field, what
-was given and what is allowed. So nothing malformed gets past a shell, and ``from_x(to_x(v)) == v`` for every value.
+``to_...`` takes a value of :mod:`mlfabric.protocol` or :mod:`mlfabric.model.specs` and makes its message; ``from_...``
+takes what came over the wire and makes the value, or raises :class:`~mlfabric.errors.UsageError` that names the field,
+what was given and what is allowed. So nothing malformed gets past a shell, and ``from_x(to_x(v)) == v`` for every
+value.
 
 A field is stated in the value and in the contract, by the same name (:mod:`~mlfabric.wire.shapes`); the conversions are
 made from both (:mod:`~mlfabric.wire.reading`, :mod:`~mlfabric.wire.filling`). What neither says is in
@@ -20,6 +21,7 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
+from mlfabric.model.specs import MAX_EPOCH, Member, ModelSpec, Role, Term
 from mlfabric.protocol import (
     Following,
     GetId,
@@ -34,7 +36,6 @@ from mlfabric.protocol import (
     Welcome,
 )
 from mlfabric.protocol.lineage import term_of
-from mlfabric.specs import MAX_EPOCH, Member, ModelSpec, Role, Term
 from mlfabric.v1 import data_pb2 as data
 from mlfabric.v1 import fabric_pb2 as fabric
 from mlfabric.v1 import session_pb2 as session

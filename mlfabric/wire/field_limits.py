@@ -13,9 +13,9 @@ from itertools import pairwise
 from typing import Any
 
 from mlfabric.errors import UsageError
+from mlfabric.model.samples import LAST_POSITION, MOST_RANGES, MOST_RUNS, SampleCounts
+from mlfabric.model.specs import ALIGNMENT_BYTES, DTYPE_BYTES, MAX_EPOCH
 from mlfabric.protocol import JobClaim, ReducePart, ReduceRequested
-from mlfabric.samples import LAST_POSITION, MOST_RANGES, MOST_RUNS, SampleCounts
-from mlfabric.specs import ALIGNMENT_BYTES, DTYPE_BYTES, MAX_EPOCH
 from mlfabric.values import dataclass
 
 __all__ = [

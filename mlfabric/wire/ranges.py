@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from mlfabric.samples import LAST_POSITION
+from mlfabric.model.samples import LAST_POSITION
 from mlfabric.wire.field_limits import malformed
 
 __all__ = ["from_numbers", "to_numbers"]

@@ -5,6 +5,7 @@ Pure values.
 
 from __future__ import annotations
 
+from mlfabric.model.samples import Samples
 from mlfabric.protocol import (
     CancelReduce,
     Drop,
@@ -37,7 +38,6 @@ from mlfabric.protocol import (
     TransferId,
     UpdateId,
 )
-from mlfabric.samples import Samples
 from mlfabric.values import dataclass
 
 __all__ = [

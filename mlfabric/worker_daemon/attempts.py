@@ -25,10 +25,10 @@ from google.protobuf.message import DecodeError
 from mlfabric.channels import Connection, Frame, FrameKind, TransferRecord
 from mlfabric.channels.progress import Filling
 from mlfabric.errors import FabricError, TransferError
+from mlfabric.model.specs import ALIGNMENT_BYTES, DTYPE_BYTES, Layout, TensorSpec
 from mlfabric.protocol import Peer, Reduce, ReducePart
-from mlfabric.specs import ALIGNMENT_BYTES, DTYPE_BYTES, Layout, TensorSpec
-from mlfabric.streaming import Accumulator, Input, InputKind, Relay
-from mlfabric.telemetry.forwarding import note_forwarding
+from mlfabric.telemetry.forwarding_log import note_forwarding
+from mlfabric.transfer import Accumulator, Input, InputKind, Relay
 from mlfabric.v1 import data_pb2
 from mlfabric.worker_daemon.round_lines import RoundLines
 

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field, replace
 
 from mlfabric import wire
 from mlfabric.channels import Direction, TcpChannel, TcpOptions, TransferRecord
-from mlfabric.driving import Driver
 from mlfabric.errors import FabricClosedError, FabricError, UsageError
 from mlfabric.fail_stop import Failed, FailStop, Tasks, described
+from mlfabric.model.samples import Samples
+from mlfabric.model.specs import Member, Mode, ModelSpec, Role
 from mlfabric.protocol import (
     Committed,
     Dropped,
@@ -46,20 +47,19 @@ from mlfabric.protocol import (
     UpdateKind,
     Welcome,
 )
-from mlfabric.reporting import TransferReporter
-from mlfabric.samples import Samples
-from mlfabric.session import SchedulerSession, SessionCallbacks
-from mlfabric.specs import Member, Mode, ModelSpec, Role
-from mlfabric.streaming import load_kernels
+from mlfabric.shell.driving import Driver
+from mlfabric.shell.reporting import TransferReporter
+from mlfabric.shell.session import SchedulerSession, SessionCallbacks
 from mlfabric.telemetry import WorkerMetrics
+from mlfabric.transfer import load_kernels
 from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc
 from mlfabric.worker_daemon import actions as act
 from mlfabric.worker_daemon.attempts import ReduceBuffers
-from mlfabric.worker_daemon.folding import Kept
-from mlfabric.worker_daemon.observing import Observer, Settled, Transferred, nobody
+from mlfabric.worker_daemon.data_attempts import GivenUpError, Growth, Parcel, Transfers
+from mlfabric.worker_daemon.kept_bytes import Kept
+from mlfabric.worker_daemon.model_cuts import Shards
+from mlfabric.worker_daemon.observations import Observer, Settled, Transferred, nobody
 from mlfabric.worker_daemon.reductions import Reductions
-from mlfabric.worker_daemon.sending import GivenUpError, Growth, Parcel, Transfers
-from mlfabric.worker_daemon.shards import Shards
 from mlfabric.worker_daemon.state import DaemonState
 
 __all__ = ["DaemonOptions", "WorkerDaemon"]

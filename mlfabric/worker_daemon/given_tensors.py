@@ -8,9 +8,9 @@ from collections.abc import Mapping
 import torch
 
 from mlfabric.errors import LayoutError, UsageError
-from mlfabric.images import DTYPES
-from mlfabric.specs import Layout, TensorKind, TensorSpec
-from mlfabric.worker_daemon.shaping import norm_of
+from mlfabric.model.images import DTYPES
+from mlfabric.model.specs import Layout, TensorKind, TensorSpec
+from mlfabric.worker_daemon.gradient_rules import norm_of
 
 __all__ = ["GivenTensors", "allowed_norm"]
 

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from mlfabric.errors import UsageError
-from mlfabric.rules import RuleKind, RuleSpec
-from mlfabric.specs import Mode
+from mlfabric.model.specs import Mode
+from mlfabric.model.update_rules import RuleKind, RuleSpec
 from mlfabric.worker_daemon.worker import PushHandle, Worker
 
 __all__ = ["FabricOptimizer"]

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from mlfabric.errors import UsageError
-from mlfabric.rules import MomentumAt, RuleKind, RuleSpec
-from mlfabric.worker_daemon.shaping import Given, Rates, Shaped, Shaping
+from mlfabric.model.update_rules import MomentumAt, RuleKind, RuleSpec
+from mlfabric.worker_daemon.gradient_rules import Given, Rates, Shaped, Shaping
 
 __all__ = ["AdamSteps", "SgdSteps", "steps_of"]
 

@@ -14,8 +14,8 @@ from weakref import WeakSet
 import torch
 
 from mlfabric.errors import LayoutError, UsageError
+from mlfabric.model.specs import DTYPE_BYTES
 from mlfabric.protocol import ReduceOp
-from mlfabric.specs import DTYPE_BYTES
 from mlfabric.worker_daemon.attempts import ReduceBuffers, padded_bytes
 from mlfabric.worker_daemon.buffer_pool import BufferPool
 from mlfabric.worker_daemon.thread import CountFuture

@@ -9,18 +9,18 @@ import torch
 
 from mlfabric.arguments import enum_of
 from mlfabric.config import WorkerSettings
+from mlfabric.model.specs import Mode, ModelSpec, MomentumAt, RuleSpec
 from mlfabric.protocol import JobClaim
-from mlfabric.specs import Mode, ModelSpec, MomentumAt, RuleSpec
-from mlfabric.worker_daemon.checking import check_arguments
+from mlfabric.worker_daemon.argument_types import check_arguments
 from mlfabric.worker_daemon.daemon import DaemonOptions
-from mlfabric.worker_daemon.draining import drain_on_sigterm
+from mlfabric.worker_daemon.data_attempts import Parcel
+from mlfabric.worker_daemon.gradient_rules import Shaping
 from mlfabric.worker_daemon.initial_weights import initialise
-from mlfabric.worker_daemon.joining import Joining, joining, note_worker
-from mlfabric.worker_daemon.observing import Observer, nobody
+from mlfabric.worker_daemon.join_options import Joining, joining, note_worker
+from mlfabric.worker_daemon.observations import Observer, nobody
 from mlfabric.worker_daemon.optimizer import FabricOptimizer
 from mlfabric.worker_daemon.optimizer_steps import steps_of
-from mlfabric.worker_daemon.sending import Parcel
-from mlfabric.worker_daemon.shaping import Shaping
+from mlfabric.worker_daemon.sigterm import drain_on_sigterm
 from mlfabric.worker_daemon.tensors import ModelTensors, Trainable
 from mlfabric.worker_daemon.thread import ThreadDaemon
 from mlfabric.worker_daemon.worker import Worker

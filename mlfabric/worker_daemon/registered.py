@@ -14,7 +14,7 @@ from itertools import chain
 import torch
 
 from mlfabric.errors import LayoutError, UsageError
-from mlfabric.specs import TensorKind
+from mlfabric.model.specs import TensorKind
 from mlfabric.worker_daemon.tensors import ModelTensors, Trainable
 
 __all__ = ["Registered", "check_gradients"]

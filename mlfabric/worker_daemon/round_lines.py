@@ -13,8 +13,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from mlfabric.channels import Channel, Connection, Frame, FrameKind
-from mlfabric.dialling import Dialled
 from mlfabric.errors import TransferError
+from mlfabric.transfer.dialling import Dialled
 
 __all__ = ["EXPECTED_WITHIN_S", "RoundLines", "Visit"]
 

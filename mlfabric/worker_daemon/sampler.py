@@ -17,9 +17,9 @@ import torch
 
 from mlfabric.arguments import instance_of, integer_of
 from mlfabric.errors import FabricError, UsageError
+from mlfabric.model.samples import LAST_POSITION, MOST_RUNS, Samples, samples_of, union
+from mlfabric.model.specs import Mode
 from mlfabric.protocol import DrawAnswer, SamplesGranted
-from mlfabric.samples import LAST_POSITION, MOST_RUNS, Samples, samples_of, union
-from mlfabric.specs import Mode
 from mlfabric.worker_daemon.thread import DrawFuture
 from mlfabric.worker_daemon.worker import Worker
 

@@ -28,12 +28,12 @@ from mlfabric.protocol import (
     WorkerHolds,
 )
 from mlfabric.worker_daemon import actions as act
-from mlfabric.worker_daemon.drawing import Drawing
-from mlfabric.worker_daemon.getting import Getting
-from mlfabric.worker_daemon.keeping import Keeping
-from mlfabric.worker_daemon.pausing import FIRST_PAUSE_NS, LONGEST_PAUSE_NS
-from mlfabric.worker_daemon.pushing import Pushing
-from mlfabric.worker_daemon.reducing import Reducing
+from mlfabric.worker_daemon.drawn_samples import Drawing
+from mlfabric.worker_daemon.kept_updates import Keeping
+from mlfabric.worker_daemon.open_gets import Getting
+from mlfabric.worker_daemon.open_pushes import Pushing
+from mlfabric.worker_daemon.open_reductions import Reducing
+from mlfabric.worker_daemon.retry_pause import FIRST_PAUSE_NS, LONGEST_PAUSE_NS
 
 __all__ = ["FIRST_PAUSE_NS", "LONGEST_PAUSE_NS", "DaemonState"]
 

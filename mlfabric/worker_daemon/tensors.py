@@ -24,10 +24,10 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from mlfabric.errors import LayoutError
-from mlfabric.specs import ALIGNMENT_BYTES, COUNTER_BYTES, Layout, RuleSpec, TensorKind, TensorSpec
+from mlfabric.model.specs import ALIGNMENT_BYTES, COUNTER_BYTES, Layout, RuleSpec, TensorKind, TensorSpec
+from mlfabric.worker_daemon.data_attempts import Parcel
 from mlfabric.worker_daemon.given_tensors import GivenTensors, allowed_norm
-from mlfabric.worker_daemon.sending import Parcel
-from mlfabric.worker_daemon.shaping import Given, Shaped, Shaping, norm_of
+from mlfabric.worker_daemon.gradient_rules import Given, Shaped, Shaping, norm_of
 
 __all__ = ["ModelTensors", "Trainable"]
 

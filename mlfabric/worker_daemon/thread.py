@@ -15,15 +15,15 @@ from typing import Any, TypeVar
 import numpy as np
 
 from mlfabric.errors import FabricClosedError
-from mlfabric.forking import IN_A_COPY, tell_copies
+from mlfabric.model.samples import Samples
+from mlfabric.model.specs import ModelSpec
 from mlfabric.protocol import ModelVersion, Outcome, ReduceOp, SamplesGranted, SamplesWanted, Welcome
-from mlfabric.samples import Samples
-from mlfabric.specs import ModelSpec
+from mlfabric.shell.forking import IN_A_COPY, tell_copies
 from mlfabric.telemetry import WorkerMetrics
 from mlfabric.worker_daemon.attempts import ReduceBuffers
 from mlfabric.worker_daemon.daemon import DaemonOptions, WorkerDaemon
+from mlfabric.worker_daemon.data_attempts import GivenUpError, Growth, Parcel
 from mlfabric.worker_daemon.metrics_page import SharedPage
-from mlfabric.worker_daemon.sending import GivenUpError, Growth, Parcel
 
 __all__ = ["CountFuture", "DrawFuture", "OutcomeFuture", "ThreadDaemon", "VersionFuture"]
 

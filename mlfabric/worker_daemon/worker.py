@@ -18,17 +18,17 @@ import torch
 
 from mlfabric.arguments import enum_of, instance_of, integer_of
 from mlfabric.errors import LayoutError, UsageError
-from mlfabric.forking import tell_copies
+from mlfabric.model.samples import LAST_POSITION, MOST_RUNS, Samples, samples_of
+from mlfabric.model.specs import Mode, TensorKind
 from mlfabric.protocol import DropReason, ModelVersion, ReduceOp, SamplesWanted
-from mlfabric.samples import LAST_POSITION, MOST_RUNS, Samples, samples_of
-from mlfabric.specs import Mode, TensorKind
-from mlfabric.worker_daemon.checking import check_arguments
+from mlfabric.shell.forking import tell_copies
+from mlfabric.worker_daemon.argument_types import check_arguments
+from mlfabric.worker_daemon.data_attempts import GivenUpError, Parcel
 from mlfabric.worker_daemon.given_tensors import GivenTensors
-from mlfabric.worker_daemon.growing import GrowingUpdate, Timing, not_finite
+from mlfabric.worker_daemon.growing_update import GrowingUpdate, Timing, not_finite
 from mlfabric.worker_daemon.handles import PushHandle, Tally
 from mlfabric.worker_daemon.reduce_tensors import ReduceHandle, StagedTensors
 from mlfabric.worker_daemon.registered import Registered, check_gradients
-from mlfabric.worker_daemon.sending import GivenUpError, Parcel
 from mlfabric.worker_daemon.tensors import ModelTensors, Trainable
 from mlfabric.worker_daemon.thread import CountFuture, DrawFuture, OutcomeFuture, ThreadDaemon, VersionFuture
 

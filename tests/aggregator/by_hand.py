@@ -16,6 +16,7 @@ import numpy as np
 import mlfabric
 from mlfabric import wire
 from mlfabric.channels import Frame, FrameKind
+from mlfabric.model.specs import Layout, ModelSpec, TensorKind, TensorSpec
 from mlfabric.protocol import (
     GetId,
     HostModel,
@@ -30,7 +31,6 @@ from mlfabric.protocol import (
     TransferId,
     UpdateId,
 )
-from mlfabric.specs import Layout, ModelSpec, TensorKind, TensorSpec
 from mlfabric.v1 import data_pb2, fabric_pb2, fabric_pb2_grpc, session_pb2
 from tests.aggregator.stage import committed, sum_id, sum_order, ticket, update
 from tests.fabric.harness import PATIENCE_S, Line

@@ -8,6 +8,7 @@ from typing import Any
 from mlfabric.aggregator import actions as act
 from mlfabric.aggregator.state import AggregatorConfig, AggregatorState
 from mlfabric.channels import TICKET_BYTES
+from mlfabric.model.specs import Layout, ModelSpec, TensorSpec
 from mlfabric.protocol import (
     CancelSum,
     Committed,
@@ -26,7 +27,6 @@ from mlfabric.protocol import (
     TransferId,
     UpdateId,
 )
-from mlfabric.specs import Layout, ModelSpec, TensorSpec
 from tests.bare import Scene
 
 BIG = ModelSpec(name="big", layout=Layout((TensorSpec(name="w", shape=(8192,), dtype="float32"),)))

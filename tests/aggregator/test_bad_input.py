@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 import mlfabric
-from mlfabric import offers
 from mlfabric.channels import Frame, FrameKind
 from mlfabric.errors import UsageError
 from mlfabric.protocol import (
     Dropped,
     DropReason,
 )
+from mlfabric.transfer import offers
 from tests.aggregator.by_hand import (
     SIZE,
     TINY,

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlfabric.channels import ConnectionClosedError, TcpChannel, pumping, stream
+from mlfabric.channels import ConnectionClosedError, TcpChannel, stream
+from mlfabric.channels import pump as pumping
 from mlfabric.channels.backlog import Path
-from mlfabric.channels.pumping import Pump
+from mlfabric.channels.pump import Pump
 from mlfabric.errors import TransferError, UsageError
 from tests.channels.conftest import GRANT, MB, MakeChannel, connected, payload
 from tests.channels.filling import Buffer

@@ -9,7 +9,7 @@ import pytest
 from mlfabric.cli import checks
 from mlfabric.cli.checks import Level
 from mlfabric.cli.tables import as_plain, console, status_view
-from mlfabric.launch.status import StatusReader
+from mlfabric.launch.scheduler_status import StatusReader
 from mlfabric.v1 import fabric_pb2, types_pb2
 from tests.processes import Start
 

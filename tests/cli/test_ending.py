@@ -6,7 +6,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from mlfabric.cli.ending import ending_when_told, undisturbed
+from mlfabric.cli.orderly_end import ending_when_told, undisturbed
 
 TOLD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 import mlfabric
-from mlfabric.cli import making
+from mlfabric.cli import bench_command as making
 from mlfabric.cli.app import app
 from mlfabric.cli.bench_settings import settings_of
 from mlfabric.errors import UsageError

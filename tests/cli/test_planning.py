@@ -10,12 +10,12 @@ import pytest
 from typer.testing import CliRunner
 
 from mlfabric.cli.app import app
-from mlfabric.cli.describing import describe
+from mlfabric.cli.plan_files import describe
 from mlfabric.errors import ConfigError, UsageError
 from mlfabric.network import up_link
+from mlfabric.planning import warm_up
+from mlfabric.planning.problem import Aggregator, Consistency, DivergenceBound, Objective, Shape
 from mlfabric.protocol import GetId, UpdateId
-from mlfabric.scheduler.planning import warm_up
-from mlfabric.scheduler.planning.problem import Aggregator, Consistency, DivergenceBound, Objective, Shape
 
 pytestmark = pytest.mark.timeout(600)  # the first test compiles the planner where no machine code is kept yet
 

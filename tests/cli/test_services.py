@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mlfabric.cli.app import app
-from mlfabric.cli.services import limits_of
+from mlfabric.cli.scheduler_command import limits_of
 from mlfabric.errors import ConfigError, UsageError
 from mlfabric.scheduler.limits import Limits
 from tests.processes import Start

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mlfabric.cli.app import app
-from mlfabric.cli.settings import Key, read_file
+from mlfabric.cli.toml_settings import Key, read_file
 from mlfabric.config import parse_size
 from mlfabric.errors import ConfigError
 

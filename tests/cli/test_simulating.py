@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from mlfabric.cli.app import app
 from mlfabric.cli.clusters import read_cluster
 from mlfabric.errors import ConfigError, UsageError
-from mlfabric.scheduler.planning import warm_up
-from mlfabric.specs import Mode
+from mlfabric.model.specs import Mode
+from mlfabric.planning import warm_up
 from mlfabric.twin.cluster import Spread
 from mlfabric.twin.settings import Direction
 

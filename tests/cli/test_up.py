@@ -19,7 +19,7 @@ from mlfabric.config import WorkerSettings
 from mlfabric.errors import UsageError
 from mlfabric.launch.fabric import FabricOptions, services
 from mlfabric.launch.ports import check_free
-from mlfabric.launch.status import HERE, StatusReader
+from mlfabric.launch.scheduler_status import HERE, StatusReader
 from mlfabric.launch.supervisor import backoff_s
 from mlfabric.protocol import Committed
 from mlfabric.v1 import fabric_pb2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from mlfabric.demo.events import Accuracy, Applied, Event, EventLog, EventTail, Moved, NotApplied, log_path
+from mlfabric.demo.demo_events import Accuracy, Applied, Event, EventLog, EventTail, Moved, NotApplied, log_path
 
 EVENTS: list[Event] = [
     Moved(worker="worker-0", server="server-0", is_push=True, size_bytes=12, started_ns=1, ended_ns=5),

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from mlfabric import demo
-from mlfabric.demo.events import Applied, EventTail, Moved, NotApplied, log_path
+from mlfabric.demo.demo_events import Applied, EventTail, Moved, NotApplied, log_path
 from mlfabric.demo.main import RUN_FOLDER
 from mlfabric.errors import UsageError
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from mlfabric.demo.events import Applied, NotApplied
+from mlfabric.demo.demo_events import Applied, NotApplied
+from mlfabric.demo.demo_run import Counted, Share
+from mlfabric.demo.demo_summary import Results
 from mlfabric.demo.pictures import draw_delays, draw_timeline
-from mlfabric.demo.progress import describe
+from mlfabric.demo.progress_bar import describe
 from mlfabric.demo.scenario import Scenario
-from mlfabric.demo.session import Counted, Share
-from mlfabric.demo.summary import Results
 from mlfabric.demo.verdict import Verdict
 
 TAUS = (0, 0, 1, 2)

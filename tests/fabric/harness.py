@@ -22,11 +22,11 @@ from mlfabric import wire
 from mlfabric.channels import Frame, FrameKind, TcpOptions
 from mlfabric.channels.frames import HEADER_BYTES, decode_header, encode_header
 from mlfabric.config import WorkerSettings
+from mlfabric.model.specs import Member, ModelSpec, Role, RuleSpec
 from mlfabric.protocol import MemberEvent, ModelVersion, PushRequested, UpdateId
 from mlfabric.protocol.lineage import name_of_epoch
 from mlfabric.scheduler.runner import SchedulerOptions, SchedulerRunner
 from mlfabric.server.service import ServerOptions
-from mlfabric.specs import Member, ModelSpec, Role, RuleSpec
 from mlfabric.v1 import data_pb2, fabric_pb2, fabric_pb2_grpc, session_pb2, types_pb2
 from mlfabric.worker_daemon.tensors import ModelTensors
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 import mlfabric
-from mlfabric.rules import MomentumAt, RuleKind, RuleSpec, Schedule
-from mlfabric.specs import Mode
+from mlfabric.model.specs import Mode
+from mlfabric.model.update_rules import MomentumAt, RuleKind, RuleSpec, Schedule
 from tests.fabric.harness import Fabric, wait_until
 
 __all__ = [

@@ -24,7 +24,7 @@ import mlfabric
 from mlfabric import Committed, MomentumAt, RuleSpec
 from mlfabric.channels import TcpOptions
 from mlfabric.config import WorkerSettings
-from mlfabric.scheduler.planning import warm_up
+from mlfabric.planning import warm_up
 from tests.fabric.harness import PATIENCE_S, wait_until
 from tests.fabric.test_processes import Services, free_port
 

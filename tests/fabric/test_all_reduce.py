@@ -20,11 +20,11 @@ import mlfabric
 from mlfabric import Mode, ReduceOp
 from mlfabric.channels import Frame, FrameKind, TcpOptions
 from mlfabric.config import WorkerSettings
+from mlfabric.methods import all_reduce
+from mlfabric.methods.all_reduce import RING_FROM_NS, TREES_FROM_NS
+from mlfabric.model.specs import Member
 from mlfabric.network import LinkId, down_link
-from mlfabric.scheduler.modes import all_reduce
-from mlfabric.scheduler.modes.all_reduce import RING_FROM_NS, TREES_FROM_NS
-from mlfabric.scheduler.planning.all_reduce import warm
-from mlfabric.specs import Member
+from mlfabric.planning.all_reduce import warm
 from mlfabric.worker_daemon import daemon, round_lines
 from mlfabric.worker_daemon.attempts import BRIEF_BYTES
 

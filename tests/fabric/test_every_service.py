@@ -15,7 +15,7 @@ import mlfabric
 from mlfabric import wire
 from mlfabric.channels import TcpOptions
 from mlfabric.errors import RefusedError, UsageError
-from mlfabric.specs import Member, Mode, Role
+from mlfabric.model.specs import Member, Mode, Role
 from mlfabric.v1 import fabric_pb2
 from tests.fabric.harness import Fabric, fabric, small_model, wait_until
 

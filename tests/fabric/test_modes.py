@@ -18,7 +18,7 @@ import torch
 import mlfabric
 from mlfabric import Committed, Dropped, DropReason, Mode, MomentumAt, RuleSpec
 from mlfabric.channels import TcpOptions
-from mlfabric.scheduler.planning import Shape, warm_up
+from mlfabric.planning import Shape, warm_up
 from tests.fabric.harness import Fabric, fabric, gradients, small_model, wait_until
 from tests.fabric.several import same, together
 

@@ -12,7 +12,7 @@ import mlfabric
 from mlfabric import Committed, Dropped, DropReason, Mode, MomentumAt, RuleKind, RuleSpec, UsageError
 from mlfabric.channels import TcpOptions
 from mlfabric.config import WorkerSettings
-from mlfabric.scheduler.planning import warm_up
+from mlfabric.planning import warm_up
 from tests.fabric.harness import Fabric, fabric, gradients, small_model, wait_until
 from tests.fabric.replicas import apart_from, remember, replica, wait_for_gate, wait_for_replica
 from tests.fabric.several import together

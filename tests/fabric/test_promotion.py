@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mlfabric.scheduler.replica_sending import Phase
+from mlfabric.scheduler.followers.replica_sending import Phase
 from tests.fabric.harness import Fabric, wait_until
 from tests.fabric.replicas import RULES, Trainer, replica, replication, trainers, version_of
 from tests.fabric.test_replica_kills import Program

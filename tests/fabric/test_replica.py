@@ -10,8 +10,8 @@ import pytest
 
 import mlfabric
 from mlfabric.channels import TcpOptions
+from mlfabric.model.update_rules import RuleSpec
 from mlfabric.protocol import TransferEnded
-from mlfabric.rules import RuleSpec
 from tests.fabric.harness import Fabric, wait_until
 from tests.fabric.replicas import (
     RULES,

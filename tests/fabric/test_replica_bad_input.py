@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from mlfabric import offers, wire
+from mlfabric import wire
 from mlfabric.channels import Frame, FrameKind
 from mlfabric.protocol import GetId, TransferId, UpdateId
+from mlfabric.transfer import offers
 from mlfabric.v1 import data_pb2
 from tests.fabric.harness import Fabric, Line, fabric, wait_until
 from tests.fabric.replicas import RULES, Trainer, at_version, replica, trainers, wait_for_gate, wait_for_replica

@@ -16,7 +16,7 @@ import pytest
 
 import mlfabric
 from mlfabric.protocol import UpdateId
-from mlfabric.scheduler import silence
+from mlfabric.scheduler.members import silence
 from tests.fabric.harness import PATIENCE_S, Fabric, wait_until
 from tests.fabric.replicas import (
     RULES,

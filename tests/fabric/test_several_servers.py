@@ -16,7 +16,7 @@ import mlfabric
 from mlfabric import Committed, ConfigError, Dropped, DropReason, Mode, RefusedError, RuleSpec
 from mlfabric.channels import TcpOptions
 from mlfabric.config import WorkerSettings
-from mlfabric.scheduler.planning import warm_up
+from mlfabric.planning import warm_up
 from tests.fabric.harness import Fabric, fabric, small_model, wait_until
 from tests.fabric.several import (
     SIZE,

@@ -19,7 +19,7 @@ import torch
 
 import mlfabric
 from benchmarks.nursery import Nursery, Trainer, TrainerOptions
-from mlfabric.specs import Mode
+from mlfabric.model.specs import Mode
 from tests.fabric.harness import Fabric, wait_until
 
 if TYPE_CHECKING:

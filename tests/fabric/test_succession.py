@@ -15,14 +15,15 @@ import pytest
 import torch
 
 import mlfabric
-from mlfabric import Committed, ServerOptions, UnavailableError, session
+from mlfabric import Committed, ServerOptions, UnavailableError
 from mlfabric.channels import FrameKind, TcpOptions
 from mlfabric.config import WorkerSettings
 from mlfabric.errors import FencedError
 from mlfabric.launch import ports
-from mlfabric.launch.status import StatusReader
+from mlfabric.launch.scheduler_status import StatusReader
 from mlfabric.launch.supervisor import EXIT_FENCED
 from mlfabric.scheduler import runner
+from mlfabric.shell import session
 from tests.fabric.harness import PATIENCE_S, Fabric, fabric, gradients, small_model, wait_until
 from tests.fabric.relay import Relay
 

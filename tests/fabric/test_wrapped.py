@@ -12,7 +12,7 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR
 
 import mlfabric
-from mlfabric.specs import Mode, MomentumAt
+from mlfabric.model.specs import Mode, MomentumAt
 from tests.fabric.harness import Fabric, fabric
 
 SGD, ADAM, ADAMW = torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW

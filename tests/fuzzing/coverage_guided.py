@@ -26,8 +26,8 @@ from google.protobuf.message import DecodeError
 from mlfabric.channels import Frame
 from mlfabric.channels.base import MAX_META_BYTES
 from mlfabric.errors import TransferError, UsageError
+from mlfabric.model.specs import Layout, ModelSpec, Role, TensorSpec
 from mlfabric.protocol import UpdateId
-from mlfabric.specs import Layout, ModelSpec, Role, TensorSpec
 from mlfabric.v1 import data_pb2, fabric_pb2, session_pb2, types_pb2
 from tests.fuzzing.frames import random_frames
 from tests.fuzzing.messages import Words, random_message

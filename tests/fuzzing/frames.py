@@ -12,8 +12,8 @@ from mlfabric import wire
 from mlfabric.channels import Frame, FrameKind
 from mlfabric.channels.base import CARRIES_PAYLOAD
 from mlfabric.channels.frames import encode_header
+from mlfabric.model.specs import ModelSpec
 from mlfabric.protocol import TransferId
-from mlfabric.specs import ModelSpec
 from mlfabric.v1 import data_pb2
 
 from .messages import Words, noise, random_message

@@ -16,7 +16,7 @@ from typing import Any
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from mlfabric.specs import DTYPE_BYTES, PROTOCOL_VERSION
+from mlfabric.model.specs import DTYPE_BYTES, PROTOCOL_VERSION
 
 __all__ = ["Words", "noise", "random_message"]
 

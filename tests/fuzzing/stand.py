@@ -15,13 +15,13 @@ from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
 from mlfabric import wire
-from mlfabric.control import Decoding
+from mlfabric.model.specs import Layout, Member, Mode, ModelSpec, Role, RuleKind, RuleSpec, TensorSpec
 from mlfabric.protocol import ModelVersion, PushRequested, UpdateId
 from mlfabric.scheduler.context import SchedulerConfig
-from mlfabric.scheduler.metering import Meter
+from mlfabric.scheduler.meter import Meter
 from mlfabric.scheduler.service import FabricService
 from mlfabric.scheduler.state import SchedulerState
-from mlfabric.specs import Layout, Member, Mode, ModelSpec, Role, RuleKind, RuleSpec, TensorSpec
+from mlfabric.shell.control import Decoding
 from mlfabric.telemetry import SchedulerMetrics
 from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc, session_pb2
 

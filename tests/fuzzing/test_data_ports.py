@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mlfabric
+from mlfabric.model.specs import Layout, ModelSpec, TensorSpec
 from mlfabric.protocol import (
     DropReason,
     MemberLeft,
@@ -26,7 +27,6 @@ from mlfabric.protocol import (
     TransferEnded,
     UpdateId,
 )
-from mlfabric.specs import Layout, ModelSpec, TensorSpec
 from mlfabric.v1 import session_pb2
 from mlfabric.worker_daemon import round_lines
 from tests.aggregator.by_hand import TINY, Stand, a_good_sum_is_made, order, takes

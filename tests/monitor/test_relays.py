@@ -15,7 +15,7 @@ from mlfabric.channels import Connection, Direction, TcpChannel, TcpOptions, Tra
 from mlfabric.channels.progress import Filling
 from mlfabric.monitor.estimate import Link, LinkEstimator, Transfer
 from mlfabric.security import Security
-from mlfabric.streaming.relaying import Relay
+from mlfabric.transfer.relay import Relay
 from mlfabric.twin.settings import Direction as Way
 from tests.channels.conftest import payload
 

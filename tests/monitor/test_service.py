@@ -19,8 +19,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from mlfabric.channels import Direction, TransferRecord
 from mlfabric.errors import ConfigError, RefusedError, UsageError
 from mlfabric.monitor.service import MonitorConfig, MonitorService
-from mlfabric.reporting import TransferReporter
 from mlfabric.security.tokens import token_at
+from mlfabric.shell.reporting import TransferReporter
 from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc, monitor_pb2, monitor_pb2_grpc, session_pb2
 
 GBPS = 10**9

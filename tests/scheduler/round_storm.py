@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from mlfabric.model.specs import Layout, Member, Mode, ModelSpec, Role, TensorSpec
 from mlfabric.protocol import (
     CancelReduce,
     Instruction,
@@ -35,7 +36,6 @@ from mlfabric.protocol import (
 )
 from mlfabric.scheduler.context import SchedulerConfig
 from mlfabric.scheduler.state import SchedulerState
-from mlfabric.specs import Layout, Member, Mode, ModelSpec, Role, TensorSpec
 from mlfabric.worker_daemon import actions as act
 from mlfabric.worker_daemon.state import DaemonState
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from mlfabric.model.specs import Mode, ModelSpec
 from mlfabric.protocol import (
     AppliedIds,
     Commit,
@@ -23,8 +24,7 @@ from mlfabric.protocol import (
     TransferEnded,
     UpdateId,
 )
-from mlfabric.scheduler.sharded import ShardedModel
-from mlfabric.specs import Mode, ModelSpec
+from mlfabric.scheduler.shards.sharded import ShardedModel
 from tests.scheduler.stage import LAYOUT, Stage, push
 
 Told = list[Instruction]

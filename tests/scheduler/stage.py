@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from mlfabric.model.specs import Layout, Member, ModelSpec, Role, TensorSpec
 from mlfabric.protocol import (
     Commit,
     CommitsReported,
@@ -29,9 +30,8 @@ from mlfabric.protocol import (
     UpdateKind,
 )
 from mlfabric.scheduler.context import SEQ_BITS, SchedulerConfig, TicketMaker
-from mlfabric.scheduler.pushes import Pushes
 from mlfabric.scheduler.state import SchedulerState
-from mlfabric.specs import Layout, Member, ModelSpec, Role, TensorSpec
+from mlfabric.scheduler.updates.pushes import Pushes
 
 MS = 1_000_000
 GIGABIT = 1_000_000_000

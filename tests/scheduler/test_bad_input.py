@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mlfabric.model.specs import Layout, Mode, ModelSpec, Role, RuleSpec, TensorSpec
 from mlfabric.protocol import (
     AppliedIds,
     Commit,
@@ -45,7 +46,6 @@ from mlfabric.protocol import (
     UpdateKind,
     WorkerHolds,
 )
-from mlfabric.specs import Layout, Mode, ModelSpec, Role, RuleSpec, TensorSpec
 
 from .stage import LAYOUT, MS, SPEC, Stage, committed, holds, member, push
 

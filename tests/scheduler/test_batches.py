@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from mlfabric.chunking import chunk_bytes
+from mlfabric.model.chunking import chunk_bytes
 from mlfabric.protocol import Instruction, MemberLeft, Send, Sum, SumId, TransferEnd
-from mlfabric.scheduler.push_table import FORGIVEN
 from mlfabric.scheduler.records import TornBy
+from mlfabric.scheduler.updates.push_table import FORGIVEN
 from tests.scheduler.stage import GIGABIT, LAYOUT, MS, SPEC, Stage, committed, ended, get, push, update
 
 pytestmark = pytest.mark.usefixtures("compiled_planner")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from mlfabric.model.specs import Mode
 from mlfabric.protocol import (
     Commit,
     CommitsReported,
@@ -20,7 +21,6 @@ from mlfabric.protocol import (
     UpdateKind,
     Welcome,
 )
-from mlfabric.specs import Mode
 from tests.scheduler.shard_stage import CUT, PARTS, ShardStage, ended, part, part_holds, part_push, prepared, spec_of
 from tests.scheduler.test_shard_rollback import dies, kinds
 

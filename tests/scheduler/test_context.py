@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mlfabric.model.specs import Member, Role
 from mlfabric.network import Network
 from mlfabric.scheduler.context import Context, NumberMaker, SchedulerConfig, TicketMaker
 from mlfabric.scheduler.records import MemberRecord, MemberState
-from mlfabric.specs import Member, Role
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from(Role), st.sampled_from(MemberState)), max_size=20))

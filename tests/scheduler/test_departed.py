@@ -14,9 +14,9 @@ from mlfabric.protocol import (
     Tick,
     TransferEnd,
 )
-from mlfabric.scheduler.departed import Departed
 from mlfabric.scheduler.limits import Limits
-from mlfabric.scheduler.metering import Meter
+from mlfabric.scheduler.members.departed import Departed
+from mlfabric.scheduler.meter import Meter
 from mlfabric.scheduler.records import MemberState
 from mlfabric.telemetry import SchedulerMetrics
 from tests.scheduler.stage import GIGABIT, Stage, committed, ended, holds, push, update

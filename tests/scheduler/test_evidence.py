@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlfabric.network import LinkId, down_link, up_link
-from mlfabric.scheduler.evidence import changed_rates
+from mlfabric.scheduler.rounds.probe_evidence import changed_rates
 
 SAME = 1.2
 FAST, SLOW = 1000, 300

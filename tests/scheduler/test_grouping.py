@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlfabric.network import Network, up_link
+from mlfabric.planning import Aggregator, Batch, Candidate, FabricState, Plan, PlannerConfig, Shape, plan
+from mlfabric.planning.paper_plan import plan_by_paper
 from mlfabric.protocol import UpdateId
-from mlfabric.scheduler.grouping import Gathering, gather, hops
-from mlfabric.scheduler.planning import Aggregator, Batch, Candidate, FabricState, Plan, PlannerConfig, Shape, plan
-from mlfabric.scheduler.planning.paper_plan import plan_by_paper
+from mlfabric.scheduler.updates.groups import Gathering, gather, hops
 
 pytestmark = pytest.mark.usefixtures("compiled_planner")
 GIGABIT = 10**9

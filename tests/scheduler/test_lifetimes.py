@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from mlfabric.model.specs import Mode, Role, Term
 from mlfabric.protocol import (
     Following,
     FreeModel,
@@ -28,7 +29,6 @@ from mlfabric.protocol import (
     Tick,
     Welcome,
 )
-from mlfabric.specs import Mode, Role, Term
 from tests.scheduler.stage import SPEC, Stage, holds, member
 
 SECOND_NS = 1_000_000_000

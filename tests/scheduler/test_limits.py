@@ -18,6 +18,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from mlfabric import ConfigError, wire
+from mlfabric.model.specs import Layout, Mode, Role, TensorSpec
 from mlfabric.network import MAX_RATE_BPS, MAX_SIZE_BYTES
 from mlfabric.protocol import (
     Drop,
@@ -47,9 +48,8 @@ from mlfabric.protocol import (
     WorkerHolds,
 )
 from mlfabric.scheduler.limits import Limits
-from mlfabric.scheduler.metering import Meter
+from mlfabric.scheduler.meter import Meter
 from mlfabric.scheduler.runner import SPARE_CALLS
-from mlfabric.specs import Layout, Mode, Role, TensorSpec
 from mlfabric.telemetry import SchedulerMetrics
 from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc, session_pb2
 from tests.fabric.harness import PATIENCE_S, Fabric, RawWorker, small_model, spec_of, wait_until
@@ -438,7 +438,7 @@ def is_cut_off(line: socket.socket) -> bool:
 def test_a_worker_that_finds_no_room_waits_for_some_and_says_so(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mlfabric.session.STARTING_S", 0.0)
+    monkeypatch.setattr("mlfabric.shell.session.STARTING_S", 0.0)
     with limited(members=2) as running, ThreadPoolExecutor(1) as pool:
         first = running.enter(RawWorker(running.scheduler.address, spec_of(small_model(), "another"), "first"))
         first.join()

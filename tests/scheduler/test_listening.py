@@ -12,10 +12,10 @@ from dataclasses import replace
 import grpc
 import pytest
 
+from mlfabric.model.specs import Member, Role
 from mlfabric.pulse import beat
-from mlfabric.scheduler.listening import Listener, listen_for_pulses
-from mlfabric.scheduler.silence import Found, LostBy
-from mlfabric.specs import Member, Role
+from mlfabric.scheduler.members.pulse_socket import Listener, listen_for_pulses
+from mlfabric.scheduler.members.silence import Found, LostBy
 from tests.fabric.harness import Fabric, RawWorker, fabric, small_model, spec_of, wait_until
 
 HOST = "127.0.0.1"

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from mlfabric.model.specs import Layout, Mode, Role, RuleKind, RuleSpec, TensorKind, TensorSpec
 from mlfabric.network import up_link
 from mlfabric.protocol import (
     AppliedIds,
@@ -33,7 +34,6 @@ from mlfabric.protocol import (
     WorkerHolds,
 )
 from mlfabric.scheduler.records import MemberState
-from mlfabric.specs import Layout, Mode, Role, RuleKind, RuleSpec, TensorKind, TensorSpec
 from tests.scheduler.stage import (
     MS,
     SPEC,

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 import pytest
 
+from mlfabric.methods import all_reduce
 from mlfabric.network import down_link, up_link
+from mlfabric.planning import Shape
 from mlfabric.protocol import Instruction, Reduce, RoundArrived, RoundId
-from mlfabric.scheduler.modes import all_reduce
-from mlfabric.scheduler.planning import Shape
 
 from .stage import GIGABIT
 from .test_probing import PAUSE_MS, Computing

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlfabric.scheduler.pace import LOOKS, MOST_MISSED, Pace
-from mlfabric.scheduler.patience import (
+from mlfabric.scheduler.updates.pace import LOOKS, MOST_MISSED, Pace
+from mlfabric.scheduler.updates.patience import (
     EXPECTED_LATE_NS,
     NO_END_NS,
     Late,

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from mlfabric.model.specs import Layout, Member, ModelSpec, Role, TensorSpec
+from mlfabric.model.update_rules import MomentumAt, RuleSpec
 from mlfabric.protocol import HostModel, MemberJoined, MemberSilent, Refuse, RefuseReason, Welcome
-from mlfabric.rules import MomentumAt, RuleSpec
-from mlfabric.server.machine import machine_bytes
-from mlfabric.specs import Layout, Member, ModelSpec, Role, TensorSpec
+from mlfabric.server.machine_memory import machine_bytes
 
 from .stage import Stage, member
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 import pytest
 
+from mlfabric.methods import all_reduce
 from mlfabric.network import LinkId, down_link, up_link
 from mlfabric.protocol import (
     Instruction,
@@ -18,9 +19,8 @@ from mlfabric.protocol import (
     RoundArrived,
     RoundId,
 )
-from mlfabric.scheduler.metering import Meter
-from mlfabric.scheduler.modes import all_reduce
-from mlfabric.scheduler.probing import _SHARE
+from mlfabric.scheduler.meter import Meter
+from mlfabric.scheduler.rounds.probe_plans import _SHARE
 from mlfabric.scheduler.status import describe
 from mlfabric.telemetry import SchedulerMetrics
 

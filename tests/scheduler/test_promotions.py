@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from mlfabric.model.specs import Role, Term
 from mlfabric.protocol import (
     AppliedIds,
     Commit,
@@ -36,9 +37,8 @@ from mlfabric.protocol import (
     Void,
     Welcome,
 )
-from mlfabric.scheduler.promotions import LEAST_PATIENCE_NS
+from mlfabric.scheduler.followers.promotions import LEAST_PATIENCE_NS
 from mlfabric.scheduler.records import MemberState
-from mlfabric.specs import Role, Term
 from tests.scheduler.stage import SPEC, Stage, committed, ended, holds, member, push, update
 from tests.scheduler.test_replicas import TERM, commit, following, only, reported, seeded
 

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
+from mlfabric import planning
+from mlfabric.model.update_rules import MomentumAt, RuleKind, RuleSpec
 from mlfabric.network import Network, down_link
+from mlfabric.planning import Batch, FabricState, Plan
+from mlfabric.planning.problem import PlannerConfig
 from mlfabric.protocol import Replicate, Serve, TransferEnd
-from mlfabric.rules import MomentumAt, RuleKind, RuleSpec
-from mlfabric.scheduler import planning, pushes
-from mlfabric.scheduler.planning import Batch, FabricState, Plan
-from mlfabric.scheduler.planning.problem import PlannerConfig
+from mlfabric.scheduler.updates import pushes
 from tests.scheduler.stage import GIGABIT, LAYOUT, MS, SPEC, Stage, committed, ended, get, push, update
 from tests.scheduler.test_replicas import commit, only, seeded
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from mlfabric.model.specs import Role
+from mlfabric.model.update_rules import RuleKind, RuleSpec
 from mlfabric.protocol import (
     CommitsReported,
     Drop,
@@ -40,9 +42,7 @@ from mlfabric.protocol import (
     UpdateKind,
     Void,
 )
-from mlfabric.rules import RuleKind, RuleSpec
-from mlfabric.scheduler.replicas import Phase
-from mlfabric.specs import Role
+from mlfabric.scheduler.followers.replication_state import Phase
 from tests.scheduler.stage import SPEC, Stage, committed, ended, holds, member, push, update
 
 TERM = 1 << 20

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlfabric.scheduler.rhythm import Rhythm
+from mlfabric.scheduler.rounds.rhythm import Rhythm
 
 MS = 1_000_000
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from mlfabric.network import Network, down_link, up_link
+from mlfabric.planning import Shape
 from mlfabric.protocol import Peer, ReduceId, ReduceOp, ReducePart, ReduceRequested, RoundId
-from mlfabric.scheduler.planning import Shape
-from mlfabric.scheduler.round_links import RoundLinks
-from mlfabric.scheduler.running_round import RunningRound
+from mlfabric.scheduler.rounds.round_links import RoundLinks
+from mlfabric.scheduler.rounds.running_round import RunningRound
 
 SIZE = 1024
 FULL_BPS = 1000

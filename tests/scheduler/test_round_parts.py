@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from mlfabric.methods.trees import Trees
 from mlfabric.protocol import ReducePart
-from mlfabric.scheduler.modes.trees import Trees
-from mlfabric.scheduler.round_parts import parts_of
+from mlfabric.scheduler.rounds.round_parts import parts_of
 
 from .test_rounds import Team
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from mlfabric.scheduler.membership import Membership
-from mlfabric.scheduler.modes import all_reduce
-from mlfabric.scheduler.rounds import Rounds
+from mlfabric.methods import all_reduce
+from mlfabric.scheduler.members.membership import Membership
+from mlfabric.scheduler.rounds.round_table import Rounds
 from mlfabric.worker_daemon import actions as act
-from mlfabric.worker_daemon.reducing import Reducing
+from mlfabric.worker_daemon.open_reductions import Reducing
 
 from .round_storm import Storm
 

@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from mlfabric.methods import all_reduce
+from mlfabric.model.specs import Mode
 from mlfabric.network import up_link
 from mlfabric.protocol import (
     CancelReduce,
@@ -29,10 +31,8 @@ from mlfabric.protocol import (
     Tick,
     WorkerHolds,
 )
-from mlfabric.scheduler.metering import Meter
-from mlfabric.scheduler.modes import all_reduce
-from mlfabric.scheduler.rounds import MOST_BREAKS, Rounds
-from mlfabric.specs import Mode
+from mlfabric.scheduler.meter import Meter
+from mlfabric.scheduler.rounds.round_table import MOST_BREAKS, Rounds
 from mlfabric.telemetry import SchedulerMetrics
 
 from .stage import MS, SPEC, Stage, ticket

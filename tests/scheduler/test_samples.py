@@ -8,6 +8,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mlfabric.model.samples import SampleAccount, SampleCounts, Samples
 from mlfabric.protocol import (
     Commit,
     CommitsReported,
@@ -23,8 +24,7 @@ from mlfabric.protocol import (
     Tick,
     WorkerHolds,
 )
-from mlfabric.samples import SampleAccount, SampleCounts, Samples
-from mlfabric.scheduler.sample_status import SHOWN_RANGES, describe_samples
+from mlfabric.scheduler.samples.sample_status import SHOWN_RANGES, describe_samples
 from tests.scheduler.stage import SPEC, Stage, committed, holds, push, update
 
 SILENCE_MS = 2000.0

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from mlfabric.model.update_rules import RuleSpec, Schedule
 from mlfabric.network import Piece, Profile
 from mlfabric.protocol import Drop, DropReason, Expect, Send, Sum, SumId, Tick, TransferEnd, Void
-from mlfabric.rules import RuleSpec, Schedule
-from mlfabric.scheduler.pace import LOOKS, MOST_MISSED, Pace
 from mlfabric.scheduler.records import TornBy
+from mlfabric.scheduler.updates.pace import LOOKS, MOST_MISSED, Pace
 from tests.scheduler.stage import GIGABIT, MS, SPEC, Stage, committed, committed_together, ended, push, update
 
 pytestmark = pytest.mark.usefixtures("compiled_planner")

@@ -13,8 +13,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 import mlfabric
 from mlfabric import RefusedError, UsageError, wire
+from mlfabric.model.specs import Member, Role
 from mlfabric.scheduler.runner import SchedulerOptions
-from mlfabric.specs import Member, Role
 from mlfabric.v1 import fabric_pb2, session_pb2, types_pb2
 from tests.fabric.harness import Fabric, RawWorker, SchedulerThread, fabric, small_model, spec_of, wait_until
 

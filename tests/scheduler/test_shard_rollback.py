@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from mlfabric.model.specs import Mode
 from mlfabric.protocol import (
     Commit,
     CommitsReported,
@@ -24,7 +25,6 @@ from mlfabric.protocol import (
     Void,
     WorkerHolds,
 )
-from mlfabric.specs import Mode
 from mlfabric.worker_daemon import actions as act
 from mlfabric.worker_daemon.state import DaemonState
 from tests.scheduler.shard_stage import (

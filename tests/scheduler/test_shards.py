@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from mlfabric.model.specs import Mode
 from mlfabric.protocol import (
     CancelServe,
     Drop,
@@ -24,9 +25,8 @@ from mlfabric.protocol import (
     Void,
     Welcome,
 )
-from mlfabric.scheduler.metering import Meter
+from mlfabric.scheduler.meter import Meter
 from mlfabric.scheduler.status import describe
-from mlfabric.specs import Mode
 from mlfabric.telemetry import SchedulerMetrics
 from tests.scheduler.shard_stage import (
     CUT,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlfabric.scheduler.silence import (
+from mlfabric.scheduler.members.silence import (
     DOUBTFUL_TIMES,
     HALF_LIFE_NS,
     LEAST_HEARD,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mlfabric.protocol import TransferEnd
-from mlfabric.scheduler.metering import Meter
+from mlfabric.scheduler.meter import Meter
 from mlfabric.scheduler.status import describe
 from mlfabric.telemetry import SchedulerMetrics
 from tests.scheduler.stage import Stage, committed_together, ended, get, update

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlfabric.scheduler.succession import Coming, Succession
+from mlfabric.scheduler.updates.ingress_queue import Coming, Succession
 
 MS = 1_000_000
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from mlfabric.model.specs import Mode
 from mlfabric.protocol import (
     Expect,
     MemberLeft,
@@ -13,7 +14,6 @@ from mlfabric.protocol import (
     SumId,
     TransferEnd,
 )
-from mlfabric.specs import Mode
 from tests.scheduler.stage import (
     GIGABIT,
     SPEC,

@@ -6,6 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from mlfabric.model.specs import Mode, ModelSpec
+from mlfabric.model.stepping import member_coefficients
+from mlfabric.model.update_rules import RuleKind, RuleSpec
+from mlfabric.planning import Shape
 from mlfabric.protocol import (
     CancelSum,
     Expect,
@@ -18,11 +22,7 @@ from mlfabric.protocol import (
     UpdateId,
     Void,
 )
-from mlfabric.rules import RuleKind, RuleSpec
-from mlfabric.scheduler.planning import Shape
 from mlfabric.scheduler.records import TornBy
-from mlfabric.specs import Mode, ModelSpec
-from mlfabric.stepping import member_coefficients
 from tests.scheduler.stage import (
     GIGABIT,
     LAYOUT,

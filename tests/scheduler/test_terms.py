@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mlfabric.model.specs import NO_TERM, Role, Term
 from mlfabric.protocol import MemberJoined, Refuse, RefuseReason, TermShown, Tick, Welcome
 from mlfabric.protocol.lineage import name_of_epoch
+from mlfabric.scheduler.members.terms import Verdict, verdict
 from mlfabric.scheduler.runner import next_epoch
-from mlfabric.scheduler.terms import Verdict, verdict
-from mlfabric.specs import NO_TERM, Role, Term
 from tests.scheduler.stage import SPEC, Stage, member, push
 
 terms = st.builds(Term, st.integers(0, 3), st.integers(0, 3))

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from mlfabric.network import Network
-from mlfabric.scheduler.planning import Shape
-from mlfabric.scheduler.trust import Made, Trust
+from mlfabric.planning import Shape
+from mlfabric.scheduler.rounds.trust import Made, Trust
 
 
 def run(trust: Trust, rounds: int, stripes: Callable[[int], float], others: float, ring: float) -> tuple[int, float]:

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from mlfabric.methods import all_reduce
+from mlfabric.model.specs import Mode
 from mlfabric.protocol import MemberLost, MemberSilent, TransferEnd
-from mlfabric.scheduler.metering import Meter
-from mlfabric.scheduler.modes import all_reduce
+from mlfabric.scheduler.meter import Meter
 from mlfabric.scheduler.status import describe
 from mlfabric.scheduler.waits import Wait
-from mlfabric.specs import Mode
 from mlfabric.telemetry import SchedulerMetrics
 
 from .shard_stage import ShardStage, spec_of

@@ -11,12 +11,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mlfabric.scheduler import warming
+from mlfabric.scheduler import planner_warmup as warming
 
 SERVE = """
 import asyncio, sys
-from mlfabric.scheduler.planning import is_planner_compiled
-from mlfabric.scheduler.warming import warm_planner
+from mlfabric.planning import is_planner_compiled
+from mlfabric.scheduler.planner_warmup import warm_planner
 
 async def main():
     print(is_planner_compiled(), flush=True)
@@ -29,8 +29,8 @@ asyncio.run(main())
 """
 LOAD = """
 import asyncio
-from mlfabric.scheduler.planning import is_planner_loaded
-from mlfabric.scheduler.warming import warm_planner
+from mlfabric.planning import is_planner_loaded
+from mlfabric.scheduler.planner_warmup import warm_planner
 
 async def main():
     async with warm_planner():
@@ -53,7 +53,7 @@ def test_a_cold_planner_is_compiled_aside_and_its_compiler_ends_with_the_schedul
         assert scheduler.stdout.readline() == "False\n"
         assert scheduler.stdout.readline() == "serving\n"
         (compiler,) = wait_for_child(scheduler.pid)
-        assert "mlfabric.scheduler.planning.fluid" in compiler.cmdline()
+        assert "mlfabric.planning.fluid" in compiler.cmdline()
         scheduler.stdin.write("\n")
         scheduler.stdin.flush()
         assert scheduler.stdout.readline() == "stopped\n"

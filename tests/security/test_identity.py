@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlfabric.errors import ConfigError
+from mlfabric.model.specs import Role
 from mlfabric.security.identity import ROLES, Identity, identity_in
-from mlfabric.specs import Role
 
 WORKER = Identity(role="worker")
 OF_JOB = Identity(role="worker", job="resnet")

@@ -18,13 +18,13 @@ from prometheus_client import CollectorRegistry, Counter
 
 import mlfabric
 from mlfabric.channels import Direction, TransferRecord
+from mlfabric.model.specs import Mode
 from mlfabric.monitor.service import MonitorConfig, MonitorService
-from mlfabric.reporting import TransferReporter
 from mlfabric.security import Identity, Security
 from mlfabric.security.authority import certify
-from mlfabric.security.control import open_channel
+from mlfabric.security.secure_grpc import open_channel
 from mlfabric.security.tokens import token_at
-from mlfabric.specs import Mode
+from mlfabric.shell.reporting import TransferReporter
 from mlfabric.telemetry import MetricsPage
 from mlfabric.v1 import monitor_pb2, monitor_pb2_grpc
 from tests.fabric.harness import Fabric

@@ -25,7 +25,7 @@ PACKAGE = Path(mlfabric.__file__).parent
 UNPICKLERS = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "multiprocessing"}
 HARMLESS = {("pickle", "UnpicklingError")}
 """An error that torch.load raises for a file that is damaged."""
-AMONG_ITS_OWN = {"cli/fuzzing.py": ["from multiprocessing import get_context"]}
+AMONG_ITS_OWN = {"cli/fuzz_command.py": ["from multiprocessing import get_context"]}
 """Who talks by pickles with children of its own, over pipes that nobody else can open."""
 
 

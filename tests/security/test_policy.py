@@ -17,12 +17,12 @@ from mlfabric.cli.app import app
 from mlfabric.config import WorkerSettings
 from mlfabric.errors import ConfigError, UnavailableError
 from mlfabric.launch.fabric import FabricOptions, services
-from mlfabric.launch.status import StatusReader
+from mlfabric.launch.scheduler_status import StatusReader
 from mlfabric.launch.workers import JobOptions, worker_environment
 from mlfabric.monitor.service import MonitorConfig, MonitorService
-from mlfabric.reporting import TransferReporter
 from mlfabric.scheduler.runner import SchedulerOptions, SchedulerRunner
 from mlfabric.security import LOOPBACK, Security, is_loopback
+from mlfabric.shell.reporting import TransferReporter
 from mlfabric.telemetry import MetricsPage
 from tests.fabric.harness import small_model
 

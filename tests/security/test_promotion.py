@@ -12,7 +12,7 @@ import torch
 import mlfabric
 from mlfabric.channels import TcpOptions
 from mlfabric.protocol import Committed, ModelVersion
-from mlfabric.scheduler.replica_sending import Phase
+from mlfabric.scheduler.followers.replica_sending import Phase
 from mlfabric.security import Identity, Security
 from mlfabric.security.authority import certify
 from tests.fabric.harness import Fabric, wait_until

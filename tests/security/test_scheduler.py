@@ -15,10 +15,10 @@ import mlfabric
 from mlfabric import Committed, wire
 from mlfabric.channels import TcpOptions
 from mlfabric.errors import RefusedError
+from mlfabric.model.specs import Member, Role, Term
 from mlfabric.protocol import GetId, GetRequested, ModelVersion, WorkerHolds
 from mlfabric.security import ROLES, Identity, Security
 from mlfabric.security.authority import certify
-from mlfabric.specs import Member, Role, Term
 from mlfabric.v1 import fabric_pb2 as pb
 from tests.fabric.harness import Fabric, fabric, small_model, spec_of, wait_until
 from tests.security.conftest import Caller, worker_settings

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from mlfabric.server.rules import NotFinite, StepResult
+from mlfabric.model.specs import Layout, ModelSpec, RuleSpec, TensorKind, TensorSpec
+from mlfabric.server.rule_kernels import NotFinite, StepResult
 from mlfabric.server.store import ModelStore
-from mlfabric.specs import Layout, ModelSpec, RuleSpec, TensorKind, TensorSpec
 
 
 def layout_of(dtype: str = "float32") -> Layout:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from mlfabric.model.samples import Samples
+from mlfabric.model.specs import Layout, Mode, ModelSpec, RuleSpec, TensorSpec
 from mlfabric.protocol import (
     Commit,
     CommitsReported,
@@ -26,11 +28,9 @@ from mlfabric.protocol import (
     UpdateKind,
     Void,
 )
-from mlfabric.samples import Samples
 from mlfabric.server import actions as act
 from mlfabric.server.hosted import HostedModel
 from mlfabric.server.state import ServerConfig, ServerState
-from mlfabric.specs import Layout, Mode, ModelSpec, RuleSpec, TensorSpec
 from tests.bare import Scene
 
 LAYOUT = Layout((TensorSpec(name="w", shape=(4,), dtype="float32"),))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlfabric.offers import TransferState
+from mlfabric.model.specs import Mode
 from mlfabric.protocol import (
     CommitsReported,
     Committed,
@@ -20,7 +20,7 @@ from mlfabric.protocol import (
     UpdateId,
 )
 from mlfabric.server import actions as act
-from mlfabric.specs import Mode
+from mlfabric.transfer.offers import TransferState
 from tests.server.stage import Stage, expect, expect_sum, member, offer, update, void
 
 UPDATES = [update(worker, counter) for worker in "abc" for counter in range(2)]

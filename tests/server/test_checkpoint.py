@@ -18,10 +18,10 @@ import pytest
 import torch
 
 from mlfabric.errors import ConfigError, FabricError, LayoutError, UsageError
+from mlfabric.model.specs import Layout, ModelSpec, MomentumAt, RuleKind, RuleSpec, Schedule, TensorKind, TensorSpec
 from mlfabric.server.checkpoint import CheckpointDir, CheckpointExtra, load
-from mlfabric.server.rules import StepResult
+from mlfabric.server.rule_kernels import StepResult
 from mlfabric.server.store import ModelStore
-from mlfabric.specs import Layout, ModelSpec, MomentumAt, RuleKind, RuleSpec, Schedule, TensorKind, TensorSpec
 from tests.server import models
 from tests.server.models import assert_same, step
 
@@ -295,7 +295,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from mlfabric.server.checkpoint import CheckpointDir, CheckpointExtra
 from mlfabric.server.store import ModelStore
-from mlfabric.specs import Layout, ModelSpec, TensorSpec
+from mlfabric.model.specs import Layout, ModelSpec, TensorSpec
 
 spec = ModelSpec(name="net", layout=Layout((TensorSpec(name="w", shape=(1_000_000,), dtype="float32"),)))
 store = ModelStore(spec)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from mlfabric.epochs import begin_epoch, last_epoch, note_epoch
 from mlfabric.errors import FabricError
+from mlfabric.model.specs import Layout, ModelSpec, RuleSpec, TensorSpec
 from mlfabric.protocol import DropReason, Expected, ModelVersion, UpdateId
 from mlfabric.server.checkpoint import CheckpointDir, CheckpointExtra
 from mlfabric.server.gate import Gate
 from mlfabric.server.resume import extra_of, resume
 from mlfabric.server.store import ModelStore
-from mlfabric.specs import Layout, ModelSpec, RuleSpec, TensorSpec
+from mlfabric.shell.epochs import begin_epoch, last_epoch, note_epoch
 
 SPEC = ModelSpec(name="m/1", layout=Layout((TensorSpec(name="w", shape=(2,), dtype="float32"),)), rule=RuleSpec(lr=0.1))
 

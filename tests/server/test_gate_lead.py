@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mlfabric.model.specs import Layout, ModelSpec, MomentumAt, TensorKind, TensorSpec
+from mlfabric.model.update_rules import RuleKind, RuleSpec
 from mlfabric.protocol import (
     Drop,
     DropReason,
     HeldBack,
     Unfollowed,
 )
-from mlfabric.rules import RuleKind, RuleSpec
 from mlfabric.server import actions as act
 from mlfabric.server.gate_lead import LeadGate
-from mlfabric.specs import Layout, ModelSpec, MomentumAt, TensorKind, TensorSpec
 from tests.server.stage import SPEC, Stage, commit, followed, member, update
 
 

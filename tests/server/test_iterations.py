@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from mlfabric.model.specs import Mode
 from mlfabric.protocol import (
     Committed,
     Drop,
@@ -16,7 +17,6 @@ from mlfabric.protocol import (
     UpdateKind,
 )
 from mlfabric.server import actions as act
-from mlfabric.specs import Mode
 from tests.server.stage import (
     SIZE,
     Stage,

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from mlfabric.model.specs import Mode
+from mlfabric.model.update_rules import RuleKind, RuleSpec
 from mlfabric.protocol import (
     AppliedIds,
     Expect,
@@ -24,11 +26,9 @@ from mlfabric.protocol import (
     UpdateKind,
     Void,
 )
-from mlfabric.rules import RuleKind, RuleSpec
 from mlfabric.server import actions as act
 from mlfabric.server.replica_actions import ApplyPrefix, Part, PlantSeed, PrefixApplied, PrefixRefused, SeedPlanted
 from mlfabric.server.replica_state import ReplicaState
-from mlfabric.specs import Mode
 from tests.bare import Scene
 from tests.server import stage as on_stage
 from tests.server.stage import SIZE, SPEC, commit, member, offer, update

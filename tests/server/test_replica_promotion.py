@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from mlfabric.model.samples import Samples
 from mlfabric.protocol import AppliedIds, Commit, GroupOf, Logged, ModelVersion, Promote, ServerHolds, UpdateKind
-from mlfabric.samples import Samples
 from mlfabric.server import actions as act
 from mlfabric.server.replica_actions import ApplyPrefix, PrefixApplied, PrefixRefused, TakeOver
 from tests.server import stage as on_stage

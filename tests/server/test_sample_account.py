@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from mlfabric.errors import FabricError
+from mlfabric.model.samples import NO_SAMPLES, SampleCounts, Samples
 from mlfabric.protocol import DropReason, ModelVersion, NoteDropped, SumId
-from mlfabric.samples import NO_SAMPLES, SampleCounts, Samples
 from mlfabric.server import actions as act
 from mlfabric.server import commit_log
 from mlfabric.server.checkpoint import CheckpointDir

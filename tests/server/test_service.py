@@ -12,7 +12,7 @@ import pytest
 from mlfabric import ServerOptions, register_as_server
 from mlfabric.channels import Frame, FrameKind, TcpOptions
 from mlfabric.errors import FabricError, UsageError
-from mlfabric.specs import RuleSpec
+from mlfabric.model.specs import RuleSpec
 from mlfabric.v1 import data_pb2, session_pb2, types_pb2
 from tests.fabric.harness import Fabric, Line, RawWorker, fabric, small_model, wait_until
 
@@ -201,7 +201,7 @@ def test_the_same_update_sent_twice_is_applied_once(raw: RawWorker, running: Fab
 
 
 def test_an_offer_that_nobody_announced_is_refused_in_the_end(raw: RawWorker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mlfabric.offers.EARLY_WAIT_NS", 50_000_000)
+    monkeypatch.setattr("mlfabric.transfer.offers.EARLY_WAIT_NS", 50_000_000)
     send = ask(raw)
     send.ticket = b"f" * 16
     answer = raw.offer(send).receive()

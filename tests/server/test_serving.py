@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from mlfabric.offers import UNCLAIMED_NS
+from mlfabric.model.specs import RuleKind
 from mlfabric.protocol import CancelServe, TransferEnd
 from mlfabric.server import actions as act
-from mlfabric.specs import RuleKind
+from mlfabric.transfer.offers import UNCLAIMED_NS
 from tests.server.models import spec_of, step, store_of
 from tests.server.stage import (
     SIZE,

@@ -9,8 +9,8 @@ import torch
 from mlfabric import ServerOptions, Worker
 from mlfabric.channels import Frame, FrameKind
 from mlfabric.errors import UsageError
+from mlfabric.model.specs import RuleSpec
 from mlfabric.protocol import GetId, GetRequested, ModelVersion
-from mlfabric.specs import RuleSpec
 from mlfabric.v1 import data_pb2, types_pb2
 from tests.fabric.harness import Fabric, Line, RawWorker, fabric, wait_until
 

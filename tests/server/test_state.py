@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from mlfabric.offers import EARLY_WAIT_NS, UNCLAIMED_NS
 from mlfabric.protocol import (
     Dropped,
     DropReason,
@@ -18,6 +17,7 @@ from mlfabric.protocol import (
 )
 from mlfabric.server import actions as act
 from mlfabric.server.state import ServerConfig, ServerState
+from mlfabric.transfer.offers import EARLY_WAIT_NS, UNCLAIMED_NS
 from tests.bare import bare
 from tests.server.stage import (
     LAYOUT,

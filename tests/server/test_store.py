@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from mlfabric.errors import LayoutError, RefusedError, UsageError
-from mlfabric.server.rules import NotFinite, StepResult
+from mlfabric.model.specs import Layout, TensorKind, TensorSpec
+from mlfabric.server.rule_kernels import NotFinite, StepResult
 from mlfabric.server.store import ModelStore
-from mlfabric.specs import Layout, TensorKind, TensorSpec
 from tests.server.models import bytes_of, draw, image_of, layout_of, spec_of, step, store_of, weights_of
 
 # Trajectories

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlfabric.errors import ConfigError, LayoutError, UsageError
-from mlfabric.rules import MomentumAt, RuleKind, RuleSpec
-from mlfabric.server.rules import NotFinite, StepResult
+from mlfabric.model.specs import Layout, ModelSpec, TensorKind
+from mlfabric.model.stepping import Coefficients, member_coefficients
+from mlfabric.model.update_rules import MomentumAt, RuleKind, RuleSpec
+from mlfabric.server.rule_kernels import NotFinite, StepResult
 from mlfabric.server.store import ModelStore, PreparedStep
-from mlfabric.specs import Layout, ModelSpec, TensorKind
-from mlfabric.stepping import Coefficients, member_coefficients
 from tests.server.models import bytes_of, draw, image_of, layout_of, step, store_of, weights_of
 
 Tensors = dict[str, torch.Tensor]

@@ -15,10 +15,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from mlfabric.rules import RuleKind
-from mlfabric.server.rules import StepResult
+from mlfabric.model.specs import Layout, TensorSpec
+from mlfabric.model.update_rules import RuleKind
+from mlfabric.server.rule_kernels import StepResult
 from mlfabric.server.store import Held, ModelStore
-from mlfabric.specs import Layout, TensorSpec
 from tests.server.models import bytes_of, draw, image_of, layout_of, spec_of, step, store_of
 
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from mlfabric.model.specs import Layout, ModelSpec, TensorSpec
+from mlfabric.model.update_rules import RuleKind
 from mlfabric.protocol import GetId, ModelVersion, SumId, TransferId, UpdateId
-from mlfabric.rules import RuleKind
 from mlfabric.server import actions as act
-from mlfabric.server.adding import add_up, is_finite
+from mlfabric.server.iteration_sum import add_up, is_finite
 from mlfabric.server.stores import Stores
-from mlfabric.specs import Layout, ModelSpec, TensorSpec
 from tests.server.models import draw, image_of, layout_of, spec_of, store_of, weights_of
 
 A, B, C = (UpdateId(name, 1, 0) for name in "abc")

@@ -6,10 +6,10 @@ import math
 
 import pytest
 
-from mlfabric.offers import UNCLAIMED_NS
+from mlfabric.model.specs import RuleKind
 from mlfabric.protocol import Dropped, DropReason, ModelVersion, SumId, TransferEnd, UpdateKind
 from mlfabric.server import actions as act
-from mlfabric.specs import RuleKind
+from mlfabric.transfer.offers import UNCLAIMED_NS
 from tests.server.stage import (
     LAYOUT,
     SIZE,

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from mlfabric import ServerOptions, wire
-from mlfabric.background import Background
 from mlfabric.channels import Frame, FrameKind
+from mlfabric.model.specs import Layout, Mode, ModelSpec, RuleSpec, TensorSpec
 from mlfabric.protocol import (
     Commit,
     Instruction,
@@ -26,7 +26,7 @@ from mlfabric.protocol import (
 )
 from mlfabric.server.callbacks import ModelView
 from mlfabric.server.service import ServerService
-from mlfabric.specs import Layout, Mode, ModelSpec, RuleSpec, TensorSpec
+from mlfabric.shell.background import Background
 from mlfabric.telemetry import ServerMetrics
 from mlfabric.v1 import data_pb2
 from tests.fabric.harness import Line, wait_until

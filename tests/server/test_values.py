@@ -8,14 +8,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlfabric.rules import RuleKind, RuleSpec
-from mlfabric.server.adding import add_up
+from mlfabric.model.specs import Layout, ModelSpec, TensorKind, TensorSpec
+from mlfabric.model.update_rules import RuleKind, RuleSpec
 from mlfabric.server.checkpoint import CheckpointDir, CheckpointExtra, load
-from mlfabric.server.rules import NotFinite, StepResult
-from mlfabric.server.seeding import packed, planted
+from mlfabric.server.iteration_sum import add_up
+from mlfabric.server.rule_kernels import NotFinite, StepResult
+from mlfabric.server.seeds import packed, planted
 from mlfabric.server.store import ModelStore
 from mlfabric.server.value_kernels import MeanKernel
-from mlfabric.specs import Layout, ModelSpec, TensorKind, TensorSpec
 from tests.server.models import bytes_of, image_of, weights_of
 
 BIG = 2**53 + 1  # no float64

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mlfabric.scheduler.planning import warm_up
+from mlfabric.planning import warm_up
 from tests.validated import every_plan_is_validated
 
 __all__ = ["every_plan_is_validated", "planner"]

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mlfabric.model.specs import RuleSpec
 from mlfabric.network import down_link, up_link
 from mlfabric.protocol import (
     Committed,
@@ -28,7 +29,6 @@ from mlfabric.simulator.lines import Connection, End, Stream
 from mlfabric.simulator.processes import Process
 from mlfabric.simulator.witness import Truth, Witness
 from mlfabric.simulator.world import World
-from mlfabric.specs import RuleSpec
 
 MS = 1_000_000
 NEAR, FAR = Process("near", "a"), Process("far", "s")

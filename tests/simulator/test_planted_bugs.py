@@ -8,27 +8,27 @@ from typing import Any
 
 import pytest
 
-from mlfabric.aggregator.sums import Sums
+from mlfabric.aggregator.aggregator_sums import Sums
+from mlfabric.model.specs import Mode
+from mlfabric.model.stepping import Coefficients
 from mlfabric.protocol import HostModel, TransferEnd, UpdateId, UpdateKind
-from mlfabric.scheduler.membership import Membership
-from mlfabric.scheduler.push_ends import PushEnds
-from mlfabric.scheduler.push_table import PushTable
-from mlfabric.scheduler.pushes import Pushes
-from mlfabric.scheduler.sequencing import Sequencing
-from mlfabric.scheduler.summing import Summing
+from mlfabric.scheduler.members.membership import Membership
+from mlfabric.scheduler.updates.commit_order import Sequencing
+from mlfabric.scheduler.updates.push_ends import PushEnds
+from mlfabric.scheduler.updates.push_table import PushTable
+from mlfabric.scheduler.updates.pushes import Pushes
+from mlfabric.scheduler.updates.sum_dispatch import Summing
 from mlfabric.server.applied import AppliedSet
-from mlfabric.server.granting import grants
+from mlfabric.server.expected_transfers import Incoming
+from mlfabric.server.grants import grants
 from mlfabric.server.hosted import HostedModel
-from mlfabric.server.incoming import Incoming
-from mlfabric.server.serving import Servings
+from mlfabric.server.served_models import Servings
 from mlfabric.simulator import FaultRates, Simulation, SimulationConfig
 from mlfabric.simulator.config import MOMENTUM, PLAIN
 from mlfabric.simulator.payloads import Adding
 from mlfabric.simulator.worker import SimulatedWorker
-from mlfabric.specs import Mode
-from mlfabric.stepping import Coefficients
 from mlfabric.worker_daemon import actions as act
-from mlfabric.worker_daemon.getting import Getting
+from mlfabric.worker_daemon.open_gets import Getting
 
 SEEDS = 150
 

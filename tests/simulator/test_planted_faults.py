@@ -15,7 +15,7 @@ from mlfabric.simulator import FaultRates, Simulation, SimulationConfig, Summary
 from mlfabric.simulator.double import Checkpoint
 from mlfabric.simulator.scheduler import SimulatedScheduler
 from mlfabric.simulator.worker import SimulatedWorker
-from mlfabric.worker_daemon.pushing import Pushing
+from mlfabric.worker_daemon.open_pushes import Pushing
 from tests.simulator.test_planted_bugs import caught
 
 

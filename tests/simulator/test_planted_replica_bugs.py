@@ -6,14 +6,14 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from mlfabric.rules import RuleSpec
-from mlfabric.scheduler.replicas import Replication
+from mlfabric.model.specs import Mode
+from mlfabric.model.update_rules import RuleSpec
+from mlfabric.scheduler.followers.replication_state import Replication
 from mlfabric.server.gate_lead import LeadGate
 from mlfabric.server.replica import ReplicaModel
 from mlfabric.simulator import SimulationConfig
 from mlfabric.simulator.config import MOMENTUM
-from mlfabric.specs import Mode
-from mlfabric.worker_daemon.keeping import Keeping
+from mlfabric.worker_daemon.kept_updates import Keeping
 from tests.simulator.test_planted_bugs import caught
 
 

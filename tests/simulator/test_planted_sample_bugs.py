@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from mlfabric.samples import SampleAccount
-from mlfabric.scheduler.push_table import PushTable
-from mlfabric.scheduler.sampling import ModelSamples
+from mlfabric.model.samples import SampleAccount
+from mlfabric.scheduler.samples.sample_table import ModelSamples
+from mlfabric.scheduler.updates.push_table import PushTable
 from mlfabric.server.replica import ReplicaModel
 from mlfabric.simulator import SimulationConfig
 from mlfabric.worker_daemon.state import DaemonState

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from mlfabric.scheduler import replicas
-from mlfabric.scheduler.promotions import Promotions
-from mlfabric.scheduler.push_ends import PushEnds
+from mlfabric.model.specs import Mode
+from mlfabric.scheduler.followers import replication_state as replicas
+from mlfabric.scheduler.followers.promotions import Promotions
+from mlfabric.scheduler.updates.push_ends import PushEnds
 from mlfabric.simulator import Simulation, SimulationConfig
-from mlfabric.specs import Mode
 from mlfabric.worker_daemon.state import DaemonState
 from tests.simulator.test_planted_bugs import caught
 

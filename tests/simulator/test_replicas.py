@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from mlfabric.rules import RuleKind, RuleSpec
+from mlfabric.model.specs import Mode
+from mlfabric.model.update_rules import RuleKind, RuleSpec
 from mlfabric.simulator import CALM, WITH_REPLICAS, Simulation, SimulationConfig
-from mlfabric.specs import Mode
 
 EVENTS = 2000
 MODES = [Mode.ASYNCHRONOUS, Mode.SYNCHRONOUS, Mode.STALE_SYNCHRONOUS]

@@ -7,16 +7,16 @@ from dataclasses import replace
 
 import pytest
 
+from mlfabric.model.specs import Mode
+from mlfabric.planning import Shape
 from mlfabric.protocol import Committed, Dropped, DropReason, Prepared
-from mlfabric.scheduler.planning import Shape
-from mlfabric.scheduler.shard_gets import ShardGets
-from mlfabric.scheduler.shard_levels import ShardLevels
-from mlfabric.scheduler.shard_table import ShardTable
-from mlfabric.scheduler.shard_units import ShardUnits, Stage
+from mlfabric.scheduler.shards.shard_gets import ShardGets
+from mlfabric.scheduler.shards.shard_levels import ShardLevels
+from mlfabric.scheduler.shards.shard_table import ShardTable
+from mlfabric.scheduler.shards.shard_units import ShardUnits, Stage
 from mlfabric.server.shard import ShardModel
 from mlfabric.simulator import CALM, FaultRates, Simulation, SimulationConfig
 from mlfabric.simulator.part_witness import PartWitness
-from mlfabric.specs import Mode
 
 EVENTS = 1500
 MODES = [Mode.ASYNCHRONOUS, Mode.SYNCHRONOUS, Mode.STALE_SYNCHRONOUS]

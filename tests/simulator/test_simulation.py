@@ -10,13 +10,13 @@ from dataclasses import replace
 
 import pytest
 
+from mlfabric.model.specs import Mode
 from mlfabric.network import down_link
 from mlfabric.protocol import DropReason, UpdateKind
-from mlfabric.server.serving import Servings
+from mlfabric.server.served_models import Servings
 from mlfabric.simulator import CALM, STORMY, Simulation, SimulationConfig
 from mlfabric.simulator.witness import Witness
 from mlfabric.simulator.worker import SimulatedWorker
-from mlfabric.specs import Mode
 
 EVENTS = 2000
 MODES = [Mode.ASYNCHRONOUS, Mode.SYNCHRONOUS, Mode.STALE_SYNCHRONOUS]

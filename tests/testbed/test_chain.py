@@ -16,10 +16,10 @@ from benchmarks import chain
 from benchmarks.chain import Follower
 from mlfabric.channels import TcpChannel, TcpOptions
 from mlfabric.errors import UnavailableError
-from mlfabric.scheduler.planning import warm_up
+from mlfabric.model.specs import Mode
+from mlfabric.planning import warm_up
 from mlfabric.server.actions import InstallInitial
 from mlfabric.server.stores import Stores
-from mlfabric.specs import Mode
 from tests.fabric.harness import Fabric, wait_until
 from tests.fabric.replicas import RULES, Trainer, at_version, held_by, trainers
 from tests.server.stage import SPEC, update

@@ -7,7 +7,7 @@ import numpy as np
 from benchmarks.testbed.forwarding import ForwardingFile, by_rate
 from benchmarks.testbed.runs import Forwarded, WorkerLog
 from benchmarks.testbed.spec import ForwardedByRate
-from mlfabric.telemetry.forwarding import note_forwarding
+from mlfabric.telemetry.forwarding_log import note_forwarding
 from mlfabric.twin.settings import Direction
 
 

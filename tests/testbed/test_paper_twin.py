@@ -10,7 +10,7 @@ from benchmarks.testbed.comparing import Measured
 from benchmarks.testbed.predicting import WAYS, cluster_of_run, predict, predictions
 from benchmarks.testbed.results import Results
 from benchmarks.testbed.twin_row import judged, twin
-from mlfabric.scheduler.planning import warm_up
+from mlfabric.planning import warm_up
 from mlfabric.twin.cluster import Monitoring
 from tests.testbed.digits import needs_digits
 from tests.testbed.made_up import SPEC, result_for, run_of

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from mlfabric.model.samples import SampleCounts
 from mlfabric.protocol import MemberLeft, SamplesDropped, SamplesReported, SamplesWanted, UpdateId
-from mlfabric.samples import SampleCounts
 from mlfabric.scheduler.state import SchedulerState
 from tests.scheduler.stage import Stage, committed, push
 from tests.transcripts.transcript import Transcript

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from mlfabric.aggregator.state import AggregatorState
+from mlfabric.model.specs import Mode
 from mlfabric.network import up_link
 from mlfabric.protocol import JobClaim, LinkRate, LinksReported, Resume
 from mlfabric.scheduler.state import SchedulerState
@@ -14,7 +15,6 @@ from mlfabric.server.replica_state import ReplicaState
 from mlfabric.server.state import ServerState
 from mlfabric.simulator.config import FaultRates
 from mlfabric.simulator.server import SimulatedServer
-from mlfabric.specs import Mode
 from mlfabric.worker_daemon.state import DaemonState
 from tests.transcripts.all_reduce import all_reduce
 from tests.transcripts.fabric import MS, StillFabric

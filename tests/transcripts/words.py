@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from typing import Any
 
+from mlfabric.model.specs import Member, ModelSpec
 from mlfabric.protocol import (
     Commit,
     GetId,
@@ -26,8 +27,7 @@ from mlfabric.protocol import (
     UpdateId,
 )
 from mlfabric.scheduler.context import SEQ_BITS
-from mlfabric.scheduler.replica_sending import TERM_BITS
-from mlfabric.specs import Member, ModelSpec
+from mlfabric.scheduler.followers.replica_sending import TERM_BITS
 
 __all__ = ["Words"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mlfabric.scheduler.planning import warm_up
+from mlfabric.planning import warm_up
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlfabric.errors import ConfigError
-from mlfabric.specs import Mode
+from mlfabric.model.specs import Mode
 from mlfabric.twin.advise import Advice, Option, Prediction, Verdict, advise, replica_bound, value_of_an_update
 from mlfabric.twin.cluster import Cluster
 from tests.twin.clusters import cluster_of

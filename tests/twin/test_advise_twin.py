@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mlfabric.cli.app import app
-from mlfabric.specs import Mode
+from mlfabric.model.specs import Mode
 from mlfabric.twin.advise import Verdict, advise
 from mlfabric.twin.cluster import Compute
 from mlfabric.twin.run import predict

@@ -9,10 +9,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from mlfabric.model.specs import Mode
 from mlfabric.network import down_link, up_link
-from mlfabric.scheduler.probing import Probing
-from mlfabric.scheduler.rhythm import Rhythm
-from mlfabric.specs import Mode
+from mlfabric.scheduler.rounds.probe_plans import Probing
+from mlfabric.scheduler.rounds.rhythm import Rhythm
 from mlfabric.twin import fabric_rounds
 from mlfabric.twin.cluster import Compute, Host, Monitoring
 from mlfabric.twin.fabric_rounds import FabricRounds
@@ -122,7 +122,7 @@ def test_a_run_loads_the_planner_itself() -> None:
     """A planner that is not loaded plans neither stripes nor sums, and the twin would say that AllReduce is slow."""
     cluster = cluster_of(workers=8, mode=Mode.ALL_REDUCE, iterations=3, seed=1)
     program = (
-        "from mlfabric.specs import Mode; from mlfabric.twin.run import simulate; "
+        "from mlfabric.model.specs import Mode; from mlfabric.twin.run import simulate; "
         "from tests.twin.clusters import cluster_of; "
         "print(simulate(cluster_of(workers=8, mode=Mode.ALL_REDUCE, iterations=3, seed=1)).mean_iteration_s)"
     )

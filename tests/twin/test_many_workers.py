@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import twin as benchmark
+from mlfabric.model.specs import Mode
 from mlfabric.network import Piece, Profile, down_link, up_link
-from mlfabric.scheduler.planning import paced_rate
-from mlfabric.specs import Mode
+from mlfabric.planning import paced_rate
 from mlfabric.twin import planned
 from mlfabric.twin.cluster import Cluster
 from mlfabric.twin.planned import Planner

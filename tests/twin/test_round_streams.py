@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from mlfabric.scheduler.modes.all_reduce import Shaped
-from mlfabric.scheduler.modes.trees import Trees
-from mlfabric.scheduler.planning import Shape
+from mlfabric.methods.all_reduce import Shaped
+from mlfabric.methods.trees import Trees
+from mlfabric.planning import Shape
 from mlfabric.twin.flow_kernel import CUT, INPUT, Column
 from mlfabric.twin.round_streams import MOST_IN_CHAINS, round_streams
 from tests.twin.clusters import cluster_of

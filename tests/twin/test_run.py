@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from mlfabric.model.specs import Mode
 from mlfabric.simulator import CALM, Simulation, SimulationConfig
-from mlfabric.specs import Mode
 from mlfabric.twin import fabric_rounds
 from mlfabric.twin.closed_forms import ring_share
 from mlfabric.twin.cluster import Compute, Monitoring, Spread

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from mlfabric.model.specs import Mode
 from mlfabric.network import Piece, Profile
-from mlfabric.specs import Mode
 from mlfabric.twin import planned, sequencing
 from mlfabric.twin.cluster import Compute, Host
 from mlfabric.twin.groups import Group, Leg, Update

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlfabric.errors import ConfigError
-from mlfabric.specs import Mode
+from mlfabric.model.specs import Mode
 from mlfabric.twin.cluster import Spread
 from mlfabric.twin.settings import Direction
 from mlfabric.twin.trace import Progress, parse_trace

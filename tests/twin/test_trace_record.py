@@ -15,11 +15,11 @@ import torch
 
 import mlfabric
 from mlfabric.channels import TcpOptions
-from mlfabric.cli.recording import Recorder, read_trace, record_fabric
+from mlfabric.cli.record_command import Recorder, read_trace, record_fabric
 from mlfabric.config import WorkerSettings
 from mlfabric.errors import ConfigError, UsageError
-from mlfabric.launch.status import StatusReader
-from mlfabric.specs import Mode
+from mlfabric.launch.scheduler_status import StatusReader
+from mlfabric.model.specs import Mode
 from mlfabric.twin.run import simulate
 from mlfabric.twin.settings import Direction
 from mlfabric.twin.trace import Trace

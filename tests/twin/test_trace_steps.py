@@ -20,7 +20,7 @@ from mlfabric.protocol import (
     TransferEnded,
     UpdateId,
 )
-from mlfabric.scheduler.steps import KEEP_STEPS, StepTimes
+from mlfabric.scheduler.members.compute_times import KEEP_STEPS, StepTimes
 
 MS = 1_000_000
 

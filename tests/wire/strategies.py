@@ -13,18 +13,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from mlfabric.protocol import (
-    Following,
-    Instruction,
-    JobClaim,
-    MemberEvent,
-    Outcome,
-    ServerHolds,
-    TransferEnded,
-    UpdateId,
-    Welcome,
-)
-from mlfabric.specs import (
+from mlfabric.model.specs import (
     COUNTER_BYTES,
     DTYPE_BYTES,
     Layout,
@@ -37,6 +26,17 @@ from mlfabric.specs import (
     Schedule,
     TensorKind,
     TensorSpec,
+)
+from mlfabric.protocol import (
+    Following,
+    Instruction,
+    JobClaim,
+    MemberEvent,
+    Outcome,
+    ServerHolds,
+    TransferEnded,
+    UpdateId,
+    Welcome,
 )
 from mlfabric.v1 import data_pb2, fabric_pb2, session_pb2, types_pb2
 from mlfabric.wire.field_limits import LIMITS, Limit

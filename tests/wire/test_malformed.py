@@ -15,18 +15,18 @@ from hypothesis import strategies as st
 
 from mlfabric import wire
 from mlfabric.errors import UsageError
+from mlfabric.model.samples import MOST_RANGES
+from mlfabric.model.specs import (
+    Layout,
+    ModelSpec,
+    TensorSpec,
+)
 from mlfabric.protocol import (
     Initialise,
     Refuse,
     RefuseReason,
     Tick,
     Void,
-)
-from mlfabric.samples import MOST_RANGES
-from mlfabric.specs import (
-    Layout,
-    ModelSpec,
-    TensorSpec,
 )
 from mlfabric.v1 import fabric_pb2, session_pb2, types_pb2
 from mlfabric.wire.field_limits import ADDED, LIMITS, REFUSED, ZERO_IS_DEFAULT

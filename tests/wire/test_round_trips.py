@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlfabric import wire
+from mlfabric.model.specs import Member
 from mlfabric.protocol import GetId, MemberLeft, ModelVersion, Outcome, UpdateId, Welcome
-from mlfabric.specs import Member
 from tests.wire.strategies import (
     ME,
     claims,

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from mlfabric.model.samples import Samples
 from mlfabric.protocol import ModelVersion, Outcome, ReduceOp, SamplesGranted, SamplesWanted, Welcome
-from mlfabric.samples import Samples
 from mlfabric.worker_daemon.attempts import ReduceBuffers
-from mlfabric.worker_daemon.sending import GivenUpError, Growth, Parcel
+from mlfabric.worker_daemon.data_attempts import GivenUpError, Growth, Parcel
 from mlfabric.worker_daemon.tensors import ModelTensors
 from mlfabric.worker_daemon.thread import ThreadDaemon
 from mlfabric.worker_daemon.worker import Worker

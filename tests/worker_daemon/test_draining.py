@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from mlfabric.config import WorkerSettings
-from mlfabric.worker_daemon.draining import drain_on_sigterm
+from mlfabric.worker_daemon.sigterm import drain_on_sigterm
 
 
 @pytest.fixture(autouse=True)

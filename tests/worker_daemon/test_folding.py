@@ -10,15 +10,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mlfabric.model.specs import Layout, ModelSpec, TensorKind, TensorSpec
+from mlfabric.model.stepping import member_coefficients
+from mlfabric.model.update_rules import MomentumAt, RuleSpec
 from mlfabric.protocol import ModelVersion, SumId, TransferId, UpdateId
-from mlfabric.rules import MomentumAt, RuleSpec
-from mlfabric.server.adding import add_up
+from mlfabric.server.iteration_sum import add_up
 from mlfabric.server.replica_actions import ApplyPrefix, Part
 from mlfabric.server.replica_steps import apply_prefix
 from mlfabric.server.store import ModelStore
-from mlfabric.specs import Layout, ModelSpec, TensorKind, TensorSpec
-from mlfabric.stepping import member_coefficients
-from mlfabric.worker_daemon.folding import fold_into
+from mlfabric.worker_daemon.kept_bytes import fold_into
 from tests.server.models import weights_of
 
 LAYOUT = Layout(

@@ -9,7 +9,7 @@ import torch
 
 import mlfabric
 from mlfabric.errors import LayoutError, UsageError
-from mlfabric.rules import MomentumAt, RuleSpec
+from mlfabric.model.update_rules import MomentumAt, RuleSpec
 from tests.fabric.harness import Fabric, fabric
 
 

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlfabric.errors import LayoutError
+from mlfabric.model.update_rules import MomentumAt, RuleSpec
 from mlfabric.protocol import Committed, Dropped, DropReason, ModelVersion
-from mlfabric.rules import MomentumAt, RuleSpec
-from mlfabric.worker_daemon import growing
-from mlfabric.worker_daemon.growing import GrowingUpdate, Times, Timing
-from mlfabric.worker_daemon.shaping import Shaping
+from mlfabric.worker_daemon import growing_update as growing
+from mlfabric.worker_daemon.gradient_rules import Shaping
+from mlfabric.worker_daemon.growing_update import GrowingUpdate, Times, Timing
 from mlfabric.worker_daemon.tensors import ModelTensors
 from mlfabric.worker_daemon.thread import OutcomeFuture
 

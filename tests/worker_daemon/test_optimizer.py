@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from mlfabric.errors import UsageError
-from mlfabric.rules import MomentumAt, RuleKind, RuleSpec
-from mlfabric.specs import TensorKind
+from mlfabric.model.specs import TensorKind
+from mlfabric.model.update_rules import MomentumAt, RuleKind, RuleSpec
 from mlfabric.worker_daemon.optimizer_steps import steps_of
 from mlfabric.worker_daemon.register import wrap
 from mlfabric.worker_daemon.tensors import ModelTensors

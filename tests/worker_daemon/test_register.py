@@ -14,7 +14,7 @@ from mlfabric.config import WorkerSettings
 from mlfabric.errors import ConfigError, LayoutError, UsageError
 from mlfabric.protocol import GetId, UpdateId
 from mlfabric.worker_daemon.initial_weights import initialise
-from mlfabric.worker_daemon.observing import Settled, Transferred
+from mlfabric.worker_daemon.observations import Settled, Transferred
 from tests.fabric.harness import fabric, gradients, small_model
 
 

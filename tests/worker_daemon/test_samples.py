@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from mlfabric.errors import UsageError
+from mlfabric.model.samples import Samples
+from mlfabric.model.specs import Mode
 from mlfabric.protocol import (
     Committed,
     DrawAnswer,
@@ -20,8 +22,6 @@ from mlfabric.protocol import (
     SamplesGranted,
     SamplesWanted,
 )
-from mlfabric.samples import Samples
-from mlfabric.specs import Mode
 from mlfabric.worker_daemon import actions as act
 from mlfabric.worker_daemon.sampler import FabricSampler
 from mlfabric.worker_daemon.tensors import ModelTensors

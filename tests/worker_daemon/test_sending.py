@@ -12,8 +12,8 @@ from mlfabric.channels import Connection, ConnectionClosedError, Frame, FrameKin
 from mlfabric.fail_stop import Failed
 from mlfabric.protocol import Dropped, DropReason, Send, UpdateId
 from mlfabric.worker_daemon import actions as act
-from mlfabric.worker_daemon.observing import nobody
-from mlfabric.worker_daemon.sending import Parcel, Transfers
+from mlfabric.worker_daemon.data_attempts import Parcel, Transfers
+from mlfabric.worker_daemon.observations import nobody
 
 UPDATE = UpdateId("w", 1, 0)
 TICKET = bytes(range(16))

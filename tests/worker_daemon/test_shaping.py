@@ -10,10 +10,10 @@ import torch
 
 import mlfabric
 from mlfabric.errors import ConfigError
-from mlfabric.rules import MomentumAt, RuleKind, RuleSpec
-from mlfabric.specs import Mode
+from mlfabric.model.specs import Mode
+from mlfabric.model.update_rules import MomentumAt, RuleKind, RuleSpec
+from mlfabric.worker_daemon.gradient_rules import Shaping
 from mlfabric.worker_daemon.register import _placed
-from mlfabric.worker_daemon.shaping import Shaping
 from mlfabric.worker_daemon.tensors import ModelTensors
 from tests.fabric.harness import fabric
 

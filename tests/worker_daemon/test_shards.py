@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mlfabric.model.specs import Layout, ModelSpec, TensorSpec
 from mlfabric.protocol import (
     Committed,
     Drop,
@@ -25,10 +26,9 @@ from mlfabric.protocol import (
     UpdateKind,
     WorkerHolds,
 )
-from mlfabric.specs import Layout, ModelSpec, TensorSpec
 from mlfabric.worker_daemon import actions as act
-from mlfabric.worker_daemon.sending import Parcel
-from mlfabric.worker_daemon.shards import Shards
+from mlfabric.worker_daemon.data_attempts import Parcel
+from mlfabric.worker_daemon.model_cuts import Shards
 from mlfabric.worker_daemon.state import FIRST_PAUSE_NS
 from tests.worker_daemon import stage as stages
 from tests.worker_daemon.stage import (

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlfabric.errors import LayoutError
-from mlfabric.specs import TensorKind
-from mlfabric.worker_daemon.sending import Parcel
+from mlfabric.model.specs import TensorKind
+from mlfabric.worker_daemon.data_attempts import Parcel
 from mlfabric.worker_daemon.tensors import ModelTensors
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]

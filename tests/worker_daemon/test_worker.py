@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from mlfabric.errors import FabricClosedError, UsageError
+from mlfabric.model.specs import Mode
 from mlfabric.protocol import (
     Committed,
     Dropped,
@@ -20,7 +21,6 @@ from mlfabric.protocol import (
     Outcome,
     ReduceOp,
 )
-from mlfabric.specs import Mode
 from mlfabric.worker_daemon.attempts import ReduceBuffers
 from mlfabric.worker_daemon.tensors import ModelTensors
 from mlfabric.worker_daemon.worker import Worker

@@ -32,7 +32,7 @@ from mlfabric.aggregator.service import AggregatorOptions, AggregatorService
 from mlfabric.channels import TcpOptions
 from mlfabric.config import WorkerSettings
 from mlfabric.monitor.service import MonitorConfig, MonitorService
-from mlfabric.scheduler.planning import warm_up
+from mlfabric.planning import warm_up
 from mlfabric.scheduler.runner import SchedulerOptions, SchedulerRunner
 from mlfabric.security import Security
 from mlfabric.server.service import ServerOptions, ServerService

@@ -25,8 +25,8 @@ from benchmarks.testbed.systems.fabric_members import (
 )
 from benchmarks.testbed.systems.steps import Compute, compute_of
 from benchmarks.testbed.workload import PaddedCompute, Workload
+from mlfabric.model.specs import Mode
 from mlfabric.protocol import Committed
-from mlfabric.specs import Mode
 
 __all__ = ["Pushing", "Summing", "train", "train_by_all_reduce", "train_by_pushing"]
 

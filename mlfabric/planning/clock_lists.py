@@ -1,0 +1,74 @@
+"""Stale-synchronous planning (paper, section 6): lists by clock instead of one order with deadlines.
+
+A worker's clock is how many iterations it has finished; an update's is its worker's before it. Whoever is behind holds
+up all others, so all updates of a lower clock are ordered, reserved and committed before any of a higher one, each list
+shortest transfer first over what the earlier lists leave free. Each update makes a version.
+
+A get whose worker has finished more than ``slowest_clock + slack`` iterations is held back: it is deferred until the
+slowest worker has come closer. ``slowest_clock`` counts as it was given; commits of the same plan do not change it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
+
+from mlfabric.network import Network
+from mlfabric.planning.lazy import Lazy
+from mlfabric.planning.ordering import order
+from mlfabric.planning.plan import Deferred
+from mlfabric.planning.plan_values import Candidate, GetCandidate, Left, Ordering, Pick, Slot
+
+__all__ = ["held_back", "order_lists"]
+
+
+def order_lists(
+    candidates: Sequence[Candidate], network: Network, destination: str, *, v_init: int, now_ns: int
+) -> Ordering:
+    """Order updates to one server, list by list; ``network`` is not changed.
+
+    Raises:
+        UsageError: an unknown host, or a size out of range.
+    """
+    left: list[Left] = []
+    while len({candidate.clock for candidate in candidates}) > 1:
+        # Lists are deadlines: if each update is due by the last position of its list, every deadline binds, lists are
+        # reserved one after the other, and each fills its positions. Who is left would leave a gap there: once more.
+        due = _last_positions(candidates)
+        dated = [replace(candidate, computed_from=due[candidate.clock]) for candidate in candidates]
+        found = order(dated, network, destination, v_init=1, tau_max=0, now_ns=now_ns)
+        if not found.left:
+            return replace(found, slots=_undated(found.slots), left=tuple(left))
+        left += found.left
+        gone = {one.update for one in found.left}
+        candidates = [candidate for candidate in candidates if candidate.update not in gone]
+    found = order(candidates, network, destination, v_init=v_init, tau_max=None, now_ns=now_ns)
+    return replace(found, left=(*left, *found.left)) if left else found
+
+
+def _last_positions(candidates: Sequence[Candidate]) -> dict[int, int]:
+    """Return by clock the last position of its list."""
+    counts = sorted(Counter(candidate.clock for candidate in candidates).items())
+    return dict(zip((clock for clock, _ in counts), accumulate(count for _, count in counts), strict=True))
+
+
+def _undated(slots: Sequence[Slot]) -> Sequence[Slot]:
+    """Take the lists' deadlines out of slots again."""
+
+    def undated(place: int) -> Slot:
+        slot = slots[place]
+        return replace(slot, deadline=None, pick=Pick.SHORTEST if slot.pick is Pick.DEADLINE else slot.pick)
+
+    return Lazy(len(slots), undated)
+
+
+def held_back(
+    gets: Sequence[GetCandidate], *, slowest_clock: int, slack: int
+) -> tuple[list[GetCandidate], list[Deferred]]:
+    """Split gets into those that may be answered and those that wait for the slowest worker."""
+    most = slowest_clock + slack
+    why = f"the slowest worker has finished {slowest_clock} iterations, so {most} are allowed; this one has finished"
+    late = [Deferred(what=get.get, reason=f"{why} {get.clock}") for get in gets if get.clock > most]
+    return [get for get in gets if get.clock <= most], late

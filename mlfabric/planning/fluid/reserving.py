@@ -1,0 +1,117 @@
+# mypy: disallow_untyped_defs=False, disallow_untyped_calls=False
+"""Reserves many transfers, compiled: batch after batch, each shortest transfer first (paper, algorithm 1)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from mlfabric.planning.fluid.jit import compiled, lean
+from mlfabric.planning.fluid.lines import HORIZON_NS, MOST_BPS, Ints, flow, reach, room, take_rows
+from mlfabric.planning.fluid.shortest import plant, remove, shortest
+
+__all__ = ["Found", "nothing_found", "reserve", "reserve_one", "solo_ends"]
+
+
+class Found(NamedTuple):
+    """By rank: when a transfer ends, HORIZON_NS if it was not reserved; its pieces are ``first`` to ``until - 1``."""
+
+    end_ns: Ints
+    first: Ints
+    until: Ints
+
+
+@compiled
+def nothing_found(count):
+    """What was found before anything is reserved, and room for some pieces."""
+    found = Found(np.full(count, HORIZON_NS), np.zeros(count, np.int64), np.zeros(count, np.int64))
+    return found, np.empty((4 * count, 3), np.int64)
+
+
+@compiled
+def solo_ends(lines, routes, transfers):
+    """Return when each transfer would end if it were alone; HORIZON_NS for never."""
+    ends = np.empty(len(transfers.route), np.int64)
+    for i in range(len(ends)):
+        ends[i] = reach(lines, routes, transfers.route[i], MOST_BPS, transfers.bits[i], transfers.ready_ns[i])
+    return ends
+
+
+@lean
+def try_one(lines, routes, transfers, i, found, pieces, used):
+    """Reserve a transfer if it ever ends, and there is room; return the row behind its pieces, and whether there was.
+
+    Its pieces begin at row ``used``.
+    """
+    route, bits, ready_ns, left = transfers.route[i], transfers.bits[i], transfers.ready_ns[i], len(pieces) - used
+    end_ns, count = flow(lines, routes, route, MOST_BPS, bits, ready_ns, pieces[used:], left)
+    if end_ns >= HORIZON_NS:
+        return used, True
+    after, nodes = used + count, lines.used[0] + 2 * count * routes.hops[route]
+    if count > left or nodes > len(lines.at_ns):
+        return after, False
+    take_rows(lines, routes, route, pieces[used:after], count)
+    found.end_ns[i], found.first[i], found.until[i] = end_ns, used, after
+    return after, True
+
+
+@compiled
+def reserve_one(lines, routes, transfers, i, found, pieces, used):
+    """Reserve a transfer if it ever ends; return the lines, the pieces, and how many of these are in use."""
+    after, had_room = try_one(lines, routes, transfers, i, found, pieces, used)
+    if not had_room:
+        lines = room(lines, 2 * (after - used) * routes.hops[transfers.route[i]])
+        if after > len(pieces):
+            former, pieces = pieces, np.empty((2 * after, 3), np.int64)
+            pieces[:used] = former[:used]
+        try_one(lines, routes, transfers, i, found, pieces, used)
+    return lines, pieces, after
+
+
+@lean
+def _shortest_first(lines, routes, transfers, tree, found, pieces, used):
+    """Reserve all in a tree as long as there is room; return for whom there is none (-1: all done), and the row."""
+    while True:
+        chosen, _ = shortest(lines, routes, transfers, tree, True)
+        if chosen < 0:
+            return -1, used
+        i = tree.members[tree.next[chosen]]
+        after, had_room = try_one(lines, routes, transfers, i, found, pieces, used)
+        if not had_room:
+            return chosen, used
+        used = after
+        remove(tree, transfers, chosen)
+
+
+@compiled
+def _reserve_batch(lines, routes, transfers, members, end_ns, leaf, found, pieces, used):
+    """Reserve one batch; return as ``reserve_one`` does."""
+    tree = plant(transfers, members, end_ns, leaf)
+    chosen, used = _shortest_first(lines, routes, transfers, tree, found, pieces, used)
+    while chosen >= 0:
+        i = tree.members[tree.next[chosen]]
+        lines, pieces, used = reserve_one(lines, routes, transfers, i, found, pieces, used)
+        remove(tree, transfers, chosen)
+        chosen, used = _shortest_first(lines, routes, transfers, tree, found, pieces, used)
+    return lines, pieces, used
+
+
+@compiled
+def reserve(lines, routes, transfers, members, first, end_ns):
+    """Reserve batches: ``members[first[b] : first[b + 1]]`` is one, sorted as ``plant`` wants it.
+
+    ``end_ns`` holds lower bounds of all transfers. Return what was found, and all pieces.
+    """
+    count, used = len(transfers.route), 0
+    found, pieces = nothing_found(count)
+    leaf = np.zeros(count, np.int64)
+    lines = room(lines, 8 * count)
+    for batch in range(len(first) - 1):
+        begin, end = first[batch], first[batch + 1]
+        if end - begin == 1:
+            lines, pieces, used = reserve_one(lines, routes, transfers, members[begin], found, pieces, used)
+        elif end > begin:
+            some = members[begin:end]
+            lines, pieces, used = _reserve_batch(lines, routes, transfers, some, end_ns, leaf, found, pieces, used)
+    return found, pieces

@@ -1,0 +1,190 @@
+# mypy: disallow_untyped_defs=False, disallow_untyped_calls=False
+"""Who hands a model on to whom while it still arrives, compiled; the rule is in ``spreading.py``."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from mlfabric.planning.fluid.jit import compiled, lean
+from mlfabric.planning.fluid.lines import HORIZON_NS, MOST_BPS, Ints, Lines, Routes, fork, reach, send
+from mlfabric.planning.fluid.stream_kernel import chunk_arrival, earliest_start, no_pieces, rates_of
+
+__all__ = ["BY_SERVER", "Handing", "spread", "warm"]
+
+BY_SERVER = -1
+
+
+class Handing(NamedTuple):
+    """Gets in the order in which the server alone would answer them, and distributors, first choice first.
+
+    Routes: ``direct`` by get, ``model`` by distributor, ``onward`` by (distributor, get), ``between`` distributors.
+    ``bits`` is by get, ``own`` by get the distributor on its host or -1, ``most`` by distributor how many gets it may
+    hand the model on to, 0 for any number. ``scalars``: the bits of the model, when it is ready, 1 if only the last
+    answer counts, and the bits of a chunk.
+    """
+
+    direct: Ints
+    model: Ints
+    onward: Ints
+    between: Ints
+    bits: Ints
+    own: Ints
+    most: Ints
+    scalars: Ints
+
+
+class Held(NamedTuple):
+    """By distributor: what it has of the model: ``pieces[first:until]`` came over ``route``.
+
+    When the first chunk is there, and when all is; ``given`` is how often it has handed the model on.
+    """
+
+    route: Ints
+    first: Ints
+    until: Ints
+    there_ns: Ints
+    arrive_ns: Ints
+    given: Ints
+
+
+@compiled
+def bits_of(handing, item):
+    """The bits that an item (a get, or ~distributor) is sent."""
+    return handing.scalars[0] if item < 0 else handing.bits[item]
+
+
+@compiled
+def route_to(handing, item, by):
+    """The route over which an item is reached from the server or a distributor."""
+    if by == BY_SERVER:
+        return handing.model[~item] if item < 0 else handing.direct[item]
+    return handing.between[by, ~item] if item < 0 else handing.onward[by, item]
+
+
+@compiled
+def chunk_there(routes, handing, held, by, pieces):
+    """When a distributor has the first chunk of the model."""
+    first, until, arrive_ns = held.first[by], held.until[by], held.arrive_ns[by]
+    bits, latency_ns = handing.scalars[0], routes.latency_ns[held.route[by]]
+    return chunk_arrival(pieces, first, until, bits, latency_ns, arrive_ns, handing.scalars[3])
+
+
+@compiled
+def stream_start(lines, routes, handing, held, by, route, start_ns, pieces, rates):
+    """When a distributor that has a first chunk may begin to send its model over a route."""
+    first, until, arrive_ns = held.first[by], held.until[by], held.arrive_ns[by]
+    if routes.hops[route] == 0 or start_ns >= arrive_ns:
+        return arrive_ns
+    rates_of(lines, routes, route, start_ns, arrive_ns, rates)
+    bits, latency_ns = handing.scalars[0], routes.latency_ns[held.route[by]]
+    return earliest_start(rates, start_ns, pieces, first, until, bits, latency_ns, arrive_ns, handing.scalars[3])
+
+
+@lean
+def may_beat(lines, routes, handing, route, bits, start_ns, arrive_ns, best_ns):
+    """Whether what is sent on over a route can arrive before an instant: a bound that needs no stream.
+
+    ``start_ns`` is when the sender has a first chunk, ``arrive_ns`` when it has everything: what it kept back until
+    then is still to be sent.
+    """
+    latency_ns = routes.latency_ns[route]
+    if arrive_ns + latency_ns >= best_ns:
+        return False
+    if reach(lines, routes, route, MOST_BPS, bits, start_ns) + latency_ns >= best_ns:
+        return False
+    kept = min(bits, handing.scalars[3])
+    return reach(lines, routes, route, MOST_BPS, kept, arrive_ns) + latency_ns < best_ns
+
+
+@compiled
+def best_holder(lines, routes, handing, held, holders, item, pieces, rates):
+    """From whom an item arrives first (the server, or who has had it for longest, if several), and the start there."""
+    route = route_to(handing, item, BY_SERVER)
+    by, start_ns = BY_SERVER, handing.scalars[1]
+    end_ns = reach(lines, routes, route, MOST_BPS, bits_of(handing, item), start_ns)
+    best_ns = end_ns + routes.latency_ns[route] if end_ns < HORIZON_NS else HORIZON_NS
+    # The newest first: it is often the best, and then the others need no look. Of equals the oldest wins.
+    for place in range(len(holders) - 1, -1, -1):
+        j = holders[place]
+        is_full = 0 < handing.most[j] <= held.given[j]
+        route = route_to(handing, item, j)
+        allowed_ns = best_ns if by == BY_SERVER else best_ns + 1
+        there_ns, bits = held.there_ns[j], bits_of(handing, item)
+        if is_full or not may_beat(lines, routes, handing, route, bits, there_ns, held.arrive_ns[j], allowed_ns):
+            continue
+        from_ns = stream_start(lines, routes, handing, held, j, route, there_ns, pieces, rates)
+        end_ns = reach(lines, routes, route, MOST_BPS, bits, from_ns)
+        arrive_ns = end_ns + routes.latency_ns[route]
+        if end_ns < HORIZON_NS and arrive_ns < allowed_ns:
+            by, start_ns, best_ns = j, from_ns, arrive_ns
+    return by, start_ns, best_ns
+
+
+@compiled
+def answer_own(handing, j, arrive_ns, answered_ns, pieces, rows):
+    """Note that gets on a distributor's host are answered when it has the model."""
+    for g in range(len(handing.own)):
+        if handing.own[g] == j:
+            answered_ns[g] = arrive_ns
+            rows.append((g, j, arrive_ns, arrive_ns, len(pieces), len(pieces)))
+
+
+@compiled
+def sent(lines, routes, route, bits, ready_ns, pieces, rows, what, by):
+    """Reserve one transfer and append its row: get or ~distributor, by whom, ready, end, first piece, one after."""
+    first = len(pieces)
+    end_ns, lines = send(lines, routes, route, bits, ready_ns, pieces)
+    rows.append((what, by, ready_ns, end_ns, first, len(pieces)))
+    return lines
+
+
+@compiled
+def table(found):
+    """Rows of numbers as an array."""
+    rows = np.empty((len(found), len(found[0])), np.int64)
+    for i in range(len(found)):
+        for j in range(len(found[0])):
+            rows[i, j] = found[i][j]
+    return rows
+
+
+@compiled
+def spread(lines, routes, handing, items):
+    """Serve items (gets, or ~distributor) in turn, each from wherever it arrives first.
+
+    Returns by get when it is answered (HORIZON_NS for never, then nothing after it is either), rows as
+    in ``sent``, and pieces; row 0 of both tables means nothing.
+    """
+    pieces, rows, rates, used = [(0, 0, 0)], [(0, 0, 0, 0, 0, 0)], no_pieces(), 0
+    columns, holders = np.zeros((6, len(handing.model)), np.int64), np.empty(len(handing.model), np.int64)
+    held = Held(columns[0], columns[1], columns[2], columns[3], columns[4], columns[5])
+    answered_ns, lines = np.full(len(handing.own), HORIZON_NS), fork(lines, 16 * len(items) + 64)
+    for item in items:
+        by, start_ns, arrive_ns = best_holder(lines, routes, handing, held, holders[:used], item, pieces, rates)
+        if arrive_ns >= HORIZON_NS:
+            break
+        route, first = route_to(handing, item, by), len(pieces)
+        lines = sent(lines, routes, route, bits_of(handing, item), start_ns, pieces, rows, item, by)
+        if by != BY_SERVER:
+            held.given[by] += 1
+        if item >= 0:
+            answered_ns[item] = arrive_ns
+        else:
+            j = ~item
+            holders[used], used = j, used + 1
+            held.route[j], held.first[j], held.until[j], held.arrive_ns[j] = route, first, len(pieces), arrive_ns
+            held.there_ns[j] = chunk_there(routes, handing, held, j, pieces)
+            answer_own(handing, j, arrive_ns, answered_ns, pieces, rows)
+    return answered_ns, table(rows), table(pieces)
+
+
+def warm() -> None:
+    """Load the machine code, or compile it: run the kernel once on a tiny case."""
+    nothing, square = np.zeros(1, np.int64), np.zeros((1, 1), np.int64)
+    routes = Routes(np.zeros((1, 1), np.int64), nothing, nothing, nothing.copy())
+    nodes = np.array(((HORIZON_NS, 0), (0, 1), (0, 0)))
+    lines = Lines(nodes[0], nodes[1], nodes[2], np.array([2]), np.array([1]))
+    handing = Handing(nothing, nothing, square, square, nothing, nothing - 1, nothing, np.zeros(4, np.int64))
+    spread(lines, routes, handing, np.array([-1, 0]))

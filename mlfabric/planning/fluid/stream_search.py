@@ -1,0 +1,360 @@
+# mypy: disallow_untyped_defs=False, disallow_untyped_calls=False
+"""The best forest for a lot among a bounded number of candidates, each planned exactly; compiled.
+
+A candidate: some updates go directly, a first group is summed by a tree, and each following group takes as many updates
+as its tree, by estimate, can start with when the destination's way in has run dry (as in the paper's algorithm 3).
+After every group the alternative is tried that all that remain are one last group. Candidates differ in how many go
+directly, how large the first group is, and how slow a host may be to pass sums on. The best of them is then varied in
+small steps. Of equal ones the first counts.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from mlfabric.planning.fluid.jit import compiled, lean
+from mlfabric.planning.fluid.lines import HORIZON_NS, Ints, fork
+from mlfabric.planning.fluid.stream_field import FAR_NS, Field, Members, scaled
+from mlfabric.planning.fluid.stream_forest import Streams, make_streams, run_streams
+from mlfabric.planning.fluid.stream_kernel import no_pieces
+from mlfabric.planning.fluid.stream_shape import TOP, Tree, best_shape, by_begin, make_tree, shape
+
+__all__ = ["DESTINATION", "Forest", "find_forest"]
+
+DESTINATION = 0  # the place that no stream leaves
+IMPOSSIBLE = 1 << 62
+
+
+class Forest(NamedTuple):
+    """Which streams there are: columns of ``Streams``, and who is in them.
+
+    ``own`` is by member the stream in which it leaves its host. ``ends`` is by group one after its last member,
+    ``last`` the stream that brings it. ``counts``: streams, groups, places, members.
+    """
+
+    streams: Streams
+    own: Ints
+    ends: Ints
+    last: Ints
+    counts: Ints
+
+
+class Hunt(NamedTuple):
+    """A search and its scratch. ``progress``: cost of the best, and the streams that were planned."""
+
+    field: Field
+    members: Members
+    tree: Tree
+    now: Forest
+    best: Forest
+    usable: Ints
+    later: Ints
+    scratch: Ints
+    total: Ints
+    largest: Ints
+    progress: Ints
+
+
+@compiled
+def make_forest(members, hosts):
+    """Room for the forest of a lot."""
+    count = members + hosts + 1
+    return Forest(
+        make_streams(count, 2 * count),
+        np.zeros(members, np.int64), np.zeros(members, np.int64), np.zeros(members, np.int64), np.zeros(4, np.int64),
+    )  # fmt: skip
+
+
+@compiled
+def make_hunt(field, members):
+    """Everything that a search writes on."""
+    count, hosts = len(members.host), len(field.rank_ns)
+    columns = np.zeros((3, count + hosts + 2), np.int64)
+    return Hunt(
+        field, members, make_tree(count, hosts), make_forest(count, hosts), make_forest(count, hosts),
+        np.zeros(hosts, np.int64), np.zeros(hosts, np.int64), columns[0], columns[1], columns[2],
+        np.array([IMPOSSIBLE, 0]),
+    )  # fmt: skip
+
+
+@lean
+def reset(hunt, first):
+    """Begin a candidate whose groups start with a member."""
+    counts, arriving = hunt.now.counts, hunt.now.streams.arriving
+    counts[0], counts[1], counts[2], counts[3] = 0, 0, 1, first
+    for place in range(len(arriving)):
+        arriving[place] = -1
+    for host in range(len(hunt.usable)):
+        hunt.usable[host] = 1 if hunt.field.rank_ns[host] < FAR_NS else 0
+
+
+@lean
+def mark_later(hunt, end):
+    """Note which hosts have an update at or after a place."""
+    for host in range(len(hunt.later)):
+        hunt.later[host] = 0
+    for m in range(end, len(hunt.members.host)):
+        hunt.later[hunt.members.host[m]] = 1
+
+
+@lean
+def add_stream(hunt, host, to, bits, ready_ns, leaves, reaches):
+    """Append a stream; return its number."""
+    streams, k = hunt.now.streams, hunt.now.counts[0]
+    streams.route[k], streams.bits[k], streams.ready_ns[k] = hunt.field.route[host, to], bits, ready_ns
+    streams.leaves[k], streams.reaches[k] = leaves, reaches
+    hunt.now.counts[0] += 1
+    return k
+
+
+@lean
+def close_group(hunt, end):
+    """Note that a group ends before a member, and that the latest stream brings it."""
+    forest = hunt.now
+    forest.ends[forest.counts[1]] = end
+    forest.last[forest.counts[1]] = forest.counts[0] - 1
+    forest.counts[1] += 1
+    forest.counts[3] = end
+
+
+@lean
+def add_direct(hunt, m):
+    """Append a group of one."""
+    host, places = hunt.members.host[m], hunt.now.counts[2]
+    ready_ns = max(hunt.field.scalars[0], hunt.members.ready_ns[m])
+    hunt.now.own[m] = add_stream(
+        hunt, host, len(hunt.usable), hunt.members.bits[m], ready_ns, places, DESTINATION
+    )  # fmt: skip
+    hunt.now.counts[2] += 1
+    close_group(hunt, m + 1)
+
+
+@lean
+def add_tree(hunt, end):
+    """Append the tree as the next group, up to a member."""
+    tree, first, base = hunt.tree, hunt.now.counts[3], hunt.now.counts[2]
+    stream_of = tree.rank
+    by_begin(tree, hunt.scratch)
+    for i in range(tree.size[0]):
+        hunt.total[i], hunt.largest[i] = tree.updates[i], tree.bits[i]
+    for n in range(tree.size[0]):
+        i = hunt.scratch[n]
+        bits = hunt.largest[i] * (hunt.field.scalars[3] if hunt.total[i] > 1 else 1)
+        parent = tree.parent[i]
+        to = len(hunt.usable) if parent == TOP else tree.host[parent]
+        reaches = DESTINATION if parent == TOP else base + parent
+        stream_of[i] = add_stream(hunt, tree.host[i], to, bits, tree.ready_ns[i], base + i, reaches)
+        if parent != TOP:
+            hunt.total[parent] += hunt.total[i]
+            hunt.largest[parent] = max(hunt.largest[parent], hunt.largest[i])
+    for m in range(first, end):
+        hunt.now.own[m] = stream_of[tree.item[m]]
+    hunt.now.counts[2] += tree.size[0]
+    close_group(hunt, end)
+
+
+@lean
+def retire(hunt):
+    """Let hosts that sum or pass on the latest group serve no other one."""
+    tree = hunt.tree
+    for i in range(tree.size[0]):
+        if tree.updates[i] > 1:
+            hunt.usable[tree.host[i]] = 0
+        if tree.parent[i] >= 0:
+            hunt.usable[tree.host[tree.parent[i]]] = 0
+
+
+@lean
+def group_at_once(hunt, first, size, limit_ns, dry_ns):
+    """Shape the group of the next ``size`` members and append it; False if there is no tree for it."""
+    if size == 1:
+        add_direct(hunt, first)
+        return True
+    mark_later(hunt, first + size)
+    reach_ns = best_shape(
+        hunt.field, hunt.members, first, first + size, hunt.usable, limit_ns, dry_ns, hunt.later, hunt.tree,
+        hunt.scratch,
+    )  # fmt: skip
+    if reach_ns >= FAR_NS // 2 + dry_ns:
+        return False
+    add_tree(hunt, first + size)
+    return True
+
+
+@lean
+def fits(hunt, first, size, limit_ns, dry_ns):
+    """If a tree of the next ``size`` members can start when the destination runs dry, by estimate."""
+    mark_later(hunt, first + size)
+    reach_ns = shape(
+        hunt.field, hunt.members, first, first + size, hunt.usable, limit_ns, dry_ns, hunt.later, hunt.tree,
+        hunt.scratch,
+    )  # fmt: skip
+    return reach_ns <= dry_ns
+
+
+@lean
+def fill(hunt, first, most, limit_ns, dry_ns):
+    """How many members the next group takes: the most that fit, found by doubling and halving; at least 1."""
+    size, step = 1, 1
+    while size + step <= most and fits(hunt, first, size + step, limit_ns, dry_ns):
+        size, step = size + step, 2 * step
+    while step > 1:
+        step //= 2
+        if size + step <= most and fits(hunt, first, size + step, limit_ns, dry_ns):
+            size += step
+    return size
+
+
+@lean
+def together(members, first):
+    """How many members from ``first`` on may be in one group."""
+    if members.directly[first] == 1:
+        return 1
+    end = first + 1
+    while end < len(members.host) and members.directly[end] == 0:
+        end += 1
+    return end - first
+
+
+@compiled
+def run_group(hunt, routes, lines, pieces, rates):
+    """Plan the group that was appended last exactly; return its end, its arrival and the lines."""
+    forest = hunt.now
+    group = forest.counts[1] - 1
+    begin = forest.last[group - 1] + 1 if group > 0 else 0
+    possible, lines = run_streams(
+        lines, routes, forest.streams, begin, forest.counts[0], hunt.field.scalars[2], pieces, rates
+    )  # fmt: skip
+    hunt.progress[1] += forest.counts[0] - begin
+    last = forest.last[group]
+    if not possible or forest.streams.end_ns[last] >= hunt.field.scalars[0] + FAR_NS:
+        return HORIZON_NS, HORIZON_NS, lines
+    end_ns = forest.streams.end_ns[last]
+    return end_ns, end_ns + routes.latency_ns[forest.streams.route[last]], lines
+
+
+@lean
+def added(cost, commit_ns, count, mean):
+    """The cost of more commits at an instant (from now on)."""
+    return cost + count * commit_ns if mean else max(cost, commit_ns)
+
+
+@lean
+def keep(hunt, cost):
+    """Keep the candidate as the best."""
+    now, best, given, kept = hunt.now, hunt.best, hunt.now.streams, hunt.best.streams
+    hunt.progress[0] = cost
+    for k in range(now.counts[0]):
+        kept.route[k], kept.bits[k], kept.ready_ns[k] = given.route[k], given.bits[k], given.ready_ns[k]
+        kept.leaves[k], kept.reaches[k] = given.leaves[k], given.reaches[k]
+    for m in range(len(now.own)):
+        best.own[m], best.ends[m], best.last[m] = now.own[m], now.ends[m], now.last[m]
+    for n in range(len(now.counts)):
+        best.counts[n] = now.counts[n]
+
+
+@compiled
+def step_back(hunt, counts, pieces, length):
+    """Forget the group that was appended last."""
+    hunt.now.streams.arriving[counts[2] : hunt.now.counts[2]] = -1
+    hunt.now.counts[:] = counts
+    while len(pieces) > length:
+        pieces.pop()
+
+
+@compiled
+def try_rest(hunt, routes, lines, pieces, rates, limit_ns, dry_ns, reached_ns, cost, mean):
+    """Try the alternative that all that remain are one group; leave everything else as it was."""
+    first, counts, length = hunt.now.counts[3], hunt.now.counts.copy(), len(pieces)
+    size = len(hunt.members.host) - first
+    if group_at_once(hunt, first, size, limit_ns, dry_ns):
+        lines = fork(lines, 16 * size)
+        _, arrive_ns, lines = run_group(hunt, routes, lines, pieces, rates)
+        if arrive_ns < HORIZON_NS:
+            commit_ns = max(reached_ns, arrive_ns)
+            cost = added(cost, commit_ns - hunt.field.scalars[0], size, mean) + hunt.field.scalars[5]
+            if cost < hunt.progress[0]:
+                keep(hunt, cost)
+    step_back(hunt, counts, pieces, length)
+
+
+@compiled
+def try_case(hunt, routes, base, fixed, direct, size, limit_ns, dry_ns, commit_ns, cost, mean, pieces, rates):
+    """Try one candidate: ``direct`` go directly, ``size`` (or as many as fit, for 0) are the first group."""
+    count, now_ns = len(hunt.members.host), hunt.field.scalars[0]
+    reset(hunt, fixed)
+    pieces.clear()
+    lines = fork(base, 16 * count)
+    least_ns = scaled(hunt.field.into_ns[len(hunt.usable)], hunt.members.bits[fixed:].min(), hunt.field.scalars[1])
+    while hunt.now.counts[3] < count:
+        first = hunt.now.counts[3]
+        left = count - first
+        bound = added(cost, max(commit_ns, dry_ns + least_ns) - now_ns, left, mean) + hunt.field.scalars[5]
+        if bound >= hunt.progress[0]:
+            return
+        most = together(hunt.members, first)
+        if first < fixed + direct:
+            wanted = 1
+        elif size > 0 and first == fixed + direct:
+            wanted = min(size, most)
+        else:
+            wanted = fill(hunt, first, most, limit_ns, dry_ns)
+        if wanted < left and most == left and first >= fixed + direct and (size == 0 or first > fixed + direct):
+            try_rest(hunt, routes, lines, pieces, rates, limit_ns, dry_ns, commit_ns, cost, mean)
+        if not group_at_once(hunt, first, wanted, limit_ns, dry_ns):
+            wanted = 1
+            add_direct(hunt, first)
+        end_ns, arrive_ns, lines = run_group(hunt, routes, lines, pieces, rates)
+        if end_ns >= HORIZON_NS:
+            return
+        if wanted > 1:
+            retire(hunt)
+        dry_ns, commit_ns = max(dry_ns, end_ns), max(commit_ns, arrive_ns)
+        cost = added(cost, commit_ns - now_ns, wanted, mean) + hunt.field.scalars[5]
+    if cost < hunt.progress[0]:
+        keep(hunt, cost)
+
+
+@compiled
+def find_forest(
+    field, members, routes, base, fixed, dry_ns, commit_ns, cost, mean, cases, coarse, choices, most_streams
+):
+    """Search; return the best forest and its cost, IMPOSSIBLE for none.
+
+    Args:
+        base: what is free when the first ``fixed`` members, which go directly, are reserved.
+        dry_ns, commit_ns, cost: what these come to.
+        cases: rows (direct, size of the first group); the first ``coarse`` for every choice, the others for the best.
+        choices: rows (how slow a host may be to pass on, how many without an update of its group a tree may use).
+        most_streams: no further candidate is begun when so many streams were planned.
+    """
+    hunt, pieces, rates = make_hunt(field, members), no_pieces(), no_pieces()
+    direct, size, choice = 0, 0, 0
+    for turn in range(len(choices) + 1):
+        n = turn if turn < len(choices) else choice
+        limit, field.scalars[4] = choices[n]
+        for row in range(0 if turn < len(choices) else coarse, coarse if turn < len(choices) else len(cases)):
+            before = hunt.progress[0]
+            if hunt.progress[1] < most_streams:
+                try_case(
+                    hunt, routes, base, fixed, cases[row, 0], cases[row, 1], limit, dry_ns, commit_ns, cost, mean,
+                    pieces, rates,
+                )  # fmt: skip
+            if hunt.progress[0] < before:
+                direct, size, choice = cases[row, 0], cases[row, 1], n
+    limit, field.scalars[4] = choices[choice]
+    improved = hunt.progress[0] < IMPOSSIBLE
+    while improved:
+        improved = False
+        for more_direct, more_size in ((0, 1), (0, -1), (0, 2), (0, -2), (1, 0), (-1, 0)):
+            before, one, two = hunt.progress[0], direct + more_direct, size + more_size
+            possible = one >= 0 and two >= min(1, size) and one + max(two, 1) <= len(members.host) - fixed
+            if possible and hunt.progress[1] < most_streams:
+                try_case(
+                    hunt, routes, base, fixed, one, two, limit, dry_ns, commit_ns, cost, mean, pieces, rates
+                )  # fmt: skip
+            if hunt.progress[0] < before:
+                direct, size, improved = one, two, True
+    return hunt.best, hunt.progress

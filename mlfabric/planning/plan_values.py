@@ -1,0 +1,128 @@
+"""What the planner takes and gives, as plain values.
+
+Reasons are built when they are read: most of a thousand plans per second are never looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import field
+from enum import Enum
+
+from mlfabric.network import Profile
+from mlfabric.planning.profiles import Placed
+from mlfabric.protocol import DropReason, GetId, UpdateId
+from mlfabric.values import dataclass
+
+__all__ = ["Candidate", "GetCandidate", "GetSlot", "Left", "Ordering", "Pick", "Slot"]
+
+
+class Pick(Enum):
+    """Why a transfer was reserved when it was."""
+
+    SHORTEST = "shortest transfer first"
+    DEADLINE = "deadline"
+    IN_FLIGHT = "already sending"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """An update that waits for its place.
+
+    Args:
+        source: host that it leaves.
+        size_bytes: 0 to 2**50.
+        ready_ns: it cannot start before.
+        computed_from: number of the version whose gradient it is.
+        in_flight: its profile if it is being sent; that is reserved in the network already, and only its
+            position may move.
+        norm: its l2 norm, >= 0; only replication asks for it.
+        clock: how many iterations its worker had finished before this one, >= 0; only stale-synchronous plans ask.
+    """
+
+    update: UpdateId
+    source: str
+    size_bytes: int
+    ready_ns: int
+    computed_from: int
+    in_flight: Profile | None = None
+    norm: float = 0.0
+    clock: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """An update's place in the order of commits.
+
+    Args:
+        position: from 1; the update is applied to version ``v_init + position - 1``.
+        profile: when it is sent how fast.
+        pick: why it was reserved when it was.
+        deadline: the last position that keeps its delay bound; None without a bound.
+    """
+
+    update: UpdateId
+    position: int
+    profile: Profile
+    pick: Pick
+    deadline: int | None
+
+    @property
+    def why(self) -> str:
+        """Say in words why it has this place, however it is sent."""
+        if self.pick is Pick.DEADLINE:
+            return f"deadline: position {self.position} of at most {self.deadline}"
+        return str(self.pick.value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Left:
+    """An update that has no place, and why."""
+
+    update: UpdateId
+    cause: DropReason
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ordering:
+    """The plan of one batch: ``slots`` by position, ``left`` in the order in which they were left.
+
+    Args:
+        placed: the same as ``slots``, as columns; of large batches.
+    """
+
+    slots: Sequence[Slot]
+    left: Sequence[Left] = ()
+    placed: Placed | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GetCandidate:
+    """A get that waits to be served to the host ``destination``; it cannot start before ``ready_ns``.
+
+    Args:
+        clock: how many iterations its worker has finished, >= 0; only stale-synchronous plans ask.
+    """
+
+    get: GetId
+    destination: str
+    size_bytes: int
+    ready_ns: int
+    clock: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GetSlot:
+    """A get's transfer; ``profile`` is None if a link on its path has no capacity (yet)."""
+
+    get: GetId
+    profile: Profile | None
+    planned_ns: int
+
+    @property
+    def reason(self) -> str:
+        """Say in words, with figures, why it has this place."""
+        if self.profile is None:
+            return "a link on its path has no capacity"
+        return f"{Pick.SHORTEST.value}: {max(0, self.profile.end_ns - self.planned_ns) / 1e6:.1f} ms"

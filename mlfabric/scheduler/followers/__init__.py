@@ -1,0 +1,1 @@
+"""How a model's replica follows its primary, and takes its place."""

@@ -1,0 +1,1 @@
+"""The gets of one model: asked for, planned, served, handed on."""

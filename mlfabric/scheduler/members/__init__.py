@@ -1,0 +1,1 @@
+"""Who is here, who may come, which model lives where, and how jobs and models end."""

@@ -1,0 +1,144 @@
+"""What the scheduler counts and times: decisions, plans, outcomes, queues, link rates. Shell-level."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass, replace
+
+from mlfabric.model.specs import Role
+from mlfabric.protocol import (
+    CancelReduce,
+    CommitsReported,
+    Committed,
+    Drop,
+    Dropped,
+    Instruction,
+    LinksReported,
+    MemberEvent,
+    PushRequested,
+    Reduce,
+    ReduceSettled,
+    RoundId,
+    Tick,
+    TransferEnd,
+    TransferEnded,
+    UpdateId,
+)
+from mlfabric.scheduler.records import PlanCount
+from mlfabric.scheduler.rounds.probe_plans import ProbeCount
+from mlfabric.scheduler.state import SchedulerState
+from mlfabric.scheduler.waits import Wait, count_waits
+from mlfabric.telemetry import SchedulerMetrics
+
+__all__ = ["Meter"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    model: str
+    size_bytes: int
+    since_ns: int
+
+
+class Meter:
+    """Observes the state machine from outside.
+
+    Args:
+        metrics: where figures go.
+        software_version: shown on the status.
+
+    Attributes:
+        reduced_bytes: size of the tensor of each AllReduce job's last round.
+    """
+
+    def __init__(self, metrics: SchedulerMetrics, software_version: str) -> None:
+        self.metrics = metrics
+        self.software_version = software_version
+        self.reduced_bytes: dict[str, int] = {}
+        self._plan_s = 0.0
+        self._known = PlanCount()
+        self._rounds: dict[RoundId, _Round] = {}
+        self._probes: dict[str, ProbeCount] = {}
+
+    def mean_plan_ms(self, plans: int) -> float:
+        """Return how long a plan took on average."""
+        return 1e3 * self._plan_s / max(1, plans)
+
+    def handle(self, state: SchedulerState, event: MemberEvent, now_ns: int) -> list[Instruction]:
+        """Hand an event to the state machine; time it, and count what follows."""
+        count = state.count
+        plans, updates, started_s = count.plans, count.updates, time.perf_counter()
+        instructions = state.handle(event, now_ns)
+        took_s = time.perf_counter() - started_s
+        self.metrics.decision(took_s)
+        if count.plans > plans:
+            self._plan_s += took_s
+            self.metrics.plan(took_s, count.updates - updates)
+        self._note(state, event)
+        for instruction in instructions:
+            if isinstance(instruction, Drop) and instruction.to == instruction.update.worker:
+                self.metrics.settled(instruction.model, instruction.update.worker, Dropped(cause=instruction.cause))
+            elif isinstance(instruction, Reduce | ReduceSettled | CancelReduce):
+                self._round(state, instruction, now_ns)
+        return instructions
+
+    def _round(self, state: SchedulerState, instruction: Reduce | ReduceSettled | CancelReduce, now_ns: int) -> None:
+        """Note the first of the instructions that begin or end a round; the others say the same to other workers."""
+        if isinstance(instruction, Reduce):
+            size_bytes = max((part.end for part in instruction.parts), default=0)
+            model = state.context.members[instruction.to].model
+            self._rounds.setdefault(instruction.round, _Round(model, size_bytes, now_ns))
+            self.reduced_bytes[model] = size_bytes
+            return
+        ended = self._rounds.pop(instruction.round, None)
+        if ended is None:
+            return
+        if isinstance(instruction, ReduceSettled):
+            self.metrics.round(ended.model, (now_ns - ended.since_ns) / 1e9, ended.size_bytes)
+        else:
+            self.metrics.round_voided(ended.model)
+
+    def _note(self, state: SchedulerState, event: MemberEvent) -> None:
+        """Count what members report of others that are known: anybody may name anything."""
+        members = state.context.members
+        match event:
+            case PushRequested() | Tick():
+                return
+            case CommitsReported() if event.model in state.models:
+                for commit in (c for c in event.commits if c.update.worker in members):
+                    outcome = Committed(version=commit.version, tau=commit.tau)
+                    self.metrics.settled(event.model, commit.update.worker, outcome)
+                    self.metrics.version(event.model, commit.version)
+            case TransferEnded(end=TransferEnd.DISCARDED, transfer=UpdateId() as update) if event.cause is not None:
+                if update.worker in members and event.model in state.models:
+                    self.metrics.settled(event.model, update.worker, Dropped(cause=event.cause))
+            case LinksReported():
+                hosts = state.context.network.hosts
+                for rate in (r for r in event.rates if r.host in hosts):
+                    self.metrics.link_rate(rate.host, rate.up, rate.bps)
+
+    def survey(self, state: SchedulerState) -> None:
+        """Set what is looked at rather than counted."""
+        counts: Counter[tuple[Role, str]] = Counter(
+            (m.member.role, m.state.value) for m in state.context.members.values()
+        )
+        self.metrics.members(counts)
+        self.metrics.keep(state.context.members, state.context.network.hosts)
+        self._count_sums(state.count)
+        for name, model in state.models.items():
+            self.metrics.queue(name, len(model.pushes.waiting))
+        for name, found in count_waits(state).items():
+            for wait in Wait:
+                self.metrics.waiting(name, wait.value, found[wait])
+        for name, rounds in state.reductions.items():
+            known, self._probes[name] = self._probes.get(name, ProbeCount()), rounds.probes
+            self.metrics.probes(name, *(now - before for now, before in zip(rounds.probes, known, strict=True)))
+
+    def _count_sums(self, count: PlanCount) -> None:
+        """Count the groups that were planned and the sums that were given up since the last survey."""
+        known, self._known = self._known, replace(count, groups=count.groups.copy(), torn=count.torn.copy())
+        for (shape, members), number in (count.groups - known.groups).items():
+            self.metrics.groups(shape.name.lower(), members, number)
+        for torn_by, number in (count.torn - known.torn).items():
+            self.metrics.torn(torn_by.name.lower(), number)

@@ -1,0 +1,1 @@
+"""AllReduce among workers: rounds, their shapes, and what they tell of links."""

@@ -1,0 +1,185 @@
+"""Finds out what links carry while the workers of an AllReduce job compute and their links are idle. Pure.
+
+What a round tells of links comes too late for that round, and where links change every few seconds the first round
+after each change is planned with what is not true any more: it takes two or three times as long as it might. So once a
+round is settled, each worker sends a *probe*, a tenth of the tensor, to two others, and those report how fast it
+came.
+
+What they say together tells which links have changed (``evidence.py``); what is taken for too slow, the next ones put
+right, which go between other workers.
+
+While probes show nothing new they are sent more and more rarely; they are sent again after each round once they do.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import NamedTuple
+
+from mlfabric.network import LinkId, Network, down_link, up_link
+from mlfabric.protocol import LinkProbed, Peer, Probe, RoundId
+from mlfabric.scheduler.context import Context
+from mlfabric.scheduler.rounds.probe_evidence import changed_rates
+
+__all__ = ["ProbeCount", "Probing", "Probings", "probes_of"]
+
+_TARGETS = 2
+_LEAST_WORKERS = 4
+_SHARE = 10
+"""A probe has this part of the tensor."""
+_LEAST_BYTES = 16 * 1024
+_LEAST_NS = 4_000_000
+"""How long a probe takes at the full rate at least: what is over sooner cannot be timed."""
+_ROOM = 2
+"""How many times as long as probes take at the full rate workers must compute."""
+_SLOT_SHARE = 0.9
+"""In which part of the time that workers compute they send their probes, one after the other."""
+_MOST_GROWTH = 2
+_CALM = 8
+"""After so many probings without news there are half as many, and again."""
+_RAREST = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probings:
+    """The probes after one round.
+
+    Args:
+        hosts: of the workers that take part.
+        targets: to whom each of them sends.
+        size_bytes: of each probe.
+        slot_ns: after so long the next one is begun.
+    """
+
+    round: RoundId
+    hosts: Mapping[str, str]
+    targets: Mapping[str, Sequence[str]]
+    size_bytes: int
+    slot_ns: int
+
+
+class ProbeCount(NamedTuple):
+    """How many probes workers were asked for, how many came in time, and how often they showed a link to have changed.
+
+    In time is before the next round is planned.
+    """
+
+    asked: int = 0
+    answered: int = 0
+    changed: int = 0
+
+
+class Probing:
+    """What the workers of one model probe, and what that shows.
+
+    Args:
+        network: its rates are set.
+
+    Attributes:
+        count: of all probes so far.
+    """
+
+    def __init__(self, network: Network) -> None:
+        self.count = ProbeCount()
+        self._network = network
+        self._probings: Probings | None = None
+        self._found: dict[tuple[str, str], int] = {}
+        self._calm = self._skipped = 0
+
+    def begin(
+        self, after: RoundId, size_bytes: int, idle: Mapping[str, str], pause_ns: int | None, best_bps: int
+    ) -> Probings | None:
+        """Return which links are to be probed; None if there is no time for that, or it may not help.
+
+        Args:
+            after: the round that has just been settled.
+            size_bytes: of its tensor.
+            idle: the hosts of its workers that have not asked for the next one.
+            pause_ns: how long links were idle before the last one; None if that is unknown.
+            best_bps: what the fastest link has carried at best; 0 if that is unknown.
+        """
+        self._probings, self._found = None, {}
+        network, count = self._network, Counter(idle.values())
+        hosts = {w: host for w, host in idle.items() if count[host] == 1 and network.has_host(host)}
+        if len(hosts) < _LEAST_WORKERS:
+            return None
+        probe_bytes = size_bytes // _SHARE
+        full_bps = best_bps or max(network.rate_bps(up_link(host), 0) for host in hosts.values())
+        takes_ns = probe_bytes * 8 * 10**9 // max(1, full_bps)
+        can_be_timed = probe_bytes >= _LEAST_BYTES and takes_ns >= _LEAST_NS
+        if not (can_be_timed and pause_ns and _ROOM * _TARGETS * takes_ns <= pause_ns):
+            return None
+        self._skipped += 1
+        if self._skipped < min(_RAREST, 1 << (self._calm // _CALM)):
+            return None
+        self._skipped = 0
+        self._probings = Probings(
+            round=after,
+            hosts=hosts,
+            targets=_circle(after, hosts),
+            size_bytes=probe_bytes,
+            slot_ns=round(_SLOT_SHARE * pause_ns / _TARGETS),
+        )
+        self._add(asked=_TARGETS * len(hosts))
+        return self._probings
+
+    def probed(self, event: LinkProbed) -> None:
+        """Note what a probe has shown; one of an earlier round, or that nobody asked for, shows nothing."""
+        probings = self._probings
+        if probings is None or probings.round != event.round:
+            return
+        if event.worker in probings.targets.get(event.source, ()):
+            self._add(answered=(event.source, event.worker) not in self._found)
+            self._found[event.source, event.worker] = event.bps
+
+    def learn(self) -> frozenset[LinkId]:
+        """Set what the probes since the last round have shown, once; return the links of which they tell anything.
+
+        None is raised at once above the fastest of them, unless that is less than twice what it had.
+        """
+        probings, self._probings = self._probings, None
+        if probings is None:
+            return frozenset()
+        network, hosts = self._network, probings.hosts
+        seen = {(up_link(hosts[a]), down_link(hosts[b])): bps for (a, b), bps in self._found.items()}
+        links = {link for pair in seen for link in pair}
+        known = {link: network.rate_bps(link, 0) for link in links}
+        changed = changed_rates(seen, known)
+        fastest_bps = max(known.values(), default=0)
+        for link, bps in changed.items():
+            network.set_rate(link, min(bps, max(fastest_bps, _MOST_GROWTH * known[link])))
+        self._calm = 0 if changed else self._calm + 1
+        self._add(changed=len(changed))
+        return frozenset(links)
+
+    def _add(self, asked: int = 0, answered: int = 0, changed: int = 0) -> None:
+        count = self.count
+        self.count = ProbeCount(count.asked + asked, count.answered + answered, count.changed + changed)
+
+
+def probes_of(context: Context, probings: Probings) -> Iterator[Probe]:
+    """Yield what each worker is told; both ends of a probe get its ticket."""
+    targets = probings.targets
+    tickets = {(w, target): context.tickets.next() for w in targets for target in targets[w]}
+    for worker in targets:
+        yield Probe(
+            to=worker,
+            model=context.members[worker].model,
+            round=probings.round,
+            size_bytes=probings.size_bytes,
+            targets=tuple(Peer(w, context.address(w), tickets[worker, w]) for w in targets[worker]),
+            sources=tuple(Peer(w, "", ticket) for (w, target), ticket in tickets.items() if target == worker),
+            slot_ns=probings.slot_ns,
+            reason="what links carry is found out while they are idle",
+        )
+
+
+def _circle(round_id: RoundId, workers: Mapping[str, str]) -> dict[str, Sequence[str]]:
+    """Return to whom each worker sends: to those that follow it in a circle, another one after each round."""
+    circle = sorted(workers)
+    Random(f"{round_id.epoch}/{round_id.counter}").shuffle(circle)
+    twice = circle + circle
+    return {worker: twice[i + 1 : i + 1 + _TARGETS] for i, worker in enumerate(circle)}

@@ -1,0 +1,79 @@
+"""One round of AllReduce that is being carried out: who takes part, who has the result. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from mlfabric.planning import Shape
+from mlfabric.protocol import Reduce, ReducePart, ReduceRequested, RoundId
+
+__all__ = ["RunningRound", "difference_of"]
+
+
+@dataclass(slots=True, kw_only=True)
+class RunningRound:
+    """A round that is being carried out: what its workers asked and are to do, and who has the result.
+
+    The last of its workers was told at ``since_ns``. ``without_stripes`` says that stripes were not to be used, though
+    they might have been.
+
+    Workers that are late have parts, and are told of them when they ask. ``measured`` has, by worker, what its host's
+    link carried at best, up and down.
+    """
+
+    id: RoundId
+    members: dict[str, ReduceRequested]
+    parts: Mapping[str, Sequence[ReducePart]]
+    reason: str
+    reserved: tuple[tuple[str, RoundId, int], ...]
+    shape: Shape = Shape.DIRECT
+    without_stripes: bool = False
+    since_ns: int = 0
+    arrived: set[str] = field(default_factory=set)
+    measured: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    @property
+    def late(self) -> list[str]:
+        """Who has not asked yet."""
+        return sorted(self.parts.keys() - self.members.keys())
+
+    @property
+    def size_bytes(self) -> int:
+        """How long each worker's tensor is."""
+        return next(iter(self.members.values())).size_bytes
+
+    def ready_bytes(self, worker: str) -> int:
+        """Return how much a worker sends without waiting for others."""
+        return sum(p.end - p.start for p in self.parts[worker] if p.parent is not None and not p.inputs)
+
+    def coming_bytes(self, worker: str) -> int:
+        """Return how much others send to a worker for it to sum."""
+        return sum((p.end - p.start) * len(p.inputs) for p in self.parts[worker])
+
+    def held(self) -> tuple[frozenset[str], frozenset[str]]:
+        """Return from whom, and to whom, anything that is sent first is held to shares of links."""
+        first = [(worker, part.parent) for worker, parts in self.parts.items() for part in parts if not part.inputs]
+        streams = [(worker, peer.worker) for worker, peer in first if peer is not None and peer.most_bps]
+        return frozenset(worker for worker, _ in streams), frozenset(parent for _, parent in streams)
+
+    def told(self, worker: str) -> Reduce:
+        """Return what a worker that has asked is told."""
+        request = self.members[worker]
+        return Reduce(
+            to=worker,
+            reduce=request.reduce,
+            round=self.id,
+            workers=len(self.parts),
+            parts=tuple(self.parts[worker]),
+            reason=self.reason,
+        )
+
+
+def difference_of(heads: Mapping[str, ReduceRequested]) -> str:
+    """Say who gave what."""
+    given: dict[str, list[str]] = {}
+    for worker, head in heads.items():
+        given.setdefault(f"{head.op.value} of {head.size_bytes} bytes of {head.dtype}", []).append(worker)
+    words = "; ".join(f"{what} by {', '.join(workers)}" for what, workers in given.items())
+    return f"an AllReduce needs the same size, dtype and op from all workers; given: {words}"

@@ -1,0 +1,1 @@
+"""Models that are cut into parts, each on a server of its own."""

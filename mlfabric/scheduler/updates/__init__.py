@@ -1,0 +1,1 @@
+"""The updates of one model: asked for, planned, summed, settled."""

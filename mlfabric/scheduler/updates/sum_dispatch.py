@@ -1,0 +1,194 @@
+"""How a group of a plan becomes a sum that is under way: ids, coefficients, reservations, and who is told what. Pure.
+
+Receivers are told before senders: the server, the aggregators from the root outwards, then the workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from mlfabric.model.specs import Member, Mode, RuleKind
+from mlfabric.model.stepping import Coefficients, member_coefficients
+from mlfabric.network import Path, Profile
+from mlfabric.planning import Commit, Group, Plan, paced_rate
+from mlfabric.protocol import Instruction, Send, Sum, SumId, SumInput, TransferId, UpdateId
+from mlfabric.scheduler.records import PlannedUpdate
+from mlfabric.scheduler.updates.groups import Gathering, Leg, gather, hops
+from mlfabric.scheduler.updates.push_ends import PushEnds
+from mlfabric.scheduler.updates.sum_table import PlannedSum, SumPart
+
+__all__ = ["Summing"]
+
+_PLAIN = Coefficients(1.0, 0.0)
+
+
+class _Told(NamedTuple):
+    """What the instructions for a sum are made of besides the sum itself."""
+
+    coefficients: Mapping[UpdateId, Coefficients]
+    after: Mapping[TransferId, tuple[TransferId, ...]]
+    reasons: Mapping[UpdateId, str]
+
+
+class Summing(PushEnds):
+    """The updates of one model, and how they are sent in sums."""
+
+    @property
+    def _steps_once(self) -> bool:
+        """Whether a sum makes one step: it is then plain, however many updates are in it."""
+        return self.spec.mode is Mode.SYNCHRONOUS or self.spec.rule.kind is RuleKind.ADAM
+
+    @property
+    def _images(self) -> int:
+        return 1 if self._steps_once else self.spec.rule.sum_images
+
+    def _lrs(self, commits: Sequence[Commit]) -> tuple[float, ...]:
+        """Return the learning rate of each member's step, at the version that the plan gives it.
+
+        If the server's news is late, a worker may know a newer version than the scheduler; its update is applied to
+        that one at the earliest, without delay.
+        """
+        if self._steps_once:
+            return ()
+        return tuple(self.spec.rule.lr_at(c.version - min(c.tau, 0), max(c.tau, 0)) for c in commits)
+
+    def _coefficients(self, commits: Sequence[Commit], lrs: Sequence[float]) -> dict[UpdateId, Coefficients]:
+        found = [_PLAIN] * len(commits) if self._steps_once else member_coefficients(self.spec.rule, lrs)
+        return {commit.update: own for commit, own in zip(commits, found, strict=True)}
+
+    def _sum_up(
+        self, found: Plan, group: Group, commits: Sequence[Commit], helpers: Mapping[str, Member], seq: int
+    ) -> Iterator[Instruction]:
+        """Reserve what a group of the plan needs, and instruct everybody on its way.
+
+        Args:
+            commits: of all members, in order.
+            helpers: the aggregators that the plan was made with, by host.
+            seq: the group's.
+        """
+        gatherings = gather(found, group)
+        parts = self._parts_of(gatherings, helpers)
+        lrs = self._lrs(commits)
+        legs = [leg for gathering in gatherings for leg in gathering.legs]
+        planned = PlannedSum(
+            parts=parts,
+            members=group.members,
+            open=set(group.members),
+            seq=seq,
+            images=self._images,
+            lrs=lrs,
+            due_ns=parts[0].profile.end_ns,
+            patience_ns=hops(gatherings)
+            * self._lateness.patience_ns(
+                Profile(min(leg.profile.start_ns for leg in legs), parts[0].profile.end_ns, ())
+            ),
+        )
+        self.sums.add(planned)
+        after = self._take_all(planned, legs)
+        reasons = {commit.update: commit.reason for commit in commits}
+        yield from self._tell(planned, legs, _Told(self._coefficients(commits, lrs), after, reasons))
+
+    def _parts_of(self, gatherings: Sequence[Gathering], helpers: Mapping[str, Member]) -> tuple[SumPart, ...]:
+        names = [self._context.numbers.next_sum() for _ in gatherings]
+        receivers = [self.server] * len(gatherings)
+        for gathering in gatherings:
+            for child in gathering.children:
+                receivers[child] = helpers[gathering.transfer.source].name
+        return tuple(
+            SumPart(
+                sum=name,
+                aggregator=helpers[gathering.transfer.source],
+                members=gathering.transfer.members,
+                updates=tuple(leg.update for leg in gathering.legs),
+                parts=tuple(names[child] for child in gathering.children),
+                receiver=receiver,
+                ticket=self._context.tickets.next(),
+                path=gathering.transfer.path,
+                profile=gathering.transfer.profile,
+                cut_through=gathering.transfer.cut_through,
+            )
+            for name, receiver, gathering in zip(names, receivers, gatherings, strict=True)
+        )
+
+    def _take_all(self, planned: PlannedSum, legs: Sequence[Leg]) -> dict[TransferId, tuple[TransferId, ...]]:
+        """Enter all transfers of a sum, those that start first at first; return what each of them starts after."""
+        own = {leg.update: leg for leg in legs}
+        for member in planned.members:
+            self.planned[member] = PlannedUpdate(
+                request=self.waiting.pop(member).request,
+                seq=planned.seq,
+                ticket=self._context.tickets.next(),
+                profile=own[member].profile,
+                sum=planned.root.sum,
+            )
+        transfers: list[tuple[int, TransferId, Path, Profile]] = [
+            (leg.profile.start_ns, leg.update, leg.path, leg.profile) for leg in legs
+        ]
+        transfers += [(p.profile.start_ns, p.sum, p.path, p.profile) for p in reversed(planned.parts)]
+        transfers.sort(key=lambda t: t[0])
+        return {name: self._links.enter(name, path, profile) for _, name, path, profile in transfers}
+
+    def _tell(self, planned: PlannedSum, legs: Sequence[Leg], told: _Told) -> Iterator[Instruction]:
+        count, root = len(planned.members), planned.root
+        first = self.planned[planned.members[0]]
+        reason = f"{count} updates summed on the way: {told.reasons[planned.members[0]]}"
+        yield self._expect(first, told.after[root.sum], reason)
+        for part in planned.parts:
+            yield self._order(planned, part, told, f"{len(part.members)} of the {count} updates of {root.sum}")
+        adders = {update: part.aggregator for part in planned.parts for update in part.updates}
+        paths = {leg.update: leg.path for leg in legs}
+        for member in planned.members:
+            update = self.planned[member]
+            assert update.profile is not None, f"{member} was planned with a profile"
+            yield Send(
+                to=member.worker,
+                update=member,
+                receiver=adders[member].name,
+                address=adders[member].address,
+                seq=planned.seq,
+                ticket=update.ticket,
+                rate_bps=paced_rate(update.profile, paths[member], self._context.network),
+                reason=told.reasons[member],
+            )
+
+    def _order(self, planned: PlannedSum, part: SumPart, told: _Told, reason: str) -> Sum:
+        """Tell an aggregator of its part."""
+        return Sum(
+            to=part.aggregator.name,
+            sum=part.sum,
+            model=self.spec.name,
+            inputs=tuple(self._inputs(planned, part, told)),
+            members=part.members,
+            images=planned.images,
+            cut_through=part.cut_through,
+            receiver=part.receiver,
+            address=self._context.address(part.receiver),
+            ticket=part.ticket,
+            rate_bps=paced_rate(part.profile, part.path, self._context.network),
+            seq=planned.seq,
+            reason=reason,
+        )
+
+    def _inputs(self, planned: PlannedSum, part: SumPart, told: _Told) -> Iterator[SumInput]:
+        for update in part.updates:
+            own, known = told.coefficients[update], self.planned[update]
+            yield SumInput(
+                transfer=update,
+                ticket=known.ticket,
+                first=own.first,
+                second=own.second,
+                size_bytes=known.request.size_bytes,
+                after=told.after[update],
+            )
+        tickets: dict[SumId, bytes] = {p.sum: p.ticket for p in planned.parts}
+        size_bytes = planned.images * self.spec.layout.size_bytes
+        for child in part.parts:
+            yield SumInput(
+                transfer=child,
+                ticket=tickets[child],
+                first=1.0,
+                second=1.0,
+                size_bytes=size_bytes,
+                after=told.after[child],
+            )

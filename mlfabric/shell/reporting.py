@@ -1,0 +1,177 @@
+"""Tells the monitor what finished transfers achieved. Shell-level, shared by every member that moves tensors.
+
+A record is sent at once, and those that follow closely are gathered. While there is no monitor, or it does not answer,
+they are dropped and counted: training never waits for a measurement.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from typing import NamedTuple
+
+import grpc
+
+from mlfabric.channels import Direction, TransferRecord
+from mlfabric.errors import UsageError
+from mlfabric.model.specs import Role
+from mlfabric.security import LOOPBACK, Security
+from mlfabric.security.secure_grpc import open_channel
+from mlfabric.v1 import monitor_pb2, monitor_pb2_grpc
+
+__all__ = ["TransferReporter"]
+
+REPORT_INTERVAL_S = 0.2
+ANSWER_WITHIN_S = 1.0
+KEEP_RECORDS = 4096
+MONITOR = Role.MONITOR.value
+_CHANNEL_OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_reconnect_backoff_ms", 1000)]
+log = logging.getLogger("mlfabric.shell.reporting")
+_pause = asyncio.sleep
+
+
+class _Ends(NamedTuple):
+    """Where the bytes of a transfer came from and where they went, or to whom."""
+
+    from_host: str
+    to_host: str = ""
+    to_peer: str = ""
+
+
+class TransferReporter:
+    """One member's line to the monitor.
+
+    Args:
+        name: of this member.
+        host: the machine that it runs on; "" if ``up_bps`` and ``down_bps`` are unknown as well.
+        up_bps, down_bps: nominal rate of the host's link in bit/s; 0 means unknown.
+        security: of the member.
+        succeeds: the replica that it was before it took its server's place; "" of one that never was a replica.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        host: str = "",
+        up_bps: int = 0,
+        down_bps: int = 0,
+        security: Security = LOOPBACK,
+        *,
+        succeeds: str = "",
+    ) -> None:
+        self._header = monitor_pb2.RecordTransfersRequest(
+            member=name, host=host, up_bps=up_bps, down_bps=down_bps, succeeds=succeeds
+        )
+        self._records: deque[tuple[TransferRecord, _Ends]] = deque()
+        self._security = security
+        self._address = ""
+        self._token = b""
+        self._connected_to = ""
+        self._channel: grpc.aio.Channel | None = None
+        self._wake = asyncio.Event()
+        self.sent = 0
+        self.dropped = 0
+
+    def set_monitor(self, address: str, token: bytes) -> None:
+        """Report to the monitor at ``host:port`` from now on, and show it this token; "" means that there is none."""
+        if address != self._address:
+            log.debug("transfers are reported to %s", address or "nobody")
+        self._address, self._token = address, token
+
+    def record(self, record: TransferRecord, from_host: str, to_host: str) -> None:
+        """Take in a finished transfer.
+
+        Args:
+            record: what this member measured.
+            from_host, to_host: where the bytes came from and where they went.
+        """
+        self._take_in(record, _Ends(from_host=from_host, to_host=to_host))
+
+    def record_sent(self, record: TransferRecord, from_host: str, to_peer: str) -> None:
+        """Take in a finished transfer to somebody whose host is perhaps not known.
+
+        Args:
+            record: what this member measured.
+            from_host: where the bytes came from.
+            to_peer: the receiver, by its name, or its host.
+        """
+        self._take_in(record, _Ends(from_host=from_host, to_peer=to_peer))
+
+    def _take_in(self, record: TransferRecord, ends: _Ends) -> None:
+        if not self._address or len(self._records) >= KEEP_RECORDS:
+            self.dropped += 1
+            return
+        self._records.append((record, ends))
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Send records until cancelled."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            await self._send()
+            await _pause(REPORT_INTERVAL_S)
+
+    async def close(self) -> None:
+        """Close the connection; what was not sent is dropped."""
+        self.dropped += len(self._records)
+        self._records.clear()
+        await self._disconnect()
+
+    async def _send(self) -> None:
+        taken, self._records = self._records, deque()
+        if not taken:
+            return
+        try:
+            stub = await self._stub()
+            if stub is None:
+                self.dropped += len(taken)
+                return
+            await stub.RecordTransfers(self._message(taken), timeout=ANSWER_WITHIN_S)
+        except grpc.aio.AioRpcError as error:
+            self.dropped += len(taken)
+            log.debug("%s records dropped, the monitor at %s: %s", len(taken), self._address, error.details())
+        except UsageError as error:
+            self.dropped += len(taken)
+            log.warning("%s records dropped: %s", len(taken), error)
+        else:
+            self.sent += len(taken)
+
+    def _message(self, taken: deque[tuple[TransferRecord, _Ends]]) -> monitor_pb2.RecordTransfersRequest:
+        message = monitor_pb2.RecordTransfersRequest()
+        message.CopyFrom(self._header)
+        message.token = self._token
+        now_ns = time.monotonic_ns()
+        for record, ends in taken:
+            message.records.add(
+                from_host=ends.from_host,
+                to_host=ends.to_host,
+                to_peer=ends.to_peer,
+                bytes=record.bytes,
+                seconds=record.seconds,
+                paced=record.paced,
+                delivery_rate_bps=record.delivery_rate_bps,
+                ended_ago_s=(now_ns - record.ended_ns) / 1e9,
+                at_sender=record.direction is Direction.OUT,
+                busy_bytes=record.busy_bytes,
+                busy_seconds=record.busy_ns / 1e9,
+            )
+        return message
+
+    async def _stub(self) -> monitor_pb2_grpc.MonitorServiceAsyncStub | None:
+        """Return a stub for the present address; None if there is none."""
+        if self._address != self._connected_to:
+            await self._disconnect()
+        if not self._address:
+            return None
+        if self._channel is None:
+            self._channel = open_channel(self._address, MONITOR, self._security, _CHANNEL_OPTIONS)
+            self._connected_to = self._address
+        return monitor_pb2_grpc.MonitorServiceStub(self._channel)
+
+    async def _disconnect(self) -> None:
+        channel, self._channel, self._connected_to = self._channel, None, ""
+        if channel is not None:
+            await channel.close()

@@ -1,0 +1,136 @@
+"""The trees of an AllReduce: whatever is planned, every worker's bytes reach the root once and come back once."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlfabric.methods import all_reduce
+from mlfabric.methods.all_reduce import RING_FROM_NS, TREES_FROM_NS, Shaped, shape_round
+from mlfabric.methods.trees import Trees
+from mlfabric.model.specs import ALIGNMENT_BYTES
+from mlfabric.network import Network, up_link
+from mlfabric.planning import Shape
+from mlfabric.planning.all_reduce import warm
+from mlfabric.protocol import RoundId
+
+MEGABIT = 1_000_000
+TREES_FROM_BYTES, RING_FROM_BYTES = (200 * MEGABIT * ns // (8 * 10**9) for ns in (TREES_FROM_NS, RING_FROM_NS))
+"""Over the fast links here."""
+sizes = st.sampled_from((0, 2, 17, TREES_FROM_BYTES, RING_FROM_BYTES, RING_FROM_BYTES + 6, 1_000_006))
+rates = st.lists(st.sampled_from((50 * MEGABIT, 200 * MEGABIT)), min_size=1, max_size=6)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _planner() -> object:
+    """Load what AllReduce needs of the planner; compiling all of it would take minutes."""
+    warm()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(all_reduce, "is_planner_loaded", lambda: True)
+        yield
+
+
+def star(rates_bps: list[int]) -> Network:
+    network = Network.star(1000 * MEGABIT)
+    for i, bps in enumerate(rates_bps):
+        network.add_host(f"h{i}", bps, bps)
+    return network
+
+
+def shaped(rates_bps: list[int], size_bytes: int, counter: int = 1, each: int = 1) -> tuple[Shaped, list[str]]:
+    members = {f"w{i}.{k}": f"h{i}" for i in range(len(rates_bps)) for k in range(each)}
+    found = shape_round(star(rates_bps), members, size_bytes, RoundId(1, counter), now_ns=0)
+    assert isinstance(found, Shaped), found
+    return found, sorted(members)
+
+
+def way(above: dict[str, str], worker: str) -> list[str]:
+    """The way up from a worker."""
+    out = [worker]
+    while out[-1] in above:
+        out.append(above[out[-1]])
+        assert len(set(out)) == len(out), f"a circle: {out}"
+    return out
+
+
+@given(rates, sizes, st.integers(1, 50), st.integers(1, 3))
+@settings(max_examples=60, deadline=None)
+def test_every_byte_of_every_worker_goes_up_one_tree_to_its_root_and_comes_back_down_one(
+    rates_bps, size_bytes, counter, each
+) -> None:
+    found, workers = shaped(rates_bps, size_bytes, counter, each)
+    at = 0
+    for tree in found.trees:
+        assert at == tree.start < tree.end
+        assert tree.start % ALIGNMENT_BYTES == 0
+        at = tree.end
+        for above in (tree.parents, tree.sources):
+            assert sorted(above) == [worker for worker in workers if worker != tree.root]
+            assert all(way(dict(above), worker)[-1] == tree.root for worker in workers)
+    assert at == size_bytes
+
+
+@given(rates, sizes, st.integers(1, 50))
+@settings(max_examples=30, deadline=None)
+def test_the_same_round_gives_the_same_trees(rates_bps, size_bytes, counter) -> None:
+    assert shaped(rates_bps, size_bytes, counter) == shaped(rates_bps, size_bytes, counter)
+
+
+def carried(tree: Trees, worker: str) -> tuple[int, int]:
+    """How often a worker sends and receives the bytes of a range."""
+    edges = (tree.parents, tree.sources)
+    sends = (worker in tree.parents) + sum(above == worker for above in tree.sources.values())
+    return sends, (worker in tree.sources) + sum(above == worker for above in edges[0].values())
+
+
+def test_on_equal_links_a_large_tensor_goes_in_chains_that_load_every_link_as_a_ring_would() -> None:
+    found, workers = shaped([200 * MEGABIT] * 4, 25_000_000)
+    assert found.shape is Shape.RING
+    assert sorted(tree.root for tree in found.trees) == workers
+    for worker in workers:
+        loads = [[n * (tree.end - tree.start) for n in carried(tree, worker)] for tree in found.trees]
+        assert [sum(column) for column in zip(*loads, strict=True)] == pytest.approx([1.5 * 25_000_000] * 2, rel=1e-5)
+
+
+def test_a_host_with_a_slow_link_carries_the_tensor_once_each_way_and_is_no_root() -> None:
+    for counter in range(1, 20):
+        found, _ = shaped([200 * MEGABIT] * 3 + [50 * MEGABIT], 25_000_000, counter)
+        (tree,) = found.trees
+        assert found.shape is Shape.TREE
+        assert tree.root != "w3.0"
+        assert carried(tree, "w3.0") == (1, 1)
+
+
+def test_the_root_is_drawn_among_all_hosts_that_are_alike() -> None:
+    for size_bytes in (16, TREES_FROM_BYTES):
+        roots = {shaped([200 * MEGABIT] * 4, size_bytes, counter)[0].trees[0].root for counter in range(1, 60)}
+        assert roots == {"w0.0", "w1.0", "w2.0", "w3.0"}
+
+
+@pytest.mark.parametrize("fast_bps", [2 * MEGABIT, 200 * MEGABIT, 20_000 * MEGABIT])
+def test_how_long_a_tensor_takes_over_a_fast_link_decides_how_many_hops_it_is_worth(fast_bps) -> None:
+    def shape(ns: int) -> Shape:
+        return shaped([fast_bps] * 5, fast_bps * ns // (8 * 10**9) // ALIGNMENT_BYTES * ALIGNMENT_BYTES)[0].shape
+
+    assert shape(TREES_FROM_NS * 9 // 10) is Shape.DIRECT
+    assert shape(RING_FROM_NS * 9 // 10) is not Shape.RING
+    assert shape(RING_FROM_NS * 100) is Shape.RING
+
+
+def test_without_a_planner_all_send_to_one_host_without_a_slow_link(monkeypatch) -> None:
+    monkeypatch.setattr(all_reduce, "is_planner_loaded", lambda: False)
+    for counter in range(1, 20):
+        found, _ = shaped([200 * MEGABIT] * 3 + [50 * MEGABIT], 25_000_000, counter)
+        (tree,) = found.trees
+        assert tree.root != "w3.0"
+        assert set(tree.parents.values()) == set(tree.sources.values()) == {tree.root}
+        assert "not loaded" in found.reason
+
+
+def test_a_host_that_cannot_be_reached_is_said() -> None:
+    network = star([200 * MEGABIT] * 3)
+    network.set_rate(up_link("h1"), 0)
+    found = shape_round(network, {f"w{i}": f"h{i}" for i in range(3)}, 25_000_000, RoundId(1, 1), now_ns=0)
+    assert isinstance(found, str)
+    assert "no capacity" in found

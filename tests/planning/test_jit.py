@@ -1,0 +1,56 @@
+"""What is kept on disk of compiled functions is renewed when anything changes that it was made of."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from mlfabric.planning.fluid import jit
+
+LOW = """
+from mlfabric.jit import lean
+
+STEP = {step}
+
+
+@lean
+def step(n):
+    return n + STEP
+"""
+TOP = """
+from mlfabric.jit import compiled, is_cold, set_warm
+from mlfabric import other
+from mlfabric.low import (
+    step,
+)
+
+
+@compiled
+def twice(n):
+    return step(n) + step(10)
+
+
+before = is_cold()
+print(before, twice(0), len(step.signatures))
+set_warm()
+"""
+
+
+def test_a_change_of_a_constant_in_an_imported_file_is_noticed(tmp_path: Path) -> None:
+    package = tmp_path / "mlfabric"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "other.py").touch()
+    (package / "jit.py").write_text(Path(jit.__file__).read_text())
+    (package / "top.py").write_text(TOP)
+
+    def said(step: int) -> str:
+        (package / "low.py").write_text(LOW.format(step=step))
+        # Not the caches' own age: only the digest tells these apart.
+        command = [sys.executable, "-c", "import mlfabric.top"]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout.strip()
+
+    assert said(1) == "True 12 1"
+    assert said(1) == "False 12 0"
+    assert said(2) == "True 14 1"
