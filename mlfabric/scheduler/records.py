@@ -157,7 +157,8 @@ class PlannedUpdate:
         voided: the server was told to let go of it; until it answers that it did, or settled it, nothing else is
             planned for this update.
         adopted: the server held it before this scheduler's time.
-        asked: its worker has asked this scheduler for it; else ``request`` is made up.
+        asked: its worker has asked this scheduler for it, and has not said since that it is over; else nobody sends it
+            anew.
         patience_ns: how long after its planned end it becomes overdue.
         overdue: how often it was found overdue.
         late_end_ns: when it was taken to end when it was last found overdue; 0 if it never was.

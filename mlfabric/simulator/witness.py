@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from mlfabric.model.samples import SampleCounts, Samples, difference
 from mlfabric.model.specs import RuleKind, RuleSpec
+from mlfabric.network import down_link
 from mlfabric.protocol import (
     CommitsReported,
     Committed,
@@ -158,13 +159,17 @@ class Witness:
         self._known[model] = (state, version)
 
     def rested(self, state: SchedulerState, now_ns: int) -> None:
-        """Check that nobody waits for others while nothing is under way, unless for what is expected in a moment."""
+        """Check that nobody waits for others while nothing is under way, unless for what is expected in a moment.
+
+        What is on its way to a replica on the server's host takes the same link, and is waited for.
+        """
         for model in state.models.values():
             pushes = model.pushes
             idle = pushes.initialised and not pushes.awaited and not pushes.planned and not pushes.policy.has_barrier
             if idle and state.context.is_here(pushes.server):
                 due_ns = pushes.due_ns(now_ns) if pushes.waiting else now_ns
-                late_ns = LONGEST_WAIT_NS if due_ns is None else due_ns - now_ns
+                free_ns = state.context.network.busy_until(down_link(state.context.host(pushes.server)), now_ns)
+                late_ns = LONGEST_WAIT_NS if due_ns is None else due_ns - max(now_ns, free_ns)
                 assert late_ns < LONGEST_WAIT_NS, (
                     f"{list(pushes.waiting)} wait though nothing is under way to {pushes.server}"
                 )

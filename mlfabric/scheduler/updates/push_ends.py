@@ -222,6 +222,9 @@ class PushEnds(PushTable):
         self.clocks.hear(worker, None if clock is None else clock + sum(update in self.settled for update in held))
         for update in [u for u in self.waiting if u.worker == worker and u not in held]:
             del self.waiting[update]
+        for update, planned in self.planned.items():
+            if update.worker == worker and update not in held and self.whole is None:
+                planned.asked = False
         self.clocks.settle_others(worker, {u.counter for u in held})
         if self.iteration is not None:
             self.iteration.owed = {u for u in self.iteration.owed if u.worker != worker or u in held}
