@@ -1,4 +1,4 @@
-"""Every plan that a scheduler under test makes is made to check itself."""
+"""Every plan of a scheduler under test is made to check itself; and the compiled planner, once for all tests."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import pytest
 
 from mlfabric.methods import all_reduce
 from mlfabric.network import Network
-from mlfabric.planning import Batch, FabricState, Plan, PlannerConfig, plan
+from mlfabric.planning import Batch, FabricState, Plan, PlannerConfig, plan, warm_up
 from mlfabric.scheduler.gets import get_requests as gets
 from mlfabric.scheduler.updates import pushes
 
-__all__ = ["every_plan_is_validated"]
+__all__ = ["compiled_planner", "every_plan_is_validated"]
 
 
 @pytest.fixture(autouse=True)
@@ -24,3 +24,9 @@ def every_plan_is_validated(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for user in (pushes, gets, all_reduce):
         monkeypatch.setattr(user, "plan", validated)
+
+
+@pytest.fixture(scope="session")
+def compiled_planner() -> None:
+    """Load the planner's kernels; the first test that asks for it compiles them where no machine code is kept yet."""
+    warm_up(print)

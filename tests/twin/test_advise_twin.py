@@ -16,7 +16,7 @@ from mlfabric.twin.run import predict
 from mlfabric.twin.settings import COMPUTE
 from tests.twin.clusters import cluster_of
 
-pytestmark = pytest.mark.usefixtures("compiled")
+pytestmark = pytest.mark.usefixtures("compiled_planner")
 
 UNEVEN = """
 [fabric]

@@ -21,7 +21,7 @@ from mlfabric.twin.run_world import RunWorld
 from mlfabric.twin.settings import COMPUTE, NETWORK
 from tests.twin.clusters import cluster_of
 
-pytestmark = [pytest.mark.usefixtures("compiled"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.usefixtures("compiled_planner"), pytest.mark.timeout(900)]
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from mlfabric.twin.planned import Planner
 from mlfabric.twin.run import simulate
 from tests.twin.clusters import cluster_of, helped
 
-pytestmark = [pytest.mark.usefixtures("compiled"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.usefixtures("compiled_planner"), pytest.mark.timeout(900)]
 
 
 def uneven(workers: int, **options: Any) -> Cluster:

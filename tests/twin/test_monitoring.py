@@ -14,7 +14,7 @@ from mlfabric.twin.monitoring import LARGE, Estimated, Told, monitor_of
 from mlfabric.twin.run import simulate
 from tests.twin.clusters import cluster_of, helped
 
-pytestmark = pytest.mark.usefixtures("compiled")
+pytestmark = pytest.mark.usefixtures("compiled_planner")
 
 MS = 1e6
 S = 1e9

@@ -18,7 +18,7 @@ from mlfabric.twin.run_world import RunWorld
 from mlfabric.twin.sequencing import Expected, Sequencing
 from tests.twin.clusters import cluster_of, helped
 
-pytestmark = [pytest.mark.usefixtures("compiled"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.usefixtures("compiled_planner"), pytest.mark.timeout(900)]
 
 MS = 1_000_000
 

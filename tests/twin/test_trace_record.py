@@ -168,7 +168,7 @@ def test_the_steps_of_a_live_fabric_are_counted(recorded: Trace):
     assert abs(computed - committed) <= 6
 
 
-def test_the_twin_replays_what_was_recorded_of_a_live_fabric(compiled: None, recorded: Trace):
+def test_the_twin_replays_what_was_recorded_of_a_live_fabric(compiled_planner: None, recorded: Trace):
     """How near the twin comes depends on how busy this machine is, so only what holds on any machine is asked."""
     replayed = simulate(recorded.cluster(iterations=30))
     assert replayed.ended_s.shape == (3, 30)
