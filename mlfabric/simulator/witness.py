@@ -194,7 +194,8 @@ class Witness:
         is_checked = truth.kind is UpdateKind.GRADIENT and pushes.spec.shard is None
         if is_checked and isinstance(outcome, Committed) and outcome.version.epoch < pushes.version.epoch:
             now = f"under server epoch {pushes.version.epoch}"
-            is_lost = self.is_lost(truth.model, outcome.version) and update not in self.applied
+            known = [began for began in self._began[truth.model] if began.epoch <= pushes.version.epoch]
+            is_lost = _is_behind(outcome.version, known) and update not in self.applied
             assert not is_lost, f"{update} is called {outcome} {now}; it was lost"
 
     # At the server
@@ -365,7 +366,7 @@ class Witness:
 
     def is_lost(self, model: str, version: ModelVersion) -> bool:
         """Tell whether a version was lost when a later epoch began."""
-        return any(b.epoch > version.epoch and version.number > b.number for b in self._began[model])
+        return _is_behind(version, self._began[model])
 
     # At the replica
 
@@ -529,6 +530,11 @@ class Witness:
             assert outcome == really, f"{who} says {outcome} of {update}; it is {really}"
         else:
             assert really is None, f"{who} says {outcome} of {update}; it is {really}"
+
+
+def _is_behind(version: ModelVersion, began: Sequence[ModelVersion]) -> bool:
+    """Tell whether a later epoch began before a version was made."""
+    return any(later.epoch > version.epoch and version.number > later.number for later in began)
 
 
 def _groups(entries: Sequence[MadeVersion]) -> Iterator[list[MadeVersion]]:
