@@ -157,8 +157,8 @@ class PlannedUpdate:
         voided: the server was told to let go of it; until it answers that it did, or settled it, nothing else is
             planned for this update.
         adopted: the server held it before this scheduler's time.
-        asked: its worker has asked this scheduler for it, and has not said since that it is over; else nobody sends it
-            anew.
+        asked: its worker has asked this scheduler for it; else ``request`` is made up.
+        is_over: its worker has come back without it, and knows its outcome: it does not send it again.
         patience_ns: how long after its planned end it becomes overdue.
         overdue: how often it was found overdue.
         late_end_ns: when it was taken to end when it was last found overdue; 0 if it never was.
@@ -173,6 +173,7 @@ class PlannedUpdate:
     voided: bool = False
     adopted: bool = False
     asked: bool = True
+    is_over: bool = False
     patience_ns: int = OVERDUE_SLACK_NS
     overdue: int = 0
     late_end_ns: int = 0

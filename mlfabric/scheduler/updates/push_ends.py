@@ -223,8 +223,8 @@ class PushEnds(PushTable):
         for update in [u for u in self.waiting if u.worker == worker and u not in held]:
             del self.waiting[update]
         for update, planned in self.planned.items():
-            if update.worker == worker and update not in held and self.whole is None:
-                planned.asked = False
+            if update.worker == worker:
+                planned.is_over = update not in held
         self.clocks.settle_others(worker, {u.counter for u in held})
         if self.iteration is not None:
             self.iteration.owed = {u for u in self.iteration.owed if u.worker != worker or u in held}

@@ -308,7 +308,7 @@ class PushTable:
             elif self._context.is_live(update.worker, update.incarnation):
                 if planned.sum is not None and torn_by not in (TornBy.DRIFT, TornBy.HELD_UP):
                     self._set_apart(update, torn_by)
-                if self.iteration is not None and planned.asked and planned.seq == self.iteration.seq:
+                if self.iteration is not None and not planned.is_over and planned.seq == self.iteration.seq:
                     self.iteration.owed.add(update)
 
     def _set_apart(self, update: UpdateId, torn_by: TornBy | None) -> None:
