@@ -151,7 +151,7 @@ async def _push_when_granted(address: str, data: np.ndarray) -> None:
 
 
 def _receive(pipe: Pipe, course: _Course) -> None:
-    import_module("mlfabric.transfer")  # before memory is measured, and not in senders: it loads torch
+    import_module("mlfabric.transfer.running_sum")  # before memory is measured, and not in senders: it loads torch
     pipe.send(asyncio.run(_take_pushes(pipe, course)))
     pipe.poll(None)  # the parent ends this process
 
@@ -214,7 +214,7 @@ def _into_nothing(_tensor_bytes: int) -> Pass:
 
 
 def _into_sum(tensor_bytes: int) -> Pass:
-    from mlfabric.transfer import Accumulator, Input
+    from mlfabric.transfer.running_sum import Accumulator, Input
 
     buffer = _reserved(tensor_bytes)
     layout = Layout((TensorSpec(name="weight", shape=(tensor_bytes // 4,), dtype="float32"),))

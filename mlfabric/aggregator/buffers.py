@@ -7,7 +7,8 @@ import numpy as np
 from mlfabric.errors import TransferError
 from mlfabric.model.specs import ModelSpec
 from mlfabric.protocol import GetId, Sum, SumId, SumInput
-from mlfabric.transfer import Accumulator, Input, InputKind, Relay
+from mlfabric.transfer.relay import Relay
+from mlfabric.transfer.running_sum import Accumulator, Input, InputKind
 
 __all__ = ["Buffers"]
 

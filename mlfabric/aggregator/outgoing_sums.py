@@ -20,9 +20,10 @@ from mlfabric.channels import Channel, Connection, Frame, FrameKind
 from mlfabric.errors import FabricError, TransferError
 from mlfabric.fail_stop import Failed, Tasks
 from mlfabric.protocol import GetId, Sum, SumId
-from mlfabric.transfer import Accumulator, exchange
+from mlfabric.transfer import exchange
 from mlfabric.transfer.dialling import Dialled
 from mlfabric.transfer.lines import Recorded
+from mlfabric.transfer.running_sum import Accumulator
 from mlfabric.v1 import data_pb2
 
 __all__ = ["Outgoing"]

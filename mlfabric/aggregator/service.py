@@ -32,7 +32,7 @@ from mlfabric.shell.driving import Driver, side_by_side
 from mlfabric.shell.reporting import TransferReporter
 from mlfabric.shell.session import SchedulerSession, SessionCallbacks, nothing
 from mlfabric.telemetry import AggregatorMetrics
-from mlfabric.transfer import load_kernels
+from mlfabric.transfer.add_kernels import load as load_kernels
 from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc
 
 __all__ = ["AggregatorOptions", "AggregatorService"]

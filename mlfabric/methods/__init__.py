@@ -1,4 +1,4 @@
-"""Consistency modes: one small pure file each; who is waited for, what a version is, what is planned."""
+"""Ways to train: one small pure file each; who is waited for, what a version is, what is planned."""
 
 from __future__ import annotations
 

@@ -1,17 +1,5 @@
-"""Buffers that are read while they are being filled: sums and relays, chunk by chunk (design, section 5).
+"""What moves and what is said about it: data connections at both ends, sums and relays of buffers that still fill.
 
-Shell code that the aggregator and the worker daemon share; it knows channels and layouts, and no service.
+Nothing is imported here: state machines need the pure modules of this room (``offers``, ``precedence``) without the
+channels and tensors of the others.
 """
-
-from mlfabric.transfer.add_kernels import load as load_kernels
-from mlfabric.transfer.relay import Relay
-from mlfabric.transfer.running_sum import Accumulator, Input, InputKind, NotFiniteError
-
-__all__ = [
-    "Accumulator",
-    "Input",
-    "InputKind",
-    "NotFiniteError",
-    "Relay",
-    "load_kernels",
-]

@@ -28,7 +28,8 @@ from mlfabric.errors import FabricError, TransferError
 from mlfabric.model.specs import ALIGNMENT_BYTES, DTYPE_BYTES, Layout, TensorSpec
 from mlfabric.protocol import Peer, Reduce, ReducePart
 from mlfabric.telemetry.forwarding_log import note_forwarding
-from mlfabric.transfer import Accumulator, Input, InputKind, Relay
+from mlfabric.transfer.relay import Relay
+from mlfabric.transfer.running_sum import Accumulator, Input, InputKind
 from mlfabric.v1 import data_pb2
 from mlfabric.worker_daemon.round_lines import RoundLines
 

@@ -51,7 +51,7 @@ from mlfabric.shell.driving import Driver
 from mlfabric.shell.reporting import TransferReporter
 from mlfabric.shell.session import SchedulerSession, SessionCallbacks
 from mlfabric.telemetry import WorkerMetrics
-from mlfabric.transfer import load_kernels
+from mlfabric.transfer.add_kernels import load as load_kernels
 from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc
 from mlfabric.worker_daemon import actions as act
 from mlfabric.worker_daemon.attempts import ReduceBuffers

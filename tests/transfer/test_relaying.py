@@ -10,7 +10,7 @@ import pytest
 from mlfabric.channels import Frame, FrameKind
 from mlfabric.errors import LayoutError, TransferError, UsageError
 from mlfabric.model.chunking import chunk_bytes
-from mlfabric.transfer import Relay
+from mlfabric.transfer.relay import Relay
 from tests.channels.filling import filled_by
 from tests.transfer.conftest import Connect
 

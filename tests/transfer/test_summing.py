@@ -15,8 +15,8 @@ from mlfabric.channels import Connection, Frame, FrameKind
 from mlfabric.errors import LayoutError, TransferError, UsageError
 from mlfabric.model.chunking import chunk_bytes
 from mlfabric.model.specs import Layout, TensorKind, TensorSpec
-from mlfabric.transfer import Accumulator, Input, InputKind, NotFiniteError
 from mlfabric.transfer import running_sum as summing
+from mlfabric.transfer.running_sum import Accumulator, Input, InputKind, NotFiniteError
 from tests.channels.filling import Buffer
 from tests.transfer.conftest import Connect
 

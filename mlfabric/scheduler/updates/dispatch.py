@@ -66,10 +66,8 @@ class Arranging(Summing):
         elif not transfer.planned:
             return
         if transfer.planned:
-            after, reason = (
-                self._links.enter(update, transfer.path, transfer.profile),
-                "planned anew: links have changed",
-            )
+            after = self._links.enter(update, transfer.path, transfer.profile)
+            reason = "planned anew: links have changed"
             planned.profile, planned.late_end_ns, planned.overdue = transfer.profile, 0, 0
         yield self._expect(planned, after, reason)
 
