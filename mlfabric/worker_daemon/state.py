@@ -160,9 +160,6 @@ class DaemonState:
         self._admissions += 1
         self.pushing.begin_epoch()
         self.getting.begin_epoch()
-        yield act.Request(event=self.holds())
-        for wanted in self.drawing.open():
-            yield act.Request(event=wanted)
 
     def _settling(self, actions: Iterator[act.Action]) -> Iterator[act.Action]:
         """Pass actions on, and let the gets that waited for a push follow its outcome."""

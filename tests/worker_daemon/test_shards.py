@@ -24,7 +24,6 @@ from mlfabric.protocol import (
     TransferEnded,
     UpdateId,
     UpdateKind,
-    WorkerHolds,
 )
 from mlfabric.worker_daemon import actions as act
 from mlfabric.worker_daemon.data_attempts import Parcel
@@ -105,19 +104,17 @@ def test_a_drop_that_a_server_tells_is_reported_for_its_part(stage):
     assert stage.tell(answered(1, LATE)) == asks(discarded(1))
 
 
-def asked_for(told: list[act.Action]) -> list[UpdateId]:
-    """Return which updates a scheduler is told of that has just admitted the worker."""
-    [request] = told
-    assert isinstance(request, act.Request)
-    assert isinstance(request.event, WorkerHolds)
-    return sorted(r.update for r in request.event.pushes)
+def asked_for(stage: Stage) -> list[UpdateId]:
+    """Return which updates a scheduler that begins anew is told of."""
+    assert stage.tell(act.EpochBegan(epoch=2)) == []
+    return sorted(push.update for push in stage.state.holds().pushes)
 
 
 @pytest.mark.parametrize("outcome", [DONE, LATE], ids=["committed", "dropped"])
 def test_a_part_that_has_its_outcome_is_asked_for_again_by_a_new_scheduler_while_another_is_open(stage, outcome):
     stage.push(0, 1)
     stage.tell(answered(0, outcome))
-    assert asked_for(stage.tell(act.EpochBegan(epoch=2))) == [update(0), update(1)]
+    assert asked_for(stage) == [update(0), update(1)]
     assert stage.tell(answered(0, DONE), answered(1, DONE)) == [settles(0, DONE)]
 
 
@@ -134,7 +131,7 @@ def test_a_part_whose_initial_weights_were_taken_is_brought_again_as_its_server_
     stage.tell(answered(0, DONE))
     assert stage.tell(wanted) == asked[:1]
     stage.tell(answered(0, DONE))
-    assert asked_for(stage.tell(act.EpochBegan(epoch=2))) == [update(0), update(1)]
+    assert asked_for(stage) == [update(0), update(1)]
 
 
 def test_initial_weights_that_are_wanted_while_no_part_has_an_outcome_are_on_their_way_already(stage):
@@ -159,7 +156,7 @@ def test_an_attempt_that_still_runs_when_its_part_is_asked_for_again_is_the_only
 def test_a_push_that_has_its_outcome_is_not_asked_for_again(stage):
     stage.push(0, 1)
     stage.tell(answered(0, DONE), answered(1, DONE))
-    assert asked_for(stage.tell(act.EpochBegan(epoch=2))) == []
+    assert asked_for(stage) == []
 
 
 @pytest.mark.parametrize("other", [LATE, Committed(version=ModelVersion(1, 8), tau=0)])
@@ -257,10 +254,8 @@ def test_a_model_that_is_older_than_the_push_it_follows_is_asked_for_again(stage
 def test_a_new_scheduler_is_asked_for_all_parts_once_what_an_older_one_planned_has_ended(stage):
     stage.get(0, 1)
     stage.tell(fetch(0), fetch(1), arrived(0, 3))
-    [request] = stage.tell(act.EpochBegan(epoch=2))
-    assert isinstance(request, act.Request)
-    assert isinstance(request.event, WorkerHolds)
-    assert request.event.gets == ()
+    assert stage.tell(act.EpochBegan(epoch=2)) == []
+    assert stage.state.holds().gets == ()
     assert stage.tell(arrived(1, 3)) == []
     stage.now_ns = FIRST_PAUSE_NS
     assert stage.tell(Tick()) == asks(get(0), get(1))
@@ -269,10 +264,8 @@ def test_a_new_scheduler_is_asked_for_all_parts_once_what_an_older_one_planned_h
 def test_a_new_scheduler_hears_of_all_parts_of_a_get_if_none_is_on_its_way(stage):
     stage.get(0, 1)
     stage.tell(fetch(0), arrived(0, 3))
-    [request] = stage.tell(act.EpochBegan(epoch=2))
-    assert isinstance(request, act.Request)
-    assert isinstance(request.event, WorkerHolds)
-    assert request.event.gets == (get(0), get(1))
+    assert stage.tell(act.EpochBegan(epoch=2)) == []
+    assert stage.state.holds().gets == (get(0), get(1))
     assert stage.tell(fetch(0, b"2"), fetch(1, b"2"), arrived(0, 5), arrived(1, 5)) == [
         *starts(fetch(0, b"2"), fetch(1, b"2")),
         delivers(0, 5),
