@@ -124,8 +124,9 @@ class SchedulerState:
         if isinstance(event, MemberJoined):
             self._look_at(event.member.seen, may_rise=not self.context.members)
             # A server may hold checkpoints of an epoch that a newer scheduler has named, and have seen none itself.
-            named = term_of(max(event.server_epochs, default=0))
-            self._look_at(Term(named, self.context.config.instance), may_rise=True)
+            newest = max(event.server_epochs, default=0)
+            if newest > self.context.numbers.last_server_epoch:
+                self._look_at(Term(term_of(newest), self.context.config.instance), may_rise=True)
         elif isinstance(event, TermShown):
             self._look_at(event.seen, may_rise=False)
         if self.verdict is not Verdict.STAYS:

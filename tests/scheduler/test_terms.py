@@ -99,6 +99,16 @@ def test_a_scheduler_rises_above_the_term_that_the_epoch_of_a_checkpoint_is_of()
     assert stage.state.seen.epoch == 7
 
 
+def test_a_scheduler_that_has_named_more_epochs_than_a_term_has_room_for_knows_its_own():
+    stage = Stage(epoch=5)
+    stage.state.context.numbers.last_server_epoch = name_of_epoch(6, 0)
+    own = stage.state.context.numbers.next_server_epoch()
+    for named, wanted in ((own, Verdict.STAYS), (name_of_epoch(7, 0), Verdict.RISES)):
+        came = joining(f"from {named}", NO_TERM, Role.SERVER)
+        stage.state.handle(replace(came, held=(replace(SPEC, name="other"),), server_epochs=(named,)), stage.now_ns)
+        assert stage.state.verdict is wanted
+
+
 def test_an_epoch_is_above_the_file_s_the_clock_s_and_what_members_have_seen(tmp_path):
     first = next_epoch(tmp_path)
     far = first + 10**9
