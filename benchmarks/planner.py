@@ -36,9 +36,9 @@ from mlfabric.planning import (
     PlannerConfig,
     Replica,
     plan,
+    push_plan,
     warm_up,
 )
-from mlfabric.planning import push_plan as pushing
 from mlfabric.protocol import UpdateId
 
 __all__ = ["run"]
@@ -171,8 +171,8 @@ def _stages() -> Iterator[dict[str, float]]:
 
         return run_stage
 
-    stages: Mapping[str, Any] = {stage: timed(name, getattr(pushing, stage)) for stage, name in STAGES.items()}
-    with patch.multiple(pushing, **stages):
+    stages: Mapping[str, Any] = {stage: timed(name, getattr(push_plan, stage)) for stage, name in STAGES.items()}
+    with patch.multiple(push_plan, **stages):
         yield found
 
 

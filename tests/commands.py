@@ -14,7 +14,7 @@ from typing import Any
 import typer
 from typer.exceptions import TyperException
 
-from mlfabric.cli import bench_command as making
+from mlfabric.cli import bench_command
 from mlfabric.cli.app import app
 from mlfabric.cli.bench_settings import settings_of
 from mlfabric.errors import FabricError
@@ -119,10 +119,10 @@ def parsed(arguments: Sequence[str], *, is_whole: bool = True) -> dict[str, Any]
 
 def _check_choices(name: str, found: dict[str, Any]) -> None:
     """Have a command look at what it reads only once it runs."""
-    if name in making.MEASURED and found.get("settings"):
-        settings_of(making.benchmark(name).run, found["settings"])
+    if name in bench_command.MEASURED and found.get("settings"):
+        settings_of(bench_command.benchmark(name).run, found["settings"])
     if name == "faults" and found.get("scenarios"):
-        making.benchmark("faults.bench").chosen(found["scenarios"], 1)
+        bench_command.benchmark("faults.bench").chosen(found["scenarios"], 1)
     script = (found.get("command") or [""])[0] if name == "run" else found.get("file") or ""
     if str(script).startswith(PLACES) and not (ROOT / script).exists():
         raise BrokenError(f"there is no {script}")

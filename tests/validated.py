@@ -7,7 +7,7 @@ import pytest
 from mlfabric.methods import all_reduce
 from mlfabric.network import Network
 from mlfabric.planning import Batch, FabricState, Plan, PlannerConfig, plan, warm_up
-from mlfabric.scheduler.gets import get_requests as gets
+from mlfabric.scheduler.gets import get_requests
 from mlfabric.scheduler.updates import pushes
 
 __all__ = ["compiled_planner", "every_plan_is_validated"]
@@ -22,7 +22,7 @@ def every_plan_is_validated(monkeypatch: pytest.MonkeyPatch) -> None:
         found.validate(network)
         return found
 
-    for user in (pushes, gets, all_reduce):
+    for user in (pushes, get_requests, all_reduce):
         monkeypatch.setattr(user, "plan", validated)
 
 

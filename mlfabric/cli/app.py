@@ -6,22 +6,24 @@ import sys
 
 import typer
 
-from mlfabric.cli import advise_command as advising
-from mlfabric.cli import aggregator_command as aggregating
-from mlfabric.cli import bench_command as making
-from mlfabric.cli import certs_command as certifying
-from mlfabric.cli import faults_command as faults
-from mlfabric.cli import fuzz_command as fuzzing
-from mlfabric.cli import models_command as keeping
-from mlfabric.cli import paper_command as paper
-from mlfabric.cli import plan_command as planning
-from mlfabric.cli import record_command as recording
-from mlfabric.cli import scheduler_command as services
-from mlfabric.cli import server_command as holding
-from mlfabric.cli import simulate_command as simulating
-from mlfabric.cli import status_command as asking
-from mlfabric.cli import testbed_command as testbed
-from mlfabric.cli import up_command as embedded
+from mlfabric.cli import (
+    advise_command,
+    aggregator_command,
+    bench_command,
+    certs_command,
+    faults_command,
+    fuzz_command,
+    models_command,
+    paper_command,
+    plan_command,
+    record_command,
+    scheduler_command,
+    server_command,
+    simulate_command,
+    status_command,
+    testbed_command,
+    up_command,
+)
 from mlfabric.errors import FabricError, FencedError, UsageError
 from mlfabric.launch.supervisor import EXIT_FENCED
 
@@ -40,8 +42,20 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-ASKED = (asking, planning, simulating, advising, recording, fuzzing)
-for part in (embedded, *ASKED, certifying, making, paper, faults, services, holding, aggregating, keeping, testbed):
+ASKED = (status_command, plan_command, simulate_command, advise_command, record_command, fuzz_command)
+for part in (
+    up_command,
+    *ASKED,
+    certs_command,
+    bench_command,
+    paper_command,
+    faults_command,
+    scheduler_command,
+    server_command,
+    aggregator_command,
+    models_command,
+    testbed_command,
+):
     part.add_to(app)
 
 

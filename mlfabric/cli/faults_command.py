@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from mlfabric.cli import bench_command as making
+from mlfabric.cli import bench_command
 from mlfabric.cli import options as opt
 from mlfabric.cli.json_files import check_writable, write_json
 from mlfabric.cli.orderly_end import ending_when_told
@@ -34,7 +34,7 @@ def faults(
     """
     from mlfabric.cli import tables
 
-    bench = making.benchmark("faults.bench")
+    bench = bench_command.benchmark("faults.bench")
     check_writable(json_file)
     with ending_when_told():
         found = bench.run(bench.chosen(scenarios, trials), trials, _say, folder)
@@ -62,7 +62,7 @@ def soak(
 
     check_writable(json_file)
     with ending_when_told():
-        found = making.benchmark("faults.soak").run(minutes, _say, seed=seed, folder=folder)
+        found = bench_command.benchmark("faults.soak").run(minutes, _say, seed=seed, folder=folder)
     rows = [(name, f"{value:.3f}" if isinstance(value, float) else str(value)) for name, value in found.items()]
     tables.console().print(tables.table("Soak", ("figure", "value"), rows))
     write_json(json_file, found)
@@ -76,7 +76,7 @@ def _say(text: str) -> None:
 
 def add_to(app: typer.Typer) -> None:
     """Add these commands, one to those of ``mlfabric bench``, which is a part of ``app``."""
-    making.benchmarks.command(
+    bench_command.benchmarks.command(
         epilog=opt.examples(
             "mlfabric bench faults --json faults.json",
             "mlfabric bench faults --trials 2 --scenarios worker_killed,scheduler_back_after_1s",

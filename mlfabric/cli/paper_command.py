@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from mlfabric.cli import bench_command as making
+from mlfabric.cli import bench_command
 from mlfabric.cli import options as opt
 from mlfabric.cli.orderly_end import ending_when_told
 from mlfabric.errors import FabricError
@@ -61,7 +61,7 @@ def paper(
     from mlfabric.cli import tables
 
     with ending_when_told():
-        bench = making.benchmark("paper")
+        bench = bench_command.benchmark("paper")
         choice = bench.choose(
             cells=cells,
             systems=systems,
@@ -83,7 +83,7 @@ def paper(
 
 def add_to(app: typer.Typer) -> None:
     """Add this command to those of ``mlfabric bench``, which is a part of ``app``."""
-    making.benchmarks.command(
+    bench_command.benchmarks.command(
         epilog=opt.examples(
             "mlfabric bench paper --quick",
             "mlfabric bench paper --json paper.json --report paper-report",

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from mlfabric.cli import bench_command as making
+from mlfabric.cli import bench_command
 from mlfabric.cli import options as opt
 
 __all__ = ["add_to", "as_plain"]
@@ -61,14 +61,14 @@ def plan(
     found = make(given.batch, given.network, given.state, given.config)
     found.validate(given.network)
     if picture is not None:
-        making.benchmark("pictures.picture").draw(found, picture, given.network)
+        bench_command.benchmark("pictures.picture").draw(found, picture, given.network)
     if as_json:
         print(json.dumps(as_plain(found), indent=2))
     else:
         words = found.explain(given.network)
         print(words if explain else words.splitlines()[0])
     if exact:
-        compared = making.benchmark("exact.solving").compare(found, given.network)
+        compared = bench_command.benchmark("exact.solving").compare(found, given.network)
         print(compared, file=sys.stderr if as_json else sys.stdout)
 
 

@@ -15,9 +15,8 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from mlfabric.cli import bench_command as making
+from mlfabric.cli import bench_command, tables
 from mlfabric.cli import options as opt
-from mlfabric.cli import tables
 from mlfabric.cli.orderly_end import ending_when_told, undisturbed
 from mlfabric.config import parse_rate
 from mlfabric.errors import UsageError
@@ -61,7 +60,7 @@ def cluster(
     Each host is a network namespace with a link of its own. Without a COMMAND the cluster stays until Ctrl-C. Needs a
     checkout of the project.
     """
-    made = making.benchmark("testbed.hosts")
+    made = bench_command.benchmark("testbed.hosts")
     if clean:
         typer.echo(f"removed {len(made.remove_leftovers())} namespaces of runs that had ended")
         return
@@ -69,7 +68,7 @@ def cluster(
     with ExitStack() as stack:
         stack.enter_context(ending_when_told())
         bed = stack.enter_context(made.testbed([f"h{i}" for i in range(hosts)], link_bps=link_bps))
-        weather = making.benchmark("testbed.weather").Weather
+        weather = bench_command.benchmark("testbed.weather").Weather
         setting = NETWORK[network.value]
         stack.enter_context(weather(bed, setting, seed=seed, link_bps=link_bps, dilation=1.0))
         _show(bed, network.value)

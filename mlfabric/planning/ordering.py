@@ -26,7 +26,7 @@ import numpy as np
 
 from mlfabric.network import HORIZON_NS, Network, Profile
 from mlfabric.network.profile import check_size
-from mlfabric.planning import drop_reasons as leaving
+from mlfabric.planning import drop_reasons
 from mlfabric.planning.fluid.world import World
 from mlfabric.planning.lazy import Lazy
 from mlfabric.planning.placements import Places, Row, place, place_over
@@ -81,7 +81,7 @@ class _Batch:
         if tau_max is not None:
             late = [c for c in candidates if c.computed_from + self.shift < 1]
             if late:
-                self.left = [leaving.too_late(c, v_init, tau_max) for c in late]
+                self.left = [drop_reasons.too_late(c, v_init, tau_max) for c in late]
                 self.ranked = [c for c in candidates if c.computed_from + self.shift >= 1]
 
     def alone(self, network: Network, destination: str) -> Ordering:
@@ -94,7 +94,7 @@ class _Batch:
             )
             if profile is not None:
                 return Ordering(slots=(self._slot(candidate, 1, profile, 1),), left=tuple(self.left))
-            self.left.append(leaving.unreachable(candidate))
+            self.left.append(drop_reasons.unreachable(candidate))
         return Ordering(slots=(), left=tuple(self.left))
 
     def placed(self, network: Network, destination: str, world: World | None) -> Places:
@@ -138,9 +138,9 @@ class _Batch:
         for rank, position, end_ns in found.left:
             candidate = self.ranked[rank]
             if position:
-                self.left.append(leaving.crowded_out(candidate, position, end_ns - self.now_ns))
+                self.left.append(drop_reasons.crowded_out(candidate, position, end_ns - self.now_ns))
             else:
-                self.left.append(leaving.unreachable(candidate))
+                self.left.append(drop_reasons.unreachable(candidate))
         profiles = found.profiles
         if any(c.in_flight for c in ranked):
             profiles = Profiles.of([c.in_flight or found.profile(n) for n, c in enumerate(ranked)])

@@ -21,7 +21,7 @@ import torch
 from mlfabric.model.chunking import chunk_bytes
 from mlfabric.model.images import runs_of
 from mlfabric.model.specs import Layout, TensorKind
-from mlfabric.transfer import add_kernels as kernels
+from mlfabric.transfer import add_kernels
 
 __all__ = ["Chunk", "Part", "Vector", "add_part", "chunks_of", "is_finite", "not_finite_in"]
 
@@ -132,7 +132,7 @@ def is_finite(elements: Vector) -> bool:
     if _are_counters(elements):
         return True
     if isinstance(elements, np.ndarray):
-        return kernels.is_finite(elements)
+        return add_kernels.is_finite(elements)
     # A sum is finite only if all elements are, and takes a fraction of isfinite's time; that of bfloat16 may overflow.
     return bool(elements.sum(dtype=torch.float32).isfinite()) or bool(elements.isfinite().all())
 
@@ -163,7 +163,7 @@ def add_part(
         if _are_counters(source):
             target[:] = source if fresh else np.maximum(target, source)
             return True
-        finite = kernels.add(target, source, coefficient, fresh=fresh) if adds else not look or is_finite(source)
+        finite = add_kernels.add(target, source, coefficient, fresh=fresh) if adds else not look or is_finite(source)
         return finite or not look
     assert isinstance(target, torch.Tensor), "both are the same part"
     if look and not is_finite(source):

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 import mlfabric
-from mlfabric.cli import bench_command as making
+from mlfabric.cli import bench_command
 from mlfabric.cli.app import app
 from mlfabric.cli.bench_settings import settings_of
 from mlfabric.errors import UsageError
@@ -61,9 +61,9 @@ def test_a_number_out_of_range_is_refused_before_anything_is_started(setting: st
     assert refusal("data", "--set", setting) == f"--set {setting}; allowed: 1 or more"
 
 
-@pytest.mark.parametrize("name", making.MEASURED)
+@pytest.mark.parametrize("name", bench_command.MEASURED)
 def test_every_setting_of_every_benchmark_has_a_type_that_can_be_given(name: str):
-    run = making.benchmark(name).run
+    run = bench_command.benchmark(name).run
     for key, parameter in inspect.signature(run).parameters.items():
         default = list(parameter.default) if isinstance(parameter.default, tuple) else parameter.default
         assert settings_of(run, [f"{key}={default}"]) == {key: default}

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from mlfabric.errors import UsageError
 from mlfabric.network import Network, Profile, down_link, up_link
-from mlfabric.planning import Candidate
-from mlfabric.planning import kernel_choice as reserving
+from mlfabric.planning import Candidate, kernel_choice
 from mlfabric.planning.ordering import order
 from mlfabric.planning.plan_values import Ordering, Pick
 from mlfabric.protocol import DropReason, UpdateId
@@ -29,7 +28,7 @@ MS = 10**6
 def _kernels() -> Iterator[None]:
     """Load nothing but these: the other stages' kernels take long to compile."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reserving, "_loaded", [True])
+        patch.setattr(kernel_choice, "_loaded", [True])
         yield
 
 

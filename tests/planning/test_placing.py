@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlfabric.network import up_link
-from mlfabric.planning import kernel_choice as reserving
+from mlfabric.planning import kernel_choice
 from mlfabric.planning.ordering import order
 from tests.planning.worlds import WITH_SERVER, an_update, random_fabric, star
 
@@ -23,7 +23,7 @@ def test_large_batches_are_planned_alike_compiled_and_not(seed: int) -> None:
     fabric = random_fabric(Random(seed), consistencies=WITH_SERVER, most=60)
     fast = fabric.plan()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reserving, "_loaded", [])
+        patch.setattr(kernel_choice, "_loaded", [])
         assert fabric.plan() == fast
 
 

@@ -10,8 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from mlfabric.planning import Consistency, Shape, plan, warm_up
-from mlfabric.planning import kernel_choice as reserving
+from mlfabric.planning import Consistency, Shape, kernel_choice, plan, warm_up
 from mlfabric.planning.fluid import jit, ready
 from tests.planning.worlds import random_fabric
 
@@ -44,7 +43,7 @@ def test_warming_up_tells_once_what_it_waits_for(
     monkeypatch.setattr(ready, "STAGES", ("a_stage",))
     monkeypatch.setattr(ready, "is_cold", lambda: is_cold)
     monkeypatch.setattr(ready, "set_warm", lambda: warmed.append("remembered"))
-    monkeypatch.setattr(reserving, "_loaded", [])
+    monkeypatch.setattr(kernel_choice, "_loaded", [])
     lines: list[str] = []
     warm_up(lines.append)
     warm_up(lines.append)

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mlfabric.scheduler import planner_warmup as warming
+from mlfabric.scheduler import planner_warmup
 
 SERVE = """
 import asyncio, sys
@@ -73,9 +73,9 @@ async def test_a_planner_that_cannot_be_loaded_stops_nobody(
     def broken(log: object) -> None:
         raise ImportError("no machine code for this machine")
 
-    monkeypatch.setattr(warming, "is_planner_compiled", lambda: True)
-    monkeypatch.setattr(warming, "warm_up", broken)
-    async with warming.warm_planner():
+    monkeypatch.setattr(planner_warmup, "is_planner_compiled", lambda: True)
+    monkeypatch.setattr(planner_warmup, "warm_up", broken)
+    async with planner_warmup.warm_planner():
         while not caplog.messages:
             await asyncio.sleep(0.01)
     assert "no machine code for this machine; large batches are planned slowly" in caplog.text

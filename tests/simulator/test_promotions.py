@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from mlfabric.model.specs import Mode
-from mlfabric.scheduler.followers import replication_state as replicas
+from mlfabric.scheduler.followers import replication_state
 from mlfabric.scheduler.followers.promotions import Promotions
 from mlfabric.scheduler.updates.push_ends import PushEnds
 from mlfabric.simulator import Simulation, SimulationConfig
@@ -82,5 +82,5 @@ def test_a_scheduler_that_still_calls_committed_what_was_lost_is_caught(monkeypa
 
 
 def test_a_replica_that_is_not_foretold_what_may_have_been_committed_is_caught(monkeypatch):
-    monkeypatch.setattr(replicas, "foretold", lambda pushes, held, told, version: iter(()))
+    monkeypatch.setattr(replication_state, "foretold", lambda pushes, held, told, version: iter(()))
     caught("behind what was committed", strict, first=15)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlfabric.transfer import add_kernels as kernels
+from mlfabric.transfer import add_kernels
 
 DTYPES = [np.float32, np.float64]
 BAD = [np.nan, -np.nan, np.inf, -np.inf]
@@ -42,7 +42,7 @@ def test_a_sum_is_bit_for_bit_that_of_numpy_wherever_it_lies_in_memory(
     target[:] = before
     with np.errstate(over="ignore"):
         wanted = source * dtype(coefficient) if fresh else before + source * dtype(coefficient)
-    assert kernels.add(target, source, coefficient, fresh=fresh)
+    assert add_kernels.add(target, source, coefficient, fresh=fresh)
     assert target.tobytes() == wanted.tobytes()
 
 
@@ -53,16 +53,16 @@ def test_one_number_that_is_not_finite_is_found_wherever_it_is(
     n: int, dtype: type, bad: float, fresh: bool, data: st.DataObject
 ) -> None:
     source = numbers(n, dtype, 0)
-    assert kernels.is_finite(source)
+    assert add_kernels.is_finite(source)
     source[data.draw(st.integers(0, n - 1))] = bad
-    assert not kernels.is_finite(source)
-    assert not kernels.add(np.zeros(n, dtype), source, 1.0, fresh=fresh)
+    assert not add_kernels.is_finite(source)
+    assert not add_kernels.add(np.zeros(n, dtype), source, 1.0, fresh=fresh)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_sum_that_overflows_is_inf_and_no_fault_of_the_source(dtype: type) -> None:
     target = np.full(5, np.finfo(dtype).max)
-    assert kernels.add(target, target.copy(), 1.0, fresh=False)
+    assert add_kernels.add(target, target.copy(), 1.0, fresh=False)
     assert np.isinf(target).all()
 
 

@@ -15,7 +15,7 @@ from mlfabric.channels import Connection, Frame, FrameKind
 from mlfabric.errors import LayoutError, TransferError, UsageError
 from mlfabric.model.chunking import chunk_bytes
 from mlfabric.model.specs import Layout, TensorKind, TensorSpec
-from mlfabric.transfer import running_sum as summing
+from mlfabric.transfer import running_sum
 from mlfabric.transfer.running_sum import Accumulator, Input, InputKind, NotFiniteError
 from tests.channels.filling import Buffer
 from tests.transfer.conftest import Connect
@@ -314,7 +314,7 @@ async def test_a_given_buffer_is_used_whatever_was_in_it_and_memory_is_one_chunk
 async def test_a_transfer_that_had_to_wait_for_its_turn_says_nothing_about_its_link(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(summing, "STARVED_SHARE", 0.0)
+    monkeypatch.setattr(running_sum, "STARVED_SHARE", 0.0)
     accumulator = Accumulator(FLAT, [Input()] * 2, ordered=True)
     ends = [await connect() for _ in range(2)]
     pushing = [asyncio.create_task(push(near, [image(FLAT, k)])) for k, (near, _) in enumerate(ends)]

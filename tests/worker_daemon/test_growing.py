@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mlfabric.errors import LayoutError
 from mlfabric.model.update_rules import MomentumAt, RuleSpec
 from mlfabric.protocol import Committed, Dropped, DropReason, ModelVersion
-from mlfabric.worker_daemon import growing_update as growing
+from mlfabric.worker_daemon import growing_update
 from mlfabric.worker_daemon.gradient_rules import Shaping
 from mlfabric.worker_daemon.growing_update import GrowingUpdate, Times, Timing
 from mlfabric.worker_daemon.tensors import ModelTensors
@@ -31,7 +31,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(growing, "time", made)
+    monkeypatch.setattr(growing_update, "time", made)
     return made
 
 
