@@ -1,7 +1,6 @@
-"""A network that a planner may scribble on: residual capacities, copied link by link when first reserved.
+"""A copy of a network for planning: residual capacities, copied link by link at the first reservation.
 
-It reads the network's own timelines until then, so it costs nothing to make, and is valid only until that network
-changes.
+Until then it reads the network's own timelines, so it is cheap to make, and is valid only until that network changes.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ class Draft:
         self._floor_ns = floor_ns
 
     def transfer(self, path: Path, size_bytes: int, ready_ns: int) -> Profile | None:
-        """Plan one transfer over what is free here; like ``Network.transfer``."""
+        """Plan one transfer over the free capacity; like ``Network.transfer``."""
         own, base = self._own, self._base
         lines = [own[link] if link in own else base[link] for link in path]
         return transfer_over(lines, size_bytes, max(ready_ns, self._floor_ns))
 
     def reserve(self, path: Path, profile: Profile) -> None:
-        """Take a profile, as ``transfer`` gave it, out of what is free here."""
+        """Subtract a profile, as returned by ``transfer``, from the free capacity."""
         for link in path:
             line = self._own.get(link)
             if line is None:

@@ -16,7 +16,7 @@ MOST_NAMES = 4096
 
 
 class LinkId(NamedTuple):
-    """One direction of one cable."""
+    """One direction of one connection."""
 
     tail: str
     head: str

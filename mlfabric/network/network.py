@@ -1,9 +1,9 @@
 """The state of all links: capacity over time, and what is reserved of it.
 
-For each link two step functions are kept: its *capacity* (the base rate, which ``set_rate`` replaces, then the changes
-known in advance) and what is *free* of it, capacity less reservations. Reserving is refused where it does not fit, so
-free falls below zero only when a capacity is lowered under what is already reserved; such reservations stay, free
-counts as zero there, and the link is *overbooked* until they are released or over. The past is forgotten by ``prune``.
+Each link has two step functions: its *capacity* (the base rate, which ``set_rate`` replaces, then changes known in
+advance) and its *free* capacity: capacity less reservations. A reservation that does not fit is refused, so the free
+capacity falls below zero only if the capacity is lowered below the existing reservations. These stay; the free capacity
+counts as zero there, and the link is *overbooked* until they are released or over. ``prune`` forgets the past.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Network", "Reservation"]
 
 MOST_PATHS = 1 << 16
-"""So many are kept; all others, of a thousand hosts a million, are found again when they are asked for."""
+"""So many paths are kept; others are computed again when needed (a thousand hosts have a million)."""
 
 
 # Named tuples of different types compare equal (UpdateId, GetId): the type is part of the key.
@@ -33,7 +33,7 @@ _TypedKey = tuple[type, Hashable]
 
 
 class Reservation(NamedTuple):
-    """What one key holds: a rate profile on each link of a path."""
+    """The reservation of one key: a rate profile on each link of a path."""
 
     path: Path
     profile: Profile
@@ -116,7 +116,7 @@ class Network:
 
     @property
     def floor_ns(self) -> int:
-        """The instant before which everything was forgotten."""
+        """The instant before which everything is forgotten."""
         return self._floor_ns
 
     def has_host(self, name: str) -> bool:
@@ -136,9 +136,9 @@ class Network:
         return None
 
     def add_host(self, name: str, up_bps: int = 0, down_bps: int = 0) -> None:
-        """Add a host to a star, or learn a nominal rate of one that is known already.
+        """Add a host to a star, or set a nominal rate of a known host.
 
-        A nominal rate that was given before changes nothing, so a measured rate survives a member's return. In a graph
+        The same nominal rate as before changes nothing, so a measured rate survives a member's return. In a graph
         the host must be known, and its links stay as the graph has them.
 
         Args:
@@ -164,7 +164,7 @@ class Network:
                 self.set_rate(link, bps)
 
     def forget_host(self, name: str) -> None:
-        """Forget a host of a star that is gone for good, with its links; nothing happens while they are reserved."""
+        """Forget a host of a star that will not return, with its links; nothing happens while they are reserved."""
         links = {up_link(name), down_link(name)}
         if not self.is_star or name not in self._hosts:
             return
@@ -194,7 +194,7 @@ class Network:
         return found
 
     def latency_ns(self, path: Path) -> int:
-        """Return how long a bit takes over a path that is idle: what its links' latencies add up to."""
+        """Return how long a bit takes over an idle path: the sum of its links' latencies."""
         return sum(map(self._latency_ns.__getitem__, path))
 
     def set_rate(self, link: LinkId, bps: int) -> None:
@@ -214,12 +214,12 @@ class Network:
         self._put(link, at_ns, bps)
 
     def rate_bps(self, link: LinkId, at_ns: int) -> int:
-        """Return a link's capacity at an instant, whatever is reserved of it."""
+        """Return a link's capacity at an instant, including what is reserved."""
         line = self._capacity.get(link) or self._line(self._capacity, link)
         return line.at(at_ns if at_ns > self._floor_ns else self._floor_ns)
 
     def free_line(self, link: LinkId) -> Timeline:
-        """Return a link's residual capacity over time, to be read only; below zero means none."""
+        """Return a link's residual capacity over time, read-only; below zero means none."""
         return self._line(self._free, link)
 
     def free_lines(self, links: Iterable[tuple[str, str]]) -> list[Timeline]:
@@ -230,11 +230,11 @@ class Network:
             raise UsageError(f"unknown link {error.args[0]}; {len(self._free)} are known; add its host first") from None
 
     def capacity_line(self, link: LinkId) -> Timeline:
-        """Return a link's capacity over time, to be read only."""
+        """Return a link's capacity over time, read-only."""
         return self._line(self._capacity, link)
 
     def transfer(self, path: Path, size_bytes: int, ready_ns: int) -> Profile | None:
-        """Plan one transfer over what is free (paper, figure 4: ``t_en``); reserve nothing.
+        """Plan one transfer over the free capacity (paper, figure 4: ``t_en``); reserve nothing.
 
         Returns:
             Its profile, or None if it would not end before the horizon (2**62 ns).
@@ -246,7 +246,7 @@ class Network:
         return transfer_over([self._line(self._free, link) for link in path], size_bytes, max(ready_ns, self._floor_ns))
 
     def reserve(self, key: Hashable, path: Path, profile: Profile) -> None:
-        """Take a profile out of what is free on each link of a path, under a key that holds nothing yet.
+        """Reserve a profile on each link of a path, under a key that holds nothing yet.
 
         Raises:
             UsageError: the key holds a reservation, or the profile does not fit; nothing was changed.
@@ -270,7 +270,7 @@ class Network:
         heapq.heappush(self._ends, (profile.end_ns, self._count, typed))
 
     def release(self, key: Hashable) -> None:
-        """Give back what a key has reserved; nothing happens if it holds nothing."""
+        """Release what a key has reserved; nothing happens if it holds nothing."""
         held = self._reserved.pop((type(key), key), None)
         if held is not None:
             pieces = self._ahead(held.profile)
@@ -287,7 +287,7 @@ class Network:
         return self._reserved.get((type(key), key))
 
     def prune(self, now_ns: int) -> None:
-        """Forget everything before ``now_ns``; what asks about the past is answered as of now."""
+        """Forget everything before ``now_ns``; questions about the past are answered as of now."""
         self._floor_ns = max(self._floor_ns, now_ns)
         while self._ends and self._ends[0][0] <= self._floor_ns:
             end_ns, _, key = heapq.heappop(self._ends)
@@ -296,12 +296,13 @@ class Network:
                 del self._reserved[key]
 
     def busy_until(self, link: LinkId, now_ns: int, *, needs_ns: int = HORIZON_NS, free_share: float = 0.5) -> int:
-        """Return from when on, not before ``now_ns``, at least ``free_share`` of the capacity stays free.
+        """Return the first instant, not before ``now_ns``, from which at least ``free_share`` of the capacity stays
+        free.
 
         A link without capacity is not busy.
 
         Args:
-            needs_ns: for how long it has to stay free; for good unless said.
+            needs_ns: for how long it has to stay free; for ever by default.
         """
         free, capacity = self._line(self._free, link), self._line(self._capacity, link)
         at_ns = until_ns = max(now_ns, self._floor_ns)
@@ -312,7 +313,7 @@ class Network:
         return until_ns
 
     def draft(self) -> Draft:
-        """Return a cheap overlay to try reservations on; it is valid until this network changes."""
+        """Return a cheap overlay for trying reservations; it is valid until this network changes."""
         return Draft(self._free, self._floor_ns)
 
     def copy(self) -> Network:
@@ -337,7 +338,7 @@ class Network:
         self._validate(self._free)
 
     def validate_touched(self) -> None:
-        """Assert the same of the links that were touched since this was last asserted of them."""
+        """Assert the same for the links that changed since the last check."""
         if self._touched:
             touched, self._touched = self._touched, set()
             self._validate(touched)
@@ -392,7 +393,7 @@ class Network:
             self._overbooked.discard(link)
 
     def _ahead(self, profile: Profile) -> list[tuple[int, int, int]]:
-        """The pieces that are not over; what began before the floor begins at 0, as the trimmed timelines do."""
+        """The pieces that are not over; a piece that began before the floor begins at 0, like the pruned timelines."""
         floor = self._floor_ns
         return [(0 if start <= floor else start, end, bps) for start, end, bps in profile.pieces if end > floor]
 

@@ -1,4 +1,4 @@
-"""When a transfer sends how fast: ``t_en`` of the paper (figure 4).
+"""The rate of a transfer over time: ``t_en`` of the paper (figure 4).
 
 At every instant a transfer uses the least residual capacity along its path. It ends at the first integer nanosecond
 at which all its bytes have passed; within its last nanosecond the full rate stays reserved.
@@ -36,8 +36,8 @@ class Profile:
     Args:
         start_ns: when its first bit moves.
         end_ns: when its last bit has passed.
-        pieces: ascending, rates above zero, neighbours differ or leave a gap. Empty if no link is crossed or nothing is
-            to be sent; ``start_ns`` and ``end_ns`` are then the instant at which it was ready.
+        pieces: ascending, rates above zero, neighbours differ or leave a gap. Empty if no link is crossed or there is
+            nothing to send; then ``start_ns`` and ``end_ns`` are when it was ready.
     """
 
     start_ns: int
@@ -52,7 +52,7 @@ def check_size(size_bytes: int) -> None:
 
 
 def transfer_over(lines: Sequence[Timeline], size_bytes: int, ready_ns: int) -> Profile | None:
-    """Send ``size_bytes`` from ``ready_ns`` on at the least of ``lines`` at every instant.
+    """Send ``size_bytes`` from ``ready_ns`` on, at every instant at the least of ``lines``.
 
     Args:
         lines: residual capacity of each link of the path in bit/s; below zero counts as zero.

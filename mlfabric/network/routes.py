@@ -1,7 +1,7 @@
 """Fixed paths between hosts.
 
-In a star: up from one host, down to the other. In a graph: fewest hops, then least latency, then names, so that every
-run chooses the same path. A path never changes once it was asked for.
+In a star: up from one host, down to the other. In a graph: fewest hops, then least latency, then names, so every run
+chooses the same path. A path never changes after its first use.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class GraphRoutes:
     """Shortest paths in a directed graph whose edges may carry ``latency_ns``."""
 
     def __init__(self, graph: nx.DiGraph[str], hosts: Iterable[str]) -> None:
-        from networkx import strongly_connected_components  # takes long to import, and a star needs none of it
+        from networkx import strongly_connected_components  # slow to import, and a star does not need it
 
         components = list(strongly_connected_components(graph))
         apart = sorted(hosts)

@@ -1,4 +1,4 @@
-"""A step function of time: what a link can carry, or has left, at every instant.
+"""A step function of time: a link's capacity, or its free capacity, at every instant.
 
 ``values[i]`` holds from ``times[i]`` until ``times[i + 1]``; ``times`` starts at 0 and ends at :data:`HORIZON_NS`, so
 it is one longer than ``values``. All times are integer nanoseconds, all values bit/s.
@@ -11,7 +11,7 @@ from operator import lt, ne
 
 __all__ = ["HORIZON_NS", "Timeline"]
 
-HORIZON_NS = 1 << 62  # 146 years: what would end later counts as never
+HORIZON_NS = 1 << 62  # 146 years: a later end counts as never
 
 
 class Timeline:
@@ -65,7 +65,7 @@ class Timeline:
         return self.times[i + 1], former
 
     def trim(self, floor_ns: int) -> None:
-        """Forget what lies wholly before ``floor_ns``: the value at that instant then holds from 0 on."""
+        """Forget everything before ``floor_ns``: the value at that instant then holds from 0 on."""
         if self.times[1] <= floor_ns:
             kept = bisect_right(self.times, floor_ns, 0, len(self.values)) - 1
             del self.times[:kept], self.values[:kept]

@@ -1,13 +1,13 @@
 """AllReduce: the sum of all updates goes to every worker; there is no server (design, section 5).
 
-Every worker's host may sum and hand on, so any of them without a slow link may be the root of trees
-(``round_trips.py``, ``round_shapes.py``); or all of them make a ring (``rings.py``); or the tensor goes in stripes
-(``striping.py``). The shape after which the last worker has everything first is taken. If some host cannot send to the
-others or be reached by them, there is no sum of all, and all updates wait.
+Every worker's host may sum and relay. So any host without a slow link may be the root of trees (``round_trips.py``,
+``round_shapes.py``); or all hosts make a ring (``rings.py``); or the tensor goes in stripes (``stripes.py``). The
+planner takes the shape with which the last worker has the result earliest. If a host cannot send to the others or be
+reached by them, there is no sum, and all updates wait.
 
-If some are late, only the others pass on, in stripes; where there are none all wait for the late ones, and only a trip
-to one host and back comes into question.
-Trees are searched for while hosts are few: with many the search takes longer than it saves, and stripes are better.
+If some workers are late, only the others relay, in stripes. Without stripes all wait for the late ones, and only trees
+to one root and back are considered. Trees are searched only for few hosts: with many, the search takes longer than it
+saves, and stripes are better.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from mlfabric.protocol import UpdateId
 __all__ = ["AllReduced", "plan_all_reduce", "reduce_all", "warm"]
 
 MOST_FOR_TREES = 10
-"""For more hosts than this no trees are searched for if there are good stripes."""
+"""With more hosts than this, trees are not searched if there are good stripes."""
 MOST_FOR_HOPS = 1.5
-"""How many times as long as their bytes need over the links good stripes may take."""
-_WHOLE_BITS = 1 << 54  # a chunk that no update exceeds: everything is stored before it is sent on
+"""Good stripes take at most this many times the time that their bytes need over the links."""
+_WHOLE_BITS = 1 << 54  # no update is larger than this chunk: everything is stored before it is forwarded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class AllReduced:
 def plan_all_reduce(batch: Batch, network: Network, state: FabricState, config: PlannerConfig) -> Plan:
     """Plan how every worker gets the sum of a batch; ``network`` is not changed.
 
-    Without a way for all of them nothing is sent: every update is deferred.
+    If no shape reaches all workers, nothing is sent and every update is deferred.
     """
     found = reduce_all(batch, network, state, config)
     results = tuple(i for i, transfer in enumerate(found.transfers) if transfer.kind in (Kind.MODEL, Kind.RING))
@@ -145,12 +145,12 @@ class _Sum:
         return self._answer(self._trip_transfers(trip, world), trip.done_ns, shape, reason)
 
     def _is_enough(self, striped: Striped) -> bool:
-        """Tell whether trees need not be searched for: hosts are many, and links, not hops, take the time."""
+        """Tell whether trees need not be searched: there are many hosts, and bytes take longer than hops."""
         took_ns = max(striped.done_ns) - striped.ready_ns
         return len(self._names) > MOST_FOR_TREES and took_ns < MOST_FOR_HOPS * striped.span_ns
 
     def _others(self, ends_ns: Mapping[Shape, int]) -> str:
-        """Say how long what was not chosen would take."""
+        """Say how long the shapes that were not chosen would take."""
         words = {Shape.TREE: "through a root", Shape.STRIPES: "in stripes", Shape.RING: "as a ring"}
         told = [f"{words[shape]}: {self._ms(at_ns)}" for shape, at_ns in ends_ns.items() if at_ns < HORIZON_NS]
         return f" ({', '.join(told)})" if told else ""

@@ -1,8 +1,9 @@
 """Stale-synchronous planning (paper, section 6): lists by clock instead of one order with deadlines.
 
-A worker's clock is how many iterations it has finished; an update's is its worker's before it. Whoever is behind holds
-up all others, so all updates of a lower clock are ordered, reserved and committed before any of a higher one, each list
-shortest transfer first over what the earlier lists leave free. Each update makes a version.
+A worker's clock is the number of iterations that it has finished; an update's clock is its worker's clock before it. A
+worker that is behind delays all others. So all updates of a lower clock are ordered, reserved and committed before any
+of a higher one; each list is planned shortest transfer first, over the capacity that earlier lists leave free. Each
+update makes a version.
 
 A get whose worker has finished more than ``slowest_clock + slack`` iterations is held back: it is deferred until the
 slowest worker has come closer. ``slowest_clock`` counts as it was given; commits of the same plan do not change it.
@@ -34,8 +35,9 @@ def order_lists(
     """
     left: list[Left] = []
     while len({candidate.clock for candidate in candidates}) > 1:
-        # Lists are deadlines: if each update is due by the last position of its list, every deadline binds, lists are
-        # reserved one after the other, and each fills its positions. Who is left would leave a gap there: once more.
+        # Lists become deadlines: if each update is due by the last position of its list, every deadline binds, lists
+        # are reserved one after the other, and each fills its positions. An update that is left out would leave a gap,
+        # so the rest is ordered again.
         due = _last_positions(candidates)
         dated = [replace(candidate, computed_from=due[candidate.clock]) for candidate in candidates]
         found = order(dated, network, destination, v_init=1, tau_max=0, now_ns=now_ns)
@@ -55,7 +57,7 @@ def _last_positions(candidates: Sequence[Candidate]) -> dict[int, int]:
 
 
 def _undated(slots: Sequence[Slot]) -> Sequence[Slot]:
-    """Take the lists' deadlines out of slots again."""
+    """Remove the lists' deadlines from slots."""
 
     def undated(place: int) -> Slot:
         slot = slots[place]

@@ -1,7 +1,7 @@
-"""How a plan is held without clocks: who waits for whom on shared links, and who is paced.
+"""How a plan is carried out without clocks: which transfers wait for which on shared links, and which are paced.
 
-A plan's times are predictions. What binds is the order: a transfer that the plan starts when another has ended waits
-for that one. Pacing keeps transfers that share a link at their planned shares; all others go at full speed, because an
+A plan's times are predictions. The order is binding: a transfer that the plan starts after another one's end waits for
+that one. Pacing keeps transfers that share a link at their planned shares; all others go at full speed, because an
 estimate fed by paced transfers would only ever fall (design, section 8).
 """
 
@@ -22,9 +22,9 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class Timetable(Generic[Key]):
-    """The transfers that are planned or under way, by when they end on each of their links.
+    """The planned and running transfers, by when they end on each of their links.
 
-    One that occupies no time is not in it: nobody waits for it.
+    A transfer that takes no time is not in it, because nobody waits for it.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class Timetable(Generic[Key]):
         self._count = 0
 
     def add(self, key: Key, path: Sequence[Hashable], profile: Profile) -> None:
-        """Enter a transfer that is not in it, on links by whatever names all transfers of this timetable have them."""
+        """Add a transfer; links have the same names as for all transfers of this timetable."""
         assert key not in self._numbers, f"{key} is in the timetable already"
         if profile.start_ns == profile.end_ns:
             return
@@ -45,7 +45,7 @@ class Timetable(Generic[Key]):
             insort(self._ends[link], (profile.end_ns, self._count))
 
     def remove(self, key: Key) -> None:
-        """Take a transfer out; nothing happens if it is not in it."""
+        """Remove a transfer; nothing happens if it is not there."""
         entry = self._numbers.pop(key, None)
         if entry is None:
             return
@@ -70,7 +70,7 @@ def paced_rate(profile: Profile, path: Path, network: Network) -> int:
     """Return the rate at which to pace a transfer in bit/s; 0 means at full speed.
 
     A transfer is paced, at its planned average, if that is below 95 % of what the narrowest link of its path could
-    carry meanwhile: then the plan gives the rest to others.
+    carry meanwhile, because then the plan gives the rest to others.
     """
     span_ns = profile.end_ns - profile.start_ns
     if not path or not profile.pieces or span_ns <= 0:

@@ -1,4 +1,4 @@
-"""Updates that go to their destination by themselves: a whole lot of them, or those in front of what is summed."""
+"""Updates that go to their destination directly: all updates of a lot, or the first ones, before the sums."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Sent", "forward_directly", "send"]
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """The first updates of a lot, each on its own way to the destination.
+    """The first updates of a lot, each sent directly to the destination.
 
     Args:
         end_ns, arrive_ns: by place; ``end_ns`` is HORIZON_NS for an update that cannot be sent.
@@ -83,8 +83,8 @@ def forward_directly(
     """Send every update of a lot directly.
 
     Returns:
-        How that goes; of the longest prefix of the lot that can be sent, since what comes after the first update that
-        is stuck may not be committed before it.
+        The transfers of the longest prefix of the lot that can be sent, because nothing after an update that cannot be
+        sent may be committed before it.
     """
     sent = send(lot, len(lot.updates), world, lines, destination, now_ns=now_ns, toward=toward)
     stuck = np.flatnonzero(sent.end_ns >= HORIZON_NS)

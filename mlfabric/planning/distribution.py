@@ -1,15 +1,15 @@
 """How a model gets from its server to many workers (paper, section 10.3): aggregation mirrored in time.
 
 All gets of a batch are answered with one version. *Direct*: each by the server, shortest transfer first, as
-``order_gets`` plans it; what it cannot send is deferred, and a lone get is always answered so. A better way is sought
-for the *early* gets, those that are ready when the first of the batch is; nobody waits for the *late* ones.
+``order_gets`` plans it; what it cannot send is deferred, and a lone get is always answered so. A better way is searched
+for the *early* gets, which are ready when the first of the batch is; nobody waits for the *late* ones.
 
-*Tree* (``spreading.py``): distributors hand it on while it still arrives. They are taken in the order in which the
-server alone would get the model (of the size of the largest early get) to them (ties: as given), without the server's
-own host, at most 64. A tree is taken if it costs less than direct. Cost is the latest answer, or the sum over the
-early gets.
+*Tree* (``spreads.py``): distributors relay the model while it still arrives. They are taken in the order in which the
+server alone would reach them with the model (of the size of the largest early get; ties: as given), without the
+server's own host, at most 64. A tree is taken if it costs less than direct. Cost is the latest answer, or the sum over
+the early gets.
 
-In the end late gets are reserved, shortest first, and the whole is taken only if it costs less than direct.
+Then late gets are reserved, shortest first, and the tree is used only if everything together costs less than direct.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Distribution:
 
 
 class _Task(NamedTuple):
-    """What all ways share; ``now_ns`` is not before the network's floor."""
+    """The input of all ways; ``now_ns`` is not before the network's floor."""
 
     network: Network
     server: str
@@ -153,7 +153,7 @@ def _handed_on(
     direct: _Alone,
     distributors: Sequence[Aggregator],
 ) -> Distribution | None:
-    """Let distributors hand the model on to the early gets; None if that does not cost less than direct."""
+    """Let distributors relay the model to the early gets; None if that does not cost less than direct."""
     if direct.deferred:
         reachable = {get.get for get in direct.gets}
         gets = [get for get in gets if get.get in reachable]
@@ -180,7 +180,7 @@ def _handed_on(
 
 
 def _nearest(task: _Task, distributors: Sequence[Aggregator], size_bytes: int, ready_ns: int) -> list[Aggregator]:
-    """Choose distributors, those first to whom the server alone would get the model first."""
+    """Choose distributors, in the order in which the server alone would reach them."""
     network, server = task.network, task.server
     away = [distributor for distributor in distributors if distributor.host != server]
     profiles = (network.transfer(network.path(server, d.host), size_bytes, ready_ns) for d in away)

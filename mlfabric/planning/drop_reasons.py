@@ -9,18 +9,18 @@ __all__ = ["crowded_out", "too_late", "unreachable"]
 
 
 def too_late(candidate: Candidate, v_init: int, tau_max: int | None) -> Left:
-    """Leave who is too old for any position."""
+    """Leave out an update that is too old for any position."""
     detail = f"its delay would be {v_init - candidate.computed_from} or more, the bound is {tau_max}"
     return Left(update=candidate.update, cause=DropReason.DEADLINE_PAST, reason=detail)
 
 
 def unreachable(candidate: Candidate) -> Left:
-    """Leave who cannot be sent before the horizon."""
+    """Leave out an update that cannot be sent before the horizon."""
     detail = f"nothing passes from {candidate.source} to the server"
     return Left(update=candidate.update, cause=DropReason.NO_CAPACITY, reason=detail)
 
 
 def crowded_out(candidate: Candidate, position: int, took_ns: int) -> Left:
-    """Leave the slowest of those that compete for the positions up to one."""
+    """Leave out the slowest of the updates that compete for the positions up to one."""
     detail = f"no position is left up to {position}; the slowest due by then goes ({took_ns / 1e6:.1f} ms)"
     return Left(update=candidate.update, cause=DropReason.DEADLINE_CONFLICT, reason=detail)

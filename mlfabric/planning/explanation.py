@@ -1,4 +1,4 @@
-"""A plan in a few sentences: what goes first, what is summed and saved, who waits, who is left out; and why."""
+"""A plan in a few sentences: what goes first, what is summed, what that saves, what waits or is left out, and why."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class _Teller:
             yield f"Sent ahead of shorter ones for their deadlines: {joined(places)}."
 
     def sums(self) -> Iterator[str]:
-        """What travels together, and how."""
+        """Which updates are sent together, and how."""
         if self.reduces:
             yield from self._reduction()
             return
@@ -149,7 +149,7 @@ class _Teller:
         )
 
     def waits(self) -> Iterator[str]:
-        """Who waits for the replica."""
+        """Which commits wait for the replica."""
         reached, waiting = self.plan.state.now_ns, []
         for commit in self.plan.commits:
             reached = max(reached, commit.arrive_ns)
@@ -183,7 +183,7 @@ class _Teller:
             yield f"{head} for reasons like these: {self.names.all(rest)}."
 
     def replica(self) -> Iterator[str]:
-        """What the replica gets in time, and what later."""
+        """What the replica gets in time and what it gets later."""
         plan = self.plan
         if plan.state.replica is None:
             return
@@ -193,7 +193,7 @@ class _Teller:
         yield from self._by_reason("Sent to the replica later", [(p.update, p.reason) for p in plan.punts])
 
     def gets(self) -> Iterator[str]:
-        """Who gets a model, from whom and when."""
+        """Which worker gets a model, from which host and when."""
         plan = self.plan
         rows = []
         for answer in sorted(plan.gets, key=lambda g: g.arrive_ns):

@@ -1,4 +1,4 @@
-"""A fan: one model on its way to many gets, with hosts that may hand it on; as columns, and back as transfers."""
+"""A fan: one model for many gets, with hosts that may relay it; as columns, and converted back to transfers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
 
 
 class Fan(NamedTuple):
-    """What every way of handing on is planned for; gets and distributors are known by their places."""
+    """The input for planning relays; gets and distributors are numbered by their places."""
 
     server: str
     gets: Sequence[GetCandidate]

@@ -1,7 +1,7 @@
-"""What the replica is behind, folded: each worker adds its pending updates up and sends them as one item.
+"""The replica's missing updates, folded: each worker adds its pending updates up and sends them as one item.
 
-A worker's fold of several updates is a pair of images if the server keeps momentum, so it travels as two tensors; as
-one without momentum, or if it is of one update (design, section 5, "Momentum and sums").
+A worker's fold of several updates is a pair of images if the server keeps momentum, so it is sent as two tensors;
+without momentum, or if it has only one update, as one (design, section 5, "Momentum and sums").
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def fold(pending: Sequence[Pending], lot: Lot, *, gamma: float, now_ns: int) -> 
 
     Args:
         pending: oldest first; an item leaves from where its worker's latest update is.
-        lot: its updates go by themselves, when they are ready, whatever they do toward the primary.
+        lot: its updates are sent alone when they are ready, however they are sent to the primary.
     """
     of_worker: dict[str, list[Pending]] = {}
     for p in pending:

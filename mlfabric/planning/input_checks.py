@@ -1,4 +1,4 @@
-"""What cannot be planned is refused before anything is computed: who gave what, and what is allowed."""
+"""Refuses problems that cannot be planned before anything is computed, with what was given and what is allowed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether kernels run compiled, or the same text in plain Python.
+"""Whether kernels run compiled, or as plain Python from the same source.
 
 They run compiled only once :func:`warm_up` has loaded them, so that no update ever waits for a compiler.
 """
@@ -21,7 +21,7 @@ def warm_up(log: Callable[[str], None]) -> None:
     Loading takes less than a second, compiling a minute or more, once for each version of mlfabric.
 
     Args:
-        log: told in one line what is being waited for, and how it ended.
+        log: called with one line about what is being loaded or compiled, and how it ended.
     """
     if not _loaded:
         from mlfabric.planning.fluid import ready

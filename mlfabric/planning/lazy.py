@@ -1,4 +1,4 @@
-"""Sequences whose items are made when they are looked at: most of a thousand plans per second never are."""
+"""Sequences whose items are made when they are read: of a thousand plans per second most are never read."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Lazy(Sequence[T]):
         return self._make(places) if isinstance(places, int) else tuple(map(self._make, places))
 
     def __iter__(self) -> Iterator[T]:
-        """Make one item after the other; an error in making one is not taken for the end."""
+        """Make one item after the other; an error in making one does not count as the end."""
         return map(self._make, range(self._count))
 
     def __eq__(self, other: object) -> bool:

@@ -3,15 +3,15 @@
 The update at position p (from 1) is applied to version ``v_init + p - 1``, so its delay keeps the bound ``tau_max`` up
 to the deadline position ``computed_from + tau_max - v_init + 1``. There are four steps:
 
-1. *Left at once*: a deadline below 1, or a path without capacity.
-2. *Left for others*: positions are unit slots. At the smallest q with more than q deadlines <= q, the slowest of those
-   updates is left (what is in flight last), until none is violated.
+1. *Left out at once*: a deadline below 1, or a path without capacity.
+2. *Left out for others*: positions are unit slots. At the smallest q with more than q deadlines <= q, the slowest of
+   those updates is left out (updates in flight last), until no such q remains.
 3. *Reserved*: updates whose deadline binds (it is at most the number of updates) reserve first, by deadline, so that a
    slow one starts at once instead of waiting behind shorter ones; then the rest, shortest transfer first.
 4. *Committed*: each position goes to the first update to arrive whose choice leaves the others feasible.
 
-So an update is left only if no order could have kept its bound together with theirs. Ties: (t_en, deadline, worker,
-id). The paper's own rule is in ``paper.py``.
+So an update is left out only if no order could keep its bound together with those of the others. Ties: (t_en, deadline,
+worker, id). The paper's own rule is in ``paper.py``.
 
 The steps are loops over arrays (``fluid/ordering.py``). Here a batch is laid out for them: a row for each update by its
 rank, which is its place by (deadline, worker, id), or by (worker, id) without deadlines.
@@ -69,7 +69,7 @@ def order(
 
 
 class _Batch:
-    """Updates by rank, and who was left because no position is early enough."""
+    """Updates by rank, and the updates left out because no position is early enough."""
 
     __slots__ = ("left", "now_ns", "ranked", "shift", "tau_max", "v_init")
 
@@ -85,7 +85,7 @@ class _Batch:
                 self.ranked = [c for c in candidates if c.computed_from + self.shift >= 1]
 
     def alone(self, network: Network, destination: str) -> Ordering:
-        """The hot case: a lone update competes with nobody."""
+        """The most frequent case: a lone update, which competes with nobody."""
         for candidate in self.ranked:
             profile = candidate.in_flight or network.transfer(
                 network.path(candidate.source, destination),

@@ -4,9 +4,10 @@
 - ``aggregate``: algorithm 3; ``distribute``: section 10.3, which is algorithm 3 mirrored;
 - ``replicate``: section 5.3.
 
-Where the text has holes: a deadline has the + 1 that the paper lacks; several updates due at one position go by (t_en,
-worker, id), and an update that is not placed by its last position is dropped; what is in flight is not dropped for
-speed. In algorithm 3 the last group's transfer counts, and what comes when all aggregators are closed goes directly.
+Where the paper's text has gaps: a deadline has the + 1 that the paper lacks; several updates due at one position are
+ordered by (t_en, worker, id), and an update that is not placed by its last position is dropped; updates in flight are
+not dropped for being slow. In algorithm 3 the last group's transfer counts, and updates that come when all aggregators
+are closed go directly.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ __all__ = ["Choice", "Leg", "Replicated", "aggregate", "distribute", "order_upda
 
 
 class Choice(NamedTuple):
-    """An update, when it ends, the profiles of its parts by server, and what is free when they are reserved."""
+    """An update, when it ends, the profiles of its shards by server, and what is free when they are reserved."""
 
     end_ns: int
     update: Candidate
@@ -34,7 +35,7 @@ class Choice(NamedTuple):
 
 
 def whole(update: Candidate) -> tuple[int, ...]:
-    """The sizes of the parts of an update to one server."""
+    """The size of an update to one server, as its only shard."""
     return (update.size_bytes,)
 
 
@@ -48,13 +49,13 @@ def order_updates(
     now_ns: int,
     part_bytes: Callable[[Candidate], Sequence[int]] = whole,
 ) -> tuple[list[Choice], dict[UpdateId, DropReason]]:
-    """Return the updates that are sent, by position from 1, and why others are not (algorithms 1 and 2, section 10.2).
+    """Return the updates that are sent, by position from 1, and why others are not (algorithms 1, 2; section 10.2).
 
     In iteration i the update due at i is picked, else the shortest transfer. A pick by deadline is dropped if the next
-    pick would end before it. All parts of an update are reserved together, and its ``t_en`` is that of its last part.
+    pick would end before it. All shards of an update are reserved together, and its ``t_en`` is that of its last shard.
 
     Args:
-        servers: hosts, one for each part.
+        servers: hosts, one for each shard.
         tau_max: None for no deadlines (algorithm 1).
     """
     beyond = len(updates) + 1
@@ -90,7 +91,7 @@ def order_updates(
 def _together(
     update: Candidate, sizes: Sequence[int], network: Network, servers: Sequence[str], now_ns: int, free: Draft
 ) -> Choice | None:
-    """Reserve all parts of an update, the one that ends first, first; None if one cannot be sent before the horizon."""
+    """Reserve all shards of an update, in order of their ends; None if one cannot be sent before the horizon."""
     if update.in_flight is not None:
         return Choice(update.in_flight.end_ns, update, (update.in_flight,), free)
     ready_ns = max(update.ready_ns, now_ns)
@@ -107,7 +108,7 @@ def _together(
 
 
 class Leg(NamedTuple):
-    """A transfer of some updates; that of a sum carries on what its ``inputs`` (indices of legs) have brought."""
+    """A transfer of some updates; a sum forwards what its ``inputs`` (indices of legs) have brought."""
 
     source: str
     destination: str
@@ -134,7 +135,7 @@ def aggregate(
     Args:
         order: can all be sent directly, in this order.
         carried: how many tensors a sum of several is.
-        is_mirrored: each transfer goes the other way, from its destination to its source.
+        is_mirrored: each transfer goes in the other direction, from its destination to its source.
         before: transfers that are reserved already.
 
     Raises:
@@ -206,13 +207,13 @@ class _Case:
         return self.network.path(*((to, source) if self.is_mirrored else (source, to)))
 
     def _is_in_time(self, update: Candidate, ready_ns: int) -> bool:
-        """Whether an update is with the aggregator before the server would have nothing to receive."""
+        """Whether an update reaches the aggregator before the server becomes idle."""
         by, most = self.aggregators[0].host, self.aggregators[0].most_updates or len(self.legs) + 1
         there = self.free.transfer(self._path(update.source, by), update.size_bytes, ready_ns)
         return len(self.group) < most and there is not None and there.end_ns <= self.busy_ns
 
     def _close(self) -> None:
-        """Send the sum of a group that is not empty, and go on with the next aggregator."""
+        """Send the sum of a group that is not empty, and continue with the next aggregator."""
         by = self.aggregators.pop(0).host
         if self.group:
             inputs = [self.legs[i] for i in self.group]

@@ -19,10 +19,10 @@ __all__ = ["plan_by_paper"]
 
 
 def plan_by_paper(batch: Batch, network: Network, state: FabricState, config: PlannerConfig) -> Plan:
-    """Plan the updates of a batch by algorithms 2 and 3; the plan is one without gets and without a replica.
+    """Plan the updates of a batch by algorithms 2 and 3, without gets and without a replica.
 
     Raises:
-        UsageError: the problem has no meaning, or is one of lists or of no server.
+        UsageError: the problem has no meaning, or is stale-synchronous or without a server.
     """
     if config.consistency not in (Consistency.ASYNCHRONOUS, Consistency.SYNCHRONOUS):
         raise UsageError("the paper's planner plans updates to a server; consistency: asynchronous, synchronous")

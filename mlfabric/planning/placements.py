@@ -1,4 +1,4 @@
-"""Takes transfers to the kernels that decide which is reserved when, and what these found back to profiles."""
+"""Converts transfers for the kernels that decide the order of reservations, and converts the results to profiles."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Row = tuple[int, int, int, int, int, int]  # as ``fluid.ordering.place_over`` wa
 
 
 class Places:
-    """What was found: transfers by place, and those that are left.
+    """The result: transfers by place, and those that are left out.
 
     Args:
         ranks: by place.
@@ -84,7 +84,7 @@ def packed(network: Network, paths: Iterable[Path]) -> Ints:
 
 
 def warm() -> None:
-    """Run all kernels of the ordering once, and ``solo_ends``, which others call too."""
+    """Run all kernels of the ordering once, and ``solo_ends``, which other modules call too."""
     network = Network.star(1)
     for name in "ab":
         network.add_host(name)

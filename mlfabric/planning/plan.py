@@ -1,4 +1,4 @@
-"""A plan as plain values: every transfer, the sequence of commits, and a reason for each that is left out."""
+"""A plan as plain values: every transfer, the sequence of commits, and a reason for everything that is left out."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Kind(Enum):
 
 
 class Toward(Enum):
-    """Where the bytes of a transfer are needed in the end."""
+    """The final destination of a transfer's bytes."""
 
     PRIMARY = "primary"
     REPLICA = "replica"
@@ -33,19 +33,19 @@ class Toward(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """One transfer between two hosts; its index in the plan is its name there.
+    """One transfer between two hosts; the plan names it by its index.
 
     Args:
         size_bytes: of everything it carries.
         ready_ns: it cannot start before.
         profile: when it is sent how fast; ``profile.end_ns`` is when its last bit leaves the slowest link.
-        arrive_ns: when its last bit is there: the end, and the path's latency.
+        arrive_ns: when its last bit arrives: its end plus the path's latency.
         members: the updates in it, by position.
-        get: for a MODEL, the get that it answers; None if it goes to a host that only hands it on.
-        inputs: transfers whose content it carries on.
+        get: for a MODEL, the get that it answers; None if it goes to a host that only relays it.
+        inputs: transfers whose content it forwards.
         cut_through: it may start before its inputs have arrived, and never sends what they have not brought.
-        stripe: of an AllReduce in stripes, the number of its own.
-        planned: False if it was on its way before this plan, so its profile was reserved then.
+        stripe: of an AllReduce in stripes, the number of its stripe.
+        planned: False if it was in flight before this plan, so its profile is reserved already.
     """
 
     kind: Kind
@@ -67,7 +67,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Updates, neighbours in the order of commits, that reach the server as one.
+    """Updates, neighbours in the order of commits, that reach the server as one sum.
 
     Args:
         last: the transfer that ends at the server; of an AllReduce, all that bring its result.
@@ -87,7 +87,7 @@ class Commit:
         version: to which it is applied.
         tau: its delay there.
         deadline: the last position that keeps its delay bound; None without a bound.
-        arrive_ns: when its group is with the server.
+        arrive_ns: when its group has arrived at the server.
         commit_ns: when it and all before it have arrived and the divergence bound allows it.
         group: index in the plan's groups.
     """
@@ -132,7 +132,7 @@ class GetServed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deferred:
-    """A get that is not planned yet, or an update that this plan does not commit though it is not dropped; and why."""
+    """A get that is not planned yet, or an update that is neither committed nor dropped by this plan; and why."""
 
     what: GetId | UpdateId
     reason: str
@@ -140,7 +140,7 @@ class Deferred:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is to happen to one batch; what it was planned for is kept for ``validate`` and ``explain``.
+    """The plan of one batch; its input is kept for ``validate`` and ``explain``.
 
     Args:
         stripe_bytes: of an AllReduce in stripes, the size of each; empty otherwise.
@@ -169,7 +169,7 @@ class Plan:
         Raises:
             AssertionError: a promise is broken; says which, and where.
         """
-        from mlfabric.planning.checking import validate  # it takes plans apart, so it imports this file
+        from mlfabric.planning.checking import validate  # it imports this file
 
         validate(self, network)
 

@@ -1,6 +1,6 @@
-"""What the planner takes and gives, as plain values.
+"""The planner's inputs and results, as plain values.
 
-Reasons are built when they are read: most of a thousand plans per second are never looked at.
+Reasons are built when they are read: of a thousand plans per second most are never read.
 """
 
 from __future__ import annotations
@@ -30,14 +30,13 @@ class Candidate:
     """An update that waits for its place.
 
     Args:
-        source: host that it leaves.
+        source: the host that sends it.
         size_bytes: 0 to 2**50.
         ready_ns: it cannot start before.
         computed_from: number of the version whose gradient it is.
-        in_flight: its profile if it is being sent; that is reserved in the network already, and only its
-            position may move.
-        norm: its l2 norm, >= 0; only replication asks for it.
-        clock: how many iterations its worker had finished before this one, >= 0; only stale-synchronous plans ask.
+        in_flight: its profile if it is being sent: the profile is reserved already, and only its position may change.
+        norm: its l2 norm, >= 0; only replication uses it.
+        clock: how many iterations its worker had finished before this one, >= 0; only stale-synchronous plans use it.
     """
 
     update: UpdateId
@@ -69,7 +68,7 @@ class Slot:
 
     @property
     def why(self) -> str:
-        """Say in words why it has this place, however it is sent."""
+        """Say in words why it has this position."""
         if self.pick is Pick.DEADLINE:
             return f"deadline: position {self.position} of at most {self.deadline}"
         return str(self.pick.value)
@@ -77,7 +76,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Left:
-    """An update that has no place, and why."""
+    """An update without a position, and why."""
 
     update: UpdateId
     cause: DropReason
@@ -86,7 +85,7 @@ class Left:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ordering:
-    """The plan of one batch: ``slots`` by position, ``left`` in the order in which they were left.
+    """The plan of one batch: ``slots`` by position, ``left`` in the order in which updates were left out.
 
     Args:
         placed: the same as ``slots``, as columns; of large batches.
@@ -102,7 +101,7 @@ class GetCandidate:
     """A get that waits to be served to the host ``destination``; it cannot start before ``ready_ns``.
 
     Args:
-        clock: how many iterations its worker has finished, >= 0; only stale-synchronous plans ask.
+        clock: how many iterations its worker has finished, >= 0; only stale-synchronous plans use it.
     """
 
     get: GetId

@@ -1,4 +1,4 @@
-"""The one way to a plan: who sends what to whom, when, how fast, and whether at all (design, section 5)."""
+"""The planner's entry: who sends what to whom, when, how fast, and whether at all (design, section 5)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def plan(batch: Batch, network: Network, state: FabricState, config: PlannerConf
     """Plan a batch; nothing is changed, and the same input gives the same plan on every machine.
 
     Args:
-        network: what is in flight is reserved in it already.
+        network: transfers in flight are reserved in it already.
 
     Raises:
         UsageError: the problem has no meaning; says what was given and what is allowed.
@@ -46,12 +46,12 @@ def plan(batch: Batch, network: Network, state: FabricState, config: PlannerConf
 
 
 def _needs_world(batch: Batch, state: FabricState) -> bool:
-    """Whether anything but direct transfers can come of the updates."""
+    """Whether updates may need more than direct transfers."""
     return state.replica is not None or (bool(state.aggregators) and len(batch.updates) > 1)
 
 
 def _world(batch: Batch, network: Network, state: FabricState) -> World:
-    """Number all ways that the updates of this batch may take."""
+    """Number all routes that the updates of this batch may take."""
     sources = dict.fromkeys(candidate.source for candidate in batch.updates)
     helpers = dict.fromkeys(aggregator.host for aggregator in state.aggregators)
     destinations = dict.fromkeys((*helpers, state.server))

@@ -1,5 +1,5 @@
 # mypy: disallow_untyped_defs=False, disallow_untyped_calls=False
-"""Which updates keep their delay bounds at which positions: unit slots with deadlines.
+"""Which updates can keep their delay bounds, and at which positions: unit slots with deadlines.
 
 Positions 1, 2, ... each take one update, and an update must come at or before its deadline. By Hall's theorem such a
 set fits if and only if, for every q, at most q updates have a deadline of q or less.
@@ -16,14 +16,14 @@ __all__ = ["commit_order", "worst_due"]
 
 @compiled
 def worst_due(deadlines, badness):
-    """Choose what to leave so that the rest fits: at the smallest q that is violated, the worst due by then; repeat.
+    """Choose updates to leave out so that the rest fits: at the smallest violated q, the worst one due by then; repeat.
 
     Args:
         deadlines: ascending, >= 1.
         badness: of each update, a number of its own; the greatest is left first.
 
     Returns:
-        (badness, q) of each update to leave, in that order.
+        (badness, q) of each update to leave out, in that order.
     """
     due = [0 for _ in range(0)]
     left = [(0, 0) for _ in range(0)]
@@ -40,11 +40,10 @@ def worst_due(deadlines, badness):
 def commit_order(deadlines):
     """Order updates so that each position goes to the first to arrive whose choice leaves the rest feasible.
 
-    In words of the rule: at position p let q be the smallest with as many remaining deadlines <= q as there are
-    positions p..q; if there is one, choose among those. Filling the positions from the last one back, each with the
-    latest arrival whose deadline allows it, gives the same order in O(n log n): with q as above, positions after
-    q cannot take who is due by q, and the first arrival among these is pushed below position p only if
-    some earlier q were tight.
+    The rule: at position p let q be the smallest with as many remaining deadlines <= q as there are positions p..q; if
+        there is one, choose among those. Filling the positions from the last one back, each with the latest arrival
+        whose deadline allows it, gives the same order in O(n log n): with q as above, positions after q cannot take an
+        update due by q, and the first arrival among these moves before position p only if some earlier q were tight.
 
     Args:
         deadlines: by arrival, the first to arrive first; feasible.

@@ -1,4 +1,4 @@
-"""What a plan is made for: the batch, what the fabric holds, and what was chosen; plain values."""
+"""The input of a plan: the batch, the state of the fabric, and the settings; plain values."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = [
 
 
 class Consistency(Enum):
-    """Who waits for whom, and what makes a version (paper, section 6)."""
+    """Which workers wait for which, and what makes a version (paper, section 6)."""
 
     ASYNCHRONOUS = "each update makes a version, within a delay bound"
     SYNCHRONOUS = "one version from one update of every worker"
@@ -34,7 +34,7 @@ class Consistency(Enum):
 
 
 class Objective(Enum):
-    """What a plan makes small, once as many updates as possible are committed."""
+    """What a plan minimises, after committing as many updates as possible."""
 
     MEAN_COMMIT = "the mean commit time"
     LAST_COMMIT = "the last commit"
@@ -51,12 +51,12 @@ class Shape(Enum):
 
 
 OWN_SHAPES = frozenset(Shape) - {Shape.STORED}
-"""What our planner makes."""
+"""The shapes that our planner makes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aggregator:
-    """A host that may sum updates, or hand a model on.
+    """A host that may sum updates, or relay a model.
 
     Args:
         most_updates: how many it can take into one sum; 0 for any number.
@@ -110,7 +110,7 @@ class Replica:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """What is to be planned together; ids are unique."""
+    """Updates and gets that are planned together; ids are unique."""
 
     updates: tuple[Candidate, ...] = ()
     gets: tuple[GetCandidate, ...] = ()
@@ -118,16 +118,16 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FabricState:
-    """What the planner must know besides the network.
+    """The planner's input besides the network.
 
     Args:
         now_ns: nothing is planned before.
         v_init: the version to which the first commit of this plan is applied.
         server: the primary's host; empty for AllReduce.
-        aggregators: who may sum, first choice first.
-        distributors: who may hand a model on, first choice first.
-        late: hosts whose updates of an AllReduce are expected late: where stripes are possible they pass nothing on,
-            and only stripes come into question, as nobody waits there for the late longer than needed.
+        aggregators: hosts that may sum, first choice first.
+        distributors: hosts that may relay a model, first choice first.
+        late: hosts whose updates of an AllReduce are expected late. If stripes are possible, these hosts relay nothing
+            and only stripes are considered, because in stripes nobody waits for the late hosts longer than needed.
         slowest_clock: the fewest iterations that any worker has finished (stale-synchronous).
     """
 
@@ -143,18 +143,18 @@ class FabricState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannerConfig:
-    """What was chosen, for a job or for good.
+    """Settings of the planner.
 
     Args:
         tau_max: delay bound, >= 0; None for no bound (all but asynchronous).
         shapes: which the planner may choose from; DIRECT is always among them.
-        gamma: momentum kept at the server, 0 to below 1; above 0, a sum of several updates travels as two tensors.
-        chunk_bytes: what a cut-through aggregator receives of every input before it sends it on, > 0.
+        gamma: momentum kept at the server, 0 to below 1; above 0, a sum of several updates is sent as two tensors.
+        chunk_bytes: how much of every input a cut-through aggregator receives before it forwards it, > 0.
         div_max: None for no bound, which needs no replica.
         replicate_from: share of ``div_max`` that the lead may reach before anything is sent to the replica, 0 to 1.
         slack: how many iterations a worker may be ahead of the slowest (stale-synchronous).
-        group_ns: what each group of a plan costs beside its updates' commit times (MEAN_COMMIT), >= 0: others wait for
-            the server's link while it comes in.
+        group_ns: added cost of each group beside its updates' commit times (MEAN_COMMIT), >= 0, because others wait for
+            the server's link meanwhile.
     """
 
     consistency: Consistency = Consistency.ASYNCHRONOUS
@@ -170,6 +170,6 @@ class PlannerConfig:
 
 
 def objective_of(config: PlannerConfig) -> Objective:
-    """Return what is made small: an iteration is as good as its last commit, whatever was asked for."""
+    """Return what is minimised: for an iteration always its last commit."""
     synchronous = config.consistency in (Consistency.SYNCHRONOUS, Consistency.ALL_REDUCE)
     return Objective.LAST_COMMIT if synchronous else config.objective

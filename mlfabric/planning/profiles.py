@@ -1,4 +1,4 @@
-"""Rate profiles and places of many updates as columns, so that a thousand of them cost no objects."""
+"""Rate profiles and places of many updates as columns, without an object for each."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Profiles(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """Updates in the order of commits, by place; ``planned`` is False for what was on its way before."""
+    """Updates in the order of commits, by place; ``planned`` is False for updates in flight before."""
 
     updates: Sequence[UpdateId]
     sources: Sequence[str]

@@ -1,7 +1,7 @@
-"""The way of a batch's updates: ordered, forwarded by the best of the allowed shapes, replicated (paper, section 5).
+"""A plan for a batch's updates: ordered, forwarded by the best of the allowed shapes, replicated (paper, section 5).
 
-Each stage works on columns; what a plan is made of is made as it is looked at. A lone update goes directly, whoever
-could relay it: nothing is to be summed.
+Each stage works on columns; the values of a plan are made when they are read. A lone update goes directly, as nothing
+is summed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def push(batch: Batch, network: Network, state: FabricState, config: PlannerConf
     """Plan the updates of a batch: all of the plan but its gets.
 
     Args:
-        world: has all ways that they may take; None if each goes directly to the server and nothing else is planned.
+        world: has all routes that they may take; None if each goes directly to the server and nothing else is planned.
     """
     if not batch.updates and state.replica is None:
         return Plan(batch=batch, state=state, config=config, shape=Shape.DIRECT, transfers=(), groups=(), commits=())
@@ -66,10 +66,10 @@ def _ordered(
 
 
 def _directly(batch: Batch, ordering: Ordering, network: Network, state: FabricState, config: PlannerConfig) -> Plan:
-    """The hot case: what the ordering says is the plan; each update is a group."""
+    """The most frequent case: the ordering is the plan; each update is a group."""
     server = state.server
     sources = {candidate.update: candidate for candidate in batch.updates}
-    # All are looked at, several times.
+    # All are read, several times.
     ordering = Ordering(slots=tuple(ordering.slots), left=ordering.left, placed=ordering.placed)
 
     def transfer(slot: Slot) -> Transfer:
@@ -166,7 +166,7 @@ def _forwarded(batch: Batch, ordering: Ordering, state: FabricState, config: Pla
 
 
 def _lot(ordering: Ordering, batch: Batch, now_ns: int) -> Lot:
-    """Make columns of an ordering, if it has not brought them."""
+    """Make columns of an ordering that has none."""
     placed = ordering.placed
     if placed is None:
         of = {candidate.update: candidate for candidate in batch.updates}
@@ -185,7 +185,7 @@ def _lot(ordering: Ordering, batch: Batch, now_ns: int) -> Lot:
 
 
 def _best(lot: Lot, world: World, state: FabricState, config: PlannerConfig) -> Forwarding:
-    """Return the shape with the least objective; of equals the simplest."""
+    """Return the shape with the smallest objective; of equal ones the simplest."""
     server, now_ns, objective = state.server, state.now_ns, objective_of(config)
     group_ns = config.group_ns if objective is Objective.MEAN_COMMIT else 0
 

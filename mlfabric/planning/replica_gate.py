@@ -1,10 +1,10 @@
 """Which commits wait for the replica, and which of its steps are kept for that (paper, section 5.3, mended).
 
-All commits of interest are one sequence: first those that the replica is behind already, then the plan's. The replica
-holds a prefix of it, step by step; the lead is what it does not hold of all that is committed at an instant.
+All commits form one sequence: first those that the replica lacks already, then the plan's. The replica holds a prefix
+of it, step by step. The lead at an instant is what is committed and not held.
 
-What a plan sends there is a step each: first, as one, all that the replica was behind, then update by update. So a step
-counts from the instant on at which it and all before it have arrived and it is committed.
+A plan sends steps: first all updates that the replica lacks, as one step, then one step for each update. A step counts
+when it and all before it have arrived and it is committed.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ __all__ = ["Gated", "Steps", "gate"]
 
 
 class Steps(NamedTuple):
-    """What the replica could get, step by step.
+    """The steps that the replica could get.
 
     ``end``: how many of the sequence it holds with this step and all before it. ``arrive_ns``: when the step itself has
-    arrived. ``there_ns``: when all before it have, too. ``transfers``: how many these take together.
+    arrived. ``there_ns``: when all before it have arrived, too. ``transfers``: how many these take together.
     """
 
     end: Sequence[int]
@@ -33,7 +33,7 @@ class Steps(NamedTuple):
 
     @classmethod
     def of(cls, arrive_ns: Sequence[int], folded: int, behind: int) -> Self:
-        """Make one step of the folded items, if there are any, and one of each other; none if a folded one is missing.
+        """Make one step of the folded items, if any, and one of each other item; none if a folded item is missing.
 
         Args:
             arrive_ns: by item; the first ``folded`` are the first ``behind`` of the sequence.
@@ -49,8 +49,8 @@ class Steps(NamedTuple):
 class Gated(NamedTuple):
     """When commits are made, and how many steps are kept.
 
-    ``commit_ns``: by commit; shorter than asked for if the next one cannot be made. ``waits_for``: by commit, the step
-    that it waits for; -1 if it is made as soon as it could be.
+    ``commit_ns``: by commit; shorter than the sequence if the next one cannot be made. ``waits_for``: by commit, the
+    step that it waits for; -1 if it is made as soon as it could be.
     """
 
     commit_ns: list[int]

@@ -1,20 +1,20 @@
 """What is sent to the replica of a batch's commits, and which commits wait for it (paper, section 5.3, mended).
 
-The sequence is what the replica is behind already (*pending*: committed, their workers keep the bytes), then the plan's
-commits in order. The replica holds a prefix of it; the rest, up to an instant's last commit, is the lead then.
+The sequence is the updates that the replica lacks already (*pending*: committed, their workers keep the bytes), then
+the plan's commits in order. The replica holds a prefix of it; the rest up to the last commit is the lead.
 
-1. Nothing is sent if no bound asks for it, or if even so the lead stays within ``replicate_from`` of the bound.
-2. Else all is planned tentatively, each update directly, over what the primary's plan leaves free: in front what each
-   worker folds of its pending updates into one item, then the batch. An update is a *step*; all pending ones are one.
+1. Nothing is sent if there is no bound, or if the lead stays within ``replicate_from`` of the bound without it.
+2. Else everything is planned tentatively, each update directly, over what the primary's plan leaves free: first each
+   worker's fold of its pending updates, as one item, then the batch. An update is a *step*; all pending ones are one.
    It counts as held when it and all steps before it have arrived and its last member is committed: the replica cannot
    use half of a fold.
 3. Steps that are there by the last commit are kept. A commit at which the bound would not hold waits for the first
    further step that makes it hold; all steps up to that one are kept. If no step makes it hold, it and all after it are
    deferred.
-4. What is not kept is punted: it is pending for the next plan. What is deferred counts as punted too.
+4. Updates that are not kept are punted: they are pending for the next plan. Deferred updates count as punted too.
 
-Settled here: a worker is known by its name, and its fold leaves from where its latest update is. The first item that
-cannot be sent ends the lot. A bound of 0 allows no lead, not even of updates without length.
+Decided here: a worker is known by its name, and its fold is sent from the host of its latest update. The first item
+that cannot be sent ends the lot. A bound of 0 allows no lead, not even of updates with norm 0.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ def replicate(
     Args:
         lot: what is to be committed, in that order; ``ready_ns`` is when its worker has it.
         norms: l2 norm of each.
-        arrive_ns: when each is with the primary.
-        world: knows the ways from all sources, those of pending updates too, to the replica.
+        arrive_ns: when each has arrived at the primary.
+        world: has the routes from all sources, those of pending updates too, to the replica.
         lines: what the transfers to the primary leave free; they stay as they are.
         first_transfer: how many transfers come before the replica's in the plan.
     """
@@ -103,7 +103,7 @@ def replicate(
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What was found, from which values are made as they are looked at."""
+    """The result; its values are made when they are read."""
 
     sequence: Sequence[UpdateId]
     lead: Lead
@@ -175,7 +175,7 @@ class _Found:
 
 
 def _nothing_sent(commit_ns: Ints, sequence: Sequence[UpdateId], reason: Callable[[], str]) -> Replication:
-    """Commit as things arrive, and punt everything for one reason."""
+    """Commit updates as they arrive, and punt everything for one reason."""
     return Replication(
         commit_ns=commit_ns,
         waits_for=[-1] * len(commit_ns),
@@ -187,7 +187,7 @@ def _nothing_sent(commit_ns: Ints, sequence: Sequence[UpdateId], reason: Callabl
 
 
 def _amount(lead: Lead, limit: Limit, held: int, committed: int) -> str:
-    """Say in figures how far a lead goes, and how far it may."""
+    """Say in figures how large a lead is, and how large it may be."""
     amounts = []
     if limit.norm is not None:
         amounts.append(f"{as_norm(lead.bound(held, committed)):.4g} of {as_norm(limit.norm):.4g}")

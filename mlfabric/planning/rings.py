@@ -1,8 +1,8 @@
-"""The ring: every host sends to the next what it has summed so far, part by part, then the finished parts.
+"""The ring: every host sends to the next what it has summed so far, piece by piece, then the finished pieces.
 
-Of N hosts each sends 2 (N - 1) / N of the size. All edges go in lockstep, so at every instant all have the rate of the
-one that gets least, where edges on one link share it equally; and in each of the 2 (N - 1) rounds the longest latency
-passes. A ring is as fast as its slowest edge lets it be, and needs everyone from the first moment on.
+Of N hosts each sends 2 (N - 1) / N of the size. All edges run in lockstep, so at every instant all have the rate of the
+slowest edge, where edges on one link share it equally; each of the 2 (N - 1) rounds takes the longest latency. A ring
+is as fast as its slowest edge, and needs all hosts from the beginning.
 """
 
 from __future__ import annotations

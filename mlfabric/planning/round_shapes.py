@@ -1,9 +1,9 @@
 """Candidates for the two trees of an AllReduce: into a root, and out of it to everyone.
 
 A tree is its edges (from, to), hosts by number, in the order in which their streams are reserved. Shapes are made by
-``fluid/stream_shape.py``; for handing on, in a field that is mirrored in time: a stream that was to begin late ends
-early. Whoever takes longest to reach is served first: such a stream takes long and little, and what others take later
-at full rate fits beside it.
+``fluid/stream_shape.py``; for the tree out, in a field that is mirrored in time: a stream that would begin late ends
+early. The host that takes longest to reach is served first: its stream is long and uses little bandwidth, and streams
+of others, later and at full rate, fit beside it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SHARES = np.array([9, 24, 4096], np.int64)
 
 
 class Shaper:
-    """Proposes trees over hosts of which each may sum and hand on.
+    """Proposes trees over hosts that may all sum and relay.
 
     Args:
         world: has the routes between all of them, in order.
@@ -53,13 +53,13 @@ class Shaper:
         self._count, self._now_ns, self._ready_ns = count, now_ns, ready_ns
 
     def roots(self) -> list[int]:
-        """Return the few hosts that may be a root: without a slow link, those whose update is ready last first."""
+        """Return the few hosts that may be a root: those without a slow link, the latest ready first."""
         ranks = self._gather.rank_ns
         able = [host for host in range(self._count) if not self._is_slow(host)]
         return sorted(able, key=lambda host: (-self._ready_ns[host], ranks[host], host))[:_MOST_ROOTS]
 
     def flat(self, root: int) -> Edges:
-        """Return the tree in which everyone sends to the root."""
+        """Return the tree in which all hosts send to the root."""
         others = [host for host in range(self._count) if host != root]
         took_ns = self._gather.took_ns[:, root]
         return tuple((host, root) for host in sorted(others, key=lambda host: (-took_ns[host], host)))
@@ -83,9 +83,10 @@ class Shaper:
         return self.downward(root, dict(gathering))
 
     def onward(self, root: int, gathering: Edges) -> Edges:
-        """Return a chain from the root through everyone, in the order of a tree into it; slow ones hang at the root.
+        """Return a chain from the root through all hosts, in the order of a tree into it; slow hosts are next to the
+        root.
 
-        Who sends first has its own way out free first.
+        A host that sends first has its own uplink free first.
         """
         parents, above = {}, root
         for host, _ in gathering:
@@ -95,7 +96,7 @@ class Shaper:
         return self.downward(root, parents)
 
     def downward(self, root: int, parents: dict[int, int]) -> Edges:
-        """Order the edges of a tree: from the root on, of those whose turn it may be the slowest, then the highest."""
+        """Order the edges of a tree from the root on: of the possible next edges the slowest, then the highest."""
         height = dict.fromkeys(range(self._count), 0)
         for host in parents:
             above, level = host, 0

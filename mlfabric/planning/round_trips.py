@@ -1,7 +1,7 @@
 """The best pair of trees for an AllReduce: every candidate is planned exactly, as one set of streams.
 
-The result leaves the root while the updates still come in. The two trees share links, which no estimate sees, so all
-pairs of some trees of each kind are tried.
+The result leaves the root while the updates still arrive. The two trees share links, which estimates do not show, so
+all pairs of some trees of each kind are tried.
 """
 
 from __future__ import annotations
@@ -75,15 +75,15 @@ class RoundTrip(NamedTuple):
 def best_round_trip(
     world: World, bits: Sequence[int], ready_ns: Sequence[int], now_ns: int, chunk_bits: int, *, trees: bool
 ) -> RoundTrip | None:
-    """Find the round trip after which the last host has the sum first.
+    """Find the round trip with which the last host has the sum earliest.
 
     Args:
         world: has the routes between all hosts, at least two, in order.
         bits, ready_ns: by host, of its largest update and when the last of them is ready.
-        trees: False for everyone directly to the root and back.
+        trees: False for all hosts directly to the root and back.
 
     Returns:
-        None if there is none that ends before the horizon.
+        None if none ends before the horizon.
     """
     best: RoundTrip | None = None
     for root, gathering, handing in _cases(Shaper(world, bits, ready_ns, now_ns, chunk_bits), trees):

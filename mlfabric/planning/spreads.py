@@ -1,24 +1,24 @@
-"""A model is handed on while it still arrives (cut-through; beyond the paper).
+"""Relaying a model while it still arrives (cut-through; not in the paper).
 
-A distributor sends on what it has received, less one chunk, so a chain of n hosts has the model little later than one
-host alone (``fluid/stream_kernel.py``). Gets and distributors are taken one by one, each from wherever the model
-reaches it first over what the earlier ones left: from the server, or from a distributor that was taken before. On
-equal links that makes one chain until the server is free for the next; slow hosts get what others leave free, and hand
-nothing on because nobody has it from them first. A distributor hands on to at most ``most_updates`` others, whoever
-they are; of several from whom it would come at one time, the server goes first, then who was taken first.
+A distributor forwards what it has received, less one chunk, so a chain of n hosts has the model little later than one
+host alone (``fluid/stream_kernel.py``). Gets and distributors are served one by one, each by the source from which the
+model arrives earliest over the remaining capacity: the server, or a distributor that was served before. On equal links
+this makes one chain until the server is free for the next. Slow hosts get the remaining bandwidth, and relay nothing
+because nobody would get the model from them earliest. A distributor relays to at most ``most_updates`` others. Of
+several sources with the same arrival the server is taken, then the one that was served first.
 
-It matters in which order they are taken. These are tried, the cheapest is the answer (ties: the first):
+The order matters. These orders are tried, and the cheapest is used (ties: the first):
 
-* as the server alone would answer them; or hosts of distributors first, so that there are soon many who have it;
-* hosts of distributors by the time that each needs to have it and to hand it on, whichever is longer: who hands it on
-  slowly comes after those from whom it comes fast;
-* any of these with the slow ones (more than twice the median of the time that each needs alone) in front, slowest
-  first: they take a small share of the links for long;
-* hosts of distributors first, after the model was sent to 1, 2, 4, ... distributors who have no get themselves; those
-  who then hand it on to nobody are left out again.
+* as the server alone would answer them; or hosts of distributors first, so that many hosts soon have the model;
+* hosts of distributors by the time that each needs to receive or to relay it, whichever is longer, so that slow relays
+  come after fast ones;
+* any of these with the slow hosts (more than twice the median of the time that each needs alone) first, slowest first,
+  because they use a small share of the links for long;
+* hosts of distributors first, after the model was sent to 1, 2, 4, ... distributors without a get; those that then
+  relay it to nobody are left out again.
 
-For more than 64 gets only the first are tried: in order, hosts of distributors first, and those after all distributors
-who have no get themselves.
+For more than 64 gets only these are tried: the first order, hosts of distributors first, and the latter after all
+distributors without a get.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def spread(fan: Fan) -> Way | None:
 
 
 def _served(fan: Fan, items: Sequence[int]) -> tuple[Ints, Ints, Ints]:
-    """Serve items in turn, again without distributors that have nobody to hand the model on to."""
+    """Serve items in turn; repeat without the distributors that relay to nobody."""
     world = fan.world
     while True:
         answered, rows, pieces = spread_kernel.spread(world.lines, world.routes, fan.handing, np.array(items, np.int64))
@@ -62,7 +62,7 @@ def _served(fan: Fan, items: Sequence[int]) -> tuple[Ints, Ints, Ints]:
 
 
 def _alone_ns(fan: Fan, route: Ints, bits: Ints) -> list[int]:
-    """By transfer how long it would take if it were alone and began when the model is ready."""
+    """By transfer, how long it would take alone, from when the model is ready."""
     ready_ns, unused = int(fan.handing.scalars[1]), np.zeros(len(route), np.int64)
     transfers = Transfers(route, bits, np.full(len(route), ready_ns), cap_bps=unused, common=unused)
     ends: Ints = reserving.solo_ends(fan.world.lines, fan.world.routes, transfers)
@@ -71,7 +71,7 @@ def _alone_ns(fan: Fan, route: Ints, bits: Ints) -> list[int]:
 
 
 def _onward_ns(fan: Fan, solo_ns: Sequence[int]) -> list[int]:
-    """By distributor how long it would need to hand the model on to the get that is easiest to reach, not its own."""
+    """By distributor, how long it would need to relay the model to the get that is easiest to reach, except its own."""
     handing = fan.handing
     nearest = sorted(range(len(solo_ns)), key=solo_ns.__getitem__)
     to = [next((g for g in nearest if handing.own[g] != j), nearest[0]) for j in range(len(fan.distributors))]

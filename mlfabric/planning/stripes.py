@@ -1,16 +1,16 @@
-"""Stripes: an AllReduce cut into parts, each through trees of its own in which other hosts sum and hand on.
+"""Stripes: an AllReduce cut into byte ranges, each with its own trees in which other hosts sum and relay.
 
-In one tree whoever passes on carries the tensor several times while all others carry it once. With as many trees as
-stripes, each host summing in one of them at most and handing on in one at most, that work is spread over all hosts that
-have bandwidth to spare (SplitStream: Castro et al., SOSP 2003, section 3). A host that sums a stripe of k others
-receives it k times more, one that hands it on to k others sends it k times more; so who sums is chosen by what hosts
-can receive, who hands on by what they can send, and a stripe's two trees have only their root in common. A slow link
-carries every byte once, which is the least it can do. A ring makes it carry nearly twice that. Links that may have
-become slow since they were measured are another reason to have many pass on, each for few: such a host takes as many
-times longer as it passes on for.
+In a single tree the inner hosts carry the tensor several times while all others carry it once. With as many trees as
+stripes, where each host sums in at most one and relays in at most one, that work is spread over all hosts with free
+bandwidth (SplitStream: Castro et al., SOSP 2003, section 3). A host that sums a stripe of k others receives it k times
+more, and one that relays it to k others sends it k times more. So summing hosts are chosen by what they can receive,
+relaying hosts by what they can send, and a stripe's two trees share only their root. A slow link carries every byte
+once, which is the minimum; in a ring it carries nearly twice that. Links may have become slow since they were measured:
+another reason to have many hosts relay, each for few others, because a slow host delays its stripe by the number of
+hosts that it relays for.
 
-All streams of all stripes run at once and in step, each at the same share of the time for all: a stream starts when the
-first chunk of its inputs is there.
+All streams of all stripes run at the same time and take the same time. A stream starts when the first chunk of its
+inputs has arrived.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ _COUNTS = (2, 3, 4)
 _GROWTH = 1.02
 _MOST_TRIES = 400
 _DOUBT = 0.1
-"""How likely it is taken to be that the link that carries most has become as slow as the slowest; what matters is that
-it is more than 0, as even stripes take hardly longer than the best."""
+"""The assumed probability that the link that carries most has become as slow as the slowest. It only has to be above 0,
+because even stripes take hardly longer than the best."""
 _SPREADS = (1, 2)
-"""For how many times as many others as in the evenest stripes hosts pass on at most; stripes without such a limit are
-considered besides."""
+"""A host relays for at most this many times as many others as in the most even stripes; stripes without such a limit
+are considered, too."""
 _BIT_NS_PER_BYTE = 8 * 10**9
 
 
 class Edge(NamedTuple):
     """One stream: a sum toward the root of its stripe, or if ``back`` the result away from it; hosts by number.
 
-    ``level`` is how many hops lie behind it, ``inputs`` which earlier edges end where it begins.
+    ``level`` is the number of hops before it, ``inputs`` are the earlier edges that end where it begins.
     """
 
     stripe: int
@@ -75,7 +75,7 @@ class Striped:
     done_ns: tuple[int, ...]
 
     def profile(self, edge: Edge) -> Profile:
-        """Return when an edge's bytes are sent how fast."""
+        """Return the rate profile of an edge."""
         size_bytes, start_ns = self.size_bytes[edge.stripe], self.ready_ns + edge.level * self.hop_ns
         bps = _rate_bps(size_bytes, self.span_ns)
         end_ns = start_ns - (-size_bytes * _BIT_NS_PER_BYTE // bps)
@@ -85,15 +85,15 @@ class Striped:
 def find_stripes(
     network: Network, hosts: Sequence[str], size_bytes: int, ready_ns: int, chunk_bytes: int, order: Sequence[int]
 ) -> Striped | None:
-    """Find the stripes after which the last host has the sum first; ``network`` is not changed.
+    """Find the stripes with which the last host has the sum earliest; ``network`` is not changed.
 
     Args:
         hosts: at least two.
         size_bytes: of every host's tensor, > 0.
         ready_ns: when the last of them is ready.
-        chunk_bytes: what is received of every input before it is sent on.
-        order: who may pass on, by number; of hosts with equal links those that come first do first. All others get a
-            place next to the roots: what they give is expected late.
+        chunk_bytes: how much of every input is received before it is forwarded.
+        order: hosts that may relay, by number; of hosts with equal links earlier ones are used first. All others are
+            placed next to the roots, because their tensors are expected late.
 
     Returns:
         None if some link has no capacity, or the tensor is less than two chunks.
@@ -112,14 +112,14 @@ def find_stripes(
 
 
 class _Room(NamedTuple):
-    """For how many others each host may sum a stripe, and to how many it may hand one on; by number."""
+    """For how many others each host may sum a stripe, and to how many it may relay one; by number."""
 
     summing: tuple[int, ...]
     handing: tuple[int, ...]
 
 
 class _Sketch(NamedTuple):
-    """Each stripe's two trees, how long they take, and what the link of a host carries that carries most."""
+    """Each stripe's two trees, how long they take, and the load of the host link that carries most."""
 
     trees: list[tuple[list[int], list[int]]]
     took_ns: int
@@ -127,7 +127,7 @@ class _Sketch(NamedTuple):
 
 
 class _Case:
-    """What is to be planned, with what every link carries at least until some instant."""
+    """The input, with the minimum rate of every link until some instant."""
 
     def __init__(
         self,
@@ -188,7 +188,7 @@ class _Case:
         return self._free_bps[link]
 
     def _room(self, count: int) -> _Room | None:
-        """Return for how many each host may pass a stripe on, in the least time in which that is enough, or None."""
+        """Return for how many others each host may relay a stripe, in the shortest sufficient time, or None."""
         bits, least_s = 8 * self._size_bytes, max(self._least_s(self._down_bps), self._least_s(self._up_bps))
         for tries in range(_MOST_TRIES):
             most = count * least_s * _GROWTH**tries / bits
@@ -200,7 +200,7 @@ class _Case:
         return None
 
     def _passing(self, rates_bps: Sequence[int], most: float, count: int) -> tuple[int, ...]:
-        """Return how many more stripes than its own each host's link carries; none of who may not pass on.
+        """Return how many more stripes than its own each host's link carries; 0 for hosts that may not relay.
 
         Args:
             most: how many stripes a link of 1 bit/s carries in the time for all.
@@ -210,10 +210,9 @@ class _Case:
         return tuple(max(0, min(len(rates_bps), each)) for each in often)
 
     def _least_s(self, rates_bps: Sequence[int]) -> float:
-        """Return the time below which no stripes, however many, can be, by the links of one direction.
+        """Return a lower bound of the time of any number of stripes, by the links of one direction.
 
-        In that time the slowest link carries everything once, and what all others carry beyond once is what is to be
-        passed on.
+        In that time the slowest link carries everything once, and all others carry, beyond once, what is to be relayed.
         """
         bits, count = 8 * self._size_bytes, len(rates_bps)
         carried = accumulate(sorted((rates_bps[host] for host in self._order), reverse=True))
@@ -221,7 +220,7 @@ class _Case:
         return max(bits / min(rates_bps), least_s)
 
     def _least_room(self, way: Sequence[int], roots: Sequence[int]) -> int:
-        """Return for how many others anyone has to pass on, if nobody is to do so for more."""
+        """Return the smallest possible maximum of hosts that one host relays for."""
         low, high = 0, max(way)
         while low + 1 < high:
             middle = (low + high) // 2
@@ -260,12 +259,12 @@ class _Case:
         return _ceil(chunk_bytes * _BIT_NS_PER_BYTE, max(1, slowest_bps)) + latency_ns + 1
 
     def _roots(self, room: _Room, count: int) -> list[int]:
-        """Return who may be the stripes' roots: those with the most room both ways."""
+        """Return the stripes' possible roots: hosts with the most free capacity in both directions."""
         able = sorted(self._order, key=lambda host: -min(room.summing[host], room.handing[host]))
         return able[:count]
 
     def _groups(self, room: Sequence[int], roots: Sequence[int]) -> list[list[int]] | None:
-        """Deal out who passes on in one direction; a root has room for one more, as it is where its stripe ends."""
+        """Assign the relaying hosts of one direction; a root has room for one more, because its stripe ends there."""
         wanted = len(room) - 2
         groups, held = [[root] for root in roots], [room[root] for root in roots]
         taken = set(roots)
@@ -278,7 +277,7 @@ class _Case:
         return groups if min(held) >= wanted else None
 
     def _tree(self, group: Sequence[int], room: Sequence[int], own_bps: Sequence[int]) -> list[int]:
-        """Return every host's parent, -1 for the root. Near to it are who comes late, who passes on, the slowest."""
+        """Return every host's parent, -1 for the root. Near the root are late hosts, relaying hosts, the slowest."""
         parents = [-1] * len(room)
         root, passing = group[0], set(group)
         late = sorted(set(range(len(room))) - set(self._order))

@@ -1,4 +1,4 @@
-"""Takes hosts and updates to the kernels of cut-through trees, and what these found back to transfers (design, 5)."""
+"""Converts hosts and updates for the kernels of cut-through trees, and results to transfers (design, section 5)."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Cut-through trees: a sum leaves while its inputs still come in, through several levels (design, section 5).
+"""Cut-through trees: a sum leaves while its inputs still arrive, over several levels (design, section 5).
 
 A forest is a sequence of groups, neighbours in the order of commits; each is an update by itself or is summed along a
 tree of aggregators' hosts and arrives as one. When a stream may start is in ``fluid/stream_kernel.py``, how a tree is
-shaped in ``fluid/stream_shape.py``, which forests are tried in ``fluid/stream_search.py``. A host passes on for one
-group at most. The search takes quadratic time, so a lot of more than MOST_UPDATES is cut into parts of nearly equal
-size, which are planned one after the other; each has aggregators of its own.
+shaped in ``fluid/stream_shape.py``, which forests are tried in ``fluid/stream_search.py``. A host relays for at most
+one group. The search takes quadratic time, so a lot of more than MOST_UPDATES is cut into pieces of nearly equal size,
+which are planned one after the other; each has its own aggregators.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def forward_trees(lot: Lot, world: World, state: FabricState, config: PlannerCon
             its lines is free for the lot.
 
     Returns:
-        The best forest found, or None: fewer than two updates may be summed, nobody may sum, or no forest arrives
+        The best forest found, or None if fewer than two updates may be summed, no host may sum, or no forest arrives
         within days.
     """
     found: list[Forwarding] = []
@@ -72,7 +72,7 @@ def forward_trees(lot: Lot, world: World, state: FabricState, config: PlannerCon
 
 
 def _parts(lot: Lot, aggregators: Sequence[Aggregator]) -> Iterator[tuple[Lot, list[Aggregator]]]:
-    """Cut a lot into parts, each with an equal share of the aggregators, on its own hosts if possible."""
+    """Cut a lot into pieces, each with an equal share of the aggregators, on its own hosts if possible."""
     moving = len(lot.updates) - lot.fixed
     count = max(1, min(-(-moving // MOST_UPDATES), len({a.host for a in aggregators}) // LEAST_AGGREGATORS))
     ends = [lot.fixed + moving * n // count for n in range(1, count + 1)]
@@ -93,7 +93,7 @@ def _parts(lot: Lot, aggregators: Sequence[Aggregator]) -> Iterator[tuple[Lot, l
 
 
 def _joined(found: Sequence[Forwarding]) -> Forwarding:
-    """Make one forwarding of those of the parts of a lot."""
+    """Join the forwardings of the pieces of a lot."""
     places = [0, *accumulate(len(one.arrive_ns) for one in found)]
     numbers = [0, *accumulate(len(one.transfers) for one in found)]
 
@@ -163,7 +163,8 @@ def _members(lot: Lot, hosts: Hosts, destination: str) -> Members:
 def _cases(field: Field, count: int) -> tuple[NDArray[np.int64], int]:
     """How many go directly, and how large the first group is: a coarse choice, then more; and how many are coarse.
 
-    First come all in one group, and what fills the ways into the destination and into all who may sum for equally long.
+    First come all in one group, and the division that fills the links into the destination and into all aggregators for
+    equally long.
     """
     able = np.append(field.rank_ns < FAR_NS, True)
     rates = 1 / np.maximum(field.into_ns[able], 1)
@@ -177,10 +178,10 @@ def _cases(field: Field, count: int) -> tuple[NDArray[np.int64], int]:
 
 
 def _choices(field: Field, count: int) -> NDArray[np.int64]:
-    """How slow a host may be to pass on; and all aggregators for one tree, or, if they are few, one for each.
+    """How slow a relaying host may be; and all aggregators for one tree, or, if they are few, one for each.
 
-    First the limit that promises the earliest end: all updates, spread over the ways in of those within it, and then
-    the slowest of them passes on.
+    The first limit is the one with the earliest estimated end: all updates are spread over the downlinks of the hosts
+    within it, and then the slowest of them forwards.
     """
     ranks, into_ns = field.rank_ns, field.into_ns[:-1]
     able = int((ranks < FAR_NS).sum())
@@ -197,7 +198,7 @@ def _choices(field: Field, count: int) -> NDArray[np.int64]:
 
 
 class _Found:
-    """The best forest, from which transfers are made when they are looked at."""
+    """The best forest; its transfers are made when they are read."""
 
     def __init__(self, lot: Lot, world: World, hosts: Hosts, fixed: Sent, forest: Forest, rows: Any) -> None:
         self._lot, self._world, self._hosts, self._fixed, self._forest = lot, world, hosts, fixed, forest
@@ -208,9 +209,9 @@ class _Found:
         self._pieces: list[Piece] = []
 
     def is_sound(self, aggregators: Sequence[Aggregator]) -> bool:
-        """Say whether every sum is of something, every aggregator serves one group and takes what it has room for.
+        """Say whether every sum has inputs, and every aggregator serves one group within its limit.
 
-        The search counts what an aggregator receives; what its own host adds can, rarely, be too much.
+        The search counts what an aggregator receives; with its own host's updates it can, rarely, be too much.
         """
         self._trace()
         room = {aggregator.host: aggregator.most_updates for aggregator in aggregators}
@@ -269,7 +270,7 @@ class _Found:
         )
 
     def _list(self) -> None:
-        """Take the columns of all streams out of their arrays once."""
+        """Read the columns of all streams from their arrays once."""
         streams, count = self._forest.streams, self._count
         route, end_ns, first = streams.route[:count], streams.end_ns[:count], streams.first[: count + 1]
         arrive_ns = end_ns + self._world.routes.latency_ns[route]
@@ -281,7 +282,7 @@ class _Found:
         return self._world.ends(int(self._forest.streams.route[k]))[0]
 
     def _trace(self) -> None:
-        """Find out once which streams feed which, and who is in them."""
+        """Find once which streams are inputs of which, and their members."""
         if self._members:
             return
         streams, count = self._forest.streams, self._count

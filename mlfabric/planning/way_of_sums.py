@@ -1,4 +1,4 @@
-"""What the ways of forwarding (direct, trees) are given and give back."""
+"""The input and the result of the ways of forwarding (direct, trees)."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ __all__ = ["Forwarding", "Lot"]
 class Lot(NamedTuple):
     """Updates in the order in which they are to be committed, to one destination; lists and columns by place.
 
-    ``fixed``: the first so many go directly whatever the plan (the last of them is on its way already).
+    ``fixed``: how many of the first go directly in any plan (the last of them is in flight already).
     ``direct``: each one's profile if it goes directly, found by the ordering, as columns; None to plan them in this
     order.
-    ``planned``: False for what was on its way before, so that its profile is reserved already.
+    ``planned``: False for updates in flight before, whose profiles are reserved already.
     """
 
     updates: Sequence[UpdateId]
@@ -33,7 +33,7 @@ class Lot(NamedTuple):
     planned: Sequence[bool]
 
     def part(self, begin: int, end: int) -> Lot:
-        """Return the updates at some places; what is fixed lies in the first part."""
+        """Return the updates at some places; the fixed ones are among the first."""
         return Lot(
             updates=self.updates[begin:end],
             sources=self.sources[begin:end],

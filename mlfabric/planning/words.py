@@ -1,4 +1,4 @@
-"""How a plan's values are called for people: workers' names, milliseconds from now, megabytes."""
+"""How a plan's values are written for people: workers' names, milliseconds from now, megabytes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SIZES = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 
 
 class Names:
-    """Calls an update by its worker, and by its number too if the plan has several of one worker."""
+    """Names an update by its worker, and by its number too if the plan has several of one worker."""
 
     def __init__(self, plan: Plan) -> None:
         pending = plan.state.replica.pending if plan.state.replica else ()

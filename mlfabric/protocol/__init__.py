@@ -1,10 +1,10 @@
-"""What members and scheduler say to one another, as plain values.
+"""The messages between members and scheduler, as plain values. Pure.
 
-Pure. Everything a state machine takes in (*events*) or gives out (*instructions*) is one of these frozen
-values; ``mlfabric.wire`` turns them into protobuf messages and back. Every instruction names its receiver (``to``)
-and carries its reason, which is what logs, metrics and the status page show.
+Everything that a state machine receives (*events*) or returns (*instructions*) is one of these frozen values;
+``mlfabric.wire`` turns them into protobuf messages and back. Every instruction names its receiver (``to``) and carries
+its reason, which logs, metrics and the status page show.
 
-Times are integer nanoseconds of the clock of whoever handles the value; no time ever crosses a host.
+Times are integer nanoseconds of the clock of the process that handles the value; no time is sent to another host.
 
 The way of one update (design, section 3)::
 
@@ -13,7 +13,7 @@ The way of one update (design, section 3)::
                             plan
       ◀────── Send ─────────┴───────── Expect ─────────▶
       ── offer, on the data channel ───────────────────▶
-      ◀──────────────────────────────── grant, its slot is there
+      ◀──────────────────────────────── grant, when its turn has come
       ── payload ──────────────────────────────────────▶  commits in seq order
       ◀──────────────────────────────── outcome: Committed(version, tau)
                             ◀───────── CommitsReported ──

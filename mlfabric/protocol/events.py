@@ -1,4 +1,4 @@
-"""What members tell the scheduler, and what is told of them. Pure."""
+"""Events: what members report to the scheduler, and what others report about them. Pure."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ class MemberJoined:
         holds_initial: a worker can provide initial weights.
         most_updates: how many an aggregator takes into one sum, >= 0; 0 for any number.
         follows: what a replica follows.
-        server_epochs: of a server: the last ones that it knows of, of the models that it brings, in the same order.
-        promoted: of a server that was a replica until now: that replica's name; "" of any other, and once it was
+        server_epochs: of a server: the last epoch that it knows of each of its models, in the same order.
+        promoted: of a server that was a replica until now: that replica's name; "" for any other, and once it was
             admitted.
         succeeds: of a server that has ever been a replica: that replica's name.
-        job: what a worker says of its job.
-        keeps: a server has a directory of checkpoints: what it holds outlives the jobs.
-        machine_bytes: of a server: what its machine can have; 0 means unknown.
+        job: a worker's job.
+        keeps: a server has a checkpoint directory: its models outlive the jobs.
+        machine_bytes: of a server: memory of its machine; 0 means unknown.
     """
 
     member: Member
@@ -80,7 +80,7 @@ class MemberJoined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberSilent:
-    """A member's stream broke; it may come back under the same incarnation."""
+    """A member's stream broke; the member may return under the same incarnation."""
 
     name: str
     incarnation: int
@@ -88,10 +88,10 @@ class MemberSilent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberLost:
-    """A member does not answer any more, its process or its host: nobody is to wait for it. It may come back.
+    """A member's process or host does not answer any more: nobody waits for it. It may return.
 
     Args:
-        has_ended: its process is no more, so it will not.
+        has_ended: its process has ended, so it will not return.
     """
 
     name: str
@@ -102,7 +102,7 @@ class MemberLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberLeft:
-    """A member said good-bye."""
+    """A member left properly."""
 
     name: str
     incarnation: int
@@ -115,9 +115,9 @@ class PushRequested:
 
     Args:
         computed_from: the version whose gradient it is.
-        norm: l2 norm over the PARAMETER tensors, computed once at the worker; of an update that brings rates, which
-            bound its step as its gradient does not, the greatest learning rate among them.
-        resolved_below: every counter below this one has an outcome that the worker knows.
+        norm: l2 norm over the PARAMETER tensors, computed once at the worker; of an update with its own learning rates,
+            the greatest of them, because it bounds the step.
+        resolved_below: the worker knows the outcomes of all counters below this one.
         samples: what it was computed from, if that is known.
     """
 
@@ -143,12 +143,12 @@ class GetRequested:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerHolds:
-    """What a worker had open when it (re)joined: everything without an outcome is asked for again.
+    """What a worker had open when it (re)joined: everything without an outcome is requested again.
 
     Args:
-        clock: how many iterations it has finished, counted as by the scheduler before; None if there was none.
-        dropped: what its updates that were dropped were computed from.
-        drawn: what it has drawn, and no committed update of its own was computed from.
+        clock: how many iterations it has finished, as the earlier scheduler counted; None if there was none.
+        dropped: samples of its dropped updates.
+        drawn: samples that it has drawn and that no committed update of its own was computed from.
     """
 
     worker: str
@@ -179,8 +179,8 @@ class ServerHolds:
 
     Args:
         epoch_base: the number at which its present epoch began.
-        replica: whom it must not be too far ahead of.
-        earlier: the versions at which the epochs began that led to the present one, see ``protocol/lineage.py``.
+        replica: the replica that bounds its lead.
+        earlier: the first versions of the epochs that led to the present one, see ``protocol/lineage.py``.
         samples: what was trained on, and what not.
     """
 
@@ -203,7 +203,7 @@ class ServerHolds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitsReported:
-    """A server committed this group, in this order: its members were applied together."""
+    """A server committed this group, in this order; its members were applied together."""
 
     server: str
     model: str
@@ -220,7 +220,7 @@ class InitialReceived:
 
 
 class TransferEnd(Enum):
-    """How a transfer ended at the member that reports it."""
+    """How a transfer ended, as the reporting member saw it."""
 
     RECEIVED = "received"
     SERVED = "served"
@@ -232,7 +232,7 @@ class TransferEnd(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferEnded:
-    """A report on one transfer by whom it went to (or came from, for a get); ``cause`` says why one was discarded."""
+    """A report on one transfer by its receiver (for a get, its sender); ``cause`` says why one was discarded."""
 
     member: str
     model: str
@@ -244,7 +244,7 @@ class TransferEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkRate:
-    """An estimate of what one direction of one host's link carries now."""
+    """An estimate of the present rate of one direction of one host's link."""
 
     host: str
     up: bool
@@ -270,7 +270,7 @@ class LinksReported:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TermShown:
-    """Somebody says which scheduler is the newest that has admitted it, without joining this one."""
+    """A member shows the newest term that has admitted it, without joining this scheduler."""
 
     seen: Term
 

@@ -1,4 +1,4 @@
-"""What a primary, its replica and workers say of replication, and what they are told (paper, section 5.3). Pure."""
+"""Replication: messages from and to a primary, its replica and workers (paper, section 5.3). Pure."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class Following:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaReported:
-    """What a replica holds of a model: it is at ``version``, and has the bytes of these updates besides.
+    """What a replica holds of a model: it is at ``version`` and also has the bytes of these updates.
 
     Args:
-        version: that it has applied; whatever was logged up to there and nothing else.
-        held: updates that it holds each by itself, and has not applied.
+        version: that it has applied: everything logged up to there and nothing else.
+        held: updates that it holds unfolded and has not applied.
         term: of its seed, see :class:`Keep`; 0 before the first.
     """
 
@@ -58,10 +58,10 @@ class ReplicaReported:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldBack:
-    """A primary does not commit these transfers, whose turn it is, until its replica holds more.
+    """A primary holds back these transfers, whose turn it is, until its replica holds more.
 
     Args:
-        alone: they would be above the bound even if the replica held all that was committed before.
+        alone: they would exceed the bound even if the replica held all earlier commits.
     """
 
     server: str
@@ -73,7 +73,7 @@ class HeldBack:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotKept:
-    """A worker or a replica cannot give or use what it was told to: only the primary's state can fill the hole."""
+    """A worker or a replica cannot send or use what it was told to: only the primary's state can close the gap."""
 
     member: str
     model: str
@@ -83,9 +83,10 @@ class NotKept:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keep:
-    """Keep every update of this model that is committed from now on, until told what becomes of it.
+    """Keep every update of this model that is committed from now on, until told otherwise.
 
-    A new term begins with nothing kept: whatever an earlier one kept or sent is over. An empty ``receiver`` ends it.
+    A new term of the replica begins with nothing kept, and ends what an earlier one kept or sent. An empty ``receiver``
+    ends it.
 
     Args:
         term: counts the seeds of the model's replica.
@@ -108,8 +109,8 @@ class Fold:
         lrs: learning rates of the versions since the window's last one up to that of this update, which is the last; of
             a window's first update its own alone.
         share: of the update in its version's step: 1, or of an iteration of n updates 1 / n.
-        begins: what was committed together with the update is later than all that is in the window, so that of buffers
-            only its values count from here on.
+        begins: the update's group is later than everything in the window, so from here on only its values of buffers
+            count.
     """
 
     to: str
@@ -135,7 +136,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replicate:
-    """Send to the replica, showing the ticket, one update, or the window as it is now; another one begins then.
+    """Send one update, or the present window, to the replica, with the ticket; a new window begins then.
 
     Repeat it until the replica has it, or the term is over. ``rate_bps`` 0 means unpaced.
     """
@@ -195,7 +196,7 @@ class Followed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unfollowed:
-    """The model has no replica any more: nothing bounds the primary's lead."""
+    """The model has no replica any more: the primary's lead is not bounded."""
 
     to: str
     model: str

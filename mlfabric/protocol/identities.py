@@ -1,4 +1,4 @@
-"""What updates, gets, sums, rounds and versions are called, and what becomes of an update. Pure."""
+"""Identities of updates, gets, sums, rounds and versions, and outcomes of updates. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = [
 class UpdateId(NamedTuple):
     """Identity of an update for ever: its worker, that worker's incarnation, a counter from 0.
 
-    As a tuple it equals the :class:`GetId` of the same figures: keep the two in tables of their own.
+    As a tuple it equals the :class:`GetId` with the same numbers, so keep the two in separate tables.
     """
 
     worker: str
@@ -42,7 +42,7 @@ class UpdateId(NamedTuple):
 
 
 class GetId(NamedTuple):
-    """Identity of a get, counted apart from updates."""
+    """Identity of a get, counted separately from updates."""
 
     worker: str
     incarnation: int
@@ -53,7 +53,7 @@ class GetId(NamedTuple):
 
 
 class SumId(NamedTuple):
-    """Identity of a sum for ever: the epoch of the scheduler that planned it, and a counter from 0."""
+    """Identity of a sum for ever: the number of the scheduler's term (its epoch), and a counter from 0."""
 
     epoch: int
     counter: int
@@ -63,7 +63,7 @@ class SumId(NamedTuple):
 
 
 class ReduceId(NamedTuple):
-    """Identity of a worker's part in an AllReduce, counted apart from updates and gets."""
+    """Identity of a worker's request for an AllReduce, counted separately from updates and gets."""
 
     worker: str
     incarnation: int
@@ -74,7 +74,7 @@ class ReduceId(NamedTuple):
 
 
 class RoundId(NamedTuple):
-    """Identity of one attempt at an AllReduce of all workers together: the scheduler's epoch, and a counter from 1.
+    """Identity of one attempt at an AllReduce of all workers: the scheduler's epoch, and a counter from 1.
 
     Later ones are greater.
     """
@@ -87,22 +87,22 @@ class RoundId(NamedTuple):
 
 
 TransferId = UpdateId | SumId
-"""What travels towards a server in one piece: an update, or the sum of several."""
+"""What is sent to a server in one piece: an update, or the sum of several."""
 
 
 class ModelVersion(NamedTuple):
-    """A model's version; ``epoch`` grows when a server resumes or is promoted, so pairs compare rightly."""
+    """A model's version; ``epoch`` grows when a server resumes or is promoted, so pairs compare correctly."""
 
     epoch: int
     number: int
 
     def reaches(self, wanted: ModelVersion) -> bool:
-        """Tell whether this is the version that is waited for or a later one; under another epoch nobody waits."""
+        """Tell whether this is at least the version that is waited for; under another epoch nobody waits."""
         return self.epoch != wanted.epoch or self.number >= wanted.number
 
 
 class UpdateKind(Enum):
-    """What an update's bytes are."""
+    """What the bytes of an update contain."""
 
     GRADIENT = "gradient"
     INITIAL = "initial weights"
@@ -152,7 +152,7 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lost:
-    """The update's fate cannot be learnt, or a server died with it; within a stated bound, and counted."""
+    """The update's outcome cannot be known, or a server died with it; within a stated bound, and counted."""
 
     detail: str
 

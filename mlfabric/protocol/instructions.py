@@ -1,4 +1,4 @@
-"""What the scheduler tells members; each instruction names its receiver (``to``) and carries its reason. Pure."""
+"""Instructions of the scheduler to members; each names its receiver (``to``) and carries its reason. Pure."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ class Welcome:
         epoch, instance: the scheduler's term.
         tau_max: the bound in force.
         monitor_address, monitor_token: see ``MonitorAt``.
-        initialise: this worker is asked for initial weights.
-        clock: so many iterations a worker has finished at least, as the others count them, if it is new or was given up
-            by this scheduler: who comes late starts here.
-        lost: it did not answer any more, and all that it was sending or getting is void.
-        server_epoch: of a worker: under which its model is served, 0 while that is not known; of a server: under which
-            all goes on that it brings, 0 if each model goes on under its own.
+        initialise: this worker is to send initial weights.
+        clock: the least number of iterations that a worker counts as finished, if it is new or was given up by this
+            scheduler: a worker that joins late starts here.
+        lost: it did not answer for a while, and its transfers are void.
+        server_epoch: for a worker: the epoch of its model, 0 if unknown; for a server: the epoch under which all of its
+            models continue, 0 if each continues under its own.
     """
 
     to: str
@@ -96,7 +96,7 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerLost:
-    """Who accepts connections at this address does not answer any more: break off what is on its way to or from it."""
+    """The member at this address does not answer any more: abort transfers to and from it."""
 
     to: str
     address: str
@@ -105,7 +105,7 @@ class PeerLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MonitorAt:
-    """Report finished transfers to this monitor from now on ("" for none), and show it this token."""
+    """Report finished transfers to this monitor from now on ("" for none), with this token."""
 
     to: str
     address: str
@@ -115,7 +115,7 @@ class MonitorAt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostModel:
-    """Hold this model from now on; it begins under this server epoch."""
+    """Hold this model from now on; it begins under this epoch."""
 
     to: str
     spec: ModelSpec
@@ -134,7 +134,7 @@ class Initialise:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Send:
-    """Offer this update to ``receiver`` at ``address``, showing the ticket; ``rate_bps`` 0 means unpaced."""
+    """Offer this update to ``receiver`` at ``address``, with the ticket; ``rate_bps`` 0 means unpaced."""
 
     to: str
     update: UpdateId
@@ -151,9 +151,9 @@ class Expected(NamedTuple):
 
     Args:
         computed_from: the version whose gradient it is.
-        resolved_below: below what its worker knows every outcome.
-        norm: l2 norm over the PARAMETER tensors, computed once at the worker; of an update that brings rates, which
-            bound its step as its gradient does not, the greatest learning rate among them.
+        resolved_below: its worker knows the outcomes of all counters below this one.
+        norm: l2 norm over the PARAMETER tensors, computed once at the worker; of an update with its own learning rates,
+            the greatest of them, because it bounds the step.
         samples: what it was computed from, if that is known.
     """
 
@@ -170,11 +170,11 @@ class Expect:
 
     Args:
         members: the updates in it, in the order of commits; a lone update is its own only member.
-        size_bytes: of all that travels: a sum of a rule with momentum is two images.
+        size_bytes: of everything sent: a sum of a rule with momentum is two images.
         after: transfers that the plan ends before this one starts; it is not granted while one of them runs.
-        tau_max: the bound that the delay of each member is held to.
+        tau_max: the bound of each member's delay.
         lrs: a sum of several steps only: the learning rate of each member's step, which its coefficients contain.
-        parts: how many transfers share this ``seq`` and make one version together (synchronous), >= 1.
+        parts: how many transfers share this ``seq`` and make one version (synchronous), >= 1.
     """
 
     to: str
@@ -215,7 +215,7 @@ class Resolve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Void:
-    """Do not wait for this transfer any more, unless it is here completely."""
+    """Do not wait for this transfer any more, unless it has arrived completely."""
 
     to: str
     model: str
@@ -225,7 +225,7 @@ class Void:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetch:
-    """Fetch the model from ``source`` at ``address``, showing the ticket."""
+    """Fetch the model from ``source`` at ``address``, with the ticket."""
 
     to: str
     get: GetId
@@ -240,9 +240,9 @@ class Serve:
     """Send the model to whoever shows the ticket, once ``after_updates`` are settled; ``after`` as in Expect.
 
     Args:
-        version: of a part of a model: exactly this one, which the part is at when this comes; None for any from
-            ``min_version`` on.
-        span_ns: how long it takes by plan; while it takes much longer it keeps no other waiting. 0 if nobody knows.
+        version: of a shard: exactly this one, which the shard has when this arrives; None for any from ``min_version``
+            on.
+        span_ns: how long it takes by plan; if it takes much longer, others do not wait for it. 0 if unknown.
     """
 
     to: str
@@ -260,7 +260,7 @@ class Serve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CancelServe:
-    """Nobody will come for this get any more; if its worker is gone, what is being sent to it is broken off."""
+    """Nobody will fetch this get any more; if its worker is gone, abort its transfer."""
 
     to: str
     model: str

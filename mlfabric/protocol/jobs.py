@@ -1,7 +1,7 @@
-"""Jobs: who trains a model together, what a job begins from, and when a model ends with it. Pure.
+"""Jobs: the workers that train a model together, what a job begins from, and when a model ends with it. Pure.
 
-A job's identity is text: ``NAME#ID``. What is before the ``#`` begins the names of its workers and models, as in
-``NAME/worker-0``; "" there leaves names as they are.
+A job's identity is a string: ``NAME#ID``. The names of its workers and models begin with NAME, as in
+``NAME/worker-0``; if NAME is empty, names have no prefix.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ __all__ = ["FreeModel", "JobClaim", "JobHeld", "JobReleased", "ModelFreed", "Mod
 
 
 class Resume(Enum):
-    """What a worker's job begins from where a former job left a model of that name."""
+    """What a worker's job begins from if an earlier job left a model of that name."""
 
     ASK = "ask"
-    """From nothing: the worker is refused, and told how to go on."""
+    """Not chosen: the worker is refused, and told its choices."""
     GO_ON = "go on"
-    """From what is there; from initial weights if nothing is."""
+    """From the existing model; from initial weights if there is none."""
     ANEW = "anew"
-    """From initial weights; what is there is freed."""
+    """From initial weights; an existing model is freed."""
 
 
 def job_name(job: str) -> str:
-    """Return the part of a job's identity that its names begin with."""
+    """Return the NAME in a job's identity, the prefix of its names."""
     return job.partition("#")[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobClaim:
-    """What a worker says of its job when it registers.
+    """What a worker reports about its job when it registers.
 
     Args:
-        job: the job's identity; "" if nobody has given it one.
-        workers: how many workers the job has, >= 1: a model does not end before so many have come.
-        keep: the model stays when the job is over.
+        job: the job's identity; "" if it has none.
+        workers: how many workers the job has, >= 1: a model does not end before that many have joined.
+        keep: the model stays when the job has ended.
         resume: what the job begins from.
     """
 
@@ -48,28 +48,28 @@ class JobClaim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobHeld:
-    """Somebody runs a job, and will say when it is over: further workers may come until then."""
+    """A launcher runs a job, and will report its end: further workers may join until then."""
 
     job: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobReleased:
-    """A job that was held is over: no further worker of it comes."""
+    """A job that was held has ended: none of its workers will join any more."""
 
     job: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRemoved:
-    """Somebody wants a model to end that nobody trains."""
+    """A user asks to end a model that nobody trains."""
 
     model: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFreed:
-    """A server or a replica holds nothing of a model any more, and says nothing about it after this.
+    """A server or a replica holds nothing of a model any more, and reports nothing about it after this.
 
     Args:
         epoch: as it was told.
@@ -85,7 +85,7 @@ class FreeModel:
     """The model has ended: hold nothing of it any more. A server or a replica answers with :class:`ModelFreed`.
 
     Args:
-        epoch: the last server epoch of the model; one of its name that begins after it has a later one, and stays.
+        epoch: the model's last epoch; a new model of that name has a later one, and stays.
     """
 
     to: str

@@ -1,9 +1,9 @@
-"""How a model's epochs are named, and which of its versions went into the present one. Pure.
+"""How a model's epochs are named, and which earlier versions led to the present one. Pure.
 
-The scheduler names an epoch from its own term whenever a server begins a model, resumes it from a checkpoint or takes
-another one's place: ``(term << EPOCH_BITS) + n``, n counted from 1. Terms only grow, so a later epoch is greater. The
-epochs that led to the present one are a *path*: of each the version at which it began, the first one and the present
-one among them. A version is on the path if its epoch is, and it was made before the next epoch of the path began.
+The scheduler names an epoch from its own term whenever a server begins a model, resumes it from a checkpoint or
+replaces another server: ``(term << EPOCH_BITS) + n``, n counted from 1. Terms only grow, so a later epoch is greater.
+The epochs that led to the present one, from the first to the present one, are a *path*: for each, the version at which
+it began. A version is on the path if its epoch is, and it was made before the next epoch of the path began.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 EPOCH_BITS = 12
-"""So few that an epoch whose term is a time of day in ms is exact as a double, as many read it from JSON."""
+"""So few that an epoch whose term is a time in ms is exact as a double, which many JSON readers use."""
 
 Began = Sequence[ModelVersion]
 """The versions at which the epochs of a path began, the earliest first."""
@@ -36,7 +36,7 @@ def name_of_epoch(term: int, number: int) -> int:
 
 
 def term_of(epoch: int) -> int:
-    """Return the term of the scheduler that has named an epoch; 0 for those of releases in which servers named them."""
+    """Return the term of the scheduler that named an epoch; 0 for epochs of releases in which servers named them."""
     return epoch >> EPOCH_BITS
 
 
@@ -46,7 +46,7 @@ def root_of(began: Began) -> int:
 
 
 def kept(began: Began, epoch: int, newest: int) -> int | None:
-    """Return the last version of an epoch that went into the present one; None if the epoch is not on the path.
+    """Return the last version of an epoch that led to the present one; None if the epoch is not on the path.
 
     Args:
         newest: the number of the present version.

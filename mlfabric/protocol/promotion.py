@@ -1,4 +1,4 @@
-"""How a replica takes its primary's place, and how members learn of it (design, section 6, "Promotion"). Pure."""
+"""How a replica replaces its primary, and how members are told (design, section 6, "Promotion"). Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["GroupOf", "NewServer", "Promote"]
 
 
 class GroupOf(NamedTuple):
-    """What was committed together of a model."""
+    """Updates of a model that were committed together."""
 
     model: str
     commits: tuple[Commit, ...]
@@ -19,15 +19,15 @@ class GroupOf(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promote:
-    """Apply what you hold of the log, then come as the server of this name; until you are admitted nothing has changed.
+    """Apply what you hold of the log, then register as the server of this name; nothing changes until you are admitted.
 
     Args:
-        server: whose place it takes.
-        server_epoch: that it serves under: greater than any before.
-        known: what the primary has told of after the version that the replica is known to have: if the replica has not
-            come to it, it is lost.
-        foretold: what the primary may have committed after all that, and the replica has the bytes of; versions are
-            numbered as they come.
+        server: the server that it replaces.
+        server_epoch: its new epoch, greater than any before.
+        known: commits that the primary reported after the version that the replica is known to have; those that the
+            replica does not have are lost.
+        foretold: updates that the primary may have committed after these, and whose bytes the replica has; their
+            versions are numbered in this order.
     """
 
     to: str
@@ -40,10 +40,10 @@ class Promote:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewServer:
-    """Another process serves this model: what is under way to or from an earlier one is over; say all that is open.
+    """Another process serves this model: transfers to and from the earlier one are void; announce everything open.
 
     Args:
-        server_epoch: of the new one; what is said under another epoch counts no longer.
+        server_epoch: of the new one; messages under another epoch no longer count.
     """
 
     to: str

@@ -1,4 +1,4 @@
-"""What aggregators are told: which sums to make, which models to hand on. Pure."""
+"""Instructions to aggregators: which sums to make, which models to relay. Pure."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SumInput:
-    """One transfer that goes into a sum.
+    """One input of a sum.
 
     Args:
-        first, second: what an update is multiplied with for the sum's first image, and its second if it has one; an
-            earlier sum is added as it is, image by image.
-        size_bytes: of all that travels.
+        first, second: factors of an update for the sum's first image, and for its second if it has one; an input that
+            is a sum is added unchanged, image by image.
+        size_bytes: of everything sent.
         after: as in :class:`Expect`, for transfers to this aggregator.
     """
 
@@ -38,14 +38,14 @@ class SumInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sum:
-    """Receive the inputs, add them up, and offer the sum to ``receiver`` at ``address``, showing the ticket.
+    """Receive the inputs, add them up, and offer the sum to ``receiver`` at ``address``, with the ticket.
 
     Args:
         members: the updates in it, in the order of commits.
         images: how many the sum has: 1, or 2 for a rule with momentum.
-        cut_through: offer it at once and send what is summed up while more comes; else only once it is complete.
+        cut_through: offer it at once and send while more arrives; else offer it once it is complete.
         rate_bps: of the sum; 0 means unpaced.
-        seq: sums of lower ``seq`` come first where memory is short.
+        seq: sums of lower ``seq`` are served first if memory is short.
     """
 
     to: str
@@ -65,7 +65,7 @@ class Sum:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CancelSum:
-    """Give this sum up, whatever has arrived of it; who sends to it or waits for it is told."""
+    """Give this sum up, whatever has arrived of it; its senders and its receiver are told."""
 
     to: str
     model: str
@@ -74,7 +74,7 @@ class CancelSum:
 
 
 class HandOnTo(NamedTuple):
-    """Who is to be handed a model on, and the ticket that it will show; ``rate_bps`` 0 means unpaced."""
+    """A receiver of a relayed model, and the ticket that it will show; ``rate_bps`` 0 means unpaced."""
 
     get: GetId
     ticket: bytes
@@ -83,11 +83,11 @@ class HandOnTo(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandOn:
-    """Fetch the model from ``source`` for ``get``, a get of the aggregator's own, and send it on while it comes.
+    """Fetch the model from ``source`` for ``get``, the aggregator's own get, and relay it while it arrives.
 
     Args:
         ticket: to be shown to ``source``.
-        targets: who will come for it; another aggregator's own get is one of a lower level.
+        targets: the members that will fetch it; another aggregator's own get is a lower level.
     """
 
     to: str
@@ -102,7 +102,7 @@ class HandOn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CancelHandOn:
-    """Nobody will come any more for what was fetched as ``get``."""
+    """Nobody will fetch any more what was fetched as ``get``."""
 
     to: str
     model: str

@@ -1,4 +1,4 @@
-"""The rounds of an AllReduce: what workers ask for and report, and what they are told. Pure."""
+"""The rounds of AllReduce: requests and reports of workers, and instructions to them. Pure."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReduceRequested:
-    """A worker has a tensor that is to be summed with those of the others, after all that it asked for before.
+    """A worker has a tensor to be summed with those of the others, after all of its earlier requests.
 
     Args:
         dtype: of the tensor, as in a layout.
-        together: the first round waits until so many workers have joined, >= 1; after it, how many the last one had.
+        together: the first round waits until this many workers have joined, >= 1; later, how many the last round had.
         settled: the last round whose result every worker has, as far as this one knows.
-        arrived: the attempt whose result is here; others may not have it.
+        arrived: the attempt whose result this worker has; others may not have it.
     """
 
     reduce: ReduceId
@@ -45,9 +45,9 @@ class ReduceRequested:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundArrived:
-    """A worker has the result of this attempt, and has handed on what it was to hand on.
+    """A worker has the result of this attempt, and has relayed what it was told to relay.
 
-    ``up_bps`` and ``down_bps`` are what its host's link carried at best meanwhile; 0 if unknown.
+    ``up_bps`` and ``down_bps`` are the best rates of its host's link meanwhile; 0 if unknown.
     """
 
     worker: str
@@ -59,7 +59,7 @@ class RoundArrived:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundBroken:
-    """A worker cannot do its part of this attempt; ``detail`` says why."""
+    """A worker cannot take part in this attempt; ``detail`` says why."""
 
     worker: str
     model: str
@@ -69,7 +69,7 @@ class RoundBroken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkProbed:
-    """A worker was sent a probe: at which rate it came.
+    """The rate of a probe that a worker received.
 
     Args:
         worker: who received it.
@@ -86,9 +86,9 @@ class LinkProbed:
 
 
 class Peer(NamedTuple):
-    """The other end of an edge, and the ticket that is shown on it; ``address`` is "" if it comes to us.
+    """The other end of an edge, and the ticket for it; ``address`` is "" if the other end connects to this worker.
 
-    ``most_bps`` is at most at which what we send to it is to be spread out; 0 if links carry more than comes.
+    ``most_bps`` limits the rate at which this worker sends to it; 0 if the links need no limit.
     """
 
     worker: str
@@ -103,11 +103,11 @@ class ReducePart:
 
     Args:
         start, end: the range; ``start`` is a multiple of 16.
-        inputs: who offers the sum of its own and others' tensors.
-        parent: who is offered the sum of these and our own; None at the root.
-        source: from whom the result is fetched; None at the root.
-        takers: who fetches the result here.
-        rate_bps: at about which each of the streams is to be spread out; 0 for as fast as it goes.
+        inputs: workers that offer sums, or tensors of their own.
+        parent: the worker that is offered the sum of these and this worker's own; None at the root.
+        source: the worker from which the result is fetched; None at the root.
+        takers: workers that fetch the result here.
+        rate_bps: the approximate rate at which to spread each of the streams; 0 for full speed.
     """
 
     start: int
@@ -153,7 +153,7 @@ class ReduceSettled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReduceFailed:
-    """Give this up; ``reason`` says why."""
+    """Give this request up; ``reason`` says why."""
 
     to: str
     reduce: ReduceId
@@ -162,14 +162,14 @@ class ReduceFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """Send some bytes that mean nothing to each of the targets in turn, and time those that come from the sources.
+    """Send bytes without meaning to each of the targets in turn, and time those that come from the sources.
 
-    Links are idle now, so this shows what they carry. What is left of an earlier one is void.
+    Links are idle now, so this shows their rates. Earlier probes are void.
 
     Args:
         round: that has just been settled.
         size_bytes: of each, > 0.
-        slot_ns: after so long the next one is begun.
+        slot_ns: the time after which the next one begins.
     """
 
     to: str

@@ -1,15 +1,15 @@
-"""What members say of the samples that updates were computed from. Pure.
+"""Reports about the samples that updates were computed from. Pure.
 
-What was trained on the server knows by itself: each update says what it was computed from, and its commit is in the
-log. What was not trained on it has to be told: by a worker whose update was dropped, or by the scheduler if that worker
-is gone. That is a set which only grows, so it is said again to whoever may have missed it; a commit overrules it::
+The server knows the samples that were trained on: each update names its samples, and its commit is in the log. Dropped
+samples must be reported: by the worker whose update was dropped, or by the scheduler if that worker is gone. This set
+only grows, so it is reported again if it may have been missed; a commit overrules it::
 
     worker                  scheduler                 server
       SamplesDropped ────────▶ NoteDropped ────────────▶  account, in checkpoints
                              ◀──────── SamplesReported ─
 
-Who wants it draws samples from the scheduler. It hands out what is neither trained on nor with anybody, so each sample
-goes to one worker, whoever comes and goes, and what a worker that is gone had goes to others.
+Workers may draw samples from the scheduler. It gives out samples that were not trained on and that no worker has, so
+each sample goes to one worker, also if workers join and leave. Samples of a worker that is gone go to others.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["DrawAnswer", "NoteDropped", "SamplesDropped", "SamplesGranted", "Sam
 
 
 class DrawAnswer(Enum):
-    """What becomes of the wish for samples."""
+    """The answer to a request for samples."""
 
     GRANTED = "granted"
     NOT_YET = "the scheduler does not know yet what others have"
@@ -33,7 +33,7 @@ class DrawAnswer(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplesDropped:
-    """Updates of a worker that were computed from these samples were dropped, or their fate is not known."""
+    """Updates of a worker that were computed from these samples were dropped, or their outcome is unknown."""
 
     worker: str
     model: str
@@ -51,7 +51,7 @@ class SamplesReported:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoteDropped:
-    """Enter these samples as dropped, unless or until they are trained on."""
+    """Record these samples as dropped, unless they are trained on, or until then."""
 
     to: str
     model: str
@@ -61,14 +61,14 @@ class NoteDropped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplesWanted:
-    """A worker wants samples that nobody has.
+    """A worker requests samples that nobody has.
 
     Args:
-        serial: counts this worker's wishes; the answer repeats it.
+        serial: counts this worker's requests; the answer repeats it.
         count: how many at most, >= 1.
         limit: only positions before this one.
-        again: also those whose updates were dropped.
-        returned: what it has drawn and will not use.
+        again: also samples whose updates were dropped.
+        returned: samples that it has drawn and will not use.
     """
 
     worker: str
@@ -82,7 +82,7 @@ class SamplesWanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplesGranted:
-    """Train on these samples; nobody else is told to. None unless the answer is GRANTED."""
+    """Train on these samples; no other worker gets them. None unless the answer is GRANTED."""
 
     to: str
     serial: int

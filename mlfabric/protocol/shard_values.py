@@ -1,7 +1,7 @@
-"""What makes several servers, each with a part of a model, commit the same steps in the same order (paper, 10.2). Pure.
+"""How several servers, each with a shard of a model, commit the same steps in the same order (paper, 10.2). Pure.
 
-A **unit** is what commits together: one push, or one iteration of a synchronous job. Every server that holds a part of
-the model prepares it, and only then all of them conclude it, in one way::
+A **unit** is what commits together: one push, or one iteration of a synchronous job. Every server with a shard of the
+model prepares it, and only then all of them commit it, or all discard it::
 
     scheduler                       server of each part
       Prepare(unit) ────────────────▶  first pass
@@ -20,12 +20,13 @@ __all__ = ["Conclude", "Prepare", "Prepared"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepare:
-    """Make the first pass of one step of a part: these transfers, which are all here, in this order; then say so.
+    """Make the first pass of one step of a shard from these transfers, which have all arrived, in this order; then
+    report.
 
     Args:
-        unit: number of the unit, the same at all parts of the model; greater for later ones.
+        unit: number of the unit, the same at all shards of the model; greater for later ones.
         transfers: a lone update, a sum, or all transfers of an iteration.
-        version: that the step will make.
+        version: the version that the step will make.
     """
 
     to: str
@@ -38,7 +39,7 @@ class Prepare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conclude:
-    """Commit the unit that was prepared, or throw the step away and keep what it was made of."""
+    """Commit the prepared unit, or discard the step and keep its transfers."""
 
     to: str
     model: str
@@ -52,8 +53,8 @@ class Prepared:
     """The first pass is made; or it was refused, and changed nothing.
 
     Args:
-        culprits: whose updates refuse it (not finite, delay above the bound); empty if no update is to blame.
-        cause: why the culprits' updates cannot be applied; None if accepted, or if no update is to blame.
+        culprits: the updates at fault (not finite, delay above the bound); empty if no update is at fault.
+        cause: why these updates cannot be applied; None if accepted, or if no update is at fault.
         detail: a refusal in words.
     """
 

@@ -1,14 +1,14 @@
-"""Whether a plan keeps its promises, found out anew from its values alone; shares nothing with what made the plan.
+"""Checks whether a plan keeps its promises, from the plan's values alone; shares no code with the planner.
 
-view       the plan taken apart once: who is who, how large, where
+view       the plan as tables: hosts, sizes, members
 carriage   each transfer by itself, and all of them on each link: capacity is never exceeded at any instant
-sums       what is in a transfer, that it was there before it was sent on, what aggregators and distributors may take
+sums       what a transfer contains, that it had arrived before it was forwarded, limits of aggregators and distributors
 sequence   groups, positions, versions, delays, commit times: each update exactly once
-all_reduce the same where there is no server
+all_reduce the same without a server
 leads      what the replica holds, and the divergence bound at every commit instant
 answers    gets
 
-A broken promise is an AssertionError that says which and where.
+A broken promise raises an AssertionError that says which one, and where.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def check_results(view: View) -> None:
 
 
 def _check_stripes(view: View) -> None:
-    """Assert that stripes are all of the tensor, and that a host sums in one of them at most, as it hands on."""
+    """Assert that stripes cover the tensor, and that a host sums in at most one of them, and relays in at most one."""
     stripes = view.plan.stripe_bytes
     if not stripes:
         return
@@ -43,7 +43,7 @@ def _check_stripes(view: View) -> None:
 
 
 def _complete_at(view: View, host: str, everything: frozenset[UpdateId]) -> int | None:
-    """Return when a host has the sum of all: brought whole, or whole with its own, stripe by stripe; None for never."""
+    """Return when a host has the whole sum, received or completed with its own; None for never."""
     ends = [_stripe_complete_at(view, host, everything, k) for k in range(max(1, len(view.plan.stripe_bytes)))]
     known = [end_ns for end_ns in ends if end_ns is not None]
     return max(known) if len(known) == len(ends) else None
@@ -63,7 +63,7 @@ def _stripe_complete_at(view: View, host: str, everything: frozenset[UpdateId], 
 
 
 def _check_ring(view: View) -> None:
-    """Assert that the edges of a ring are one circle through all workers' hosts, and in step."""
+    """Assert that the edges of a ring are one circle through all workers' hosts, and run at the same rate."""
     ring = [t for t in view.transfers if t.kind is Kind.RING]
     if not ring:
         return

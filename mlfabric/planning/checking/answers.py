@@ -13,7 +13,7 @@ __all__ = ["check_gets"]
 
 
 def check_gets(view: View) -> None:
-    """Assert that each get is settled once, at its host, in full, and that models come from the server in the end."""
+    """Assert that each get is settled once, at its host, in full, and that every model comes from the server."""
     plan = view.plan
     deferred = [d.what for d in plan.deferred if isinstance(d.what, GetId)]
     settled = Counter([g.get for g in plan.gets] + deferred)
@@ -46,7 +46,7 @@ def _check_answer(view: View, answer: GetServed, wanted: GetCandidate) -> None:
 
 
 def _check_model(view: View, i: int) -> None:
-    """Assert that a model comes from the server or is handed on, and that somebody needs it."""
+    """Assert that a model comes from the server or is relayed, and that somebody needs it."""
     transfer, name = view.transfers[i], view.name(i)
     assert transfer.toward is Toward.WORKERS, f"{name} goes toward the {transfer.toward.value}"
     origin = bool(transfer.inputs) or transfer.source == view.state.server

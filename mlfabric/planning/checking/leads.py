@@ -61,7 +61,7 @@ def _check_step(view: View, step: ReplicaStep, host: str) -> None:
 
 
 def check_divergence(view: View) -> None:
-    """Assert that after all commits of an instant the lead is within the bound, and that no commit waits in vain."""
+    """Assert that after all commits of an instant the lead is within the bound, and that no commit waits needlessly."""
     bound, replica = view.config.div_max, view.state.replica
     if bound is None or replica is None:
         return
@@ -87,7 +87,7 @@ def _check_bound(bound: DivergenceBound, commit: Commit, norm: float, length: in
 
 
 def _check_wait(view: View, lead: _Lead, bound: DivergenceBound, n: int, possible_ns: int) -> None:
-    """Assert that a commit could not have been made before: neither alone nor with the rest of its replica step."""
+    """Assert that a commit could not have been made earlier, neither alone nor with the rest of its replica step."""
     commits = view.plan.commits
     commit = commits[n]
     together = [(max(possible_ns, at_ns, *(c.arrive_ns for c in commits[n : m + 1])), m) for at_ns, m in lead.steps()]
@@ -105,7 +105,7 @@ def _most(bound: DivergenceBound) -> float:
 
 
 class _Lead:
-    """The bound of the lead after a commit, step by step; a lead that only grew goes on from where it was."""
+    """The bound of the lead after a commit, step by step; if the lead only grew, the former value is continued."""
 
     def __init__(self, view: View, replica: Replica) -> None:
         self._gamma = view.config.gamma
@@ -120,12 +120,12 @@ class _Lead:
         self._first, self._end, self._sum, self._step = -1, -1, 0.0, 0.0
 
     def steps(self) -> list[tuple[int, int]]:
-        """Return when each step is there, with all before it, and which commit is its last; below 0 for an old one."""
+        """Return when each step and all before it have arrived, and its last commit; below 0 for an old one."""
         last = len(self._updates) - 1
         return [(at_ns, min(last, end - len(self._pending) - 1)) for at_ns, end in self._steps]
 
     def at(self, at_ns: int, commit: int) -> tuple[float, int]:
-        """Return norm bound and length of the lead after a commit at an instant; half a step is of no use."""
+        """Return norm bound and length of the lead after a commit at an instant; only whole steps count."""
         end = len(self._pending) + commit + 1
         held = max((upto for there_ns, upto in self._steps if there_ns <= at_ns and upto <= end), default=0)
         if held != self._first or end < self._end:

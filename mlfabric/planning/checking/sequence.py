@@ -52,7 +52,7 @@ def _check_version(view: View, commit: Commit) -> None:
 
 
 def _check_deadline(view: View, commit: Commit) -> None:
-    """Assert that a position is not after its deadline, which is to say that the delay is within its bound."""
+    """Assert that a position is not after its deadline, so the delay is within its bound."""
     tau_max, update = view.config.tau_max, commit.update
     if view.config.consistency is not Consistency.ASYNCHRONOUS or tau_max is None:
         assert commit.deadline is None, f"{update} has deadline {commit.deadline}, but no delay bound"
@@ -63,7 +63,7 @@ def _check_deadline(view: View, commit: Commit) -> None:
 
 
 def _check_lists(view: View) -> None:
-    """Assert that stale-synchronous updates of a lower clock come first: they hold everyone up."""
+    """Assert that stale-synchronous updates of a lower clock come first, because everyone waits for them."""
     if view.config.consistency is Consistency.STALE_SYNCHRONOUS:
         for one, two in pairwise(view.plan.commits):
             clocks = view.candidates[one.update].clock, view.candidates[two.update].clock
@@ -71,7 +71,7 @@ def _check_lists(view: View) -> None:
 
 
 def _check_times(view: View) -> None:
-    """Assert that a commit is not before it has arrived or the one in front is made, and waits for something.
+    """Assert that a commit is not before its arrival or before the previous commit, and is not late without a reason.
 
     It may wait for a replica step, or for others of such a step, which are then committed at the same instant.
     """

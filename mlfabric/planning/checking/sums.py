@@ -1,4 +1,4 @@
-"""What is in a transfer, that it was there before it was sent on, and what sums or hands on may take."""
+"""What transfers contain, that nothing is forwarded before it has arrived, and what a host may sum or relay."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def _check_input(view: View, i: int, k: int) -> None:
 def overtaken_at(given: Transfer, latency_ns: int, stream: Transfer, chunk: int) -> int | None:
     """Return an instant before the input's arrival at which a stream has sent more than the input brought, or None.
 
-    Until all of the input is there, what of it has arrived less one chunk may have been sent. Both are piecewise
-    linear, so it is enough to look at their breakpoints from the stream's start on, where a chunk must be there; at the
-    arrival, what holds just before it.
+    Until all of the input has arrived, at most the part that has arrived, less one chunk, may have been sent. Both are
+    piecewise linear, so it is enough to look at their breakpoints from the stream's start on, where a chunk must be
+    there; at the arrival, what holds just before it.
 
     Args:
         latency_ns: of the input's path.
@@ -124,7 +124,7 @@ def _check_size(view: View, i: int) -> None:
 
 
 def check_relays(view: View) -> None:
-    """Assert that only aggregators sum and only distributors hand on, each one thing, within what it takes."""
+    """Assert that only aggregators sum and only distributors relay, each one group or model, within its limit."""
     if view.config.consistency is Consistency.ALL_REDUCE:
         return
     _check_made(view, Toward.PRIMARY, view.state.aggregators)
@@ -133,7 +133,7 @@ def check_relays(view: View) -> None:
 
 
 def _check_handed_on(view: View) -> None:
-    """Assert that only distributors hand a model on, and to no more than they take; what stays on a host is free."""
+    """Assert that only distributors relay a model, within their limits; transfers within a host are not counted."""
     most = {d.host: d.most_updates for d in view.state.distributors}
     handing = [t for t in view.transfers if t.toward is Toward.WORKERS and t.inputs]
     for host, count in Counter(t.source for t in handing).items():
@@ -149,7 +149,7 @@ def _check_made(view: View, toward: Toward, aggregators: tuple[Aggregator, ...])
     most = {a.host: a.most_updates for a in aggregators}
     places = Counter(a.host for a in aggregators)
     for i, transfer in made:
-        # What a worker folds for the replica comes as one, so there it is inputs that take room.
+        # What a worker folds for the replica arrives as one item, so there inputs count against the limit.
         host, count = transfer.source, len(transfer.inputs if toward is Toward.REPLICA else transfer.members)
         assert host in most, f"{view.name(i)} is a sum, but {host} is no aggregator for the {toward.value}"
         room = most[host]

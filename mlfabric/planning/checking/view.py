@@ -1,4 +1,4 @@
-"""A plan taken apart once, for all checks."""
+"""The tables of a plan that all checks use."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class View:
         candidates: the batch's updates.
         sources: host of each update, of the batch or pending at the replica.
         sizes: bytes of each of these.
-        uses: by transfer, which others carry its content on.
+        uses: by transfer, which others forward its content.
     """
 
     plan: Plan
@@ -37,7 +37,7 @@ class View:
 
     @classmethod
     def of(cls, plan: Plan) -> Self:
-        """Take a plan apart."""
+        """Make the tables of a plan."""
         transfers = tuple(plan.transfers)
         pending = plan.state.replica.pending if plan.state.replica else ()
         latest = {p.update.worker: p.source for p in pending}  # a worker folds what it keeps, wherever it is now
