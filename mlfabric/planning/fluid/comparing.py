@@ -1,7 +1,7 @@
 # mypy: disallow_untyped_defs=False, disallow_untyped_calls=False
 """What many transfers have in common: the links that all of them cross, and the cap of each on its other links.
 
-See ``shortest.py`` for what that is good for.
+``shortest.py`` says why.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["compared", "sort_by"]
 
 @compiled
 def sort_by(order, keys):
-    """Sort indices by a key, and leave those of equal keys in their order."""
+    """Sort indices by a key; equal keys keep their order."""
     for n in range(1, len(order)):
         if keys[order[n]] < keys[order[n - 1]]:
             return order[np.argsort(keys[order], kind="mergesort")]
@@ -48,7 +48,7 @@ def _crossings(lines, routes):
 
 @compiled
 def compared(lines, routes, route, bits, ready_ns):
-    """Return the routes and one more, that over the links which all of them cross, and the transfers.
+    """Return the routes, with one more over the links that all of them cross, and the transfers.
 
     ``route``, ``bits`` and ``ready_ns`` are by transfer.
     """

@@ -1,8 +1,8 @@
-"""How kernels are compiled: on the first call, kept on disk where there is a place for it.
+"""How kernels are compiled: on the first call, and kept on disk if possible.
 
-numba renews what it keeps when the function's own file has changed, and would go on to run machine code that holds an
-old version of a function, tuple or constant of another file. So we let it compare a digest instead: of the function's
-file and, recursively, of every file of this package that is imported there.
+numba compiles again when the function's own file has changed, but would run machine code with an old version of a
+function, tuple or constant of another file. So it compares a digest instead: of the function's file and, recursively,
+of every file of this package that is imported there.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def lean(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Do as ``compiled`` for a function that only works on what it is given: it makes no array and no list, takes no
-    list, and returns numbers.
+    """Do as ``compiled`` for a function that works only on its arguments: it makes no array and no list, takes no list,
+    and returns numbers.
 
     Its arrays are then not counted as in use: counting takes longer than a short kernel's work.
     """
@@ -43,9 +43,9 @@ def lean(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def inner(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Do as ``lean`` for a function that is to become a part of each of its callers.
+    """Do as ``lean`` for a function that is inlined into each of its callers.
 
-    A call hands over every word of every array, which takes longer than a primitive's work.
+    A call passes every word of every array, which takes longer than a small function's work.
     """
     return _declare(function, _nrt=False, forceinline=True)
 
@@ -54,7 +54,7 @@ def _declare(function: Callable[..., Any], **options: bool) -> Callable[..., Any
     declare: Any = numba.njit  # its types do not know all options
     try:
         found = declare(cache=True, **options)(function)
-        # What numba compares (its own stamp is the file's time and size); there is no public way to it.
+        # What numba compares (by default the file's time and size); there is no public way to change it.
         found._cache._cache_file._source_stamp = _digest(function.__module__)
     except (RuntimeError, AttributeError):
         found = declare(**options)(function)
@@ -82,7 +82,7 @@ def _plain_names(module: str) -> dict[str, Any]:
 
 
 def _compile_once(kernel: Any) -> None:
-    """Let all constants of a type count as that type; numba would compile a function for each constant it is given."""
+    """Treat all constants of a type as that type; numba would compile a function for each constant."""
     plain: Callable[[Any], Any] = types.unliteral
     find = getattr(kernel, "get_call_template", None)
     if find is not None:

@@ -1,5 +1,5 @@
 # mypy: disallow_untyped_defs=False, disallow_untyped_calls=False
-"""The arrays of a network, compiled: they are many, and small."""
+"""The arrays of a network, compiled: there are many small ones."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def star_routes(up, down, latency_ns):
 
 @compiled
 def listed(times_ns, values, until):
-    """Linked lists, one behind the other after the node that ends them all; below zero counts as zero.
+    """Linked lists, one after the other, after the node that ends all of them; below zero counts as zero.
 
     Args:
         times_ns: when each value begins, and after each list's last one when it ends.
-        until: how many values all lists before have; one more for all of them.
+        until: for each list, how many values all lists before it have; then the total.
     """
     columns = np.empty((3, len(values) + 1), np.int64)
     at_ns, bps, following = columns
@@ -53,8 +53,8 @@ def listed(times_ns, values, until):
 def unpacked(packed):
     """Lay out what was packed into one row of numbers: an array for each of them takes longer than a short plan.
 
-    First the numbers of routes, links, nodes and the most hops; of each route the number of its links, and these; of
-    each link the number of its values, these, and when they begin and the last one ends.
+    First the numbers of routes, links and nodes, and the most hops; for each route the number of its links, and the
+    links; for each link the number of its values, the values, when they begin, and when the last one ends.
     """
     count, links, nodes, width = packed[0], packed[1], packed[2], packed[3]
     link, hops = np.full((count, width), -1), np.empty(count, np.int64)

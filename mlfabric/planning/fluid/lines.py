@@ -2,10 +2,10 @@
 """What a transfer uses of a network and what a reservation takes from it, compiled, for paths of any length.
 
 Exact in 64 bits within the limits of ``mlfabric.network`` (sizes to 2**50 bytes, rates to 2**43 bit/s, times to 2**62
-ns): what is still to be sent is kept as whole bits and billionths of a bit, and every product stays below 2**63.
+ns): the remaining amount is kept as whole bits and billionths of a bit, and every product stays below 2**63.
 
-Residual capacities are linked lists of nodes (from when, how much, next); node 0 ends every list at the horizon. As
-reservations only take away, a list's head moves on past what can never be used again.
+Residual capacities are linked lists of nodes (from when, how much, next); node 0 ends every list at the horizon.
+Because reservations only subtract, a list's head moves past nodes that can never be used again.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Routes(NamedTuple):
 
 @inner
 def seek(lines, node, at_ns):
-    """The node that holds at an instant, at or after ``node``."""
+    """The node that is valid at an instant, at or after ``node``."""
     while lines.at_ns[lines.following[node]] <= at_ns:
         node = lines.following[node]
     return node
@@ -86,9 +86,9 @@ def duration(bps, bits, nano):
 
 @inner
 def flow(lines, routes, route, cap_bps, bits, ready_ns, out, room):
-    """Send at no more than ``cap_bps``: when all bits sent from ``ready_ns`` on have passed, and in how many pieces.
+    """Send at most at ``cap_bps`` from ``ready_ns`` on; return when all bits have passed, and in how many pieces.
 
-    HORIZON_NS for never; ``ready_ns`` for a route without links, or for no bits. Latency is not in it. The first
+    HORIZON_NS for never; ``ready_ns`` for a route without links, or for no bits. Latency is not included. The first
     ``room`` of the pieces are written to the rows of ``out``.
     """
     hops, cursor, count = routes.hops[route], routes.cursor, 0
@@ -133,13 +133,13 @@ def flow(lines, routes, route, cap_bps, bits, ready_ns, out, room):
 
 @lean
 def reach(lines, routes, route, cap_bps, bits, ready_ns):
-    """When ``bits`` sent at no more than ``cap_bps`` have passed; as ``flow`` that keeps no pieces."""
+    """When ``bits`` sent at most at ``cap_bps`` have passed; like ``flow``, but keeps no pieces."""
     return flow(lines, routes, route, cap_bps, bits, ready_ns, routes.link, 0)[0]
 
 
 @compiled
 def all_pieces(lines, routes, route, bits, ready_ns, count):
-    """An array of all pieces of a transfer, which are so many."""
+    """An array with all pieces of a transfer, whose number is known."""
     out = np.empty((count, 3), np.int64)
     flow(lines, routes, route, MOST_BPS, bits, ready_ns, out, count)
     return out
@@ -147,7 +147,7 @@ def all_pieces(lines, routes, route, bits, ready_ns, count):
 
 @inner
 def split(lines, node, at_ns):
-    """The node that begins at an instant within ``node``'s reach, made if it is not there."""
+    """The node that begins at an instant within ``node``'s span; it is made if it does not exist."""
     if lines.at_ns[node] >= at_ns:
         return node
     new = lines.used[0]
@@ -159,7 +159,7 @@ def split(lines, node, at_ns):
 
 @inner
 def subtract(lines, node, piece):
-    """Take one piece out of a list; merge equal neighbours. ``node`` stays its head."""
+    """Subtract one piece from a list; merge equal neighbours. ``node`` stays its head."""
     start_ns, end_ns, bps = piece
     before = seek(lines, node, start_ns)
     node = split(lines, before, start_ns)
@@ -192,14 +192,14 @@ def room(lines, more):
 
 @inner
 def _drop_head(lines, link):
-    """Move a list's head on past what can never be used again."""
+    """Move a list's head past nodes that can never be used again."""
     while lines.bps[lines.head[link]] <= 0 and lines.following[lines.head[link]] != 0:
         lines.head[link] = lines.following[lines.head[link]]
 
 
 @compiled
 def take(lines, routes, route, pieces, first):
-    """Take ``pieces[first:]`` out of what is free on every link of a route; return the lines."""
+    """Subtract ``pieces[first:]`` from the free capacity of every link of a route; return the lines."""
     count = len(pieces) - first
     lines = room(lines, 2 * count * routes.hops[route])
     for k in range(routes.hops[route]):
@@ -212,7 +212,7 @@ def take(lines, routes, route, pieces, first):
 
 @inner
 def take_rows(lines, routes, route, out, count):
-    """Take the first rows of ``out`` out of what is free on every link of a route, where there is room."""
+    """Subtract the first rows of ``out`` from the free capacity of every link of a route, if there is room."""
     for k in range(routes.hops[route]):
         link = routes.link[route, k]
         for i in range(count):

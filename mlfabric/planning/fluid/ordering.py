@@ -19,7 +19,7 @@ ROUTE, BITS, READY, DUE, NAME, FLIES = 0, 1, 2, 3, 4, 5
 
 @compiled
 def _leave_crowded(columns, ends, stays, left, gone):
-    """Leave those that are in conflict with others; return how many are left now."""
+    """Leave out updates that conflict with others; return how many are left out now."""
     staying = np.flatnonzero(stays)
     binds = False
     for n in range(len(staying)):
@@ -42,7 +42,7 @@ def _leave_crowded(columns, ends, stays, left, gone):
 
 @compiled
 def _batches(transfers, due, waiting, binding):
-    """Sort those that wait into what reserves together, and within as ``plant`` wants it; and where each begins."""
+    """Sort waiting updates into batches that reserve together, each as ``plant`` needs it; and where each begins."""
     members = sort_by(waiting, transfers.ready_ns)
     members = sort_by(members, transfers.route)
     members = sort_by(members, -transfers.cap_bps)
@@ -76,7 +76,7 @@ def place_over(lines, routes, columns):
     """Order a batch.
 
     Args:
-        lines: of its own; reservations are made on them.
+        lines: a copy of its own; reservations are made on them.
         columns: a row for each update, by rank: its route, bits, when it is ready (in flight: when it ends), last
             position (ascending; beyond all for none), place among all names, and 1 if it is in flight, without bits.
 

@@ -1,4 +1,5 @@
-"""All that is compiled, loaded before it is needed: each stage names what runs its kernels once on a tiny case."""
+"""Loads all compiled code before it is needed: each stage names a function that runs its kernels once on a tiny
+case."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ def load(log: Callable[[str], None], *, backwards: bool = False) -> None:
     """Load the machine code of all stages, or compile it and keep it on disk.
 
     Args:
-        log: told in one line what is being waited for, and how it ended.
+        log: called with one line about what is being loaded or compiled, and how it ended.
         backwards: begin with the last stage.
     """
     stages = _stages()[:: -1 if backwards else 1]
@@ -50,7 +51,7 @@ def load(log: Callable[[str], None], *, backwards: bool = False) -> None:
 
 @contextmanager
 def _collecting_no_garbage() -> Iterator[None]:
-    """Put garbage collection off: loading makes many objects, which stay; looking through them takes a tenth of it."""
+    """Suspend garbage collection: loading makes many objects that stay; scanning them takes a tenth of the time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -24,14 +24,14 @@ class Found(NamedTuple):
 
 @compiled
 def nothing_found(count):
-    """What was found before anything is reserved, and room for some pieces."""
+    """The result before anything is reserved, and room for some pieces."""
     found = Found(np.full(count, HORIZON_NS), np.zeros(count, np.int64), np.zeros(count, np.int64))
     return found, np.empty((4 * count, 3), np.int64)
 
 
 @compiled
 def solo_ends(lines, routes, transfers):
-    """Return when each transfer would end if it were alone; HORIZON_NS for never."""
+    """Return when each transfer would end alone; HORIZON_NS for never."""
     ends = np.empty(len(transfers.route), np.int64)
     for i in range(len(ends)):
         ends[i] = reach(lines, routes, transfers.route[i], MOST_BPS, transfers.bits[i], transfers.ready_ns[i])
@@ -40,7 +40,7 @@ def solo_ends(lines, routes, transfers):
 
 @lean
 def try_one(lines, routes, transfers, i, found, pieces, used):
-    """Reserve a transfer if it ever ends, and there is room; return the row behind its pieces, and whether there was.
+    """Reserve a transfer if it ends and there is room; return the row after its pieces, and whether there was room.
 
     Its pieces begin at row ``used``.
     """
@@ -58,7 +58,7 @@ def try_one(lines, routes, transfers, i, found, pieces, used):
 
 @compiled
 def reserve_one(lines, routes, transfers, i, found, pieces, used):
-    """Reserve a transfer if it ever ends; return the lines, the pieces, and how many of these are in use."""
+    """Reserve a transfer if it ends; return the lines, the pieces, and how many of these are in use."""
     after, had_room = try_one(lines, routes, transfers, i, found, pieces, used)
     if not had_room:
         lines = room(lines, 2 * (after - used) * routes.hops[transfers.route[i]])
@@ -71,7 +71,7 @@ def reserve_one(lines, routes, transfers, i, found, pieces, used):
 
 @lean
 def _shortest_first(lines, routes, transfers, tree, found, pieces, used):
-    """Reserve all in a tree as long as there is room; return for whom there is none (-1: all done), and the row."""
+    """Reserve all in a tree while there is room; return the first without room (-1: all done), and the row."""
     while True:
         chosen, _ = shortest(lines, routes, transfers, tree, True)
         if chosen < 0:
@@ -99,9 +99,9 @@ def _reserve_batch(lines, routes, transfers, members, end_ns, leaf, found, piece
 
 @compiled
 def reserve(lines, routes, transfers, members, first, end_ns):
-    """Reserve batches: ``members[first[b] : first[b + 1]]`` is one, sorted as ``plant`` wants it.
+    """Reserve batches: ``members[first[b] : first[b + 1]]`` is one, sorted as ``plant`` needs it.
 
-    ``end_ns`` holds lower bounds of all transfers. Return what was found, and all pieces.
+    ``end_ns`` holds lower bounds of all transfers. Return the result and all pieces.
     """
     count, used = len(transfers.route), 0
     found, pieces = nothing_found(count)

@@ -6,8 +6,8 @@ A tree over transfers in order of size, branch and bound. Transfers of equal rou
 
 - the least ``t_en`` found so far, because reservations only ever lengthen a transfer;
 - when the smallest of them would end over the links that all of them cross, at the highest rate that any of them gets
-  on the others (its *cap*). It is exact for whoever has a link of its own that nothing is reserved on, so the
-  search goes nearly straight to the best: most picks look at a few transfers, however many there are.
+  on the others (its *cap*). It is exact for a transfer with a link of its own without reservations, so the search goes
+  nearly directly to the best: most picks look at a few transfers, however many there are.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ NOBODY = HORIZON_NS
 
 
 class Transfers(NamedTuple):
-    """Columns by rank, which decides between equals.
+    """Columns by rank, which breaks ties.
 
     ``common`` is a route (one number) over the links that all of them cross, ``cap_bps`` the most that each gets on
-    the others. What crosses no link has no ``bits``, as what is on its way already: it ends when it is ``ready_ns``.
+    the others. A transfer that crosses no link, or is in flight already, has no ``bits``: it ends at ``ready_ns``.
     """
 
     route: Ints
@@ -42,7 +42,7 @@ class Tree(NamedTuple):
     """Bounds by node (1 is the root, the children of n are 2n and 2n + 1); by leaf its members.
 
     A leaf's members that remain are ``members[next[leaf] : until[leaf]]``. ``leaf`` is by rank. ``later``
-    is scratch: nodes that a search has put off, and their bounds.
+    is scratch: nodes that a search has postponed, and their bounds.
     """
 
     end_ns: Ints
@@ -93,7 +93,7 @@ def _join(tree, node):
 
 @lean
 def _fill(tree, transfers, leaf, node):
-    """Give a leaf the bounds of its next member, or of nobody."""
+    """Give a leaf the bounds of its next member, or of none."""
     if tree.next[leaf] < tree.until[leaf]:
         first = tree.members[tree.next[leaf]]
         tree.rank[node], tree.bits[node] = first, transfers.bits[first]
@@ -133,7 +133,7 @@ def plant(transfers, members, end_ns, leaf):
 
 @lean
 def remove(tree, transfers, leaf):
-    """Take the next member of a leaf out."""
+    """Remove the next member of a leaf."""
     tree.next[leaf] += 1
     node = leaf + len(tree.next)
     _fill(tree, transfers, leaf, node)
@@ -156,14 +156,14 @@ def _raise(tree, node, end_ns):
 
 @lean
 def _bound(lines, routes, transfers, tree, node):
-    """When the best that a node may hold would end."""
+    """When the best transfer below a node may end."""
     end_ns = reach(lines, routes, transfers.common[0], tree.cap_bps[node], tree.bits[node], tree.ready_ns[node])
     return max(end_ns, tree.end_ns[node])
 
 
 @lean
 def _is_like_parent(tree, node):
-    """Whether the best that a node may hold is as good as in all of its parent."""
+    """Whether the best below a node may be as good as the best below its parent."""
     parent = node // 2
     return (
         tree.bits[node] == tree.bits[parent]

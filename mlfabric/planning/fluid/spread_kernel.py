@@ -1,5 +1,5 @@
 # mypy: disallow_untyped_defs=False, disallow_untyped_calls=False
-"""Who hands a model on to whom while it still arrives, compiled; the rule is in ``spreading.py``."""
+"""Which hosts relay a model to which while it still arrives, compiled; the rule is in ``spreads.py``."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Handing(NamedTuple):
     """Gets in the order in which the server alone would answer them, and distributors, first choice first.
 
     Routes: ``direct`` by get, ``model`` by distributor, ``onward`` by (distributor, get), ``between`` distributors.
-    ``bits`` is by get, ``own`` by get the distributor on its host or -1, ``most`` by distributor how many gets it may
-    hand the model on to, 0 for any number. ``scalars``: the bits of the model, when it is ready, 1 if only the last
-    answer counts, and the bits of a chunk.
+        ``bits`` is by get, ``own`` by get the distributor on its host or -1, ``most`` by distributor how many gets it
+        may relay the model to, 0 for any number. ``scalars``: the bits of the model, when it is ready, 1 if only the
+        last answer counts, and the bits of a chunk.
     """
 
     direct: Ints
@@ -38,7 +38,7 @@ class Handing(NamedTuple):
 class Held(NamedTuple):
     """By distributor: what it has of the model: ``pieces[first:until]`` came over ``route``.
 
-    When the first chunk is there, and when all is; ``given`` is how often it has handed the model on.
+    When the first chunk has arrived, and when all has; ``given`` is how often it has relayed the model.
     """
 
     route: Ints
@@ -84,10 +84,10 @@ def stream_start(lines, routes, handing, held, by, route, start_ns, pieces, rate
 
 @lean
 def may_beat(lines, routes, handing, route, bits, start_ns, arrive_ns, best_ns):
-    """Whether what is sent on over a route can arrive before an instant: a bound that needs no stream.
+    """Whether a relayed model can arrive over a route before an instant: a bound that needs no stream.
 
-    ``start_ns`` is when the sender has a first chunk, ``arrive_ns`` when it has everything: what it kept back until
-    then is still to be sent.
+    ``start_ns`` is when the sender has a first chunk, ``arrive_ns`` when it has everything; then the rest is still to
+    be sent.
     """
     latency_ns = routes.latency_ns[route]
     if arrive_ns + latency_ns >= best_ns:
@@ -100,12 +100,12 @@ def may_beat(lines, routes, handing, route, bits, start_ns, arrive_ns, best_ns):
 
 @compiled
 def best_holder(lines, routes, handing, held, holders, item, pieces, rates):
-    """From whom an item arrives first (the server, or who has had it for longest, if several), and the start there."""
+    """The source from which an item arrives first (of several the server, or the oldest holder), and its start."""
     route = route_to(handing, item, BY_SERVER)
     by, start_ns = BY_SERVER, handing.scalars[1]
     end_ns = reach(lines, routes, route, MOST_BPS, bits_of(handing, item), start_ns)
     best_ns = end_ns + routes.latency_ns[route] if end_ns < HORIZON_NS else HORIZON_NS
-    # The newest first: it is often the best, and then the others need no look. Of equals the oldest wins.
+    # The newest first: it is often the best, and then the others are skipped. Of equal ones the oldest wins.
     for place in range(len(holders) - 1, -1, -1):
         j = holders[place]
         is_full = 0 < handing.most[j] <= held.given[j]
@@ -133,7 +133,7 @@ def answer_own(handing, j, arrive_ns, answered_ns, pieces, rows):
 
 @compiled
 def sent(lines, routes, route, bits, ready_ns, pieces, rows, what, by):
-    """Reserve one transfer and append its row: get or ~distributor, by whom, ready, end, first piece, one after."""
+    """Reserve one transfer and append its row: get or ~distributor, source, ready, end, first piece, one after."""
     first = len(pieces)
     end_ns, lines = send(lines, routes, route, bits, ready_ns, pieces)
     rows.append((what, by, ready_ns, end_ns, first, len(pieces)))
@@ -152,10 +152,10 @@ def table(found):
 
 @compiled
 def spread(lines, routes, handing, items):
-    """Serve items (gets, or ~distributor) in turn, each from wherever it arrives first.
+    """Serve items (gets, or ~distributor) in turn, each from the source from which it arrives first.
 
-    Returns by get when it is answered (HORIZON_NS for never, then nothing after it is either), rows as
-    in ``sent``, and pieces; row 0 of both tables means nothing.
+    Returns by get when it is answered (HORIZON_NS for never; then none after it is answered), rows as in ``sent``, and
+    pieces; row 0 of both tables means nothing.
     """
     pieces, rows, rates, used = [(0, 0, 0)], [(0, 0, 0, 0, 0, 0)], no_pieces(), 0
     columns, holders = np.zeros((6, len(handing.model)), np.int64), np.empty(len(handing.model), np.int64)

@@ -1,8 +1,8 @@
 # mypy: disallow_untyped_defs=False, disallow_untyped_calls=False
-"""What the search for trees knows of hosts: how long an update takes between any two, and who is good at passing on.
+"""What the search for trees knows about hosts: how long an update takes between any two, and how well hosts forward.
 
-These are estimates over what is free before anything of the lot is sent; they shape candidates and decide nothing, as
-every candidate is planned exactly.
+These are estimates over the capacity that is free before anything of the lot is sent. They only shape candidates; every
+candidate is planned exactly.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mlfabric.planning.fluid.lines import MOST_BPS, Ints, Routes, flow, reach
 
 __all__ = ["FAR_NS", "Field", "Members", "limits_of", "scaled", "survey_field"]
 
-FAR_NS = 1 << 50  # what takes longer (13 days) is not planned as a tree
+FAR_NS = 1 << 50  # longer transfers (13 days) are not planned as a tree
 
 
 class Members(NamedTuple):
@@ -33,10 +33,10 @@ class Field(NamedTuple):
     """Hosts 0 to H - 1; H is the destination. Tables are by (from, to).
 
     ``route`` is -1 where nothing is ever sent. ``took_ns`` is how long ``unit_bits`` take alone, ``hop_ns`` how long a
-    first chunk takes to be there. ``into_ns`` is how long ``unit_bits`` occupy a host's own way in. ``rank_ns`` is the
-    slower of a host's best ways in and out, FAR_NS for one that may not sum. ``most`` is how many updates it may sum, 0
-    for any number. ``scalars``: now, unit bits, chunk bits, tensors of a sum of several, hosts without an update of
-    its group that one tree may use.
+    first chunk takes to be there. ``into_ns`` is how long ``unit_bits`` occupy a host's own downlink. ``rank_ns`` is
+    the slower of a host's best routes in and out, FAR_NS for one that may not sum. ``most`` is how many updates it may
+    sum, 0 for any number. ``scalars``: now, unit bits, chunk bits, tensors of a sum of several, hosts without an update
+    of its group that one tree may use.
     """
 
     route: NDArray[np.int64]
@@ -60,7 +60,7 @@ def scaled(span_ns, part, whole):
 
 @compiled
 def end_link(routes, route, mirrored, scratch):
-    """The way that is only the last link of a route, mirrored its first, as route 0."""
+    """The last link of a route (mirrored: its first) as route 0."""
     link = np.empty((1, 1), np.int64)
     link[0, 0] = routes.link[route, 0 if mirrored else routes.hops[route] - 1]
     return Routes(link, np.ones(1, np.int64), np.zeros(1, np.int64), scratch)
@@ -68,10 +68,10 @@ def end_link(routes, route, mirrored, scratch):
 
 @compiled
 def survey_field(lines, routes, route, most, may_sum, scalars, mirrored):
-    """Measure every way between two hosts.
+    """Estimate every route between two hosts.
 
     Args:
-        mirrored: ``route`` is by (to, from), for trees that hand on; everything in the field is mirrored then.
+        mirrored: ``route`` is by (to, from), for trees that relay; then everything in the field is mirrored.
     """
     count, columns = route.shape
     now_ns, unit_bits, chunk_bits = scalars[0], scalars[1], scalars[2]
@@ -93,14 +93,14 @@ def survey_field(lines, routes, route, most, may_sum, scalars, mirrored):
                 alone = reach(lines, end_link(routes, found, mirrored, scratch), 0, MOST_BPS, unit_bits, now_ns)
                 into_ns[to] = min(FAR_NS, alone - now_ns)
     for host in range(count):
-        if may_sum[host] == 1:  # where no other host sends to it, it sums updates of its own, which need no way in
+        if may_sum[host] == 1:  # if no other host sends to it, it sums its own updates, which need no downlink
             rank_ns[host] = out_ns[host] if best_in_ns[host] == FAR_NS else max(out_ns[host], best_in_ns[host])
     return Field(route, took_ns, hop_ns, into_ns, rank_ns, most, scalars)
 
 
 @compiled
 def limits_of(field, shares):
-    """How slow a host may be to pass sums on: ``shares`` (in eighths of the best), each only if it lets others in.
+    """How slow a host that forwards sums may be: ``shares`` (in eighths of the best), each only if it lets others in.
 
     The best is first the best host, then, if that is slower, the destination: where its link is the narrow one, hosts
     as slow as that do no harm by being in the way, but faster ones keep streams short.

@@ -1,8 +1,8 @@
 # mypy: disallow_untyped_defs=False, disallow_untyped_calls=False
-"""Streams that feed each other, planned and reserved one after another, compiled.
+"""Streams that are inputs of each other, planned and reserved one after another, compiled.
 
-A stream leaves one place and reaches another; what reaches a place is the input of whatever leaves it later in the
-list. A place is not a host: a host that sums one group and gives an update of its own to another is two.
+A stream leaves one place and reaches another; streams that reach a place are inputs of the streams that leave it later
+in the list. A place is not a host: a host that sums one group and sends its own update to another is two places.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
 # mypy: disallow_untyped_defs=False, disallow_untyped_calls=False
-"""A stream: a transfer that sends on what is still arriving, compiled.
+"""A stream: a transfer that forwards data that is still arriving, compiled.
 
-Of each input, until all of it has arrived, what may have been sent is what has arrived less one chunk. A stream is
-greedy, as every transfer is (at every instant the least of what is left along its path), so all that can be chosen is
-when it starts. What it has sent by any instant only falls as it starts later; so there is an earliest start at which it
-never overtakes an input, and it is found in one pass: from the arrival of a first chunk on, both curves are straight
-between their breakpoints, so wherever the stream is ahead at a breakpoint, its start moves on by just the time in which
-its path sends that surplus.
+Until all of an input has arrived, at most what has arrived, less one chunk, may have been sent. A stream is greedy, as
+is every transfer (at every instant it uses the least free capacity along its path), so only its start can be chosen. The
+later it starts, the less it has sent by any instant. So there is an earliest start at which it never overtakes an
+input. It is found in one pass: from the arrival of a first chunk on, both curves are linear between their breakpoints,
+so wherever the stream is ahead at a breakpoint, its start is moved by the time in which its path sends the surplus.
 
 Amounts are pairs: whole bits, and billionths of a bit. Times of the path's rates come as a list of (start, end, bps).
 """
@@ -114,7 +113,7 @@ def catch_up(rates, at, start_ns, bits, nano):
 
 @compiled
 def arrived_by(pieces, first, end, latency_ns, at_ns):
-    """How much of ``pieces[first:end]`` has arrived by an instant, and the first piece that has not wholly."""
+    """How much of ``pieces[first:end]`` has arrived by an instant, and the first piece that has not fully arrived."""
     bits, nano = 0, 0
     while first < end and pieces[first][0] + latency_ns < at_ns:
         until = min(pieces[first][1] + latency_ns, at_ns)

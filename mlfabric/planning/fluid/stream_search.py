@@ -2,10 +2,10 @@
 """The best forest for a lot among a bounded number of candidates, each planned exactly; compiled.
 
 A candidate: some updates go directly, a first group is summed by a tree, and each following group takes as many updates
-as its tree, by estimate, can start with when the destination's way in has run dry (as in the paper's algorithm 3).
-After every group the alternative is tried that all that remain are one last group. Candidates differ in how many go
-directly, how large the first group is, and how slow a host may be to pass sums on. The best of them is then varied in
-small steps. Of equal ones the first counts.
+as its tree, by estimate, can start with when the destination's downlink becomes idle (as in the paper's algorithm 3).
+After every group the alternative is tried that all remaining updates are one last group. Candidates differ in how many
+go directly, how large the first group is, and how slow a forwarding host may be. Then the best is varied in small
+steps. Of equal ones the first counts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ IMPOSSIBLE = 1 << 62
 
 
 class Forest(NamedTuple):
-    """Which streams there are: columns of ``Streams``, and who is in them.
+    """The streams: columns of ``Streams``, and their members.
 
     ``own`` is by member the stream in which it leaves its host. ``ends`` is by group one after its last member,
     ``last`` the stream that brings it. ``counts``: streams, groups, places, members.
@@ -69,7 +69,7 @@ def make_forest(members, hosts):
 
 @compiled
 def make_hunt(field, members):
-    """Everything that a search writes on."""
+    """The scratch memory of a search."""
     count, hosts = len(members.host), len(field.rank_ns)
     columns = np.zeros((3, count + hosts + 2), np.int64)
     return Hunt(
@@ -157,7 +157,7 @@ def add_tree(hunt, end):
 
 @lean
 def retire(hunt):
-    """Let hosts that sum or pass on the latest group serve no other one."""
+    """Let hosts that sum or forward the latest group serve no other group."""
     tree = hunt.tree
     for i in range(tree.size[0]):
         if tree.updates[i] > 1:
@@ -185,7 +185,7 @@ def group_at_once(hunt, first, size, limit_ns, dry_ns):
 
 @lean
 def fits(hunt, first, size, limit_ns, dry_ns):
-    """If a tree of the next ``size`` members can start when the destination runs dry, by estimate."""
+    """Whether a tree of the next ``size`` members can start when the destination becomes idle, by estimate."""
     mark_later(hunt, first + size)
     reach_ns = shape(
         hunt.field, hunt.members, first, first + size, hunt.usable, limit_ns, dry_ns, hunt.later, hunt.tree,
@@ -266,7 +266,7 @@ def step_back(hunt, counts, pieces, length):
 
 @compiled
 def try_rest(hunt, routes, lines, pieces, rates, limit_ns, dry_ns, reached_ns, cost, mean):
-    """Try the alternative that all that remain are one group; leave everything else as it was."""
+    """Try the alternative that all remaining members are one group; everything else stays unchanged."""
     first, counts, length = hunt.now.counts[3], hunt.now.counts.copy(), len(pieces)
     size = len(hunt.members.host) - first
     if group_at_once(hunt, first, size, limit_ns, dry_ns):
@@ -325,10 +325,10 @@ def find_forest(
 
     Args:
         base: what is free when the first ``fixed`` members, which go directly, are reserved.
-        dry_ns, commit_ns, cost: what these come to.
+        dry_ns, commit_ns, cost: of these members.
         cases: rows (direct, size of the first group); the first ``coarse`` for every choice, the others for the best.
-        choices: rows (how slow a host may be to pass on, how many without an update of its group a tree may use).
-        most_streams: no further candidate is begun when so many streams were planned.
+        choices: rows (how slow a forwarding host may be, how many hosts without an update of its group a tree may use).
+        most_streams: no further candidate is begun when this many streams were planned.
     """
     hunt, pieces, rates = make_hunt(field, members), no_pieces(), no_pieces()
     direct, size, choice = 0, 0, 0

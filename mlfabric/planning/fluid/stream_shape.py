@@ -1,18 +1,18 @@
 # mypy: disallow_untyped_defs=False, disallow_untyped_calls=False
 """The shape of the tree that sums one group, compiled.
 
-Think backwards from the instant at which the tree's stream starts toward the destination. A place that sends from s on
-needs its last input to begin a hop h earlier (latency and one chunk); inputs share its way in, so the one before must
-begin the time T of one transfer earlier still, and so on: its inputs begin at s - h, s - h - T, s - h - 2T ... (one
-that fills a share of the way in counts for that share of T). For equal hosts that is a broadcast in the postal model,
-turned round, and filling the latest beginning first is optimal: where T is large against h the result is a chain with a
-few twigs near its root, where T is small a bush.
+The shape is found backwards from the instant at which the tree's stream starts toward the destination. A place that
+sends from s on needs its last input to begin a hop h earlier (latency and one chunk). Inputs share its downlink, so the
+input before must begin the time T of one transfer earlier, and so on: inputs begin at s - h, s - h - T, s - h - 2T ...
+(an input that uses a share of the downlink counts for that share of T). For equal hosts this is a reversed broadcast in
+the postal model, and filling the latest start first is optimal: if T is large compared with h, the result is a chain
+with a few branches near its root; if T is small, the tree is flat.
 
-On uneven networks: an input slower than its output must begin earlier by the difference; so a slow host, and one whose
-update is ready late, needs a place near the root. Such an update is hung there as soon as no later choice would be in
-time for it; otherwise places go to hosts that pass sums on well (the nearest way first, which keeps a rack together),
-and what cannot pass on takes the places that are left. Hosts without an update of the group help where that makes the
-last beginning later.
+On uneven networks an input slower than its output must begin earlier by the difference. So a slow host, and a host
+whose update is ready late, need a place near the root. Such an update is placed there as soon as a later choice would
+be too late for it. Otherwise places go to hosts that forward sums well (the nearest first, which keeps a rack
+together); hosts that cannot forward take the remaining places. Hosts without an update of the group are used if that
+makes the earliest start later.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def times(span_ns, part, whole):
 
 @lean
 def is_bare(field, tree, usable, limit_ns, host):
-    """If a host may sum and has no update in this group."""
+    """Whether a host may sum and has no update in this group."""
     if usable[host] == 0 or field.rank_ns[host] > limit_ns:
         return False
     i, absent = tree.at_host[host], True
@@ -141,7 +141,7 @@ def is_bare(field, tree, usable, limit_ns, host):
 
 @lean
 def best_bare(field, tree, usable, limit_ns, to, later):
-    """The best host to add below ``to``: none of whose updates is still to come, then the fastest; -1 for none."""
+    """The best host to add below ``to``: one without later updates, then the fastest; -1 for none."""
     best, best_later, best_ns = -1, 0, 0
     for host in range(len(field.rank_ns)):
         if field.took_ns[host, to] < FAR_NS and is_bare(field, tree, usable, limit_ns, host):
@@ -177,7 +177,7 @@ def place(field, tree, i, parent, begin_ns):
 
 @lean
 def stop_waiting(waiting, size, i):
-    """Take an item off the list, which keeps its order."""
+    """Remove an item from the list, which keeps its order."""
     kept = 0
     for w in range(size[3]):
         waiting[kept] = waiting[w]
@@ -219,9 +219,10 @@ def lag_ns(field, tree, host, part, whole, p):
 
 @lean
 def pick(field, tree, p, next_ns, room):
-    """The item to hang below p, and its lag: one that must be now, else the best that passes on, else the most urgent.
+    """The item to place below p, and its lag: one that must be placed now, else the best that forwards, else the most
+    urgent.
 
-    -1 if none can. Also if none that waits passes on and none must be now.
+    -1 if none can be placed, or if no waiting item forwards and none must be placed now.
     """
     hop_ns, took_ns, to = field.hop_ns, field.took_ns, tree.host[p]
     hosts, inners, ready_ns, part, whole = tree.host, tree.inner, tree.ready_ns, tree.part, tree.whole
@@ -293,7 +294,7 @@ def choose_root(field, tree, usable, limit_ns, start_ns, later):
 
 @lean
 def add_bare(field, tree, usable, limit_ns, p, left, later, scratch):
-    """Hang a host without updates below p if the inputs that are left can begin later for it; tell if it was done."""
+    """Place a host without updates below p if the remaining inputs can then begin later; tell whether it was done."""
     host = best_bare(field, tree, usable, limit_ns, tree.host[p], later)
     if host < 0:
         return False
@@ -347,7 +348,7 @@ def shape(field, members, first, end, usable, limit_ns, start_ns, later, tree, s
 
 @lean
 def best_shape(field, members, first, end, usable, limit_ns, dry_ns, later, tree, scratch):
-    """Make the tree of a group that can start earliest, not before the destination runs dry; return that start."""
+    """Make the tree of a group that can start earliest, not before the destination is idle; return that start."""
     start_ns = dry_ns
     for m in range(first, end):
         start_ns = max(start_ns, members.ready_ns[m])

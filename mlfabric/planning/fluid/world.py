@@ -1,4 +1,4 @@
-"""Takes the part of a network that a plan can touch to arrays, and reserved pieces back to profiles."""
+"""Converts the links that a plan can use to arrays, and reserved pieces back to profiles."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class World:
     """Every path from some hosts to some hosts, numbered, and what is free on their links.
 
     The route from ``sources[i]`` to ``destinations[j]`` is ``i * len(destinations) + j``; ``route`` finds it by names.
-    ``lines`` is a fresh copy: kernels may scribble on it (and return grown ones), the network never changes.
+    ``lines`` is a new copy: kernels may change it (and return larger ones); the network never changes.
 
     Raises:
         UsageError: an unknown host.
@@ -89,7 +89,7 @@ def _graph(
     rows = [(*row, *padding[width - len(row)]) for row in numbered]
     link = np.array(rows, np.int64).reshape(-1, width)
     hops = np.array(list(map(len, paths)), np.int64)
-    # One more, for the padding's -1.
+    # One more, for the -1 of the padding.
     of_link = np.array([*(network.latency_ns((LinkId(*link),)) for link in numbers), 0], np.int64)
     return list(numbers), Routes(link, hops, of_link[link].sum(axis=1), np.zeros(width, np.int64))
 
