@@ -1,7 +1,7 @@
 """Train a small language model, letter by letter, with several workers: ``mlfabric run -n 4 examples/char_lm.py``.
 
-The text is Python's own documentation, which comes with Python. What makes it distributed is three lines: the import,
-``wrap`` and ``finish``. At the end the first worker writes some text of its own.
+The text is Python's own documentation, which comes with Python. Three lines make it distributed: the import, ``wrap``
+and ``finish``. At the end the first worker generates some text.
 """
 
 # mypy: allow-untyped-calls

@@ -1,4 +1,4 @@
-"""A parameter server, or its replica, inside a program of one's own, which reads every version of the model.
+"""A parameter server, or its replica, in your own program, which reads every version of the model.
 
 In three terminals, and a fourth for a replica that may be 20 updates behind::
 
@@ -7,9 +7,9 @@ In three terminals, and a fourth for a replica that may be 20 updates behind::
     mlfabric run -n 2 --no-up examples/digits_loop.py
     python examples/custom_server.py --replica-of server-0
 
-Callbacks are in force from when they are registered. They run in the server's thread, so they should be brief. The
-tensors of a view are the server's own memory: they are read only, and only during the callback; clone what is to stay.
-A callback that raises ends the server, and ``wait`` raises the same.
+Callbacks are active as soon as they are registered. They run in the server's thread, so they should be short. The
+tensors of a view are the server's own memory: only read them, and only during the callback; clone what you want to
+keep. If a callback raises, the server ends, and ``wait`` raises the same error.
 """
 
 import argparse

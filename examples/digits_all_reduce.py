@@ -1,4 +1,4 @@
-"""Gradients averaged among the workers, no server: ``mlfabric run -n 4 examples/digits_all_reduce.py``."""
+"""Gradients averaged among the workers, without a server: ``mlfabric run -n 4 examples/digits_all_reduce.py``."""
 
 # mypy: allow-untyped-calls
 

@@ -1,4 +1,4 @@
-"""The same with several workers, each transfer spelt out: ``mlfabric run -n 4 examples/digits_loop.py``."""
+"""The same with several workers and explicit transfers: ``mlfabric run -n 4 examples/digits_loop.py``."""
 
 # mypy: allow-untyped-calls
 

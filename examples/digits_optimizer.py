@@ -1,4 +1,4 @@
-"""The same with several workers, behind an optimizer: ``mlfabric run -n 4 examples/digits_optimizer.py``."""
+"""The same with several workers and a wrapped optimizer: ``mlfabric run -n 4 examples/digits_optimizer.py``."""
 
 # mypy: allow-untyped-calls
 

@@ -1,4 +1,4 @@
-"""Workers that share the data, each sample with one of them: ``mlfabric run -n 4 examples/digits_shared.py``."""
+"""Workers that share the data; each sample goes to one of them: ``mlfabric run -n 4 examples/digits_shared.py``."""
 
 # mypy: allow-untyped-calls
 

@@ -1,4 +1,4 @@
-"""All workers in step, one step of their mean: ``mlfabric run -n 4 examples/digits_synchronous.py``."""
+"""Synchronous training, one step of the mean gradient: ``mlfabric run -n 4 examples/digits_synchronous.py``."""
 
 # mypy: allow-untyped-calls
 

@@ -1,10 +1,10 @@
-"""Find topics in Reuters news, several workers counting together: ``mlfabric run -n 4 examples/lda_gibbs.py``.
+"""Find topics in Reuters news; several workers add to shared counts: ``mlfabric run -n 4 examples/lda_gibbs.py``.
 
 Latent Dirichlet allocation by collapsed Gibbs sampling: every word of every document has a topic, and a sweep draws
-each anew, from how often the topic occurs in the document and how often this word has it in all documents. Each worker
-holds a share of the documents. The fabric holds the counts by word and topic as parameters, whose "gradient" is minus
-the change: SGD with learning rate 1 adds it to them. So every worker samples from the counts of all, of which none is
-lost or added twice.
+each topic anew, by how often it occurs in the document and how often this word has it in all documents. Each worker
+has a share of the documents. The fabric holds the counts by word and topic as parameters. Their "gradient" is minus the
+change, so SGD with learning rate 1 adds the change. So every worker samples from the counts of all workers, and no
+count is lost or added twice.
 """
 
 import argparse
@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 import mlfabric
 
-ALPHA, BETA = 0.1, 0.01  # how even topics in a document, and words in a topic, are beforehand
-HELD_OUT = 10  # one document in so many is held out for the score
+ALPHA, BETA = 0.1, 0.01  # prior of topics in a document, and of words in a topic
+HELD_OUT = 10  # one of this many documents is held out for the score
 
 Counts = NDArray[np.int64]
 Matrix = NDArray[np.float32]  # of whole numbers: exact up to 2^24

@@ -3,10 +3,10 @@
     mlfabric run -n 4 examples/resnet_digits.py
     python examples/resnet_digits.py --alone
 
-The second trains in one process, without mlfabric, on the same samples in steps of the same size. The workers train in
-step (synchronous), which suits such a model: each step is that of all their batches together, so the learning rate is
-that of one process, BatchNorm's statistics are the mean of all workers' at each step, and all of them come to the same
-epoch of the schedule at once.
+The second command trains in one process, without mlfabric, on the same samples with the same batch size in total. The
+workers train synchronously, which suits such a model: each step uses all their batches together, so the learning rate
+is that of one process, BatchNorm's statistics are the mean over all workers at each step, and all workers reach the
+same epoch of the schedule together.
 """
 
 # mypy: allow-untyped-calls

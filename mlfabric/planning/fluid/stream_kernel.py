@@ -1,8 +1,8 @@
 # mypy: disallow_untyped_defs=False, disallow_untyped_calls=False
 """A stream: a transfer that forwards data that is still arriving, compiled.
 
-Until all of an input has arrived, at most what has arrived, less one chunk, may have been sent. A stream is greedy, as
-is every transfer (at every instant it uses the least free capacity along its path), so only its start can be chosen. The
+Until all of an input has arrived, at most what has arrived, less one chunk, may have been sent. A stream is greedy like
+all transfers (at every instant it uses the least free capacity along its path), so only its start can be chosen. The
 later it starts, the less it has sent by any instant. So there is an earliest start at which it never overtakes an
 input. It is found in one pass: from the arrival of a first chunk on, both curves are linear between their breakpoints,
 so wherever the stream is ahead at a breakpoint, its start is moved by the time in which its path sends the surplus.
