@@ -63,7 +63,7 @@ def send(lot: Lot, count: int, world: World, lines: Lines, destination: str, *, 
     Args:
         lines: what is free before; not changed.
     """
-    route = np.array([world.route(source, destination) for source in lot.sources[:count]], np.int64)
+    route = world.routes_from(lot.sources[:count], destination)
     reserved = 1 - np.array(lot.planned[:count], np.int64)
     ready_ns, given = np.maximum(lot.ready_ns[:count], now_ns), np.zeros((0, 4), np.int64)
     if lot.direct is not None:

@@ -70,23 +70,25 @@ def gate(lead: Lead, limit: Limit, steps: Steps, arrive_ns: Sequence[int], behin
     kept = bisect_right(there_ns, arrive_ns[-1]) if arrive_ns else 0
     commit_ns: list[int] = []
     waits_for: list[int] = []
-    now_ns, counted, held = 0, 0, 0
+    now_ns, counted, held, may = 0, 0, 0, limit.most(lead, 0)
     while (first := len(commit_ns)) < len(arrive_ns):
-        most = min(limit.most(lead, held) - behind, len(arrive_ns))
+        most = min(may - behind, len(arrive_ns))
         if first < most:
             late = bisect_left(arrive_ns, now_ns, first, most)
             commit_ns += [*repeat(now_ns, late - first), *arrive_ns[late:most]]
             waits_for += repeat(-1, most - first)
             now_ns = commit_ns[-1]
             continue
-        committed, could_ns = behind + first + 1, max(now_ns, arrive_ns[first])
+        committed, could_ns, before = behind + first + 1, max(now_ns, arrive_ns[first]), counted
         now_ns = could_ns
         while counted < kept and there_ns[counted] <= now_ns and end[counted] <= committed:
             held, counted = end[counted], counted + 1
-        while committed > limit.most(lead, held):
+        may = limit.most(lead, held) if counted > before else may
+        while committed > may:
             if counted == len(end):
                 return Gated(commit_ns, waits_for, kept)
             held, now_ns, counted = end[counted], max(now_ns, there_ns[counted]), counted + 1
+            may = limit.most(lead, held)
         kept = max(kept, counted)
         commit_ns.append(now_ns)
         waits_for.append(counted - 1 if now_ns > could_ns else -1)

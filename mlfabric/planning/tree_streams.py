@@ -44,7 +44,7 @@ class Hosts:
         """Return the numbers of the routes from every host to every aggregator and the destination; -1 for others."""
         first, destination = self.names[0], self.names[-1]
         begin = world.route(first, destination)
-        rows = np.array([world.route(name, destination) for name in self.names[:-1]], np.int64)
+        rows = world.routes_from(self.names[:-1], destination)
         columns = [world.route(first, to) - begin if to in self._room else 0 for to in self.names[:-1]]
         table: NDArray[np.int64] = rows[:, None] + np.array([*columns, 0], np.int64)
         table[:, :-1][:, self.may_sum == 0] = -1

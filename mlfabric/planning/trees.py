@@ -23,7 +23,7 @@ from mlfabric.planning.direct import Sent, forward_directly, send
 from mlfabric.planning.fluid.lines import HORIZON_NS, Lines
 from mlfabric.planning.fluid.stream_field import FAR_NS, Field, Members, limits_of, survey_field
 from mlfabric.planning.fluid.stream_forest import run_all
-from mlfabric.planning.fluid.stream_search import Forest, find_forest
+from mlfabric.planning.fluid.stream_search import Forest, find_forest, is_sound
 from mlfabric.planning.fluid.world import World
 from mlfabric.planning.lazy import Lazy
 from mlfabric.planning.plan import Kind, Toward, Transfer
@@ -147,9 +147,11 @@ def _forest(
     )  # fmt: skip
     if progress[0] >= FAR_NS * count:
         return None
+    room = world.by_source({aggregator.host: aggregator.most_updates for aggregator in aggregators})
+    if not is_sound(forest, lot.fixed, world.destinations, room):
+        return None
     rows, free = run_all(fixed.lines, world.routes, forest.streams, int(forest.counts[0]), chunk_bits)
-    found = _Found(lot, world, hosts, fixed, forest, rows)
-    return found.forwarding(free) if found.is_sound(aggregators) else None
+    return _Found(lot, world, fixed, forest, rows).forwarding(free)
 
 
 def _members(lot: Lot, hosts: Hosts, destination: str) -> Members:
@@ -200,31 +202,13 @@ def _choices(field: Field, count: int) -> NDArray[np.int64]:
 class _Found:
     """The best forest; its transfers are made when they are read."""
 
-    def __init__(self, lot: Lot, world: World, hosts: Hosts, fixed: Sent, forest: Forest, rows: Any) -> None:
-        self._lot, self._world, self._hosts, self._fixed, self._forest = lot, world, hosts, fixed, forest
+    def __init__(self, lot: Lot, world: World, fixed: Sent, forest: Forest, rows: Any) -> None:
+        self._lot, self._world, self._fixed, self._forest = lot, world, fixed, forest
         self._rows, self._count = rows, int(forest.counts[0])
         self._members: list[list[int]] = []
         self._inputs: list[tuple[int, ...]] = []
         self._columns: list[tuple[int, ...]] = []
         self._pieces: list[Piece] = []
-
-    def is_sound(self, aggregators: Sequence[Aggregator]) -> bool:
-        """Say whether every sum has inputs, and every aggregator serves one group within its limit.
-
-        The search counts what an aggregator receives; with its own host's updates it can, rarely, be too much.
-        """
-        self._trace()
-        room = {aggregator.host: aggregator.most_updates for aggregator in aggregators}
-        ends = self._forest.ends[: int(self._forest.counts[1])]
-        serves: dict[str, int] = {}
-        for k, members in enumerate(self._members):
-            if len(members) == 1 and not self._inputs[k]:
-                continue
-            host = self._source(k)
-            group = int(np.searchsorted(ends, members[0], side="right")) if members else -1
-            if not members or serves.setdefault(host, group) != group or 0 < room.get(host, 0) < len(members):
-                return False
-        return True
 
     def forwarding(self, free: Lines) -> Forwarding:
         """Return all of it."""
@@ -277,9 +261,6 @@ class _Found:
         found = (route, streams.bits[:count], streams.start_ns[:count], end_ns, arrive_ns, first[:-1], first[1:])
         self._columns = list(zip(*(column.tolist() for column in found), strict=True))
         self._pieces = list(map(Piece._make, self._rows.tolist()))
-
-    def _source(self, k: int) -> str:
-        return self._world.ends(int(self._forest.streams.route[k]))[0]
 
     def _trace(self) -> None:
         """Find once which streams are inputs of which, and their members."""

@@ -21,7 +21,7 @@ from mlfabric.planning.fluid.stream_forest import Streams, make_streams, run_str
 from mlfabric.planning.fluid.stream_kernel import no_pieces
 from mlfabric.planning.fluid.stream_shape import TOP, Tree, best_shape, by_begin, make_tree, shape
 
-__all__ = ["DESTINATION", "Forest", "find_forest"]
+__all__ = ["DESTINATION", "Forest", "find_forest", "is_sound"]
 
 DESTINATION = 0  # the place that no stream leaves
 IMPOSSIBLE = 1 << 62
@@ -208,6 +208,15 @@ def fill(hunt, first, most, limit_ns, dry_ns):
 
 
 @lean
+def may_sum(hunt):
+    """If any host may still sum a group; else all that remain go directly."""
+    found = 0
+    for usable in hunt.usable:
+        found += usable
+    return found > 0
+
+
+@lean
 def together(members, first):
     """How many members from ``first`` on may be in one group."""
     if members.directly[first] == 1:
@@ -294,7 +303,7 @@ def try_case(hunt, routes, base, fixed, direct, size, limit_ns, dry_ns, commit_n
         bound = added(cost, max(commit_ns, dry_ns + least_ns) - now_ns, left, mean) + hunt.field.scalars[5]
         if bound >= hunt.progress[0]:
             return
-        most = together(hunt.members, first)
+        most = together(hunt.members, first) if may_sum(hunt) else 1
         if first < fixed + direct:
             wanted = 1
         elif size > 0 and first == fixed + direct:
@@ -358,3 +367,35 @@ def find_forest(
             if hunt.progress[0] < before:
                 direct, size, improved = one, two, True
     return hunt.best, hunt.progress
+
+
+@compiled
+def is_sound(forest, fixed, destinations, room):
+    """Say whether every sum is of something, every aggregator serves one group and takes what it has room for.
+
+    The search counts what an aggregator receives; what its own host adds can, rarely, be too much.
+
+    Args:
+        fixed: the first so many members are not in the forest.
+        destinations: how many routes each source has; they are numbered one source after the other.
+        room: how many updates each source may sum; 0 for any number.
+    """
+    streams, count, group = forest.streams, forest.counts[0], 0
+    members, inputs = np.zeros(count, np.int64), 0
+    reached, streams_there = np.zeros(len(streams.arriving), np.int64), np.zeros(len(streams.arriving), np.int64)
+    serves = np.full(len(room), -1)
+    for m in range(fixed, len(forest.own)):
+        members[forest.own[m]] += 1
+    for k in range(count):
+        group += k > forest.last[group]
+        members[k] += reached[streams.leaves[k]]
+        inputs = streams_there[streams.leaves[k]]
+        reached[streams.reaches[k]] += members[k]
+        streams_there[streams.reaches[k]] += 1
+        if members[k] == 1 and inputs == 0:
+            continue
+        source = streams.route[k] // destinations
+        if members[k] == 0 or (serves[source] >= 0 and serves[source] != group) or 0 < room[source] < members[k]:
+            return False
+        serves[source] = group
+    return True

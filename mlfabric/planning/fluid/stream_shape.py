@@ -140,6 +140,15 @@ def is_bare(field, tree, usable, limit_ns, host):
 
 
 @lean
+def count_bare(field, tree, usable, limit_ns):
+    """How many hosts may sum and have no update in this group."""
+    count = 0
+    for host in range(len(usable)):
+        count += is_bare(field, tree, usable, limit_ns, host)
+    return count
+
+
+@lean
 def best_bare(field, tree, usable, limit_ns, to, later):
     """The best host to add below ``to``: one without later updates, then the fastest; -1 for none."""
     best, best_later, best_ns = -1, 0, 0
@@ -327,6 +336,7 @@ def shape(field, members, first, end, usable, limit_ns, start_ns, later, tree, s
         return start_ns + FAR_NS
     place(field, tree, root, TOP, start_ns)
     late_ns = tree.ready_ns[root] - start_ns
+    bare = min(count_bare(field, tree, usable, limit_ns), field.scalars[4] - (tree.size[0] - tree.size[1]))
     while tree.size[3] > 0:
         p, next_ns = latest_free(tree)
         if p < 0:
@@ -337,8 +347,9 @@ def shape(field, members, first, end, usable, limit_ns, start_ns, later, tree, s
         if i < 0:
             tree.free_ns[p] = NEVER
             continue
-        helps = only_leaves and tree.size[3] > 1 and room > 1 and tree.size[0] - tree.size[1] < field.scalars[4]
+        helps = bare > 0 and only_leaves and tree.size[3] > 1 and room > 1
         if helps and add_bare(field, tree, usable, limit_ns, p, tree.size[3], later, scratch):
+            bare -= 1
             continue
         begin_ns = tree.free_ns[p] - lag
         late_ns = max(late_ns, tree.ready_ns[i] - begin_ns)

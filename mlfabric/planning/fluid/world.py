@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate, chain
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from mlfabric.network import CORE, LinkId, Network, Path
 from mlfabric.planning.fluid.layout import listed, star_routes
-from mlfabric.planning.fluid.lines import Lines, Routes
+from mlfabric.planning.fluid.lines import Ints, Lines, Routes
 
 __all__ = ["World"]
 
@@ -43,10 +43,23 @@ class World:
         """Return the number of the route between two hosts."""
         return self._source[source] * len(self._destinations) + self._destination[destination]
 
+    def routes_from(self, sources: Sequence[str], destination: str) -> Ints:
+        """Return the numbers of the routes from some sources to a destination."""
+        rows = np.fromiter(map(self._source.__getitem__, sources), np.int64, len(sources))
+        return rows * len(self._destinations) + self._destination[destination]
+
+    @property
+    def destinations(self) -> int:
+        """How many there are, so how many routes each source has."""
+        return len(self._destinations)
+
+    def by_source(self, values: Mapping[str, int]) -> Ints:
+        """Return a value for each source, in the order of their routes; 0 for a source without one."""
+        return np.array([values.get(source, 0) for source in self._sources], np.int64)
+
     def toward(self, sources: Sequence[str], destination: str) -> tuple[Routes, Lines]:
         """Return just the routes from some sources to a destination, in this order, and a fresh copy of the lines."""
-        rows = np.fromiter(map(self._source.__getitem__, sources), np.int64, len(sources))
-        rows = rows * len(self._destinations) + self._destination[destination]
+        rows = self.routes_from(sources, destination)
         link, hops, latency_ns, cursor = self.routes
         routes = Routes(link[rows], hops[rows], latency_ns[rows], np.zeros_like(cursor))
         return routes, Lines(*(column.copy() for column in self.lines))
