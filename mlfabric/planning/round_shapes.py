@@ -14,7 +14,7 @@ import numpy as np
 
 from mlfabric.planning.fluid.lines import Ints
 from mlfabric.planning.fluid.stream_field import FAR_NS, Field, Members, limits_of, survey_field
-from mlfabric.planning.fluid.stream_shape import best_shape, by_begin, make_tree
+from mlfabric.planning.fluid.stream_shape import by_begin, make_tree, shape
 from mlfabric.planning.fluid.world import World
 
 __all__ = ["Edges", "Shaper"]
@@ -128,7 +128,7 @@ class Shaper:
                 field.hop_ns[root, outside] = 0
                 tree = make_tree(count, count)
                 limit = max(int(limit_ns), int(field.rank_ns[root]))
-                reach_ns = best_shape(
+                reach_ns = shape(
                     field, members, 0, count, everyone, limit, self._now_ns, none_later, tree,
                     np.zeros(2 * count + 2, np.int64),
                 )  # fmt: skip

@@ -42,7 +42,7 @@ from mlfabric.protocol import UpdateId
 __all__ = ["MOST_UPDATES", "forward_trees", "warm"]
 
 MOST_UPDATES, LEAST_AGGREGATORS = 150, 4
-_MOST_STREAMS, _STREAMS_EACH = 400, 6  # of one search, and for each update; so a call takes milliseconds
+_MOST_STREAMS, _STREAMS_EACH = 150, 2  # of one search, and for each update; so a call takes milliseconds
 _SHARES = np.array([9, 12, 32, 4096], np.int64)
 
 

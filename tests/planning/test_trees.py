@@ -99,7 +99,7 @@ class TestUnevenHosts:
     def test_a_slow_host_delays_the_last_commit_no_more_than_alone(self) -> None:
         network = equal(20)
         set_host_rates(network, "w007", 10**8, 10**8)
-        assert last_ms(planned(network, updates_of(names(20)))) <= 10 * WIRE_MS + 10
+        assert last_ms(planned(network, updates_of(names(20)))) <= 1.03 * 10 * WIRE_MS
 
     def test_slow_hosts_pass_nothing_on(self) -> None:
         network, slow = equal(20), {"w003", "w011", "w012"}

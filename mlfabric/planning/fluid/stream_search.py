@@ -19,7 +19,7 @@ from mlfabric.planning.fluid.lines import HORIZON_NS, Ints, fork
 from mlfabric.planning.fluid.stream_field import FAR_NS, Field, Members, scaled
 from mlfabric.planning.fluid.stream_forest import Streams, make_streams, run_streams
 from mlfabric.planning.fluid.stream_kernel import no_pieces
-from mlfabric.planning.fluid.stream_shape import TOP, Tree, best_shape, by_begin, make_tree, shape
+from mlfabric.planning.fluid.stream_shape import TOP, Tree, all_ready, by_begin, make_tree, shape
 
 __all__ = ["DESTINATION", "Forest", "find_forest", "is_sound"]
 
@@ -173,11 +173,12 @@ def group_at_once(hunt, first, size, limit_ns, dry_ns):
         add_direct(hunt, first)
         return True
     mark_later(hunt, first + size)
-    reach_ns = best_shape(
-        hunt.field, hunt.members, first, first + size, hunt.usable, limit_ns, dry_ns, hunt.later, hunt.tree,
+    start_ns = all_ready(hunt.members, first, first + size, dry_ns)
+    reach_ns = shape(
+        hunt.field, hunt.members, first, first + size, hunt.usable, limit_ns, start_ns, hunt.later, hunt.tree,
         hunt.scratch,
     )  # fmt: skip
-    if reach_ns >= FAR_NS // 2 + dry_ns:
+    if reach_ns >= FAR_NS + start_ns:
         return False
     add_tree(hunt, first + size)
     return True

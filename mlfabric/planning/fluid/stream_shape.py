@@ -25,7 +25,7 @@ from mlfabric.planning.fluid.jit import compiled, lean
 from mlfabric.planning.fluid.lines import Ints
 from mlfabric.planning.fluid.stream_field import FAR_NS, scaled
 
-__all__ = ["TOP", "UNPLACED", "Tree", "best_shape", "by_begin", "make_tree", "shape"]
+__all__ = ["TOP", "UNPLACED", "Tree", "all_ready", "by_begin", "make_tree", "shape"]
 
 UNPLACED, TOP = -2, -1
 UNLIMITED = 1 << 40
@@ -358,23 +358,12 @@ def shape(field, members, first, end, usable, limit_ns, start_ns, later, tree, s
 
 
 @lean
-def best_shape(field, members, first, end, usable, limit_ns, dry_ns, later, tree, scratch):
-    """Make the tree of a group that can start earliest, not before the destination is idle; return that start."""
+def all_ready(members, first, end, dry_ns):
+    """When ``members[first:end]`` are ready and the destination has run dry."""
     start_ns = dry_ns
     for m in range(first, end):
         start_ns = max(start_ns, members.ready_ns[m])
-    best_ns, best_start_ns = FAR_NS + start_ns, start_ns
-    for _ in range(4):
-        reach_ns = shape(field, members, first, end, usable, limit_ns, start_ns, later, tree, scratch)
-        if reach_ns < best_ns:
-            best_ns, best_start_ns = reach_ns, start_ns
-        following_ns = max(dry_ns, reach_ns)
-        if following_ns == start_ns or reach_ns > best_ns:
-            break
-        start_ns = following_ns
-    if best_ns < FAR_NS + start_ns and best_start_ns != start_ns:
-        shape(field, members, first, end, usable, limit_ns, best_start_ns, later, tree, scratch)
-    return best_ns
+    return start_ns
 
 
 @lean
