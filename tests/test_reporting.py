@@ -95,7 +95,7 @@ async def test_a_record_of_what_was_sent_names_its_receiver_and_what_the_links_c
     sent = replace(moved(Direction.OUT, paced=True), busy_bytes=800, busy_ns=500_000_000)
     async with listening(monitor) as address, reporting(TransferReporter("w0", "node-0")) as reporter:
         reporter.set_monitor(address, TOKEN)
-        reporter.record_sent(sent, "node-0", "w1")
+        reporter.record(sent, "node-0", to_peer="w1")
         async with asyncio.timeout(WITHIN_S):
             request = await monitor.requests.get()
         await settled(reporter, 1)

@@ -4,46 +4,41 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from mlfabric import wire
 from mlfabric.aggregator import actions as act
 from mlfabric.aggregator.aggregator_connections import Connections
 from mlfabric.aggregator.buffers import Buffers
 from mlfabric.aggregator.outgoing_sums import Outgoing
 from mlfabric.aggregator.state import AggregatorConfig, AggregatorState
-from mlfabric.channels import Direction, TcpChannel, TcpOptions, TransferRecord
+from mlfabric.channels import TcpChannel
 from mlfabric.errors import UsageError
-from mlfabric.model.specs import Member, Role
+from mlfabric.model.specs import Role
 from mlfabric.protocol import (
     GetId,
     HostModel,
     Instruction,
     MemberEvent,
-    MemoryReported,
-    MonitorAt,
     PeerLost,
     SumId,
     Welcome,
 )
-from mlfabric.shell.driving import Driver, side_by_side
-from mlfabric.shell.reporting import TransferReporter
-from mlfabric.shell.session import SchedulerSession, SessionCallbacks, nothing
+from mlfabric.shell.driving import Driver
+from mlfabric.shell.member_shell import MemberDuties, MemberOptions, MemberShell
+from mlfabric.shell.session import nothing
 from mlfabric.telemetry import AggregatorMetrics
 from mlfabric.transfer.add_kernels import load as load_kernels
-from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc
+from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc, types_pb2
 
 __all__ = ["AggregatorOptions", "AggregatorService"]
 
 log = logging.getLogger("mlfabric.aggregator")
-MEMORY_REPORT_S = 1.0
 DEFAULT_BUDGET_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
-class AggregatorOptions:
+class AggregatorOptions(MemberOptions):
     """How an aggregator runs.
 
     Args:
@@ -55,10 +50,7 @@ class AggregatorOptions:
             chunk for each of its inputs that is arriving.
     """
 
-    scheduler: str
     name: str = "aggregator-0"
-    host: str = "localhost"
-    tcp: TcpOptions = field(default_factory=TcpOptions)
     most_updates: int = 0
     memory_budget_bytes: int = 0
 
@@ -80,14 +72,17 @@ class AggregatorService:
         self._driver = Driver[act.AggregatorEvent, act.Action](self._state, self._do)
         self._buffers = Buffers()
         self._channel = TcpChannel(options.tcp)
-        self._connections = Connections(
-            self._buffers, options.host, self._driver.take_in, self._recorded, metrics.connection_broke
+        duties = MemberDuties(
+            register=self._register,
+            admitted=self._admitted,
+            instructed=self._instructed,
+            memory_bytes=self._buffers.memory_bytes,
+            failure=self._driver.failure,
         )
-        self._outgoing = Outgoing(self._channel, options.host, self._buffers, self._driver.take_in, self._recorded)
-        tcp = options.tcp
-        self._reporter = TransferReporter(options.name, options.host, tcp.up_bps, tcp.down_bps, tcp.security)
-        self._session: SchedulerSession | None = None
-        self._joined: Callable[[], None] = nothing
+        self._shell = MemberShell(options, Role.AGGREGATOR, duties, metrics)
+        take_in, recorded = self._driver.take_in, self._shell.recorded
+        self._connections = Connections(self._buffers, options.host, take_in, recorded, metrics.connection_broke)
+        self._outgoing = Outgoing(self._channel, options.host, self._buffers, take_in, recorded)
 
     # Running
 
@@ -102,56 +97,28 @@ class AggregatorService:
             UsageError: the data address cannot be listened on.
             Exception: something that was decided could not be carried out; it has been told.
         """
-        self._joined = joined
         await asyncio.to_thread(load_kernels)
         self.address = await self._channel.listen(self._connections.serve)
-        instructed = self._driver.failure.guarded(self._instructed)
-        callbacks = SessionCallbacks(admitted=self._admitted, instructed=instructed, lost=lambda _: None)
-        self._session = SchedulerSession(
-            self.options.scheduler, self._member(), self._register, callbacks, self.options.tcp.security
-        )
-        jobs = (self._session.run(), self._reporter.run(), self._report_memory(), self._driver.failure.watch())
         try:
-            async with side_by_side(*jobs) as wait, self._session.told_of_failure():
+            async with self._shell.joined(self.address, joined) as wait:
                 await wait(stop)
-                await self._session.leave("stopped")
+                await self._shell.session.leave("stopped")
         finally:
-            await self._close()
+            await self._outgoing.close()
+            await self._channel.close()
+            self._driver.close()
 
-    async def _close(self) -> None:
-        await self._outgoing.close()
-        await self._channel.close()
-        await self._reporter.close()
-        self._driver.close()
-
-    def _member(self) -> Member:
-        return Member(
-            name=self.options.name,
-            role=Role.AGGREGATOR,
-            incarnation=time.time_ns(),
-            host=self.options.host,
-            address=self.address,
-            up_bps=self.options.tcp.up_bps,
-            down_bps=self.options.tcp.down_bps,
-        )
-
-    async def _register(self, stub: fabric_pb2_grpc.FabricServiceAsyncStub) -> fabric_pb2.Admission:
-        assert self._session is not None, "it is the session that registers"
-        request = fabric_pb2.RegisterAsAggregatorRequest(
-            member=wire.to_member(self._session.member), most_updates=self.options.most_updates
-        )
+    async def _register(
+        self, stub: fabric_pb2_grpc.FabricServiceAsyncStub, member: types_pb2.Member
+    ) -> fabric_pb2.Admission:
+        request = fabric_pb2.RegisterAsAggregatorRequest(member=member, most_updates=self.options.most_updates)
         return (await stub.RegisterAsAggregator(request)).admission
 
     def _admitted(self, welcome: Welcome) -> list[MemberEvent]:
-        self._joined()
-        self._reporter.set_monitor(welcome.monitor_address, welcome.monitor_token)
         self._driver.take_in(act.EpochBegan(epoch=welcome.epoch))
         return []
 
     def _instructed(self, instruction: Instruction) -> None:
-        if isinstance(instruction, MonitorAt):
-            self._reporter.set_monitor(instruction.address, instruction.token)
-            return
         if isinstance(instruction, PeerLost):
             self._outgoing.break_off(instruction.address)
             return
@@ -191,26 +158,8 @@ class AggregatorService:
                 self._give_up(action.get, action.reason)
             case act.Report():
                 self._metrics.ended(action.event)
-                self._report(action.event)
+                self._shell.report(action.event)
 
     def _give_up(self, which: SumId | GetId, reason: str) -> None:
         self._outgoing.give_up(which)
         self._buffers.free(which, reason)
-
-    def _report(self, event: MemberEvent) -> None:
-        if self._session is not None:
-            self._session.send(event)
-
-    def _recorded(self, record: TransferRecord, peer: str) -> None:
-        self._metrics.transfer(record, peer)
-        if record.direction is Direction.IN:
-            self._reporter.record(record, peer, self.options.host)
-        elif record.busy_bytes:
-            self._reporter.record_sent(record, self.options.host, peer)
-
-    async def _report_memory(self) -> None:
-        while True:
-            kinds = self._buffers.memory_bytes()
-            self._metrics.memory(kinds)
-            self._report(MemoryReported(name=self.options.name, kinds=tuple(sorted(kinds.items()))))
-            await asyncio.sleep(MEMORY_REPORT_S)

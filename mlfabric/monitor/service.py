@@ -125,7 +125,7 @@ class MonitorService:
             up_bps=self.config.up_bps,
             down_bps=self.config.down_bps,
         )
-        callbacks = SessionCallbacks(admitted=self._admitted, instructed=lambda _: None, lost=lambda _: None)
+        callbacks = SessionCallbacks(admitted=self._admitted, instructed=lambda _: None)
         self._session = SchedulerSession(self.config.scheduler, member, self._register, callbacks, self.config.security)
         jobs = (self._session.run(), self._report_now_and_again(), self._failure.watch())
         self._tasks = [asyncio.create_task(job) for job in jobs]

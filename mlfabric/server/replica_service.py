@@ -5,25 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, fields
 from typing import Any
 
 from mlfabric import wire
-from mlfabric.channels import Direction, TcpChannel, TcpOptions, TransferRecord
+from mlfabric.channels import TcpChannel
 from mlfabric.errors import LayoutError, RefusedError, UsageError
 from mlfabric.fail_stop import Tasks
-from mlfabric.model.specs import Member, Role
+from mlfabric.model.specs import Role
 from mlfabric.protocol import (
     Following,
     HostModel,
     Instruction,
     MemberEvent,
-    MemoryReported,
     ModelVersion,
-    MonitorAt,
     TransferId,
     Welcome,
 )
@@ -46,23 +42,22 @@ from mlfabric.server.replica_steps import apply_prefix
 from mlfabric.server.rule_kernels import NotFinite
 from mlfabric.server.seeds import planted
 from mlfabric.server.server_connections import Connections
-from mlfabric.server.service import DEFAULT_WEIGHT_COPIES, ServerOptions, ServerService
+from mlfabric.server.service import HoldingOptions, ServerOptions, ServerService
 from mlfabric.server.store import ModelStore
 from mlfabric.server.stores import INLINE_BYTES, Stores
-from mlfabric.shell.driving import Driver, side_by_side
-from mlfabric.shell.reporting import TransferReporter
-from mlfabric.shell.session import SchedulerSession, SessionCallbacks, nothing
+from mlfabric.shell.driving import Driver
+from mlfabric.shell.member_shell import MemberDuties, MemberShell
+from mlfabric.shell.session import nothing
 from mlfabric.telemetry import ServerMetrics
-from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc
+from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc, types_pb2
 
 __all__ = ["ReplicaOptions", "ReplicaService"]
 
 log = logging.getLogger("mlfabric.replica")
-MEMORY_REPORT_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReplicaOptions:
+class ReplicaOptions(HoldingOptions):
     """How a replica runs.
 
     Args:
@@ -77,20 +72,13 @@ class ReplicaOptions:
             it has taken its primary's place. Before that it writes nothing.
     """
 
-    scheduler: str
     replica_of: str
     name: str = "replica-0"
-    host: str = "localhost"
-    tcp: TcpOptions = field(default_factory=TcpOptions)
     div_max: float = math.inf
     div_max_updates: int | None = None
-    receive_budget_bytes: int = 0
-    weight_copies: int = DEFAULT_WEIGHT_COPIES
-    checkpoint_dir: Path | None = None
-    checkpoint_every_s: float = 60.0
-    keep: int = 3
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.replica_of:
             raise UsageError("replica_of=''; give the name of a server")
         if not self.div_max >= 0:
@@ -114,15 +102,20 @@ class ReplicaService:
         self._planted: set[str] = set()
         self.callbacks = Callbacks(self._driver.failure)
         self._channel = TcpChannel(options.tcp)
-        self._connections = Connections(
-            self._stores, options.host, self._driver.take_in, self._recorded, metrics.connection_broke
+        duties = MemberDuties(
+            register=self._register,
+            admitted=self._admitted,
+            instructed=self._instructed,
+            memory_bytes=self._stores.memory_bytes,
+            failure=self._driver.failure,
         )
-        tcp = options.tcp
-        self._reporter = TransferReporter(options.name, options.host, tcp.up_bps, tcp.down_bps, tcp.security)
+        self._shell = MemberShell(options, Role.REPLICA, duties, metrics)
+        self._report = self._shell.report
+        self._connections = Connections(
+            self._stores, options.host, self._driver.take_in, self._shell.recorded, metrics.connection_broke
+        )
         self._tasks = Tasks(self._driver.take_in)
         self._freeing = Tasks(self._driver.take_in)
-        self._joined: Callable[[], None] = nothing
-        self._session: SchedulerSession | None = None
         self.server: ServerService | None = None
         self._heirs = Tasks(self._driver.take_in)
         self._heir: asyncio.Task[None] | None = None
@@ -147,22 +140,12 @@ class ReplicaService:
             UsageError: the data address cannot be listened on.
             Exception: something that was decided could not be carried out; it has been told.
         """
-        self._joined = joined
         self.address = await self._channel.listen(self._connections.serve)
-        instructed = self._driver.failure.guarded(self._instructed)
-        callbacks = SessionCallbacks(admitted=self._admitted, instructed=instructed, lost=lambda _: None)
-        self._session = SchedulerSession(
-            self.options.scheduler, self._member(), self._register, callbacks, self.options.tcp.security
-        )
         self._stop = stop
-        jobs = (
-            *(self._session.run(), self._reporter.run(), self._report_memory()),
-            *(self._until_over(stop), self._driver.failure.watch()),
-        )
         try:
-            async with side_by_side(*jobs) as wait, self._session.told_of_failure():
+            async with self._shell.joined(self.address, joined, self._until_over(stop)) as wait:
                 await wait(self._over)
-                await self._session.leave("it is the server now" if self._is_promoted else "stopped")
+                await self._shell.session.leave("it is the server now" if self._is_promoted else "stopped")
         finally:
             await self._close()
         if self._heir is not None:
@@ -178,7 +161,6 @@ class ReplicaService:
             await self._channel.close()
         await self._tasks.wait()
         await self._freeing.wait()
-        await self._reporter.close()
         self._driver.close()
 
     # Taking the primary's place
@@ -186,8 +168,7 @@ class ReplicaService:
     def _begin_heir(self, action: TakeOver) -> None:
         """Come as a server, beside being a replica until the scheduler has admitted it."""
         self._end_heir()
-        session = self._session
-        assert session is not None, "it was told over its session"
+        session = self._shell.session
         log.info("taking the place of server %s: %s", action.server, action.reason)
         inheritance = Inheritance(
             replica=self.options.name,
@@ -199,17 +180,8 @@ class ReplicaService:
             address=self.address,
             admitted=self._promoted,
         )
-        options = ServerOptions(
-            scheduler=session.addresses,
-            name=action.server,
-            host=self.options.host,
-            tcp=self.options.tcp,
-            receive_budget_bytes=self.options.receive_budget_bytes,
-            weight_copies=self.options.weight_copies,
-            checkpoint_dir=self.options.checkpoint_dir,
-            checkpoint_every_s=self.options.checkpoint_every_s,
-            keep=self.options.keep,
-        )
+        holding = {field.name: getattr(self.options, field.name) for field in fields(HoldingOptions)}
+        options = ServerOptions(**{**holding, "scheduler": session.addresses, "name": action.server})
         self.server = ServerService(options, self._metrics, inheritance)
         self.server.callbacks.of_updates.append(lambda model, _, view: self.callbacks.came_to(model, view))
         self._heir = self._heirs.spawn(self._be_server(self.server))
@@ -234,19 +206,9 @@ class ReplicaService:
             self._heir, self.server = None, None
             self._channel.serve_by(self._connections.serve)
 
-    def _member(self) -> Member:
-        return Member(
-            name=self.options.name,
-            role=Role.REPLICA,
-            incarnation=time.time_ns(),
-            host=self.options.host,
-            address=self.address,
-            up_bps=self.options.tcp.up_bps,
-            down_bps=self.options.tcp.down_bps,
-        )
-
-    async def _register(self, stub: fabric_pb2_grpc.FabricServiceAsyncStub) -> fabric_pb2.Admission:
-        assert self._session is not None, "it is the session that registers"
+    async def _register(
+        self, stub: fabric_pb2_grpc.FabricServiceAsyncStub, member: types_pb2.Member
+    ) -> fabric_pb2.Admission:
         following = Following(
             server=self.options.replica_of,
             norm=self.options.div_max,
@@ -254,20 +216,15 @@ class ReplicaService:
             is_seeded=self._state.is_seeded,
         )
         request = wire.to_following(following)
-        request.member.CopyFrom(wire.to_member(self._session.member))
+        request.member.CopyFrom(member)
         return (await stub.RegisterAsReplica(request)).admission
 
     def _admitted(self, welcome: Welcome) -> list[MemberEvent]:
-        self._joined()
         self._end_heir()
-        self._reporter.set_monitor(welcome.monitor_address, welcome.monitor_token)
         self._driver.take_in(act.EpochBegan(epoch=welcome.epoch))
         return list(self._state.holds())
 
     def _instructed(self, instruction: Instruction) -> None:
-        if isinstance(instruction, MonitorAt):
-            self._reporter.set_monitor(instruction.address, instruction.token)
-            return
         if isinstance(instruction, HostModel):
             log.info("model %s: %s", instruction.spec.name, instruction.reason)
         self._driver.take_in(instruction)
@@ -345,19 +302,3 @@ class ReplicaService:
             return PrefixApplied(model=action.model, version=action.version)
 
         return work
-
-    def _report(self, event: MemberEvent) -> None:
-        if self._session is not None:
-            self._session.send(event)
-
-    def _recorded(self, record: TransferRecord, peer: str) -> None:
-        self._metrics.transfer(record, peer)
-        if record.direction is Direction.IN:
-            self._reporter.record(record, peer, self.options.host)
-
-    async def _report_memory(self) -> None:
-        while True:
-            kinds = self._stores.memory_bytes()
-            self._metrics.memory(kinds)
-            self._report(MemoryReported(name=self.options.name, kinds=tuple(sorted(kinds.items()))))
-            await asyncio.sleep(MEMORY_REPORT_S)

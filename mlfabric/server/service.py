@@ -6,22 +6,20 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from mlfabric import wire
-from mlfabric.channels import Direction, TcpChannel, TcpOptions, TransferRecord
+from mlfabric.channels import Direction, TcpChannel, TransferRecord
 from mlfabric.errors import FabricError, UsageError
 from mlfabric.fail_stop import Tasks
 from mlfabric.model.samples import NO_SAMPLES, SampleCounts
-from mlfabric.model.specs import NO_TERM, Member, Role
+from mlfabric.model.specs import NO_TERM, Role
 from mlfabric.protocol import (
     CommitsReported,
     Instruction,
     MemberEvent,
-    MemoryReported,
     ModelVersion,
-    MonitorAt,
     SamplesReported,
     Seed,
     ServerHolds,
@@ -43,24 +41,39 @@ from mlfabric.server.seeds import SeedSender
 from mlfabric.server.server_connections import Connections
 from mlfabric.server.state import ServerConfig, ServerState
 from mlfabric.server.stores import Saving, Stores
-from mlfabric.shell.driving import Driver, side_by_side
+from mlfabric.shell.driving import Driver
 from mlfabric.shell.epochs import last_epoch, note_epoch
-from mlfabric.shell.reporting import TransferReporter
-from mlfabric.shell.session import SchedulerSession, SessionCallbacks, nothing
+from mlfabric.shell.member_shell import MemberDuties, MemberOptions, MemberShell
+from mlfabric.shell.session import nothing
 from mlfabric.telemetry import ServerMetrics
-from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc
+from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc, types_pb2
 
-__all__ = ["ServerOptions", "ServerService"]
+__all__ = ["HoldingOptions", "ServerOptions", "ServerService"]
 
 log = logging.getLogger("mlfabric.server")
-MEMORY_REPORT_S = 1.0
 SAMPLES_REPORT_S = 0.5
 SETTLE_S = 5.0
-DEFAULT_WEIGHT_COPIES = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerOptions:
+class HoldingOptions(MemberOptions):
+    """How a member holds models, or would in a server's place: see ``ServerOptions``."""
+
+    receive_budget_bytes: int = 0
+    weight_copies: int = 16
+    checkpoint_dir: Path | None = None
+    checkpoint_every_s: float = 60.0
+    keep: int = 3
+
+    def __post_init__(self) -> None:
+        if self.checkpoint_every_s <= 0:
+            raise UsageError(f"checkpoint_every_s={self.checkpoint_every_s}; allowed: > 0")
+        if self.weight_copies < 0:
+            raise UsageError(f"weight_copies={self.weight_copies}; allowed: 0 (gets of newer versions wait) or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions(HoldingOptions):
     """How a server runs.
 
     Args:
@@ -75,24 +88,13 @@ class ServerOptions:
         resume: begin with the newest checkpoints in ``checkpoint_dir``.
     """
 
-    scheduler: str
     name: str = "server-0"
-    host: str = "localhost"
-    tcp: TcpOptions = field(default_factory=TcpOptions)
-    receive_budget_bytes: int = 0
-    weight_copies: int = DEFAULT_WEIGHT_COPIES
-    checkpoint_dir: Path | None = None
-    checkpoint_every_s: float = 60.0
-    keep: int = 3
     resume: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.resume and self.checkpoint_dir is None:
             raise UsageError("resume needs checkpoint_dir, the directory of the checkpoints")
-        if self.checkpoint_every_s <= 0:
-            raise UsageError(f"checkpoint_every_s={self.checkpoint_every_s}; allowed: > 0")
-        if self.weight_copies < 0:
-            raise UsageError(f"weight_copies={self.weight_copies}; allowed: 0 (gets of newer versions wait) or more")
 
 
 class ServerService:
@@ -127,6 +129,15 @@ class ServerService:
         for holds, store in held:
             self._stores.add(holds.spec, store)
             log.info("model %s goes on from version %s", holds.spec.name, holds.version.number)
+        duties = MemberDuties(
+            register=self._register,
+            admitted=self._admitted,
+            instructed=self._instructed,
+            memory_bytes=self._memory_bytes,
+            failure=self._driver.failure,
+        )
+        self._shell = MemberShell(options, Role.SERVER, duties, metrics, self._promoted)
+        self._report = self._shell.report
         self._connections = Connections(
             self._stores, options.host, self._driver.take_in, self._recorded, metrics.connection_broke
         )
@@ -134,18 +145,12 @@ class ServerService:
         self._seeds = SeedSender(
             self._state, self._stores, self._channel, options.host, self._driver.take_in, self._metrics.transfer
         )
-        tcp = options.tcp
-        self._reporter = TransferReporter(
-            options.name, options.host, tcp.up_bps, tcp.down_bps, tcp.security, succeeds=self._promoted
-        )
         self._log = CommitLog(directory)
         self.callbacks = Callbacks(self._driver.failure)
-        self._session: SchedulerSession | None = None
         self._settled = asyncio.Event()
         self._milestones: dict[str, Milestones] = {}
         self._saving = Tasks(self._driver.take_in)
         self._counts: dict[str, SampleCounts] = {}
-        self._joined: Callable[[], None] = nothing
         self.address = ""
 
     # Running
@@ -161,34 +166,15 @@ class ServerService:
             UsageError: the data address cannot be listened on.
             Exception: something that was decided could not be carried out, as a callback raised this; it has been told.
         """
-        self._joined = joined
         self.address = await self._listen()
-        member = Member(
-            name=self.options.name,
-            role=Role.SERVER,
-            incarnation=time.time_ns(),
-            host=self.options.host,
-            address=self.address,
-            up_bps=self.options.tcp.up_bps,
-            down_bps=self.options.tcp.down_bps,
-            seen=self._inheritance.seen if self._inheritance is not None else NO_TERM,
-        )
-        instructed = self._driver.failure.guarded(self._instructed)
-        callbacks = SessionCallbacks(admitted=self._admitted, instructed=instructed, lost=lambda _: None)
-        self._session = SchedulerSession(
-            self.options.scheduler, member, self._register, callbacks, self.options.tcp.security
-        )
-        jobs = (
-            *(self._session.run(), self._reporter.run()),
-            *(self._checkpoint_now_and_again(), self._report_memory(), self._report_samples()),
-            self._driver.failure.watch(),
-        )
+        seen = self._inheritance.seen if self._inheritance is not None else NO_TERM
+        jobs = (self._checkpoint_now_and_again(), self._report_samples())
         try:
-            async with side_by_side(*jobs) as wait, self._session.told_of_failure():
+            async with self._shell.joined(self.address, joined, *jobs, seen=seen) as wait:
                 await wait(stop)
                 await self._settle()
                 self._report_changed_samples()
-                await self._session.leave("stopped")
+                await self._shell.session.leave("stopped")
                 await self._saving.wait()
                 await self._save()
         finally:
@@ -197,7 +183,6 @@ class ServerService:
             if not self._promoted:
                 await self._channel.close()
             await self._stores.close()
-            await self._reporter.close()
             self._log.close()
             self._driver.close()
 
@@ -230,11 +215,12 @@ class ServerService:
         except TimeoutError:
             log.warning("a unit of work was prepared and never concluded; other parts may have committed it")
 
-    async def _register(self, stub: fabric_pb2_grpc.FabricServiceAsyncStub) -> fabric_pb2.Admission:
-        assert self._session is not None
+    async def _register(
+        self, stub: fabric_pb2_grpc.FabricServiceAsyncStub, member: types_pb2.Member
+    ) -> fabric_pb2.Admission:
         held = self._state.brings()
         request = fabric_pb2.RegisterAsServerRequest(
-            member=wire.to_member(self._session.member),
+            member=member,
             models=[wire.to_spec(holds.spec) for holds in held],
             server_epochs=[self._shown_epochs.get(holds.spec.name, holds.version.epoch) for holds in held],
             promoted=self._promoted,
@@ -246,23 +232,19 @@ class ServerService:
         return (await stub.RegisterAsServer(request)).admission
 
     def _admitted(self, welcome: Welcome) -> list[MemberEvent]:
-        self._joined()
         if self._inheritance is not None and self._promoted:
             self._promoted = ""
             self._inheritance.admitted()
             for group in self._inheritance.made:
                 self._log.append(group.model, group.commits)
             self._save_soon()
-        self._reporter.set_monitor(welcome.monitor_address, welcome.monitor_token)
         self._seeds.stop_all()
         self._driver.take_in(act.EpochBegan(epoch=welcome.epoch, server_epoch=welcome.server_epoch))
         self._shown_epochs.clear()
         return list(self._state.holds())
 
     def _instructed(self, instruction: Instruction) -> None:
-        if isinstance(instruction, MonitorAt):
-            self._reporter.set_monitor(instruction.address, instruction.token)
-        elif isinstance(instruction, Seed):
+        if isinstance(instruction, Seed):
             self._seeds.send(instruction)
         else:
             if isinstance(instruction, Unfollowed):
@@ -335,10 +317,6 @@ class ServerService:
             case act.UnpinModel():
                 self._stores.unpin(action.get)
 
-    def _report(self, event: MemberEvent) -> None:
-        if self._session is not None:
-            self._session.send(event)
-
     def _note(self, event: MemberEvent) -> None:
         if isinstance(event, CommitsReported):
             self._committed(event)
@@ -357,7 +335,7 @@ class ServerService:
     def _recorded(self, record: TransferRecord, peer: str) -> None:
         self._metrics.transfer(record, peer)
         came = record.direction is Direction.IN
-        self._reporter.record(record, *((peer, self.options.host) if came else (self.options.host, peer)))
+        self._shell.reporter.record(record, *((peer, self.options.host) if came else (self.options.host, peer)))
 
     # Now and again
 
@@ -408,9 +386,5 @@ class ServerService:
                 self._metrics.samples(name, counts)
                 self._report(SamplesReported(server=self.options.name, model=name, counts=counts))
 
-    async def _report_memory(self) -> None:
-        while True:
-            kinds = {**self._stores.memory_bytes(), "lacking": self._state.lacking_bytes()}
-            self._metrics.memory(kinds)
-            self._report(MemoryReported(name=self.options.name, kinds=tuple(sorted(kinds.items()))))
-            await asyncio.sleep(MEMORY_REPORT_S)
+    def _memory_bytes(self) -> dict[str, int]:
+        return {**self._stores.memory_bytes(), "lacking": self._state.lacking_bytes()}

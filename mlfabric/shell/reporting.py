@@ -36,8 +36,8 @@ class _Ends(NamedTuple):
     """Where the bytes of a transfer came from and where they went, or to whom."""
 
     from_host: str
-    to_host: str = ""
-    to_peer: str = ""
+    to_host: str
+    to_peer: str
 
 
 class TransferReporter:
@@ -80,30 +80,18 @@ class TransferReporter:
             log.debug("transfers are reported to %s", address or "nobody")
         self._address, self._token = address, token
 
-    def record(self, record: TransferRecord, from_host: str, to_host: str) -> None:
+    def record(self, record: TransferRecord, from_host: str, to_host: str = "", to_peer: str = "") -> None:
         """Take in a finished transfer.
 
         Args:
             record: what this member measured.
             from_host, to_host: where the bytes came from and where they went.
+            to_peer: the receiver, by its name or its host, if ``to_host`` is perhaps not known.
         """
-        self._take_in(record, _Ends(from_host=from_host, to_host=to_host))
-
-    def record_sent(self, record: TransferRecord, from_host: str, to_peer: str) -> None:
-        """Take in a finished transfer to somebody whose host is perhaps not known.
-
-        Args:
-            record: what this member measured.
-            from_host: where the bytes came from.
-            to_peer: the receiver, by its name, or its host.
-        """
-        self._take_in(record, _Ends(from_host=from_host, to_peer=to_peer))
-
-    def _take_in(self, record: TransferRecord, ends: _Ends) -> None:
         if not self._address or len(self._records) >= KEEP_RECORDS:
             self.dropped += 1
             return
-        self._records.append((record, ends))
+        self._records.append((record, _Ends(from_host, to_host, to_peer)))
         self._wake.set()
 
     async def run(self) -> None:

@@ -85,12 +85,10 @@ class SessionCallbacks:
     Args:
         admitted: called at each admission; returns the events that announce what the member holds.
         instructed: called with every instruction, in order.
-        lost: called when the stream broke.
     """
 
     admitted: Callable[[Welcome], Iterable[MemberEvent]]
     instructed: Callable[[Instruction], None]
-    lost: Callable[[str], None]
 
 
 class SchedulerSession:
@@ -176,7 +174,6 @@ class SchedulerSession:
                     detail = await self._talk(stub, admission)
                 if self._leaving:
                     return
-                self._callbacks.lost(detail)
                 self._log.warning("lost the scheduler at %s (%s); will join again", self._addresses[0], detail)
                 await asyncio.sleep(RETRY_S)
         finally:

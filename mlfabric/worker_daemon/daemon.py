@@ -150,7 +150,7 @@ class WorkerDaemon:
             down_bps=options.tcp.down_bps,
         )
         instructed = self._driver.failure.guarded(self._instructed)
-        callbacks = SessionCallbacks(admitted=self._admitted, instructed=instructed, lost=lambda _: None)
+        callbacks = SessionCallbacks(admitted=self._admitted, instructed=instructed)
         self._session = SchedulerSession(options.scheduler, member, self._register, callbacks, options.tcp.security)
 
     @property
@@ -475,4 +475,4 @@ class WorkerDaemon:
         if record.direction is Direction.IN:
             self._reporter.record(record, peer, self.options.host)
         elif record.busy_bytes:
-            self._reporter.record_sent(record, self.options.host, peer)
+            self._reporter.record(record, self.options.host, to_peer=peer)

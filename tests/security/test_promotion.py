@@ -56,7 +56,7 @@ def test_a_replica_s_certificate_is_good_for_its_server_s_name_and_under_the_nex
                 primary.kill()
                 assert push(worker, model) == (promoted := fabric.version(2, 2))
                 assert heir._service.server is not None
-                reporter = heir._service.server._reporter
+                reporter = heir._service.server._shell.reporter
                 wait_until(lambda: reporter.sent, "the monitor has taken what the new server reports")
                 fabric.restart_scheduler(security=security)
                 assert push(worker, model) == (promoted.epoch, 3)
