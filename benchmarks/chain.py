@@ -89,15 +89,12 @@ class Follower:
 
 def _apply(store: ModelStore, kind: act.StepKind, lrs: Sequence[float], images: memoryview) -> None:
     layout = store.spec.layout
-    match kind:
-        case act.StepKind.ONE:
-            store.apply(images, lrs[0])
-        case act.StepKind.SUM:
-            store.apply_sum(images, lrs, len(lrs))
-        case act.StepKind.MEAN:
-            starts = range(0, images.nbytes, layout.size_bytes)
-            total = add_up(layout, [images[start : start + layout.size_bytes] for start in starts])
-            store.apply_mean(total, lrs[0], len(lrs))
+    if kind is act.StepKind.SUM:
+        store.apply_sum(images, lrs)
+    else:
+        starts = range(0, images.nbytes, layout.size_bytes)
+        total = add_up(layout, [images[start : start + layout.size_bytes] for start in starts])
+        store.apply(total, lrs[0], len(lrs))
 
 
 def send_on(service: ServerService, address: str) -> None:

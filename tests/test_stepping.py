@@ -55,7 +55,7 @@ def grouped(case, rule):
     images = [torch.from_numpy(row[order] @ np.array(gradients)[order]) for row in coefficients]
     weights = torch.from_numpy(weights.copy())
     state = [] if history is None else [torch.from_numpy(history.copy())]
-    kernel = sum_kernels(rule, lrs=lrs, count=len(lrs), steps=0)[TensorKind.PARAMETER]
+    kernel = sum_kernels(rule, lrs=lrs, steps=0)[TensorKind.PARAMETER]
     kernel.make(images, weights, state)
     kernel.take(images, weights, weights, state)
     return weights.numpy(), *(tensor.numpy() for tensor in state)

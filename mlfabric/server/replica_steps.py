@@ -42,14 +42,12 @@ def apply_prefix(store: ModelStore, order: ApplyPrefix, buffers: Buffers) -> Ste
         first, *rest = (buffers[part.transfer] for part in order.parts)
         total = add_up(layout, [_copy(first), *rest])
         count = len(order.parts)
-        if order.is_mean:
-            return store.apply_mean(total, order.lrs[0], count)
-        return store.apply_sum(total, order.lrs, count)
+        return store.apply(total, order.lrs[0], count) if order.is_mean else store.apply_sum(total, order.lrs)
     total = np.zeros(rule.sum_images * layout.size_bytes, dtype=np.uint8).data
     for place, part in enumerate(order.parts):
         _add(rule, layout, total, part, buffers[part.transfer], order.lrs, is_first=place == 0)
     means = MeanKernel(count=order.values, kept=order.values_before)
-    return store.apply_sum(total, order.lrs, len(order.lrs), means)
+    return store.apply_sum(total, order.lrs, means)
 
 
 def _copy(image: memoryview) -> memoryview:

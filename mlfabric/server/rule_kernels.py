@@ -74,25 +74,21 @@ def value_kernels(means: MeanKernel) -> Kernels:
     return {TensorKind.BUFFER: means, TensorKind.RATES: means, TensorKind.COUNTER: GreatestKernel()}
 
 
-def sum_kernels(
-    rule: RuleSpec, *, lrs: Sequence[float], count: int, steps: int, means: MeanKernel | None = None
-) -> Kernels:
-    """Return what makes the steps of a group of ``count`` updates at once, given the images of their sum.
+def sum_kernels(rule: RuleSpec, *, lrs: Sequence[float], steps: int, means: MeanKernel | None = None) -> Kernels:
+    """Return what makes the steps of a group of updates at once, given the images of their sum.
 
     Args:
         rule: the model's rule.
-        lrs: of each step, as planned and logged; ADAM makes one step, with the first.
-        count: of updates, >= 1.
+        lrs: of each update's step, as planned and logged, at least one; ADAM makes one step, with the first.
         steps: how many steps ADAM made, this one included.
-        means: what makes buffers of the values that come; that of ``count`` values unless given.
+        means: what makes buffers of the values that come; that of a value for each unless given.
 
     Raises:
         ConfigError: a learning rate is out of range.
-        UsageError: ``count`` is, or it is not that of the learning rates.
+        UsageError: there is none.
     """
+    count = len(lrs)
     _check_count(count)
-    if len(lrs) != count and not (rule.kind is RuleKind.ADAM and lrs):
-        raise UsageError(f"{len(lrs)} learning rates for a sum of {count} updates; allowed: one for each")
     if rule.kind is RuleKind.ADAM:
         return mean_kernels(rule, lr=lrs[0], count=count, steps=steps)
     places = transition(rule, lrs)

@@ -220,65 +220,52 @@ class ModelStore:
 
     # Changing
 
-    def apply(self, image: memoryview, lr: float) -> StepResult | NotFinite:
-        """Apply one update, making the next version; waits for a running step or checkpoint.
+    def apply(self, image: memoryview, lr: float, count: int = 1) -> StepResult | NotFinite:
+        """Apply one update, or the mean of several as one step, making the next version.
+
+        Waits for a running step or checkpoint.
 
         Args:
-            image: byte image of the update: gradients of PARAMETER tensors, values of the others. It belongs to
-                this call: it is used as scratch space and holds no update any more afterwards. Must be writable.
+            image: byte image of the update: gradients of PARAMETER tensors, values of the others; of several their
+                plain sum. It belongs to this call: it is used as scratch space and holds no update any more afterwards.
+                Must be writable.
             lr: learning rate of this step; finite, >= 0.
+            count: of updates, >= 1.
 
         Returns:
             The new version and the exact norms, or NotFinite with nothing changed.
 
         Raises:
-            UsageError: wrong length, not writable, no weights, another step is prepared, or ``lr`` out of range;
-                nothing was changed.
+            UsageError: wrong length, not writable, no weights, another step is prepared, ``lr`` or ``count`` is out of
+                range; nothing was changed.
         """
-        return self._apply(self._mean(image, lr, count=1))
+        return self._apply(self._mean(image, lr, count))
 
     def apply_sum(
-        self, images: memoryview, lrs: Sequence[float], count: int, means: MeanKernel | None = None
+        self, images: memoryview, lrs: Sequence[float], means: MeanKernel | None = None
     ) -> StepResult | NotFinite:
-        """Apply a group of updates, making ``count`` versions at once (design, section 5, "Momentum and sums").
+        """Apply a group of updates, making a version for each at once (design, section 5, "Momentum and sums").
 
         As :meth:`apply` but for
 
         Args:
             images: the group's sum: what :func:`mlfabric.model.stepping.member_coefficients` makes of its members, the
-            first
-                image and, if the server keeps momentum, the second behind it. ADAM: the plain sum of the members.
+                first image and, if the server keeps momentum, the second behind it. ADAM: the plain sum of the members.
             lrs: learning rate of each member's step. ADAM makes one step of the mean, with the first of them.
-            count: of members, >= 1.
-            means: what makes buffers of the values that come; that of ``count`` values unless given.
+            means: what makes buffers of the values that come; that of a value for each member unless given.
 
         Returns:
             The last of the new versions and the norm of the whole change, or NotFinite with nothing changed.
         """
-        return self._apply(self._sum(images, lrs, count, means))
+        return self._apply(self._sum(images, lrs, means))
 
-    def apply_mean(self, image: memoryview, lr: float, count: int) -> StepResult | NotFinite:
-        """Apply the mean of ``count`` updates as one step, making one version: a synchronous iteration.
-
-        As :meth:`apply` but for
-
-        Args:
-            image: the plain sum of the updates.
-            count: of updates, >= 1.
-        """
-        return self._apply(self._mean(image, lr, count))
-
-    def prepare_step(self, image: memoryview, lr: float) -> PreparedStep | NotFinite:
+    def prepare(self, image: memoryview, lr: float, count: int = 1) -> PreparedStep | NotFinite:
         """Make the first pass of :meth:`apply`; the image belongs to the step until it is committed or discarded."""
-        return self._prepare(self._mean(image, lr, count=1))
-
-    def prepare_sum(self, images: memoryview, lrs: Sequence[float], count: int) -> PreparedStep | NotFinite:
-        """Make the first pass of :meth:`apply_sum`."""
-        return self._prepare(self._sum(images, lrs, count))
-
-    def prepare_mean(self, image: memoryview, lr: float, count: int) -> PreparedStep | NotFinite:
-        """Make the first pass of :meth:`apply_mean`."""
         return self._prepare(self._mean(image, lr, count))
+
+    def prepare_sum(self, images: memoryview, lrs: Sequence[float]) -> PreparedStep | NotFinite:
+        """Make the first pass of :meth:`apply_sum`."""
+        return self._prepare(self._sum(images, lrs))
 
     def commit(self, step: PreparedStep) -> StepResult:
         """Take a prepared step; waits for a running checkpoint.
@@ -308,9 +295,9 @@ class ModelStore:
         kernels = partial(mean_kernels, self.spec.rule, lr=lr, count=count)
         return _Order(self._images(image, 1), kernels, versions=1)
 
-    def _sum(self, images: memoryview, lrs: Sequence[float], count: int, means: MeanKernel | None = None) -> _Order:
-        kernels = partial(sum_kernels, self.spec.rule, lrs=lrs, count=count, means=means)
-        return _Order(self._images(images, self.spec.rule.sum_images), kernels, versions=count)
+    def _sum(self, images: memoryview, lrs: Sequence[float], means: MeanKernel | None = None) -> _Order:
+        kernels = partial(sum_kernels, self.spec.rule, lrs=lrs, means=means)
+        return _Order(self._images(images, self.spec.rule.sum_images), kernels, versions=len(lrs))
 
     def _images(self, payload: memoryview, count: int) -> tuple[Image, ...]:
         """View a payload as images, with nothing in their padding."""

@@ -159,14 +159,10 @@ class Stores:
         return act.StepDone(model=action.model, transfers=action.transfers, step_norm=result.step_norm)
 
     def _result(self, action: act.ApplyStep, buffers: list[memoryview]) -> StepResult | NotFinite:
-        store, count = self._stores[action.model], len(action.lrs)
-        match action.kind:
-            case act.StepKind.ONE:
-                return store.apply(buffers[0], action.lrs[0])
-            case act.StepKind.SUM:
-                return store.apply_sum(buffers[0], action.lrs, count)
-            case act.StepKind.MEAN:
-                return store.apply_mean(add_up(store.spec.layout, buffers), action.lrs[0], count)
+        store, lrs = self._stores[action.model], action.lrs
+        if action.kind is act.StepKind.SUM:
+            return store.apply_sum(buffers[0], lrs)
+        return store.apply(add_up(store.spec.layout, buffers), lrs[0], len(lrs))
 
     def _refusal(self, action: act.ApplyStep, buffers: list[memoryview], found: NotFinite) -> act.StepRefused:
         """Say who is to blame for a step that is not finite.
@@ -206,14 +202,10 @@ class Stores:
         return act.StepPrepared(model=action.model, unit=action.unit)
 
     def _preparation(self, action: act.PrepareStep, buffers: list[memoryview]) -> PreparedStep | NotFinite:
-        store, count = self._stores[action.model], len(action.lrs)
-        match action.kind:
-            case act.StepKind.ONE:
-                return store.prepare_step(buffers[0], action.lrs[0])
-            case act.StepKind.SUM:
-                return store.prepare_sum(buffers[0], action.lrs, count)
-            case act.StepKind.MEAN:
-                return store.prepare_mean(add_up(store.spec.layout, buffers), action.lrs[0], count)
+        store, lrs = self._stores[action.model], action.lrs
+        if action.kind is act.StepKind.SUM:
+            return store.prepare_sum(buffers[0], lrs)
+        return store.prepare(add_up(store.spec.layout, buffers), lrs[0], len(lrs))
 
     def _prepare_refusal(
         self, action: act.PrepareStep, buffers: list[memoryview], found: NotFinite

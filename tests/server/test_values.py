@@ -61,7 +61,7 @@ def a_store(layout: Layout, rule: RuleSpec | None = None) -> ModelStore:
 def test_a_group_s_buffers_become_their_mean_and_counters_the_greatest(count: int, as_mean: bool) -> None:
     store, drawn = a_store(VALUES), [values(seed) for seed in range(count)]
     total = add_up(VALUES, [image_of(VALUES, one) for one in drawn])
-    apply = store.apply_mean(total, 0.1, count) if as_mean else store.apply_sum(total, [0.1] * count, count)
+    apply = store.apply(total, 0.1, count) if as_mean else store.apply_sum(total, [0.1] * count)
     assert isinstance(apply, StepResult)
     assert apply.step_norm == 0
     found = weights_of(store)
@@ -82,8 +82,8 @@ def test_a_value_that_comes_alone_is_taken_to_the_last_bit_and_no_counter_falls(
 
 def test_a_group_that_comes_in_two_parts_has_the_mean_of_both() -> None:
     store, drawn = a_store(VALUES), [values(seed) for seed in range(3)]
-    store.apply_sum(add_up(VALUES, [image_of(VALUES, one) for one in drawn[:2]]), [0.1, 0.1], 2)
-    store.apply_sum(image_of(VALUES, drawn[2]), [0.1], 1, MeanKernel(count=1, kept=2))
+    store.apply_sum(add_up(VALUES, [image_of(VALUES, one) for one in drawn[:2]]), [0.1, 0.1])
+    store.apply_sum(image_of(VALUES, drawn[2]), [0.1], MeanKernel(count=1, kept=2))
     wanted = sum(one["mean"] for one in drawn) / 3
     torch.testing.assert_close(weights_of(store)["mean"], wanted)
 
@@ -131,7 +131,7 @@ def test_each_step_of_adam_has_the_rates_that_came_with_it(
         for name, tensor in plain.items():
             tensor.grad = torch.stack([one[name] for one in gradients]).mean(dim=0)
         optimizer.step()
-        result = store.apply_sum(add_up(RATED, images), [1.0] * count, count)
+        result = store.apply_sum(add_up(RATED, images), [1.0] * count)
         assert isinstance(result, StepResult)
     for name, tensor in weights_of(store).items():
         torch.testing.assert_close(tensor, plain[name].detach(), rtol=1e-10, atol=1e-12)

@@ -80,7 +80,7 @@ def test_whoever_made_which_step_folded_or_alone_the_same_is_applied(
     for first, size in zip(dict.fromkeys(began), groups, strict=True):
         images = [image(place) for place in range(first, first + size)]
         own = lrs[first - 1 : first - 1 + size]
-        primary.apply_sum(summed(rule, images, own), own, size)
+        primary.apply_sum(summed(rule, images, own), own)
     cut = round(share * len(began))
     for start, end in ((0, cut), (cut, len(began))):
         if start < end:
@@ -130,7 +130,7 @@ def test_an_iteration_s_updates_have_their_share_in_it() -> None:
     rule = RuleSpec(momentum=0.9, momentum_at=MomentumAt.SERVER)
     primary, replica = store(rule), store(rule)
     first, second = image(1), image(2)
-    primary.apply_mean(add_up(LAYOUT, [image(1), second]), 0.1, 2)
+    primary.apply(add_up(LAYOUT, [image(1), second]), 0.1, 2)
     window = np.zeros(2 * LAYOUT.size_bytes, np.uint8).data
     fold_into(rule, LAYOUT, window, first, (0.1,), 0.5, is_first=True, begins=True)
     order = ApplyPrefix(
