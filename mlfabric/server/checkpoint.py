@@ -23,13 +23,10 @@ torch.load does not, and never runs code from the file.
 from __future__ import annotations
 
 import hashlib
-import os
 import pickle
 import re
-import secrets
 import zipfile
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -49,6 +46,7 @@ from mlfabric.model.specs import (
     TensorSpec,
 )
 from mlfabric.server.store import ModelStore, Snapshot
+from mlfabric.shell.synced_files import replace_synced, sync_directory
 
 __all__ = ["CheckpointDir", "CheckpointExtra", "Loaded", "Plain", "load"]
 
@@ -73,7 +71,6 @@ _FIELDS: dict[str, type] = {
 }
 # Not in checkpoints of earlier releases.
 _LATER_FIELDS: dict[str, object] = {"squares": {}, "steps": 0, "epochs": [], "samples": {}}
-_PLAIN_LEAVES = (int, float, str, bool, type(None))
 _RULE_ENUMS: dict[str, type[Enum]] = {"kind": RuleKind, "momentum_at": MomentumAt, "schedule": Schedule}
 _LONGEST_STEM = 80
 _NAME = re.compile(r"(.+)-e(\d+)-v(\d+)\.pt")
@@ -108,48 +105,29 @@ class Loaded:
     extra: CheckpointExtra
 
 
-def load(path: Path, spec: ModelSpec | None = None) -> Loaded:
-    """Read a checkpoint into a new store.
+def _names_of(kind: type[Any]) -> list[str]:
+    return [one.name for one in fields(kind)]
 
-    Args:
-        path: of the checkpoint.
-        spec: the model it is for; None takes the one that it was written with. The layouts must be equal. The rule may
-            be another: optimizer state that it needs and that is not stored starts at zero, and what it has no use for
-            is left out, as is the state of a rule of another kind.
+
+_EXTRA = _names_of(CheckpointExtra)
+_SPEC = [name for name in _names_of(ModelSpec) if name not in ("layout", "rule", "workers")]
+
+
+def load(path: Path) -> Loaded:
+    """Read a checkpoint into a new store.
 
     Raises:
         UsageError: no such file, or not a checkpoint of this format.
-        LayoutError: of another layout (says the first difference), or NaN or Inf inside.
+        LayoutError: NaN or Inf inside, or tensors that are not those of its layout.
         FabricError: unreadable, truncated or damaged.
     """
     content = _read(path)
-    written = _spec_of(path, content)
-    spec = spec or written
-    difference = written.layout.difference(spec.layout)
-    if difference:
-        raise LayoutError(f"checkpoint {path} does not fit model {spec.name}: {difference} (checkpoint against model)")
-    store = ModelStore(spec)
+    store = ModelStore(_spec_of(path, content))
     try:
-        store.restore(
-            version=content["version"], model=content["model"], **_state_for(spec.rule, written.rule, content)
-        )
+        store.restore(**{name: content[name] for name in ("version", "model", "history", "squares", "steps")})
     except LayoutError as error:
         raise LayoutError(f"checkpoint {path}: {error}") from error
-    extra = CheckpointExtra(
-        server_epoch=content["server_epoch"],
-        log_position=content["log_position"],
-        applied=content["applied"],
-        epochs=content["epochs"],
-        samples=content["samples"],
-    )
-    return Loaded(store=store, extra=extra)
-
-
-def _state_for(rule: RuleSpec, written: RuleSpec, content: dict[str, Any]) -> dict[str, Any]:
-    is_adam = RuleKind.ADAM in (rule.kind, written.kind)
-    if is_adam and rule.kind is not written.kind:
-        return {}
-    return {name: content[name] for name in ("history", "squares", "steps")}
+    return Loaded(store=store, extra=CheckpointExtra(**{name: content[name] for name in _EXTRA}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +154,7 @@ class CheckpointDir:
 
         Raises:
             FabricError: it could not be written, or old ones not removed; the earlier checkpoints are as they were.
-            UsageError: the store has no weights, or ``extra`` is not plain values.
+            UsageError: the store has no weights.
         """
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
@@ -185,7 +163,7 @@ class CheckpointDir:
         stem = _stem(store.spec.name)
         with store.standing() as snapshot:
             path = self.directory / f"{stem}-e{extra.server_epoch:06d}-v{snapshot.version:012d}.pt"
-            _replace_synced(path, _content(store.spec, snapshot, extra))
+            _write(path, _content(store.spec, snapshot, extra))
         self._prune(stem)
         return path
 
@@ -228,7 +206,7 @@ class CheckpointDir:
         return out
 
     def _prune(self, stem: str) -> None:
-        left_over = re.compile(rf"\.{re.escape(stem)}-e\d+-v\d+\.pt\.[0-9a-f]+\.tmp")
+        left_over = re.compile(rf"\.{re.escape(stem)}-e\d+-v\d+\.pt(\.[0-9a-f]+)?\.tmp")
         aside = [path for path in self.directory.glob(".*.tmp") if left_over.fullmatch(path.name)]
         try:
             for path in (*aside, *self._newest_first()[stem][self.keep :]):
@@ -244,78 +222,38 @@ def _stem(model: str) -> str:
 
 
 def _content(spec: ModelSpec, snapshot: Snapshot, extra: CheckpointExtra) -> dict[str, Any]:
-    plain = {
+    return {
         "format": _FORMAT,
         "version": snapshot.version,
         "steps": snapshot.steps,
-        "server_epoch": extra.server_epoch,
-        "log_position": extra.log_position,
-        "applied": extra.applied,
-        "epochs": extra.epochs,
-        "samples": extra.samples,
+        **{name: getattr(extra, name) for name in _EXTRA},
         "layout": [[t.name, list(t.shape), t.dtype, t.kind.value, t.group] for t in spec.layout.tensors],
-        "rule": _plain_rule(spec.rule),
-        "spec": {
-            "name": spec.name,
-            "mode": spec.mode.value,
-            "tau_max": spec.tau_max,
-            "slack": spec.slack,
-            "server": spec.server,
-            "frozen_digest": spec.frozen_digest,
-            "shards": spec.shards,
-            "shard": spec.shard,
-        },
+        "rule": {name: _plain(getattr(spec.rule, name)) for name in _names_of(RuleSpec)},
+        "spec": {name: _plain(getattr(spec, name)) for name in _SPEC},
+        "model": snapshot.model,
+        "history": snapshot.history,
+        "squares": snapshot.squares,
     }
-    _check_plain("checkpoint", plain)
-    return {**plain, "model": snapshot.model, "history": snapshot.history, "squares": snapshot.squares}
 
 
-def _check_plain(where: str, value: object) -> None:
-    """Refuse what could be written but not read again without running code from the file."""
-    if type(value) is dict:
-        for key, item in value.items():
-            _check_plain(f"a key of {where}", key)
-            _check_plain(f"{where}[{key!r}]", item)
-    elif type(value) is list:
-        for index, item in enumerate(value):
-            _check_plain(f"{where}[{index}]", item)
-    elif type(value) not in _PLAIN_LEAVES:
-        raise UsageError(f"{where} is a {type(value).__name__}; allowed: dict, list, int, float, str, bool, None")
+def _plain(value: Any) -> Plain:
+    """Return a field of a spec as what can be read again without running code from the file."""
+    plain: Plain = value.value if isinstance(value, Enum) else list(value) if isinstance(value, tuple) else value
+    return plain
 
 
-def _plain_rule(rule: RuleSpec) -> dict[str, Any]:
-    plain = {name: value.value if isinstance(value, Enum) else value for name, value in asdict(rule).items()}
-    return {**plain, "milestones": list(rule.milestones)}
-
-
-def _replace_synced(path: Path, content: dict[str, Any]) -> None:
-    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+def _write(path: Path, content: dict[str, Any]) -> None:
     try:
-        with open(aside, "xb") as file:
-            torch.save(content, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
+        replace_synced(path, lambda file: torch.save(content, file))
     except (OSError, RuntimeError) as error:  # torch's zip writer reports a failed write as RuntimeError
         raise FabricError(
             f"checkpoint {path} could not be written: {error}; what was there before is unchanged; "
             "check free space, limits and rights of its directory"
         ) from error
-    finally:
-        with suppress(OSError):
-            aside.unlink(missing_ok=True)
     try:
-        _sync_directory(path.parent)
+        sync_directory(path.parent)
     except OSError as error:
         raise FabricError(f"checkpoint {path} was written but may not outlive a crash of the host: {error}") from error
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -348,18 +286,9 @@ def _spec_of(path: Path, content: dict[str, Any]) -> ModelSpec:
     spec, rule = content["spec"], content["rule"]
     try:
         enums = {n: kind(rule[n]) for n, kind in _RULE_ENUMS.items() if rule.get(n) is not None}
-        return ModelSpec(
-            name=spec["name"],
-            layout=Layout(tuple(_tensor_spec(*row) for row in content["layout"])),
-            rule=RuleSpec(**{**rule, **enums, "milestones": tuple(rule["milestones"])}),
-            mode=Mode(spec["mode"]),
-            tau_max=spec["tau_max"],
-            slack=spec.get("slack", 0),
-            server=spec["server"],
-            frozen_digest=spec["frozen_digest"],
-            shards=spec.get("shards", 1),
-            shard=spec.get("shard"),
-        )
+        layout = Layout(tuple(_tensor_spec(*row) for row in content["layout"]))
+        rule = RuleSpec(**{**rule, **enums, "milestones": tuple(rule["milestones"])})
+        return ModelSpec(**{**spec, "layout": layout, "rule": rule, "mode": Mode(spec["mode"])})
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(f"checkpoint {path} describes its model in a way that cannot be read: {error!r}") from error
 

@@ -9,7 +9,6 @@ import torch
 
 from mlfabric.errors import LayoutError
 from mlfabric.model.specs import Layout, ModelSpec, TensorKind
-from mlfabric.model.update_rules import RuleKind
 from mlfabric.server.kernels import all_finite
 from mlfabric.server.model_images import Image, copy_tensors
 
@@ -51,9 +50,8 @@ def content_of_tensors(
 
     Args:
         model: one tensor for each of the layout, of the same shape and dtype.
-        history, squares: one tensor for each PARAMETER of the layout. If any that the rule has use for is empty, state
-            is as before the first step.
-        steps: ADAM's; counts together with ``history`` and ``squares`` only.
+        history, squares: one tensor for each PARAMETER of the layout; what the rule has no use for is not looked at.
+        steps: ADAM's; else 0.
 
     Raises:
         LayoutError: names, shapes or dtypes differ, or an element is NaN or Inf.
@@ -61,12 +59,9 @@ def content_of_tensors(
     weights, state = Image.zeros(spec.layout), _new_state(spec)
     copy_tensors(f"{spec.name}, model", model, weights.tensors(spec.layout))
     given = (("history", history), ("squares", squares))[: len(state)]
-    is_complete = all(tensors for _, tensors in given)
     for image, (what, tensors) in zip(state, given, strict=True):
-        if is_complete:
-            copy_tensors(f"{spec.name}, {what}", tensors, parameters(image, spec.layout))
-    counts = is_complete and spec.rule.kind is RuleKind.ADAM
-    return _finite(spec, Content(weights, state, steps if counts else 0))
+        copy_tensors(f"{spec.name}, {what}", tensors, parameters(image, spec.layout))
+    return _finite(spec, Content(weights, state, steps))
 
 
 def parameters(image: Image, layout: Layout) -> dict[str, torch.Tensor]:

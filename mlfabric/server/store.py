@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -147,8 +148,8 @@ class ModelStore:
         *,
         version: int,
         model: Mapping[str, torch.Tensor],
-        history: Mapping[str, torch.Tensor] | None = None,
-        squares: Mapping[str, torch.Tensor] | None = None,
+        history: Mapping[str, torch.Tensor] = MappingProxyType({}),
+        squares: Mapping[str, torch.Tensor] = MappingProxyType({}),
         steps: int = 0,
     ) -> None:
         """Set weights and optimizer state to copies of these tensors, as a :class:`Snapshot` gave them.
@@ -156,9 +157,9 @@ class ModelStore:
         Args:
             version: their number.
             model: one tensor for each of the layout, of the same shape and dtype.
-            history, squares: one tensor for each PARAMETER of the layout. Without them state begins as zeros; what
-                the rule has no use for is not looked at.
-            steps: ADAM's; counts together with ``history`` and ``squares`` only.
+            history, squares: one tensor for each PARAMETER of the layout; what the rule has no use for is not looked
+                at.
+            steps: how many steps ADAM made; else 0.
 
         Raises:
             LayoutError: names, shapes or dtypes differ, or an element is NaN or Inf; nothing was changed.
@@ -166,7 +167,7 @@ class ModelStore:
         """
         with self._changing:
             self._refuse_second_weights()
-            self._install(content_of_tensors(self.spec, model, history or {}, squares or {}, steps), version)
+            self._install(content_of_tensors(self.spec, model, history, squares, steps), version)
 
     def _refuse_second_weights(self) -> None:
         if self.is_initialised:

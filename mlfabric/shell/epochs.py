@@ -7,11 +7,11 @@ is written down, to outlive a crash of the host, before it begins.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from mlfabric.errors import FabricError
 from mlfabric.protocol import ModelVersion
+from mlfabric.shell.synced_files import replace_synced, sync_directory
 
 __all__ = ["begin_epoch", "last_epoch", "note_epoch"]
 
@@ -58,19 +58,10 @@ def note_epoch(path: Path, began: ModelVersion, parent: int) -> None:
 
 
 def _note(path: Path, words: str) -> None:
-    aside = path.with_name(f".{path.name}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with aside.open("w") as file:
-            file.write(f"{words}\n")
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
-        descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        replace_synced(path, lambda file: file.write(f"{words}\n".encode()))
+        sync_directory(path.parent)
     except OSError as error:
         raise _unkept(path, error) from error
 

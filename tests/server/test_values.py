@@ -153,7 +153,7 @@ def test_rates_are_no_tensor_of_the_model_wherever_it_is_read_or_kept(tmp_path) 
     assert held is not None
     assert store.tensors(held).keys() == names
     path = CheckpointDir(tmp_path).save(store, CheckpointExtra(server_epoch=1, log_position=1, applied={}))
-    again = load(path, store.spec).store
+    again = load(path).store
     with store.standing() as snapshot:
         assert snapshot.model.keys() == snapshot.history.keys() == snapshot.squares.keys() == names
         seeded = planted(store.spec, packed(store.spec, snapshot), 1, 1)
