@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from typing import cast
+from dataclasses import asdict
+from typing import Any, cast
 
 from mlfabric.errors import FabricError
 from mlfabric.model.samples import NO_SAMPLES, SampleAccount, SampleCounts
@@ -40,23 +41,15 @@ def extra_of(
         server_epoch=version.epoch,
         log_position=version.number,
         applied=_plain(applied),
-        epochs=[list(first) for first in began],
-        samples=_plain_counts(samples),
+        epochs=_listed(tuple(began)),
+        samples={name: _listed(value) for name, value in asdict(samples).items()},
     )
 
 
-def _plain_counts(counts: SampleCounts) -> dict[str, Plain]:
-    return {
-        "runs": _rows(counts.runs),
-        "dropped": _rows(counts.dropped),
-        "lost": _rows(counts.lost),
-        "rollbacks": _rows(counts.rollbacks),
-        "unplaced": counts.unplaced,
-    }
-
-
-def _rows(rows: Iterable[tuple[int, ...]]) -> Plain:
-    return [[*row] for row in rows]
+def _listed(value: Any) -> Plain:
+    """Return a value with lists in place of tuples."""
+    plain: Plain = [_listed(one) for one in value] if isinstance(value, tuple) else value
+    return plain
 
 
 def _counts(plain: dict[str, Plain]) -> SampleCounts:
