@@ -35,7 +35,6 @@ from mlfabric.transfer.offers import (
     EpochBegan,
     GetBroken,
     GetServed,
-    LineEvent,
     Offered,
     PayloadReceived,
     Refuse,
@@ -63,6 +62,7 @@ __all__ = [
     "InstallInitial",
     "InstallRefused",
     "Installed",
+    "ModelEvent",
     "Offered",
     "PayloadReceived",
     "PinModel",
@@ -188,11 +188,8 @@ class StepDiscarded:
     unit: int
 
 
-ServerEvent = (
-    HostModel
-    | FreeModel
-    | StoreFreed
-    | Drop
+ModelEvent = (
+    Drop
     | NoteDropped
     | Followed
     | Unfollowed
@@ -206,14 +203,18 @@ ServerEvent = (
     | StepPrepared
     | PrepareRefused
     | StepDiscarded
-    | Stopping
-    | EpochBegan
-    | LineEvent
+    | PayloadReceived
+    | TransferBroken
+    | GetServed
+    | GetBroken
     | StepDone
     | StepRefused
     | Installed
     | InstallRefused
 )
+"""What concerns one model that is here, if it is."""
+
+ServerEvent = ModelEvent | HostModel | FreeModel | StoreFreed | Stopping | EpochBegan | Offered | Wanted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

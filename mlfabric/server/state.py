@@ -112,30 +112,8 @@ class ServerState:
                 yield from self._free(event)
             case act.StoreFreed():
                 yield from self._freed(event.model)
-            case Expect():
-                yield from self._expect(event, now_ns)
-            case Void():
-                yield from self._void(event)
-            case Serve():
-                yield from self._serve(event, now_ns)
-            case CancelServe():
-                if event.model in self.models:
-                    yield from self.models[event.model].gets.cancel(event.get, event.reason, gone=event.gone)
-            case Followed() if event.model in self.models:
-                self.models[event.model].lead.follow(event)
-            case Unfollowed() if event.model in self.models:
-                self.models[event.model].lead.lift()
-            case NoteDropped() if event.model in self.models:
-                self.models[event.model].samples.drop(event.samples)
-            case Drop() if event.model in self.models:
-                yield from self.models[event.model].drop(event)
-            case act.SeedTaken() if event.model in self.models:
-                self.models[event.model].lead.seeded(event.history_norm, event.weights_norm, event.steps)
             case act.EpochBegan():
                 yield from self._begin_epoch(event.epoch, event.server_epoch)
-            case Prepare() | Conclude() | act.StepPrepared() | act.PrepareRefused() | act.StepDiscarded():
-                if isinstance(model := self.models.get(event.model), ShardModel):
-                    yield from self._order(model, event)
             case act.Stopping():
                 self._is_stopping = True
                 for shard in self._shards():
@@ -149,10 +127,67 @@ class ServerState:
                 yield from self._wants.expire(now_ns)
                 for model in self.models.values():
                     yield from model.expire(now_ns)
-            case Followed() | Unfollowed() | Drop() | NoteDropped() | act.SeedTaken():
-                return
             case _:
-                yield from self._progress(event)
+                if isinstance(event, act.TransferBroken):
+                    self._offers.forget(event.connection)
+                if isinstance(event, act.GetBroken):
+                    self._wants.forget(event.connection)
+                yield from self._concern(event, now_ns)
+
+    def _concern(self, event: act.ModelEvent, now_ns: int) -> Iterator[act.Action]:
+        """React to what concerns one model, unless there is none: it has ended meanwhile."""
+        match event:
+            case act.PayloadReceived() | act.TransferBroken():
+                found = self._model_of(event.transfer)
+            case act.GetServed() | act.GetBroken():
+                found = self._model_of(event.get)
+            case _:
+                found = self.models.get(event.model)
+        if isinstance(found, ShardModel):
+            yield from _order(found, event)
+        if found is not None:
+            yield from self._tell(found, event, now_ns)
+
+    def _tell(self, model: HostedModel, event: act.ModelEvent, now_ns: int) -> Iterator[act.Action]:
+        match event:
+            case Expect():
+                yield from model.expect(event, now_ns)
+                for offered in self._offers.take(event.transfer, event.ticket):
+                    yield from self._offer(offered, now_ns)
+            case Void():
+                yield from model.void(event.transfer, event.reason)
+            case Serve():
+                yield from model.serve(event, now_ns)
+                for wanted in self._wants.take(event.get, event.ticket):
+                    yield from self._want(wanted, now_ns)
+            case CancelServe():
+                yield from model.gets.cancel(event.get, event.reason, gone=event.gone)
+            case Followed():
+                model.lead.follow(event)
+            case Unfollowed():
+                model.lead.lift()
+            case NoteDropped():
+                model.samples.drop(event.samples)
+            case Drop():
+                yield from model.drop(event)
+            case act.SeedTaken():
+                model.lead.seeded(event.history_norm, event.weights_norm, event.steps)
+            case act.PayloadReceived():
+                yield from model.received(event.transfer, event.connection)
+            case act.TransferBroken():
+                yield from model.broken(event.transfer, event.connection, event.detail)
+            case act.GetServed():
+                yield from model.gets.ended(event.get, TransferEnd.SERVED, event.connection)
+            case act.GetBroken():
+                yield from model.gets.ended(event.get, TransferEnd.BROKEN, event.connection, event.detail)
+            case act.StepDone():
+                yield from model.stepped(event)
+            case act.StepRefused():
+                yield from model.step_refused(event)
+            case act.InstallRefused():
+                yield from model.install_refused(event.update, event.detail)
+            case act.Installed():
+                yield from model.installed(event.update)
 
     def _begin_epoch(self, epoch: int, server_epoch: int) -> Iterator[act.Action]:
         """React to every admission; also under the same epoch, what was said before may have been lost."""
@@ -167,45 +202,6 @@ class ServerState:
 
     def _shards(self) -> list[ShardModel]:
         return [model for model in self.models.values() if isinstance(model, ShardModel)]
-
-    def _order(
-        self,
-        model: ShardModel,
-        event: Prepare | Conclude | act.StepPrepared | act.PrepareRefused | act.StepDiscarded,
-    ) -> Iterator[act.Action]:
-        match event:
-            case Prepare():
-                yield from model.prepare(event)
-            case Conclude():
-                model.conclude(event)
-            case act.StepPrepared():
-                yield from model.prepared()
-            case act.PrepareRefused():
-                yield from model.prepare_refused(event)
-            case act.StepDiscarded():
-                model.discarded()
-
-    def _progress(self, event: act.ServerEvent) -> Iterator[act.Action]:
-        match event:
-            case act.PayloadReceived():
-                if model := self._model_of(event.transfer):
-                    yield from model.received(event.transfer, event.connection)
-            case act.TransferBroken():
-                self._offers.forget(event.connection)
-                if model := self._model_of(event.transfer):
-                    yield from model.broken(event.transfer, event.connection, event.detail)
-            case act.GetServed():
-                if model := self._model_of(event.get):
-                    yield from model.gets.ended(event.get, TransferEnd.SERVED, event.connection)
-            case act.GetBroken():
-                self._wants.forget(event.connection)
-                if model := self._model_of(event.get):
-                    yield from model.gets.ended(event.get, TransferEnd.BROKEN, event.connection, event.detail)
-            case act.StepDone() | act.StepRefused() | act.InstallRefused() | act.Installed():
-                if model := self.models.get(event.model):  # else it has ended meanwhile
-                    yield from _stored(model, event)
-            case _:
-                raise AssertionError(f"no reaction to {event}")
 
     def _host(self, order: HostModel) -> Iterator[act.Action]:
         if self._freeing.delays(order):
@@ -244,26 +240,6 @@ class ServerState:
         config = self.config
         return kind(config.name, spec, config.receive_budget_bytes, start, config.weight_copies)
 
-    def _expect(self, order: Expect, now_ns: int) -> Iterator[act.Action]:
-        model = self.models.get(order.model)
-        if model is None:
-            return
-        yield from model.expect(order, now_ns)
-        for early in self._offers.take(order.transfer, order.ticket):
-            yield from self._offer(early, now_ns)
-
-    def _void(self, order: Void) -> Iterator[act.Action]:
-        if order.model in self.models:
-            yield from self.models[order.model].void(order.transfer, order.reason)
-
-    def _serve(self, order: Serve, now_ns: int) -> Iterator[act.Action]:
-        model = self.models.get(order.model)
-        if model is None:
-            return
-        yield from model.serve(order, now_ns)
-        for early in self._wants.take(order.get, order.ticket):
-            yield from self._want(early, now_ns)
-
     def _offer(self, event: act.Offered, now_ns: int) -> Iterator[act.Action]:
         model = self._model_of(event.transfer)
         if model is not None and model.incoming.transfers[event.transfer].ticket == event.ticket:
@@ -296,16 +272,16 @@ class ServerState:
         return None
 
 
-def _stored(
-    model: HostedModel, event: act.StepDone | act.StepRefused | act.InstallRefused | act.Installed
-) -> Iterator[act.Action]:
-    """Tell a model what its store did."""
+def _order(model: ShardModel, event: act.ModelEvent) -> Iterator[act.Action]:
+    """Tell a part of a model of the orders that it gets, and how they went."""
     match event:
-        case act.StepDone():
-            yield from model.stepped(event)
-        case act.StepRefused():
-            yield from model.step_refused(event)
-        case act.InstallRefused():
-            yield from model.install_refused(event.update, event.detail)
-        case act.Installed():
-            yield from model.installed(event.update)
+        case Prepare():
+            yield from model.prepare(event)
+        case Conclude():
+            model.conclude(event)
+        case act.StepPrepared():
+            yield from model.prepared()
+        case act.PrepareRefused():
+            yield from model.prepare_refused(event)
+        case act.StepDiscarded():
+            model.discarded()
