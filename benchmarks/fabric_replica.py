@@ -255,7 +255,7 @@ class World:
     @property
     def replica_version(self) -> int:
         """The version that the replica has applied; -1 before its seed."""
-        store = self.replica._service.store("model")
+        store = self.replica._service._stores._stores.get("model")
         return -1 if store is None else int(store.version)
 
     @property
@@ -312,7 +312,7 @@ class World:
     def _divergence(self) -> tuple[float, int]:
         ours, version = _copied(self.server._service._stores.store("model"))
         _wait_until(lambda: self._has_drained(version), "the replica has applied what it holds")
-        theirs, recovered = _copied(self.replica._service.store("model"))
+        theirs, recovered = _copied(self.replica._service._stores.store("model"))
         return float((ours - theirs).norm()), version - recovered
 
     def _has_drained(self, version: int) -> bool:

@@ -7,13 +7,14 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
 from mlfabric import wire
 from mlfabric.channels import TcpChannel
 from mlfabric.errors import LayoutError, RefusedError, UsageError
-from mlfabric.fail_stop import Tasks
-from mlfabric.model.specs import Role
+from mlfabric.fail_stop import Failed, Tasks
+from mlfabric.model.specs import ModelSpec, Role
 from mlfabric.protocol import (
     Following,
     HostModel,
@@ -43,8 +44,7 @@ from mlfabric.server.rule_kernels import NotFinite
 from mlfabric.server.seeds import planted
 from mlfabric.server.server_connections import Connections
 from mlfabric.server.service import HoldingOptions, ServerOptions, ServerService
-from mlfabric.server.store import ModelStore
-from mlfabric.server.stores import INLINE_BYTES, Stores
+from mlfabric.server.stores import Stores
 from mlfabric.shell.driving import Driver
 from mlfabric.shell.member_shell import MemberDuties, MemberShell
 from mlfabric.shell.session import nothing
@@ -98,8 +98,8 @@ class ReplicaService:
         self._metrics = metrics
         self._state = ReplicaState(options.name)
         self._driver = Driver[Any, ReplicaAction](self._state, self._do)
-        self._stores = Stores(self._driver.take_in)
-        self._planted: set[str] = set()
+        self._stores = Stores(self._came_to)
+        self._leads_to: dict[str, ModelVersion] = {}
         self.callbacks = Callbacks(self._driver.failure)
         self._channel = TcpChannel(options.tcp)
         duties = MemberDuties(
@@ -114,18 +114,12 @@ class ReplicaService:
         self._connections = Connections(
             self._stores, options.host, self._driver.take_in, self._shell.recorded, metrics.connection_broke
         )
-        self._tasks = Tasks(self._driver.take_in)
-        self._freeing = Tasks(self._driver.take_in)
         self.server: ServerService | None = None
         self._heirs = Tasks(self._driver.take_in)
         self._heir: asyncio.Task[None] | None = None
         self._is_promoted = False
         self._over = asyncio.Event()
         self._stop = asyncio.Event()
-
-    def store(self, model: str) -> ModelStore | None:
-        """Return the store of a model, None before it was seeded."""
-        return self._stores.store(model) if model in self._planted else None
 
     # Running
 
@@ -159,8 +153,7 @@ class ReplicaService:
         if not self._is_promoted:
             self._end_heir()
             await self._channel.close()
-        await self._tasks.wait()
-        await self._freeing.wait()
+        await self._stores.close()
         self._driver.close()
 
     # Taking the primary's place
@@ -242,63 +235,39 @@ class ReplicaService:
             case act.Forget():
                 self._stores.forget(action.transfer)
             case act.FreeStore():
-                self._freeing.spawn(self._free(action))
+                self._stores.free(action)
             case act.Report():
                 self._report(action.event)
             case PlantSeed():
-                size_bytes = self._stores.buffer(action.transfer).nbytes
-                self._run(self._plant(action), size_bytes, action.holds.version)
+                spec, payload = self._state.models[action.model].spec, self._stores.buffer(action.transfer)
+                self._leads_to[action.model] = action.holds.version
+                self._stores.carry_out(action.model, payload.nbytes, partial(self._plant, action, spec, payload))
             case ApplyPrefix():
                 buffers = {part.transfer: self._stores.buffer(part.transfer) for part in action.parts}
-                self._run(self._apply(action, buffers), sum(b.nbytes for b in buffers.values()), action.version)
+                size_bytes = sum(buffer.nbytes for buffer in buffers.values())
+                self._leads_to[action.model] = action.version
+                self._stores.carry_out(action.model, size_bytes, partial(self._apply, action, buffers))
             case TakeOver():
                 self._begin_heir(action)
 
-    def _run(self, work: Callable[[], ReplicaEvent], size_bytes: int, version: ModelVersion) -> None:
-        """Do some work that leads to a version, here if it is small, else in a thread; take in what it comes to."""
-        if size_bytes <= INLINE_BYTES:
-            self._worked(work(), version)
-        else:
-            self._tasks.spawn(self._run_in_thread(work, version))
+    def _came_to(self, event: act.ServerEvent | ReplicaEvent | Failed) -> None:
+        """Take in what the stores did; a version that was reached is told of before the model is changed again."""
+        if isinstance(event, SeedPlanted | PrefixApplied):
+            self.callbacks.reached(event.model, self._stores.store(event.model), self._leads_to[event.model])
+        self._driver.take_in(event)
 
-    async def _run_in_thread(self, work: Callable[[], ReplicaEvent], version: ModelVersion) -> None:
-        self._worked(await asyncio.to_thread(work), version)
+    def _plant(self, action: PlantSeed, spec: ModelSpec, payload: memoryview) -> SeedPlanted | SeedRefused:
+        try:
+            store = planted(spec, payload, action.holds.version.number, action.steps)
+        except LayoutError as error:
+            return SeedRefused(model=action.model, transfer=action.transfer, detail=str(error))
+        self._stores.add(spec, store)
+        return SeedPlanted(model=action.model, transfer=action.transfer)
 
-    def _worked(self, came_to: ReplicaEvent, version: ModelVersion) -> None:
-        """Tell of a version that was reached before the model is changed again."""
-        if isinstance(came_to, SeedPlanted | PrefixApplied):
-            self.callbacks.reached(came_to.model, self._stores.store(came_to.model), version)
-        self._driver.take_in(came_to)
-
-    async def _free(self, action: act.FreeStore) -> None:
-        """Hold nothing of a model any more, once what runs has ended."""
-        await self._tasks.wait()
-        self._planted.discard(action.model)
-        self._stores.free(action)
-
-    def _plant(self, action: PlantSeed) -> Callable[[], ReplicaEvent]:
-        spec, payload = self._state.models[action.model].spec, self._stores.buffer(action.transfer)
-
-        def work() -> ReplicaEvent:
-            try:
-                store = planted(spec, payload, action.holds.version.number, action.steps)
-            except LayoutError as error:
-                return SeedRefused(model=action.model, transfer=action.transfer, detail=str(error))
-            self._stores.add(spec, store)
-            self._planted.add(spec.name)
-            return SeedPlanted(model=action.model, transfer=action.transfer)
-
-        return work
-
-    def _apply(self, action: ApplyPrefix, buffers: dict[TransferId, memoryview]) -> Callable[[], ReplicaEvent]:
-        store = self._stores.store(action.model)
-
-        def work() -> ReplicaEvent:
-            result = apply_prefix(store, action, buffers)
-            if isinstance(result, NotFinite):
-                detail = f"the steps to version {action.version.number} would make {result.tensor} NaN or Inf"
-                return PrefixRefused(model=action.model, detail=detail)
-            assert result.version == action.version.number, f"{action} made version {result.version}"
-            return PrefixApplied(model=action.model, version=action.version)
-
-        return work
+    def _apply(self, action: ApplyPrefix, buffers: dict[TransferId, memoryview]) -> PrefixApplied | PrefixRefused:
+        result = apply_prefix(self._stores.store(action.model), action, buffers)
+        if isinstance(result, NotFinite):
+            detail = f"the steps to version {action.version.number} would make {result.tensor} NaN or Inf"
+            return PrefixRefused(model=action.model, detail=detail)
+        assert result.version == action.version.number, f"{action} made version {result.version}"
+        return PrefixApplied(model=action.model, version=action.version)

@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -66,7 +68,7 @@ class Stores:
         self._take_in = take_in
         self._saving = saving
         self._stores: dict[str, ModelStore] = {}
-        self._turns: dict[str, asyncio.Lock] = {}
+        self._turns = defaultdict[str, asyncio.Lock](asyncio.Lock)
         self._buffers: dict[TransferId, memoryview] = {}
         self._spare: dict[int, memoryview] = {}
         self._pins: dict[GetId, tuple[ModelStore, Held]] = {}
@@ -77,7 +79,6 @@ class Stores:
     def add(self, spec: ModelSpec, store: ModelStore | None = None) -> None:
         """Hold a model: a new one, or one that was resumed."""
         self._stores[spec.name] = store or ModelStore(spec)
-        self._turns[spec.name] = asyncio.Lock()
 
     def free(self, action: act.FreeStore) -> None:
         """Hold a model no more, once no step or checkpoint of it runs; the state machine hears of it then."""
@@ -85,10 +86,10 @@ class Stores:
         self._tasks.spawn(self._free(action))
 
     async def _free(self, action: act.FreeStore) -> None:
-        if action.model in self._stores:
-            async with self._turns[action.model]:
-                await asyncio.to_thread(self.set_aside, action.model)
-                del self._stores[action.model], self._turns[action.model]
+        async with self._turns[action.model]:
+            await asyncio.to_thread(self.set_aside, action.model)
+            self._stores.pop(action.model, None)
+            del self._turns[action.model]
         self._prepared.pop(action.model, None)
         for transfer in action.transfers:
             self._buffers.pop(transfer, None)
@@ -138,16 +139,16 @@ class Stores:
     def apply(self, action: act.ApplyStep) -> None:
         """Apply a group of transfers; the state machine hears of it when it is done."""
         buffers = [self._buffers[transfer] for transfer in action.transfers]
-        self._carry_out(action.model, sum(b.nbytes for b in buffers), partial(self._step, action, buffers))
+        self.carry_out(action.model, sum(b.nbytes for b in buffers), partial(self._step, action, buffers))
 
-    def _carry_out(self, model: str, size_bytes: int, work: Callable[[], act.ServerEvent]) -> None:
+    def carry_out(self, model: str, size_bytes: int, work: Callable[[], Any]) -> None:
         """Do something to a model that takes in so many bytes, here or in a thread, and tell what came of it."""
         if size_bytes <= INLINE_BYTES and not self._turns[model].locked():
             self._take_in(work())
         else:
             self._tasks.spawn(self._in_thread(model, work))
 
-    async def _in_thread(self, model: str, work: Callable[[], act.ServerEvent]) -> None:
+    async def _in_thread(self, model: str, work: Callable[[], Any]) -> None:
         async with self._turns[model]:
             self._take_in(await asyncio.to_thread(work))
 
@@ -187,7 +188,7 @@ class Stores:
         buffers = [self._buffers[transfer] for transfer in action.transfers]
         scratch = self._new_buffer(buffers[0].nbytes)
         work = partial(self._first_pass, action, buffers, scratch)
-        self._carry_out(action.model, sum(b.nbytes for b in buffers), work)
+        self.carry_out(action.model, sum(b.nbytes for b in buffers), work)
 
     def _first_pass(
         self, action: act.PrepareStep, buffers: list[memoryview], scratch: memoryview
@@ -222,7 +223,7 @@ class Stores:
 
     def commit(self, action: act.CommitStep) -> None:
         """Take the step that is prepared; the state machine hears of it when it is done."""
-        self._carry_out(action.model, self._prepared[action.model][1].nbytes, partial(self._second_pass, action))
+        self.carry_out(action.model, self._prepared[action.model][1].nbytes, partial(self._second_pass, action))
 
     def _second_pass(self, action: act.CommitStep) -> act.StepDone:
         step, scratch = self._prepared.pop(action.model)
@@ -232,7 +233,7 @@ class Stores:
 
     def discard(self, action: act.DiscardStep) -> None:
         """Throw the step away that is prepared; the state machine hears of it when it is done."""
-        self._carry_out(action.model, 0, partial(self._thrown_away, action))
+        self.carry_out(action.model, 0, partial(self._thrown_away, action))
 
     def _thrown_away(self, action: act.DiscardStep) -> act.StepDiscarded:
         step, scratch = self._prepared.pop(action.model)

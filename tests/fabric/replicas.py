@@ -64,7 +64,7 @@ def replica(scheduler: str, **options: Any) -> Iterator[mlfabric.ReplicaServer]:
 
 def version_of(running: mlfabric.ReplicaServer, model: str = "model") -> int:
     """Return the version that a replica has applied; -1 before the seed."""
-    store = running._service.store(model)
+    store = running._service._stores._stores.get(model)
     return -1 if store is None else store.version
 
 
@@ -82,9 +82,7 @@ def _copied(store: Any) -> tuple[int, dict[str, torch.Tensor]]:
 
 def apart_from(versions: dict[int, dict[str, torch.Tensor]], running: mlfabric.ReplicaServer) -> float:
     """Return the greatest relative difference of a replica, which may go on, from its primary at the same version."""
-    store = running._service.store("model")
-    assert store is not None
-    version, held = _copied(store)
+    version, held = _copied(running._service._stores.store("model"))
     return apart(versions[version], held)
 
 
@@ -230,5 +228,5 @@ def divergence(server: Any, follower: Any, found: list[Trainer]) -> tuple[float,
             return bool(model.is_idle and logged == primary.version)
 
         wait_until(drained, "the replica has applied what it holds")
-        ours, theirs = held_by(primary), held_by(follower._service.store("model"))
+        ours, theirs = held_by(primary), held_by(follower._service._stores.store("model"))
         return float((ours["weights"] - theirs["weights"]).norm()), primary.version - version_of(follower)

@@ -12,7 +12,6 @@ from types import MappingProxyType
 from benchmarks.testbed.runs import BackupCost, Place, RunPlan, ServerLog, Service
 from benchmarks.testbed.systems.fabric import worker
 from benchmarks.testbed.systems.fabric_members import (
-    MODEL,
     REPLICA,
     SERVER,
     nothing_applied,
@@ -69,7 +68,7 @@ async def _follow(place: Place, options: ReplicaOptions) -> int:
 
 async def _seeded(service: ReplicaService, metrics: ServerMetrics) -> int:
     """Wait for the seed; return how many bytes have come by then."""
-    while service.store(MODEL) is None:
+    while not service._state.is_seeded:
         await asyncio.sleep(LOOK_S)
     return _received(metrics)
 
