@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mlfabric.aggregator.service import AggregatorOptions, AggregatorService
 from mlfabric.shell.background import Background
-from mlfabric.telemetry import AggregatorMetrics, MetricsPage
+from mlfabric.telemetry import AggregatorMetrics
 
 __all__ = ["Aggregator", "register_as_aggregator"]
 
@@ -15,9 +15,7 @@ class Aggregator(Background):
     def __init__(self, options: AggregatorOptions, metrics_port: int | None) -> None:
         metrics = AggregatorMetrics()
         self._service = AggregatorService(options, metrics)
-        tcp, port = options.tcp, metrics_port
-        page = None if port is None else MetricsPage(metrics.registry, tcp.bind, port, tcp.security)
-        super().__init__(f"mlfabric {options.name}", self._service.run, page)
+        super().__init__(options, self._service.run, metrics.registry, metrics_port)
 
 
 def register_as_aggregator(options: AggregatorOptions, *, metrics_port: int | None = None) -> Aggregator:

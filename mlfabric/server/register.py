@@ -5,7 +5,7 @@ from __future__ import annotations
 from mlfabric.server.callbacks import RequestCallback, UpdateCallback
 from mlfabric.server.service import ServerOptions, ServerService
 from mlfabric.shell.background import Background
-from mlfabric.telemetry import MetricsPage, ServerMetrics
+from mlfabric.telemetry import ServerMetrics
 
 __all__ = ["Server", "register_as_server"]
 
@@ -17,9 +17,7 @@ class Server(Background):
         metrics = ServerMetrics()
         # First, for it may refuse what it is to resume from: then nothing else has been started.
         self._service = ServerService(options, metrics)
-        tcp, port = options.tcp, metrics_port
-        page = None if port is None else MetricsPage(metrics.registry, tcp.bind, port, tcp.security)
-        super().__init__(f"mlfabric {options.name}", self._service.run, page)
+        super().__init__(options, self._service.run, metrics.registry, metrics_port)
 
     def register_update_callback(self, callback: UpdateCallback) -> None:
         """Call ``callback(model, commit, view)`` after each commit from now on, in the server's thread.

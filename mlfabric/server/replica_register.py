@@ -5,7 +5,7 @@ from __future__ import annotations
 from mlfabric.server.callbacks import ReplicaCallback
 from mlfabric.server.replica_service import ReplicaOptions, ReplicaService
 from mlfabric.shell.background import Background
-from mlfabric.telemetry import MetricsPage, ServerMetrics
+from mlfabric.telemetry import ServerMetrics
 
 __all__ = ["ReplicaServer", "register_as_replica"]
 
@@ -16,9 +16,7 @@ class ReplicaServer(Background):
     def __init__(self, options: ReplicaOptions, metrics_port: int | None) -> None:
         metrics = ServerMetrics()
         self._service = ReplicaService(options, metrics)
-        tcp, port = options.tcp, metrics_port
-        page = None if port is None else MetricsPage(metrics.registry, tcp.bind, port, tcp.security)
-        super().__init__(f"mlfabric {options.name}", self._service.run, page)
+        super().__init__(options, self._service.run, metrics.registry, metrics_port)
 
     def register_update_callback(self, callback: ReplicaCallback) -> None:
         """Call ``callback(model, view)`` once for each version that a model reaches here, in the replica's thread.

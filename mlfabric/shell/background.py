@@ -10,7 +10,10 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Self
 
+from prometheus_client import CollectorRegistry
+
 from mlfabric.errors import FabricClosedError
+from mlfabric.shell.member_shell import MemberOptions
 from mlfabric.telemetry import MetricsPage
 
 __all__ = ["Background"]
@@ -20,9 +23,10 @@ class Background:
     """A running service that has joined the fabric; a context manager that stops it.
 
     Args:
-        name: of the thread.
+        options: of the service.
         run: serves in an event loop of its own until the event is set, then drains; calls back when it has joined.
-        page: of its metrics; None for none.
+        registry: its metrics.
+        metrics_port: where their page is served; 0 any free port, None not at all.
 
     Raises:
         UsageError: the page's port is in use, or an option cannot be used; nothing goes on running.
@@ -31,19 +35,21 @@ class Background:
 
     def __init__(
         self,
-        name: str,
+        options: MemberOptions,
         run: Callable[[asyncio.Event, Callable[[], None]], Awaitable[None]],
-        page: MetricsPage | None,
+        registry: CollectorRegistry,
+        metrics_port: int | None,
     ) -> None:
-        self._page = page
-        if self._page is not None:
+        self._page: MetricsPage | None = None
+        if metrics_port is not None:
+            self._page = MetricsPage(registry, options.tcp.bind, metrics_port, options.tcp.security)
             self._page.start()
         self._serve = run
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
         self._error: BaseException | None = None
         self._joined: concurrent.futures.Future[None] = concurrent.futures.Future()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"mlfabric {options.name}", daemon=True)
         self._thread.start()
         try:
             self._joined.result()
