@@ -8,9 +8,10 @@ whole, and settles none of them.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
+from dataclasses import dataclass
 
-from mlfabric.model.samples import NO_SAMPLES, SampleAccount
-from mlfabric.model.specs import Mode, ModelSpec
+from mlfabric.model.samples import SampleAccount
+from mlfabric.model.specs import Mode
 from mlfabric.protocol import (
     Committed,
     Drop,
@@ -49,34 +50,52 @@ from mlfabric.server.served_models import Servings
 from mlfabric.server.transfers import IncomingTransfer
 from mlfabric.transfer.offers import UNCLAIMED_NS, TransferState
 
-__all__ = ["HostedModel"]
+__all__ = ["HostedModel", "ServerConfig"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """What a server's state machine needs to know.
+
+    Args:
+        name: the member's name.
+        receive_budget_bytes: memory for transfers on their way or waiting for their turn; the head of a sequence may
+            exceed it.
+        weight_copies: how many copies of a model's weights there may be beyond twice model and optimizer state, >= 0:
+            one for each further version that is sent while newer ones are made. Without one left, gets wait.
+    """
+
+    name: str
+    receive_budget_bytes: int
+    weight_copies: int = 0
 
 
 class HostedModel:
-    """The state of one model; every door returns the actions that follow."""
+    """The state of one model; every door returns the actions that follow.
 
-    def __init__(
-        self,
-        server: str,
-        spec: ModelSpec,
-        receive_budget_bytes: int,
-        start: ServerHolds | None = None,
-        weight_copies: int = 0,
-    ) -> None:
-        self.spec = spec
-        self.version = start.version if start else ModelVersion(1, 0)
-        self.initialised = start.initialised if start else False
-        self.applied = AppliedSet(start.applied if start else ())
+    Args:
+        config: of the server.
+        start: what it begins with.
+
+    Attributes:
+        began: the path to the present epoch, see ``protocol/lineage.py``.
+    """
+
+    def __init__(self, config: ServerConfig, start: ServerHolds) -> None:
+        self.spec = spec = start.spec
+        self.version = start.version
+        self.initialised = start.initialised
+        self.applied = AppliedSet(start.applied)
         self.incoming = Incoming(spec.mode, spec.shards)
-        self.gets = Servings(server, spec, weight_copies)
+        self.gets = Servings(config.name, spec, config.weight_copies)
         self.lead = LeadGate(spec)
-        self.samples = SampleAccount(start.samples if start else NO_SAMPLES)
-        self._server = server
-        self._reports = Reports(server, spec.name)
+        self.samples = SampleAccount(start.samples)
+        self.began = start.began
+        self._server = config.name
+        self._reports = Reports(config.name, spec.name)
         self._epoch = 0
         self._next_epoch = 0
-        self._began = start.began if start else (self.version,)
-        self._budget_bytes = receive_budget_bytes
+        self._budget_bytes = config.receive_budget_bytes
         self._synchronous = spec.mode is Mode.SYNCHRONOUS
 
     # Transfers
@@ -287,7 +306,7 @@ class HostedModel:
             yield Report(event=self.holds())
 
     def _begin_epoch_at(self, version: ModelVersion) -> None:
-        self.version, self._began = version, (*self._began, version)
+        self.version, self.began = version, (*self.began, version)
 
     # What follows from the state
 
@@ -350,7 +369,7 @@ class HostedModel:
     def _present_gate(self) -> Gate:
         return Gate(
             version=self.version,
-            began=self._began,
+            began=self.began,
             is_part=self.spec.shard is not None,
             initialised=self.initialised,
             synchronous=self._synchronous,
@@ -411,16 +430,11 @@ class HostedModel:
             initialised=self.initialised,
             applied=self.applied.snapshot(),
             received=tuple(m.update for t in kept for m in t.members),
-            epoch_base=self._began[-1].number,
+            epoch_base=self.began[-1].number,
             replica=self.lead.replica,
-            earlier=self._began[:-1],
+            earlier=self.began[:-1],
             samples=self.samples.counts(),
         )
-
-    @property
-    def began(self) -> tuple[ModelVersion, ...]:
-        """The path to the present epoch, see ``protocol/lineage.py``."""
-        return self._began
 
     def _here(self) -> Place:
         """Return what is announced: it is here, or comes whoever is the scheduler."""

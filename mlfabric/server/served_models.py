@@ -32,7 +32,7 @@ def weight_buffers(spec: ModelSpec) -> int:
 
 
 class Servings:
-    """The gets of one model.
+    """The gets of one model; ``lacks_copy`` if one that is due waits because all copies of the weights are being sent.
 
     Args:
         server: who serves them.
@@ -47,13 +47,8 @@ class Servings:
         self._model = spec.name
         self._buffers = weight_buffers(spec) + weight_copies
         self._orders = 0
-        self._lacks_copy = False
+        self.lacks_copy = False
         self._now_ns = 0
-
-    @property
-    def lacks_copy(self) -> bool:
-        """A get that is due waits because all copies of the weights are being sent."""
-        return self._lacks_copy
 
     def serve(self, plan: Serve, now_ns: int) -> Iterator[Action]:
         """Take a get; told again before it runs, it changes its plan, and a new ticket makes the old one void."""
@@ -170,7 +165,7 @@ class Servings:
             now_ns: it is now.
         """
         self._now_ns = now_ns
-        self._lacks_copy = False
+        self.lacks_copy = False
         if not self.gets:
             return
         wanted = [g for g in self.gets.values() if g.state is GetState.WANTED]
@@ -184,7 +179,7 @@ class Servings:
                 continue
             blocked = any(conflict(get.get, other.get, self.gets) for other in (*running, *waiting))
             lacks_copy = get.get not in self._pinned_by and not self.may_pin(due)
-            self._lacks_copy |= lacks_copy
+            self.lacks_copy |= lacks_copy
             if blocked or lacks_copy:
                 waiting.append(get)
                 continue

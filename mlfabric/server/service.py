@@ -33,13 +33,14 @@ from mlfabric.server import actions as act
 from mlfabric.server.callbacks import Callbacks
 from mlfabric.server.checkpoint import CheckpointDir, CheckpointExtra
 from mlfabric.server.commit_log import CommitLog
+from mlfabric.server.hosted import ServerConfig
 from mlfabric.server.inheritance import Inheritance
 from mlfabric.server.machine_memory import machine_bytes
 from mlfabric.server.milestones import Milestones
 from mlfabric.server.resume import extra_of, resume
 from mlfabric.server.seeds import SeedSender
 from mlfabric.server.server_connections import Connections
-from mlfabric.server.state import ServerConfig, ServerState
+from mlfabric.server.state import ServerState
 from mlfabric.server.stores import Saving, Stores
 from mlfabric.shell.driving import Driver
 from mlfabric.shell.epochs import last_epoch, note_epoch
@@ -195,9 +196,8 @@ class ServerService:
             if epoch == self._noted_epochs.get(name):
                 continue
             self._noted_epochs[name] = epoch
-            parent = model.began[-2].epoch if len(model.began) > 1 else 0
             try:
-                note_epoch(self._checkpoints.epoch_path(name), model.began[-1], parent)
+                note_epoch(self._checkpoints.epoch_path(name), epoch)
             except FabricError as error:  # nobody else can serve: better so than not at all
                 log.error("%s", error)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator
 
-from mlfabric.model.specs import ModelSpec
 from mlfabric.protocol import (
     Conclude,
     Drop,
@@ -37,7 +36,7 @@ from mlfabric.server.actions import (
 )
 from mlfabric.server.expected_transfers import Place
 from mlfabric.server.gate import refusals_of, step_of
-from mlfabric.server.hosted import HostedModel
+from mlfabric.server.hosted import HostedModel, ServerConfig
 from mlfabric.server.orders import Fate, Orders, Phase, Unit
 from mlfabric.transfer.offers import GetState, TransferState
 
@@ -50,15 +49,8 @@ Effect = Generator[Action, None, bool]
 class ShardModel(HostedModel):
     """The state of one part of a model; every door returns the actions that follow."""
 
-    def __init__(
-        self,
-        server: str,
-        spec: ModelSpec,
-        receive_budget_bytes: int,
-        start: ServerHolds | None = None,
-        weight_copies: int = 0,
-    ) -> None:
-        super().__init__(server, spec, receive_budget_bytes, start, weight_copies)
+    def __init__(self, config: ServerConfig, start: ServerHolds) -> None:
+        super().__init__(config, start)
         self.orders = Orders()
         self._is_stopping = False
         self._drops: list[Drop] = []

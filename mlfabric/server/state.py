@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
-from mlfabric.model.specs import ModelSpec
 from mlfabric.protocol import (
     CancelServe,
     Conclude,
@@ -30,28 +28,11 @@ from mlfabric.protocol import (
 )
 from mlfabric.server import actions as act
 from mlfabric.server.freed_models import Freeing
-from mlfabric.server.hosted import HostedModel
+from mlfabric.server.hosted import HostedModel, ServerConfig
 from mlfabric.server.shard import ShardModel
 from mlfabric.transfer.offers import Early
 
-__all__ = ["ServerConfig", "ServerState"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerConfig:
-    """What a server's state machine needs to know.
-
-    Args:
-        name: the member's name.
-        receive_budget_bytes: memory for transfers on their way or waiting for their turn; the head of a sequence may
-            exceed it.
-        weight_copies: how many copies of a model's weights there may be beyond twice model and optimizer state, >= 0:
-            one for each further version that is sent while newer ones are made. Without one left, gets wait.
-    """
-
-    name: str
-    receive_budget_bytes: int
-    weight_copies: int = 0
+__all__ = ["ServerState"]
 
 
 class ServerState:
@@ -65,7 +46,7 @@ class ServerState:
     def __init__(self, config: ServerConfig, held: Iterable[ServerHolds] = ()) -> None:
         self.config = config
         self.epoch = 0
-        self.models = {h.spec.name: self._model(h.spec, h) for h in held}
+        self.models = {h.spec.name: self._model(h) for h in held}
         self._is_stopping = False
         self._freeing = Freeing(config.name)
         self._offers: Early[act.Offered] = Early()
@@ -214,7 +195,7 @@ class ServerState:
                 version=ModelVersion(order.epoch, 0),
                 initialised=False,
             )
-            self.models[order.spec.name] = self._model(order.spec, start)
+            self.models[order.spec.name] = self._model(start)
 
     def _free(self, order: FreeModel) -> Iterator[act.Action]:
         """Let go of a model that has ended; what is repeated is answered again."""
@@ -235,10 +216,9 @@ class ServerState:
         if order is not None:
             yield from self._host(order)
 
-    def _model(self, spec: ModelSpec, start: ServerHolds) -> HostedModel:
-        kind = HostedModel if spec.shard is None else ShardModel
-        config = self.config
-        return kind(config.name, spec, config.receive_budget_bytes, start, config.weight_copies)
+    def _model(self, start: ServerHolds) -> HostedModel:
+        kind = HostedModel if start.spec.shard is None else ShardModel
+        return kind(self.config, start)
 
     def _offer(self, event: act.Offered, now_ns: int) -> Iterator[act.Action]:
         model = self._model_of(event.transfer)

@@ -344,18 +344,16 @@ class ModelStore:
     # Accounts
 
     def memory_bytes(self) -> dict[str, int]:
-        """Return what is allocated, in bytes: ``model``, ``history`` (optimizer state), their ``total``.
+        """Return what is allocated, in bytes: ``model``, ``history`` (optimizer state).
 
         And ``copies``, what of it is beyond twice model and state; and the ``budget``, with one copy for every further
         version that is being read now.
         """
         size, images = self._layout.size_bytes, self.spec.rule.state_images
         buffers, further = self._versions.allocated()
-        model, history = buffers * size, len(self._state) * size
         return {
-            "model": model,
+            "model": buffers * size,
             "copies": further * size,
-            "history": history,
-            "total": model + history,
+            "history": len(self._state) * size,
             "budget": (self._versions.needed() + images) * size,
         }

@@ -10,7 +10,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from mlfabric.errors import FabricError
-from mlfabric.protocol import ModelVersion
 from mlfabric.shell.synced_files import replace_synced, sync_directory
 
 __all__ = ["begin_epoch", "last_epoch", "note_epoch"]
@@ -27,7 +26,7 @@ def begin_epoch(path: Path, least: int) -> int:
         FabricError: the file cannot be written (full disk, no right) or holds something else.
     """
     epoch = max(least, last_epoch(path) + 1)
-    _note(path, f"{epoch}")
+    note_epoch(path, epoch)
     return epoch
 
 
@@ -43,24 +42,19 @@ def last_epoch(path: Path) -> int:
         raise _unkept(path, error) from error
 
 
-def note_epoch(path: Path, began: ModelVersion, parent: int) -> None:
+def note_epoch(path: Path, epoch: int) -> None:
     """Keep an epoch that a server begins.
 
     Args:
         path: as in :func:`begin_epoch`; its folder is made if there is none.
-        began: the epoch, and the version at which it begins.
-        parent: the epoch that led to it; 0 if the model begins with it.
+        epoch: which.
 
     Raises:
         FabricError: as in :func:`begin_epoch`.
     """
-    _note(path, f"{began.epoch} {parent} {began.number}")
-
-
-def _note(path: Path, words: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace_synced(path, lambda file: file.write(f"{words}\n".encode()))
+        replace_synced(path, lambda file: file.write(f"{epoch}\n".encode()))
         sync_directory(path.parent)
     except OSError as error:
         raise _unkept(path, error) from error

@@ -27,9 +27,10 @@ from mlfabric.protocol import (
     Welcome,
 )
 from mlfabric.server import actions as act
+from mlfabric.server.hosted import ServerConfig
 from mlfabric.server.replica_actions import TakeOver
 from mlfabric.server.served_models import weight_buffers
-from mlfabric.server.state import ServerConfig, ServerState
+from mlfabric.server.state import ServerState
 from mlfabric.server.transfers import IncomingTransfer
 from mlfabric.simulator.calls import Calls
 from mlfabric.simulator.double import Checkpoint, Held, StoreDouble, refusal_of

@@ -29,8 +29,8 @@ from mlfabric.protocol import (
     Void,
 )
 from mlfabric.server import actions as act
-from mlfabric.server.hosted import HostedModel
-from mlfabric.server.state import ServerConfig, ServerState
+from mlfabric.server.hosted import HostedModel, ServerConfig
+from mlfabric.server.state import ServerState
 from tests.bare import Scene
 
 LAYOUT = Layout((TensorSpec(name="w", shape=(4,), dtype="float32"),))

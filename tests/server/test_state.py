@@ -16,7 +16,8 @@ from mlfabric.protocol import (
     UpdateKind,
 )
 from mlfabric.server import actions as act
-from mlfabric.server.state import ServerConfig, ServerState
+from mlfabric.server.hosted import ServerConfig
+from mlfabric.server.state import ServerState
 from mlfabric.transfer.offers import EARLY_WAIT_NS, UNCLAIMED_NS
 from tests.bare import bare
 from tests.server.stage import (

@@ -109,7 +109,7 @@ def test_initial_weights_that_are_not_finite_are_refused_and_others_may_follow(b
     with pytest.raises(LayoutError, match="running_mean has NaN or Inf"):
         store.initialise(image_of(layout_of(), tensors))
     assert not store.is_initialised
-    assert store.memory_bytes()["total"] == 0
+    assert store.memory_bytes()["model"] == 0
     store.initialise(image_of(layout_of(), draw(layout_of(), 0)))
 
 
