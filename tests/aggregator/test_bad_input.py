@@ -28,7 +28,6 @@ from tests.aggregator.by_hand import (
     payload,
     refusal_of,
     send,
-    take_back,
     takes,
     torn,
     want,
@@ -89,19 +88,6 @@ def test_a_ticket_that_nobody_vouches_for_is_refused(stand: Stand, monkeypatch: 
     assert (refusal_of(line), refusal_of(wanting)) == (reason, reason)
     wait_until(lambda: stand.metric("mlfabric_refused_transfers_total") == 2, "both are counted")
     monkeypatch.undo()  # what is good may come before the scheduler's word, too
-    a_good_sum_is_made(stand)
-
-
-def test_an_endless_reason_to_take_an_update_back_is_cut_short(stand: Stand) -> None:
-    stand.scheduler.tell(order(stand, 1, takes(A), takes(B)))
-    line = stand.offer(A)
-    frame_of(line, FrameKind.GRANT)
-    take_back(line, ticket(A), "never mind " * 5957)
-
-    (outcome,) = outcomes_of(line).values()
-    assert isinstance(outcome, Dropped)
-    assert outcome.detail.startswith("never mind")
-    assert "never mind" in torn(stand, 1)
     a_good_sum_is_made(stand)
 
 

@@ -14,7 +14,7 @@ from mlfabric.protocol import (
     TransferEnd,
     UpdateId,
 )
-from mlfabric.telemetry import FORWARDING_LOG, Forwarding
+from mlfabric.telemetry import FORWARDING_LOG
 from mlfabric.v1 import data_pb2
 from tests.aggregator.by_hand import (
     ELEMENTS,
@@ -157,23 +157,17 @@ def test_memory_is_given_back_and_never_more_than_two_tensors_and_a_chunk_for_ea
     assert buffers.memory_bytes() == {"sums": 0, "models": 0}
 
 
-def test_it_logs_who_sent_what_to_be_summed_when(stand: Stand, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.DEBUG, FORWARDING_LOG):
+@pytest.mark.parametrize("level", [logging.DEBUG, logging.INFO], ids=["listened to", "not listened to"])
+def test_it_logs_who_sent_what_to_be_summed_when_if_somebody_listens(
+    stand: Stand, caplog: pytest.LogCaptureFixture, level: int
+) -> None:
+    with caplog.at_level(level, FORWARDING_LOG):
         stand.scheduler.tell(order(stand, 1, takes(A), takes(B)))
         for transfer in (A, B):
             send(stand.offer(transfer), transfer, image(1.0))
         assert [stand.scheduler.ended().end for _ in range(2)] == [TransferEnd.RECEIVED] * 2
 
-    found: list[Forwarding] = [record.__dict__["forwarded"] for record in caplog.records]
-    assert [(one.from_host, one.to_host, one.n_bytes) for one in found] == [("host-w", "host-a", SIZE)] * 2
-    assert all(one.began_ns < one.ended_ns for one in found)
-
-
-def test_it_says_nothing_of_that_while_nobody_listens(stand: Stand, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, FORWARDING_LOG):
-        stand.scheduler.tell(order(stand, 1, takes(A), takes(B)))
-        for transfer in (A, B):
-            send(stand.offer(transfer), transfer, image(1.0))
-        assert [stand.scheduler.ended().end for _ in range(2)] == [TransferEnd.RECEIVED] * 2
-
-    assert not [record for record in caplog.records if record.name == FORWARDING_LOG]
+    records = [record.__dict__["forwarded"] for record in caplog.records if record.name == FORWARDING_LOG]
+    expected = [("host-w", "host-a", SIZE)] * 2 if level == logging.DEBUG else []
+    assert [(one.from_host, one.to_host, one.n_bytes) for one in records] == expected
+    assert all(one.began_ns < one.ended_ns for one in records)

@@ -143,16 +143,6 @@ def test_a_file_holds_model_and_history_once(tmp_path: Path) -> None:
     assert 2 * spec.layout.size_bytes < (tmp_path / "a.pt").stat().st_size < 2.1 * spec.layout.size_bytes
 
 
-def test_saving_does_not_disturb_readers_or_later_steps(tmp_path: Path) -> None:
-    store = store_of(spec_of())
-    held = store.acquire()
-    assert held is not None
-    before = bytes(held.image)
-    save(tmp_path / "a.pt", store, EXTRA)
-    assert bytes(held.image) == before
-    assert isinstance(step(store, 1), StepResult)
-
-
 # What cannot be read
 
 

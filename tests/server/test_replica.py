@@ -29,9 +29,10 @@ from mlfabric.protocol import (
 from mlfabric.server import actions as act
 from mlfabric.server.replica_actions import ApplyPrefix, Part, PlantSeed, PrefixApplied, PrefixRefused, SeedPlanted
 from mlfabric.server.replica_state import ReplicaState
+from mlfabric.transfer.offers import EARLY_WAIT_NS
 from tests.bare import Scene
 from tests.server import stage as on_stage
-from tests.server.stage import SIZE, SPEC, commit, member, offer, update
+from tests.server.stage import SIZE, SPEC, commit, get, member, offer, update, want
 
 SEED = SumId(1, 0)
 
@@ -237,6 +238,13 @@ def test_an_order_that_comes_again_once_its_transfer_was_used_is_not_waited_for(
     stage.tell(expect(SEED, kind=UpdateKind.STATE, members=(update("seed"),)))
     stage.tell(expect(A0, members=(A0,)))
     assert not stage.state.models["net"].transfers
+
+
+def test_an_offer_that_nobody_announced_and_a_want_are_refused():
+    stage = Stage()
+    assert stage.tell(want(get("w"), 3)) == [act.Refuse(connection=3, reason="")]
+    stage.tell(offer(A0))
+    assert stage.tick(EARLY_WAIT_NS / 1e9) == [act.Refuse(connection=1, reason="")]
 
 
 def test_what_is_of_another_size_is_refused():

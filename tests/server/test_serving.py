@@ -14,12 +14,9 @@ from tests.server.models import spec_of, step, store_of
 from tests.server.stage import (
     SIZE,
     Stage,
-    abandon,
-    apply,
     end_report,
     expect,
     get,
-    offer,
     refuse,
     serve,
     serving,
@@ -85,15 +82,6 @@ def test_two_gets_share_a_version(stage):
     for name, connection in ((G, 1), (H, 2)):
         stage.tell(serve(name))
         assert stage.tell(want(name, connection)) == [serving(name, 0, connection)]
-
-
-def test_a_step_beside_a_pinned_version_goes_to_the_other_buffer_and_the_next_one_waits(stage):
-    stage.tell(serve(G), want(G, 9))
-    assert stage.bring(A, 1)[-1] == apply(A, version=1)
-    stage.step(A)
-    assert stage.bring(B, 2, 2)[-1] == apply(B, version=2)
-    stage.step(B)
-    assert stage.model.version.number == 2
 
 
 def test_a_get_of_a_newer_version_waits_while_an_older_one_is_read(stage):
@@ -178,9 +166,3 @@ def test_a_new_ticket_makes_the_old_want_void(stage):
 def test_a_get_that_nobody_wants_is_given_up(stage):
     stage.tell(serve(G))
     assert stage.tick(10) == [end_report(G, TransferEnd.BROKEN, detail="it was never wanted")]
-
-
-def test_an_update_offered_twice_does_not_disturb_a_get(stage):
-    stage.tell(serve(G), want(G, 1), expect(A, 1), offer(A, 2))
-    assert abandon(2) in stage.tell(offer(A, 3))
-    assert G in stage.model.gets.gets

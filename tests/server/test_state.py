@@ -12,7 +12,6 @@ from mlfabric.protocol import (
     InitialReceived,
     ModelVersion,
     TransferEnd,
-    TransferEnded,
     UpdateKind,
 )
 from mlfabric.server import actions as act
@@ -36,7 +35,9 @@ from tests.server.stage import (
     grant,
     hosted,
     offer,
+    refuse,
     serve,
+    serving,
     update,
     void,
     want,
@@ -78,35 +79,13 @@ def test_the_next_step_waits_for_the_one_that_is_made_though_that_was_moved(stag
     assert stage.step(A)[-1] == apply(B, version=2)
 
 
-def test_an_offer_may_come_before_the_scheduler_s_word(stage):
-    assert stage.tell(offer(A)) == []
-    assert stage.tell(expect(A, 1)) == [grant(A)]
-
-
-def test_a_want_may_come_before_the_scheduler_s_word(stage):
-    assert stage.tell(want(get("a"))) == []
-    assert [type(a) for a in stage.tell(serve(get("a")))] == [act.ServeModel]
-
-
-def test_a_ticket_that_the_scheduler_never_vouches_for_is_refused(stage):
-    stage.tell(offer(A), want(get("a"), 2))
-    assert stage.state.next_wakeup_ns() == EARLY_WAIT_NS
-    refusals = stage.tick(5)
-    assert refusals == [
-        act.Refuse(connection=1, reason=""),
-        act.Refuse(connection=2, reason=""),
-    ]
-
-
-def test_a_guessed_ticket_does_not_displace_the_one_that_is_meant(stage):
+def test_offers_and_wants_may_come_before_the_scheduler_s_word_and_a_guessed_ticket_is_refused_in_the_end(stage):
     stage.tell(offer(A), replace(offer(A, 2), ticket=b"guessed"), want(get("a"), 3))
     stage.tell(replace(want(get("a"), 4), ticket=b"guessed"))
+    assert stage.state.next_wakeup_ns() == EARLY_WAIT_NS
     assert stage.tell(expect(A, 1)) == [grant(A)]
-    assert [action.connection for action in stage.tell(serve(get("a")))] == [3]
-    assert stage.tick(5) == [
-        act.Refuse(connection=2, reason=""),
-        act.Refuse(connection=4, reason=""),
-    ]
+    assert stage.tell(serve(get("a"))) == [serving(get("a"), 0, 3)]
+    assert stage.tick(5) == [refuse(2), refuse(4)]
 
 
 def test_an_early_offer_whose_connection_broke_is_forgotten(stage):
@@ -194,9 +173,10 @@ def test_what_was_applied_is_answered_at_once_when_it_is_offered_again(stage):
     assert stage.tell(offer(A, 2)) == [answer(A, committed(1), 2)]
 
 
-def test_what_was_applied_is_reported_again_when_it_is_expected_again(stage):
+@pytest.mark.parametrize("order", [expect(A, 2), void(A)])
+def test_what_was_applied_is_reported_again_when_it_is_expected_again_or_voided(stage, order):
     stage.commit(A, 1)
-    assert stage.tell(expect(A, 2)) == [commit_report(A, 1, lr=0.0, step_norm=0.0, again=True)]
+    assert stage.tell(order) == [commit_report(A, 1, lr=0.0, step_norm=0.0, again=True)]
     assert not stage.model.incoming.transfers
 
 
@@ -228,11 +208,6 @@ def test_a_void_of_a_complete_update_is_not_obeyed_but_answered(stage):
 
 def test_a_void_of_what_is_not_here_is_answered(stage):
     assert stage.tell(void(A)) == [end_report(A, TransferEnd.VOIDED, detail="it is not here")]
-
-
-def test_a_void_of_what_was_applied_is_answered_with_the_commit(stage):
-    stage.commit(A, 1)
-    assert stage.tell(void(A)) == [commit_report(A, 1, lr=0.0, step_norm=0.0, again=True)]
 
 
 def test_an_update_that_nobody_offers_is_given_up(stage):
@@ -271,14 +246,6 @@ def test_a_drop_lets_the_next_one_commit():
     stage.tell(expect(A, 1, computed_from=0))
     stage.bring(B, 2, 2, computed_from=9)
     assert stage.bring(A, 1, computed_from=0)[-1] == apply(B, version=10)
-
-
-def test_another_layout_is_dropped(stage):
-    stage.tell(expect(A, 1))
-    told = stage.tell(offer(A, digest=7))
-    assert [a.event.cause for a in told if isinstance(a, act.Report) and isinstance(a.event, TransferEnded)] == [
-        DropReason.WRONG_LAYOUT
-    ]
 
 
 def test_another_layout_on_a_second_connection_leaves_no_connection_writing(stage):

@@ -148,21 +148,6 @@ def test_a_big_part_is_prepared_and_committed_in_a_thread_and_its_copy_is_counte
     torch.testing.assert_close(rack.weights["w"], draw(BIG, 0)["w"] - 0.5 * draw(BIG, 1)["w"], rtol=1e-12, atol=1e-14)
 
 
-def test_a_big_iteration_is_applied_in_a_thread():
-    rack = Rack(spec_of(BIG))
-
-    async def run() -> None:
-        rack.put(A, B)
-        rack.begin(act.ApplyStep, A, B, kind=MEAN, lr=0.5)
-        assert rack.said == []
-        await rack.stores.close()
-
-    asyncio.run(run())
-    assert [type(event) for event in rack.said] == [act.StepDone]
-    expected = draw(BIG, 0)["w"] - 0.25 * (draw(BIG, 1)["w"] + draw(BIG, 2)["w"])
-    torch.testing.assert_close(rack.weights["w"], expected, rtol=1e-12, atol=1e-14)
-
-
 # What is not finite
 
 

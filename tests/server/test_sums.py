@@ -78,30 +78,11 @@ def test_the_learning_rate_of_an_update_follows_its_delay_under_adadelay():
     assert stage.step(A)[-1] == commit_report(A, 4, tau=1, lr=rate)
 
 
-def test_sums_and_updates_commit_in_the_order_of_the_plan(stage):
-    stage.tell(expect(A, 1))
-    assert stage.bring_sum(S, 2, member(B), member(C), connection=2) == [end_report(S, TransferEnd.RECEIVED)]
-    assert stage.commit(A, 1)[-1] == apply_sum(S, 3)
-    assert stage.bring(D, 3, 3, computed_from=1) == [end_report(D, TransferEnd.RECEIVED)]
-    assert stage.step(S)[-1] == apply(D, version=4)
-
-
 def test_a_sum_under_momentum_is_two_images():
     stage = Stage(momentum=0.9)
     order = expect_sum(S, 1, member(A), member(B), size_bytes=2 * SIZE)
     stage.tell(order)
     assert stage.tell(offer(S, length=2 * SIZE)) == [grant(S, size_bytes=2 * SIZE)]
-
-
-def test_a_sum_waits_for_the_transfer_that_the_plan_puts_before_it(stage):
-    stage.tell(expect(C, 1), expect_sum(S, 2, member(A), member(B), after=(C,)), offer(C, 1))
-    assert stage.tell(offer(S, 2)) == []
-    assert grant(S, 2) in stage.tell(act.PayloadReceived(transfer=C, connection=1))
-
-
-def test_an_update_is_granted_while_a_later_sum_that_was_offered_before_its_turn_trickles_in(stage):
-    stage.tell(expect(C, 1), expect_sum(S, 2, member(A), member(B), after=(C,)), offer(S, 1))
-    assert stage.tell(offer(C, 2)) == [grant(C, 2)]
 
 
 def test_a_get_waits_for_its_update_in_a_sum(stage):
