@@ -116,7 +116,7 @@ class _Head:
         self._address = address
         self._connection: Connection | None = None
         self._install, self._apply = stores.install, stores.apply
-        stores.install, stores.apply = self._weights, self._step  # type: ignore[method-assign]
+        service._does |= {act.InstallInitial: self._weights, act.ApplyStep: self._step}
 
     def _weights(self, action: act.InstallInitial) -> None:
         spec = wire.to_spec(self._stores.store(action.model).spec).SerializeToString()

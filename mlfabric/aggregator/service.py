@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from mlfabric.aggregator import actions as act
 from mlfabric.aggregator.aggregator_connections import Connections
@@ -83,6 +84,22 @@ class AggregatorService:
         take_in, recorded = self._driver.take_in, self._shell.recorded
         self._connections = Connections(self._buffers, options.host, take_in, recorded, metrics.connection_broke)
         self._outgoing = Outgoing(self._channel, options.host, self._buffers, take_in, recorded)
+        self._does: dict[type, Callable[[Any], None]] = {
+            act.ReserveSum: lambda action: self._buffers.reserve_sum(action.plan, action.spec),
+            act.Grant: self._connections.grant,
+            act.OfferSum: self._outgoing.offer,
+            act.SealSum: lambda action: self._outgoing.seal(action.sum),
+            act.ForgetSum: self._forget_sum,
+            act.GiveUp: lambda action: self._give_up(action.sum, action.reason),
+            act.Answer: self._connections.answer,
+            act.Refuse: self._refuse,
+            act.Abandon: self._connections.abandon,
+            act.StartFetch: self._outgoing.fetch,
+            act.HandModelOn: self._connections.hand_on,
+            act.ForgetModel: lambda action: self._buffers.free(action.get, action.reason),
+            act.StopFetch: lambda action: self._give_up(action.get, action.reason),
+            act.Report: self._report,
+        }
 
     # Running
 
@@ -127,38 +144,19 @@ class AggregatorService:
         self._driver.take_in(instruction)  # type: ignore[arg-type]
 
     def _do(self, action: act.Action) -> None:
-        match action:
-            case act.ReserveSum():
-                self._buffers.reserve_sum(action.plan, action.spec)
-            case act.Grant():
-                self._connections.grant(action)
-            case act.OfferSum():
-                self._outgoing.offer(action)
-            case act.SealSum():
-                self._outgoing.seal(action.sum)
-            case act.ForgetSum():
-                self._buffers.free(action.plan.sum, action.reason)
-                self._metrics.summed(action.plan.model, len(action.plan.members))
-            case act.GiveUp():
-                self._give_up(action.sum, action.reason)
-            case act.Answer():
-                self._connections.answer(action)
-            case act.Refuse():
-                self._connections.refuse(action.connection, action.reason)
-                self._metrics.refused()
-            case act.Abandon():
-                self._connections.abandon(action.connection)
-            case act.StartFetch():
-                self._outgoing.fetch(action)
-            case act.HandModelOn():
-                self._connections.hand_on(action)
-            case act.ForgetModel():
-                self._buffers.free(action.get, action.reason)
-            case act.StopFetch():
-                self._give_up(action.get, action.reason)
-            case act.Report():
-                self._metrics.ended(action.event)
-                self._shell.report(action.event)
+        self._does[type(action)](action)
+
+    def _forget_sum(self, action: act.ForgetSum) -> None:
+        self._buffers.free(action.plan.sum, action.reason)
+        self._metrics.summed(action.plan.model, len(action.plan.members))
+
+    def _refuse(self, action: act.Refuse) -> None:
+        self._connections.refuse(action)
+        self._metrics.refused()
+
+    def _report(self, action: act.Report) -> None:
+        self._metrics.ended(action.event)
+        self._shell.report(action.event)
 
     def _give_up(self, which: SumId | GetId, reason: str) -> None:
         self._outgoing.give_up(which)

@@ -114,6 +114,18 @@ class ReplicaService:
         self._connections = Connections(
             self._stores, options.host, self._driver.take_in, self._shell.recorded, metrics.connection_broke
         )
+        self._does: dict[type, Callable[[Any], None]] = {
+            act.Grant: self._connections.grant,
+            act.Answer: self._connections.answer,
+            act.Refuse: self._connections.refuse,
+            act.Abandon: self._connections.abandon,
+            act.Forget: lambda action: self._stores.forget(action.transfer),
+            act.FreeStore: self._stores.free,
+            act.Report: lambda action: self._report(action.event),
+            PlantSeed: self._begin_seed,
+            ApplyPrefix: self._begin_prefix,
+            TakeOver: self._begin_heir,
+        }
         self.server: ServerService | None = None
         self._heirs = Tasks(self._driver.take_in)
         self._heir: asyncio.Task[None] | None = None
@@ -223,32 +235,18 @@ class ReplicaService:
         self._driver.take_in(instruction)
 
     def _do(self, action: ReplicaAction) -> None:
-        match action:
-            case act.Grant():
-                self._connections.grant(action)
-            case act.Answer():
-                self._connections.answer(action)
-            case act.Refuse():
-                self._connections.refuse(action.connection, action.reason)
-            case act.Abandon():
-                self._connections.abandon(action.connection)
-            case act.Forget():
-                self._stores.forget(action.transfer)
-            case act.FreeStore():
-                self._stores.free(action)
-            case act.Report():
-                self._report(action.event)
-            case PlantSeed():
-                spec, payload = self._state.models[action.model].spec, self._stores.buffer(action.transfer)
-                self._leads_to[action.model] = action.holds.version
-                self._stores.carry_out(action.model, payload.nbytes, partial(self._plant, action, spec, payload))
-            case ApplyPrefix():
-                buffers = {part.transfer: self._stores.buffer(part.transfer) for part in action.parts}
-                size_bytes = sum(buffer.nbytes for buffer in buffers.values())
-                self._leads_to[action.model] = action.version
-                self._stores.carry_out(action.model, size_bytes, partial(self._apply, action, buffers))
-            case TakeOver():
-                self._begin_heir(action)
+        self._does[type(action)](action)
+
+    def _begin_seed(self, action: PlantSeed) -> None:
+        spec, payload = self._state.models[action.model].spec, self._stores.buffer(action.transfer)
+        self._leads_to[action.model] = action.holds.version
+        self._stores.carry_out(action.model, payload.nbytes, partial(self._plant, action, spec, payload))
+
+    def _begin_prefix(self, action: ApplyPrefix) -> None:
+        buffers = {part.transfer: self._stores.buffer(part.transfer) for part in action.parts}
+        size_bytes = sum(buffer.nbytes for buffer in buffers.values())
+        self._leads_to[action.model] = action.version
+        self._stores.carry_out(action.model, size_bytes, partial(self._apply, action, buffers))
 
     def _came_to(self, event: act.ServerEvent | ReplicaEvent | Failed) -> None:
         """Take in what the stores did; a version that was reached is told of before the model is changed again."""

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mlfabric import wire
 from mlfabric.channels import Direction, TcpChannel, TransferRecord
@@ -152,6 +153,25 @@ class ServerService:
         self._milestones: dict[str, Milestones] = {}
         self._saving = Tasks(self._driver.take_in)
         self._counts: dict[str, SampleCounts] = {}
+        self._does: dict[type, Callable[[Any], None]] = {
+            act.Grant: self._connections.grant,
+            act.Answer: self._connections.answer,
+            act.Refuse: self._connections.refuse,
+            act.Abandon: self._connections.abandon,
+            act.ServeModel: self._serve,
+            act.CreateStore: self._create,
+            act.FreeStore: self._free,
+            act.Forget: lambda action: self._stores.forget(action.transfer),
+            act.InstallInitial: self._stores.install,
+            act.ApplyStep: self._stores.apply,
+            act.PrepareStep: self._stores.prepare,
+            act.CommitStep: self._stores.commit,
+            act.DiscardStep: self._stores.discard,
+            act.PinModel: self._stores.pin,
+            act.UnpinModel: lambda action: self._stores.unpin(action.get),
+            act.Report: self._say,
+            act.Settled: lambda _: self._settled.set(),
+        }
         self.address = ""
 
     # Running
@@ -253,39 +273,22 @@ class ServerService:
 
     def _do(self, action: act.Action) -> None:
         self._note_epochs()
-        match action:
-            case act.Grant():
-                self._connections.grant(action)
-            case act.ApplyStep():
-                self._stores.apply(action)
-            case act.Answer():
-                self._connections.answer(action)
-            case act.Report():
-                self._report(action.event)
-                if not action.again:
-                    self._note(action.event)
-            case act.ServeModel():
-                if (held := self._connections.serve_model(action)) is not None:
-                    store = self._stores.store(action.model)
-                    self.callbacks.requested(action.model, store, action.get, action.version, held)
-            case act.Forget():
-                self._stores.forget(action.transfer)
-            case act.Refuse():
-                self._connections.refuse(action.connection, action.reason)
-            case act.Abandon():
-                self._connections.abandon(action.connection)
-            case act.InstallInitial():
-                self._stores.install(action)
-            case act.CreateStore():
-                self._set_aside(action.spec.name)
-                self._stores.add(action.spec)
-                log.info("model %s: %s", action.spec.name, action.reason)
-            case act.FreeStore():
-                self._free(action)
-            case act.Settled():
-                self._settled.set()
-            case _:
-                self._do_for_part(action)
+        self._does[type(action)](action)
+
+    def _say(self, action: act.Report) -> None:
+        self._report(action.event)
+        if not action.again:
+            self._note(action.event)
+
+    def _serve(self, action: act.ServeModel) -> None:
+        if (held := self._connections.serve_model(action)) is not None:
+            store = self._stores.store(action.model)
+            self.callbacks.requested(action.model, store, action.get, action.version, held)
+
+    def _create(self, action: act.CreateStore) -> None:
+        self._set_aside(action.spec.name)
+        self._stores.add(action.spec)
+        log.info("model %s: %s", action.spec.name, action.reason)
 
     def _set_aside(self, model: str) -> None:
         """Keep checkpoints of a former model of this name apart from those of one that begins."""
@@ -301,21 +304,6 @@ class ServerService:
             known.pop(action.model, None)
         self._log.forget(action.model)
         self._stores.free(action)
-
-    def _do_for_part(
-        self, action: act.PrepareStep | act.CommitStep | act.DiscardStep | act.PinModel | act.UnpinModel
-    ) -> None:
-        match action:
-            case act.PrepareStep():
-                self._stores.prepare(action)
-            case act.CommitStep():
-                self._stores.commit(action)
-            case act.DiscardStep():
-                self._stores.discard(action)
-            case act.PinModel():
-                self._stores.pin(action)
-            case act.UnpinModel():
-                self._stores.unpin(action.get)
 
     def _note(self, event: MemberEvent) -> None:
         if isinstance(event, CommitsReported):

@@ -23,11 +23,13 @@ from mlfabric.fail_stop import Failed, Tasks
 from mlfabric.protocol import GetId, ModelVersion, TransferId
 from mlfabric.transfer.exchange import LONGEST_REASON, reason_of
 from mlfabric.transfer.offers import (
+    Abandon,
     Answer,
     GetBroken,
     GetServed,
     LineEvent,
     Offered,
+    Refuse,
     SeedOffered,
     TransferBroken,
     Wanted,
@@ -185,14 +187,14 @@ class Lines(ABC, Generic[GrantedT]):
 
     # Frames out
 
-    def refuse(self, connection: int, reason: str) -> None:
+    def refuse(self, action: Refuse) -> None:
         """Tell the other end that this transfer will not be."""
-        meta = data_pb2.RefuseMeta(reason=reason[:LONGEST_REASON])
-        self._end(connection, FrameKind.REFUSE, meta.SerializeToString())
+        meta = data_pb2.RefuseMeta(reason=action.reason[:LONGEST_REASON])
+        self._end(action.connection, FrameKind.REFUSE, meta.SerializeToString())
 
-    def abandon(self, connection: int) -> None:
+    def abandon(self, action: Abandon) -> None:
         """Close a connection in the middle of its transfer."""
-        line = self._lines.get(connection)
+        line = self._lines.get(action.connection)
         if line is not None:
             line.transfer = line.get = None
             line.abandoned = True

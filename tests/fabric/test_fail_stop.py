@@ -10,6 +10,7 @@ import torch
 
 import mlfabric
 from mlfabric import Committed
+from mlfabric.transfer.offers import Answer
 from tests.fabric.harness import Fabric, fabric, gradients, small_model, wait_until
 from tests.fabric.replicas import replica, wait_for_replica
 
@@ -80,7 +81,7 @@ def test_a_replica_takes_the_place_of_a_server_that_cannot_go_on_at_once(monkeyp
         assert isinstance(step(worker).result(30), Committed)
         with replica(running.scheduler.address, div_max_updates=8) as heir:
             wait_for_replica(heir, 1)
-            monkeypatch.setattr(failing._service._connections, "answer", no_room)
+            monkeypatch.setitem(failing._service._does, Answer, no_room)
             step(worker).result(30)
             with pytest.raises(MemoryError, match=NO_ROOM):
                 failing.wait(30)

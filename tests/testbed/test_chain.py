@@ -99,13 +99,13 @@ def test_a_sum_goes_on_as_it_came(mode: Mode) -> None:
 async def test_a_head_that_finds_no_follower_fails_and_applies_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chain, "JOIN_S", 0.0)
     told: list[Any] = []
-    service: Any = SimpleNamespace(_stores=Stores(told.append), _channel=TcpChannel())
+    service: Any = SimpleNamespace(_stores=Stores(told.append), _channel=TcpChannel(), _does={})
     follower = Follower(TcpOptions())
     chain.send_on(service, await follower.listen())
     await follower.close()
     service._stores.add(SPEC)
     service._stores.reserve(update("a"), SPEC.layout.size_bytes)
-    service._stores.install(InstallInitial(model=SPEC.name, update=update("a")))
+    service._does[InstallInitial](InstallInitial(model=SPEC.name, update=update("a")))
     await service._stores.close()
     await asyncio.sleep(0)  # then who waits for the task hears of its end
 
