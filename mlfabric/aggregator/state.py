@@ -50,8 +50,7 @@ class AggregatorState:
         self._spent = Spent()
         self.sums = Sums(config.name, memory, self._spent)
         self.handings = Handings(config.name, memory, self._spent)
-        self._offers: Early[act.Offered] = Early()
-        self._wants: Early[act.Wanted] = Early()
+        self._early = Early()
 
     def handle(self, event: act.AggregatorEvent | Tick, now_ns: int) -> list[act.Action]:
         """Take in one event and return what to do, in order."""
@@ -59,7 +58,7 @@ class AggregatorState:
 
     def next_wakeup_ns(self) -> int | None:
         """Return when a Tick is due, or None."""
-        waiting = (self.sums, self.handings, self._offers, self._wants)
+        waiting = (self.sums, self.handings, self._early)
         times = [table.next_wakeup_ns() for table in waiting]
         return min((t for t in times if t is not None), default=None)
 
@@ -77,15 +76,15 @@ class AggregatorState:
             case Sum():
                 yield from self.sums.plan(event, self.specs.get(event.model), now_ns)
                 for one in event.inputs:
-                    for offered in self._offers.take(one.transfer, one.ticket):
-                        yield from self._offer(offered, now_ns)
+                    for early in self._early.take(one.transfer, one.ticket):
+                        yield from self._react(early, now_ns)
             case CancelSum():
                 yield from self.sums.cancel(event.sum, event.reason)
             case HandOn():
                 yield from self.handings.plan(event, self.specs.get(event.model), now_ns)
                 for target in event.targets:
-                    for wanted in self._wants.take(target.get, target.ticket):
-                        yield from self._want(wanted, now_ns)
+                    for early in self._early.take(target.get, target.ticket):
+                        yield from self._react(early, now_ns)
             case CancelHandOn():
                 yield from self.handings.cancel(event.get, event.reason)
             case act.EpochBegan():
@@ -98,7 +97,7 @@ class AggregatorState:
             case act.Wanted():
                 yield from self._want(event, now_ns)
             case Tick():
-                for table in (self._offers, self._wants, self.sums, self.handings):
+                for table in (self._early, self.sums, self.handings):
                     yield from table.expire(now_ns)
             case _:
                 yield from self._progress(event)
@@ -108,7 +107,7 @@ class AggregatorState:
             case act.PayloadReceived():
                 yield from self.sums.sealed(event)
             case act.TransferBroken():
-                self._offers.forget(event.connection)
+                self._early.forget(event.connection)
                 yield from self.sums.broken(event)
             case act.InputUnusable():
                 yield from self.sums.unusable(event)
@@ -127,7 +126,7 @@ class AggregatorState:
             case act.GetServed():
                 yield from self.handings.served(event)
             case act.GetBroken():
-                self._wants.forget(event.connection)
+                self._early.forget(event.connection)
                 yield from self.handings.broken(event)
             case _:
                 raise AssertionError(f"no reaction to {event}")
@@ -137,17 +136,19 @@ class AggregatorState:
         one = self.sums.inputs.get(event.transfer)
         if one is not None and one.plan.ticket == event.ticket:
             yield from self.sums.offer(event)
-        elif (reason := self._spent.reason(event.ticket)) is not None:
-            yield act.Refuse(connection=event.connection, reason=f"it has ended: {reason}")
         else:
-            self._offers.wait(event, now_ns)
+            yield from self._wait(event, now_ns)
 
     def _want(self, event: act.Wanted, now_ns: int) -> Iterator[act.Action]:
         """Take a want, now or when the scheduler vouches for its ticket."""
         found = self.handings.find(event.get)
         if found is not None and found[1].plan.ticket == event.ticket:
             yield from self.handings.want(event)
-        elif (reason := self._spent.reason(event.ticket)) is not None:
+        else:
+            yield from self._wait(event, now_ns)
+
+    def _wait(self, event: act.Offered | act.Wanted, now_ns: int) -> Iterator[act.Action]:
+        if (reason := self._spent.reason(event.ticket)) is not None:
             yield act.Refuse(connection=event.connection, reason=f"it has ended: {reason}")
         else:
-            self._wants.wait(event, now_ns)
+            self._early.wait(event, now_ns)

@@ -51,7 +51,7 @@ class ReplicaState:
         self.models: dict[str, ReplicaModel] = {}
         self.promotion: Promote | None = None
         self._freeing = Freeing(name)
-        self._early: Early[act.Offered] = Early()
+        self._early = Early()
         self._is_handed_over = False
 
     @property
@@ -110,7 +110,7 @@ class ReplicaState:
             case Expect() if event.model in self.models:
                 yield from self.models[event.model].expect(event)
                 for early in self._early.take(event.transfer, event.ticket):
-                    yield from self._offer(early, now_ns)
+                    yield from self._react(early, now_ns)
             case Void() if event.model in self.models:
                 yield from self.models[event.model].void(event.transfer)
             case Logged() if event.model in self.models:

@@ -21,9 +21,10 @@ from mlfabric import wire
 from mlfabric.channels import Channel, Connection, TransferRecord
 from mlfabric.errors import FabricError
 from mlfabric.fail_stop import Failed, Tasks
-from mlfabric.model.specs import Layout, ModelSpec, TensorKind
+from mlfabric.model.specs import ModelSpec, TensorKind
 from mlfabric.protocol import Seed, ServerHolds
 from mlfabric.server import actions as act
+from mlfabric.server.contents import parameters
 from mlfabric.server.model_images import Image, copy_tensors
 from mlfabric.server.state import ServerState
 from mlfabric.server.store import ModelStore, Snapshot
@@ -49,11 +50,9 @@ class _Copy:
 
 def packed(spec: ModelSpec, snapshot: Snapshot) -> memoryview:
     """Copy a snapshot into one payload."""
-    size_bytes = spec.layout.size_bytes
-    payload = np.zeros((1 + spec.rule.state_images) * size_bytes, dtype=np.uint8).data
+    payload = np.zeros((1 + spec.rule.state_images) * spec.layout.size_bytes, dtype=np.uint8).data
     given = (snapshot.model, snapshot.history, snapshot.squares)
-    for place, tensors in enumerate(given[: 1 + spec.rule.state_images]):
-        image = Image(spec.layout, payload[place * size_bytes : (place + 1) * size_bytes])
+    for image, tensors in zip(_images_of(spec, payload), given, strict=False):
         wanted = {name: tensor for name, tensor in image.tensors(spec.layout).items() if name in tensors}
         copy_tensors(f"{spec.name}, a seed", tensors, wanted)
     return payload
@@ -65,19 +64,18 @@ def planted(spec: ModelSpec, payload: memoryview, version: int, steps: int) -> M
     Raises:
         LayoutError: it is not finite.
     """
-    size_bytes, parameters = spec.layout.size_bytes, _parameters(spec.layout)
-    images = [
-        Image(spec.layout, payload[place * size_bytes : (place + 1) * size_bytes]).tensors(spec.layout)
-        for place in range(1 + spec.rule.state_images)
-    ]
-    state = [{name: image[name] for name in parameters} for image in images[1:]] + [{}, {}]
-    store = ModelStore(spec)
-    store.restore(version=version, model=images[0], history=state[0], squares=state[1], steps=steps)
+    weights, *images = _images_of(spec, payload)
+    state = [*(parameters(image, spec.layout) for image in images), {}, {}]
+    store, model = ModelStore(spec), weights.tensors(spec.layout)
+    store.restore(version=version, model=model, history=state[0], squares=state[1], steps=steps)
     return store
 
 
-def _parameters(layout: Layout) -> list[str]:
-    return [t.name for t in layout.tensors if t.kind is TensorKind.PARAMETER]
+def _images_of(spec: ModelSpec, payload: memoryview) -> list[Image]:
+    """View the images of weights and state in a seed."""
+    layout, size_bytes = spec.layout, spec.layout.size_bytes
+    places = range(1 + spec.rule.state_images)
+    return [Image(layout, payload[place * size_bytes : (place + 1) * size_bytes]) for place in places]
 
 
 def _norm(tensors: list[torch.Tensor]) -> float:
@@ -161,7 +159,8 @@ class SeedSender:
         store = self._stores.store(model)
         with store.standing() as snapshot:
             history = _norm(list(snapshot.history.values())) if store.spec.rule.server_momentum > 0 else 0.0
-            weights = _norm([snapshot.model[name] for name in _parameters(store.spec.layout)])
+            kinds = {tensor.name: tensor.kind for tensor in store.spec.layout.tensors}
+            weights = _norm([t for name, t in snapshot.model.items() if kinds[name] is TensorKind.PARAMETER])
             return _Copy(packed(store.spec, snapshot), snapshot.steps, history, weights)
 
     async def _offer(self, connection: Connection, order: Seed, holds: ServerHolds, copy: _Copy) -> None:

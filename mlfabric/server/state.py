@@ -49,8 +49,7 @@ class ServerState:
         self.models = {h.spec.name: self._model(h) for h in held}
         self._is_stopping = False
         self._freeing = Freeing(config.name)
-        self._offers: Early[act.Offered] = Early()
-        self._wants: Early[act.Wanted] = Early()
+        self._early = Early()
 
     def handle(self, event: act.ServerEvent | Tick, now_ns: int) -> list[act.Action]:
         """Take in one event and return what to do, in order."""
@@ -64,8 +63,7 @@ class ServerState:
 
     def next_wakeup_ns(self) -> int | None:
         """Return when a Tick is due, or None."""
-        times = [model.next_wakeup_ns() for model in self.models.values()]
-        times += [self._offers.next_wakeup_ns(), self._wants.next_wakeup_ns()]
+        times = [self._early.next_wakeup_ns(), *(model.next_wakeup_ns() for model in self.models.values())]
         return min([t for t in times if t is not None], default=None)
 
     def holds(self) -> list[ServerHolds]:
@@ -104,15 +102,12 @@ class ServerState:
             case act.Wanted():
                 yield from self._want(event, now_ns)
             case Tick():
-                yield from self._offers.expire(now_ns)
-                yield from self._wants.expire(now_ns)
+                yield from self._early.expire(now_ns)
                 for model in self.models.values():
                     yield from model.expire(now_ns)
             case _:
-                if isinstance(event, act.TransferBroken):
-                    self._offers.forget(event.connection)
-                if isinstance(event, act.GetBroken):
-                    self._wants.forget(event.connection)
+                if isinstance(event, act.TransferBroken | act.GetBroken):
+                    self._early.forget(event.connection)
                 yield from self._concern(event, now_ns)
 
     def _concern(self, event: act.ModelEvent, now_ns: int) -> Iterator[act.Action]:
@@ -133,14 +128,14 @@ class ServerState:
         match event:
             case Expect():
                 yield from model.expect(event, now_ns)
-                for offered in self._offers.take(event.transfer, event.ticket):
-                    yield from self._offer(offered, now_ns)
+                for early in self._early.take(event.transfer, event.ticket):
+                    yield from self._react(early, now_ns)
             case Void():
                 yield from model.void(event.transfer, event.reason)
             case Serve():
                 yield from model.serve(event, now_ns)
-                for wanted in self._wants.take(event.get, event.ticket):
-                    yield from self._want(wanted, now_ns)
+                for early in self._early.take(event.get, event.ticket):
+                    yield from self._react(early, now_ns)
             case CancelServe():
                 yield from model.gets.cancel(event.get, event.reason, gone=event.gone)
             case Followed():
@@ -227,7 +222,7 @@ class ServerState:
         elif (outcome := self._outcome(event.transfer)) is not None:
             yield act.Answer(connection=event.connection, outcomes=(outcome,))
         else:
-            self._offers.wait(event, now_ns)
+            self._early.wait(event, now_ns)
 
     def _outcome(self, transfer: TransferId) -> tuple[UpdateId, Outcome] | None:
         """Return what became of an update; a sum has no outcome of its own."""
@@ -243,7 +238,7 @@ class ServerState:
         if model is not None and model.gets.gets[event.get].plan.ticket == event.ticket:
             yield from model.gets.want(event)
         else:
-            self._wants.wait(event, now_ns)
+            self._early.wait(event, now_ns)
 
     def _model_of(self, request: TransferId | GetId) -> HostedModel | None:
         for model in self.models.values():

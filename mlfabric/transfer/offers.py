@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import Enum
-from typing import Generic, TypeVar
 
 from mlfabric.protocol import GetId, MemberEvent, Outcome, ServerHolds, TransferId, UpdateId
 from mlfabric.values import dataclass
@@ -178,11 +177,8 @@ class Report:
     again: bool = False
 
 
-RequestT = TypeVar("RequestT", Offered, Wanted)
-
-
-class Early(Generic[RequestT]):
-    """Offers, or wants, that came before the scheduler's word about them.
+class Early:
+    """Offers and wants that came before the scheduler's word about them.
 
     They may overtake it (two connections, no common order), and wait for it at most ``EARLY_WAIT_NS``; a ticket that
     the scheduler never vouches for is refused then. A connection carries one of them, so one with a ticket that was
@@ -190,13 +186,13 @@ class Early(Generic[RequestT]):
     """
 
     def __init__(self) -> None:
-        self._waiting: dict[int, tuple[RequestT, int]] = {}
+        self._waiting: dict[int, tuple[Offered | Wanted, int]] = {}
 
-    def wait(self, request: RequestT, now_ns: int) -> None:
+    def wait(self, request: Offered | Wanted, now_ns: int) -> None:
         """Keep one."""
         self._waiting[request.connection] = (request, now_ns + EARLY_WAIT_NS)
 
-    def take(self, what: TransferId | GetId, ticket: bytes) -> list[RequestT]:
+    def take(self, what: TransferId | GetId, ticket: bytes) -> list[Offered | Wanted]:
         """Take out those that the scheduler has vouched for: one that came later is to take the place of one before."""
         found = [r for r, _ in self._waiting.values() if (_what(r), r.ticket) == (what, ticket)]
         for request in found:

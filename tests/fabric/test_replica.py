@@ -82,7 +82,7 @@ def arrivals(follower: mlfabric.ReplicaServer) -> list[Any]:
             found.append(event.transfer)
         report(event)
 
-    service._report = note  # type: ignore[method-assign]
+    service._report = note
     return found
 
 

@@ -36,7 +36,8 @@ def version_of(running: Fabric) -> int:
 def ask(raw: RawWorker, **changes) -> session_pb2.Send:
     """Ask for a push and return the instruction to send."""
     raw.tell(raw.request(**changes))
-    return raw.told("send")
+    send: session_pb2.Send = raw.told("send")
+    return send
 
 
 def deliver(line: Line, send: session_pb2.Send, raw: RawWorker, payload: bytes, length: int | None = None) -> None:
