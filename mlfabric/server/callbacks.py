@@ -14,7 +14,6 @@ import torch
 
 from mlfabric.errors import UsageError
 from mlfabric.fail_stop import FailStop
-from mlfabric.model.specs import TensorKind
 from mlfabric.protocol import Commit, GetId, ModelVersion
 from mlfabric.server.store import Held, ModelStore
 
@@ -44,9 +43,7 @@ class ModelView:
         """
         if self._held is None:
             raise UsageError(f"version {self.version} is read after its callback; clone its tensors in the callback")
-        kinds = {spec.name: spec.kind for spec in self._store.spec.layout.tensors}
-        tensors = self._store.tensors(self._held)
-        return {name: tensor for name, tensor in tensors.items() if kinds[name] is not TensorKind.RATES}
+        return self._store.tensors(self._held)
 
     def close(self) -> None:
         """Give no tensors any more."""

@@ -32,10 +32,9 @@ def content_of_image(spec: ModelSpec, source: memoryview) -> Content:
     Raises:
         LayoutError: an element is NaN or Inf.
     """
-    layout, weights = spec.layout, Image.zeros(spec.layout)
-    for tensor, start in zip(layout.tensors, layout.offsets, strict=True):
-        end = start + tensor.size_bytes
-        weights.data[start:end] = source[start:end]
+    weights = Image.zeros(spec.layout)
+    weights.data[:] = source
+    weights.clear_padding()
     return _finite(spec, Content(weights, _new_state(spec), 0))
 
 
