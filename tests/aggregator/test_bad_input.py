@@ -21,18 +21,16 @@ from tests.aggregator.by_hand import (
     Stand,
     a_good_sum_is_made,
     frame_of,
-    granted_sum,
     image,
     order,
     outcomes_of,
     payload,
     refusal_of,
-    send,
     takes,
     torn,
     want,
 )
-from tests.aggregator.stage import get, sum_id, ticket, update
+from tests.aggregator.stage import get, ticket, update
 from tests.fabric.harness import wait_until
 
 A, B = update("wa"), update("wb")
@@ -122,18 +120,6 @@ def test_something_else_than_a_seal_tears_the_sum(stand: Stand) -> None:
     line.send(Frame(kind=FrameKind.PAYLOAD, ticket=ticket(A), length=16), bytes(16))
 
     assert "wanted a seal" in torn(stand, 1)
-
-
-def test_a_receiver_that_answers_nonsense_tears_the_sum(stand: Stand) -> None:
-    for counter, answer in enumerate((FrameKind.WANT, FrameKind.OUTCOME), start=1):
-        transfer = update("wa", counter)
-        stand.scheduler.tell(order(stand, counter, takes(transfer)))
-        send(stand.offer(transfer), transfer, image(1.0))
-        receiver = stand.accept()
-        granted_sum(receiver, sum_id(counter), SIZE)
-        receiver.send(Frame(kind=answer, ticket=ticket("out"), meta=b"\xff"))
-        torn(stand, counter)
-    a_good_sum_is_made(stand)
 
 
 @pytest.mark.parametrize("option", ["most_updates", "memory_budget_bytes"])

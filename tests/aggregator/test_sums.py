@@ -140,13 +140,6 @@ def test_one_who_comes_after_the_end_is_refused_at_once():
     assert stage.tell(offer(B, 2)) == [refuse(2)]
 
 
-def test_an_early_offer_whose_connection_breaks_is_forgotten():
-    stage = Stage()
-    stage.tell(offer(A, 1), broken(A, 1))
-
-    assert stage.tell(order(1, A)) == []
-
-
 def test_an_update_that_is_never_offered_tears_the_sum():
     stage = Stage()
     stage.tell(order(1, A, B))
@@ -266,31 +259,6 @@ def test_inputs_wait_for_those_that_the_plan_ends_before_them_even_in_other_sums
     assert stage.tell(offer(B, 2)) == []
     assert grant(1, 1, B, 2) in stage.tell(sealed(A, 1))
     assert grant(2, 0, C, 3) in stage.tell(sealed(B, 2))
-
-
-def test_one_that_is_late_to_offer_keeps_nobody_waiting():
-    stage = Stage()
-    stage.tell(order(1, A, B, after={B: (A,)}))
-
-    assert grant(1, 1, B, 2) in stage.tell(offer(B, 2))
-
-
-def test_another_sum_that_comes_early_does_not_hold_up_updates_that_the_plan_puts_before_it():
-    stage = Stage()
-    stage.tell(order(2, A, B, sum_id(1), members=(A, B, C), after={B: (A,), sum_id(1): (B,)}))
-    stage.tell(offer(sum_id(1), 1))
-
-    assert stage.tell(offer(A, 2)) == [grant(2, 0, A, 2)]
-    assert stage.tell(offer(B, 3)) == []
-    assert grant(2, 1, B, 3) in stage.tell(sealed(A, 2))
-
-
-def test_another_sum_waits_for_updates_that_run_before_it():
-    stage = Stage()
-    stage.tell(order(2, A, sum_id(1), members=(A, B), after={sum_id(1): (A,)}), offer(A, 2))
-
-    assert stage.tell(offer(sum_id(1), 1)) == []
-    assert grant(2, 1, sum_id(1), 1) in stage.tell(sealed(A, 2))
 
 
 def test_memory_goes_by_seq_and_the_lowest_sum_may_exceed_it():

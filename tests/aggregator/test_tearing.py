@@ -14,6 +14,7 @@ from mlfabric.protocol import (
     TransferEnd,
 )
 from mlfabric.transfer.exchange import LONGEST_REASON
+from mlfabric.v1 import data_pb2
 from tests.aggregator.by_hand import (
     SIZE,
     SPEC,
@@ -113,16 +114,33 @@ def test_an_update_that_was_changed_is_taken_back_and_dropped_with_no_endless_re
     a_good_sum_is_made(stand)
 
 
-def test_a_receiver_that_refuses_the_sum_tears_it(stand: Stand) -> None:
+REFUSAL = data_pb2.RefuseMeta(reason="delay 9 is above the bound").SerializeToString()
+
+
+@pytest.mark.parametrize(
+    ("kind", "meta", "words"),
+    [
+        (FrameKind.REFUSE, REFUSAL, "delay 9 is above the bound"),
+        (FrameKind.WANT, b"\xff", "a WANT frame came; wanted OUTCOME"),
+        (FrameKind.OUTCOME, b"\xff", "Error parsing message"),
+    ],
+    ids=["refusal", "another frame", "no message"],
+)
+def test_a_receiver_that_refuses_the_sum_or_answers_nonsense_tears_it(
+    stand: Stand, kind: FrameKind, meta: bytes, words: str
+) -> None:
     stand.scheduler.tell(order(stand, 1, takes(A)))
     line = stand.offer(A)
     send(line, A, image(1.0))
     receiver = stand.accept()
     granted_sum(receiver, sum_id(1), SIZE)
-    take_back(receiver, ticket("out"), "delay 9 is above the bound")
+    receiver.send(Frame(kind=kind, ticket=ticket("out"), meta=meta))
 
-    assert refusal_of(line) == "server-0: delay 9 is above the bound"
-    assert torn(stand, 1) == "server-0: delay 9 is above the bound"
+    told = refusal_of(line)
+    assert told == torn(stand, 1)
+    assert told.startswith(f"server-0: {words}")
+    stand.listen_anew()
+    a_good_sum_is_made(stand)
 
 
 def test_a_receiver_that_goes_away_while_inputs_are_awaited_tears_the_sum_at_once(stand: Stand) -> None:
