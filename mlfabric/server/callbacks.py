@@ -8,7 +8,7 @@ service's thread, and holds up all of it; so it should be brief. One that raises
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import torch
 
@@ -81,7 +81,7 @@ class Callbacks:
     def requested(self, model: str, store: ModelStore, get: GetId, version: ModelVersion, held: Held) -> None:
         """Tell of a get that is being served what is held."""
         if self.of_requests:
-            with _view(version, store, held) as view:
+            with closing(ModelView(version, store, held)) as view:
                 for callback in self.of_requests:
                     with self._failure.guard("the request callback"):
                         callback(model, get, view)
@@ -101,22 +101,13 @@ class Callbacks:
 
 
 @contextmanager
-def _view(version: ModelVersion, store: ModelStore, held: Held) -> Iterator[ModelView]:
-    view = ModelView(version, store, held)
-    try:
-        yield view
-    finally:
-        view.close()
-
-
-@contextmanager
 def _current(store: ModelStore, version: ModelVersion) -> Iterator[ModelView]:
     """Pin the current version of a store in which no step is being taken."""
     held = store.acquire()
     assert held is not None, f"{store.spec.name}: a callback of version {version} while a step is taken"
     assert held.version == version.number, f"{store.spec.name}: version {held.version} is here; told was {version}"
     try:
-        with _view(version, store, held) as view:
+        with closing(ModelView(version, store, held)) as view:
             yield view
     finally:
         store.release(held)

@@ -224,7 +224,7 @@ class HostedModel:
             yield from self._break_off(transfer)
         if self.spec.shard is None:
             self.incoming.count_no_more()
-        yield from self.gets.cancel_waiting("the scheduler began anew")
+        yield from self.gets.cancel_all("the scheduler began anew")
 
     def end(self, reason: str) -> Generator[Action, None, tuple[TransferId, ...]]:
         """Break off whatever comes and goes; return the transfers that are being applied: their buffers are in use."""
@@ -234,7 +234,7 @@ class HostedModel:
                 yield from self._break_off(transfer)
             elif transfer.connection is not None:
                 yield Abandon(connection=transfer.connection)
-        yield from self.gets.end(reason)
+        yield from self.gets.cancel_all(reason, gone=True)
         return tuple(transfer.transfer for transfer in applying)
 
     def _keepable(self) -> set[TransferId]:

@@ -377,9 +377,10 @@ class ReplicaModel:
         for name, transfer in self.transfers.items():
             own = [places[u] for u in transfer.members if u in places]
             if transfer.is_held and own:
+                has_share = self._is_mean and isinstance(name, UpdateId)
+                share = shares[transfer.members[0]] if has_share else 1.0
                 outdated = entries[max(own) - 1].began < entries[-1].began
-                part = self._part(name, transfer, max(own), shares[transfer.members[0]])
-                parts.append(replace(part, outdated=outdated))
+                parts.append(Part(transfer=name, place=max(own), share=share, outdated=outdated))
         parts.sort(key=lambda part: part.place)
         self._running, self._applying = tuple(part.transfer for part in parts), tuple(entries)
         yield ApplyPrefix(
@@ -391,10 +392,6 @@ class ReplicaModel:
             values_before=max(0, self.version.number + 1 - entries[-1].began),
             version=entries[-1].version,
         )
-
-    def _part(self, name: TransferId, transfer: _Incoming, place: int, share: float) -> Part:
-        has_share = self._is_mean and isinstance(name, UpdateId)
-        return Part(transfer=name, place=place, share=share if has_share else 1.0)
 
     @property
     def _is_mean(self) -> bool:

@@ -131,15 +131,10 @@ class Servings:
             if known.connection is not None:
                 yield Refuse(connection=known.connection, reason=reason)
 
-    def cancel_waiting(self, reason: str) -> Iterator[Action]:
-        """Forget every get that is not being served."""
+    def cancel_all(self, reason: str, *, gone: bool = False) -> Iterator[Action]:
+        """Do as :meth:`cancel` for every get."""
         for get in list(self.gets):
-            yield from self.cancel(get, reason)
-
-    def end(self, reason: str) -> Iterator[Action]:
-        """Break off every get: there is no model any more."""
-        for get in list(self.gets):
-            yield from self.cancel(get, reason, gone=True)
+            yield from self.cancel(get, reason, gone=gone)
 
     def pin(self, get: GetId, version: ModelVersion) -> Iterator[Action]:
         """Pin the current version for a get that asks for exactly this one; see ``may_pin``."""

@@ -10,7 +10,6 @@ import asyncio
 import logging
 import time
 from collections import deque
-from typing import NamedTuple
 
 import grpc
 
@@ -31,13 +30,8 @@ _CHANNEL_OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_reconnect_
 log = logging.getLogger("mlfabric.shell.reporting")
 _pause = asyncio.sleep
 
-
-class _Ends(NamedTuple):
-    """Where the bytes of a transfer came from and where they went, or to whom."""
-
-    from_host: str
-    to_host: str
-    to_peer: str
+_Record = tuple[TransferRecord, str, str, str]
+"""What was measured, where the bytes came from, and where they went, or to whom."""
 
 
 class TransferReporter:
@@ -64,7 +58,7 @@ class TransferReporter:
         self._header = monitor_pb2.RecordTransfersRequest(
             member=name, host=host, up_bps=up_bps, down_bps=down_bps, succeeds=succeeds
         )
-        self._records: deque[tuple[TransferRecord, _Ends]] = deque()
+        self._records: deque[_Record] = deque()
         self._security = security
         self._address = ""
         self._token = b""
@@ -91,7 +85,7 @@ class TransferReporter:
         if not self._address or len(self._records) >= KEEP_RECORDS:
             self.dropped += 1
             return
-        self._records.append((record, _Ends(from_host, to_host, to_peer)))
+        self._records.append((record, from_host, to_host, to_peer))
         self._wake.set()
 
     async def run(self) -> None:
@@ -127,16 +121,16 @@ class TransferReporter:
         else:
             self.sent += len(taken)
 
-    def _message(self, taken: deque[tuple[TransferRecord, _Ends]]) -> monitor_pb2.RecordTransfersRequest:
+    def _message(self, taken: deque[_Record]) -> monitor_pb2.RecordTransfersRequest:
         message = monitor_pb2.RecordTransfersRequest()
         message.CopyFrom(self._header)
         message.token = self._token
         now_ns = time.monotonic_ns()
-        for record, ends in taken:
+        for record, from_host, to_host, to_peer in taken:
             message.records.add(
-                from_host=ends.from_host,
-                to_host=ends.to_host,
-                to_peer=ends.to_peer,
+                from_host=from_host,
+                to_host=to_host,
+                to_peer=to_peer,
                 bytes=record.bytes,
                 seconds=record.seconds,
                 paced=record.paced,
