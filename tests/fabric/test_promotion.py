@@ -11,7 +11,7 @@ import pytest
 from mlfabric.scheduler.followers.replica_sending import Phase
 from tests.fabric.harness import Fabric, wait_until
 from tests.fabric.replicas import RULES, Trainer, replica, replication, trainers, version_of
-from tests.fabric.test_replica_kills import Program
+from tests.fabric.test_replica_kills import Program, replica_process
 
 pytestmark = pytest.mark.processes
 
@@ -49,20 +49,12 @@ def distance(trainer: Trainer) -> float:
     return float((trainer.weights.detach() - 1).norm())
 
 
-@contextmanager
-def follower(fabric: Fabric, bound: int) -> Iterator[Program]:
-    """Run a replica of its own."""
-    options = ("--scheduler", fabric.scheduler.address, "--replica-of", "server-0", "--name", "replica-0")
-    with Program("-m", "mlfabric", "server", *options, "--div-max-updates", str(bound)) as program:
-        yield program
-
-
 def test_a_killed_primary_is_replaced_by_its_replica_and_that_one_by_the_next():
     with (
         Fabric() as fabric,
         primary(fabric) as first,
         trainers(fabric, RULES["momentum at the server"]) as found,
-        follower(fabric, BOUND) as second,
+        replica_process(fabric, "--div-max-updates", str(BOUND)) as second,
     ):
         wait_until_followed(fabric)
         for trainer in found:

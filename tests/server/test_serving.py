@@ -35,14 +35,9 @@ def test_a_get_is_served_when_it_is_wanted_and_reported_when_it_was_sent(stage):
     assert not stage.model.gets.gets
 
 
-def test_a_get_waits_for_the_update_that_it_follows(stage):
-    stage.tell(expect(A, 1), serve(G, after_updates=(A,)))
-    assert stage.tell(want(G, 2)) == []
-    assert stage.commit(A, 1)[-1] == serving(G, 1, 2)
-
-
-def test_a_get_waits_for_the_version_that_it_asks_for(stage):
-    stage.tell(serve(G, min_version=1))
+@pytest.mark.parametrize("plan", [serve(G, after_updates=(A,)), serve(G, min_version=1)])
+def test_a_get_waits_for_the_update_that_it_follows_and_the_version_that_it_asks_for(stage, plan):
+    stage.tell(expect(A, 1), plan)
     assert stage.tell(want(G, 2)) == []
     assert stage.commit(A, 1)[-1] == serving(G, 1, 2)
 

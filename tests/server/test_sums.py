@@ -242,41 +242,27 @@ def test_a_member_that_falls_below_the_mark_while_its_sum_waits_is_not_applied(s
     assert told[-1] == end_report(S, TransferEnd.VOIDED, detail=f"{DropReason.DUPLICATE.value}: a#0 was settled before")
 
 
-def test_a_sum_takes_over_an_update_that_is_not_here(stage):
-    stage.tell(expect(A, 1), offer(A, 1))
-    told = stage.tell(expect_sum(S, 2, member(A), member(B)))
-    assert told == [
-        abandon(),
-        forget(A),
-        end_report(A, TransferEnd.VOIDED, detail="sum 0 brings what was to come in it"),
-    ]
-    assert stage.bring_sum(S, 2, member(A), member(B), connection=2)[-1] == apply_sum(S, 2)
+LONE, SUMMED = expect(A, 2), expect_sum(S, 2, member(A), member(B))
 
 
-def test_a_sum_does_not_take_over_an_update_that_is_here(stage):
-    stage.tell(expect(C, 1))
-    stage.bring(A, 2, 2)
-    told = stage.tell(expect_sum(S, 3, member(A), member(B)))
-    assert told == [end_report(S, TransferEnd.VOIDED, detail="a#0 is here and has a#0 in it")]
-    assert list(stage.model.incoming.transfers) == [C, A]
-
-
-def test_an_update_takes_over_from_a_sum_that_is_not_here(stage):
-    stage.tell(expect_sum(S, 1, member(A), member(B)), offer(S, 4))
-    told = stage.tell(expect(A, 2))
-    assert told == [
+@pytest.mark.parametrize(("known", "later"), [(LONE, SUMMED), (SUMMED, LONE)])
+def test_what_is_not_here_gives_its_updates_to_what_is_to_bring_them(stage, known, later):
+    stage.tell(known, offer(known.transfer, 4))
+    assert stage.tell(later) == [
         abandon(4),
-        forget(S),
-        end_report(S, TransferEnd.VOIDED, detail="a#0 brings what was to come in it"),
+        forget(known.transfer),
+        end_report(known.transfer, TransferEnd.VOIDED, detail=f"{later.transfer} brings what was to come in it"),
     ]
-    assert stage.bring(B, 3, 3) == [end_report(B, TransferEnd.RECEIVED)]
+    assert list(stage.model.incoming.transfers) == [later.transfer]
 
 
-def test_an_update_does_not_take_over_from_a_sum_that_is_here(stage):
-    stage.tell(expect(C, 1))
-    stage.bring_sum(S, 2, member(A), member(B), connection=2)
-    assert stage.tell(expect(A, 3)) == [end_report(A, TransferEnd.VOIDED, detail="sum 0 is here and has a#0 in it")]
-    assert stage.commit(C, 1)[-1] == apply_sum(S, 3)
+@pytest.mark.parametrize(("known", "later"), [(LONE, SUMMED), (SUMMED, LONE)])
+def test_what_is_here_keeps_its_updates(stage, known, later):
+    stage.tell(expect(C, 1), known, offer(known.transfer, 2))
+    stage.tell(act.PayloadReceived(transfer=known.transfer, connection=2))
+    detail = f"{known.transfer} is here and has a#0 in it"
+    assert stage.tell(later) == [end_report(later.transfer, TransferEnd.VOIDED, detail=detail)]
+    assert list(stage.model.incoming.transfers) == [C, known.transfer]
 
 
 def test_a_sum_takes_over_from_several_others_at_once(stage):
