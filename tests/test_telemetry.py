@@ -80,6 +80,7 @@ def server() -> CollectorRegistry:
     metrics.version("m", ModelVersion(1, 7))
     metrics.commit("m", commit)
     metrics.step("m", 0.01)
+    metrics.received("m", "sum")
     metrics.checkpoint("m", 0.4)
     metrics.memory({"updates": 100, "models": 30})
     metrics.memory({"models": 40})
@@ -146,6 +147,7 @@ SHOWN: dict[Callable[[], CollectorRegistry], dict[str, float]] = {
         "mlfabric_commits_total{model=m}": 1,
         "mlfabric_model_version{model=m}": 8,
         "mlfabric_commit_seconds_count{model=m}": 1,
+        "mlfabric_received_total{kind=sum,model=m}": 1,
         "mlfabric_checkpoint_seconds_sum{model=m}": 0.4,
         "mlfabric_samples{fate=trained,model=m}": 11,
         "mlfabric_samples{fate=repeated,model=m}": 2,

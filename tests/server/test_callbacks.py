@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,6 +17,7 @@ from mlfabric.server.store import ModelStore
 from tests.fabric.harness import Fabric, fabric, gradients, small_model, spec_of, wait_until
 from tests.fabric.replicas import RULES, replica, trainers, version_of, wait_for_gate, wait_for_replica
 from tests.fabric.test_promotion import primary, wait_until_followed, wait_until_promoted
+from tests.server.stage import commit, update
 
 
 @pytest.fixture
@@ -105,9 +107,26 @@ def test_a_view_of_what_a_wrapped_adam_trains_has_the_model_s_tensors_and_no_oth
     assert names == [name for name, _ in model.named_parameters()]
 
 
-def test_a_version_that_is_reached_again_is_told_once() -> None:
-    store = ModelStore(spec_of({"w": torch.zeros(4, requires_grad=True)}))
-    store.initialise(bytes(16))
+@pytest.fixture
+def store() -> ModelStore:
+    """Return a store of four zeros."""
+    made = ModelStore(spec_of({"w": torch.zeros(4, requires_grad=True)}))
+    made.initialise(bytes(16))
+    return made
+
+
+def test_updates_that_are_committed_together_are_told_one_by_one_at_the_version_after_the_last(
+    store: ModelStore,
+) -> None:
+    store.apply_sum(memoryview(bytearray(np.full(4, 1.5, dtype=np.float32))), [0.1, 0.1])
+    told = []
+    callbacks = Callbacks(FailStop())
+    callbacks.of_updates.append(lambda _, commit, view: told.append((commit.update, view.version, total(view))))
+    callbacks.committed("model", store, (commit(update("a"), 1), commit(update("b"), 2)))
+    assert told == [(update("a"), ModelVersion(1, 2), 6.0), (update("b"), ModelVersion(1, 2), 6.0)]
+
+
+def test_a_version_that_is_reached_again_is_told_once(store: ModelStore) -> None:
     told = []
     callbacks = Callbacks(FailStop())
     callbacks.of_versions.append(lambda model, view: told.append((model, *view.version)))
