@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mlfabric.errors import ConfigError, UsageError
+from mlfabric.errors import ConfigError
 from mlfabric.model.specs import TensorKind
 from mlfabric.model.stepping import transition
 from mlfabric.model.update_rules import RuleKind, RuleSpec
@@ -61,9 +61,7 @@ def mean_kernels(rule: RuleSpec, *, lr: float, count: int, steps: int) -> Kernel
 
     Raises:
         ConfigError: ``lr`` is out of range.
-        UsageError: ``count`` is.
     """
-    _check_count(count)
     if not (math.isfinite(lr) and lr >= 0):
         raise ConfigError(f"learning rate {lr!r} of a step; allowed: finite and >= 0")
     return {TensorKind.PARAMETER: _one_step(rule, lr, count, steps), **value_kernels(MeanKernel(count=count))}
@@ -85,10 +83,8 @@ def sum_kernels(rule: RuleSpec, *, lrs: Sequence[float], steps: int, means: Mean
 
     Raises:
         ConfigError: a learning rate is out of range.
-        UsageError: there is none.
     """
     count = len(lrs)
-    _check_count(count)
     if rule.kind is RuleKind.ADAM:
         return mean_kernels(rule, lr=lrs[0], count=count, steps=steps)
     places = transition(rule, lrs)
@@ -112,8 +108,3 @@ def _one_step(rule: RuleSpec, lr: float, count: int, steps: int) -> Kernel:
         steps=steps,
         decoupled=rule.decoupled,
     )
-
-
-def _check_count(count: int) -> None:
-    if count < 1:
-        raise UsageError(f"a step of {count} updates; allowed: 1 or more")

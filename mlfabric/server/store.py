@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 import torch
 
-from mlfabric.errors import LayoutError, RefusedError, UsageError
+from mlfabric.errors import LayoutError, UsageError
 from mlfabric.model.specs import ModelSpec
 from mlfabric.model.update_rules import RuleKind
 from mlfabric.server.contents import Content, content_of_image, content_of_tensors, parameters
@@ -107,26 +107,6 @@ class ModelStore:
 
     # Coming into being
 
-    def check_image(self, length: int, digest: int, images: int = 1) -> None:
-        """Check what a sender says about an image before its bytes are taken.
-
-        Args:
-            length: in bytes.
-            digest: of the sender's layout.
-            images: how many there should be, one behind the other.
-
-        Raises:
-            LayoutError: it is not an image of this model, or not so many.
-        """
-        if digest != self._layout.digest:
-            raise LayoutError(
-                f"{self.spec.name}: image of another layout, digest {digest:#x}; allowed: {self._layout.digest:#x}, "
-                "the model's; names, shapes, dtypes and kinds must agree"
-            )
-        allowed = images * self._layout.size_bytes
-        if length != allowed:
-            raise LayoutError(f"{self.spec.name}: image of {length} bytes; allowed: {allowed}")
-
     def initialise(self, image: bytes | bytearray | memoryview) -> None:
         """Set the weights of version 0 to a copy of ``image``.
 
@@ -135,12 +115,9 @@ class ModelStore:
 
         Raises:
             LayoutError: wrong length, or an element is NaN or Inf; nothing was changed.
-            RefusedError: there are weights already; nothing was changed.
         """
-        source = byte_view(image)
-        self.check_image(len(source), self._layout.digest)
+        source = self._whole(image)
         with self._changing:
-            self._refuse_second_weights()
             self._install(content_of_image(self.spec, source), version=0)
 
     def restore(
@@ -163,17 +140,19 @@ class ModelStore:
 
         Raises:
             LayoutError: names, shapes or dtypes differ, or an element is NaN or Inf; nothing was changed.
-            RefusedError: there are weights already; nothing was changed.
         """
         with self._changing:
-            self._refuse_second_weights()
             self._install(content_of_tensors(self.spec, model, history, squares, steps), version)
 
-    def _refuse_second_weights(self) -> None:
-        if self.is_initialised:
-            raise RefusedError(f"{self.spec.name} has weights already, at version {self.version}; they were kept")
+    def _whole(self, payload: bytes | bytearray | memoryview, images: int = 1) -> memoryview:
+        """View so many images, one behind the other, as bytes."""
+        view, allowed = byte_view(payload), images * self._layout.size_bytes
+        if len(view) != allowed:
+            raise LayoutError(f"{self.spec.name}: image of {len(view)} bytes; allowed: {allowed}")
+        return view
 
     def _install(self, content: Content, version: int) -> None:
+        assert not self.is_initialised, f"{self.spec.name} has weights already, at version {self.version}"
         self._state, self._steps = content.state, content.steps
         self._versions.install(content.weights, version)
 
@@ -237,8 +216,9 @@ class ModelStore:
             The new version and the exact norms, or NotFinite with nothing changed.
 
         Raises:
-            UsageError: wrong length, not writable, no weights, another step is prepared, ``lr`` or ``count`` is out of
-                range; nothing was changed.
+            LayoutError: wrong length; nothing was changed.
+            ConfigError: ``lr`` is out of range; nothing was changed.
+            UsageError: no weights, or another step is prepared; nothing was changed.
         """
         return self._apply(self._mean(image, lr, count))
 
@@ -302,11 +282,7 @@ class ModelStore:
 
     def _images(self, payload: memoryview, count: int) -> tuple[Image, ...]:
         """View a payload as images, with nothing in their padding."""
-        view = byte_view(payload)
-        self.check_image(len(view), self._layout.digest, count)
-        if view.readonly:
-            raise UsageError(f"{self.spec.name}: the update's image is read-only; give a buffer that apply may write")
-        size = self._layout.size_bytes
+        view, size = self._whole(payload, count), self._layout.size_bytes
         return tuple(Image(self._layout, view[n * size : (n + 1) * size]) for n in range(count))
 
     def _apply(self, order: _Order) -> StepResult | NotFinite:

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from mlfabric.errors import LayoutError, RefusedError, UsageError
+from mlfabric.errors import LayoutError, UsageError
 from mlfabric.model.specs import Layout, TensorKind, TensorSpec
 from mlfabric.server.rule_kernels import NotFinite, StepResult
 from mlfabric.server.store import ModelStore
@@ -113,16 +113,6 @@ def test_initial_weights_that_are_not_finite_are_refused_and_others_may_follow(b
     store.initialise(image_of(layout_of(), draw(layout_of(), 0)))
 
 
-def test_weights_are_set_once() -> None:
-    store = store_of(spec_of())
-    before = bytes_of(store)
-    with pytest.raises(RefusedError, match="has weights already"):
-        store.initialise(image_of(layout_of(), draw(layout_of(), 9)))
-    with pytest.raises(RefusedError, match="has weights already"):
-        store.restore(version=7, model=draw(layout_of(), 9))
-    assert bytes_of(store) == before
-
-
 @pytest.mark.parametrize(
     ("change", "story"),
     [
@@ -137,15 +127,6 @@ def test_restoring_what_does_not_fit_is_refused_by_name(change: dict[str, torch.
     with pytest.raises(LayoutError, match=story):
         store.restore(version=3, model={**draw(layout_of(), 0), **change})
     assert not store.is_initialised
-
-
-def test_an_announced_image_is_checked_before_its_bytes_come() -> None:
-    store, layout = ModelStore(spec_of()), layout_of()
-    store.check_image(layout.size_bytes, layout.digest)
-    with pytest.raises(LayoutError, match="bytes; allowed"):
-        store.check_image(layout.size_bytes + 16, layout.digest)
-    with pytest.raises(LayoutError, match="another layout"):
-        store.check_image(layout.size_bytes, layout_of("float64").digest)
 
 
 def test_a_store_without_weights_refuses_steps_and_snapshots() -> None:
@@ -184,10 +165,3 @@ def test_a_step_that_is_not_finite_changes_no_bit(
     if held is not None:
         store.release(held)
     assert isinstance(step(store, 3), StepResult)
-
-
-def test_an_update_that_may_not_be_written_is_refused() -> None:
-    store = store_of(spec_of())
-    with pytest.raises(UsageError, match="read-only"):
-        store.apply(image_of(layout_of(), draw(layout_of(), 1)).toreadonly(), 0.1)
-    assert store.version == 0
