@@ -12,7 +12,7 @@ from mlfabric.aggregator import actions as act
 from mlfabric.aggregator.aggregator_connections import Connections
 from mlfabric.aggregator.buffers import Buffers
 from mlfabric.aggregator.outgoing_sums import Outgoing
-from mlfabric.aggregator.state import AggregatorConfig, AggregatorState
+from mlfabric.aggregator.state import AggregatorState
 from mlfabric.channels import TcpChannel
 from mlfabric.errors import UsageError
 from mlfabric.model.specs import Role
@@ -69,7 +69,7 @@ class AggregatorService:
         self.address = ""
         self._metrics = metrics
         budget = options.memory_budget_bytes or DEFAULT_BUDGET_BYTES
-        self._state = AggregatorState(AggregatorConfig(name=options.name, memory_budget_bytes=budget))
+        self._state = AggregatorState(options.name, budget)
         self._driver = Driver[act.AggregatorEvent, act.Action](self._state, self._do)
         self._buffers = Buffers()
         self._channel = TcpChannel(options.tcp)

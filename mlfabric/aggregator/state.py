@@ -7,49 +7,35 @@ are refused at once.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from mlfabric.aggregator import actions as act
 from mlfabric.aggregator.aggregator_memory import Memory
 from mlfabric.aggregator.aggregator_sums import Sums
 from mlfabric.aggregator.relayed_models import Handings
 from mlfabric.aggregator.spent import Spent
-from mlfabric.errors import ConfigError
 from mlfabric.model.specs import ModelSpec
 from mlfabric.protocol import CancelHandOn, CancelSum, FreeModel, HandOn, HostModel, Sum, Tick
 from mlfabric.transfer.offers import Early
 
-__all__ = ["AggregatorConfig", "AggregatorState"]
+__all__ = ["AggregatorState"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AggregatorConfig:
-    """What an aggregator's state machine needs to know.
+class AggregatorState:
+    """Everything that one aggregator is told and does.
 
     Args:
         name: the member's name.
         memory_budget_bytes: for sums and for models that are handed on, > 0; what is first in its queue may exceed it.
     """
 
-    name: str
-    memory_budget_bytes: int
-
-    def __post_init__(self) -> None:
-        if self.memory_budget_bytes <= 0:
-            raise ConfigError(f"memory_budget_bytes={self.memory_budget_bytes}; allowed: > 0")
-
-
-class AggregatorState:
-    """Everything that one aggregator is told and does."""
-
-    def __init__(self, config: AggregatorConfig) -> None:
-        self.config = config
+    def __init__(self, name: str, memory_budget_bytes: int) -> None:
+        self.name = name
         self.epoch = 0
         self.specs: dict[str, ModelSpec] = {}
-        memory = Memory(config.memory_budget_bytes)
+        memory = Memory(memory_budget_bytes)
         self._spent = Spent()
-        self.sums = Sums(config.name, memory, self._spent)
-        self.handings = Handings(config.name, memory, self._spent)
+        self.sums = Sums(name, memory, self._spent)
+        self.handings = Handings(name, memory, self._spent)
         self._early = Early()
 
     def handle(self, event: act.AggregatorEvent | Tick, now_ns: int) -> list[act.Action]:

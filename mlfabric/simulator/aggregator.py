@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 
 from mlfabric.aggregator import actions as act
-from mlfabric.aggregator.state import AggregatorConfig, AggregatorState
+from mlfabric.aggregator.state import AggregatorState
 from mlfabric.aggregator.sum_records import Stage
 from mlfabric.model.specs import ModelSpec, Role
 from mlfabric.protocol import (
@@ -42,7 +42,7 @@ class SimulatedAggregator(Receiver[act.Grant]):
         world = around.world
         super().__init__(around, name, incarnation, f"{name}, process {incarnation}", world.process(name, host))
         budget = world.config.sum_updates * world.config.model_bytes
-        self.state = AggregatorState(AggregatorConfig(name=name, memory_budget_bytes=budget))
+        self.state = AggregatorState(name, budget)
         self.sums: dict[SumId, Adding] = {}
         self.models: dict[GetId, Payload] = {}
         self.handed_on = 0

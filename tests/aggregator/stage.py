@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mlfabric.aggregator import actions as act
-from mlfabric.aggregator.state import AggregatorConfig, AggregatorState
+from mlfabric.aggregator.state import AggregatorState
 from mlfabric.channels import TICKET_BYTES
 from mlfabric.model.specs import Layout, ModelSpec, TensorSpec
 from mlfabric.protocol import (
@@ -40,7 +40,7 @@ class Stage(Scene):
     """One aggregator that knows two models, and the clock."""
 
     def __init__(self, budget_sums: int = 4) -> None:
-        super().__init__(AggregatorState(AggregatorConfig(name="a", memory_budget_bytes=budget_sums * SIZE)))
+        super().__init__(AggregatorState("a", budget_sums * SIZE))
         for spec in SPECS.values():
             self.tell(HostModel(to="a", spec=spec, reason=""))
 

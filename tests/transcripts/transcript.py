@@ -25,7 +25,7 @@ MACHINES: dict[type, Callable[[Any], str]] = {
     SchedulerState: lambda state: "scheduler",
     ServerState: lambda state: state.config.name,
     ReplicaState: lambda state: state.name,
-    AggregatorState: lambda state: state.config.name,
+    AggregatorState: lambda state: state.name,
     DaemonState: lambda state: state.worker,
 }
 """The state machines, and what each is called."""
