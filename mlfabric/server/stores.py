@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -155,7 +155,14 @@ class Stores:
     def _step(self, action: act.ApplyStep, buffers: list[memoryview]) -> act.StepDone | act.StepRefused:
         result = self._result(action, buffers)
         if isinstance(result, NotFinite):
-            return self._refusal(action, buffers, result)
+            # The first of a mean holds the sum by now. It is to blame if no other one is; else it is sent again, and
+            # blamed the next time if it has to be.
+            (first, *rest), detail = action.transfers, _detail(result)
+            blamed = self._not_finite(action.model, rest, buffers[1:])
+            culprits, spoilt = (blamed, (first,)) if blamed else ((first,), ())
+            return act.StepRefused(
+                model=action.model, transfers=action.transfers, detail=detail, culprits=culprits, spoilt=spoilt
+            )
         assert result.version == action.version.number, f"{action} made version {result.version}"
         return act.StepDone(model=action.model, transfers=action.transfers, step_norm=result.step_norm)
 
@@ -165,21 +172,12 @@ class Stores:
             return store.apply_sum(buffers[0], lrs)
         return store.apply(add_up(store.spec.layout, buffers), lrs[0], len(lrs))
 
-    def _refusal(self, action: act.ApplyStep, buffers: list[memoryview], found: NotFinite) -> act.StepRefused:
-        """Say who is to blame for a step that is not finite.
-
-        The first of a mean holds the sum by now. It is to blame if no other one is; else it is sent again, and blamed
-        the next time if it has to be.
-        """
-        layout, (first, *rest) = self._stores[action.model].spec.layout, action.transfers
-        blamed = [t for t, image in zip(rest, buffers[1:], strict=True) if not is_finite(layout, image)]
-        return act.StepRefused(
-            model=action.model,
-            transfers=action.transfers,
-            detail=_not_finite(found),
-            culprits=tuple(blamed) or (first,),
-            spoilt=(first,) if blamed else (),
-        )
+    def _not_finite(
+        self, model: str, transfers: Sequence[TransferId], images: list[memoryview]
+    ) -> tuple[TransferId, ...]:
+        """Return those of some transfers that alone are not finite."""
+        layout = self._stores[model].spec.layout
+        return tuple(t for t, image in zip(transfers, images, strict=True) if not is_finite(layout, image))
 
     # Steps that several parts of a model make together
 
@@ -197,7 +195,9 @@ class Stores:
         result = self._preparation(action, [scratch, *buffers[1:]])
         if isinstance(result, NotFinite):
             self._spare[scratch.nbytes] = scratch
-            return self._prepare_refusal(action, buffers, result)
+            blamed = self._not_finite(action.model, action.transfers, buffers)
+            culprits = blamed or action.transfers[:1]  # the first, if each alone is finite
+            return act.PrepareRefused(model=action.model, unit=action.unit, detail=_detail(result), culprits=culprits)
         assert result.result.version == action.version.number, f"{action} would make {result.result.version}"
         self._prepared[action.model] = (result, scratch)
         return act.StepPrepared(model=action.model, unit=action.unit)
@@ -207,19 +207,6 @@ class Stores:
         if action.kind is act.StepKind.SUM:
             return store.prepare_sum(buffers[0], lrs)
         return store.prepare(add_up(store.spec.layout, buffers), lrs[0], len(lrs))
-
-    def _prepare_refusal(
-        self, action: act.PrepareStep, buffers: list[memoryview], found: NotFinite
-    ) -> act.PrepareRefused:
-        """Say who is to blame for a step that is not finite: the first, if each alone is finite."""
-        layout = self._stores[action.model].spec.layout
-        blamed = [t for t, image in zip(action.transfers, buffers, strict=True) if not is_finite(layout, image)]
-        return act.PrepareRefused(
-            model=action.model,
-            unit=action.unit,
-            detail=_not_finite(found),
-            culprits=tuple(blamed) or action.transfers[:1],
-        )
 
     def commit(self, action: act.CommitStep) -> None:
         """Take the step that is prepared; the state machine hears of it when it is done."""
@@ -318,5 +305,5 @@ class Stores:
         await self._tasks.wait()
 
 
-def _not_finite(found: NotFinite) -> str:
+def _detail(found: NotFinite) -> str:
     return f"the step would make {found.tensor} NaN or Inf; version {found.version} was kept"
