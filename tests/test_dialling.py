@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 
-from mlfabric.channels import Channel, Connection, ConnectionClosedError, MemoryChannel, MemoryNetwork
+from mlfabric.channels import Connection, ConnectionClosedError, TcpChannel
 from mlfabric.errors import TransferError, UnavailableError
 from mlfabric.transfer.dialling import Dialled
 from mlfabric.transfer.exchange import TurnedAwayError
@@ -37,8 +37,7 @@ async def taken(dialled: Dialled, address: str) -> None:
 
 @pytest.fixture
 async def network() -> AsyncIterator[tuple[Dialled, str, str]]:
-    network = MemoryNetwork()
-    channels: list[Channel] = [MemoryChannel(network) for _ in range(3)]
+    channels = [TcpChannel() for _ in range(3)]
     first, second = [await channel.listen(silent) for channel in channels[1:]]
     yield Dialled(channels[0]), first, second
     for channel in channels:

@@ -1,6 +1,6 @@
 """Data channels: how tensors travel between members, never through the scheduler.
 
-``base`` is the interface, ``tcp`` the real one, ``memory`` the in-process double. Only shells import this package.
+``base`` is the interface, ``tcp`` what carries it out. Only shells import this package.
 """
 
 from mlfabric.channels.base import (
@@ -16,7 +16,6 @@ from mlfabric.channels.base import (
     TransferRecord,
 )
 from mlfabric.channels.bytestream import MOST_CONNECTIONS
-from mlfabric.channels.memory import MemoryChannel, MemoryNetwork
 from mlfabric.channels.tcp import TcpChannel, TcpOptions
 
 __all__ = [
@@ -30,8 +29,6 @@ __all__ = [
     "Frame",
     "FrameKind",
     "Handler",
-    "MemoryChannel",
-    "MemoryNetwork",
     "TcpChannel",
     "TcpOptions",
     "TransferRecord",

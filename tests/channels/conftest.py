@@ -1,24 +1,15 @@
-"""Both channels by one name, and connected pairs over them."""
+"""Channels by one name, with and without TLS, and connected pairs over them."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import pytest
 
-from mlfabric.channels import (
-    Channel,
-    Connection,
-    Frame,
-    FrameKind,
-    MemoryChannel,
-    MemoryNetwork,
-    TcpChannel,
-    TcpOptions,
-)
-from mlfabric.security import Security
+from mlfabric.channels import Channel, Connection, Frame, FrameKind, TcpChannel, TcpOptions
+from mlfabric.security import LOOPBACK, Security
 
 TICKET = bytes(range(16))
 GRANT = Frame(kind=FrameKind.GRANT, ticket=TICKET, meta=b"go")
@@ -41,16 +32,11 @@ async def until_closed(connection: Connection) -> None:
     await connection.wait_closed()
 
 
-@pytest.fixture(params=["memory", "tcp", "tls"])
-def make(request: pytest.FixtureRequest) -> Iterator[MakeChannel]:
-    if request.param == "tcp":
-        yield lambda: TcpChannel(TcpOptions(max_payload_bytes=MAX_PAYLOAD_BYTES))
-    elif request.param == "tls":
-        security = Security.of(request.getfixturevalue("certificates"), "server")
-        yield lambda: TcpChannel(TcpOptions(max_payload_bytes=MAX_PAYLOAD_BYTES, security=security))
-    else:
-        network = MemoryNetwork()
-        yield lambda: MemoryChannel(network, max_payload_bytes=MAX_PAYLOAD_BYTES)
+@pytest.fixture(params=["tcp", "tls"])
+def make(request: pytest.FixtureRequest) -> MakeChannel:
+    secured = request.param == "tls"
+    security = Security.of(request.getfixturevalue("certificates"), "server") if secured else LOOPBACK
+    return lambda: TcpChannel(TcpOptions(max_payload_bytes=MAX_PAYLOAD_BYTES, security=security))
 
 
 @asynccontextmanager

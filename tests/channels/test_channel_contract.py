@@ -1,4 +1,4 @@
-"""What every channel promises, checked against the real one and its in-memory double."""
+"""What every channel promises, checked with and without TLS."""
 
 from __future__ import annotations
 

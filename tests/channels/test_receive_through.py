@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mlfabric.channels import MemoryChannel, MemoryNetwork, TcpChannel, TcpOptions
+from mlfabric.channels import TcpChannel, TcpOptions
 from mlfabric.errors import TransferError, UsageError
 from tests.channels.conftest import GRANT, MB, MakeChannel, connected, payload
 from tests.channels.filling import filled_by
 
 
-@pytest.fixture(params=["memory", "tcp", "tcp with an emulated card"])
-def make(request: pytest.FixtureRequest) -> Iterator[MakeChannel]:
-    if request.param == "memory":
-        network = MemoryNetwork()
-        yield lambda: MemoryChannel(network)
-    else:
-        yield lambda: TcpChannel(TcpOptions(down_bps=0 if request.param == "tcp" else 4_000_000_000))
+@pytest.fixture(params=[0, 4_000_000_000], ids=["tcp", "tcp with an emulated card"])
+def make(request: pytest.FixtureRequest) -> MakeChannel:
+    return lambda: TcpChannel(TcpOptions(down_bps=request.param))
 
 
 def pattern(n: int) -> bytes:

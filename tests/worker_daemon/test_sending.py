@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 
-from mlfabric.channels import Connection, ConnectionClosedError, Frame, FrameKind, MemoryChannel, MemoryNetwork
+from mlfabric.channels import Connection, ConnectionClosedError, Frame, FrameKind, TcpChannel
 from mlfabric.fail_stop import Failed
 from mlfabric.protocol import Dropped, DropReason, Send, UpdateId
 from mlfabric.worker_daemon import actions as act
@@ -23,8 +23,7 @@ class Ends:
     """A receiver that does what it is given, transfers of a daemon to it, and what these bring."""
 
     def __init__(self) -> None:
-        network = MemoryNetwork()
-        self.receiver, self.daemon = MemoryChannel(network), MemoryChannel(network)
+        self.receiver, self.daemon = TcpChannel(), TcpChannel()
         self.events: asyncio.Queue[act.DaemonEvent | Failed] = asyncio.Queue()
         self.transfers = Transfers(self.daemon, "host", self.events.put_nowait, lambda _record, _peer: None, nobody)
 
