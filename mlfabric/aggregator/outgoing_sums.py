@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 from mlfabric import wire
 from mlfabric.aggregator import actions as act
 from mlfabric.aggregator.buffers import Buffers
-from mlfabric.channels import Channel, Connection, Frame, FrameKind
+from mlfabric.channels import Connection, Frame, FrameKind, TcpChannel
 from mlfabric.errors import FabricError, TransferError
 from mlfabric.fail_stop import Failed, Tasks
 from mlfabric.protocol import GetId, Sum, SumId
@@ -50,7 +50,7 @@ class Outgoing:
 
     def __init__(
         self,
-        channel: Channel,
+        channel: TcpChannel,
         host: str,
         buffers: Buffers,
         take_in: Callable[[act.AggregatorEvent | Failed], None],

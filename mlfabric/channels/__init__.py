@@ -1,28 +1,26 @@
 """Data channels: how tensors travel between members, never through the scheduler.
 
-``base`` is the interface, ``tcp`` what carries it out. Only shells import this package.
+A *channel* (``tcp``) is one member's endpoint: it accepts connections and dials others. A *connection* (``stream``)
+carries frames (``base``). Only shells import this package.
 """
 
 from mlfabric.channels.base import (
     MAX_META_BYTES,
     TICKET_BYTES,
-    Channel,
-    Connection,
     ConnectionClosedError,
     Direction,
     Frame,
     FrameKind,
-    Handler,
     TransferRecord,
 )
-from mlfabric.channels.bytestream import MOST_CONNECTIONS
+from mlfabric.channels.limits import MOST_CONNECTIONS
+from mlfabric.channels.stream import Connection, Handler
 from mlfabric.channels.tcp import TcpChannel, TcpOptions
 
 __all__ = [
     "MAX_META_BYTES",
     "MOST_CONNECTIONS",
     "TICKET_BYTES",
-    "Channel",
     "Connection",
     "ConnectionClosedError",
     "Direction",

@@ -4,30 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Protocol
 
-from mlfabric.channels.backlog import Backlog, Path
+from mlfabric.channels.backlog import Backlog
 from mlfabric.channels.progress import Filling
+from mlfabric.channels.tcpstream import TcpStream
 
-__all__ = ["Pump", "Sink"]
+__all__ = ["Pump"]
 
 MOST_BYTES = 1024 * 1024
-
-
-class Sink(Protocol):
-    """Where bytes go; failures are ``OSError``."""
-
-    def write_now(self, piece: memoryview) -> int:
-        """Write as much as there is room for and return how many bytes that were, perhaps none."""
-
-    async def writable(self) -> None:
-        """Wait until there is room."""
-
-    def path(self) -> Path:
-        """Return what is known of the way that the bytes take."""
-
-    def unacknowledged_bytes(self) -> int:
-        """Return how many of the bytes that were written have not arrived, as far as is known."""
 
 
 class Pump:
@@ -43,27 +27,27 @@ class Pump:
         filling: may fail; then so does the pump, with the same error, even after the last byte.
     """
 
-    def __init__(self, sink: Sink, filling: Filling) -> None:
-        self._sink = sink
+    def __init__(self, stream: TcpStream, filling: Filling) -> None:
+        self._stream = stream
         self._payload = filling.payload
         self._progress = filling.progress
         self._at = 0
         self._stopped = asyncio.get_running_loop().create_future()
         self._is_held_up = False
-        self.backlog = Backlog(sink.path())
+        self.backlog = Backlog(stream.path())
 
     async def run(self) -> None:
         """Send all of it.
 
         Raises:
-            OSError: the sink failed.
+            OSError: the stream failed.
             Exception: what the filling failed with.
         """
         with self._progress.listening(self._go_on):
             self._go_on()
             await self._stopped
             while self._at < len(self._payload):
-                await self._sink.writable()
+                await self._stream.writable()
                 self._stopped = asyncio.get_running_loop().create_future()
                 self._go_on()
                 await self._stopped
@@ -73,9 +57,9 @@ class Pump:
         """Let the backlog be judged up to now; at the end once the last byte has left.
 
         Raises:
-            OSError: the sink failed.
+            OSError: the stream failed.
         """
-        unacknowledged = self._sink.unacknowledged_bytes()
+        unacknowledged = self._stream.unacknowledged_bytes()
         self.backlog.look(self._at, unacknowledged, time.monotonic_ns(), held_up=self._is_held_up)
 
     def _go_on(self) -> None:
@@ -96,7 +80,7 @@ class Pump:
         self._progress.check()
         ready = self._progress.ready_bytes
         while self._at < ready:
-            n = self._sink.write_now(self._payload[self._at : min(ready, self._at + MOST_BYTES)])
+            n = self._stream.write_now(self._payload[self._at : min(ready, self._at + MOST_BYTES)])
             if n == 0:
                 return True
             self._at += n

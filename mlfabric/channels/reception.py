@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from mlfabric.channels.bytestream import Limits
-from mlfabric.channels.stream import StreamConnection
+from mlfabric.channels.limits import Limits
+from mlfabric.channels.stream import Connection
 
 __all__ = ["Reception"]
 
@@ -28,7 +28,7 @@ class Reception:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._silent: dict[StreamConnection, asyncio.TimerHandle] = {}
+        self._silent: dict[Connection, asyncio.TimerHandle] = {}
         self._turned_away = 0
 
     def has_place(self, peer: str, open_connections: int) -> bool:
@@ -41,7 +41,7 @@ class Reception:
             log.warning(words, peer, self._turned_away, open_connections)
         return False
 
-    def greet(self, connection: StreamConnection) -> None:
+    def greet(self, connection: Connection) -> None:
         """Expect the first frame on a connection that was accepted."""
         if len(self._silent) >= self._limits.most_silent:
             self._send_off(next(iter(self._silent)))
@@ -49,13 +49,13 @@ class Reception:
         self._silent[connection] = loop.call_later(self._limits.silent_s, self._send_off, connection)
         connection.when_heard(lambda: self.forget(connection))
 
-    def forget(self, connection: StreamConnection) -> None:
+    def forget(self, connection: Connection) -> None:
         """Expect nothing any more: a frame has come, or the connection has ended."""
         timer = self._silent.pop(connection, None)
         if timer is not None:
             timer.cancel()
 
-    def _send_off(self, connection: StreamConnection) -> None:
+    def _send_off(self, connection: Connection) -> None:
         self.forget(connection)
         log.info("data connection from %s: no frame came", connection.peer)
         connection.close()

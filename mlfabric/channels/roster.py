@@ -1,4 +1,4 @@
-"""Who is on an endpoint: its open connections and the tasks that serve accepted ones. Shared by all channels."""
+"""Who is on an endpoint: its open connections and the tasks that serve accepted ones."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from mlfabric.channels.base import ConnectionClosedError, Handler
-from mlfabric.channels.bytestream import ByteStream, Limits
+from mlfabric.channels.base import ConnectionClosedError
+from mlfabric.channels.limits import Limits
 from mlfabric.channels.reception import Reception
-from mlfabric.channels.stream import StreamConnection
+from mlfabric.channels.stream import Connection, Handler
+from mlfabric.channels.tcpstream import TcpStream
 from mlfabric.errors import FabricClosedError, FabricError
 
 __all__ = ["Roster"]
@@ -23,7 +24,7 @@ class Roster:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._reception = Reception(limits)
-        self._connections: set[StreamConnection] = set()
+        self._connections: set[Connection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -32,15 +33,15 @@ class Roster:
         if self._closed:
             raise FabricClosedError("this data channel was closed; make a new one")
 
-    def add(self, stream: ByteStream) -> StreamConnection:
+    def add(self, stream: TcpStream) -> Connection:
         """Return a connection over ``stream`` that is closed with the endpoint."""
-        connection = StreamConnection(stream, self._limits, self._connections.discard)
+        connection = Connection(stream, self._limits, self._connections.discard)
         self._connections.add(connection)
         if self._closed:
             connection.close()
         return connection
 
-    def serve(self, stream: ByteStream, handler: Handler) -> None:
+    def serve(self, stream: TcpStream, handler: Handler) -> None:
         """Run ``handler`` on an accepted stream in a task of its own and close the connection after it."""
         if not self._reception.has_place(stream.peer, len(self._tasks)):
             stream.stop(abrupt=False)
@@ -52,7 +53,7 @@ class Roster:
         self._tasks.add(task)
         task.add_done_callback(self._forget(connection))
 
-    def _forget(self, connection: StreamConnection) -> Callable[[asyncio.Task[None]], None]:
+    def _forget(self, connection: Connection) -> Callable[[asyncio.Task[None]], None]:
         def forget(task: asyncio.Task[None]) -> None:
             self._tasks.discard(task)
             self._reception.forget(connection)
@@ -75,7 +76,7 @@ class Roster:
             await connection.wait_closed()
 
 
-async def _serve(connection: StreamConnection, handler: Handler) -> None:
+async def _serve(connection: Connection, handler: Handler) -> None:
     await handler(connection)
 
 

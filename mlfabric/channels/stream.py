@@ -1,4 +1,4 @@
-"""Frames over a byte stream: the one implementation of ``Connection``, shared by all stream-like channels.
+"""Connections: frames over a byte stream.
 
 Here live framing, the order of calls, rate limits, records, and what an error or a cancellation does: a direction that
 was left in the middle has broken its framing, so the connection is closed, and nothing else is.
@@ -13,16 +13,17 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from mlfabric.channels.base import ConnectionClosedError, Direction, Frame, TransferRecord
-from mlfabric.channels.bytestream import ByteStream, Limits
 from mlfabric.channels.frames import HEADER_BYTES, Header, check_magic, decode_header, encode_header
 from mlfabric.channels.limiter import TokenBucket
+from mlfabric.channels.limits import Limits
 from mlfabric.channels.pacer import Pacer
 from mlfabric.channels.progress import Filling
 from mlfabric.channels.pump import Pump
+from mlfabric.channels.tcpstream import TcpStream
 from mlfabric.channels.views import chunked, contiguous, total_bytes
 from mlfabric.errors import TransferError, UsageError
 
-__all__ = ["StreamConnection"]
+__all__ = ["Connection", "Handler"]
 
 SCRATCH_BYTES = 1024 * 1024
 STARVED_SHARE = 0.05
@@ -31,8 +32,8 @@ SPREAD_SHARE = 0.8
 EMPTY = memoryview(b"")
 
 
-class StreamConnection:
-    """A ``Connection`` over a ``ByteStream``; made inside a running event loop.
+class Connection:
+    """A framed connection to one peer; it is not reopened after an error. Made inside a running event loop.
 
     Args:
         stream: the bytes; owned by the connection from now on.
@@ -40,7 +41,7 @@ class StreamConnection:
         on_closed: called once, when the stream has been given back.
     """
 
-    def __init__(self, stream: ByteStream, limits: Limits, on_closed: Callable[[StreamConnection], None]) -> None:
+    def __init__(self, stream: TcpStream, limits: Limits, on_closed: Callable[[Connection], None]) -> None:
         self._stream = stream
         self._limits = limits
         self._on_closed = on_closed
@@ -69,19 +70,37 @@ class StreamConnection:
 
     @property
     def waiting_bytes(self) -> int:
-        """How many bytes have come and were not read yet (see ``Connection.waiting_bytes``)."""
+        """How many bytes have come and were not read yet; 0 where an emulated link has yet to let them through."""
         if self._limits.down or self._stopping.done():
             return 0
         with self._breaking():
             return self._stream.waiting_bytes()
 
     def spread(self, rate_bps: int) -> None:
-        """Have the transport space out what is sent (see ``Connection.spread``)."""
+        """Have the transport space out what is sent from now on at about a rate, until told otherwise; 0 not at all.
+
+        So streams that meet at a slow link, each at its share of it, find no queue there that bursts have made. It is
+        no limit: first packets and small frames go at once, and a transport that cannot do it sends as it can. What was
+        slowed down by this counts as paced.
+        """
         if rate_bps != self._spread_bps and self._stream.spread(rate_bps):
             self._spread_bps = rate_bps
 
     async def send(self, frame: Frame, payload: Sequence[memoryview] = (), rate_bps: int = 0) -> TransferRecord | None:
-        """Send a frame and its payload without copying it (see ``Connection.send``)."""
+        """Send a frame and its payload without copying it.
+
+        Args:
+            frame: what to send; its ``length`` is the payload's size.
+            payload: contiguous buffers that follow each other on the wire; not to be changed until this returns.
+            rate_bps: hold the payload to this rate; 0 sends at full speed.
+
+        Returns:
+            The transfer's record; None for a frame without payload.
+
+        Raises:
+            UsageError: the payload is not ``frame.length`` bytes long, or another task is sending; nothing was sent.
+            TransferError: the connection broke; it is closed.
+        """
         views = contiguous(payload)
         if total_bytes(views) != frame.length:
             raise UsageError(f"the frame announces {frame.length} payload bytes, given {total_bytes(views)}")
@@ -112,7 +131,25 @@ class StreamConnection:
         return self._with_busy(record, max(0, delivered), record.ended_ns - record.started_ns)
 
     async def send_stream(self, frame: Frame, filling: Filling, rate_bps: int = 0) -> TransferRecord:
-        """Send a frame whose payload becomes ready piece by piece (see ``Connection.send_stream``)."""
+        """Send a frame whose payload becomes ready piece by piece, without copying it.
+
+        The receiver is told that the payload is paced, since nobody knows beforehand how often it will have to wait for
+        its bytes; a payload that is ready is better sent by :meth:`send`.
+
+        Args:
+            frame: what to send; its ``length`` is the payload's size, > 0.
+            filling: the buffer that is being filled with it.
+            rate_bps: hold the payload to this rate; 0 sends at full speed.
+
+        Returns:
+            The transfer's record, paced also if a relevant share of the time was spent waiting for bytes.
+
+        Raises:
+            UsageError: the frame announces no payload, or the buffer is not ``frame.length`` bytes long, or another
+                task is sending; nothing was sent.
+            TransferError: the connection broke, or was closed meanwhile; it is closed.
+            Exception: what the filling failed with; the payload is torn and the connection closed.
+        """
         if not frame.length:
             raise UsageError(f"a {frame.kind.name} frame without payload was given to send_stream; use send")
         if len(filling.payload) != frame.length:
@@ -176,7 +213,13 @@ class StreamConnection:
         self._check_open()
 
     async def receive(self) -> Frame:
-        """Receive the next frame, header and meta only (see ``Connection.receive``)."""
+        """Receive the next frame, header and meta only.
+
+        Raises:
+            ConnectionClosedError: the peer closed the connection between two frames.
+            TransferError: the connection broke, or what came is not a frame that is allowed; it is closed.
+            UsageError: the payload of the frame before has not been received or discarded yet.
+        """
         if self._unread_bytes:
             raise UsageError(
                 f"{self._unread_bytes} payload bytes are still to be received: receive_into or discard first"
@@ -205,7 +248,16 @@ class StreamConnection:
         return decode_header(raw, max_payload_bytes=self._limits.max_payload_bytes)
 
     async def receive_into(self, buffer: memoryview, length: int) -> TransferRecord:
-        """Receive exactly ``length`` bytes of the payload (see ``Connection.receive_into``)."""
+        """Receive exactly the next ``length`` bytes of the announced payload.
+
+        Args:
+            buffer: contiguous and writable, of ``length`` bytes at least.
+            length: all that is left of the payload, or a part of it.
+
+        Raises:
+            TransferError: the connection broke; it is closed and the buffer is torn.
+            UsageError: the buffer is too small or read-only, or less than ``length`` was announced.
+        """
         if buffer.readonly or buffer.nbytes < length:
             given = f"{'read-only' if buffer.readonly else 'writable'} buffer of {buffer.nbytes} bytes"
             raise UsageError(f"given a {given}; wanted a writable one of {length} bytes or more")
@@ -215,7 +267,20 @@ class StreamConnection:
     async def receive_through(
         self, pieces: Sequence[memoryview], took: Callable[[], Awaitable[None] | None]
     ) -> TransferRecord:
-        """Receive payload piece by piece (see ``Connection.receive_through``)."""
+        """Receive the next bytes of the announced payload piece by piece, each into its own buffer or all into one.
+
+        Nobody is woken between two pieces, so short ones cost little more than one long one.
+
+        Args:
+            pieces: contiguous and writable, none empty; they are filled one after the other.
+            took: called in the event loop whenever a piece is full, before the next one is begun. What it returns is
+                awaited first; None goes on at once.
+
+        Raises:
+            TransferError: the connection broke; it is closed.
+            UsageError: a piece is read-only or empty, or less than all of them was announced; nothing was received.
+            Exception: whatever ``took`` raised, or what it returned; the rest of the payload is still to be received.
+        """
         views, length = contiguous(pieces), total_bytes(pieces)
         if len(views) < len(pieces) or any(view.readonly for view in views) or not views:
             raise UsageError("given a read-only or empty piece, or none; wanted writable ones of 1 byte or more")
@@ -260,7 +325,7 @@ class StreamConnection:
         return ended_ns, later
 
     async def discard(self, length: int) -> TransferRecord:
-        """Receive ``length`` bytes of the payload and throw them away."""
+        """Receive the next ``length`` bytes of the announced payload and throw them away."""
         scratch = memoryview(bytearray(min(length, SCRATCH_BYTES)) if length > 0 else b"")
         return await self._receive_payload(length, lambda _at, n: scratch[:n])
 
@@ -371,7 +436,10 @@ class StreamConnection:
                 task.uncancel()
 
     def close(self) -> None:
-        """Close the connection; what is waiting in it gets a TransferError."""
+        """Close the connection; what is waiting in it gets a TransferError.
+
+        Frames that were sent still reach the peer, unless bytes of the peer's lie unread here: TCP then resets.
+        """
         # Who sends a payload that is torn here may wait for room, and only a reset ends that wait.
         self._stop(abrupt=self._unread_bytes > 0)
         self._release_if_idle()
@@ -390,3 +458,7 @@ class StreamConnection:
     async def wait_closed(self) -> None:
         """Wait until nothing of the connection is left."""
         await asyncio.shield(self._closed)
+
+
+Handler = Callable[[Connection], Awaitable[None]]
+"""Serves one accepted connection; the connection is closed when it returns."""

@@ -21,10 +21,10 @@ from typing import Any
 
 from mlfabric.addresses import MAX_PORT, split_address
 from mlfabric.channels import sockets, tls
-from mlfabric.channels.base import Connection, Handler
-from mlfabric.channels.bytestream import MOST_CONNECTIONS, Limits
 from mlfabric.channels.limiter import TokenBucket, chunk_bytes
+from mlfabric.channels.limits import MOST_CONNECTIONS, Limits
 from mlfabric.channels.roster import Roster
+from mlfabric.channels.stream import Connection, Handler
 from mlfabric.channels.tcpstream import TcpStream
 from mlfabric.errors import ConfigError, UnavailableError, UsageError
 from mlfabric.security import LOOPBACK, Certificate, Security, explain
@@ -123,7 +123,14 @@ class TcpChannel:
         )
 
     async def listen(self, handler: Handler) -> str:
-        """Accept connections, each served by ``handler``; return the advertised ``host:port``."""
+        """Accept connections, each served by ``handler`` in its own task.
+
+        Returns:
+            The ``host:port`` under which others reach this endpoint.
+
+        Raises:
+            UsageError: the address or all its ports are taken or not to be had, or it listens already.
+        """
         self._roster.check_open()
         if self._listener is not None:
             raise UsageError("this data channel listens already; one endpoint has one address")
@@ -197,7 +204,12 @@ class TcpChannel:
         log.warning("refused a data connection from %s: %s", peer, why)
 
     async def connect(self, address: str) -> Connection:
-        """Open a connection to ``host:port``."""
+        """Open a connection to ``host:port``.
+
+        Raises:
+            UnavailableError: nobody answers there.
+            UsageError: the address is malformed.
+        """
         self._roster.check_open()
         host, port = split_address(address, "data address")
         try:

@@ -18,7 +18,7 @@ import torch
 from google.protobuf.message import DecodeError
 
 from mlfabric import wire
-from mlfabric.channels import Channel, Connection, TransferRecord
+from mlfabric.channels import Connection, TcpChannel, TransferRecord
 from mlfabric.errors import FabricError
 from mlfabric.fail_stop import Failed, Tasks
 from mlfabric.model.specs import ModelSpec, TensorKind
@@ -98,7 +98,7 @@ class SeedSender:
         self,
         state: ServerState,
         stores: Stores,
-        channel: Channel,
+        channel: TcpChannel,
         host: str,
         take_in: Callable[[act.ServerEvent | Failed], None],
         recorded: Callable[[TransferRecord, str], None],

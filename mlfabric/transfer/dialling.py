@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 
 from google.protobuf.message import DecodeError
 
-from mlfabric.channels import Channel, Connection
+from mlfabric.channels import Connection, TcpChannel
 from mlfabric.errors import FabricError, UnavailableError
 from mlfabric.transfer.exchange import TurnedAwayError
 
@@ -27,7 +27,7 @@ class Dialled:
         channel: opens them.
     """
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: TcpChannel) -> None:
         self._channel = channel
         self._idle: defaultdict[str, list[Connection]] = defaultdict(list)
         self._busy: defaultdict[str, set[Connection]] = defaultdict(set)

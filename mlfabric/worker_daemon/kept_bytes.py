@@ -15,7 +15,7 @@ import torch
 from google.protobuf.message import DecodeError
 
 from mlfabric import wire
-from mlfabric.channels import Channel, TransferRecord
+from mlfabric.channels import TcpChannel, TransferRecord
 from mlfabric.errors import FabricError
 from mlfabric.fail_stop import Failed, Tasks
 from mlfabric.model.images import add_value, runs_of
@@ -96,7 +96,7 @@ class Kept:
     def __init__(
         self,
         spec: ModelSpec,
-        channel: Channel,
+        channel: TcpChannel,
         host: str,
         take_in: Callable[[act.DaemonEvent | Failed], None],
         recorded: Callable[[TransferRecord, str], None],

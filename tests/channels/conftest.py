@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from mlfabric.channels import Channel, Connection, Frame, FrameKind, TcpChannel, TcpOptions
+from mlfabric.channels import Connection, Frame, FrameKind, TcpChannel, TcpOptions
 from mlfabric.security import LOOPBACK, Security
 
 TICKET = bytes(range(16))
@@ -16,7 +16,7 @@ GRANT = Frame(kind=FrameKind.GRANT, ticket=TICKET, meta=b"go")
 MB = 1_000_000
 MAX_PAYLOAD_BYTES = 100 * MB
 
-MakeChannel = Callable[[], Channel]
+MakeChannel = Callable[[], TcpChannel]
 
 
 def payload(n: int) -> Frame:
@@ -41,8 +41,8 @@ def make(request: pytest.FixtureRequest) -> MakeChannel:
 
 @asynccontextmanager
 async def served(
-    server: Channel, client: Channel, handle: Callable[[Connection], Awaitable[None]]
-) -> AsyncIterator[tuple[Channel, str]]:
+    server: TcpChannel, client: TcpChannel, handle: Callable[[Connection], Awaitable[None]]
+) -> AsyncIterator[tuple[TcpChannel, str]]:
     """One channel that serves connections, another to dial it, and where; both are closed at the end."""
     try:
         yield client, await server.listen(handle)

@@ -10,12 +10,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mlfabric.channels import (
-    Channel,
     Connection,
     ConnectionClosedError,
     Direction,
     Frame,
     FrameKind,
+    TcpChannel,
 )
 from mlfabric.errors import FabricClosedError, TransferError, UnavailableError, UsageError
 from tests.channels.conftest import (
@@ -255,7 +255,7 @@ async def test_many_connections_at_once_do_not_mix_their_bytes(make: MakeChannel
         await connection.send(frame, [buffer])
         await connection.wait_closed()
 
-    async def ask(client: Channel, address: str, n: int) -> bool:
+    async def ask(client: TcpChannel, address: str, n: int) -> bool:
         connection = await client.connect(address)
         data = bytes([n]) * (300_000 + n)
         await connection.send(payload(len(data)), [memoryview(data)])

@@ -14,6 +14,7 @@ from mlfabric.channels import ConnectionClosedError, TcpChannel, stream
 from mlfabric.channels import pump as pumping
 from mlfabric.channels.backlog import Path
 from mlfabric.channels.pump import Pump
+from mlfabric.channels.tcpstream import TcpStream
 from mlfabric.errors import TransferError, UsageError
 from tests.channels.conftest import GRANT, MB, MakeChannel, connected, payload
 from tests.channels.filling import Buffer
@@ -30,8 +31,8 @@ def filled(n: int, ready: int) -> Buffer:
     return buffer
 
 
-class Rooms:
-    """A sink that has had so much room at the first, at the second, ... wait for it."""
+class Rooms(TcpStream):
+    """A stream without a socket that has had so much room at the first, at the second, ... wait for it."""
 
     def __init__(self, rooms: Iterator[int]) -> None:
         self.got = bytearray()

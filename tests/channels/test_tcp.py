@@ -364,7 +364,7 @@ async def test_what_an_emulated_card_has_yet_to_let_through_is_not_waiting() -> 
 
     async def look(connection: Connection) -> None:
         await connection.receive()
-        sock = connection._stream._sock  # type: ignore[attr-defined]
+        sock = connection._stream._sock
         while sockets.waiting_bytes(sock) < 1000:
             await asyncio.sleep(0)
         seen.set_result((sockets.waiting_bytes(sock), connection.waiting_bytes))
