@@ -11,14 +11,14 @@ from mlfabric.channels import sockets
 from mlfabric.channels.backlog import Path
 from mlfabric.channels.views import drop_front
 
-__all__ = ["TcpStream", "now"]
+__all__ = ["TcpStream"]
 
 IOV_MAX = 1024
 STEPS_AT_ONCE = 8
-LEAST_BATCHED_BYTES = 4 * 1024
 SHORT_BATCH_BYTES = 256 * 1024
 BATCH_BYTES = 1024 * 1024
 PIECE_BATCH_BYTES = 4 * 1024 * 1024
+EMPTY = memoryview(b"")
 
 
 class TcpStream:
@@ -45,18 +45,29 @@ class TcpStream:
         rest = list(pieces)
 
         def step() -> bool:
-            rest[:] = drop_front(rest, self._sock.sendmsg(rest[:IOV_MAX]))
+            rest[:] = drop_front(rest, self._send(rest))
             return not rest
 
-        if not now(step):
+        await self._until_written(step)
+
+    async def _until_written(self, step: Callable[[], bool]) -> None:
+        if not _now(step):
             await self._when_ready(self._loop.add_writer, self._loop.remove_writer, step)
 
     def write_now(self, piece: memoryview) -> int:
         """Write as much as the kernel has room for."""
         try:
-            return self._sock.send(piece)
+            return self._send([piece])
         except BlockingIOError:
             return 0
+
+    def _send(self, pieces: Sequence[memoryview]) -> int:
+        """Hand over what there is room for; return how many bytes that were."""
+        return self._sock.sendmsg(pieces[:IOV_MAX])
+
+    async def readable(self) -> None:
+        """Wait until something has come."""
+        await self._when_ready(self._loop.add_reader, self._loop.remove_reader, lambda: True)
 
     async def writable(self) -> None:
         """Wait until the kernel has room."""
@@ -70,38 +81,55 @@ class TcpStream:
 
     async def read_into(self, view: memoryview, at_least: int) -> int:
         """Read ``at_least`` bytes or more; fewer mean that no more will come."""
-        at = 0
-
-        def step() -> bool:
-            nonlocal at
-            n = self._sock.recv_into(view[at:])
-            at += n
-            if at_least >= LEAST_BATCHED_BYTES:
-                most_bytes = BATCH_BYTES if at_least > BATCH_BYTES else SHORT_BATCH_BYTES
-                self._wake_at(max(1, min(most_bytes, at_least - at)))
-            return n == 0 or at >= at_least
-
-        if not now(step):
-            await self._when_ready(self._loop.add_reader, self._loop.remove_reader, step)
+        batch_bytes = BATCH_BYTES if at_least > BATCH_BYTES else SHORT_BATCH_BYTES
+        at, _ = await self._read(view, at_least, lambda: EMPTY, batch_bytes)
         return at
 
     async def read_through(self, view: memoryview, full: Callable[[], memoryview]) -> bool:
-        """Fill one view after the other; tell whether all were filled."""
+        """Fill ``view``, and then whatever ``full`` returns, until that is empty; tell whether all were filled."""
+        _, ended = await self._read(view, len(view), full, PIECE_BATCH_BYTES)
+        return not ended
+
+    async def _read(
+        self, view: memoryview, at_least: int, full: Callable[[], memoryview], batch_bytes: int
+    ) -> tuple[int, bool]:
+        """Read into one view after the other; tell how much is in the last, and whether the stream has ended.
+
+        Args:
+            at_least: so much of the first.
+            batch_bytes: of fewer nobody is woken, if so many are wanted.
+        """
         at, ended = 0, False
 
         def step() -> bool:
-            nonlocal view, at, ended
-            n = self._sock.recv_into(view[at:] if at else view)
-            at += n
-            if at == len(view):
-                view, at = full(), 0
-            ended = n == 0
-            self._wake_at(max(1, min(PIECE_BATCH_BYTES, len(view) - at)))
-            return ended or not len(view)
+            nonlocal view, at_least, at, ended
+            taken = 0
+            try:
+                while True:
+                    n = self._receive(view[at:] if at else view)
+                    at, taken, ended = at + n, taken + n, n == 0
+                    if at >= at_least and (following := full()):
+                        view, at_least, at = following, len(following), 0
+                    if ended or at >= at_least:
+                        return True
+                    if not self._goes_on(taken):
+                        return False
+            finally:
+                self._wait_for(at_least - at, batch_bytes)
 
-        if not now(step):
+        if not _now(step):
             await self._when_ready(self._loop.add_reader, self._loop.remove_reader, step)
-        return not ended
+        return at, ended
+
+    def _receive(self, room: memoryview) -> int:
+        return self._sock.recv_into(room)
+
+    def _goes_on(self, taken_bytes: int) -> bool:
+        """Tell whether to read on in this turn: who has got something may get more in the next."""
+        return False
+
+    def _wait_for(self, wanted_bytes: int, batch_bytes: int) -> None:
+        self._wake_at(max(1, min(batch_bytes, wanted_bytes)))
 
     def _wake_at(self, n_bytes: int) -> None:
         """Have the socket count as readable from ``n_bytes`` on: a transfer in fewer, longer reads costs less.
@@ -177,7 +205,7 @@ class TcpStream:
         self._sock.close()
 
 
-def now(step: Callable[[], bool]) -> bool:
+def _now(step: Callable[[], bool]) -> bool:
     """Try a few steps without waiting; say whether they were all."""
     try:
         return any(step() for _ in range(STEPS_AT_ONCE))

@@ -7,13 +7,12 @@ would otherwise learn only at its first read that its certificate is not accepte
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import socket
 import ssl
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
-from mlfabric.channels.tcpstream import TcpStream, now
+from mlfabric.channels.tcpstream import TcpStream
 from mlfabric.errors import ConfigError
 from mlfabric.security import Certificate, peer_identity
 
@@ -49,79 +48,28 @@ class TlsStream(TcpStream):
 
         def step() -> bool:
             nonlocal block
-            if len(block):
-                block = block[self._send(block[:WRITE_BYTES]) :]
-            if not len(block):
-                block = next(blocks, EMPTY)
-            return not len(block)
+            block = block[self._send([block]) :] or next(blocks, EMPTY)
+            return not block
 
-        if not now(step):
-            await self._when_ready(self._loop.add_writer, self._loop.remove_writer, step)
+        await self._until_written(step)
 
-    def write_now(self, piece: memoryview) -> int:
-        """Write as much as the kernel has room for."""
+    def _send(self, pieces: Sequence[memoryview]) -> int:
         try:
-            return self._send(piece)
-        except BlockingIOError:
-            return 0
-
-    def _send(self, piece: memoryview) -> int:
-        try:
-            return self._tls.send(piece)
+            return self._tls.send(pieces[0][:WRITE_BYTES])
         except (ssl.SSLWantWriteError, ssl.SSLWantReadError):
             raise BlockingIOError from None
 
-    async def read_into(self, view: memoryview, at_least: int) -> int:
-        """Read ``at_least`` bytes or more; fewer mean that no more will come."""
-        at = 0
-
-        def step() -> bool:
-            nonlocal at
-            began = at
-            while True:
-                n = self._receive(view[at:], at_least - at)
-                at += n
-                if n == 0 or at >= at_least:
-                    return True
-                if at - began >= TURN_BYTES and not self._tls.pending():
-                    self._wait_for(at_least - at)
-                    return False
-
-        if not now(step):
-            await self._when_ready(self._loop.add_reader, self._loop.remove_reader, step)
-        return at
-
-    async def read_through(self, view: memoryview, full: Callable[[], memoryview]) -> bool:
-        """Fill one view after the other; tell whether all were filled."""
-        at, ended = 0, False
-
-        def step() -> bool:
-            nonlocal view, at, ended
-            taken = 0
-            while True:
-                n = self._receive(view[at:] if at else view, len(view) - at)
-                at, taken, ended = at + n, taken + n, n == 0
-                if at == len(view):
-                    view, at = full(), 0
-                if ended or not len(view):
-                    return True
-                if taken >= TURN_BYTES and not self._tls.pending():
-                    self._wait_for(len(view) - at)
-                    return False
-
-        if not now(step):
-            await self._when_ready(self._loop.add_reader, self._loop.remove_reader, step)
-        return not ended
-
-    def _receive(self, view: memoryview, wanted_bytes: int) -> int:
-        """Read what there is; if there is nothing, have the socket wait for about as much as is wanted."""
+    def _receive(self, room: memoryview) -> int:
         try:
-            return self._tls.recv_into(view)
+            return self._tls.recv_into(room)
         except ssl.SSLWantReadError:
-            self._wait_for(wanted_bytes)
             raise BlockingIOError from None
 
-    def _wait_for(self, wanted_bytes: int) -> None:
+    def _goes_on(self, taken_bytes: int) -> bool:
+        """Tell whether to read on in this turn: what is decrypted already wakes nobody up."""
+        return taken_bytes < TURN_BYTES or self._tls.pending() > 0
+
+    def _wait_for(self, wanted_bytes: int, batch_bytes: int) -> None:
         self._wake_at(max(1, min(READ_BATCH_BYTES, wanted_bytes) - HELD_BYTES))
 
     def waiting_bytes(self) -> int:
@@ -157,8 +105,8 @@ async def accepted(sock: socket.socket, own: Certificate) -> TlsStream:
     """
     tls = own.accepting.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
     try:
-        await _shake_hands(tls)
         stream = TlsStream(tls)
+        await _shake_hands(stream, tls)
         refusal = _refusal(tls, own)
         reason = refusal.encode()[:LONGEST_REASON]
         await stream.write([memoryview(bytes([len(reason)]) + reason)])
@@ -180,10 +128,10 @@ async def dialled(sock: socket.socket, own: Certificate) -> TlsStream:
     """
     tls = own.dialling.wrap_socket(sock, do_handshake_on_connect=False)
     try:
-        await _shake_hands(tls)
+        stream = TlsStream(tls)
+        await _shake_hands(stream, tls)
         if refusal := _refusal(tls, own):
             raise ConfigError(refusal)
-        stream = TlsStream(tls)
         if refusal := await _heard(stream):
             raise ConfigError(f"it refuses: {refusal}")
     except BaseException:
@@ -222,26 +170,11 @@ def _say_no(tls: ssl.SSLSocket, error: BaseException) -> None:
         socket.socket.recv(tls, UNREAD_BYTES)
 
 
-async def _shake_hands(tls: ssl.SSLSocket) -> None:
-    loop = asyncio.get_running_loop()
+async def _shake_hands(stream: TlsStream, tls: ssl.SSLSocket) -> None:
     while True:
         try:
-            tls.do_handshake()
+            return tls.do_handshake()
         except ssl.SSLWantReadError:
-            await _once(loop.add_reader, loop.remove_reader, tls.fileno())
+            await stream.readable()
         except ssl.SSLWantWriteError:
-            await _once(loop.add_writer, loop.remove_writer, tls.fileno())
-        else:
-            return
-
-
-async def _once(
-    add: Callable[[int, Callable[[], None]], object], remove: Callable[[int], object], descriptor: int
-) -> None:
-    """Wait until a socket is ready."""
-    ready = asyncio.get_running_loop().create_future()
-    add(descriptor, lambda: None if ready.done() else ready.set_result(None))
-    try:
-        await ready
-    finally:
-        remove(descriptor)
+            await stream.writable()
