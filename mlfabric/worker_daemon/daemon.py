@@ -11,6 +11,7 @@ import contextlib
 import logging
 import time
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from mlfabric import wire
 from mlfabric.channels import Direction, TcpChannel, TcpOptions, TransferRecord
@@ -136,6 +137,7 @@ class WorkerDaemon:
         self._gets: dict[GetId, _OpenGet] = {}
         self._updates = self._get_count = self._reduce_count = 0
         self._draws = 0
+        self._pushed: UpdateId | None = None
         self._draw: asyncio.Future[SamplesGranted] | None = None
         self._over: BaseException | None = None
         self._incarnation = time.time_ns()
@@ -236,9 +238,10 @@ class WorkerDaemon:
 
     def push(
         self, parcel: Parcel, norm: float, computed_from: ModelVersion, samples: Samples = ()
-    ) -> tuple[UpdateId, asyncio.Future[Outcome]]:
+    ) -> asyncio.Future[Outcome]:
         """Hand over an update; the future gives its outcome. ``samples`` are what it was computed from, if known."""
-        return self._push(parcel, norm, computed_from, UpdateKind.GRADIENT, samples)
+        self._pushed, handle = self._push(parcel, norm, computed_from, UpdateKind.GRADIENT, samples)
+        return handle
 
     def drop_samples(self, samples: Samples) -> None:
         """Say that an update was computed from these samples and will not be pushed."""
@@ -256,9 +259,7 @@ class WorkerDaemon:
         """
         if self._draw is not None and not self._draw.done():
             raise UsageError("draw while another draw has no answer; wait for that one's result")
-        handle: asyncio.Future[SamplesGranted] = asyncio.get_running_loop().create_future()
-        if self._over is not None:
-            handle.set_exception(self._over)
+        if (handle := self._handle()).done():
             return handle
         self._draws += 1
         self._draw = handle
@@ -291,34 +292,35 @@ class WorkerDaemon:
         return update, handle
 
     def get(
-        self, buffer: memoryview, min_version: ModelVersion, after_update: UpdateId | None
+        self, buffer: memoryview, min_version: ModelVersion, *, after_push: bool = False
     ) -> asyncio.Future[ModelVersion]:
-        """Fetch the model into ``buffer``; the future gives its version. ``after_update`` comes from :meth:`push`."""
+        """Fetch the model into ``buffer``; the future gives its version.
+
+        Args:
+            after_push: it is to hold what was pushed last, if that is committed.
+        """
+        if (handle := self._handle()).done():
+            return handle
         get = GetId(self.options.name, self._incarnation, self._get_count)
         self._get_count += self.spec.shards
-        handle: asyncio.Future[ModelVersion] = asyncio.get_running_loop().create_future()
-        if self._over is not None:
-            handle.set_exception(self._over)
-            return handle
+        after = self._pushed if after_push else None
         self._gets[get] = _OpenGet(self._shards.buffers(buffer), handle, time.monotonic())
         for i, name in enumerate(self._shards.names):
             request = GetRequested(
                 get=get._replace(counter=get.counter + i),
                 model=name,
                 min_version=min_version,
-                after_update=after_update and after_update._replace(counter=after_update.counter + i),
+                after_update=after and after._replace(counter=after.counter + i),
             )
             self._take_in(act.GetCalled(request=request))
         return handle
 
     def reduce(self, buffers: ReduceBuffers, op: ReduceOp, together: int) -> asyncio.Future[int]:
         """Take part in an AllReduce; the future gives how many took part once all of them have the result."""
+        if (handle := self._handle()).done():
+            return handle
         reduce = ReduceId(self.options.name, self._incarnation, self._reduce_count)
         self._reduce_count += 1
-        if self._over is not None:
-            handle: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-            handle.set_exception(self._over)
-            return handle
         request = ReduceRequested(
             reduce=reduce,
             model=self.spec.name,
@@ -328,6 +330,13 @@ class WorkerDaemon:
             together=together,
         )
         return self._reductions.reduce(request, buffers)
+
+    def _handle(self) -> asyncio.Future[Any]:
+        """Return a future for what is asked for; it has failed already if nothing is taken in any more."""
+        handle: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        if self._over is not None:
+            handle.set_exception(self._over)
+        return handle
 
     # The session
 

@@ -92,30 +92,15 @@ class ThreadDaemon:
                 self.leave("it could not join", 0.0)
 
     def push(
-        self,
-        parcel: Parcel,
-        norm: float,
-        computed_from: ModelVersion,
-        get_into: memoryview | None,
-        samples: Samples = (),
-    ) -> tuple[OutcomeFuture, VersionFuture | None]:
-        """Push an update and, if ``get_into`` is given, get the model that follows it, in one round trip.
+        self, parcel: Parcel, norm: float, computed_from: ModelVersion, samples: Samples = ()
+    ) -> tuple[OutcomeFuture, VersionFuture]:
+        """Push an update and get the model that follows it into :meth:`buffer`, in one round trip.
 
         Args:
             samples: what the update was computed from, if that is known.
         """
-        self._check_open()
-        outcome: OutcomeFuture = concurrent.futures.Future()
-        version: VersionFuture | None = concurrent.futures.Future() if get_into is not None else None
-
-        def begin() -> None:
-            update, handle = self._daemon.push(parcel, norm, computed_from, samples)
-            handle.add_done_callback(lambda done: _copy(done, outcome))
-            if get_into is not None and version is not None:
-                got = self._daemon.get(get_into, ModelVersion(0, 0), update)
-                got.add_done_callback(lambda done: _copy(done, version))
-
-        self._begin(begin, outcome, version)
+        outcome = self._ask(lambda: self._daemon.push(parcel, norm, computed_from, samples))
+        version = self._ask(lambda: self._daemon.get(self._image, ModelVersion(0, 0), after_push=True))
         return outcome, version
 
     def drop_samples(self, samples: Samples) -> None:
@@ -125,14 +110,7 @@ class ThreadDaemon:
 
     def draw(self, wanted: SamplesWanted) -> DrawFuture:
         """Draw samples that nobody else has, one wish at a time; ``wanted`` needs no worker, model and serial."""
-        self._check_open()
-        granted = DrawFuture()
-
-        def begin() -> None:
-            self._daemon.draw(wanted).add_done_callback(lambda done: _copy(done, granted))
-
-        self._begin(begin, granted)
-        return granted
+        return self._ask(lambda: self._daemon.draw(wanted))
 
     def grown(self, growth: Growth, ready_bytes: int) -> None:
         """Say how much there is of an update that was pushed before it was complete."""
@@ -142,16 +120,9 @@ class ThreadDaemon:
         """Say that such an update will never be complete, or must not be used."""
         self._begin(lambda: growth.progress.fail(reason))
 
-    def get(self, buffer: memoryview, min_version: ModelVersion) -> VersionFuture:
-        """Get the model into ``buffer``, at ``min_version`` or newer."""
-        self._check_open()
-        version: VersionFuture = concurrent.futures.Future()
-
-        def begin() -> None:
-            self._daemon.get(buffer, min_version, None).add_done_callback(lambda done: _copy(done, version))
-
-        self._begin(begin, version)
-        return version
+    def get(self, min_version: ModelVersion) -> VersionFuture:
+        """Get the model into :meth:`buffer`, at ``min_version`` or newer."""
+        return self._ask(lambda: self._daemon.get(self._image, min_version))
 
     def reduce(self, buffers: ReduceBuffers, op: ReduceOp, together: int) -> CountFuture:
         """Take part in an AllReduce; gives how many took part once the result is in its buffer, with all of them.
@@ -159,16 +130,16 @@ class ThreadDaemon:
         Args:
             together: the first one waits until so many workers have joined, >= 1.
         """
+        return self._ask(lambda: self._daemon.reduce(buffers, op, together))
+
+    def _ask(self, ask: Callable[[], asyncio.Future[T]]) -> concurrent.futures.Future[T]:
+        """Ask for something in the daemon's thread; if that cannot be done, the daemon's end is the answer."""
         self._check_open()
-        workers: CountFuture = concurrent.futures.Future()
+        answer: concurrent.futures.Future[T] = concurrent.futures.Future()
+        self._begin(lambda: ask().add_done_callback(lambda done: _copy(done, answer)), answer)
+        return answer
 
-        def begin() -> None:
-            self._daemon.reduce(buffers, op, together).add_done_callback(lambda done: _copy(done, workers))
-
-        self._begin(begin, workers)
-        return workers
-
-    def _begin(self, call: Callable[[], None], *answers: concurrent.futures.Future[Any] | None) -> None:
+    def _begin(self, call: Callable[[], None], answer: concurrent.futures.Future[Any] | None = None) -> None:
         """Make a call in the daemon's thread; if it cannot be made, the daemon ends, and the reason is the answer."""
         failure = self._daemon.failure
 
@@ -177,9 +148,8 @@ class ThreadDaemon:
             with failure.guard():
                 call()
                 made = True
-            for answer in filter(None, answers):
-                if not made and not answer.done():
-                    answer.set_exception(failure.error)
+            if not made and answer is not None:
+                answer.set_exception(failure.error)
 
         self._loop.call_soon_threadsafe(guarded)
 
@@ -204,10 +174,9 @@ class ThreadDaemon:
 
 
 def _copy(done: asyncio.Future[T], to: concurrent.futures.Future[T]) -> None:
-    error = done.exception()
-    if to.done():  # another part of the call could not be made
+    if to.done():  # whoever asked has cancelled it
         return
-    if error is not None:
+    if (error := done.exception()) is not None:
         to.set_exception(error)
     else:
         to.set_result(done.result())

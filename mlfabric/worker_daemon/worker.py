@@ -122,10 +122,10 @@ class Worker:
         if self._growing is not None:
             raise UsageError("get after backward: the gradients are on their way; push first, or compute without them")
         if self._coming is None:
-            self._coming = self._daemon.get(self._image, ModelVersion(0, 0))
+            self._coming = self._daemon.get(ModelVersion(0, 0))
         version = self._arrived(self._coming)
         if version.number < least:
-            self._coming = self._daemon.get(self._image, ModelVersion(version.epoch, least))
+            self._coming = self._daemon.get(ModelVersion(version.epoch, least))
             if self._coming not in futures.wait([self._coming], SAID_AFTER_S).done:
                 waits = f"{self.name} waits for version {least} of the model, as get(min_version={least}) asks"
                 log.warning("%s; it was at version %s a moment ago", waits, version.number)
@@ -280,7 +280,7 @@ class Worker:
                 self.version = version
         outcome: OutcomeFuture
         if norm < float("inf"):
-            outcome, self._coming = self._daemon.push(parcel, norm, computed_from, self._image, self._samples)
+            outcome, self._coming = self._daemon.push(parcel, norm, computed_from, self._samples)
         else:
             outcome = self._not_finite(norm)
         return self._handle(outcome)
@@ -344,7 +344,7 @@ class Worker:
 
     def _announce(self, growing: GrowingUpdate, norm: float) -> OutcomeFuture:
         growing.growth.progress.advance(growing.ready_bytes)
-        outcome, self._coming = self._daemon.push(growing.parcel, norm, self.version, self._image, self._samples)
+        outcome, self._coming = self._daemon.push(growing.parcel, norm, self.version, self._samples)
         growing.announce(outcome)
         return outcome
 

@@ -51,13 +51,12 @@ class ScriptedDaemon(ThreadDaemon):
         parcel: Parcel,
         norm: float,
         computed_from: ModelVersion,
-        get_into: memoryview | None,
         samples: Samples = (),
-    ) -> tuple[Future[Outcome], Future[ModelVersion] | None]:
+    ) -> tuple[Future[Outcome], Future[ModelVersion]]:
         outcome: Future[Outcome] = Future()
         self.samples.append(samples)
         self.pushes.append((parcel, norm, computed_from, outcome))
-        return outcome, self.get(self.buffer(), ModelVersion(0, 0)) if get_into is not None else None
+        return outcome, self.get(ModelVersion(0, 0))
 
     def drop_samples(self, samples: Samples) -> None:
         self.dropped_samples.append(samples)
@@ -66,7 +65,7 @@ class ScriptedDaemon(ThreadDaemon):
         self.draws.append((wanted, Future()))
         return self.draws[-1][1]
 
-    def get(self, buffer: memoryview, min_version: ModelVersion) -> Future[ModelVersion]:
+    def get(self, min_version: ModelVersion) -> Future[ModelVersion]:
         got: Future[ModelVersion] = Future()
         self.gets.append((min_version, got))
         return got
@@ -105,6 +104,6 @@ def daemon(model: dict[str, torch.Tensor]) -> ScriptedDaemon:
 def got(worker: Worker, daemon: ScriptedDaemon, number: int) -> ModelVersion:
     """Get while the daemon brings a version."""
     if not [g for _, g in daemon.gets if not g.done()]:
-        worker._coming = daemon.get(daemon.buffer(), ModelVersion(0, 0))
+        worker._coming = daemon.get(ModelVersion(0, 0))
     daemon.bring(number)
     return worker.get()

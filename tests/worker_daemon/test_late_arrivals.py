@@ -20,7 +20,7 @@ NOBODY = "127.0.0.1:9"
 async def test_a_model_that_comes_when_its_worker_has_left_is_for_nobody() -> None:
     spec = spec_of({"w": torch.zeros(4, requires_grad=True)})
     daemon = WorkerDaemon(DaemonOptions(scheduler=NOBODY, name="w"), spec, None, WorkerMetrics())
-    got = daemon.get(memoryview(bytearray(spec.layout.size_bytes)), ModelVersion(0, 0), None)
+    got = daemon.get(memoryview(bytearray(spec.layout.size_bytes)), ModelVersion(0, 0))
     get = GetId("w", daemon._incarnation, 0)
     daemon._take_in(Fetch(to="w", get=get, source="s", address=NOBODY, ticket=bytes(16), reason="its turn"))
     session = asyncio.create_task(asyncio.sleep(0))

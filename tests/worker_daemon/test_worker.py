@@ -66,7 +66,7 @@ def test_the_get_after_a_push_takes_the_model_that_the_push_asked_for(worker, da
 
 
 def test_a_get_asks_again_until_the_version_is_new_enough(worker, daemon) -> None:
-    daemon.get = lambda buffer, least, ask=daemon.get: (ask(buffer, least), daemon.bring(max(1, least.number)))[0]
+    daemon.get = lambda least, ask=daemon.get: (ask(least), daemon.bring(max(1, least.number)))[0]
     assert worker.get(min_version=5).number == 5
     assert [least for least, _ in daemon.gets] == [ModelVersion(0, 0), ModelVersion(1, 5)]
 
@@ -78,7 +78,7 @@ def test_a_get_says_which_version_it_waits_for(worker, daemon, monkeypatch, capl
 
     monkeypatch.setattr("mlfabric.worker_daemon.worker.SAID_AFTER_S", 0.01)
     got(worker, daemon, 3)
-    worker._coming = daemon.get(daemon.buffer(), ModelVersion(0, 0))
+    worker._coming = daemon.get(ModelVersion(0, 0))
     daemon.bring(4)
     log, bring = logging.getLogger("mlfabric.worker"), Bring()
     log.addHandler(bring)
@@ -117,7 +117,7 @@ def test_an_interrupted_get_goes_on_waiting_for_the_model_that_is_coming(worker,
     def interrupted() -> None:
         raise KeyboardInterrupt
 
-    coming = worker._coming = daemon.get(daemon.buffer(), ModelVersion(0, 0))
+    coming = worker._coming = daemon.get(ModelVersion(0, 0))
     with monkeypatch.context() as patch:
         patch.setattr(coming, "result", interrupted)
         with pytest.raises(KeyboardInterrupt):
@@ -165,7 +165,7 @@ def test_leaving_twice_leaves_once_and_says_why(model, daemon) -> None:
 
 
 def test_a_model_that_is_coming_when_the_worker_leaves_is_not_installed_later(worker, daemon, model) -> None:
-    def closed(buffer: memoryview, least: ModelVersion) -> Future[ModelVersion]:
+    def closed(least: ModelVersion) -> Future[ModelVersion]:
         raise FabricClosedError("left")
 
     got(worker, daemon, 1)
