@@ -39,18 +39,11 @@ class BufferPool(Generic[BufferT]):
     Args:
         make: allocates a buffer of so many bytes.
         size_of: returns the size of a buffer in bytes.
-        drop: told of a buffer that is given up.
     """
 
-    def __init__(
-        self,
-        make: Callable[[int], BufferT],
-        size_of: Callable[[BufferT], int],
-        drop: Callable[[BufferT], None] = lambda _: None,
-    ) -> None:
+    def __init__(self, make: Callable[[int], BufferT], size_of: Callable[[BufferT], int]) -> None:
         self._make = make
         self._size_of = size_of
-        self._drop = drop
         self._idle: list[_Idle[BufferT]] = []
         self._idle_bytes = self._turns = 0
         self._most_bytes = LEAST_KEPT_BYTES
@@ -88,7 +81,7 @@ class BufferPool(Generic[BufferT]):
         insort(self._idle, _Idle(self._size_of(buffer), self._turns, buffer))
         self._idle_bytes += self._size_of(buffer)
         while self._idle_bytes > self._most_bytes:
-            self._drop(self._pop(min(range(len(self._idle)), key=lambda i: self._idle[i].turn)))
+            self._pop(min(range(len(self._idle)), key=lambda i: self._idle[i].turn))
 
     def _fitting(self, size_bytes: int) -> BufferT | None:
         """Return the smallest idle buffer that is long enough; of equal ones that which was used longest ago."""

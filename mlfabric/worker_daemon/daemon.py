@@ -131,7 +131,9 @@ class WorkerDaemon:
         tcp = options.tcp
         self._reporter = TransferReporter(options.name, options.host, tcp.up_bps, tcp.down_bps, tcp.security)
         self._transfers = Transfers(self._channel, options.host, self._take_in, self._recorded, self._observe)
-        self._kept = Kept(spec, self._channel, options.host, self._take_in, self._recorded)
+        self._kept = Kept(
+            spec, self._channel, options.host, lambda u: self._part(u).pieces, self._take_in, self._recorded
+        )
         self._reductions = Reductions(self._channel, options.host, self._take_in, self._metrics.transfer)
         self._pushes: dict[UpdateId, _OpenPush] = {}
         self._gets: dict[GetId, _OpenGet] = {}
@@ -434,7 +436,7 @@ class WorkerDaemon:
             case act.StartAttempt() | act.StopAttempt() | act.StartProbes() | act.FinishReduce() | act.FailReduce():
                 self._reductions.do(action)
             case _:
-                self._keep(action)
+                self._kept.do(action)
 
     def _part(self, update: UpdateId) -> Parcel:
         whole, i = self._shards.whole(update)
@@ -443,24 +445,6 @@ class WorkerDaemon:
     def _fetch(self, plan: Fetch) -> None:
         whole, i = self._shards.whole(plan.get)
         self._transfers.fetch(plan, self._gets[whole].parts[i], self._shards.digests[i])
-
-    def _keep(self, action: act.KeepAction) -> None:
-        """Do what concerns the model's replica."""
-        match action:
-            case act.KeepCopy():
-                self._kept.copy(action.update, self._part(action.update).pieces)
-            case act.FoldCopy():
-                self._kept.fold(action)
-            case act.DropCopies():
-                self._kept.drop(action.updates)
-            case act.FreezeWindow():
-                self._kept.freeze(action.transfer)
-            case act.StartReplicate():
-                self._kept.send(action)
-            case act.EndReplicate():
-                self._kept.end(action.transfer)
-            case act.DropWindow():
-                self._kept.drop_window()
 
     def _settle(self, action: act.Settle) -> None:
         push = self._pushes.pop(action.update)

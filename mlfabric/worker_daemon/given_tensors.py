@@ -12,7 +12,7 @@ from mlfabric.model.images import DTYPES
 from mlfabric.model.specs import Layout, TensorKind, TensorSpec
 from mlfabric.worker_daemon.gradient_rules import norm_of
 
-__all__ = ["GivenTensors", "allowed_norm"]
+__all__ = ["GivenTensors", "allowed_norm", "install"]
 
 _NORM_SLACK = 1e-4
 """A norm that a script computed in another order, or in half precision, may be less than ours by this share."""
@@ -63,11 +63,16 @@ class GivenTensors:
 
     def install(self, image: memoryview) -> None:
         """Copy a model's image into the tensors."""
-        with torch.no_grad():
-            for i, tensor in self.tensors.items():
-                spec, at = self._layout.tensors[i], self._layout.offsets[i]
-                part = torch.frombuffer(image, dtype=torch.uint8)[at : at + spec.size_bytes]
-                tensor.copy_(part.view(DTYPES[spec.dtype]).view(spec.shape))
+        install(image, self._layout, self.tensors)
+
+
+def install(image: memoryview, layout: Layout, tensors: Mapping[int, torch.Tensor]) -> None:
+    """Copy a model's image into tensors, given by their places in the layout."""
+    flat = torch.frombuffer(image, dtype=torch.uint8)
+    with torch.no_grad():
+        for i, tensor in tensors.items():
+            spec, at = layout.tensors[i], layout.offsets[i]
+            tensor.copy_(flat[at : at + spec.size_bytes].view(DTYPES[spec.dtype]).view(spec.shape))
 
 
 def allowed_norm(norm: float | None, pushed: list[torch.Tensor | None]) -> float:

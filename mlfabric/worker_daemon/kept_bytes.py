@@ -22,7 +22,7 @@ from mlfabric.model.images import add_value, runs_of
 from mlfabric.model.specs import Layout, ModelSpec, TensorKind
 from mlfabric.model.stepping import Transition, member_coefficients, transition
 from mlfabric.model.update_rules import RuleSpec
-from mlfabric.protocol import SumId, TransferId, UpdateId
+from mlfabric.protocol import TransferId, UpdateId
 from mlfabric.transfer.exchange import deliver
 from mlfabric.v1 import data_pb2
 from mlfabric.worker_daemon import actions as act
@@ -89,6 +89,7 @@ class Kept:
         spec: of the model.
         channel: the daemon's data channel.
         host: the worker's.
+        pieces_of: returns the image of an update that is open.
         take_in: where events for the state machine go.
         recorded: told of every finished transfer and the member it went to.
     """
@@ -98,12 +99,14 @@ class Kept:
         spec: ModelSpec,
         channel: TcpChannel,
         host: str,
+        pieces_of: Callable[[UpdateId], Sequence[memoryview]],
         take_in: Callable[[act.DaemonEvent | Failed], None],
         recorded: Callable[[TransferRecord, str], None],
     ) -> None:
         self._spec = spec
         self._channel = channel
         self._host = host
+        self._pieces_of = pieces_of
         self._take_in = take_in
         self._recorded = recorded
         self._copies: dict[UpdateId, memoryview] = {}
@@ -114,20 +117,27 @@ class Kept:
         self._folds: set[asyncio.Task[None]] = set()
         self._sends: dict[TransferId, asyncio.Task[None]] = {}
 
-    def copy(self, update: UpdateId, pieces: Sequence[memoryview]) -> None:
-        """Keep a copy of an update."""
-        self._copies[update] = _writable(b"".join(pieces))
+    def do(self, action: act.KeepAction) -> None:
+        """Carry out an action."""
+        match action:
+            case act.KeepCopy():
+                self._copies[action.update] = _writable(b"".join(self._pieces_of(action.update)))
+            case act.FoldCopy():
+                self._fold(action)
+            case act.DropCopies():
+                for update in action.updates:
+                    self._copies.pop(update, None)
+            case act.FreezeWindow():
+                assert self._window is not None, f"{action.transfer} is to be sent, but nothing is folded"
+                self._frozen[action.transfer], self._window = self._window, None
+            case act.StartReplicate():
+                self._start(action)
+            case act.EndReplicate():
+                self._end(action.transfer)
+            case act.DropWindow():
+                self._window = None
 
-    def drop(self, updates: Sequence[UpdateId]) -> None:
-        """Keep these copies no longer."""
-        for update in updates:
-            self._copies.pop(update, None)
-
-    def drop_window(self) -> None:
-        """Begin with an empty window."""
-        self._window = None
-
-    def fold(self, order: act.FoldCopy) -> None:
+    def _fold(self, order: act.FoldCopy) -> None:
         """Put a copy into the window."""
         update, is_first = self._copies.pop(order.update), self._window is None
         if self._window is None:
@@ -151,12 +161,7 @@ class Kept:
         async with self._turn:
             await asyncio.to_thread(work)
 
-    def freeze(self, transfer: SumId) -> None:
-        """Set the window aside under this name."""
-        assert self._window is not None, f"{transfer} is to be sent, but nothing is folded"
-        self._frozen[transfer], self._window = self._window, None
-
-    def send(self, order: act.StartReplicate) -> None:
+    def _start(self, order: act.StartReplicate) -> None:
         """Begin an attempt to send something, instead of one that runs."""
         transfer = order.plan.transfer
         if (former := self._sends.pop(transfer, None)) is not None:
@@ -164,7 +169,7 @@ class Kept:
         image = self._copies[transfer] if isinstance(transfer, UpdateId) else self._frozen[transfer]
         self._sends[transfer] = self._tasks.spawn(self._send(order, image, tuple(self._folds)))
 
-    def end(self, transfer: TransferId) -> None:
+    def _end(self, transfer: TransferId) -> None:
         """Forget what was sent, and stop sending it."""
         task = self._sends.pop(transfer, None)
         if task is not None:

@@ -25,11 +25,9 @@ from mlfabric.protocol import (
     UpdateId,
 )
 from mlfabric.worker_daemon import actions as act
+from mlfabric.worker_daemon.retry_pause import pause_ns
 
 __all__ = ["Keeping"]
-
-FIRST_PAUSE_NS = 20_000_000
-LONGEST_PAUSE_NS = 1_000_000_000
 
 
 @dataclass(slots=True)
@@ -190,7 +188,7 @@ class Keeping:
         """Try again after a pause that doubles."""
         sending = self.sending.get(event.transfer)
         if sending is not None and sending.plan.ticket == event.ticket:
-            sending.again_ns = now_ns + min(FIRST_PAUSE_NS << min(sending.breaks, 10), LONGEST_PAUSE_NS)
+            sending.again_ns = now_ns + pause_ns(sending.breaks)
             sending.breaks += 1
 
     def tick(self, now_ns: int) -> Iterator[act.Action]:

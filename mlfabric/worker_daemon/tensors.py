@@ -26,7 +26,7 @@ from torch.utils.hooks import RemovableHandle
 from mlfabric.errors import LayoutError
 from mlfabric.model.specs import ALIGNMENT_BYTES, COUNTER_BYTES, Layout, RuleSpec, TensorKind, TensorSpec
 from mlfabric.worker_daemon.data_attempts import Parcel
-from mlfabric.worker_daemon.given_tensors import GivenTensors, allowed_norm
+from mlfabric.worker_daemon.given_tensors import GivenTensors, allowed_norm, install
 from mlfabric.worker_daemon.gradient_rules import Given, Shaped, Shaping, norm_of
 
 __all__ = ["ModelTensors", "Trainable"]
@@ -207,10 +207,7 @@ class ModelTensors:
 
     def install(self, image: memoryview) -> None:
         """Copy a model's image into the tensors."""
-        flat = torch.frombuffer(image, dtype=torch.uint8)
-        with torch.no_grad():
-            for tensor, spec, at in zip(self._tensors, self.layout.tensors, self.layout.offsets, strict=False):
-                tensor.copy_(flat[at : at + spec.size_bytes].view(getattr(torch, spec.dtype)).view(spec.shape))
+        install(image, self.layout, dict(enumerate(self._tensors)))
 
     def _parcel(self, tensors: Sequence[torch.Tensor | None], watched: Sequence[torch.Tensor]) -> Parcel:
         pieces: list[memoryview] = []

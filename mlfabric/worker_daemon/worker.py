@@ -335,12 +335,15 @@ class Worker:
         growing = self._growing
         finite = growing.take(i)
         if growing.announced is not None:
-            if finite:
-                self._daemon.grown(growing.growth, growing.ready_bytes)
-            else:
-                self._daemon.give_up(growing.growth, not_finite(growing.norm))
+            self._tell_growth(growing, finite)
         elif finite and self._timing.is_due(i, growing.times.made_ns[i]):
             self._announce(growing, growing.early_norm)
+
+    def _tell_growth(self, growing: GrowingUpdate, finite: bool) -> None:
+        if finite:
+            self._daemon.grown(growing.growth, growing.ready_bytes)
+        else:
+            self._daemon.give_up(growing.growth, not_finite(growing.norm))
 
     def _announce(self, growing: GrowingUpdate, norm: float) -> OutcomeFuture:
         growing.growth.progress.advance(growing.ready_bytes)
@@ -361,10 +364,7 @@ class Worker:
                 self._handle(growing.announced)
             raise
         if growing.announced is not None:
-            if finite:
-                self._daemon.grown(growing.growth, growing.ready_bytes)
-            else:
-                self._daemon.give_up(growing.growth, not_finite(growing.norm))
+            self._tell_growth(growing, finite)
             outcome = growing.announced
         else:
             outcome = self._announce(growing, growing.norm) if finite else self._not_finite(growing.norm)

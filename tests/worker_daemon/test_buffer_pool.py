@@ -14,13 +14,12 @@ MB = 1 << 20
 
 
 class Stand:
-    """A pool of bytearrays of pretended sizes, and what it allocated and gave up."""
+    """A pool of bytearrays of pretended sizes, and what it allocated."""
 
     def __init__(self) -> None:
         self.made: list[int] = []
-        self.dropped: list[int] = []
         self.used: list[list[int]] = []
-        self.pool = BufferPool(self._make, lambda buffer: buffer[0], lambda buffer: self.dropped.append(buffer[0]))
+        self.pool = BufferPool(self._make, lambda buffer: buffer[0])
 
     def _make(self, size_bytes: int) -> list[int]:
         self.made.append(size_bytes)

@@ -15,7 +15,7 @@ from mlfabric.protocol import (
     TransferId,
 )
 from mlfabric.worker_daemon import actions as act
-from mlfabric.worker_daemon.kept_updates import FIRST_PAUSE_NS
+from mlfabric.worker_daemon.state import FIRST_PAUSE_NS
 from tests.worker_daemon.stage import DONE, LATE, Stage, answered, update
 
 W1, W2 = SumId(1, 1), SumId(1, 2)
