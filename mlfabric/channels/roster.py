@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 
 from mlfabric.channels.base import ConnectionClosedError
 from mlfabric.channels.limits import Limits
@@ -35,7 +34,7 @@ class Roster:
 
     def add(self, stream: TcpStream) -> Connection:
         """Return a connection over ``stream`` that is closed with the endpoint."""
-        connection = Connection(stream, self._limits, self._connections.discard)
+        connection = Connection(stream, self._limits, self._forget)
         self._connections.add(connection)
         if self._closed:
             connection.close()
@@ -43,7 +42,7 @@ class Roster:
 
     def serve(self, stream: TcpStream, handler: Handler) -> None:
         """Run ``handler`` on an accepted stream in a task of its own and close the connection after it."""
-        if not self._reception.has_place(stream.peer, len(self._tasks)):
+        if self._closed or not self._reception.has_place(stream.peer, len(self._tasks)):
             stream.stop(abrupt=False)
             stream.close()
             return
@@ -51,17 +50,11 @@ class Roster:
         self._reception.greet(connection)
         task = asyncio.get_running_loop().create_task(_serve(connection, handler), name=f"serve {stream.peer}")
         self._tasks.add(task)
-        task.add_done_callback(self._forget(connection))
+        task.add_done_callback(self._tasks.discard)
 
-    def _forget(self, connection: Connection) -> Callable[[asyncio.Task[None]], None]:
-        def forget(task: asyncio.Task[None]) -> None:
-            self._tasks.discard(task)
-            self._reception.forget(connection)
-            connection.close()
-            if not task.cancelled():
-                _report(task, connection.peer)
-
-        return forget
+    def _forget(self, connection: Connection) -> None:
+        self._connections.discard(connection)
+        self._reception.forget(connection)
 
     async def close(self) -> None:
         """Cancel the handlers, close every connection, and wait until all are gone."""
@@ -77,16 +70,15 @@ class Roster:
 
 
 async def _serve(connection: Connection, handler: Handler) -> None:
-    await handler(connection)
-
-
-def _report(task: asyncio.Task[None], peer: str) -> None:
-    """Log what a peer or the network caused; hand a fault of our own to the loop, which belongs to the shell."""
-    error = task.exception()
-    if isinstance(error, ConnectionClosedError):
+    """Serve a connection; log what a peer or the network caused, hand a fault of our own to the loop: to the shell."""
+    try:
+        await handler(connection)
+    except ConnectionClosedError as error:
         log.debug("data connection: %s", error)
-    elif isinstance(error, FabricError):
-        log.warning("data connection to %s ended: %s", peer, error)
-    elif error is not None:
-        context = {"message": f"the handler of the data connection to {peer} failed", "exception": error, "task": task}
-        task.get_loop().call_exception_handler(context)
+    except FabricError as error:
+        log.warning("data connection to %s ended: %s", connection.peer, error)
+    except Exception as error:
+        message = f"the handler of the data connection to {connection.peer} failed"
+        asyncio.get_running_loop().call_exception_handler({"message": message, "exception": error})
+    finally:
+        connection.close()

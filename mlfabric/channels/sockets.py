@@ -1,42 +1,25 @@
-"""Plain functions on TCP sockets: addresses, options, binding, and the kernel's own figures."""
+"""Plain functions on TCP sockets: addresses, options, binding."""
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import socket
 import struct
-import termios
 
-from mlfabric.channels.backlog import Path
 from mlfabric.errors import ConfigError, UsageError
 
 __all__ = [
     "address_text",
     "bind_listener",
-    "delivery_rate_bps",
     "forget_unsent",
     "is_wildcard",
-    "path_of",
     "prepare",
-    "spread",
-    "unacknowledged_bytes",
-    "waiting_bytes",
-    "want_all_sent",
 ]
 
 BACKLOG = 1024
 KEEPALIVE_IDLE_S = 30
 KEEPALIVE_INTERVAL_S = 10
 KEEPALIVE_PROBES = 3
-SYSTEM_DEFAULT = 0
-SO_MAX_PACING_RATE = 47  # asm-generic/socket.h; not in Python's socket module
-UNLIMITED_BYTES_PER_S = (1 << 64) - 1
-TCP_INFO_BYTES = 256
-SEGMENT_OFFSET = 16
-MIN_RTT_OFFSET = 148
-NO_RTT_US = 0xFFFFFFFF
-DELIVERY_RATE_OFFSET = 160
 
 
 def is_wildcard(host: str) -> bool:
@@ -109,53 +92,6 @@ def _resolve(host: str) -> tuple[socket.AddressFamily, str]:
         raise ConfigError(f"bind address {host!r} cannot be resolved: {error.strerror}") from error
     family, _, _, _, sockaddr = found[0]
     return family, str(sockaddr[0])
-
-
-def delivery_rate_bps(sock: socket.socket) -> int:
-    """Return the kernel's estimate of what the path delivered lately (TCP_INFO) in bit/s; 0 if unknown."""
-    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
-    if len(info) < DELIVERY_RATE_OFFSET + 8:
-        return 0
-    return 8 * int(struct.unpack_from("=Q", info, DELIVERY_RATE_OFFSET)[0])
-
-
-def spread(sock: socket.socket, rate_bps: int) -> bool:
-    """Have the kernel space out what is sent at about this rate; 0 for as fast as it can.
-
-    Returns:
-        Whether it can do that.
-    """
-    bytes_per_s = max(1, rate_bps // 8) if rate_bps else UNLIMITED_BYTES_PER_S
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, struct.pack("=Q", bytes_per_s))
-    except OSError:
-        return False
-    return True
-
-
-def path_of(sock: socket.socket) -> Path:
-    """Return what the kernel knows of the way to the peer (TCP_INFO)."""
-    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
-    if len(info) < MIN_RTT_OFFSET + 4:
-        return Path(0, 0)
-    (segment_bytes,) = struct.unpack_from("=I", info, SEGMENT_OFFSET)
-    (rtt_us,) = struct.unpack_from("=I", info, MIN_RTT_OFFSET)
-    return Path(segment_bytes, 0 if rtt_us == NO_RTT_US else 1000 * rtt_us)
-
-
-def unacknowledged_bytes(sock: socket.socket) -> int:
-    """Return how many of the bytes that were written the peer's kernel has not acknowledged (SIOCOUTQ)."""
-    return int(struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)))[0])
-
-
-def waiting_bytes(sock: socket.socket) -> int:
-    """Return how many bytes the kernel has received that were not read yet (SIOCINQ)."""
-    return int(struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.FIONREAD, bytes(4)))[0])
-
-
-def want_all_sent(sock: socket.socket, *, wanted: bool) -> None:
-    """Let the socket count as writable only when the kernel has nothing left to send, or again as usual."""
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, 1 if wanted else SYSTEM_DEFAULT)
 
 
 def forget_unsent(sock: socket.socket) -> None:

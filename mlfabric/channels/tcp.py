@@ -84,12 +84,9 @@ class TcpOptions:
             ),
             ("up_bps", self.up_bps, self.up_bps >= 0, ">= 0; 0 emulates no network card"),
             ("down_bps", self.down_bps, self.down_bps >= 0, ">= 0; 0 emulates no network card"),
-            ("max_payload_bytes", self.max_payload_bytes, self.max_payload_bytes > 0, "> 0"),
-            ("connect_timeout_s", self.connect_timeout_s, self.connect_timeout_s > 0, "> 0"),
-            ("most_connections", self.most_connections, self.most_connections > 0, "> 0"),
-            ("most_silent", self.most_silent, self.most_silent > 0, "> 0"),
-            ("silent_s", self.silent_s, self.silent_s > 0, "> 0"),
         ]
+        for name in ("max_payload_bytes", "connect_timeout_s", "most_connections", "most_silent", "silent_s"):
+            checks.append((name, getattr(self, name), getattr(self, name) > 0, "> 0"))
         for name, value, good, allowed in checks:
             if not good:
                 raise ConfigError(f"TCP channel: {name}={value!r}; allowed: {allowed}")

@@ -1,10 +1,13 @@
-"""The bytes of one TCP connection: plain nonblocking system calls and the loop's readiness callbacks."""
+"""The bytes of one TCP connection: plain nonblocking system calls, readiness callbacks, the kernel's own figures."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import socket
+import struct
+import termios
 from collections.abc import Callable, Sequence
 
 from mlfabric.channels import sockets
@@ -19,6 +22,14 @@ SHORT_BATCH_BYTES = 256 * 1024
 BATCH_BYTES = 1024 * 1024
 PIECE_BATCH_BYTES = 4 * 1024 * 1024
 EMPTY = memoryview(b"")
+SYSTEM_DEFAULT = 0
+SO_MAX_PACING_RATE = 47  # asm-generic/socket.h; not in Python's socket module
+UNLIMITED_BYTES_PER_S = (1 << 64) - 1
+TCP_INFO_BYTES = 256
+SEGMENT_OFFSET = 16
+MIN_RTT_OFFSET = 148
+NO_RTT_US = 0xFFFFFFFF
+DELIVERY_RATE_OFFSET = 160
 
 
 class TcpStream:
@@ -75,9 +86,9 @@ class TcpStream:
 
     async def drain(self) -> None:
         """Wait until the kernel has handed everything to the network; it may hold megabytes otherwise."""
-        sockets.want_all_sent(self._sock, wanted=True)
-        await self._when_ready(self._loop.add_writer, self._loop.remove_writer, lambda: True)
-        sockets.want_all_sent(self._sock, wanted=False)
+        self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, 1)  # writable when all is sent
+        await self.writable()
+        self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, SYSTEM_DEFAULT)
 
     async def read_into(self, view: memoryview, at_least: int) -> int:
         """Read ``at_least`` bytes or more; fewer mean that no more will come."""
@@ -171,24 +182,40 @@ class TcpStream:
             remove(descriptor)
 
     def spread(self, rate_bps: int) -> bool:
-        """Have the kernel space packets out."""
-        return sockets.spread(self._sock, rate_bps)
+        """Have the kernel space packets out at about a rate, 0 not any longer; tell whether it can."""
+        bytes_per_s = max(1, rate_bps // 8) if rate_bps else UNLIMITED_BYTES_PER_S
+        try:
+            self._sock.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, struct.pack("=Q", bytes_per_s))
+        except OSError:
+            return False
+        return True
 
     def path(self) -> Path:
-        """Return what the kernel knows of the way to the peer."""
-        return sockets.path_of(self._sock)
+        """Return what the kernel knows of the way to the peer (TCP_INFO)."""
+        rtt_us = self._info("=I", MIN_RTT_OFFSET)
+        return Path(self._info("=I", SEGMENT_OFFSET), 0 if rtt_us == NO_RTT_US else 1000 * rtt_us)
+
+    def delivery_rate_bps(self) -> int:
+        """Return the kernel's estimate of what the path delivered lately (TCP_INFO) in bit/s; 0 if unknown."""
+        return 8 * self._info("=Q", DELIVERY_RATE_OFFSET)
+
+    def _info(self, form: str, offset: int) -> int:
+        """Return a figure of TCP_INFO; 0 if this kernel has none such."""
+        info = self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
+        if len(info) < offset + struct.calcsize(form):
+            return 0
+        return int(struct.unpack_from(form, info, offset)[0])
 
     def unacknowledged_bytes(self) -> int:
         """Return how many of the bytes that were written the peer's kernel has not acknowledged."""
-        return sockets.unacknowledged_bytes(self._sock)
+        return self._queued(termios.TIOCOUTQ)
 
     def waiting_bytes(self) -> int:
         """Return how many bytes the kernel has received that were not read yet."""
-        return sockets.waiting_bytes(self._sock)
+        return self._queued(termios.FIONREAD)
 
-    def delivery_rate_bps(self) -> int:
-        """Return the kernel's estimate of its sending rate in bit/s; 0 if unknown."""
-        return sockets.delivery_rate_bps(self._sock)
+    def _queued(self, which: int) -> int:
+        return int(struct.unpack("i", fcntl.ioctl(self._sock.fileno(), which, bytes(4)))[0])
 
     def stop(self, *, abrupt: bool) -> None:
         """Wake whoever waits in the stream; ``abrupt`` also drops what the kernel has not sent and resets the peer."""

@@ -364,10 +364,9 @@ async def test_what_an_emulated_card_has_yet_to_let_through_is_not_waiting() -> 
 
     async def look(connection: Connection) -> None:
         await connection.receive()
-        sock = connection._stream._sock
-        while sockets.waiting_bytes(sock) < 1000:
+        while (waiting := connection._stream.waiting_bytes()) < 1000:
             await asyncio.sleep(0)
-        seen.set_result((sockets.waiting_bytes(sock), connection.waiting_bytes))
+        seen.set_result((waiting, connection.waiting_bytes))
         await connection.discard(1000)
 
     async with served(TcpChannel(TcpOptions(down_bps=20_000_000)), TcpChannel(), look) as (client, address):
