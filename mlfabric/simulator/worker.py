@@ -142,7 +142,7 @@ class SimulatedWorker(SimulatedMember):
             follows = None if after is None else part_of(after, shard, self._shards)
             get = first._replace(counter=first.counter + shard)
             request = GetRequested(get=get, model=spec.name, min_version=ModelVersion(0, 0), after_update=follows)
-            self._take_in(act.GetCalled(request=request))
+            self._take_in(request)
 
     def _compute(self, version: ModelVersion) -> None:
         self._computing += 1
@@ -204,7 +204,7 @@ class SimulatedWorker(SimulatedMember):
             )
             requests.append(request)
         for request in requests:
-            self._take_in(act.PushCalled(request=request))
+            self._take_in(request)
         return push
 
     # Events in, actions out

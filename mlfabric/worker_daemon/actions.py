@@ -1,6 +1,6 @@
 """What happens to a worker daemon besides instructions, and what its state machine asks its shell to do.
 
-Pure values.
+Pure values. What the worker asks for comes as the request that goes to the scheduler.
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ __all__ = [
     "AttemptEnded",
     "DaemonEvent",
     "Deliver",
-    "DrawCalled",
     "DropCopies",
     "DropWindow",
     "EndReplicate",
@@ -56,14 +55,12 @@ __all__ = [
     "FinishReduce",
     "FoldCopy",
     "FreezeWindow",
-    "GetCalled",
     "HandOver",
     "KeepAction",
     "KeepCopy",
     "ModelReceived",
     "OutcomeReceived",
     "ProbeEnded",
-    "PushCalled",
     "ReduceAction",
     "ReduceCalled",
     "ReduceEvent",
@@ -97,32 +94,11 @@ class EpochBegan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PushCalled:
-    """The worker handed over an update."""
-
-    request: PushRequested
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplesGivenUp:
     """The worker computed an update from these samples and will not push it."""
 
     model: str
     samples: Samples
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DrawCalled:
-    """The worker wants samples."""
-
-    wanted: SamplesWanted
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GetCalled:
-    """The worker wants the model."""
-
-    request: GetRequested
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,11 +189,11 @@ DaemonEvent = (
     | Replicate
     | ReplicaAnswered
     | ReplicaBroken
-    | PushCalled
+    | PushRequested
     | SamplesGivenUp
     | SamplesGranted
-    | DrawCalled
-    | GetCalled
+    | SamplesWanted
+    | GetRequested
     | OutcomeReceived
     | SendBroken
     | ModelReceived

@@ -266,7 +266,7 @@ class WorkerDaemon:
         self._draws += 1
         self._draw = handle
         wanted = replace(wanted, worker=self.options.name, model=self._shards.names[0], serial=self._draws)
-        self._take_in(act.DrawCalled(wanted=wanted))
+        self._take_in(wanted)
         return handle
 
     def _push(
@@ -290,7 +290,7 @@ class WorkerDaemon:
                 kind=kind,
                 samples=samples if i == 0 else (),  # one part's account is that of the whole
             )
-            self._take_in(act.PushCalled(request=request))
+            self._take_in(request)
         return update, handle
 
     def get(
@@ -314,7 +314,7 @@ class WorkerDaemon:
                 min_version=min_version,
                 after_update=after and after._replace(counter=after.counter + i),
             )
-            self._take_in(act.GetCalled(request=request))
+            self._take_in(request)
         return handle
 
     def reduce(self, buffers: ReduceBuffers, op: ReduceOp, together: int) -> asyncio.Future[int]:

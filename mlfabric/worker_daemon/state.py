@@ -14,14 +14,17 @@ from mlfabric.protocol import (
     Dropped,
     Fetch,
     Fold,
+    GetRequested,
     Initialise,
     Keep,
     NewServer,
     Outcome,
+    PushRequested,
     Release,
     Replicate,
     Resolve,
     SamplesGranted,
+    SamplesWanted,
     Send,
     Tick,
     UpdateId,
@@ -88,17 +91,17 @@ class DaemonState:
 
     def _react(self, event: act.DaemonEvent, now_ns: int) -> Iterator[act.Action]:
         match event:
-            case act.PushCalled():
-                yield from self.pushing.call(event.request)
+            case PushRequested():
+                yield from self.pushing.call(event)
             case act.SamplesGivenUp():
                 self.drawing.settled(event.samples)
                 yield self.pushing.drop_samples(event.model, event.samples)
-            case act.DrawCalled():
-                yield from self.drawing.call(event.wanted)
+            case SamplesWanted():
+                yield from self.drawing.call(event)
             case SamplesGranted():
                 yield from self.drawing.granted(event)
-            case act.GetCalled():
-                yield from self.getting.call(event.request)
+            case GetRequested():
+                yield from self.getting.call(event)
             case Initialise():
                 yield from self.pushing.bring_again()
             case Send():

@@ -315,7 +315,7 @@ def holds_of_half_committed(computed_from: int) -> WorkerHolds:
     """Return what a worker says to a new scheduler whose push it knows to be committed at the first server only."""
     daemon = DaemonState("a", shards=2)
     for shard in range(2):
-        daemon.handle(act.PushCalled(request=part_push("a", 0, shard, computed_from)), 0)
+        daemon.handle(part_push("a", 0, shard, computed_from), 0)
     daemon.handle(act.OutcomeReceived(update=part("a", 0, 0), outcome=MADE), 0)
     daemon.handle(act.EpochBegan(epoch=2), 0)
     return daemon.holds()

@@ -115,7 +115,7 @@ def test_a_worker_that_pushes_again_under_a_new_counter_is_caught(monkeypatch):
             for part in (part for get in self.state.getting.gets.values() for part in get.parts.values()):
                 if part.request.after_update == event.update:
                     part.request = replace(part.request, after_update=None)
-            event = act.PushCalled(request=replace(request, update=update))
+            event = replace(request, update=update)
         take_in(self, event)
 
     monkeypatch.setattr(SimulatedWorker, "_take_in", under_a_new_counter)

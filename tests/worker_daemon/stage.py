@@ -36,13 +36,13 @@ class Stage(Scene):
 
     def push(self, *counters: int, kind: UpdateKind = UpdateKind.GRADIENT) -> list[act.Action]:
         asked = (replace(push(counter, shards=self.shards), kind=kind) for counter in counters)
-        return self.tell(*(act.PushCalled(request=request) for request in asked))
+        return self.tell(*asked)
 
     def get(self, *counters: int, after: int | None = None) -> list[act.Action]:
         """Get a model, in parts if it has them; it follows the push whose first part has the counter ``after``."""
         afters = [None if after is None else after + counter - counters[0] for counter in counters]
         asked = (get(*both, shards=self.shards) for both in zip(counters, afters, strict=True))
-        return self.tell(*(act.GetCalled(request=request) for request in asked))
+        return self.tell(*asked)
 
     def break_off(self, counter: int, ticket: bytes = b"1") -> list[act.Action]:
         return self.tell(act.SendBroken(update=update(counter), ticket=ticket))

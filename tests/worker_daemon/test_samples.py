@@ -50,7 +50,7 @@ def granted(*samples: tuple[int, int], serial: int = 1) -> SamplesGranted:
 
 def test_an_update_that_is_dropped_says_what_it_was_computed_from() -> None:
     stage = Stage()
-    stage.tell(act.PushCalled(request=replace(push(0), samples=((0, 4),))))
+    stage.tell(replace(push(0), samples=((0, 4),)))
     settle = act.Settle(update=update(0), outcome=DROPPED, reason="", samples=((0, 4),))
     settled = stage.tell(Resolve(to="a", update=update(0), outcome=DROPPED, reason=""))
     assert settled == [settle, says((0, 4))]
@@ -59,7 +59,7 @@ def test_an_update_that_is_dropped_says_what_it_was_computed_from() -> None:
 
 def test_an_update_that_is_committed_says_nothing_more() -> None:
     stage = Stage()
-    stage.tell(act.PushCalled(request=replace(push(0), samples=((0, 4),))))
+    stage.tell(replace(push(0), samples=((0, 4),)))
     assert len(stage.tell(answered(0, COMMITTED))) == 1
     assert stage.state.holds().dropped == ()
 
@@ -71,21 +71,21 @@ def test_what_is_not_even_pushed_is_said_to_be_dropped() -> None:
 
 def test_what_is_drawn_is_held_until_it_is_trained_on_or_dropped() -> None:
     stage = Stage()
-    assert stage.tell(act.DrawCalled(wanted=wish())) == [asks(wish())]
+    assert stage.tell(wish()) == [asks(wish())]
     answer = granted((0, 4), (6, 12))
     assert stage.tell(answer) == [act.HandOver(granted=answer)]
-    stage.tell(act.PushCalled(request=replace(push(0), samples=((0, 4),))))
-    stage.tell(act.PushCalled(request=replace(push(1), samples=((6, 8),))))
+    stage.tell(replace(push(0), samples=((0, 4),)))
+    stage.tell(replace(push(1), samples=((6, 8),)))
     assert stage.state.holds().drawn == ((0, 4), (6, 12))
     stage.tell(answered(0, COMMITTED), answered(1, DROPPED))
     assert stage.state.holds().drawn == ((8, 12),)
-    stage.tell(act.DrawCalled(wanted=wish(2, returned=((8, 10),))))
+    stage.tell(wish(2, returned=((8, 10),)))
     assert stage.state.holds().drawn == ((10, 12),)
 
 
 def test_a_wish_without_an_answer_is_repeated_to_a_scheduler_that_begins_anew() -> None:
     stage = Stage()
-    stage.tell(act.DrawCalled(wanted=wish()))
+    stage.tell(wish())
     stage.tell(act.EpochBegan(epoch=2))
     assert list(stage.state.drawing.open()) == [wish()]
     stage.tell(granted((0, 4)))
@@ -94,7 +94,7 @@ def test_a_wish_without_an_answer_is_repeated_to_a_scheduler_that_begins_anew() 
 
 def test_an_answer_to_an_earlier_wish_is_ignored() -> None:
     stage = Stage()
-    stage.tell(act.DrawCalled(wanted=wish(2)))
+    stage.tell(wish(2))
     assert stage.tell(granted((0, 4), serial=1)) == []
     assert stage.state.holds().drawn == ()
 
