@@ -107,16 +107,6 @@ async def test_what_becomes_ready_is_sent_before_any_task_runs() -> None:
     assert sink.waits == 1  # the test's own
 
 
-async def test_a_buffer_that_fails_ends_the_sending_with_its_error() -> None:
-    buffer, sink = filled(10, 5), Rooms(cycle([100]))
-    sending = asyncio.create_task(Pump(sink, buffer).run())
-    while len(sink.got) < 5:
-        await asyncio.sleep(0)
-    buffer.progress.fail(TransferError("void"))
-    with pytest.raises(TransferError, match="void"):
-        await sending
-
-
 async def test_a_buffer_that_fails_after_its_last_byte_was_sent_fails_the_sending_all_the_same() -> None:
     buffer, sink = filled(10, 5), Rooms(cycle([100]))
     await sink.writable()

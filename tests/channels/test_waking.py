@@ -9,9 +9,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from mlfabric.channels import TcpChannel, TcpOptions, sockets
+from mlfabric.channels import sockets
 from mlfabric.channels.tcpstream import TcpStream
-from tests.channels.conftest import GRANT, payload
 
 PAYLOAD_BYTES = 200_000
 PACKET_BYTES = 1448
@@ -106,23 +105,3 @@ async def test_after_a_payload_a_single_byte_wakes_again(payload_bytes: int) -> 
         await asyncio.sleep(0)
         await send_in_packets(sender, memoryview(b"x"), 1)
         assert await waiting == 1
-
-
-async def test_an_emulated_card_takes_payloads_longer_than_its_kernel_buffers_one_after_the_other() -> None:
-    options, got = TcpOptions(down_bps=400_000_000, up_bps=400_000_000), asyncio.Queue[bytes]()
-
-    async def take(connection) -> None:
-        while (frame := await connection.receive()).length:
-            buffer = bytearray(frame.length)
-            await connection.receive_into(memoryview(buffer), frame.length)
-            got.put_nowait(bytes(buffer))
-
-    server, client = TcpChannel(options), TcpChannel(options)
-    near = await client.connect(await server.listen(take))
-    sent = [bytes([k]) * PAYLOAD_BYTES for k in range(3)]
-    for data in sent:
-        await near.send(payload(len(data)), [memoryview(data)])
-    await near.send(GRANT)
-    assert [await got.get() for _ in sent] == sent
-    await client.close()
-    await server.close()

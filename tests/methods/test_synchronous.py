@@ -166,27 +166,29 @@ def test_a_silent_worker_is_waited_for_until_it_counts_as_left(stage):
     assert sorted(sends(stage.tick())) == ["a", "b"]
 
 
-@pytest.mark.parametrize("before", [[], [MemberSilent(name="c", incarnation=1)]], ids=["", "after its stream broke"])
-def test_a_worker_that_does_not_answer_any_more_is_not_waited_for(stage, before):
+LOST = MemberLost(name="c", incarnation=1, detail="its process is stopped")
+
+
+@pytest.mark.parametrize(
+    "events",
+    [[LOST], [MemberSilent(name="c", incarnation=1), LOST], [MemberLeft(name="c", incarnation=1)]],
+    ids=["does not answer", "nor after its stream broke", "leaves"],
+)
+def test_a_worker_that_does_not_answer_any_more_or_leaves_is_not_waited_for(stage, events):
     under_way(stage, "a", "b")
+    *before, last = events
     for event in before:
         assert stage.ask(event) == []
-    lost = MemberLost(name="c", incarnation=1, detail="its process is stopped")
-    assert sorted(sends(stage.ask(lost))) == ["a", "b"]
+    assert sorted(sends(stage.ask(last))) == ["a", "b"]
 
 
 def test_a_worker_that_was_lost_takes_part_again_when_it_is_back(stage):
     under_way(stage, "a", "b")
-    stage.ask(MemberLost(name="c", incarnation=1, detail="its process is stopped"))
+    stage.ask(LOST)
     stage.worker("c", spec=SYNCHRONOUS)
     stage.tell(iteration(1, update("a"), update("b")))
     assert under_way(stage, "a", "b", counter=1, version=1) == []
     assert sorted(sends(under_way(stage, "c", version=1))) == ["a", "b", "c"]
-
-
-def test_a_worker_that_leaves_is_not_waited_for(stage):
-    under_way(stage, "a", "b")
-    assert sorted(sends(stage.ask(MemberLeft(name="c", incarnation=1)))) == ["a", "b"]
 
 
 def test_a_worker_that_joins_is_waited_for_in_the_next_iteration(stage):

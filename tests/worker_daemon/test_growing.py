@@ -7,7 +7,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlfabric.errors import LayoutError
 from mlfabric.model.update_rules import MomentumAt, RuleSpec
 from mlfabric.protocol import Committed, Dropped, DropReason, ModelVersion
 from mlfabric.worker_daemon import growing_update
@@ -135,10 +134,3 @@ def test_a_gradient_that_is_not_finite_is_noticed_at_once_and_leaves_the_velocit
     assert not update.complete()
     assert update.ready_bytes < made.layout.size_bytes
     assert made.shaping._velocity == {}
-
-
-def test_a_sparse_gradient_is_refused() -> None:
-    table = torch.nn.Embedding(4, 2, sparse=True)
-    table(torch.tensor([1])).sum().backward()
-    with pytest.raises(LayoutError, match="sparse gradient cannot travel"):
-        GrowingUpdate(ModelTensors(table, backwards=True)).take(0)
