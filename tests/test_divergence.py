@@ -15,7 +15,6 @@ from mlfabric.model.divergence import (
     Adam,
     Lead,
     Limit,
-    Momentum,
     RuleState,
     as_norm,
     step_bound,
@@ -29,6 +28,11 @@ GAMMAS = st.sampled_from([0.0, 0.25, 0.5, 0.9, 0.99])
 SEEDS = st.integers(0, 2**32 - 1)
 NORMS = st.floats(0, 1e12)
 WIDTH = 5
+
+
+def momentum_bound(gamma, norms, history):
+    """Bound steps whose updates are norms already."""
+    return step_bound(RuleSpec(momentum=gamma), norms, [1.0] * len(norms), RuleState(history_norm=history))
 
 
 def exact(units):
@@ -76,7 +80,7 @@ def replica_of(updates, weights, history, gamma, rng):
 def test_no_lead_diverges_further_than_its_bound(seed, count, gamma):
     rng, updates, weights, histories = a_run(seed, count, gamma)
     norms = np.linalg.norm(updates, axis=1).tolist()
-    lead = Lead(Momentum(gamma=gamma).step_bound(norms, float(np.linalg.norm(histories[0]))))
+    lead = Lead(momentum_bound(gamma, norms, float(np.linalg.norm(histories[0]))))
     for held in range(count + 1):
         replica = replica_of(updates[:held], weights[0], histories[0], gamma, rng)
         for committed in range(held, count + 1):
@@ -91,9 +95,9 @@ def test_of_commits_already_made_the_known_steps_count(seed, count, gamma, data)
     made = data.draw(st.integers(0, count))
     norms = np.linalg.norm(updates, axis=1).tolist()
     known = [float(np.linalg.norm(history)) for history in histories[1 : made + 1]]
-    planned = Momentum(gamma=gamma).step_bound(norms[made:], float(np.linalg.norm(histories[made])))
+    planned = momentum_bound(gamma, norms[made:], float(np.linalg.norm(histories[made])))
     lead = Lead([*map(units_above, known), *planned])
-    blind = Lead(Momentum(gamma=gamma).step_bound(norms, float(np.linalg.norm(histories[0]))))
+    blind = Lead(momentum_bound(gamma, norms, float(np.linalg.norm(histories[0]))))
     most = max(float(np.linalg.norm(w)) for w in weights)
     for held in range(count + 1):
         truth = float(np.linalg.norm(weights[-1] - weights[held]))
@@ -104,7 +108,7 @@ def test_of_commits_already_made_the_known_steps_count(seed, count, gamma, data)
 @given(st.lists(NORMS, min_size=1, max_size=60), NORMS, GAMMAS)
 def test_not_by_a_rounding_is_it_below_the_truth_and_by_less_than_1e9th_above_it(norms, history, gamma):
     """All point the same way in one dimension: the case with equality, in exact arithmetic."""
-    lead = Lead(Momentum(gamma=gamma).step_bound(norms, history))
+    lead = Lead(momentum_bound(gamma, norms, history))
     steps = steps_of(norms, history, gamma)
     for held in range(0, len(norms) + 1, 7):
         for committed in range(held, len(norms) + 1, 5):
@@ -113,7 +117,7 @@ def test_not_by_a_rounding_is_it_below_the_truth_and_by_less_than_1e9th_above_it
 
 
 def test_whole_numbers_stay_whole():
-    lead = Lead(Momentum(gamma=0.5).step_bound([3.0, 1.0, 1.0], 2.0))
+    lead = Lead(momentum_bound(0.5, [3.0, 1.0, 1.0], 2.0))
     assert [as_norm(lead.bound(0, n)) for n in range(4)] == [0, 4, 7, 9.5]
     assert lead.bound(1, 3) == units_below(5.5)
 
@@ -137,15 +141,10 @@ def test_what_is_no_norm_is_refused(value):
 
 
 def test_an_infinite_norm_is_beyond_every_limit_and_an_infinite_limit_is_none():
-    bounds = Momentum(gamma=0.1).step_bound([math.inf, 1.0, 1.0], 0.0)
+    bounds = momentum_bound(0.1, [math.inf, 1.0, 1.0], 0.0)
     assert min(bounds) > units_above(2.0**899)
     assert as_norm(bounds[2]) == math.inf
     assert units_below(math.inf) is None
-
-
-def test_gamma_is_below_one():
-    with pytest.raises(UsageError, match="gamma=1"):
-        Momentum(gamma=1.0)
 
 
 @given(SEEDS, st.integers(1, 60), st.sampled_from([(0.9, 0.999), (0.0, 0.9), (0.9, 0.81), (0.99, 0.5)]))
@@ -249,12 +248,6 @@ def test_no_rule_steps_further_than_its_bound(seed, count, rule):
     for gradient, lr, bound in zip(gradients[count:], lrs[count:], bounds, strict=True):
         truth = float(np.linalg.norm(model.step(gradient, lr)))
         assert truth <= as_norm(bound) * (1 + 1e-9) + 1e-12 * float(np.linalg.norm(model.weights))
-
-
-@given(st.lists(NORMS, min_size=1, max_size=40), NORMS, GAMMAS)
-def test_for_plain_momentum_it_is_the_bound_of_the_planner(norms, history, gamma):
-    found = step_bound(RuleSpec(momentum=gamma), norms, [1.0] * len(norms), RuleState(history_norm=history))
-    assert found == Momentum(gamma=gamma).step_bound(norms, history)
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=30), st.floats(0, 1e6), st.floats(0, 2), st.floats(0, 3))

@@ -37,7 +37,6 @@ __all__ = [
     "Adam",
     "Lead",
     "Limit",
-    "Momentum",
     "RuleState",
     "Units",
     "as_norm",
@@ -85,33 +84,6 @@ def units_below(limit: float) -> Units | None:
 def as_norm(units: Units) -> float:
     """Return units as a norm, for people to read."""
     return math.ldexp(units, -UNIT_BITS) if units < MOST_UNITS_OF_A_FLOAT else math.inf
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Momentum:
-    """The rule ``h <- gamma*h + u; w <- w + h``; plain SGD with gamma 0."""
-
-    gamma: float
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.gamma < 1:
-            raise UsageError(f"gamma={self.gamma}; allowed: 0 to below 1")
-
-    def step_bound(self, norms: Iterable[float], history_norm: float) -> list[Units]:
-        """Bound each of the steps that come next.
-
-        Args:
-            norms: l2 norms of the updates, in the order of commits.
-            history_norm: l2 norm of h before the first of them.
-
-        Raises:
-            UsageError: a norm that is negative or not a number.
-        """
-        bound, bounds = units_above(history_norm), []
-        for norm in norms:
-            bound = units_above(norm) + _times_above(bound, self.gamma)
-            bounds.append(bound)
-        return bounds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

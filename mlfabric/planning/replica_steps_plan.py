@@ -25,7 +25,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mlfabric.model.divergence import Lead, Limit, Momentum, as_norm, units_above
+from mlfabric.model.divergence import Lead, Limit, RuleState, as_norm, step_bound, units_above
+from mlfabric.model.update_rules import RuleSpec
 from mlfabric.planning.direct import forward_directly
 from mlfabric.planning.fluid.lines import Ints, Lines
 from mlfabric.planning.fluid.world import World
@@ -88,7 +89,8 @@ def replicate(
     if config.div_max is None:
         return _nothing_sent(commit_ns, sequence, lambda: "no bound asks for it")
     limit = Limit.of(config.div_max.norm, config.div_max.updates)
-    planned = Momentum(gamma=config.gamma).step_bound(norms, replica.history_norm)
+    rule, state = RuleSpec(momentum=config.gamma), RuleState(history_norm=replica.history_norm)
+    planned = step_bound(rule, norms, [1.0] * len(norms), state)
     lead = Lead([*(units_above(p.step_norm) for p in replica.pending), *planned])
     small = limit.part(config.replicate_from)
     if not lot.updates or small.allows(lead, 0, len(sequence)):
