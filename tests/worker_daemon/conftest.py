@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from mlfabric.model.images import DTYPES
 from mlfabric.model.samples import Samples
 from mlfabric.protocol import ModelVersion, Outcome, ReduceOp, SamplesGranted, SamplesWanted, Welcome
 from mlfabric.worker_daemon.attempts import ReduceBuffers
@@ -107,3 +108,20 @@ def got(worker: Worker, daemon: ScriptedDaemon, number: int) -> ModelVersion:
         worker._coming = daemon.get(ModelVersion(0, 0))
     daemon.bring(number)
     return worker.get()
+
+
+def three_vectors() -> torch.nn.ParameterDict:
+    """A module with the parameters a, b and c, in float64; always the same."""
+    draw = torch.Generator().manual_seed(0)
+    return torch.nn.ParameterDict({name: torch.randn(3, generator=draw, dtype=torch.float64) for name in "abc"})
+
+
+def pushed(tensors: ModelTensors) -> tuple[dict[str, torch.Tensor], float]:
+    """Take an update; return what travels of each tensor, and the norm that is announced."""
+    parcel, norm = tensors.take_update()
+    image, layout = bytearray(b"".join(parcel.pieces)), tensors.layout
+    found = {
+        t.name: torch.frombuffer(image, dtype=DTYPES[t.dtype], count=t.numel, offset=at).view(t.shape)
+        for t, at in zip(layout.tensors, layout.offsets, strict=True)
+    }
+    return found, norm

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
-import numpy as np
 import pytest
 import torch
 
@@ -13,40 +13,30 @@ from mlfabric.errors import ConfigError
 from mlfabric.model.specs import Mode
 from mlfabric.model.update_rules import MomentumAt, RuleKind, RuleSpec
 from mlfabric.worker_daemon.gradient_rules import Shaping
+from mlfabric.worker_daemon.optimizer_steps import steps_of
 from mlfabric.worker_daemon.register import _placed
 from mlfabric.worker_daemon.tensors import ModelTensors
 from tests.fabric.harness import fabric
-
-
-def a_model() -> dict[str, torch.Tensor]:
-    draw = torch.Generator().manual_seed(0)
-    return {n: torch.randn(3, generator=draw, dtype=torch.float64).requires_grad_() for n in ("a", "b", "c")}
-
-
-def pushed(tensors: ModelTensors) -> tuple[list[float], float]:
-    parcel, norm = tensors.take_update()
-    numbers = [np.frombuffer(piece, dtype=np.float64) for piece in parcel.pieces]
-    return np.concatenate([n[:3] for n in numbers if len(n) == 3]).tolist(), norm
+from tests.worker_daemon.conftest import pushed, three_vectors
 
 
 @pytest.mark.parametrize("clip_norm", [0.5, 2.0, 100.0])
 def test_gradients_are_clipped_as_torch_does_it(clip_norm: float) -> None:
-    model, twin = a_model(), a_model()
+    model, twin = three_vectors(), three_vectors()
     tensors = ModelTensors(model, Shaping(RuleSpec(clip_norm=clip_norm)))
     draw = torch.Generator().manual_seed(1)
     for name in ("a", "c"):
         model[name].grad = kept = torch.randn(3, generator=draw, dtype=torch.float64)
         twin[name].grad = kept.clone()
-    before = [model[name].grad for name in ("a", "c")]
+    as_it_was = kept.clone()
     torch.nn.utils.clip_grad_norm_(twin.values(), clip_norm)
     found, norm = pushed(tensors)
-    wanted = [
-        0.0 if t.grad is None else x for t in twin.values() for x in (t.grad if t.grad is not None else [0.0] * 3)
-    ]
-    assert found == pytest.approx([float(x) for x in wanted], rel=1e-14)
-    assert norm == pytest.approx(math.sqrt(sum(x * x for x in found)), rel=1e-14)
+    for name, parameter in twin.items():
+        wanted = torch.zeros(3, dtype=torch.float64) if parameter.grad is None else parameter.grad
+        torch.testing.assert_close(found[name], wanted, rtol=1e-14, atol=0)
+    assert norm == pytest.approx(math.sqrt(sum(float(piece.square().sum()) for piece in found.values())), rel=1e-14)
     assert norm <= clip_norm
-    assert [g is not None and float(g.sum()) != 0 for g in before] == [True, True]
+    assert torch.equal(kept, as_it_was)
 
 
 def test_only_parameters_count_for_clipping_and_only_they_are_clipped() -> None:
@@ -55,16 +45,15 @@ def test_only_parameters_count_for_clipping_and_only_they_are_clipped() -> None:
     assert model.running_mean is not None
     model.running_mean.fill_(100.0)
     model.weight.grad, model.bias.grad = torch.tensor([0.6]), torch.tensor([0.8 - 1e-6])
-    parcel, norm = tensors.take_update()
-    first = [float(np.frombuffer(p, dtype=np.float32)[0]) for p in parcel.pieces if p.nbytes == 4]
-    assert first == pytest.approx([0.6, 0.8, 100.0, 1.0], rel=1e-4)
+    found, norm = pushed(tensors)
+    assert [float(piece) for piece in found.values()] == pytest.approx([0.6, 0.8, 100.0, 1.0, 0], rel=1e-4)
     assert norm == pytest.approx(1, rel=1e-5)
 
 
 @pytest.mark.parametrize("clip_norm", [0.0, 1.5])
 def test_a_lone_worker_with_its_own_momentum_makes_the_steps_of_torch_sgd(clip_norm: float) -> None:
     rule = RuleSpec(momentum=0.9, weight_decay=0.1, momentum_at=MomentumAt.WORKERS, clip_norm=clip_norm)
-    model, plain = a_model(), a_model()
+    model, plain = three_vectors(), three_vectors()
     tensors = ModelTensors(model, Shaping(rule))
     optimizer = torch.optim.SGD(plain.values(), lr=0.1, momentum=0.9, weight_decay=0.1)
     draw = torch.Generator().manual_seed(2)
@@ -77,14 +66,13 @@ def test_a_lone_worker_with_its_own_momentum_makes_the_steps_of_torch_sgd(clip_n
         optimizer.step()
         velocities, _ = pushed(tensors)
         with torch.no_grad():
-            for i, name in enumerate(model):
-                model[name].sub_(torch.tensor(velocities[3 * i : 3 * i + 3], dtype=torch.float64), alpha=0.1)
-    for name, tensor in model.items():
-        torch.testing.assert_close(tensor, plain[name], rtol=1e-12, atol=1e-12)
+            for name, velocity in velocities.items():
+                model[name].sub_(velocity, alpha=0.1)
+    torch.testing.assert_close(dict(model.items()), dict(plain.items()), rtol=1e-12, atol=1e-12)
 
 
 def test_what_the_script_does_with_its_gradients_changes_no_velocity() -> None:
-    model = a_model()
+    model = three_vectors()
     tensors = ModelTensors(model, Shaping(RuleSpec(momentum=0.5, momentum_at=MomentumAt.WORKERS)))
     bucket = torch.ones(3, dtype=torch.float64)
     model["a"].grad = bucket
@@ -92,18 +80,28 @@ def test_what_the_script_does_with_its_gradients_changes_no_velocity() -> None:
     bucket.fill_(7.0)
     assert parcel.is_unchanged()
     model["a"].grad = torch.zeros(3, dtype=torch.float64)
-    assert pushed(tensors)[0][:3] == [0.5] * 3
-    assert pushed(tensors)[0][:3] == [0.25] * 3
+    assert pushed(tensors)[0]["a"].tolist() == [0.5] * 3
+    assert pushed(tensors)[0]["a"].tolist() == [0.25] * 3
 
 
-def test_an_update_that_is_not_finite_leaves_the_velocity_as_it_was() -> None:
-    model = a_model()
-    tensors = ModelTensors(model, Shaping(RuleSpec(momentum=0.5, momentum_at=MomentumAt.WORKERS, clip_norm=10.0)))
+@pytest.mark.parametrize(
+    "shaping_of",
+    [
+        lambda _: Shaping(RuleSpec(momentum=0.5, momentum_at=MomentumAt.WORKERS, clip_norm=10.0)),
+        lambda model: steps_of(torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.5), model, None)[1],
+    ],
+    ids=["of a rule", "of a wrapped optimizer"],
+)
+def test_an_update_that_is_not_finite_leaves_the_velocity_as_it_was(
+    shaping_of: Callable[[torch.nn.Module], Shaping],
+) -> None:
+    model = three_vectors()
+    tensors = ModelTensors(model, shaping_of(model))
     for value, finite in ((1.0, True), (math.nan, False), (math.inf, False), (0.0, True)):
         model["a"].grad = torch.full((3,), value, dtype=torch.float64)
         found, norm = pushed(tensors)
         assert math.isfinite(norm) == finite
-    assert found[:3] == [0.5] * 3
+    assert found["a"].tolist() == [0.5] * 3
 
 
 @pytest.mark.parametrize(
