@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 
@@ -15,58 +15,50 @@ from mlfabric.errors import TransferError
 from .conftest import GRANT
 
 HEADER = encode_header(GRANT, paced=False)
+FRAME = HEADER + GRANT.meta
 
 
 class Endpoint:
-    """An endpoint that keeps what comes, and plain sockets to it."""
+    """An endpoint that counts the frames that come, and plain connections to it."""
 
     def __init__(self) -> None:
         self.address = ""
         self.heard = 0
-        self._writers: list[asyncio.StreamWriter] = []
+        self.writers: list[asyncio.StreamWriter] = []
 
     async def serve(self, connection: Connection) -> None:
         """Take frames until the connection ends."""
-        try:
-            while True:
-                await connection.receive()
+        with suppress(TransferError):
+            while await connection.receive():
                 self.heard += 1
-        except TransferError:
-            return
 
-    async def dial(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Open a plain connection."""
+    async def dial(self, says: bytes = b"") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Open a plain connection and say something."""
         host, _, port = self.address.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
-        self._writers.append(writer)
+        self.writers.append(writer)
+        writer.write(says)
         return reader, writer
-
-    def close(self) -> None:
-        """Close every plain connection."""
-        for writer in self._writers:
-            writer.close()
 
 
 @asynccontextmanager
 async def endpoint(**limits: float) -> AsyncIterator[Endpoint]:
-    before = asyncio.all_tasks()
     channel, found = TcpChannel(TcpOptions(**limits)), Endpoint()  # type: ignore[arg-type]
     found.address = await channel.listen(found.serve)
     try:
         yield found
     finally:
         await channel.close()
-        found.close()
-    assert asyncio.all_tasks() <= before
+        for writer in found.writers:
+            writer.close()
 
 
 async def is_cut_off(reader: asyncio.StreamReader) -> bool:
     """Wait for the end of a connection."""
-    try:
+    with suppress(ConnectionResetError):
         async with asyncio.timeout(10):
             return await reader.read(1) == b""
-    except ConnectionResetError:
-        return True
+    return True
 
 
 async def until_heard(at: Endpoint, frames: int) -> None:
@@ -79,66 +71,58 @@ async def test_who_comes_when_all_places_are_taken_is_cut_off_and_the_others_go_
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with endpoint(most_connections=2) as at:
-        _, first = await at.dial()
-        second_reader, second = await at.dial()
-        for writer in (first, second):
-            writer.write(HEADER + GRANT.meta)
+        _, first = await at.dial(FRAME)
+        second_reader, second = await at.dial(FRAME)
         await until_heard(at, 2)
         for _ in range(9):
             assert await is_cut_off((await at.dial())[0])
         assert sum("turned" in record.message for record in caplog.records) == 4, "the 1st, 2nd, 4th and 8th"
-        first.write(HEADER + GRANT.meta)
+        first.write(FRAME)
         await until_heard(at, 3)
         second.close()
         assert await is_cut_off(second_reader)
         async with asyncio.timeout(10):
             while at.heard < 4:  # its place is free as soon as its end was noticed
-                _, third = await at.dial()
-                third.write(HEADER + GRANT.meta)
+                await at.dial(FRAME)
                 await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("sent", [b"", HEADER[:10], HEADER, HEADER + GRANT.meta[:1]])
 async def test_a_connection_without_a_whole_frame_is_closed_after_a_while(sent: bytes) -> None:
     async with endpoint(silent_s=0.05) as at:
-        reader, writer = await at.dial()
-        writer.write(sent)
+        reader, _ = await at.dial(sent)
         assert await is_cut_off(reader)
         assert at.heard == 0
 
 
 async def test_a_connection_that_has_said_something_may_be_idle() -> None:
     async with endpoint(silent_s=0.05) as at:
-        reader, writer = await at.dial()
+        reader, writer = await at.dial(FRAME)
         silent, _ = await at.dial()
-        writer.write(HEADER + GRANT.meta)
         await until_heard(at, 1)
         assert await is_cut_off(silent)
-        writer.write(HEADER + GRANT.meta)
+        writer.write(FRAME)
         await until_heard(at, 2)
         assert not reader.at_eof()
 
 
 async def test_those_who_say_nothing_make_room_for_one_another_and_not_for_want_of_those_who_do() -> None:
     async with endpoint(most_silent=3, most_connections=100, silent_s=1000) as at:
-        _, speaker = await at.dial()
-        speaker.write(HEADER + GRANT.meta)
+        _, speaker = await at.dial(FRAME)
         await until_heard(at, 1)
         silent = [(await at.dial())[0] for _ in range(5)]
         assert await is_cut_off(silent[0])
         assert await is_cut_off(silent[1])
-        newcomer, writer = await at.dial()
-        writer.write(HEADER + GRANT.meta)
+        newcomer, _ = await at.dial(FRAME)
         await until_heard(at, 2)
-        speaker.write(HEADER + GRANT.meta)
+        speaker.write(FRAME)
         await until_heard(at, 3)
         assert not newcomer.at_eof()
 
 
 async def test_one_who_is_cut_off_hears_it_as_the_end_of_the_connection() -> None:
     async with endpoint(most_connections=1) as at:
-        _, first = await at.dial()
-        first.write(HEADER + GRANT.meta)
+        await at.dial(FRAME)
         await until_heard(at, 1)
         channel = TcpChannel()
         connection = await channel.connect(at.address)
