@@ -11,40 +11,26 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from operator import itemgetter
+
+import torch
 
 __all__ = ["LEAST_KEPT_BYTES", "BufferPool"]
 
 LEAST_KEPT_BYTES = 64 * 1024 * 1024
 
-BufferT = TypeVar("BufferT")
 
-
-@dataclass(frozen=True, slots=True)
-class _Idle(Generic[BufferT]):
-    """A buffer that nobody uses; ``turn`` counts how many were given back before it."""
-
-    size_bytes: int
-    turn: int
-    buffer: BufferT
-
-    def __lt__(self, other: _Idle[BufferT]) -> bool:
-        return (self.size_bytes, self.turn) < (other.size_bytes, other.turn)
-
-
-class BufferPool(Generic[BufferT]):
+class BufferPool:
     """Idle buffers of one kind. Not thread-safe.
 
     Args:
         make: allocates a buffer of so many bytes.
-        size_of: returns the size of a buffer in bytes.
     """
 
-    def __init__(self, make: Callable[[int], BufferT], size_of: Callable[[BufferT], int]) -> None:
+    def __init__(self, make: Callable[[int], torch.Tensor]) -> None:
         self._make = make
-        self._size_of = size_of
-        self._idle: list[_Idle[BufferT]] = []
+        self._idle: list[tuple[int, int, torch.Tensor]] = []
+        """By size: how long, how many were given back before it, the buffer."""
         self._idle_bytes = self._turns = 0
         self._most_bytes = LEAST_KEPT_BYTES
 
@@ -53,7 +39,7 @@ class BufferPool(Generic[BufferT]):
         """How long all idle buffers are together."""
         return self._idle_bytes
 
-    def take(self, sizes_bytes: Sequence[int], others_bytes: Callable[[], int]) -> list[BufferT]:
+    def take(self, sizes_bytes: Sequence[int], others_bytes: Callable[[], int]) -> list[torch.Tensor]:
         """Return a buffer for each size, at least as long, whatever is in it; the caller's until it is given back.
 
         Args:
@@ -63,7 +49,7 @@ class BufferPool(Generic[BufferT]):
         Raises:
             What ``make`` raises; then nothing was taken.
         """
-        taken: list[BufferT] = []
+        taken: list[torch.Tensor] = []
         with ExitStack() as undo:
             for size_bytes in sizes_bytes:
                 buffer = self._fitting(size_bytes)
@@ -75,20 +61,20 @@ class BufferPool(Generic[BufferT]):
             undo.pop_all()
         return taken
 
-    def give(self, buffer: BufferT) -> None:
+    def give(self, buffer: torch.Tensor) -> None:
         """Take a buffer back that nobody uses any more."""
         self._turns += 1
-        insort(self._idle, _Idle(self._size_of(buffer), self._turns, buffer))
-        self._idle_bytes += self._size_of(buffer)
+        insort(self._idle, (buffer.nbytes, self._turns, buffer))
+        self._idle_bytes += buffer.nbytes
         while self._idle_bytes > self._most_bytes:
-            self._pop(min(range(len(self._idle)), key=lambda i: self._idle[i].turn))
+            self._pop(min(range(len(self._idle)), key=lambda i: self._idle[i][1]))
 
-    def _fitting(self, size_bytes: int) -> BufferT | None:
+    def _fitting(self, size_bytes: int) -> torch.Tensor | None:
         """Return the smallest idle buffer that is long enough; of equal ones that which was used longest ago."""
-        i = bisect_left(self._idle, size_bytes, key=lambda idle: idle.size_bytes)
+        i = bisect_left(self._idle, size_bytes, key=itemgetter(0))
         return self._pop(i) if i < len(self._idle) else None
 
-    def _pop(self, i: int) -> BufferT:
-        idle = self._idle.pop(i)
-        self._idle_bytes -= idle.size_bytes
-        return idle.buffer
+    def _pop(self, i: int) -> torch.Tensor:
+        size_bytes, _, buffer = self._idle.pop(i)
+        self._idle_bytes -= size_bytes
+        return buffer

@@ -122,9 +122,7 @@ class StagedTensors:
     """Stages tensors and keeps the buffers."""
 
     def __init__(self) -> None:
-        self._pools = {
-            pinned: BufferPool(partial(_host_memory, pinned), torch.Tensor.numel) for pinned in (False, True)
-        }
+        self._pools = {pinned: BufferPool(partial(_host_memory, pinned)) for pinned in (False, True)}
         self._open: WeakSet[_Staged] = WeakSet()
 
     @property
