@@ -24,7 +24,6 @@ class Progress:
         self.size_bytes = size_bytes
         self._ready_bytes = 0
         self._error: Exception | None = None
-        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
         self._listeners: list[Callable[[], None]] = []
 
     @property
@@ -67,14 +66,15 @@ class Progress:
             Exception: what it failed with.
         """
         assert n_bytes <= self.size_bytes, f"waiting for {n_bytes} bytes of {self.size_bytes}"
-        while self._ready_bytes < n_bytes and self._error is None:
-            waiter = (n_bytes, asyncio.get_running_loop().create_future())
-            self._waiting.append(waiter)
-            try:
-                await waiter[1]
-            finally:
-                if waiter in self._waiting:
-                    self._waiting.remove(waiter)
+        if self._ready_bytes < n_bytes and self._error is None:
+            enough = asyncio.get_running_loop().create_future()
+
+            def look() -> None:
+                if not enough.done() and (self._ready_bytes >= n_bytes or self._error is not None):
+                    enough.set_result(None)
+
+            with self.listening(look):
+                await enough
         self.check()
         return self._ready_bytes
 
@@ -90,11 +90,6 @@ class Progress:
     def _wake(self) -> None:
         for changed in self._listeners:
             changed()
-        due = [w for w in self._waiting if w[0] <= self._ready_bytes or self._error is not None]
-        for waiter in due:
-            self._waiting.remove(waiter)
-            if not waiter[1].done():
-                waiter[1].set_result(None)
 
 
 class Filling(Protocol):
