@@ -1,4 +1,10 @@
-"""Who is on an endpoint: its open connections and the tasks that serve accepted ones."""
+"""Who is on an endpoint: its open connections and the tasks that serve accepted ones; and how many of them may be.
+
+A connection costs a descriptor and memory before anybody knows whose it is. So there is an end to them: who comes when
+all places are taken is cut off at once. And nobody can take the places by silence: a connection on which no whole frame
+has come is closed after a while, and at once, the oldest first, when there are too many of them. What is
+read ahead of a frame's turn is no more than its header and meta.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +13,6 @@ import logging
 
 from mlfabric.channels.base import ConnectionClosedError
 from mlfabric.channels.limits import Limits
-from mlfabric.channels.reception import Reception
 from mlfabric.channels.stream import Connection, Handler
 from mlfabric.channels.tcpstream import TcpStream
 from mlfabric.errors import FabricClosedError, FabricError
@@ -18,11 +23,16 @@ log = logging.getLogger(__name__)
 
 
 class Roster:
-    """The connections and handler tasks of one endpoint, so that closing it leaves none of them."""
+    """The connections and handler tasks of one endpoint, so that closing it leaves none of them.
+
+    Args:
+        limits: of the endpoint.
+    """
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._reception = Reception(limits)
+        self._silent: dict[Connection, asyncio.TimerHandle] = {}
+        self._turned_away = 0
         self._connections: set[Connection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -42,19 +52,47 @@ class Roster:
 
     def serve(self, stream: TcpStream, handler: Handler) -> None:
         """Run ``handler`` on an accepted stream in a task of its own and close the connection after it."""
-        if self._closed or not self._reception.has_place(stream.peer, len(self._tasks)):
+        if self._closed or not self._has_place(stream.peer):
             stream.stop(abrupt=False)
             stream.close()
             return
         connection = self.add(stream)
-        self._reception.greet(connection)
+        self._expect_frame(connection)
         task = asyncio.get_running_loop().create_task(_serve(connection, handler), name=f"serve {stream.peer}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    def _has_place(self, peer: str) -> bool:
+        """Tell whether one more may come in; log those that may not, ever more rarely."""
+        if len(self._tasks) < self._limits.most_connections:
+            return True
+        self._turned_away += 1
+        if self._turned_away & (self._turned_away - 1) == 0:
+            words = "turned %s away, the %d. of all: %d data connections are open, as many as are allowed"
+            log.warning(words, peer, self._turned_away, len(self._tasks))
+        return False
+
+    def _expect_frame(self, connection: Connection) -> None:
+        """Expect the first frame on a connection that was accepted."""
+        if len(self._silent) >= self._limits.most_silent:
+            self._send_off(next(iter(self._silent)))
+        timer = asyncio.get_running_loop().call_later(self._limits.silent_s, self._send_off, connection)
+        self._silent[connection] = timer
+        connection.when_heard(lambda: self._expect_no_frame(connection))
+
+    def _expect_no_frame(self, connection: Connection) -> None:
+        timer = self._silent.pop(connection, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _send_off(self, connection: Connection) -> None:
+        self._expect_no_frame(connection)
+        log.info("data connection from %s: no frame came", connection.peer)
+        connection.close()
+
     def _forget(self, connection: Connection) -> None:
         self._connections.discard(connection)
-        self._reception.forget(connection)
+        self._expect_no_frame(connection)
 
     async def close(self) -> None:
         """Cancel the handlers, close every connection, and wait until all are gone."""
