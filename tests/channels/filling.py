@@ -21,6 +21,17 @@ class Buffer:
         self.progress = Progress(len(self.payload))
 
 
+def content(n: int) -> bytes:
+    return (bytes(i % 251 for i in range(997)) * (n // 997 + 1))[:n]
+
+
+def filled(n: int, ready: int) -> Buffer:
+    """Return a buffer whose first ``ready`` bytes are."""
+    buffer = Buffer(memoryview(bytearray(content(n))))
+    buffer.progress.advance(ready)
+    return buffer
+
+
 def filled_by(pieces: AsyncIterator[bytes | memoryview], size: int) -> Buffer:
     """Return a buffer that a task fills piece by piece; it fails with what ``pieces`` raises."""
     buffer = Buffer(memoryview(bytearray(size)))

@@ -29,6 +29,7 @@ from tests.channels.conftest import (
     until_closed,
     zeros,
 )
+from tests.channels.filling import filled
 
 
 async def test_a_control_frame_arrives_as_it_was_sent_and_has_no_record(make: MakeChannel) -> None:
@@ -102,12 +103,18 @@ async def test_a_tensor_with_gaps_is_not_sent(make: MakeChannel) -> None:
         assert await far.receive() == GRANT
 
 
-async def test_a_paced_transfer_is_not_faster_than_planned_and_both_records_say_so(make: MakeChannel) -> None:
-    data, rate_bps = bytes(100_000), 20_000_000
+@pytest.mark.parametrize("is_stream", [False, True], ids=["", "as it is filled"])
+async def test_a_paced_transfer_is_not_faster_than_planned_and_both_records_say_so(
+    make: MakeChannel, is_stream: bool
+) -> None:
+    size, rate_bps = 100_000, 20_000_000
     async with connected(make) as (near, far), asyncio.TaskGroup() as group:
-        sending = group.create_task(near.send(payload(len(data)), [memoryview(data)], rate_bps=rate_bps))
+        if not is_stream:
+            sending = group.create_task(near.send(*zeros(size), rate_bps))
+        else:
+            sending = group.create_task(near.send_stream(payload(size), filled(size, size), rate_bps))
         await far.receive()
-        received = await far.discard(len(data))
+        received = await far.discard(size)
     sent = sending.result()
     assert sent is not None
     assert sent.paced

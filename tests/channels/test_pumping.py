@@ -17,18 +17,7 @@ from mlfabric.channels.pump import Pump
 from mlfabric.channels.tcpstream import TcpStream
 from mlfabric.errors import TransferError, UsageError
 from tests.channels.conftest import GRANT, MB, MakeChannel, connected, payload
-from tests.channels.filling import Buffer
-
-
-def content(n: int) -> bytes:
-    return (bytes(i % 251 for i in range(997)) * (n // 997 + 1))[:n]
-
-
-def filled(n: int, ready: int) -> Buffer:
-    """A buffer whose first ``ready`` bytes are."""
-    buffer = Buffer(memoryview(bytearray(content(n))))
-    buffer.progress.advance(ready)
-    return buffer
+from tests.channels.filling import Buffer, content, filled
 
 
 class Rooms(TcpStream):
@@ -199,15 +188,6 @@ async def test_only_a_sender_that_starved_calls_its_record_paced(
         buffer.progress.advance(10)
         await far.discard(5)
         assert (await sending).paced is paced
-
-
-async def test_a_buffer_is_held_to_the_rate_of_its_transfer(make: MakeChannel) -> None:
-    async with connected(make) as (near, far), asyncio.TaskGroup() as group:
-        sending = group.create_task(near.send_stream(payload(100_000), filled(100_000, 100_000), 20_000_000))
-        await far.discard((await far.receive()).length)
-        sent = await sending
-    assert sent.paced
-    assert sent.rate_bps <= 20_000_000
 
 
 @pytest.mark.parametrize(("share", "busy_bytes"), [(1e9, MB), (1e-9, 0)], ids=["by the links", "by the spreading"])

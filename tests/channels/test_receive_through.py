@@ -12,16 +12,12 @@ from hypothesis import strategies as st
 from mlfabric.channels import TcpChannel, TcpOptions
 from mlfabric.errors import TransferError, UsageError
 from tests.channels.conftest import GRANT, MB, MakeChannel, connected, payload
-from tests.channels.filling import filled_by
+from tests.channels.filling import content, filled_by
 
 
 @pytest.fixture(params=[0, 4_000_000_000], ids=["tcp", "tcp with an emulated card"])
 def make(request: pytest.FixtureRequest) -> MakeChannel:
     return lambda: TcpChannel(TcpOptions(down_bps=request.param))
-
-
-def pattern(n: int) -> bytes:
-    return bytes(at * 7 % 251 for at in range(n))
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -33,7 +29,7 @@ def pattern(n: int) -> bytes:
 async def test_every_piece_is_taken_when_it_is_full_and_before_the_next_one_is_begun(
     make: MakeChannel, sizes: list[int], waits: set[int], rest: int
 ) -> None:
-    whole, buffer, taken = pattern(sum(sizes) + rest), memoryview(bytearray(max(sizes))), list[bytes]()
+    whole, buffer, taken = content(sum(sizes) + rest), memoryview(bytearray(max(sizes))), list[bytes]()
 
     async def linger(seen: bytes) -> None:
         await asyncio.sleep(0)
@@ -61,7 +57,7 @@ async def test_an_error_of_who_takes_a_piece_is_raised_and_the_rest_can_still_be
     make: MakeChannel, at_once: bool
 ) -> None:
     buffers = [memoryview(bytearray(MB)) for _ in range(3)]
-    whole, taken = pattern(3 * MB), list[int]()
+    whole, taken = content(3 * MB), list[int]()
 
     async def fail_later() -> None:
         await asyncio.sleep(0)

@@ -12,7 +12,7 @@ from mlfabric.model.images import DTYPES
 from mlfabric.model.samples import Samples
 from mlfabric.protocol import ModelVersion, Outcome, ReduceOp, SamplesGranted, SamplesWanted, Welcome
 from mlfabric.worker_daemon.attempts import ReduceBuffers
-from mlfabric.worker_daemon.data_attempts import GivenUpError, Growth, Parcel
+from mlfabric.worker_daemon.data_attempts import Parcel
 from mlfabric.worker_daemon.tensors import ModelTensors
 from mlfabric.worker_daemon.thread import ThreadDaemon
 from mlfabric.worker_daemon.worker import Worker
@@ -76,12 +76,6 @@ class ScriptedDaemon(ThreadDaemon):
         reduced: Future[int] = Future()
         reduced.set_result(together)
         return reduced
-
-    def grown(self, growth: Growth, ready_bytes: int) -> None:
-        raise AssertionError("nothing grows here")
-
-    def give_up(self, growth: Growth, reason: GivenUpError) -> None:
-        raise AssertionError("nothing grows here")
 
     def leave(self, detail: str, drain_s: float) -> None:
         self.left.append((detail, drain_s))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from mlfabric.protocol import (
     Fold,
     Keep,
@@ -57,25 +59,22 @@ def start(plan: Replicate) -> act.StartReplicate:
     return act.StartReplicate(plan=plan, receiver="r", address="r:1")
 
 
-def test_an_update_is_copied_before_its_handle_resolves():
+@pytest.mark.parametrize(
+    ("receiver", "outcome", "actions"),
+    [
+        ("r", DONE, [act.KeepCopy, act.Settle]),
+        ("r", LATE, [act.Settle, act.Request]),
+        ("", DONE, [act.Settle]),
+    ],
+    ids=["committed", "dropped", "without a replica"],
+)
+def test_an_update_that_is_committed_is_copied_before_its_handle_resolves_if_there_is_a_replica(
+    receiver, outcome, actions
+):
     stage = kept()
+    stage.tell(keep(receiver=receiver))
     stage.push(0)
-    found = commit(stage, 0)
-    assert [type(a) for a in found] == [act.KeepCopy, act.Settle]
-
-
-def test_without_a_replica_nothing_is_copied():
-    stage = kept()
-    stage.tell(keep(receiver=""))
-    stage.push(0)
-    assert [type(a) for a in commit(stage, 0)] == [act.Settle]
-
-
-def test_what_is_not_committed_is_not_copied():
-    stage = kept()
-    stage.push(0)
-    told = stage.tell(answered(0, LATE))
-    assert [type(action) for action in told] == [act.Settle, act.Request]
+    assert [type(action) for action in stage.tell(answered(0, outcome))] == actions
 
 
 def test_what_is_kept_is_folded_and_then_sent():
