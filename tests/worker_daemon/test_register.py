@@ -135,14 +135,6 @@ def test_an_observer_hears_of_transfers_and_outcomes() -> None:
     assert all(s.size_bytes == 304 or not isinstance(s.transfer, UpdateId) for s in seen if isinstance(s, Transferred))
 
 
-def test_registering_twice_in_one_process_with_one_metrics_port_works_in_turn(free_port: int) -> None:
-    with fabric() as running:
-        settings = replace(running.settings(), metrics_port=free_port)
-        for _ in range(2):
-            with mlfabric.register_as_worker(small_model(), settings=settings) as worker:
-                worker.get()
-
-
 def test_a_metrics_port_in_use_is_said_and_leaves_the_name_free(free_port: int) -> None:
     with fabric() as running:
         settings = replace(running.settings(), metrics_port=running.scheduler.port)
@@ -171,7 +163,7 @@ def test_a_further_model_s_worker_is_named_after_the_model(monkeypatch: pytest.M
             assert again.name == "worker-0"
 
 
-def test_all_models_of_a_process_share_one_page_of_metrics(free_port: int) -> None:
+def test_all_models_of_a_process_share_one_page_of_metrics_until_the_last_has_left(free_port: int) -> None:
     def shown() -> str:
         with urlopen(f"http://127.0.0.1:{free_port}/metrics") as page:
             return str(page.read(), "utf-8")
