@@ -33,15 +33,14 @@ class TokenBucket:
     """Rate limit of one direction of one link, shared by all transfers on it.
 
     Args:
-        rate_bps: > 0, bit/s.
-        burst_bytes: how much lateness can be caught up; 0 means 64 KiB or 2 ms of the rate, whichever is more.
+        rate_bps: > 0, bit/s. So much lateness can be caught up: 64 KiB or 2 ms of the rate, whichever is more.
     """
 
-    def __init__(self, rate_bps: int, burst_bytes: int = 0) -> None:
-        if rate_bps <= 0 or burst_bytes < 0:
-            raise ConfigError(f"rate_bps={rate_bps}, burst_bytes={burst_bytes}; allowed: a rate > 0 and a burst >= 0")
+    def __init__(self, rate_bps: int) -> None:
+        if rate_bps <= 0:
+            raise ConfigError(f"rate_bps={rate_bps}; allowed: > 0")
         self.rate_bps = rate_bps
-        self._burst_ns = self._wire_ns(burst_bytes) if burst_bytes else max(BURST_NS, self._wire_ns(MIN_BURST_BYTES))
+        self._burst_ns = max(BURST_NS, self._wire_ns(MIN_BURST_BYTES))
         self._free_ns = 0
         self._transfers = 0
 
