@@ -10,11 +10,12 @@ import asyncio
 import contextlib
 import logging
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mlfabric import wire
-from mlfabric.channels import Direction, TcpChannel, TcpOptions, TransferRecord
+from mlfabric.channels import Direction, TcpChannel, TransferRecord
+from mlfabric.config import WorkerSettings
 from mlfabric.errors import FabricClosedError, FabricError, UsageError
 from mlfabric.fail_stop import Failed, FailStop, Tasks, described
 from mlfabric.model.samples import Samples
@@ -63,29 +64,9 @@ from mlfabric.worker_daemon.observations import Observer, Settled, Transferred, 
 from mlfabric.worker_daemon.reductions import Reductions
 from mlfabric.worker_daemon.state import DaemonState
 
-__all__ = ["DaemonOptions", "WorkerDaemon"]
+__all__ = ["WorkerDaemon"]
 
 log = logging.getLogger("mlfabric.worker")
-
-
-@dataclass(frozen=True, kw_only=True)
-class DaemonOptions:
-    """How a worker daemon runs.
-
-    Args:
-        scheduler: ``host:port`` of the scheduler.
-        name, host: see ``Member``.
-        tcp: its data channel.
-        observer: told of finished transfers and settled updates, in the daemon's thread; it should be brief.
-        job: what the worker says of its job; once it was admitted, it goes on with what is there.
-    """
-
-    scheduler: str
-    name: str
-    host: str = "localhost"
-    tcp: TcpOptions = field(default_factory=TcpOptions)
-    observer: Observer = nobody
-    job: JobClaim = field(default_factory=JobClaim)
 
 
 @dataclass(slots=True)
@@ -111,30 +92,42 @@ class WorkerDaemon:
     """One worker's daemon.
 
     Args:
-        options: see there.
+        settings: of its surroundings.
         spec: the model that the worker trains.
         initial: the image of the initial weights, kept until some worker's have arrived; None if it has none to give.
         metrics: counts what happens.
+        job: what the worker says of its job; once it was admitted, it goes on with what is there.
+        observer: told of finished transfers and settled updates, in the daemon's thread; it should be brief.
     """
 
-    def __init__(self, options: DaemonOptions, spec: ModelSpec, initial: Parcel | None, metrics: WorkerMetrics) -> None:
-        self.options = options
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        spec: ModelSpec,
+        initial: Parcel | None,
+        metrics: WorkerMetrics,
+        job: JobClaim,
+        observer: Observer = nobody,
+    ) -> None:
+        self.settings = settings
+        self._job = job
+        self._observer = observer
         self.spec = spec
         self.welcome: asyncio.Future[Welcome] = asyncio.get_running_loop().create_future()
         self._initial = initial
         self._server = spec.server
         self._shards = Shards(spec)
         self._metrics = metrics
-        self._state = DaemonState(options.name, spec.shards)
+        self._state = DaemonState(settings.name, spec.shards)
         self._driver = Driver[act.DaemonEvent, act.Action](self._state, self._do)
-        self._channel = TcpChannel(options.tcp)
-        tcp = options.tcp
-        self._reporter = TransferReporter(options.name, options.host, tcp.up_bps, tcp.down_bps, tcp.security)
-        self._transfers = Transfers(self._channel, options.host, self._take_in, self._recorded, self._observe)
+        self._channel = TcpChannel(settings.tcp)
+        tcp = settings.tcp
+        self._reporter = TransferReporter(settings.name, settings.host, tcp.up_bps, tcp.down_bps, tcp.security)
+        self._transfers = Transfers(self._channel, settings.host, self._take_in, self._recorded, self._observe)
         self._kept = Kept(
-            spec, self._channel, options.host, lambda u: self._part(u).pieces, self._take_in, self._recorded
+            spec, self._channel, settings.host, lambda u: self._part(u).pieces, self._take_in, self._recorded
         )
-        self._reductions = Reductions(self._channel, options.host, self._take_in, self._metrics.transfer)
+        self._reductions = Reductions(self._channel, settings.host, self._take_in, self._metrics.transfer)
         self._pushes: dict[UpdateId, _OpenPush] = {}
         self._gets: dict[GetId, _OpenGet] = {}
         self._updates = self._get_count = self._reduce_count = 0
@@ -146,16 +139,16 @@ class WorkerDaemon:
         self._tasks: list[asyncio.Task[None]] = []
         self._waiting = Tasks(self._driver.take_in)
         member = Member(
-            name=options.name,
+            name=settings.name,
             role=Role.WORKER,
             incarnation=self._incarnation,
-            host=options.host,
-            up_bps=options.tcp.up_bps,
-            down_bps=options.tcp.down_bps,
+            host=settings.host,
+            up_bps=settings.tcp.up_bps,
+            down_bps=settings.tcp.down_bps,
         )
         instructed = self._driver.failure.guarded(self._instructed)
         callbacks = SessionCallbacks(admitted=self._admitted, instructed=instructed)
-        self._session = SchedulerSession(options.scheduler, member, self._register, callbacks, options.tcp.security)
+        self._session = SchedulerSession(settings.scheduler, member, self._register, callbacks, settings.tcp.security)
 
     @property
     def failure(self) -> FailStop:
@@ -185,7 +178,7 @@ class WorkerDaemon:
     async def _fail_stop(self) -> None:
         """End with the reason if something that was decided cannot be carried out: calls fail, the others are told."""
         error = await self.failure.wait()
-        closed = FabricClosedError(f"{self.options.name} cannot go on: {described(error)}")
+        closed = FabricClosedError(f"{self.settings.name} cannot go on: {described(error)}")
         closed.__cause__ = error
         log.error("%s", closed)
         self._end(closed)
@@ -265,14 +258,14 @@ class WorkerDaemon:
             return handle
         self._draws += 1
         self._draw = handle
-        wanted = replace(wanted, worker=self.options.name, model=self._shards.names[0], serial=self._draws)
+        wanted = replace(wanted, worker=self.settings.name, model=self._shards.names[0], serial=self._draws)
         self._take_in(wanted)
         return handle
 
     def _push(
         self, parcel: Parcel, norm: float, computed_from: ModelVersion, kind: UpdateKind, samples: Samples = ()
     ) -> tuple[UpdateId, asyncio.Future[Outcome]]:
-        update = UpdateId(self.options.name, self._incarnation, self._updates)
+        update = UpdateId(self.settings.name, self._incarnation, self._updates)
         self._updates += self.spec.shards
         handle: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         if self._over is not None:
@@ -303,7 +296,7 @@ class WorkerDaemon:
         """
         if (handle := self._handle()).done():
             return handle
-        get = GetId(self.options.name, self._incarnation, self._get_count)
+        get = GetId(self.settings.name, self._incarnation, self._get_count)
         self._get_count += self.spec.shards
         after = self._pushed if after_push else None
         self._gets[get] = _OpenGet(self._shards.buffers(buffer), handle, time.monotonic())
@@ -321,7 +314,7 @@ class WorkerDaemon:
         """Take part in an AllReduce; the future gives how many took part once all of them have the result."""
         if (handle := self._handle()).done():
             return handle
-        reduce = ReduceId(self.options.name, self._incarnation, self._reduce_count)
+        reduce = ReduceId(self.settings.name, self._incarnation, self._reduce_count)
         self._reduce_count += 1
         request = ReduceRequested(
             reduce=reduce,
@@ -343,7 +336,7 @@ class WorkerDaemon:
     # The session
 
     async def _register(self, stub: fabric_pb2_grpc.FabricServiceAsyncStub) -> fabric_pb2.Admission:
-        claim = self.options.job
+        claim = self._job
         request = fabric_pb2.RegisterAsWorkerRequest(
             member=wire.to_member(self._session.member),
             model=wire.to_spec(replace(self.spec, server=self._server)),
@@ -409,7 +402,7 @@ class WorkerDaemon:
         if self._over is not None:  # nobody waits any more for what a transfer under way still brings
             return
         self._driver.take_in(event)
-        self._metrics.in_flight(self.options.name, len(self._pushes))
+        self._metrics.in_flight(self.settings.name, len(self._pushes))
 
     def _do(self, action: act.Action) -> None:
         match action:
@@ -461,11 +454,11 @@ class WorkerDaemon:
 
     def _observe(self, seen: Transferred | Settled) -> None:
         with self.failure.guard("the observer"):
-            self.options.observer(seen)
+            self._observer(seen)
 
     def _recorded(self, record: TransferRecord, peer: str) -> None:
         self._metrics.transfer(record, peer)
         if record.direction is Direction.IN:
-            self._reporter.record(record, peer, self.options.host)
+            self._reporter.record(record, peer, self.settings.host)
         elif record.busy_bytes:
-            self._reporter.record(record, self.options.host, to_peer=peer)
+            self._reporter.record(record, self.settings.host, to_peer=peer)

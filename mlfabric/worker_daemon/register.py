@@ -10,10 +10,7 @@ import torch
 from mlfabric.arguments import enum_of
 from mlfabric.config import WorkerSettings
 from mlfabric.model.specs import Mode, ModelSpec, MomentumAt, RuleSpec
-from mlfabric.protocol import JobClaim
 from mlfabric.worker_daemon.argument_types import check_arguments
-from mlfabric.worker_daemon.daemon import DaemonOptions
-from mlfabric.worker_daemon.data_attempts import Parcel
 from mlfabric.worker_daemon.gradient_rules import Shaping
 from mlfabric.worker_daemon.initial_weights import initialise
 from mlfabric.worker_daemon.join_options import Joining, joining, note_worker
@@ -137,26 +134,12 @@ def _register(model: Trainable, rule: RuleSpec, shaping: Shaping, how: Joining, 
         workers=together if how.mode in (Mode.SYNCHRONOUS, Mode.STALE_SYNCHRONOUS) else 0,
         shards=how.servers,
     )
-    daemon = _daemon(how.settings, spec, tensors.values(), observer, job)
+    daemon = ThreadDaemon(how.settings, spec, tensors.values(), job, observer)
     worker = Worker(how.settings.name, daemon, model, tensors, how.mode, together)
     if how.settings.drain_on_sigterm:
         drain_on_sigterm()
     note_worker(worker, how.model_name)
     return worker
-
-
-def _daemon(
-    settings: WorkerSettings, spec: ModelSpec, initial: Parcel, observer: Observer, job: JobClaim
-) -> ThreadDaemon:
-    options = DaemonOptions(
-        scheduler=settings.scheduler,
-        name=settings.name,
-        host=settings.host,
-        tcp=settings.tcp,
-        observer=observer,
-        job=job,
-    )
-    return ThreadDaemon(options, spec, initial, settings.metrics_port)
 
 
 def wrap(

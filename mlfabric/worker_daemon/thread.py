@@ -14,16 +14,18 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from mlfabric.config import WorkerSettings
 from mlfabric.errors import FabricClosedError
 from mlfabric.model.samples import Samples
 from mlfabric.model.specs import ModelSpec
-from mlfabric.protocol import ModelVersion, Outcome, ReduceOp, SamplesGranted, SamplesWanted, Welcome
+from mlfabric.protocol import JobClaim, ModelVersion, Outcome, ReduceOp, SamplesGranted, SamplesWanted, Welcome
 from mlfabric.shell.forking import IN_A_COPY, tell_copies
 from mlfabric.telemetry import WorkerMetrics
 from mlfabric.worker_daemon.attempts import ReduceBuffers
-from mlfabric.worker_daemon.daemon import DaemonOptions, WorkerDaemon
+from mlfabric.worker_daemon.daemon import WorkerDaemon
 from mlfabric.worker_daemon.data_attempts import GivenUpError, Growth, Parcel
 from mlfabric.worker_daemon.metrics_page import SharedPage
+from mlfabric.worker_daemon.observations import Observer
 
 __all__ = ["CountFuture", "DrawFuture", "OutcomeFuture", "ThreadDaemon", "VersionFuture"]
 
@@ -38,22 +40,26 @@ class ThreadDaemon:
     """A daemon in a thread of this process.
 
     Args:
-        options, spec, initial: see ``WorkerDaemon``.
-        metrics_port: where /metrics is served; 0 any free port, None not at all.
+        settings, spec, initial, job, observer: see ``WorkerDaemon``.
 
     Raises:
         UsageError: the metrics port is in use.
     """
 
     def __init__(
-        self, options: DaemonOptions, spec: ModelSpec, initial: Parcel | None, metrics_port: int | None = None
+        self, settings: WorkerSettings, spec: ModelSpec, initial: Parcel | None, job: JobClaim, observer: Observer
     ) -> None:
-        self._page = None if metrics_port is None else SharedPage.at(options.tcp, metrics_port)
+        port = settings.metrics_port
+        self._page = None if port is None else SharedPage.at(settings.tcp, port)
         metrics = WorkerMetrics() if self._page is None else self._page.metrics
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name=f"mlfabric {options.name}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"mlfabric {settings.name}", daemon=True)
         self._thread.start()
-        self._daemon = self._call(self._make(options, spec, initial, metrics)).result()
+
+        async def make() -> WorkerDaemon:
+            return WorkerDaemon(settings, spec, initial, metrics, job, observer)
+
+        self._daemon = self._call(make()).result()
         self._left = False
         self._why_closed = "this worker has left the fabric; register again for more"
         tell_copies(self)
@@ -67,11 +73,6 @@ class ThreadDaemon:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
         self._loop.close()
-
-    async def _make(
-        self, options: DaemonOptions, spec: ModelSpec, initial: Parcel | None, metrics: WorkerMetrics
-    ) -> WorkerDaemon:
-        return WorkerDaemon(options, spec, initial, metrics)
 
     def _call(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)

@@ -7,19 +7,22 @@ import asyncio
 import pytest
 import torch
 
+from mlfabric.channels import TcpOptions
+from mlfabric.config import WorkerSettings
 from mlfabric.errors import FabricClosedError
-from mlfabric.protocol import Fetch, GetId, ModelVersion
+from mlfabric.protocol import Fetch, GetId, JobClaim, ModelVersion
 from mlfabric.telemetry import WorkerMetrics
 from mlfabric.worker_daemon import actions as act
-from mlfabric.worker_daemon.daemon import DaemonOptions, WorkerDaemon
+from mlfabric.worker_daemon.daemon import WorkerDaemon
 from tests.fabric.harness import spec_of
 
 NOBODY = "127.0.0.1:9"
+SETTINGS = WorkerSettings(scheduler=NOBODY, name="w", tcp=TcpOptions())
 
 
 async def test_a_model_that_comes_when_its_worker_has_left_is_for_nobody() -> None:
     spec = spec_of({"w": torch.zeros(4, requires_grad=True)})
-    daemon = WorkerDaemon(DaemonOptions(scheduler=NOBODY, name="w"), spec, None, WorkerMetrics())
+    daemon = WorkerDaemon(SETTINGS, spec, None, WorkerMetrics(), JobClaim())
     got = daemon.get(memoryview(bytearray(spec.layout.size_bytes)), ModelVersion(0, 0))
     get = GetId("w", daemon._incarnation, 0)
     daemon._take_in(Fetch(to="w", get=get, source="s", address=NOBODY, ticket=bytes(16), reason="its turn"))
