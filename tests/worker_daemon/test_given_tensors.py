@@ -85,48 +85,46 @@ def with_(**changes: Any) -> dict[str, Any]:
     return {**ones(), **changes}
 
 
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ({"a": torch.ones(2, 3)}, "no b; allowed: a, b"),
-        (with_(c=torch.ones(1)), "c, which cannot be given; allowed: a, b"),
-        (with_(a=torch.ones(3, 2)), r"a is float32\[3, 2\]; allowed: float32\[2, 3\]"),
-        (with_(b=torch.ones(4)), r"b is float32\[4\]; allowed: float64\[4\]"),
-        (with_(a=torch.ones(2, 3).to_sparse()), "a is sparse; allowed: dense"),
-        (with_(a=torch.ones(2, 3, device="meta")), "a is on device meta"),
-        (with_(a=[1.0]), "a is a list; allowed: a torch.Tensor"),
-    ],
-)
-def test_tensors_that_do_not_fit_are_refused_and_change_nothing(running: Fabric, given: Any, says: str) -> None:
-    worker = joined(running, counts())
-    before = {name: tensor.clone() for name, tensor in given.items() if isinstance(tensor, torch.Tensor)}
-    with pytest.raises(LayoutError, match=says):
-        worker.push(update=given, samples=[(0, 4)])
-    with pytest.raises(LayoutError, match=says):
-        worker.get(into=given)
-    for name, tensor in before.items():
-        assert tensor.is_meta or torch.equal(tensor.to_dense(), given[name].to_dense())
-    assert worker.drain().committed == 0
-    goes_on(worker)
+UNFIT = [
+    ({"a": torch.ones(2, 3)}, "no b; allowed: a, b"),
+    (with_(c=torch.ones(1)), "c, which cannot be given; allowed: a, b"),
+    (with_(a=torch.ones(3, 2)), r"a is float32\[3, 2\]; allowed: float32\[2, 3\]"),
+    (with_(b=torch.ones(4)), r"b is float32\[4\]; allowed: float64\[4\]"),
+    (with_(a=torch.ones(2, 3).to_sparse()), "a is sparse; allowed: dense"),
+    (with_(a=torch.ones(2, 3, device="meta")), "a is on device meta"),
+    (with_(a=[1.0]), "a is a list; allowed: a torch.Tensor"),
+]
+PUSHES = [
+    *(({"update": given, "samples": [(0, 4)]}, says) for given, says in UNFIT),
+    ({"update": with_(b=torch.full((4,), float("nan"), dtype=torch.float64))}, "b has NaN or Inf"),
+    ({"update": with_(a=torch.full((2, 3), float("inf")))}, "a has NaN or Inf"),
+    ({"update": ones(), "norm": 1.0}, r"norm=1.0; allowed: at least 3\.16"),
+    ({"update": ones(), "norm": float("inf")}, "norm=inf; allowed: at least"),
+    ({"update": ones(), "norm": float("nan")}, "norm=nan; allowed: at least"),
+    ({"norm": 1.0}, "norm without update"),
+    ({"update": ones(), "model": counts()}, "both model and update"),
+    ({"update": ones(), "samples": [(3, 3)]}, "3"),
+]
+GETS = [
+    *(({"into": given}, says) for given, says in UNFIT),
+    ({"into": with_(a=torch.zeros(1).expand(2, 3))}, "expanded view"),
+    ({"into": ones(), "model": counts()}, "both model and tensors"),
+]
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"update": with_(b=torch.full((4,), float("nan"), dtype=torch.float64))}, "b has NaN or Inf"),
-        ({"update": with_(a=torch.full((2, 3), float("inf")))}, "a has NaN or Inf"),
-        ({"update": ones(), "norm": 1.0}, r"norm=1.0; allowed: at least 3\.16"),
-        ({"update": ones(), "norm": float("inf")}, "norm=inf; allowed: at least"),
-        ({"update": ones(), "norm": float("nan")}, "norm=nan; allowed: at least"),
-        ({"norm": 1.0}, "norm without update"),
-        ({"update": ones(), "model": counts()}, "both model and update"),
-        ({"update": ones(), "samples": [(3, 3)]}, "3"),
-    ],
+    ("call", "options", "says"),
+    [*(("push", *case) for case in PUSHES), *(("get", *case) for case in GETS)],
 )
-def test_an_update_that_cannot_be_used_is_refused_and_changes_nothing(running: Fabric, options: Any, says: str) -> None:
+def test_what_cannot_be_used_is_refused_and_changes_nothing(
+    running: Fabric, call: str, options: Any, says: str
+) -> None:
     worker = joined(running, counts())
-    with pytest.raises(UsageError, match=says):
-        worker.push(**options)
+    given = [t for t in options.get("into", {}).values() if isinstance(t, torch.Tensor) and not t.is_meta]
+    before = [tensor.clone() for tensor in given]
+    with pytest.raises((LayoutError, UsageError), match=says):
+        getattr(worker, call)(**options)
+    assert all(torch.equal(one.to_dense(), other.to_dense()) for one, other in zip(given, before, strict=True))
     assert worker.drain().committed == 0
     goes_on(worker)
 
@@ -160,13 +158,6 @@ def test_an_update_that_is_written_to_on_its_way_is_dropped_not_half_applied(run
     committed = sum(isinstance(handle.result(10), mlfabric.Committed) for handle in handles)
     worker.get(into=into)
     assert into["a"].unique().tolist() == [-committed] if committed else [0.0]
-
-
-@pytest.mark.parametrize("model", [None, counts()], ids=["alone", "with a model"])
-def test_an_expanded_view_and_two_targets_are_refused(running: Fabric, model: Any) -> None:
-    worker = joined(running, counts())
-    with pytest.raises((LayoutError, UsageError), match=r"expanded view|both model and"):
-        worker.get(model, into=with_(a=torch.zeros(1).expand(2, 3)))
 
 
 def test_with_overlap_an_update_by_name_waits_for_the_push_of_a_backward(running: Fabric) -> None:
