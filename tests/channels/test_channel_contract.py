@@ -15,7 +15,6 @@ from mlfabric.channels import (
     Direction,
     Frame,
     FrameKind,
-    TcpChannel,
 )
 from mlfabric.errors import FabricClosedError, TransferError, UnavailableError, UsageError
 from tests.channels.conftest import (
@@ -252,27 +251,6 @@ async def test_a_second_task_in_the_same_direction_is_refused_and_the_first_goes
             await far.receive()
         await near.send(GRANT)
         assert await waiting == GRANT
-
-
-async def test_many_connections_at_once_do_not_mix_their_bytes(make: MakeChannel) -> None:
-    async def echo(connection: Connection) -> None:
-        frame = await connection.receive()
-        buffer = memoryview(bytearray(frame.length))
-        await connection.receive_into(buffer, frame.length)
-        await connection.send(frame, [buffer])
-        await connection.wait_closed()
-
-    async def ask(client: TcpChannel, address: str, n: int) -> bool:
-        connection = await client.connect(address)
-        data = bytes([n]) * (300_000 + n)
-        await connection.send(payload(len(data)), [memoryview(data)])
-        buffer = bytearray((await connection.receive()).length)
-        await connection.receive_into(memoryview(buffer), len(buffer))
-        connection.close()
-        return buffer == data
-
-    async with served(make(), make(), echo) as (client, address):
-        assert all(await asyncio.gather(*(ask(client, address, n) for n in range(20))))
 
 
 async def test_an_address_where_nobody_listens_is_named_in_the_error(make: MakeChannel) -> None:

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from mlfabric.channels import Connection, ConnectionClosedError, TcpChannel, TcpOptions
+from mlfabric.channels import Connection, TcpChannel, TcpOptions
 from mlfabric.channels.frames import encode_header
 from mlfabric.errors import TransferError
 
@@ -118,14 +118,3 @@ async def test_those_who_say_nothing_make_room_for_one_another_and_not_for_want_
         speaker.write(FRAME)
         await until_heard(at, 3)
         assert not newcomer.at_eof()
-
-
-async def test_one_who_is_cut_off_hears_it_as_the_end_of_the_connection() -> None:
-    async with endpoint(most_connections=1) as at:
-        await at.dial(FRAME)
-        await until_heard(at, 1)
-        channel = TcpChannel()
-        connection = await channel.connect(at.address)
-        with pytest.raises((ConnectionClosedError, TransferError)):
-            await connection.receive()
-        await channel.close()
