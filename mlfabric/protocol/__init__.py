@@ -4,6 +4,8 @@ Everything that a state machine receives (*events*) or returns (*instructions*) 
 ``mlfabric.wire`` turns them into protobuf messages and back. Every instruction names its receiver (``to``) and carries
 its reason, which logs, metrics and the status page show.
 
+Its modules say what they give; this package gives all of it, except ``lineage``, which answers questions about versions.
+
 Times are integer nanoseconds of the clock of the process that handles the value; no time is sent to another host.
 
 The way of one update (design, section 3)::
@@ -21,211 +23,37 @@ The way of one update (design, section 3)::
 
 from __future__ import annotations
 
-from mlfabric.protocol.events import (
-    AppliedIds,
-    CommitsReported,
-    GetRequested,
-    InitialReceived,
-    LinkRate,
-    LinksReported,
-    MemberEvent,
-    MemberJoined,
-    MemberLeft,
-    MemberLost,
-    MemberSilent,
-    MemoryReported,
-    PushRequested,
-    ServerHolds,
-    TermShown,
-    Tick,
-    TransferEnd,
-    TransferEnded,
-    WorkerHolds,
+from mlfabric.protocol import (
+    events,
+    follower_values,
+    identities,
+    instructions,
+    jobs,
+    promotion,
+    relays,
+    round_values,
+    sample_values,
+    shard_values,
 )
-from mlfabric.protocol.follower_values import (
-    Fold,
-    Followed,
-    Following,
-    HeldBack,
-    Keep,
-    Logged,
-    NotKept,
-    Release,
-    ReplicaReported,
-    Replicate,
-    Seed,
-    Unfollowed,
-)
-from mlfabric.protocol.identities import (
-    Commit,
-    Committed,
-    Dropped,
-    DropReason,
-    GetId,
-    Lost,
-    ModelVersion,
-    Outcome,
-    ReduceId,
-    ReduceOp,
-    RoundId,
-    SumId,
-    TransferId,
-    UpdateId,
-    UpdateKind,
-)
-from mlfabric.protocol.instructions import (
-    CancelServe,
-    Drop,
-    Expect,
-    Expected,
-    Fetch,
-    HostModel,
-    Initialise,
-    Instruction,
-    MonitorAt,
-    PeerLost,
-    Refuse,
-    RefuseReason,
-    Resolve,
-    Send,
-    Serve,
-    Void,
-    Welcome,
-)
-from mlfabric.protocol.jobs import (
-    FreeModel,
-    JobClaim,
-    JobHeld,
-    JobReleased,
-    ModelFreed,
-    ModelRemoved,
-    Resume,
-    job_name,
-)
-from mlfabric.protocol.promotion import GroupOf, NewServer, Promote
-from mlfabric.protocol.relays import CancelHandOn, CancelSum, HandOn, HandOnTo, Sum, SumInput
-from mlfabric.protocol.round_values import (
-    CancelReduce,
-    LinkProbed,
-    Peer,
-    Probe,
-    Reduce,
-    ReduceFailed,
-    ReducePart,
-    ReduceRequested,
-    ReduceSettled,
-    RoundArrived,
-    RoundBroken,
-)
-from mlfabric.protocol.sample_values import (
-    DrawAnswer,
-    NoteDropped,
-    SamplesDropped,
-    SamplesGranted,
-    SamplesReported,
-    SamplesWanted,
-)
-from mlfabric.protocol.shard_values import Conclude, Prepare, Prepared
+from mlfabric.protocol.events import *
+from mlfabric.protocol.follower_values import *
+from mlfabric.protocol.identities import *
+from mlfabric.protocol.instructions import *
+from mlfabric.protocol.jobs import *
+from mlfabric.protocol.promotion import *
+from mlfabric.protocol.relays import *
+from mlfabric.protocol.round_values import *
+from mlfabric.protocol.sample_values import *
+from mlfabric.protocol.shard_values import *
 
-__all__ = [
-    "AppliedIds",
-    "CancelHandOn",
-    "CancelReduce",
-    "CancelServe",
-    "CancelSum",
-    "Commit",
-    "CommitsReported",
-    "Committed",
-    "Conclude",
-    "DrawAnswer",
-    "Drop",
-    "DropReason",
-    "Dropped",
-    "Expect",
-    "Expected",
-    "Fetch",
-    "Fold",
-    "Followed",
-    "Following",
-    "FreeModel",
-    "GetId",
-    "GetRequested",
-    "GroupOf",
-    "HandOn",
-    "HandOnTo",
-    "HeldBack",
-    "HostModel",
-    "InitialReceived",
-    "Initialise",
-    "Instruction",
-    "JobClaim",
-    "JobHeld",
-    "JobReleased",
-    "Keep",
-    "LinkProbed",
-    "LinkRate",
-    "LinksReported",
-    "Logged",
-    "Lost",
-    "MemberEvent",
-    "MemberJoined",
-    "MemberLeft",
-    "MemberLost",
-    "MemberSilent",
-    "MemoryReported",
-    "ModelFreed",
-    "ModelRemoved",
-    "ModelVersion",
-    "MonitorAt",
-    "NewServer",
-    "NotKept",
-    "NoteDropped",
-    "Outcome",
-    "Peer",
-    "PeerLost",
-    "Prepare",
-    "Prepared",
-    "Probe",
-    "Promote",
-    "PushRequested",
-    "Reduce",
-    "ReduceFailed",
-    "ReduceId",
-    "ReduceOp",
-    "ReducePart",
-    "ReduceRequested",
-    "ReduceSettled",
-    "Refuse",
-    "RefuseReason",
-    "Release",
-    "ReplicaReported",
-    "Replicate",
-    "Resolve",
-    "Resume",
-    "RoundArrived",
-    "RoundBroken",
-    "RoundId",
-    "SamplesDropped",
-    "SamplesGranted",
-    "SamplesReported",
-    "SamplesWanted",
-    "Seed",
-    "Send",
-    "Serve",
-    "ServerHolds",
-    "Sum",
-    "SumId",
-    "SumInput",
-    "TermShown",
-    "Tick",
-    "TransferEnd",
-    "TransferEnded",
-    "TransferId",
-    "Unfollowed",
-    "UpdateId",
-    "UpdateKind",
-    "Void",
-    "Welcome",
-    "WorkerHolds",
-    "job_name",
-]
+__all__ = []
+__all__ += events.__all__
+__all__ += follower_values.__all__
+__all__ += identities.__all__
+__all__ += instructions.__all__
+__all__ += jobs.__all__
+__all__ += promotion.__all__
+__all__ += relays.__all__
+__all__ += round_values.__all__
+__all__ += sample_values.__all__
+__all__ += shard_values.__all__
