@@ -199,11 +199,13 @@ def test_a_sum_is_given_up_when_it_is_overdue(stage):
     assert stage.state.next_wakeup_ns(stage.now_ns) is None
 
 
-def test_each_hop_of_a_sum_is_given_its_patience(stage):
-    ask_all(stage, "a", "b", "c")
+@pytest.mark.parametrize(("workers", "aggregators", "count"), [("abc", ("g",), 2), ("abcd", ("g", "k"), 3)])
+def test_each_hop_of_a_sum_is_given_its_patience(workers, aggregators, count):
+    stage = narrow(*workers, aggregators=aggregators)
+    ask_all(stage, *workers)
     (found,) = stage.pushes.sums
-    start_ns = min(stage.pushes.planned[u].profile.start_ns for u in ALL)
-    assert found.patience_ns == 2 * max((found.root.profile.end_ns - start_ns) // 2, OVERDUE_SLACK_NS)
+    start_ns = min(stage.pushes.planned[update(worker)].profile.start_ns for worker in workers)
+    assert found.patience_ns == count * max((found.root.profile.end_ns - start_ns) // 2, OVERDUE_SLACK_NS)
 
 
 def behind_a_late_update() -> Stage:

@@ -14,13 +14,20 @@ from mlfabric.network import Path, Profile
 from mlfabric.planning import Commit, Group, Plan, paced_rate
 from mlfabric.protocol import Instruction, Send, Sum, SumId, SumInput, TransferId, UpdateId
 from mlfabric.scheduler.records import PlannedUpdate
-from mlfabric.scheduler.updates.groups import Gathering, Leg, gather, hops
 from mlfabric.scheduler.updates.push_ends import PushEnds
-from mlfabric.scheduler.updates.sum_table import PlannedSum, SumPart
+from mlfabric.scheduler.updates.sum_table import PlannedSum, SumPart, hops
 
 __all__ = ["Summing"]
 
 _PLAIN = Coefficients(1.0, 0.0)
+
+
+class _Leg(NamedTuple):
+    """How one update comes to the host that adds it up."""
+
+    update: UpdateId
+    path: Path
+    profile: Profile
 
 
 class _Told(NamedTuple):
@@ -67,19 +74,17 @@ class Summing(PushEnds):
             helpers: the aggregators that the plan was made with, by host.
             seq: the group's.
         """
-        gatherings = gather(found, group)
-        parts = self._parts_of(gatherings, helpers)
+        parts, legs = self._parts_of(found, group, helpers)
         lrs = self._lrs(commits)
-        legs = [leg for gathering in gatherings for leg in gathering.legs]
         planned = PlannedSum(
-            parts=parts,
+            parts=tuple(parts),
             members=group.members,
             open=set(group.members),
             seq=seq,
             images=self._images,
             lrs=lrs,
             due_ns=parts[0].profile.end_ns,
-            patience_ns=hops(gatherings)
+            patience_ns=hops(parts)
             * self._lateness.patience_ns(
                 Profile(min(leg.profile.start_ns for leg in legs), parts[0].profile.end_ns, ())
             ),
@@ -89,29 +94,44 @@ class Summing(PushEnds):
         reasons = {commit.update: commit.reason for commit in commits}
         yield from self._tell(planned, legs, _Told(self._coefficients(commits, lrs), after, reasons))
 
-    def _parts_of(self, gatherings: Sequence[Gathering], helpers: Mapping[str, Member]) -> tuple[SumPart, ...]:
-        names = [self._context.numbers.next_sum() for _ in gatherings]
-        receivers = [self.server] * len(gatherings)
-        for gathering in gatherings:
-            for child in gathering.children:
-                receivers[child] = helpers[gathering.transfer.source].name
-        return tuple(
-            SumPart(
-                sum=name,
-                aggregator=helpers[gathering.transfer.source],
-                members=gathering.transfer.members,
-                updates=tuple(leg.update for leg in gathering.legs),
-                parts=tuple(names[child] for child in gathering.children),
-                receiver=receiver,
-                ticket=self._context.tickets.next(),
-                path=gathering.transfer.path,
-                profile=gathering.transfer.profile,
-                cut_through=gathering.transfer.cut_through,
-            )
-            for name, receiver, gathering in zip(names, receivers, gatherings, strict=True)
-        )
+    def _parts_of(self, found: Plan, group: Group, helpers: Mapping[str, Member]) -> tuple[list[SumPart], list[_Leg]]:
+        """Return what aggregators add up of a group, receivers before senders, and how its updates come to them.
 
-    def _take_all(self, planned: PlannedSum, legs: Sequence[Leg]) -> dict[TransferId, tuple[TransferId, ...]]:
+        An update without a transfer of its own leaves the very host that adds it up.
+        """
+        parts, legs = list[SumPart](), list[_Leg]()
+        (root,) = group.last
+        coming = [(found.transfers[root], self._context.numbers.next_sum(), self.server)]
+        for transfer, name, receiver in coming:  # grows while it is walked
+            aggregator, own, children = helpers[transfer.source], list[_Leg](), list[SumId]()
+            carried: set[UpdateId] = set()
+            for given in (found.transfers[i] for i in transfer.inputs):
+                carried.update(given.members)
+                if given.inputs or len(given.members) > 1:
+                    children.append(self._context.numbers.next_sum())
+                    coming.append((given, children[-1], aggregator.name))
+                else:
+                    own.append(_Leg(given.members[0], given.path, given.profile))
+            here = Profile(transfer.ready_ns, transfer.ready_ns, ())
+            own += [_Leg(member, (), here) for member in transfer.members if member not in carried]
+            legs += own
+            parts.append(
+                SumPart(
+                    sum=name,
+                    aggregator=aggregator,
+                    members=transfer.members,
+                    updates=tuple(leg.update for leg in own),
+                    parts=tuple(children),
+                    receiver=receiver,
+                    ticket=self._context.tickets.next(),
+                    path=transfer.path,
+                    profile=transfer.profile,
+                    cut_through=transfer.cut_through,
+                )
+            )
+        return parts, legs
+
+    def _take_all(self, planned: PlannedSum, legs: Sequence[_Leg]) -> dict[TransferId, tuple[TransferId, ...]]:
         """Enter all transfers of a sum, those that start first at first; return what each of them starts after."""
         own = {leg.update: leg for leg in legs}
         for member in planned.members:
@@ -129,7 +149,7 @@ class Summing(PushEnds):
         transfers.sort(key=lambda t: t[0])
         return {name: self._links.enter(name, path, profile) for _, name, path, profile in transfers}
 
-    def _tell(self, planned: PlannedSum, legs: Sequence[Leg], told: _Told) -> Iterator[Instruction]:
+    def _tell(self, planned: PlannedSum, legs: Sequence[_Leg], told: _Told) -> Iterator[Instruction]:
         count, root = len(planned.members), planned.root
         first = self.planned[planned.members[0]]
         reason = f"{count} updates summed on the way: {told.reasons[planned.members[0]]}"

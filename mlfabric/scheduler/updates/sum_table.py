@@ -7,7 +7,7 @@ the root, goes to the server. A sum is committed whole or not at all, so whateve
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from mlfabric.model.specs import Member
@@ -15,7 +15,7 @@ from mlfabric.network import Path, Profile
 from mlfabric.protocol import CancelSum, SumId, UpdateId
 from mlfabric.scheduler.records import OVERDUE_SLACK_NS, TornBy
 
-__all__ = ["PlannedSum", "SumPart", "SumTable"]
+__all__ = ["PlannedSum", "SumPart", "SumTable", "hops"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +39,14 @@ class SumPart:
     path: Path
     profile: Profile
     cut_through: bool
+
+
+def hops(parts: Sequence[SumPart]) -> int:
+    """Return how many transfers follow one another on the longest way through a sum, receivers before senders."""
+    longest: dict[SumId, int] = {}
+    for part in reversed(parts):
+        longest[part.sum] = 1 + max((longest[child] for child in part.parts), default=0)
+    return longest[parts[0].sum] + 1
 
 
 @dataclass(slots=True, kw_only=True)
