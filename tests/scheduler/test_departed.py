@@ -15,7 +15,6 @@ from mlfabric.protocol import (
     TransferEnd,
 )
 from mlfabric.scheduler.limits import Limits
-from mlfabric.scheduler.members.departed import Departed
 from mlfabric.scheduler.meter import Meter
 from mlfabric.scheduler.records import MemberState
 from mlfabric.telemetry import SchedulerMetrics
@@ -102,13 +101,15 @@ def test_nobody_is_forgotten_whose_update_is_with_the_server():
 
 
 def test_who_is_back_counts_as_departed_no_more():
-    known = Departed(MOST, lambda _: False)
-    for name in ("a", "b", "c", "d"):
-        known.note(name)
-    known.back("a")
-    assert list(known.take_forgotten()) == []
-    known.note("e")
-    assert list(known.take_forgotten()) == ["b"]
+    stage = Stage(limits=FEW).trained("steady")
+    for name in "abc":
+        stage.worker(name)
+        stage.tell(MemberLeft(name=name, incarnation=1))
+    for name, kept in (("a", "abc"), ("d", "abcd"), ("e", "acde")):
+        stage.worker(name)
+        if name != "a":
+            stage.tell(MemberLeft(name=name, incarnation=1))
+        assert stage.state.context.members.keys() == {"s", "steady", *kept}
 
 
 def test_a_commit_that_is_told_again_after_its_worker_has_left_counts_once() -> None:

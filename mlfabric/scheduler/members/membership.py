@@ -34,7 +34,6 @@ from mlfabric.protocol import (
 from mlfabric.scheduler.context import Context
 from mlfabric.scheduler.followers.promotions import Promotions
 from mlfabric.scheduler.members.admission import Admission
-from mlfabric.scheduler.members.departed import Departed
 from mlfabric.scheduler.members.endings import Endings
 from mlfabric.scheduler.members.first_weights import InitialWeights
 from mlfabric.scheduler.members.lifetimes import Lifetimes
@@ -71,7 +70,8 @@ class Membership:
         self._silent: dict[str, MemberRecord] = {}
         self._missed: dict[str, int] = {}
         self._begun_anew: set[str] = set()
-        self._departed = Departed(context.config.limits.departed, self._is_needed)
+        self._departed: dict[str, None] = {}
+        """Who has left, the longest gone first."""
 
     def join(self, event: MemberJoined, now_ns: int) -> Iterator[Instruction]:
         """Admit a member, or say why not."""
@@ -114,7 +114,7 @@ class Membership:
         self._context.admit(record)
         self._silent.pop(member.name, None)
         self._missed.pop(member.name, None)
-        self._departed.back(member.name)
+        self._departed.pop(member.name, None)
         joined = f"{event.promoted} takes its primary's place" if event.promoted else "joined"
         yield from self._admit(record, said, "back again" if again else joined, again, now_ns)
         if displaces and member.role is Role.SERVER:
@@ -415,11 +415,21 @@ class Membership:
         self._leave_clocks(record.member.name)
 
     def _note_departed(self, record: MemberRecord) -> None:
-        """Note that a member has left; forget all about those that left long before it."""
+        """Note that a member has left; forget all about those that left long before it.
+
+        One that left may come back and ask what became of an update; people look at what it did. But in a job whose
+        workers come and go under ever new names, all of them together would fill the memory. Nothing is lost: which
+        updates were applied is the server's to know.
+        """
         if record.member.role is Role.AGGREGATOR:
             return
-        self._departed.note(record.member.name)
-        for name in self._departed.take_forgotten():
+        self._departed.pop(record.member.name, None)
+        self._departed[record.member.name] = None
+        too_many = max(0, len(self._departed) - self._context.config.limits.departed)
+        for name in list(self._departed)[:too_many]:
+            if self._is_needed(name):
+                continue
+            del self._departed[name]
             gone = self._context.members[name]
             self._forget(gone)
             self._context.forget(name)
