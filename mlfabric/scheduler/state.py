@@ -54,14 +54,12 @@ from mlfabric.protocol import (
 )
 from mlfabric.protocol.lineage import term_of
 from mlfabric.scheduler.context import Context, NumberMaker, SchedulerConfig, TicketMaker
+from mlfabric.scheduler.known_models import KnownModels
 from mlfabric.scheduler.members.claims import Claims, Refusal
-from mlfabric.scheduler.members.endings import Stay
-from mlfabric.scheduler.members.lifetimes import Lifetimes
 from mlfabric.scheduler.members.membership import Membership
 from mlfabric.scheduler.members.terms import Verdict, verdict
 from mlfabric.scheduler.model_state import ModelState
 from mlfabric.scheduler.records import MemberRecord, MemberState, PlanCount
-from mlfabric.scheduler.rounds.round_table import Rounds
 from mlfabric.scheduler.shards.parts import name_of_whole
 from mlfabric.scheduler.shards.sharded import ShardedModel
 
@@ -79,19 +77,20 @@ class SchedulerState:
     Attributes:
         verdict: whether it is the newest scheduler, as far as members have shown; if not, it decides nothing any more.
         seen: the newest term of another scheduler that it was shown.
+        lifetimes, endings: which job each model belongs to, how it ends; only to be read.
     """
 
     def __init__(self, config: SchedulerConfig, network: Network | None = None) -> None:
         network = network if network is not None else Network.star(config.default_bps)
         self.context = Context(config, network, TicketMaker(config.ticket_secret), NumberMaker(config.epoch))
-        self.models: dict[str, ModelState] = {}
         self.measured: dict[tuple[str, bool], int] = {}
-        self.reductions: dict[str, Rounds] = {}
-        self.wholes: dict[str, ShardedModel] = {}
+        self._known = known = KnownModels()
+        self.models, self.wholes, self.reductions = known.held, known.wholes, known.reductions
         self.verdict = Verdict.STAYS
         self.seen = NO_TERM
-        self._membership = Membership(self.context, self.models, self.reductions, self.wholes)
-        self._claims = Claims(self.context, self.models, self.reductions, self._membership.admission)
+        self._membership = Membership(self.context, known)
+        self.lifetimes, self.endings = self._membership.lifetimes, self._membership.endings
+        self._claims = Claims(self.context, known, self._membership.admission)
 
     @property
     def count(self) -> PlanCount:
@@ -101,23 +100,6 @@ class SchedulerState:
     def refusal(self, event: MemberEvent) -> Refusal | None:
         """Say why an event is not to be handed to this state machine, though it is well formed; None if it may be."""
         return self._claims.refusal(event)
-
-    def removal_refusal(self, model: str) -> Refusal | None:
-        """Say why a model cannot be removed now; None if it can."""
-        return self._membership.endings.removal_refusal(model)
-
-    @property
-    def lifetimes(self) -> Lifetimes:
-        """Which job each model belongs to; only to be read."""
-        return self._membership.lifetimes
-
-    def is_ending(self, part: str) -> bool:
-        """Tell whether a model, or a part of one, is being freed."""
-        return self._membership.endings.is_ending(part)
-
-    def stay_of(self, model: str) -> Stay:
-        """Return how long a model stays; of one that is cut the whole one's name is given."""
-        return self._membership.endings.stay_of(model)
 
     def handle(self, event: MemberEvent, now_ns: int) -> list[Instruction]:
         """Take in one event and return the instructions that follow, in order."""
@@ -132,7 +114,7 @@ class SchedulerState:
         if self.verdict is not Verdict.STAYS:
             return [self._refusal(event.member)] if isinstance(event, MemberJoined) else []
         self._note_steps(event, now_ns)
-        promotions, ending = self._membership.promotions, self._membership.endings
+        promotions, ending = self._membership.promotions, self.endings
         if is_late := ending.concerns(event):
             out = list(ending.late(event))
         else:
@@ -181,7 +163,7 @@ class SchedulerState:
         for rounds in self.reductions.values():
             yield rounds.due_ns(now_ns)
         for name, whole in self.wholes.items():
-            yield None if self._membership.endings.has_begun(name) else whole.due_ns()
+            yield None if self.endings.has_begun(name) else whole.due_ns()
 
     def validate(self) -> None:
         """Check what must hold after every event; a violation is a broken invariant."""
@@ -195,7 +177,7 @@ class SchedulerState:
         for rounds in self.reductions.values():
             rounds.validate()
         for name, whole in self.wholes.items():
-            if not self._membership.endings.has_begun(name):
+            if not self.endings.has_begun(name):
                 whole.validate()
 
     def _look_at(self, seen: Term, *, may_rise: bool) -> None:
@@ -294,13 +276,13 @@ class SchedulerState:
         """Note what lets models end, or lets them not."""
         match event:
             case JobHeld():
-                self._membership.lifetimes.held.add(event.job)
+                self.lifetimes.held.add(event.job)
             case JobReleased():
                 yield from self._membership.released(event.job, now_ns)
-            case ModelRemoved() if self.removal_refusal(event.model) is None:
-                yield from self._membership.endings.end(event.model, "somebody has removed it")
+            case ModelRemoved() if self.endings.removal_refusal(event.model) is None:
+                yield from self.endings.end(event.model, "somebody has removed it")
             case ModelFreed():
-                self._membership.endings.freed(event)
+                self.endings.freed(event)
 
     def _note_steps(self, event: MemberEvent, now_ns: int) -> None:
         """Let workers' steps be timed: by the whole model, or by the first part of one that is cut."""
@@ -328,7 +310,7 @@ class SchedulerState:
                 record = self.context.members.get(worker)
                 if record is None:
                     return
-                for model in self._membership.models_of(record.model)[:1]:
+                for model in self._known.parts_of(record.model)[:1]:
                     model.dispenser.give_back(record.member, samples)
                     if isinstance(event, WorkerHolds) and not record.has_said:
                         record.has_said = True
@@ -348,7 +330,7 @@ class SchedulerState:
     def _draw(self, event: SamplesWanted, now_ns: int) -> Iterator[Instruction]:
         record = self.context.members.get(event.worker)
         if record is not None and record.state is MemberState.HERE:
-            for model in self._membership.models_of(record.model)[:1]:
+            for model in self._known.parts_of(record.model)[:1]:
                 is_known = self.context.is_here(model.pushes.server) and not model.pushes.awaited
                 yield model.dispenser.draw(event, record.member, is_known, now_ns)
 
@@ -382,7 +364,7 @@ class SchedulerState:
     def _worker_holds(self, event: WorkerHolds) -> Iterator[Instruction]:
         record = self.context.members.get(event.worker)
         held = {push.update for push in event.pushes}
-        for model in self._membership.models_of(record.model) if record is not None else ():
+        for model in self._known.parts_of(record.model) if record is not None else ():
             yield from model.pushes.worker_holds(event.worker, held, event.clock)
         if record is not None and (whole := self.wholes.get(record.model)) is not None and whole.has_all_parts:
             whole.worker_holds(event.worker, held)

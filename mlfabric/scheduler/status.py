@@ -226,7 +226,7 @@ def _model(
 
 def _stay(state: SchedulerState, whole: str) -> _Stay:
     """Return what a model's job is at; of a part of one the whole one's."""
-    stay = state.stay_of(whole)
+    stay = state.endings.stay_of(whole)
     return _Stay(whole=whole, job=stay.job, workers=stay.workers, kept=stay.is_kept, stay=stay.words)
 
 

@@ -181,7 +181,7 @@ class Witness:
     def _remembered(self, state: SchedulerState, updates: list[UpdateId]) -> None:
         for update in updates:
             name = self.truths[update].model
-            model = None if state.is_ending(name) else state.models.get(name)
+            model = None if state.endings.is_ending(name) else state.models.get(name)
             outcome = model.pushes.settled.get(update) if model is not None else None
             if outcome is not None:
                 self._agrees("the scheduler's memory", update, outcome)

@@ -151,7 +151,7 @@ def test_a_model_at_a_server_with_checkpoints_is_kept() -> None:
     stage.tell(MemberJoined(member=member("s", Role.SERVER, 1, address="s:1"), keeps=True))
     join(stage, "a")
     assert leave(stage, "a") == []
-    assert stage.state.stay_of(NAME).is_kept
+    assert stage.state.endings.stay_of(NAME).is_kept
 
 
 def test_a_server_that_came_back_meanwhile_is_told_once_more() -> None:
@@ -262,12 +262,12 @@ def test_a_model_that_is_trained_cannot_be_removed_and_one_that_is_not_can() -> 
     stage = Stage()
     stage.server()
     join(stage, "a", keep=True)
-    assert "a train it" in str(stage.state.removal_refusal(NAME))
+    assert "a train it" in str(stage.state.endings.removal_refusal(NAME))
     assert stage.tell(ModelRemoved(model=NAME)) == []
     leave(stage, "a")
-    assert stage.state.removal_refusal(NAME) is None
+    assert stage.state.endings.removal_refusal(NAME) is None
     assert kinds(stage.tell(ModelRemoved(model=NAME)), FreeModel)
-    assert "there is no model 'other'" in str(stage.state.removal_refusal("other"))
+    assert "there is no model 'other'" in str(stage.state.endings.removal_refusal("other"))
 
 
 def test_nothing_is_left_of_a_job_that_reduced_among_its_workers() -> None:

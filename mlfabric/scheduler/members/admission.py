@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from mlfabric.methods import has_server
@@ -10,13 +9,11 @@ from mlfabric.model.specs import Member, ModelSpec, Role
 from mlfabric.protocol import Following, MemberJoined, RefuseReason
 from mlfabric.scheduler.context import Context
 from mlfabric.scheduler.followers.promotions import Promotions
+from mlfabric.scheduler.known_models import KnownModels
 from mlfabric.scheduler.members.join_errors import difference, malformed
 from mlfabric.scheduler.members.lifetimes import Lifetimes, apart
 from mlfabric.scheduler.members.model_placement import Placing
-from mlfabric.scheduler.model_state import ModelState
 from mlfabric.scheduler.records import MemberRecord, MemberState
-from mlfabric.scheduler.rounds.round_table import Rounds
-from mlfabric.scheduler.shards.sharded import ShardedModel
 
 __all__ = ["Admission"]
 
@@ -25,7 +22,7 @@ class Admission:
     """Decides whether who wants to join can.
 
     Args:
-        models, reductions, wholes: all that there are, by name.
+        models: all that there are.
         placing: tells whether there are servers for a new model.
         promotions: tells who takes whose place.
         lifetimes: knows which job trains which model.
@@ -34,17 +31,13 @@ class Admission:
     def __init__(
         self,
         context: Context,
-        models: Mapping[str, ModelState],
-        reductions: Mapping[str, Rounds],
-        wholes: Mapping[str, ShardedModel],
+        models: KnownModels,
         placing: Placing,
         promotions: Promotions,
         lifetimes: Lifetimes,
     ) -> None:
         self._context = context
         self._models = models
-        self._reductions = reductions
-        self._wholes = wholes
         self._placing = placing
         self._promotions = promotions
         self._lifetimes = lifetimes
@@ -84,36 +77,32 @@ class Admission:
     def _is_deserted(self, event: MemberJoined, name: str) -> bool:
         """Tell whether what a worker wants to train is reduced by nobody any more: nothing of it is left."""
         lives = self._lifetimes
-        return name in self._reductions and not (lives.is_same_job(event, name) or lives.live(name))
+        return name in self._models.reductions and not (lives.is_same_job(event, name) or lives.live(name))
 
     def _model_refusal(self, event: MemberJoined, spec: ModelSpec, now_ns: int) -> tuple[RefuseReason, str] | None:
         """Say why a worker cannot train this model now; None if it can."""
         if self._is_deserted(event, spec.name):
             return None
-        version = max((model.pushes.version.number for model in self._parts_of(spec.name)), default=0)
+        version = max((model.pushes.version.number for model in self._models.parts_of(spec.name)), default=0)
         if (foreign := self._lifetimes.refusal(event, spec.name, version, now_ns)) is not None:
             return foreign
         if self._lifetimes.begins_anew(event, spec.name):
             return None
-        model = self._models.get(spec.name)
-        if (rounds := self._reductions.get(spec.name)) is not None:
+        model = self._models.held.get(spec.name)
+        if (rounds := self._models.reductions.get(spec.name)) is not None:
             return difference(spec, rounds.spec)
         if model is None:
             if not has_server(spec.mode):
                 return None
-            if spec.shards > 1 or spec.name in self._wholes:
+            if spec.shards > 1 or spec.name in self._models.wholes:
                 return self._refusal_of_cut(spec)
             placed = self._placing.server_for(spec)
             return placed if isinstance(placed, tuple) else None
         return difference(spec, model.pushes.spec)
 
-    def _parts_of(self, name: str) -> Iterable[ModelState]:
-        whole = self._wholes.get(name)
-        return whole.parts.values() if whole is not None else filter(None, [self._models.get(name)])
-
     def _refusal_of_cut(self, spec: ModelSpec) -> tuple[RefuseReason, str] | None:
         """Say how a worker's idea of a model that is cut differs from what is known, or what is to be waited for."""
-        whole = self._wholes.get(spec.name)
+        whole = self._models.wholes.get(spec.name)
         if whole is not None and whole.count != spec.shards:
             detail = f"model {spec.name!r}: servers: {spec.shards} here, {whole.count} at the job's first worker"
             return RefuseReason.OPTIONS_DIFFER, f"{detail}; give the same at all workers"
@@ -135,7 +124,7 @@ class Admission:
         if record is not None and record.member.role is not Role.SERVER:
             detail = f"{follows.server!r} is a {record.member.role.value}"
             return RefuseReason.OUT_OF_RANGE, f"{detail}; a replica follows a server"
-        for model in self._models.values():
+        for model in self._models.held.values():
             if model.pushes.server == follows.server and model.pushes.spec.shard is not None:
                 detail = f"server {follows.server!r} holds {model.pushes.spec.name!r}, a part of a model"
                 return RefuseReason.OUT_OF_RANGE, f"{detail}; replicas follow servers of whole models"
@@ -168,9 +157,9 @@ class Admission:
             if one.layout.size_bytes > limits.model_bytes:
                 given = f"model {one.name!r} of {one.layout.size_bytes} bytes"
                 return RefuseReason.OUT_OF_RANGE, f"{given}; allowed: up to {limits.model_bytes}"
-        known_names = self._models.keys() | self._reductions.keys() | self._wholes.keys()
+        known_names = self._models.held.keys() | self._models.reductions.keys() | self._models.wholes.keys()
         new = sum(1 if one.shard is not None else one.shards for one in specs if one.name not in known_names)
-        count = len(self._models) + len(self._reductions)
+        count = len(self._models.held) + len(self._models.reductions)
         if new and count + new > limits.models:
             return RefuseReason.TOO_MANY, f"{count} models are known and {new} new; allowed: {limits.models}"
         return None
@@ -180,9 +169,9 @@ class Admission:
         if not has_server(held.mode):
             detail = f"model {held.name!r} held by a server with mode {held.mode.value}"
             return RefuseReason.OUT_OF_RANGE, f"{detail}, which has none; allowed: any other mode"
-        if held.name in self._reductions:
+        if held.name in self._models.reductions:
             return RefuseReason.NAME_TAKEN, f"model {held.name!r} is reduced among workers; give it another name"
-        model = self._models.get(held.name)
+        model = self._models.held.get(held.name)
         if model is None:
             return None
         if model.pushes.server != server and self._context.is_here(model.pushes.server):

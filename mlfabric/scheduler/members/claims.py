@@ -5,7 +5,7 @@ Changes nothing. The shell asks before it hands an event on, and ends the call o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from mlfabric.model.specs import Role
 from mlfabric.network import MAX_RATE_BPS
@@ -29,9 +29,8 @@ from mlfabric.protocol import (
     WorkerHolds,
 )
 from mlfabric.scheduler.context import Context
+from mlfabric.scheduler.known_models import KnownModels
 from mlfabric.scheduler.members.admission import Admission
-from mlfabric.scheduler.model_state import ModelState
-from mlfabric.scheduler.rounds.round_table import Rounds
 from mlfabric.scheduler.shards.parts import name_of_whole
 
 __all__ = ["Claims", "Refusal"]
@@ -45,21 +44,19 @@ class Claims:
     """Judges what members say.
 
     Args:
-        models, reductions: all that there are, by name.
+        models: all that there are.
         admission: knows what a server may hold.
     """
 
     def __init__(
         self,
         context: Context,
-        models: Mapping[str, ModelState],
-        reductions: Mapping[str, Rounds],
+        models: KnownModels,
         admission: Admission,
     ) -> None:
         self._context = context
         self._limits = context.config.limits
         self._models = models
-        self._reductions = reductions
         self._admission = admission
 
     def refusal(self, event: MemberEvent) -> Refusal | None:
@@ -90,7 +87,7 @@ class Claims:
                 return self._own_model(event.member, event.model)
             case CommitsReported():
                 return self._commits(event)
-            case ServerHolds() if event.spec.name not in self._models:
+            case ServerHolds() if event.spec.name not in self._models.held:
                 return self._admission.held_refusal(event.server, event.spec)
             case MemoryReported():
                 return _kinds(event)
@@ -102,7 +99,7 @@ class Claims:
         return record is not None and record.member.role is Role.WORKER
 
     def _own_model(self, worker: str, model: str) -> Refusal | None:
-        record, known = self._context.members.get(worker), self._models.get(model)
+        record, known = self._context.members.get(worker), self._models.held.get(model)
         whole = model if known is None else name_of_whole(known.pushes.spec)
         if record is not None and self._is_worker(worker) and record.model == whole:
             return None
@@ -115,11 +112,11 @@ class Claims:
             return None
         limits, worker = self._limits, new[0].update.worker
         for push in new:
-            outcomes = self._models[push.model].pushes.settled.count(push.update)
+            outcomes = self._models.held[push.model].pushes.settled.count(push.update)
             if outcomes >= limits.outcomes_per_worker:
                 given = f"{worker} does not say that it knows the outcomes of {outcomes} updates"
                 return RefuseReason.TOO_MANY, f"{given}; allowed: {limits.outcomes_per_worker}"
-        tables = [model.pushes for model in self._models.values()]
+        tables = [model.pushes for model in self._models.held.values()]
         in_all = len(new) + sum(len(table.waiting) + len(table.planned) for table in tables)
         if in_all <= min(limits.updates, limits.updates_per_worker):
             return None  # whatever this worker has of them; to count that takes as long as there are updates
@@ -133,14 +130,14 @@ class Claims:
         return None
 
     def _is_new(self, push: PushRequested) -> bool:
-        model = self._models.get(push.model)
+        model = self._models.held.get(push.model)
         return model is not None and not (push.update in model.pushes.waiting or push.update in model.pushes.planned)
 
     def _get(self, gets: Sequence[GetRequested]) -> Refusal | None:
         if not gets:
             return None
         worker, most = gets[0].get.worker, self._limits.gets_per_worker
-        tables = [model.gets for model in self._models.values()]
+        tables = [model.gets for model in self._models.held.values()]
         asked = {get.get for get in gets}
         if len(asked) + sum(len(table.waiting) + len(table.planned) for table in tables) <= most:
             return None
@@ -155,14 +152,14 @@ class Claims:
             if reduce.size_bytes > limits.model_bytes:
                 given = f"ReduceRequested.size_bytes={reduce.size_bytes}"
                 return RefuseReason.TOO_MANY, f"{given}; allowed: up to {limits.model_bytes}"
-            rounds, worker = self._reductions.get(reduce.model), reduce.reduce.worker
+            rounds, worker = self._models.reductions.get(reduce.model), reduce.reduce.worker
             if rounds is not None and rounds.asked_by(worker) + len(reduces) > limits.reduces_per_worker:
                 given = f"{worker} has {rounds.asked_by(worker)} open reductions and asks for {len(reduces)} more"
                 return RefuseReason.TOO_MANY, f"{given}; allowed: {limits.reduces_per_worker}"
         return None
 
     def _commits(self, event: CommitsReported) -> Refusal | None:
-        model = self._models.get(event.model)
+        model = self._models.held.get(event.model)
         if model is None:
             return None
         # A bound that goes by the number of workers may have been higher under a scheduler that knew more of them.

@@ -7,7 +7,7 @@ the same name that began later: it is told then.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from mlfabric.model.specs import Role
@@ -23,12 +23,11 @@ from mlfabric.protocol import (
 )
 from mlfabric.scheduler.context import Context
 from mlfabric.scheduler.followers.promotions import Promotions
+from mlfabric.scheduler.known_models import KnownModels
 from mlfabric.scheduler.members.lifetimes import Lifetimes
 from mlfabric.scheduler.model_state import ModelState
 from mlfabric.scheduler.records import MemberState
-from mlfabric.scheduler.rounds.round_table import Rounds
 from mlfabric.scheduler.shards.parts import name_of_whole
-from mlfabric.scheduler.shards.sharded import ShardedModel
 
 __all__ = ["Endings", "Stay"]
 
@@ -47,25 +46,18 @@ class Endings:
     """Ends models, and knows who still holds something of those that end.
 
     Args:
-        models, reductions, wholes: all that there are, by name; what has ended is taken out.
-        models_of: gives the parts of a model by its name, or the model itself if it is not cut.
+        models: all that there are; what has ended is taken out.
     """
 
     def __init__(
         self,
         context: Context,
-        models: dict[str, ModelState],
-        reductions: dict[str, Rounds],
-        wholes: dict[str, ShardedModel],
-        models_of: Callable[[str], list[ModelState]],
+        models: KnownModels,
         lifetimes: Lifetimes,
         promotions: Promotions,
     ) -> None:
         self._context = context
         self._models = models
-        self._reductions = reductions
-        self._wholes = wholes
-        self._models_of = models_of
         self._lifetimes = lifetimes
         self._promotions = promotions
         self._holders: dict[str, set[str]] = {}
@@ -77,7 +69,7 @@ class Endings:
 
     def has_begun(self, name: str) -> bool:
         """Tell whether a model is being freed."""
-        return any(self.is_ending(model.pushes.spec.name) for model in self._models_of(name))
+        return any(self.is_ending(model.pushes.spec.name) for model in self._models.parts_of(name))
 
     def concerns(self, event: MemberEvent) -> bool:
         """Tell whether an event is about a model that is being freed, or has ended: it comes too late."""
@@ -98,7 +90,7 @@ class Endings:
 
     def late(self, event: MemberEvent) -> Iterator[Instruction]:
         """Take in an event that comes too late: a replica learns of it, unless it is to hold one of that name now."""
-        if isinstance(event, ReplicaReported) and event.model not in self._models:
+        if isinstance(event, ReplicaReported) and event.model not in self._models.held:
             yield self._order(event.replica, event.model, "it has ended meanwhile")
 
     def _last_epoch_of(self, name: str) -> int:
@@ -108,9 +100,9 @@ class Endings:
     def _note_end(self, name: str) -> None:
         """Note that whatever was named so far is of a model of this name that has ended."""
         former = self._ended.pop(name, 0)
-        served = (model.pushes.server_epoch for model in self._models_of(name))
+        served = (model.pushes.server_epoch for model in self._models.parts_of(name))
         self._ended[name] = max(self._context.numbers.last_server_epoch, *served, former)
-        for other in [other for other in self._ended if not self._models_of(other)][
+        for other in [other for other in self._ended if not self._models.parts_of(other)][
             : -self._context.config.limits.models
         ]:
             del self._ended[other]
@@ -137,8 +129,9 @@ class Endings:
 
     def removal_refusal(self, name: str) -> tuple[RefuseReason, str] | None:
         """Say why nobody may remove a model now; None if somebody may."""
-        if not self._models_of(name) and name not in self._reductions:
-            known = sorted({name_of_whole(model.pushes.spec) for model in self._models.values()} | {*self._reductions})
+        if not self._models.parts_of(name) and name not in self._models.reductions:
+            held = {name_of_whole(model.pushes.spec) for model in self._models.held.values()}
+            known = sorted(held | self._models.reductions.keys())
             allowed = ", ".join(known) or "none, as there is none"
             return RefuseReason.OUT_OF_RANGE, f"there is no model {name!r}; allowed: {allowed}"
         live, job = self._lifetimes.live(name), self._lifetimes.of(name).job
@@ -160,17 +153,17 @@ class Endings:
     def is_kept(self, name: str) -> bool:
         """Tell whether a model stays when its job is over: as the job said, or as its server has checkpoints."""
         members = self._context.members
-        servers = [members.get(model.pushes.server) for model in self._models_of(name)]
+        servers = [members.get(model.pushes.server) for model in self._models.parts_of(name)]
         return self._lifetimes.of(name).is_kept or any(server is not None and server.keeps for server in servers)
 
     # How it ends
 
     def end(self, name: str, reason: str) -> Iterator[Instruction]:
         """End a model: at once if nobody holds anything of it, else once everybody has freed it."""
-        self._reductions.pop(name, None)
+        self._models.reductions.pop(name, None)
         self._note_end(name)
         self._lifetimes.of(name).ending = reason
-        for model in self._models_of(name):
+        for model in self._models.parts_of(name):
             part = model.pushes.spec.name
             if part not in self._holders:
                 self._holders[part] = set(self._holders_of(model))
@@ -183,7 +176,7 @@ class Endings:
         self._drop_if_free(name)
 
     def _order(self, member: str, part: str, reason: str) -> FreeModel:
-        model = self._models.get(part)
+        model = self._models.held.get(part)
         epoch = self._last_epoch_of(part if model is None else name_of_whole(model.pushes.spec))
         return FreeModel(to=member, model=part, epoch=epoch, reason=reason)
 
@@ -245,20 +238,20 @@ class Endings:
         return replace(event, held=tuple(spec for spec, _ in both), server_epochs=tuple(epoch for _, epoch in both))
 
     def _whole_of(self, part: str) -> str:
-        return name_of_whole(self._models[part].pushes.spec)
+        return name_of_whole(self._models.held[part].pushes.spec)
 
     def _ending_of(self, part: str) -> str:
         return self._lifetimes.of(self._whole_of(part)).ending
 
     def _drop_if_free(self, name: str) -> None:
         """Forget a model that nobody holds anything of."""
-        parts = [model.pushes.spec.name for model in self._models_of(name)]
+        parts = [model.pushes.spec.name for model in self._models.parts_of(name)]
         if any(self._holders.get(part) for part in parts):
             return
         self._note_end(name)
         for part in parts:
             self._holders.pop(part, None)
             self._promotions.forget(part)
-            del self._models[part]
-        self._wholes.pop(name, None)
+            del self._models.held[part]
+        self._models.wholes.pop(name, None)
         self._lifetimes.forget(name)

@@ -6,15 +6,14 @@ installed already; so workers are asked again as long as weights are wanted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mlfabric.model.specs import Role
 from mlfabric.protocol import Initialise, UpdateKind
 from mlfabric.scheduler.context import Context
-from mlfabric.scheduler.model_state import ModelState
+from mlfabric.scheduler.known_models import KnownModels
 from mlfabric.scheduler.records import MemberRecord
-from mlfabric.scheduler.shards.sharded import ShardedModel
 
 __all__ = ["InitialWeights"]
 
@@ -28,22 +27,11 @@ class _Asked:
 
 
 class InitialWeights:
-    """Who was asked for initial weights.
+    """Who was asked for initial weights."""
 
-    Args:
-        whole_of: gives a model by its name, or None if there is none.
-        parts_of: gives its parts, or the model itself if it is not cut.
-    """
-
-    def __init__(
-        self,
-        context: Context,
-        whole_of: Callable[[str], ModelState | ShardedModel | None],
-        parts_of: Callable[[str], list[ModelState]],
-    ) -> None:
+    def __init__(self, context: Context, models: KnownModels) -> None:
         self._context = context
-        self._whole_of = whole_of
-        self._parts_of = parts_of
+        self._models = models
         self._asked: dict[str, _Asked] = {}
 
     def claim(self, model: str, record: MemberRecord, now_ns: int) -> bool:
@@ -99,11 +87,11 @@ class InitialWeights:
         self._asked[model] = _Asked(worker, now_ns + self._context.config.silence_ns)
 
     def _are_wanted(self, model: str) -> bool:
-        whole = self._whole_of(model)
+        whole = self._models.whole(model)
         return whole is not None and whole.wants_weights
 
     def _are_on_way(self, model: str) -> bool:
-        tables = [part.pushes for part in self._parts_of(model)]
+        tables = [part.pushes for part in self._models.parts_of(model)]
         waiting = [waiting.request for pushes in tables for waiting in pushes.waiting.values()]
         planned = [planned.request for pushes in tables for planned in pushes.planned.values()]
         return any(request.kind is UpdateKind.INITIAL for request in (*waiting, *planned))

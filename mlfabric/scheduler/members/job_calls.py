@@ -84,7 +84,7 @@ class JobCalls:
     async def remove(self, request: fabric_pb2.RemoveModelRequest, context: _Context) -> fabric_pb2.RemoveModelResponse:
         """End a model that nobody trains."""
         await check_may_remove(context, request.model)
-        if (refusal := self._state().removal_refusal(request.model)) is not None:
+        if (refusal := self._state().endings.removal_refusal(request.model)) is not None:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, refusal[1])
         self._take_in(ModelRemoved(model=request.model))
         return fabric_pb2.RemoveModelResponse()

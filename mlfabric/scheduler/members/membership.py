@@ -33,6 +33,7 @@ from mlfabric.protocol import (
 )
 from mlfabric.scheduler.context import Context
 from mlfabric.scheduler.followers.promotions import Promotions
+from mlfabric.scheduler.known_models import KnownModels
 from mlfabric.scheduler.members.admission import Admission
 from mlfabric.scheduler.members.endings import Endings
 from mlfabric.scheduler.members.first_weights import InitialWeights
@@ -42,7 +43,6 @@ from mlfabric.scheduler.model_state import ModelState
 from mlfabric.scheduler.records import MemberRecord, MemberState, WorkerTally
 from mlfabric.scheduler.rounds.round_table import Rounds
 from mlfabric.scheduler.shards.parts import name_of_whole
-from mlfabric.scheduler.shards.sharded import ShardedModel
 
 __all__ = ["Membership"]
 
@@ -50,23 +50,15 @@ __all__ = ["Membership"]
 class Membership:
     """The members and the models that they bring."""
 
-    def __init__(
-        self,
-        context: Context,
-        models: dict[str, ModelState],
-        reductions: dict[str, Rounds],
-        wholes: dict[str, ShardedModel],
-    ) -> None:
+    def __init__(self, context: Context, models: KnownModels) -> None:
         self._context = context
         self._models = models
-        self._reductions = reductions
-        self._wholes = wholes
-        self._placing = Placing(context, models)
-        self.initial = InitialWeights(context, self._holder, self.models_of)
-        self.promotions = Promotions(context, models)
+        self._placing = Placing(context, models.held)
+        self.initial = InitialWeights(context, models)
+        self.promotions = Promotions(context, models.held)
         self.lifetimes = Lifetimes(context)
-        self.endings = Endings(context, models, reductions, wholes, self.models_of, self.lifetimes, self.promotions)
-        self.admission = Admission(context, models, reductions, wholes, self._placing, self.promotions, self.lifetimes)
+        self.endings = Endings(context, models, self.lifetimes, self.promotions)
+        self.admission = Admission(context, models, self._placing, self.promotions, self.lifetimes)
         self._silent: dict[str, MemberRecord] = {}
         self._missed: dict[str, int] = {}
         self._begun_anew: set[str] = set()
@@ -97,10 +89,10 @@ class Membership:
         if known is not None and not again:
             yield from self._let_go(known, "another process took its name")
             self._forget(known)
-        elif known is not None and known.state is MemberState.HERE and known.model in self._reductions:
+        elif known is not None and known.state is MemberState.HERE and known.model in self._models.reductions:
             # Its stream broke unnoticed. What it was told last may be lost, so a round must not go on with it.
             known.state, known.since_ns = MemberState.SILENT, now_ns
-            yield from self._reductions[known.model].worker_gone(known, f"{member.name} came back unnoticed")
+            yield from self._models.reductions[known.model].worker_gone(known, f"{member.name} came back unnoticed")
         tally = known.tally if known is not None and again else WorkerTally()
         record = MemberRecord(
             member, MemberState.HERE, now_ns, event.most_updates, holds_initial=event.holds_initial, tally=tally
@@ -109,7 +101,7 @@ class Membership:
         record.job, record.keeps = event.job.job, event.keeps
         record.was_lost = known is not None and again and bool(known.lost)
         if event.spec is not None and self.lifetimes.joins(event, event.spec.name):
-            for model in self.models_of(event.spec.name):
+            for model in self._models.parts_of(event.spec.name):
                 model.pushes.begin_job(event.spec.workers)
         self._context.admit(record)
         self._silent.pop(member.name, None)
@@ -119,22 +111,6 @@ class Membership:
         yield from self._admit(record, said, "back again" if again else joined, again, now_ns)
         if displaces and member.role is Role.SERVER:
             yield from self._begin_anew(event, now_ns)
-
-    def models_of(self, name: str) -> list[ModelState]:
-        """Return the parts of a model of this name, or the model itself if it is not cut; none if it is unknown."""
-        if (whole := self._wholes.get(name)) is not None:
-            return [part for _, part in sorted(whole.parts.items())]
-        return [self._models[name]] if name in self._models else []
-
-    def _make_model(self, spec: ModelSpec, server: str) -> ModelState:
-        """Enter a model, or a part of one, that nothing has happened to yet."""
-        model = self._models[spec.name] = ModelState.of(self._context, spec, server)
-        if spec.shard is not None:
-            name = name_of_whole(spec)
-            if name not in self._wholes:
-                self._wholes[name] = ShardedModel(self._context, name, spec.shards)
-            self._wholes[name].add_part(spec.shard, model)
-        return model
 
     def _admit(
         self, record: MemberRecord, event: MemberJoined, reason: str, again: bool, now_ns: int
@@ -157,7 +133,7 @@ class Membership:
                 yield self._welcome(record, [], False, reason, self._name_epoch(living))
                 self.promotions.taken(record.member.name)
                 for spec in event.held:
-                    if spec in held and spec.name not in self._models:
+                    if spec in held and spec.name not in self._models.held:
                         self.lifetimes.brought(name_of_whole(spec), self._expected_until_ns(event.member, now_ns))
                 yield from self.endings.server_back(event)
                 yield from self._admit_server(living, record.since_ns)
@@ -165,7 +141,8 @@ class Membership:
     def _name_epoch(self, event: MemberJoined) -> int:
         """Name the epoch under which a server goes on from checkpoints, or in the place of another; else return 0."""
         brought = zip(event.held, event.server_epochs, strict=True)
-        is_behind = any(s.name in self._models and self._models[s.name].pushes.server_epoch > e for s, e in brought)
+        held = self._models.held
+        is_behind = any(s.name in held and held[s.name].pushes.server_epoch > epoch for s, epoch in brought)
         is_resumed = event.member.seen == NO_TERM and bool(event.held)
         is_named = not event.promoted and (is_resumed or is_behind)
         return self._context.numbers.next_server_epoch() if is_named else 0
@@ -185,7 +162,7 @@ class Membership:
         if replica is not None:
             yield from self.left(event.promoted, replica.member.incarnation, f"it is server {server} now", now_ns)
         reason = f"another process is server {server} now"
-        for name, model in sorted(self._models.items()):
+        for name, model in sorted(self._models.held.items()):
             if model.pushes.server != server:
                 continue
             yield from model.pushes.begin_anew(reason)
@@ -205,7 +182,7 @@ class Membership:
 
     def _admit_aggregator(self, aggregator: Member) -> Iterator[Instruction]:
         """Tell an aggregator what all models look like, and what it missed; nobody may have heard what it handed on."""
-        for name, model in sorted(self._models.items()):
+        for name, model in sorted(self._models.held.items()):
             if self.endings.is_ending(name):
                 continue
             yield HostModel(to=aggregator.name, spec=model.pushes.spec, reason=f"updates of {name} may be summed here")
@@ -222,13 +199,13 @@ class Membership:
         """Wait for what the server says of the models that it brings; tell it of those that it should hold."""
         server = event.member.name
         for spec, epoch in zip(event.held, event.server_epochs, strict=True):
-            if spec.name not in self._models:
-                self._make_model(spec, server)
+            if spec.name not in self._models.held:
+                self._models.make(self._context, spec, server)
                 yield from self._announce_model(spec)
-            pushes = self._models[spec.name].pushes
+            pushes = self._models.held[spec.name].pushes
             pushes.awaited, pushes.server, pushes.shown_epoch = True, server, epoch
         brought = {spec.name for spec in event.held}
-        for name, model in sorted(self._models.items()):
+        for name, model in sorted(self._models.held.items()):
             if model.pushes.server == server and name not in brought and not self.endings.is_ending(name):
                 spec, began = model.pushes.spec, ModelVersion(self._context.numbers.next_server_epoch(), 0)
                 model.pushes.shown_epoch = began.epoch
@@ -241,18 +218,18 @@ class Membership:
     ) -> Iterator[Instruction]:
         record.model = spec.name
         if not has_server(spec.mode):
-            if spec.name not in self._reductions:
-                self._reductions[spec.name] = Rounds(self._context, spec)
+            if spec.name not in self._models.reductions:
+                self._models.reductions[spec.name] = Rounds(self._context, spec)
             yield self._welcome(record, [], False, reason)
             return
         placed = list(self._to_place(spec))
         epoch = self._context.numbers.next_server_epoch() if placed else 0
         for part, server in placed:
-            self._make_model(part, server).pushes.begin_under(epoch)
+            self._models.make(self._context, part, server).pushes.begin_under(epoch)
             yield HostModel(to=server, spec=part, reason=f"{record.member.name} brought a new model", epoch=epoch)
             yield from self._announce_model(part)
-        models = self.models_of(spec.name)
-        if placed and (whole := self._wholes.get(spec.name)) is not None:
+        models = self._models.parts_of(spec.name)
+        if placed and (whole := self._models.wholes.get(spec.name)) is not None:
             whole.begin_under(epoch)
         record.knows_server = not any(model.pushes.awaited for model in models)
         workers = sum(m.model == spec.name for m in self._context.here(Role.WORKER))
@@ -266,23 +243,20 @@ class Membership:
     def _to_place(self, spec: ModelSpec) -> Iterator[tuple[ModelSpec, str]]:
         """Give the specs of what a worker's model lacks, and the servers that are to hold it; checked at admission."""
         if spec.shards > 1:
-            found = self._placing.servers_for(spec, self._wholes.get(spec.name))
+            found = self._placing.servers_for(spec, self._models.wholes.get(spec.name))
             assert isinstance(found, dict), "checked at admission"
             for shard, server in found.items():
                 yield replace(spec.of_shard(shard), server=""), server
-        elif spec.name not in self._models:
+        elif spec.name not in self._models.held:
             server_name = self._placing.server_for(spec)
             assert isinstance(server_name, str), "checked at admission"
             yield spec, server_name
-
-    def _holder(self, name: str) -> ModelState | ShardedModel | None:
-        return self._wholes.get(name) or self._models.get(name)
 
     def _welcome(
         self, record: MemberRecord, models: list[ModelState], initialise: bool, reason: str, server_epoch: int = 0
     ) -> Welcome:
         """Admit a member; a worker of a model that is cut is told the servers of all parts, in order."""
-        if (whole := self._wholes.get(record.model)) is not None:
+        if (whole := self._models.wholes.get(record.model)) is not None:
             server_epoch = whole.beginning
         elif models and not models[0].pushes.awaited:
             server_epoch = models[0].pushes.server_epoch
@@ -397,19 +371,19 @@ class Membership:
         if record.member.role is Role.MONITOR:
             yield from self._announce_monitors()
         if record.member.role is Role.AGGREGATOR:
-            for some in self._models.values():
+            for some in self._models.held.values():
                 yield from some.pushes.aggregator_gone(record.member.name, reason)
                 yield from some.gets.aggregator_gone(record.member.name, reason)
-        if record.model in self._reductions:
-            yield from self._reductions[record.model].worker_gone(record, reason)
-        holder = self._holder(record.model)
+        if record.model in self._models.reductions:
+            yield from self._models.reductions[record.model].worker_gone(record, reason)
+        holder = self._models.whole(record.model)
         if record.member.role is not Role.WORKER or holder is None:
             return
         yield from holder.worker_gone(record.member.name, reason)
         yield from self.initial.worker_gone(record.member.name, record.model, reason, record.since_ns)
 
     def _forget(self, record: MemberRecord) -> None:
-        holder = self._holder(record.model)
+        holder = self._models.whole(record.model)
         if holder is not None:
             holder.forget_worker(record.member.name)
         self._leave_clocks(record.member.name)
@@ -434,31 +408,31 @@ class Membership:
             self._forget(gone)
             self._context.forget(name)
             self.lifetimes.forget_worker(name)
-            is_summed = gone.model in self._reductions  # its rounds remember what their links carried
+            is_summed = gone.model in self._models.reductions  # its rounds remember what their links carried
             if not is_summed and all(other.member.host != gone.member.host for other in self._context.members.values()):
                 self._context.network.forget_host(gone.member.host)
 
     def _is_needed(self, name: str) -> bool:
         """Tell whether models are a member's to hold, or something of it is still on its way."""
-        models = self._models.values()
+        models = self._models.held.values()
         if any(name in (model.pushes.server, model.replication.name) for model in models):
             return True
         updates = itertools.chain.from_iterable((*model.pushes.waiting, *model.pushes.planned) for model in models)
         gets = itertools.chain.from_iterable((*model.gets.waiting, *model.gets.planned) for model in models)
-        pushes = itertools.chain.from_iterable(whole.open for whole in self._wholes.values())
+        pushes = itertools.chain.from_iterable(whole.open for whole in self._models.wholes.values())
         return any(request.worker == name for request in itertools.chain[UpdateId | GetId](updates, gets, pushes))
 
     def _leave_clocks(self, worker: str, stays: Sequence[ModelState] = ()) -> None:
         """Wait for a worker no longer in any model but the one (or its parts) that it stays with."""
-        for model in self._models.values():
+        for model in self._models.held.values():
             if not any(model is one for one in stays):
                 model.pushes.clocks.leave(worker)
 
     def reconcile(self, holds: ServerHolds, now_ns: int) -> Iterator[Instruction]:
         """Take over what a server that (re)joined says of one model, or what is known of one that begins it."""
-        model = self._models.get(holds.spec.name)
+        model = self._models.held.get(holds.spec.name)
         if model is None:
-            model = self._make_model(holds.spec, holds.server)
+            model = self._models.make(self._context, holds.spec, holds.server)
             self.lifetimes.brought(name_of_whole(holds.spec), 0)
             yield from self._announce_model(holds.spec)
         self._miss(holds, model, now_ns)
@@ -467,7 +441,7 @@ class Membership:
         yield from self._tell_of_server(model)
         name = name_of_whole(holds.spec)
         if holds.spec.shard is not None:
-            yield from self._wholes[name].part_back(holds, holds.spec.shard)
+            yield from self._models.wholes[name].part_back(holds, holds.spec.shard)
         else:
             yield from model.gets.repeat()
         model.dispenser.forget_trained()
