@@ -77,9 +77,8 @@ class Window:
 class InFlight:
     """A transfer to the replica; ``arrive_ns`` is when it should be there."""
 
-    source: str
-    members: tuple[UpdateId, ...]
     order: Replicate | Seed
+    members: tuple[UpdateId, ...]
     arrive_ns: int
 
 
@@ -102,7 +101,6 @@ class ReplicaSending:
         self._pushes = pushes
         self._links = Reservations[TransferId](context.network, pushes.spec.name, "replica")
         self._limit = Limit(None, None)
-        self._is_primed = False
         self._primary: MemberRecord | None = None
         self._workers: dict[str, MemberRecord] = {}
         self._entries: list[Entry] = []
@@ -218,7 +216,7 @@ class ReplicaSending:
         window = self._windows.get(worker)
         if window is None or worker not in self._workers:
             return
-        if self._folds and any(f.source == worker and isinstance(t, SumId) for t, f in self._in_flight.items()):
+        if self._folds and any(f.order.to == worker and isinstance(t, SumId) for t, f in self._in_flight.items()):
             self._flush = True
             return
         del self._windows[worker]
@@ -258,50 +256,42 @@ class ReplicaSending:
             rate_bps=paced_rate(profile, path, self._context.network) if profile else 0,
             reason=reason,
         )
-        self._begin(transfer, source, members, order, size_bytes, now_ns, profile)
-        yield self._expect(transfer, members, order.ticket, size_bytes, UpdateKind.GRADIENT)
-        yield order
+        yield from self._begin(order, members, size_bytes, profile, now_ns)
 
-    def _expect(
-        self, transfer: TransferId, members: Iterable[UpdateId], ticket: bytes, size_bytes: int, kind: UpdateKind
-    ) -> Expect:
-        return Expect(
+    def _begin(
+        self,
+        order: Replicate | Seed,
+        members: tuple[UpdateId, ...],
+        size_bytes: int,
+        profile: Profile | None,
+        now_ns: int,
+    ) -> Iterator[Instruction]:
+        """Reserve the links of a transfer, and tell the replica of it and who is to send it; a seed has no members."""
+        path = self._context.path(order.to, self.name)
+        if profile is not None and path:
+            self._links.enter(order.transfer, path, profile)
+        self._in_flight[order.transfer] = InFlight(order, members, now_ns if profile is None else profile.end_ns)
+        nothing = ModelVersion(0, 0)
+        seed = Expected(UpdateId(self._pushes.server, 0, self.term), nothing, 0)
+        yield Expect(
             to=self.name,
-            transfer=transfer,
-            members=tuple(Expected(u, ModelVersion(0, 0), 0, samples=self._samples_of(u)) for u in members)
-            or (Expected(UpdateId(self._pushes.server, 0, self.term), ModelVersion(0, 0), 0),),
+            transfer=order.transfer,
+            members=tuple(Expected(u, nothing, 0, samples=self._samples_of(u)) for u in members) or (seed,),
             model=self._model,
             seq=self.term,
-            ticket=ticket,
+            ticket=order.ticket,
             size_bytes=size_bytes,
             tau_max=0,
-            kind=kind,
+            kind=UpdateKind.GRADIENT if members else UpdateKind.STATE,
             after=(),
             reason=f"term {self.term}",
         )
+        yield order
 
     def _samples_of(self, update: UpdateId) -> Samples:
         """Return what an update that is not settled was computed from: its replica may be the last that knows that."""
         planned = self._pushes.planned.get(update)
         return () if planned is None else planned.request.samples
-
-    def _begin(
-        self,
-        transfer: TransferId,
-        source: str,
-        members: tuple[UpdateId, ...],
-        order: Replicate | Seed,
-        size_bytes: int,
-        now_ns: int,
-        profile: Profile | None = None,
-    ) -> None:
-        """Note that a transfer is on its way, and reserve its links."""
-        path = self._context.path(source, self.name)
-        profile = profile or self._context.network.transfer(path, size_bytes, now_ns)
-        if profile is not None and path:
-            self._links.enter(transfer, path, profile)
-        arrive_ns = now_ns if profile is None else profile.end_ns
-        self._in_flight[transfer] = InFlight(source, members, order, arrive_ns)
 
     def _end(self, transfer: TransferId) -> InFlight | None:
         self._links.free(transfer)

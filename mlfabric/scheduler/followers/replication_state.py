@@ -35,7 +35,6 @@ from mlfabric.protocol import (
     TransferEnded,
     Unfollowed,
     UpdateId,
-    UpdateKind,
     Void,
 )
 from mlfabric.scheduler.followers.replica_plans import ReplicaPlans
@@ -333,7 +332,7 @@ class Replication(ReplicaPlans):
     def _lose(self, worker: str) -> Iterator[Instruction]:
         """Note that a worker is gone with what it kept."""
         for transfer, found in list(self._in_flight.items()):
-            if found.source == worker:
+            if found.order.to == worker:
                 self._end(transfer)
                 self._alone.difference_update(found.members)
                 if isinstance(transfer, UpdateId):
@@ -372,21 +371,19 @@ class Replication(ReplicaPlans):
         assert self.replica is not None, "checked by _can_seed"
         spec = self._pushes.spec
         self.phase = Phase.SEEDING
-        transfer = self._context.numbers.next_sum()
         size_bytes = (1 + spec.rule.state_images) * spec.layout.size_bytes
         order = Seed(
             to=self._pushes.server,
             model=self._model,
             term=self.term,
-            transfer=transfer,
+            transfer=self._context.numbers.next_sum(),
             receiver=self.name,
             address=self.replica.member.address,
             ticket=self._context.tickets.next(),
             reason=f"term {self.term}",
         )
-        self._begin(transfer, self._pushes.server, (), order, size_bytes, now_ns)
-        yield self._expect(transfer, (), order.ticket, size_bytes, UpdateKind.STATE)
-        yield order
+        profile = self._context.network.transfer(self._context.path(order.to, self.name), size_bytes, now_ns)
+        yield from self._begin(order, (), size_bytes, profile, now_ns)
 
     def _settle_entry(self, entry: Entry) -> Iterator[Instruction]:
         """Tell the workers of a committed version to fold what they do not send otherwise."""
