@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 from mlfabric.model.specs import Layout, Member, ModelSpec, Role, TensorSpec
 from mlfabric.protocol import (
@@ -11,12 +13,18 @@ from mlfabric.protocol import (
     DropReason,
     Expect,
     Expected,
+    Following,
     GetId,
     GetRequested,
     InitialReceived,
     Instruction,
+    LinkRate,
+    LinksReported,
     MemberEvent,
     MemberJoined,
+    MemberLeft,
+    MemberLost,
+    MemberSilent,
     ModelVersion,
     PushRequested,
     Send,
@@ -28,6 +36,7 @@ from mlfabric.protocol import (
     TransferId,
     UpdateId,
     UpdateKind,
+    WorkerHolds,
 )
 from mlfabric.scheduler.context import SEQ_BITS, SchedulerConfig, TicketMaker
 from mlfabric.scheduler.state import SchedulerState
@@ -38,6 +47,11 @@ GIGABIT = 1_000_000_000
 SECRET = b"sixteen bytes or"
 LAYOUT = Layout((TensorSpec(name="w", shape=(250_000,), dtype="float32"),))  # 8 ms at 1 Gbit/s
 SPEC = ModelSpec(name="net", layout=LAYOUT, tau_max=4)
+
+
+def of(kind: type | tuple[type, ...], instructions: Iterable[Instruction]) -> list[Any]:
+    """Return the instructions of a kind."""
+    return [i for i in instructions if isinstance(i, kind)]
 
 
 def ticket(number: int) -> bytes:
@@ -114,13 +128,41 @@ class Stage:
     def monitor(self, name: str, host: str) -> list[Instruction]:
         return self.tell(MemberJoined(member=member(name, Role.MONITOR, host=host, address=f"{name}:9")))
 
+    def replica(
+        self, name: str = "r", incarnation: int = 1, address: str = "", is_seeded: bool = False, **bounds
+    ) -> list[Instruction]:
+        joins = member(name, Role.REPLICA, incarnation, address=address or f"{name}:1")
+        return self.tell(MemberJoined(member=joins, follows=Following(server="s", is_seeded=is_seeded, **bounds)))
+
+    def silent(self, name: str, incarnation: int = 1) -> list[Instruction]:
+        return self.tell(MemberSilent(name=name, incarnation=incarnation))
+
+    def left(self, name: str, incarnation: int = 1) -> list[Instruction]:
+        return self.tell(MemberLeft(name=name, incarnation=incarnation, detail="done"))
+
+    def lost(self, name: str, incarnation: int = 1, has_ended: bool = False) -> list[Instruction]:
+        why = "its process is stopped"
+        return self.tell(MemberLost(name=name, incarnation=incarnation, detail=why, has_ended=has_ended))
+
+    def says(self, worker: str, *pushes: PushRequested, **fields) -> list[Instruction]:
+        """Let a worker that has joined say what it holds."""
+        return self.ask(WorkerHolds(worker=worker, pushes=pushes, gets=fields.pop("gets", ()), **fields))
+
+    def rate(self, host: str, up: bool, bps: int) -> list[Instruction]:
+        """Let a monitor report the rate of a link."""
+        return self.ask(LinksReported(monitor="m", rates=(LinkRate(host=host, up=up, bps=bps, age_ns=0),)))
+
+    def weights(self, version: int = 0, epoch: int = 1) -> list[Instruction]:
+        """Let the server have initial weights."""
+        return self.tell(InitialReceived(server="s", model="net", version=ModelVersion(epoch, version)))
+
     def trained(self, *workers: str, version: int = 0, spec: ModelSpec = SPEC, server: bool = True) -> Stage:
         """Let a server (if it has not joined yet) and workers join, with weights at a version."""
         if server:
             self.server()
         for name in workers:
             self.worker(name, spec=spec)
-        self.tell(InitialReceived(server="s", model="net", version=ModelVersion(1, version)))
+        self.weights(version)
         return self
 
 

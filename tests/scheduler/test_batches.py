@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from mlfabric.model.chunking import chunk_bytes
-from mlfabric.protocol import Instruction, MemberLeft, Send, Sum, SumId, TransferEnd
+from mlfabric.protocol import Instruction, Send, Sum, SumId, TransferEnd
 from mlfabric.scheduler.records import TornBy
 from mlfabric.scheduler.updates.push_table import FORGIVEN
 from tests.scheduler.stage import GIGABIT, LAYOUT, MS, SPEC, Stage, committed, ended, get, push, update
@@ -163,7 +163,7 @@ def test_who_is_gone_is_not_waited_for():
     training = Training(fabric("a", "b"))
     training.knows("b", step_ms=50)
     training.stage.wait(30)
-    training.stage.tell(MemberLeft(name="b", incarnation=1))
+    training.stage.left("b")
     assert senders(training.push("a")) == ["a"]
 
 

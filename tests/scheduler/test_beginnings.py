@@ -22,7 +22,8 @@ from mlfabric.protocol import (
     Welcome,
 )
 from tests.scheduler.shard_stage import CUT, PARTS, ShardStage, ended, part, part_holds, part_push, prepared, spec_of
-from tests.scheduler.test_shard_rollback import dies, kinds
+from tests.scheduler.stage import of
+from tests.scheduler.test_shard_rollback import dies
 
 
 def begins(stage: ShardStage, shard: int, incarnation: int = 2):
@@ -62,14 +63,14 @@ def test_a_part_with_steps_is_torn_from_one_that_began_with_nothing_until_it_doe
     dies(stage, 1)
     told = begins(stage, 1)
     assert not stage.whole.torn
-    assert kinds(told, Initialise)
+    assert of(Initialise, told)
     assert stage.whole.version == ModelVersion(3, 0)
 
 
 def test_a_server_that_begins_with_nothing_is_named_an_epoch_above_those_of_all_parts():
     stage = hear(says(0, (7, 3), 3, (1, 0)), says(1, (2, 3), 3, (1, 0)))
     dies(stage, 1)
-    assert [host.epoch for host in kinds(begins(stage, 1), HostModel)] == [11]
+    assert [host.epoch for host in of(HostModel, begins(stage, 1))] == [11]
 
 
 def test_one_step_of_a_former_model_is_not_made_good_at_a_part_that_has_begun_anew():
@@ -106,7 +107,7 @@ def test_what_was_computed_before_the_last_beginning_is_dropped_at_all_parts_at_
     dies(stage, 0)
     told = begins(stage, 0)
     told += stage.ask(ended(0, part("a", 0, 0), TransferEnd.VOIDED))
-    drops = [(drop.to, drop.update, drop.cause) for drop in kinds(told, Drop)]
+    drops = [(drop.to, drop.update, drop.cause) for drop in of(Drop, told)]
     assert drops == [
         ("s1", part("a", 0, 1), DropReason.ROLLED_BACK),
         ("a", part("a", 0, 0), DropReason.ROLLED_BACK),
@@ -125,8 +126,8 @@ def test_a_part_of_a_push_that_was_committed_elsewhere_is_not_turned_away_as_too
     for shard, pushes in enumerate(stage.whole.tables):
         stage.tell(InitialReceived(server=f"s{shard}", model=f"net.shard{shard}", version=pushes.version))
     told = stage.asks("a", computed_from=42, parts=(1,))
-    assert not kinds(told, Drop)
-    assert [answer.outcome for answer in kinds(told, Resolve)] == [Committed(version=ModelVersion(1, 43), tau=0)]
+    assert not of(Drop, told)
+    assert [answer.outcome for answer in of(Resolve, told)] == [Committed(version=ModelVersion(1, 43), tau=0)]
 
 
 def test_a_part_that_is_placed_later_than_the_others_begins_above_them():
@@ -134,7 +135,7 @@ def test_a_part_that_is_placed_later_than_the_others_begins_above_them():
     stage.server("s0", held=(PARTS[0],))
     stage.tell(says(0, (4, 0), 0))
     stage.server("s1")
-    assert [host.epoch for host in kinds(stage.worker("a", spec=CUT), HostModel)] == [6]
+    assert [host.epoch for host in of(HostModel, stage.worker("a", spec=CUT))] == [6]
 
 
 def test_a_part_without_weights_that_has_something_of_a_former_model_waits_for_no_other_server():
@@ -142,7 +143,7 @@ def test_a_part_without_weights_that_has_something_of_a_former_model_waits_for_n
     stage.server("s0", held=(PARTS[0],))
     stage.tell(replace(says(0, (8, 0), 0), initialised=False, received=(part("b", 0, 0),)))
     stage.server("s1")
-    assert kinds(stage.worker("a", spec=CUT), Welcome)
+    assert of(Welcome, stage.worker("a", spec=CUT))
 
 
 def test_initial_weights_that_were_taken_are_planned_again_where_they_were_lost():
@@ -193,7 +194,7 @@ def test_a_push_that_was_committed_before_and_is_asked_for_while_another_commits
     for shard in range(2):
         made = Commit(update=part("b", 0, shard), version=now._replace(number=1), tau=0, lr=0.1, step_norm=1.0)
         told += stage.ask(CommitsReported(server=f"s{shard}", model=f"net.shard{shard}", commits=(made,)))
-    resolved = [(told.update, told.outcome) for told in kinds(told, Resolve)]
+    resolved = [(told.update, told.outcome) for told in of(Resolve, told)]
     assert (part("a", 0, 1), Committed(version=ModelVersion(1, 43), tau=0)) in resolved
 
 

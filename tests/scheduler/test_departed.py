@@ -6,8 +6,6 @@ from mlfabric.protocol import (
     Committed,
     LinkRate,
     LinksReported,
-    MemberLeft,
-    MemberSilent,
     ModelVersion,
     Resolve,
     Send,
@@ -36,7 +34,7 @@ def test_only_the_last_workers_that_left_are_remembered():
         stage.worker(name)
         stage.ask(push(name, computed_from=version))
         meter.handle(stage.state, committed(update(name), version + 1), stage.now_ns)
-        stage.tell(MemberLeft(name=name, incarnation=1))
+        stage.left(name)
         link = LinkRate(host=f"h-{name}", up=True, bps=GIGABIT, age_ns=0)
         meter.handle(stage.state, LinksReported(monitor="m", rates=(link,)), stage.now_ns)
         stage.wait(1000)
@@ -60,7 +58,7 @@ def test_outcomes_are_kept_for_who_fell_silent_until_it_is_forgotten():
     for version, name in enumerate(("lost", "a", "b", "c")):
         stage.worker(name)
         train_once(stage, name, version)
-        stage.tell(MemberSilent(name=name, incarnation=1))
+        stage.silent(name)
         stage.wait(1)
         stage.tick()
         assert stage.state.context.members[name].state is MemberState.LEFT
@@ -71,10 +69,10 @@ def test_outcomes_are_kept_for_who_fell_silent_until_it_is_forgotten():
 def test_who_comes_back_after_it_was_forgotten_hears_what_the_server_knows_of_its_update():
     stage = Stage(limits=FEW).trained("steady", "lost")
     train_once(stage, "lost", 0)
-    stage.tell(MemberLeft(name="lost", incarnation=1))
+    stage.left("lost")
     for name in ("a", "b", "c"):
         stage.worker(name)
-        stage.tell(MemberLeft(name=name, incarnation=1))
+        stage.left(name)
     assert "lost" not in stage.state.context.members
     stage.worker("lost")
     asked = stage.ask(push("lost", computed_from=0))
@@ -88,15 +86,15 @@ def test_nobody_is_forgotten_whose_update_is_with_the_server():
     stage = Stage(limits=FEW).trained("steady", "lost")
     stage.ask(push("lost"))
     stage.pushes.planned[update("lost")].received = True
-    stage.tell(MemberLeft(name="lost", incarnation=1))
+    stage.left("lost")
     for name in ("a", "b", "c"):
         stage.worker(name)
-        stage.tell(MemberLeft(name=name, incarnation=1))
+        stage.left(name)
     assert "lost" in stage.state.context.members
     stage.tell(holds(0, received=(update("lost"),)))
     stage.tell(committed(update("lost"), 1))
     stage.worker("d")
-    stage.tell(MemberLeft(name="d", incarnation=1))
+    stage.left("d")
     assert "lost" not in stage.state.context.members
 
 
@@ -104,11 +102,11 @@ def test_who_is_back_counts_as_departed_no_more():
     stage = Stage(limits=FEW).trained("steady")
     for name in "abc":
         stage.worker(name)
-        stage.tell(MemberLeft(name=name, incarnation=1))
+        stage.left(name)
     for name, kept in (("a", "abc"), ("d", "abcd"), ("e", "acde")):
         stage.worker(name)
         if name != "a":
-            stage.tell(MemberLeft(name=name, incarnation=1))
+            stage.left(name)
         assert stage.state.context.members.keys() == {"s", "steady", *kept}
 
 
@@ -117,7 +115,7 @@ def test_a_commit_that_is_told_again_after_its_worker_has_left_counts_once() -> 
     for worker, number in (("a", 1), ("b", 2)):
         stage.ask(push(worker))
         stage.tell(committed(update(worker), number, tau=number - 1))
-    stage.tell(MemberLeft(name="a", incarnation=1))
+    stage.left("a")
     stage.tell(committed(update("a"), 1))
     assert stage.state.models["net"].delays.total() == 2
 
@@ -126,6 +124,6 @@ def test_what_is_committed_after_its_worker_has_left_counts() -> None:
     stage = Stage().trained("a", "b")
     stage.ask(push("a"))
     stage.tell(ended(update("a"), TransferEnd.RECEIVED))
-    stage.tell(MemberLeft(name="a", incarnation=1))
+    stage.left("a")
     stage.tell(committed(update("a"), 1))
     assert stage.state.models["net"].delays.total() == 1

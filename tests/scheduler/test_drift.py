@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from mlfabric.protocol import CancelSum, Expect, LinkRate, LinksReported, Send, Serve, Sum, SumId, TransferEnd, Void
+from mlfabric.protocol import CancelSum, Expect, Send, Serve, Sum, SumId, TransferEnd, Void
 from mlfabric.scheduler.records import TornBy
-from tests.scheduler.stage import GIGABIT, MS, Stage, ended, get, push, seq, update
-from tests.scheduler.test_sums import ask_all, narrow, of
-
-
-def rate(host: str, up: bool, bps: int) -> LinksReported:
-    return LinksReported(monitor="m", rates=(LinkRate(host=host, up=up, bps=bps, age_ns=0),))
+from tests.scheduler.stage import GIGABIT, MS, Stage, ended, get, of, push, seq, update
+from tests.scheduler.test_sums import ask_all, narrow
 
 
 @pytest.fixture
@@ -24,7 +20,7 @@ def stage():
 def test_a_rate_that_left_the_plan_by_more_than_a_quarter_changes_the_order_of_what_has_not_started(stage):
     ask_all(stage, "a", "b", "c")
     assert [p.seq for p in stage.pushes.planned.values()] == [seq(1), seq(2), seq(3)]
-    told = stage.ask(rate("h-b", True, GIGABIT // 10))
+    told = stage.rate("h-b", True, GIGABIT // 10)
     assert not of(Send, told)
     assert {e.transfer: (e.seq, e.after) for e in of(Expect, told)} == {
         update("c"): (seq(3), (update("a"),)),
@@ -36,43 +32,43 @@ def test_a_rate_that_left_the_plan_by_more_than_a_quarter_changes_the_order_of_w
 @pytest.mark.parametrize("bps", [GIGABIT * 5 // 4, GIGABIT * 3 // 4])
 def test_a_quarter_is_not_enough(stage, bps):
     ask_all(stage, "a", "b", "c")
-    assert stage.ask(rate("h-s", False, bps)) == []
+    assert stage.rate("h-s", False, bps) == []
 
 
 def test_what_has_started_stays_as_it_is(stage):
     stage.ask(push("a"))
-    assert stage.ask(rate("h-a", True, GIGABIT // 10)) == []
+    assert stage.rate("h-a", True, GIGABIT // 10) == []
     assert stage.pushes.planned[update("a")].profile.end_ns == stage.now_ns + 8 * MS
 
 
 def test_a_link_that_nothing_is_planned_over_drifts_unnoticed(stage):
     ask_all(stage, "a", "b")
-    assert stage.ask(rate("h-c", True, GIGABIT // 10)) == []
+    assert stage.rate("h-c", True, GIGABIT // 10) == []
 
 
 def test_plans_are_made_anew_every_50_ms_at_most(stage):
-    stage.ask(rate("h-s", False, GIGABIT // 20))
+    stage.rate("h-s", False, GIGABIT // 20)
     ask_all(stage, "a", "b", "c")
-    assert of(Expect, stage.ask(rate("h-b", True, GIGABIT // 40)))
-    assert stage.ask(rate("h-b", True, GIGABIT // 100)) == []
+    assert of(Expect, stage.rate("h-b", True, GIGABIT // 40))
+    assert stage.rate("h-b", True, GIGABIT // 100) == []
     assert stage.state.next_wakeup_ns(stage.now_ns) == stage.now_ns + 50 * MS
     stage.wait(50)
     assert of(Expect, stage.tick())
 
 
 def test_a_rate_that_comes_back_in_time_changes_nothing(stage):
-    stage.ask(rate("h-s", False, GIGABIT // 20))
+    stage.rate("h-s", False, GIGABIT // 20)
     ask_all(stage, "a", "b", "c")
-    stage.ask(rate("h-b", True, GIGABIT // 40))
-    stage.ask(rate("h-b", True, GIGABIT // 100))
-    stage.ask(rate("h-b", True, GIGABIT // 40))
+    stage.rate("h-b", True, GIGABIT // 40)
+    stage.rate("h-b", True, GIGABIT // 100)
+    stage.rate("h-b", True, GIGABIT // 40)
     stage.wait(50)
     assert not of(Expect, stage.tick())
 
 
 def test_a_link_that_carries_nothing_any_more_leaves_no_place_to_what_was_to_use_it(stage):
     ask_all(stage, "a", "b", "c")
-    told = stage.ask(rate("h-b", True, 0))
+    told = stage.rate("h-b", True, 0)
     assert of(Void, told) == [Void(to="s", model="net", transfer=update("b"), reason="")]
     stage.tell(ended(update("b"), TransferEnd.VOIDED))
     assert stage.state.context.network.reservation(("net", "push", update("b"))) is None
@@ -82,7 +78,7 @@ def test_a_sum_that_has_not_started_is_given_up_and_its_updates_may_be_summed_ag
     stage = narrow("a", "b", "c")
     ask_all(stage, "a", "b", "c")
     stage.now_ns -= MS  # the scheduler looks a moment before anything starts
-    assert of(CancelSum, stage.ask(rate("h-s", False, GIGABIT // 50)))
+    assert of(CancelSum, stage.rate("h-s", False, GIGABIT // 50))
     assert stage.state.count.torn == {TornBy.DRIFT: 1}
     stage.tell(ended(SumId(1, 0), TransferEnd.VOIDED))
     assert not stage.pushes.apart
@@ -94,7 +90,7 @@ def test_gets_that_have_not_started_are_ordered_anew(stage):
         stage.tell(get(worker))
     first = [s.get.worker for s in of(Serve, stage.tick())]
     assert first == ["a", "b", "c"]
-    told = stage.ask(rate("h-b", False, GIGABIT // 10))
+    told = stage.rate("h-b", False, GIGABIT // 10)
     assert [type(i) for i in told] == [Serve, Serve]
     assert {s.get.worker: s.after for s in told} == {"c": (get("a").get,), "b": (get("c").get,)}
     assert {s.ticket for s in told} == {stage.state.models["net"].gets.planned[get(w).get].ticket for w in "bc"}

@@ -12,8 +12,6 @@ from mlfabric.protocol import (
     GetId,
     LinkRate,
     LinksReported,
-    MemberLost,
-    MemberSilent,
     Send,
     Serve,
     Tick,
@@ -168,7 +166,7 @@ def test_the_slowest_of_a_batch_goes_last():
 
 
 def test_a_get_over_a_link_without_capacity_keeps_nobody_waiting(stage):
-    stage.tell(LinksReported(monitor="m", rates=(LinkRate(host="h-a", up=False, bps=0, age_ns=0),)))
+    stage.rate("h-a", False, 0)
     assert stage.ask(get("a")) == []
     assert stage.ask(get("b")) == served(get("b"), 1)
 
@@ -263,7 +261,7 @@ def test_the_gets_of_a_silent_worker_are_cancelled(stage):
     request = get("a")
     stage.ask(request)
     cancel = CancelServe(to="s", model="net", get=request.get, reason="")
-    assert stage.tell(MemberSilent(name="a", incarnation=1)) == [cancel]
+    assert stage.silent("a") == [cancel]
     stage.worker("a")
     assert stage.ask(WorkerHolds(worker="a", pushes=(), gets=(request,))) == served(request, 2)
 
@@ -272,7 +270,7 @@ def test_a_get_of_a_worker_that_does_not_answer_any_more_is_broken_off(stage):
     request = get("a")
     stage.ask(request)
     cancel = CancelServe(to="s", model="net", get=request.get, reason="", gone=True)
-    assert stage.tell(MemberLost(name="a", incarnation=1, detail="its process is stopped")) == [cancel]
+    assert stage.lost("a") == [cancel]
 
 
 def test_a_get_over_a_link_without_capacity_is_tried_again_later(stage):

@@ -20,7 +20,7 @@ from mlfabric.protocol import (
     TransferEnd,
 )
 from mlfabric.scheduler.context import SEQ_BITS
-from tests.scheduler.stage import GIGABIT, SPEC, Stage, committed, ended, get, holds, push, ticket, update
+from tests.scheduler.stage import GIGABIT, SPEC, Stage, committed, ended, get, holds, of, push, ticket, update
 
 pytestmark = pytest.mark.usefixtures("compiled_planner")
 
@@ -49,10 +49,6 @@ def ask_all(stage: Stage, *requests):
     for request in requests:
         stage.tell(request)
     return stage.tick()
-
-
-def of(kind, instructions):
-    return [i for i in instructions if isinstance(i, kind)]
 
 
 def gets(stage: Stage):
@@ -186,7 +182,7 @@ def test_without_its_aggregator_everything_is_served_by_the_server(stage, event)
 def test_an_aggregator_in_the_middle_takes_those_below_it_along():
     stage = narrow("a", "b", "c", "d", "e", "f", aggregators=("g", "k"))
     top, below = of(HandOn, ask_all(stage, *[get(w) for w in "abcdef"]))
-    told = stage.tell(MemberSilent(name=top.to, incarnation=1))
+    told = stage.silent(top.to)
     assert told == [unserved(top.get), cancelled(below.get)]
     assert not gets(stage).planned
 
@@ -194,7 +190,7 @@ def test_an_aggregator_in_the_middle_takes_those_below_it_along():
 def test_an_aggregator_at_the_end_leaves_the_others_as_they_are():
     stage = narrow("a", "b", "c", "d", "e", "f", aggregators=("g", "k"))
     top, below = of(HandOn, ask_all(stage, *[get(w) for w in "abcdef"]))
-    assert stage.tell(MemberSilent(name=below.to, incarnation=1)) == []
+    assert stage.silent(below.to) == []
     assert gets(stage).hand_ons.planned.keys() == {top.get}
     assert {p.source for p in gets(stage).planned.values()} == {top.to}
 
@@ -209,8 +205,8 @@ def test_a_model_that_never_came_to_the_aggregator_is_not_handed_on(stage, by):
 
 def test_a_worker_that_is_gone_is_no_longer_waited_for(stage):
     ask_all(stage, get("a"), get("b"))
-    assert stage.tell(MemberSilent(name="a", incarnation=1)) == []
-    assert stage.tell(MemberSilent(name="b", incarnation=1)) == [cancelled(own()), unserved(own())]
+    assert stage.silent("a") == []
+    assert stage.silent("b") == [cancelled(own()), unserved(own())]
     assert not busy(stage)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mlfabric.protocol import Initialise, InitialReceived, MemberSilent, ModelVersion
+from mlfabric.protocol import Initialise, InitialReceived, ModelVersion
 from tests.scheduler.stage import Stage, initial
 
 WEIGHTS = InitialReceived(server="s", model="net", version=ModelVersion(1, 0))
@@ -51,5 +51,5 @@ def test_nobody_is_asked_again_before_it_is_time_or_once_they_are_here(waiting):
 
 def test_a_worker_that_is_silent_is_not_asked(waiting):
     for worker in ("a", "c"):
-        waiting.tell(MemberSilent(name=worker, incarnation=1))
+        waiting.silent(worker)
     assert later(waiting) == []

@@ -16,8 +16,6 @@ from mlfabric.protocol import (
     JobHeld,
     JobReleased,
     MemberJoined,
-    MemberLeft,
-    MemberSilent,
     ModelFreed,
     ModelRemoved,
     ModelVersion,
@@ -29,14 +27,10 @@ from mlfabric.protocol import (
     Tick,
     Welcome,
 )
-from tests.scheduler.stage import SPEC, Stage, holds, member
+from tests.scheduler.stage import SPEC, Stage, holds, member, of
 
 SECOND_NS = 1_000_000_000
 NAME = SPEC.name
-
-
-def kinds(instructions, *wanted):
-    return [i for i in instructions if isinstance(i, wanted)]
 
 
 def join(stage: Stage, worker: str, job: str = "", incarnation: int = 1, spec=SPEC, **claim):
@@ -44,18 +38,18 @@ def join(stage: Stage, worker: str, job: str = "", incarnation: int = 1, spec=SP
     claim = {"resume": Resume.ASK, **claim}
     joins = member(worker, Role.WORKER, incarnation)
     event = MemberJoined(member=joins, spec=spec, holds_initial=True, job=JobClaim(job=job, **claim))
-    return kinds(stage.state.handle(event, stage.now_ns), Welcome, Refuse)[0]
+    return of((Welcome, Refuse), stage.state.handle(event, stage.now_ns))[0]
 
 
 def leave(stage: Stage, worker: str, incarnation: int = 1) -> list[str]:
     """Let a worker leave; give the models that are freed by that."""
-    told = stage.tell(MemberLeft(name=worker, incarnation=incarnation))
-    return [order.model for order in kinds(told, FreeModel)]
+    told = stage.left(worker, incarnation)
+    return [order.model for order in of(FreeModel, told)]
 
 
 def lose(stage: Stage, worker: str) -> None:
     """Let a worker be silent until it counts as left."""
-    stage.tell(MemberSilent(name=worker, incarnation=1))
+    stage.silent(worker)
     stage.now_ns += 20 * SECOND_NS
     stage.tell(Tick())
 
@@ -79,7 +73,7 @@ def test_the_next_model_of_a_name_begins_under_a_later_epoch() -> None:
     leave(stage, "a")
     stage.tell(ModelFreed(member="s", model=NAME, epoch=1))
     told = stage.tell(MemberJoined(member=member("b", Role.WORKER, 1), spec=SPEC, holds_initial=True))
-    assert [order.epoch for order in kinds(told, HostModel)] == [2]
+    assert [order.epoch for order in of(HostModel, told)] == [2]
 
 
 def test_a_late_worker_of_a_job_with_so_many_workers_finds_the_model() -> None:
@@ -99,7 +93,7 @@ def test_a_job_that_is_held_keeps_its_model_until_it_is_released() -> None:
     assert leave(stage, "a") == []
     assert isinstance(join(stage, "a", "#1", incarnation=2), Welcome)
     assert leave(stage, "a", 2) == []
-    assert kinds(stage.tell(JobReleased(job="#1")), FreeModel)
+    assert of(FreeModel, stage.tell(JobReleased(job="#1")))
 
 
 def test_a_worker_that_is_lost_has_not_left() -> None:
@@ -157,8 +151,8 @@ def test_a_model_at_a_server_with_checkpoints_is_kept() -> None:
 def test_a_server_that_came_back_meanwhile_is_told_once_more() -> None:
     stage = Stage().trained("a")
     leave(stage, "a")
-    stage.tell(MemberSilent(name="s", incarnation=1))
-    assert [order.to for order in kinds(stage.server(held=(SPEC,)), FreeModel)] == ["s"]
+    stage.silent("s")
+    assert [order.to for order in of(FreeModel, stage.server(held=(SPEC,)))] == ["s"]
     assert stage.tell(holds(0)) == []
     assert is_there(stage)
     stage.tell(ModelFreed(member="s", model=NAME, epoch=1))
@@ -168,7 +162,7 @@ def test_a_server_that_came_back_meanwhile_is_told_once_more() -> None:
 def test_a_server_that_comes_back_without_the_model_has_freed_it() -> None:
     stage = Stage().trained("a")
     leave(stage, "a")
-    stage.tell(MemberSilent(name="s", incarnation=1))
+    stage.silent("s")
     stage.server()
     assert not is_there(stage)
 
@@ -185,7 +179,7 @@ def test_a_server_that_was_away_while_its_model_ended_is_told_when_it_is_back() 
     leave(stage, "a")
     lose(stage, "s")
     assert not is_there(stage)
-    told = kinds(stage.server(held=(SPEC,)), FreeModel, Welcome)
+    told = of((FreeModel, Welcome), stage.server(held=(SPEC,)))
     assert [type(order) for order in told] == [Welcome, FreeModel]
     assert stage.tell(holds(3)) == []
     assert not is_there(stage)
@@ -196,7 +190,7 @@ def test_a_model_of_the_same_name_that_began_later_is_not_freed_by_a_late_word()
     leave(stage, "a")
     stage.tell(ModelFreed(member="s", model=NAME, epoch=1))
     assert isinstance(join(stage, "b"), Welcome)
-    assert kinds(stage.server(held=(SPEC,), server_epochs=(2,)), FreeModel) == []
+    assert of(FreeModel, stage.server(held=(SPEC,), server_epochs=(2,))) == []
     leave(stage, "b")
     stage.tell(ModelFreed(member="s", model=NAME, epoch=1))
     assert is_there(stage)
@@ -215,10 +209,10 @@ def test_a_replica_that_was_away_while_a_model_ended_frees_it_and_takes_nobodys_
     stage.tell(ModelFreed(member="s", model=NAME, epoch=1))
     stage.tell(MemberJoined(member=replica, follows=follows))
     told = stage.tell(ReplicaReported(replica="r", model=NAME, term=1, version=ModelVersion(1, 0), held=()))
-    assert [(order.to, order.epoch) for order in kinds(told, FreeModel)] == [("r", 1)]
-    stage.tell(MemberSilent(name="s", incarnation=1))
+    assert [(order.to, order.epoch) for order in of(FreeModel, told)] == [("r", 1)]
+    stage.silent("s")
     stage.now_ns += 20 * SECOND_NS
-    assert kinds(stage.tell(Tick()), Promote) == []
+    assert of(Promote, stage.tell(Tick())) == []
 
 
 def test_a_lost_worker_does_not_take_a_model_back_from_the_job_that_goes_on_with_it() -> None:
@@ -247,7 +241,7 @@ def test_workers_of_before_a_new_scheduler_are_waited_for() -> None:
     assert leave(stage, "a") == []
     assert leave(stage, "b") == []
     stage.now_ns += 20 * SECOND_NS
-    assert kinds(stage.tell(Tick()), FreeModel)
+    assert of(FreeModel, stage.tell(Tick()))
 
 
 def test_a_model_that_came_from_checkpoints_is_of_a_former_job() -> None:
@@ -266,7 +260,7 @@ def test_a_model_that_is_trained_cannot_be_removed_and_one_that_is_not_can() -> 
     assert stage.tell(ModelRemoved(model=NAME)) == []
     leave(stage, "a")
     assert stage.state.endings.removal_refusal(NAME) is None
-    assert kinds(stage.tell(ModelRemoved(model=NAME)), FreeModel)
+    assert of(FreeModel, stage.tell(ModelRemoved(model=NAME)))
     assert "there is no model 'other'" in str(stage.state.endings.removal_refusal("other"))
 
 

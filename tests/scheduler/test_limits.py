@@ -30,7 +30,6 @@ from mlfabric.protocol import (
     LinksReported,
     MemberEvent,
     MemberJoined,
-    MemberLeft,
     MemoryReported,
     ModelVersion,
     ReduceId,
@@ -200,7 +199,7 @@ def test_members_beyond_the_limit_are_refused_and_those_who_are_known_come_back(
     at = stage(members=4)
     assert refused(at, worker("c")).cause is RefuseReason.TOO_MANY
     assert any(isinstance(i, Welcome) for i in at.tell(worker("b")))
-    at.tell(MemberLeft(name="b", incarnation=1, detail="done"))
+    at.left("b")
     at.worker("c", host="h-a")
     assert at.state.context.is_here("c")
 
@@ -208,9 +207,9 @@ def test_members_beyond_the_limit_are_refused_and_those_who_are_known_come_back(
 def test_hosts_are_twice_as_many_as_members() -> None:
     at = stage(members=4)
     for number in range(4):
-        at.tell(MemberLeft(name="b", incarnation=1, detail="done"))
+        at.left("b")
         at.worker("b", incarnation=2 + number, host=f"host-{number}")
-        at.tell(MemberLeft(name="b", incarnation=2 + number, detail="done"))
+        at.left("b", 2 + number)
     assert "8 hosts are known and 'elsewhere' is not; allowed: 8" in refused(at, worker("c", host="elsewhere")).reason
     at.worker("c", host="host-0")
     assert at.state.context.is_here("c")
@@ -219,15 +218,15 @@ def test_hosts_are_twice_as_many_as_members() -> None:
 def test_who_left_is_not_forgotten_while_something_of_it_is_under_way() -> None:
     at = stage(departed=5)
     at.ask(push("b"))
-    at.tell(MemberLeft(name="b", incarnation=1, detail="done"))
+    at.left("b")
     assert UpdateId("b", 1, 0) in at.pushes.planned, "the server has not answered yet"
     for number in range(20):
         at.worker(f"w{number}", host="h-a")
-        at.tell(MemberLeft(name=f"w{number}", incarnation=1, detail="done"))
+        at.left(f"w{number}")
     assert "b" in at.state.context.members
     at.tell(TransferEnded(member="s", model="net", transfer=UpdateId("b", 1, 0), end=TransferEnd.VOIDED))
     at.worker("last", host="h-a")
-    at.tell(MemberLeft(name="last", incarnation=1, detail="done"))
+    at.left("last")
     assert "b" not in at.state.context.members
 
 

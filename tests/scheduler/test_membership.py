@@ -13,13 +13,9 @@ from mlfabric.protocol import (
     Committed,
     HostModel,
     Initialise,
-    InitialReceived,
     LinkRate,
     LinksReported,
     MemberJoined,
-    MemberLeft,
-    MemberLost,
-    MemberSilent,
     MemoryReported,
     ModelVersion,
     MonitorAt,
@@ -31,7 +27,6 @@ from mlfabric.protocol import (
     TransferEnd,
     Void,
     Welcome,
-    WorkerHolds,
 )
 from mlfabric.scheduler.records import MemberState
 from tests.scheduler.stage import (
@@ -124,7 +119,7 @@ def test_the_default_bound_grows_with_the_workers_and_never_falls(stage):
     free = replace(SPEC, tau_max=None)
     stage.server()
     assert [stage.worker(name, spec=free)[-1].tau_max for name in ("a", "b", "c")] == [2, 4, 6]
-    stage.tell(MemberSilent(name="b", incarnation=1))
+    stage.silent("b")
     assert stage.worker("b", spec=free)[-1].tau_max == 6
 
 
@@ -140,7 +135,7 @@ def test_a_second_process_of_a_live_name_is_refused(stage):
 def test_a_second_process_takes_the_name_of_a_silent_one(stage):
     stage.trained("a")
     stage.ask(push("a"))
-    stage.tell(MemberSilent(name="a", incarnation=1))
+    stage.silent("a")
     assert stage.worker("a", incarnation=2) == [welcome("a", incarnation=2)]
     assert stage.state.context.members["a"].tally.committed == 0
 
@@ -238,7 +233,7 @@ def test_a_second_server_that_brings_a_model_is_refused_while_the_first_is_here(
 
 def test_a_server_under_another_name_takes_over_a_model_whose_server_is_gone(stage):
     stage.trained("a")
-    stage.tell(MemberSilent(name="s", incarnation=1))
+    stage.silent("s")
     stage.server("t", held=(SPEC,))
     stage.tell(replace(holds(3), server="t"))
     told = stage.ask(push("a", computed_from=3))
@@ -255,7 +250,7 @@ def test_initial_weights_are_planned_and_the_server_is_asked_whose_they_are(stag
     assert stage.ask(request) == [sent(request, 1, 1), expected(request, 1, 1)]
     stage.tell(ended(update("a"), TransferEnd.RECEIVED))
     void = Void(to="s", model="net", transfer=update("a"), reason="")
-    assert stage.tell(InitialReceived(server="s", model="net", version=ModelVersion(1, 0))) == [void]
+    assert stage.weights() == [void]
     stage.tell(committed(update("a"), 0))
     assert not stage.pushes.planned
     assert stage.state.models["net"].delays.total() == 0
@@ -267,19 +262,19 @@ def test_another_worker_is_asked_for_weights_when_the_first_falls_silent(stage):
     stage.worker("b", holds_initial=False)
     stage.worker("c")
     ask = Initialise(to="c", model="net", reason="")
-    assert stage.tell(MemberSilent(name="a", incarnation=1)) == [ask]
+    assert stage.silent("a") == [ask]
     assert stage.worker("a") == [welcome("a")]
 
 
 def test_nobody_is_asked_for_weights_once_they_are_here(stage):
     stage.trained("a", "b")
-    assert stage.tell(MemberSilent(name="a", incarnation=1)) == []
+    assert stage.silent("a") == []
 
 
 def test_weights_wait_for_a_link_that_carries_nothing(stage):
     stage.server()
     stage.worker("a")
-    stage.tell(LinksReported(monitor="m", rates=(LinkRate(host="h-a", up=True, bps=0, age_ns=0),)))
+    stage.rate("h-a", True, 0)
     assert stage.ask(initial("a")) == []
     assert stage.state.next_wakeup_ns(stage.now_ns) == stage.now_ns + 100 * MS
 
@@ -291,7 +286,7 @@ def test_members_are_told_of_a_monitor_that_comes_and_goes(stage):
     stage.trained("a")
     near, gone = ([MonitorAt(to=name, address=at, reason="") for name in ("a", "s")] for at in ("m:9", ""))
     assert stage.monitor("m", "h-x") == [welcome("m", tau_max=0, monitor="m:9", server=""), *near]
-    assert stage.tell(MemberSilent(name="m", incarnation=1)) == gone
+    assert stage.silent("m") == gone
 
 
 def test_a_member_reports_to_the_monitor_of_its_own_host(stage):
@@ -321,7 +316,7 @@ def test_reported_memory_is_kept(stage):
 
 def test_silence_turns_into_having_left(stage):
     stage.trained("a")
-    stage.tell(MemberSilent(name="a", incarnation=1))
+    stage.silent("a")
     stage.wait(10_000)
     stage.tick()
     assert stage.state.context.members["a"].state is MemberState.LEFT
@@ -333,7 +328,7 @@ def test_a_good_bye_is_final_for_what_was_asked(stage):
     stage.trained("a")
     stage.ask(push("a"))
     stage.tell(committed(update("a"), 1))
-    stage.tell(MemberLeft(name="a", incarnation=1, detail="done"))
+    stage.left("a")
     assert update("a") not in stage.pushes.settled
 
 
@@ -343,8 +338,8 @@ def test_a_worker_that_does_not_answer_any_more_counts_as_left_and_its_outcomes_
     stage.ask(push("a"))
     stage.tell(committed(update("a"), 1))
     if silent_before:
-        stage.tell(MemberSilent(name="a", incarnation=1))
-    stage.tell(MemberLost(name="a", incarnation=1, detail="its process is stopped"))
+        stage.silent("a")
+    stage.lost("a")
     record = stage.state.context.members["a"]
     assert (record.state, record.lost) == (MemberState.LEFT, "its process is stopped")
     assert update("a") in stage.pushes.settled
@@ -357,7 +352,7 @@ def test_a_worker_that_does_not_answer_any_more_counts_as_left_and_its_outcomes_
 def test_a_server_that_does_not_answer_any_more_counts_as_left_in_its_time(stage):
     stage.trained("a", "b")
     stage.aggregator("g")
-    told = stage.tell(MemberLost(name="s", incarnation=1, detail="its process is stopped"))
+    told = stage.lost("s")
     assert told == [PeerLost(to=name, address="s:1", reason="") for name in ("a", "b", "g")]
     server = stage.state.context.members["s"]
     assert server.state.value == "silent"
@@ -368,14 +363,14 @@ def test_a_server_that_does_not_answer_any_more_counts_as_left_in_its_time(stage
 
 def test_what_an_earlier_incarnation_does_not_answer_is_no_matter(stage):
     stage.trained("a")
-    stage.tell(MemberLost(name="a", incarnation=7, detail="its process is stopped"))
-    stage.tell(MemberLost(name="nobody", incarnation=1, detail="its process is stopped"))
+    stage.lost("a", 7)
+    stage.lost("nobody")
     assert stage.state.context.is_here("a")
 
 
 def test_the_silence_of_an_earlier_incarnation_is_none(stage):
     stage.trained("a")
-    stage.tell(MemberSilent(name="a", incarnation=7))
+    stage.silent("a", 7)
     assert stage.state.context.is_here("a")
 
 
@@ -385,7 +380,7 @@ def test_a_server_that_is_back_hears_again_what_it_has_not_received(stage):
     stage.tell(there)
     stage.tell(lost)
     stage.tick()
-    stage.tell(MemberSilent(name="s", incarnation=1))
+    stage.silent("s")
     stage.server(held=(SPEC,))
     assert stage.tell(holds(0, received=(update("a"),))) == [sent(lost, 2, 2), expected(lost, 2, 2)]
 
@@ -394,7 +389,7 @@ def test_a_server_that_is_back_hears_voids_and_gets_again(stage):
     stage.trained("a", "b")
     stage.ask(push("a"))
     wanted = stage.ask(get("b"))
-    stage.tell(MemberSilent(name="a", incarnation=1))
+    stage.silent("a")
     stage.server(held=(SPEC,))
     void = Void(to="s", model="net", transfer=update("a"), reason="")
     assert stage.tell(holds(0)) == [void, *(replace(i, after=()) if hasattr(i, "after") else i for i in wanted)]
@@ -405,7 +400,7 @@ def test_a_server_that_missed_its_model_is_told_of_it_again(stage):
     stage.worker("a")
     request = initial("a")
     stage.ask(request)
-    stage.tell(MemberSilent(name="s", incarnation=1))
+    stage.silent("s")
     again = stage.server()
     ask = Initialise(to="a", model="net", reason="")
     assert again[1:] == [replace(host_model(), epoch=2), sent(request, 1, 1), expected(request, 1, 1), ask]
@@ -414,21 +409,21 @@ def test_a_server_that_missed_its_model_is_told_of_it_again(stage):
 def test_an_epoch_begins_whenever_a_server_comes_without_its_model():
     stage = Stage()
     stage.trained("a", version=7)
-    stage.tell(MemberSilent(name="s", incarnation=1))
+    stage.silent("s")
     assert replace(host_model(), epoch=2) in stage.server(incarnation=2)
-    stage.tell(MemberSilent(name="s", incarnation=2))
+    stage.silent("s", 2)
     assert replace(host_model(), epoch=3) in stage.server(incarnation=2)
     assert stage.pushes.version == ModelVersion(3, 0)
 
 
 def test_a_server_that_lost_its_model_begins_anew_with_a_workers_weights(stage):
     stage.trained("a", version=7)
-    stage.tell(MemberSilent(name="s", incarnation=1))
+    stage.silent("s")
     told = stage.server(incarnation=2)
     assert told[1:] == [replace(host_model(), epoch=2), Initialise(to="a", model="net", reason="")]
     assert stage.pushes.version == ModelVersion(2, 0)
     assert stage.ask(get("a")) == []
-    stage.tell(MemberSilent(name="s", incarnation=2))
+    stage.silent("s", 2)
     assert stage.server(incarnation=3)[1] == replace(host_model(), epoch=3)
 
 
@@ -465,7 +460,7 @@ def test_what_a_returning_server_holds_is_adopted_and_planned_by_nobody_else(sta
     stage.worker("a")
     stage.worker("b")
     request = push("a", computed_from=1)
-    assert stage.ask(WorkerHolds(worker="a", pushes=(request,), gets=())) == [
+    assert stage.says("a", request) == [
         sent(request, 1, 1),
         expected(request, 1, 1),
     ]
@@ -478,7 +473,7 @@ def test_an_adopted_update_of_a_worker_that_never_came_back_does_no_harm(stage):
     stage.worker("b")
     stage.tell(holds(3, received=(update("gone"),)))
     stage.ask(push("b", computed_from=3))
-    stage.tell(MemberSilent(name="s", incarnation=1))
+    stage.silent("s")
     stage.server(held=(SPEC,))
     told = stage.tell(holds(3))
     assert Void(to="s", model="net", transfer=update("gone"), reason="") in told

@@ -9,7 +9,7 @@ import pytest
 
 from mlfabric.model.specs import Layout, Member, ModelSpec, Role, TensorSpec
 from mlfabric.model.update_rules import MomentumAt, RuleSpec
-from mlfabric.protocol import HostModel, MemberJoined, MemberSilent, Refuse, RefuseReason, Welcome
+from mlfabric.protocol import HostModel, MemberJoined, Refuse, RefuseReason, Welcome
 from mlfabric.server.machine_memory import machine_bytes
 
 from .stage import Stage, member
@@ -79,7 +79,7 @@ def test_another_process_of_a_server_s_name_is_refused_without_memory_for_its_mo
     stage = Stage()
     stage.server("s", machine_bytes=4 * GIB)
     stage.worker("a", spec=SPEC)
-    stage.tell(MemberSilent(name="s", incarnation=1))
+    stage.silent("s")
     said = refused(stage, member("s", Role.SERVER, 2, address="s:1"), machine_bytes=GIB)
     assert "server 's' is to hold models that need 3.0 GiB of memory; its machine has 1.0 GiB" in said
 

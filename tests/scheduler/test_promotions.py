@@ -14,15 +14,11 @@ from mlfabric.protocol import (
     Drop,
     Expect,
     GroupOf,
-    InitialReceived,
     Instruction,
     Keep,
     Logged,
     Lost,
     MemberJoined,
-    MemberLeft,
-    MemberLost,
-    MemberSilent,
     ModelVersion,
     NewServer,
     Promote,
@@ -39,8 +35,8 @@ from mlfabric.protocol import (
 )
 from mlfabric.scheduler.followers.promotions import LEAST_PATIENCE_NS
 from mlfabric.scheduler.records import MemberState
-from tests.scheduler.stage import SPEC, Stage, committed, ended, holds, member, push, update
-from tests.scheduler.test_replicas import TERM, commit, following, only, reported, seeded
+from tests.scheduler.stage import SPEC, Stage, committed, ended, holds, member, of, push, update
+from tests.scheduler.test_replicas import TERM, commit, following, reported, seeded
 
 PATIENCE_MS = LEAST_PATIENCE_NS // 10**6
 
@@ -51,7 +47,7 @@ def followed(*workers: str, version: int = 3, updates: int = 4) -> Stage:
 
 
 def silent(stage: Stage, name: str = "s", incarnation: int = 1) -> list[Instruction]:
-    return stage.tell(MemberSilent(name=name, incarnation=incarnation))
+    return stage.silent(name, incarnation)
 
 
 def lose_primary(stage: Stage) -> list[Instruction]:
@@ -83,62 +79,62 @@ def back(stage: Stage, incarnation: int = 1, server_epoch: int = 1) -> list[Inst
 
 
 def refusals(found: list[Instruction]) -> list[RefuseReason]:
-    return [i.cause for i in only(Refuse, found)]
+    return [i.cause for i in of(Refuse, found)]
 
 
 def test_a_replica_is_told_to_take_the_place_of_a_primary_that_does_not_come_back_in_time():
     stage = followed("a")
-    assert not only(Promote, silent(stage))
+    assert not of(Promote, silent(stage))
     stage.wait(PATIENCE_MS - 1)
     assert not stage.tick()
     stage.wait(1)
-    assert only(Promote, stage.tick()) == [Promote(to="r", server="s", server_epoch=2, foretold=(), reason="")]
-    assert not only(Promote, stage.tell(Tick()))
+    assert of(Promote, stage.tick()) == [Promote(to="r", server="s", server_epoch=2, foretold=(), reason="")]
+    assert not of(Promote, stage.tell(Tick()))
 
 
 def test_a_replica_of_a_primary_that_began_anew_since_does_not_take_its_place():
     stage = followed("a")
     silent(stage)
     stage.tell(MemberJoined(member=member("s", Role.SERVER, 2, address="s:1", seen=Term(1, 0))))
-    stage.tell(InitialReceived(server="s", model="net", version=ModelVersion(2, 0)))
+    stage.weights(0, epoch=2)
     silent(stage, incarnation=2)
     stage.wait(10 * PATIENCE_MS)
-    assert not only(Promote, stage.tell(Tick()))
+    assert not of(Promote, stage.tell(Tick()))
 
 
 def test_a_primary_that_is_stopped_or_cut_off_is_replaced_and_fenced_off_when_it_wakes_up():
     stage = followed("a")
-    assert not only(Promote, stage.tell(MemberLost(name="s", incarnation=1, detail="stopped")))
+    assert not of(Promote, stage.lost("s"))
     stage.wait(PATIENCE_MS)
-    assert only(Promote, stage.tick())
+    assert of(Promote, stage.tick())
     assert refusals(back(stage)) == [RefuseReason.NOT_YET]
     claim(stage)
     serves(stage, 3)
-    assert not stage.tell(MemberLost(name="s", incarnation=1, detail="stopped"))
+    assert not stage.lost("s")
     assert refusals(back(stage)) == [RefuseReason.NAME_TAKEN]
 
 
 def test_a_primary_that_wakes_up_before_its_replica_is_told_is_let_back():
     stage = followed("a")
-    stage.tell(MemberLost(name="s", incarnation=1, detail="stopped"))
-    assert only(Welcome, back(stage))
+    stage.lost("s")
+    assert of(Welcome, back(stage))
     stage.wait(10 * PATIENCE_MS)
-    assert not only(Promote, stage.tick())
+    assert not of(Promote, stage.tick())
 
 
 def test_a_primary_whose_process_has_ended_is_not_waited_for():
     stage = followed("a")
     silent(stage)
-    assert only(Promote, stage.tell(MemberLost(name="s", incarnation=1, detail="ended", has_ended=True)))
+    assert of(Promote, stage.lost("s", has_ended=True))
 
 
 def test_a_primary_that_is_back_in_time_is_not_replaced():
     stage = followed("a")
     silent(stage)
     stage.wait(PATIENCE_MS - 1)
-    assert only(Welcome, back(stage))
+    assert of(Welcome, back(stage))
     stage.wait(10 * PATIENCE_MS)
-    assert not only(Promote, stage.tick())
+    assert not of(Promote, stage.tick())
 
 
 def test_where_members_take_long_to_come_back_a_primary_is_waited_for_longer():
@@ -150,14 +146,14 @@ def test_where_members_take_long_to_come_back_a_primary_is_waited_for_longer():
     stage.wait(2 * PATIENCE_MS - 1)
     assert not stage.tick()
     stage.wait(1)
-    assert only(Promote, stage.tick())
+    assert of(Promote, stage.tick())
 
 
 def test_a_primary_that_said_good_bye_is_not_replaced():
     stage = followed("a")
-    stage.tell(MemberLeft(name="s", incarnation=1))
+    stage.left("s")
     stage.wait(10 * PATIENCE_MS)
-    assert not only(Promote, stage.tell(Tick()))
+    assert not of(Promote, stage.tell(Tick()))
 
 
 def test_a_replica_that_has_no_model_yet_is_not_told():
@@ -165,7 +161,7 @@ def test_a_replica_that_has_no_model_yet_is_not_told():
     stage.tell(MemberJoined(member=member("r", Role.REPLICA, address="r:1"), follows=following(updates=4)))
     silent(stage)
     stage.wait(10 * PATIENCE_MS)
-    assert not only(Promote, stage.tell(Tick()))
+    assert not of(Promote, stage.tell(Tick()))
 
 
 def test_a_second_process_of_the_primarys_name_means_that_the_first_is_dead_and_waits_for_the_replica():
@@ -173,18 +169,18 @@ def test_a_second_process_of_the_primarys_name_means_that_the_first_is_dead_and_
     silent(stage)
     found = stage.tell(MemberJoined(member=member("s", Role.SERVER, 2, address="s:1")))
     assert refusals(found) == [RefuseReason.NOT_YET]
-    assert only(Promote, found)
+    assert of(Promote, found)
 
 
 def test_a_replica_that_is_admitted_as_the_server_is_one_no_longer_and_workers_hear_of_it():
     stage = followed("a", "b")
     lose_primary(stage)
     found = claim(stage)
-    assert only(Welcome, found)
-    assert [(k.to, k.receiver) for k in only(Keep, found)] == [("a", ""), ("b", "")]
+    assert of(Welcome, found)
+    assert [(k.to, k.receiver) for k in of(Keep, found)] == [("a", ""), ("b", "")]
     assert stage.state.context.members["r"].state is MemberState.LEFT
     told = [NewServer(to=name, model="net", server_epoch=2, reason="") for name in ("a", "b")]
-    assert only(NewServer, serves(stage, 3)) == told
+    assert of(NewServer, serves(stage, 3)) == told
     assert stage.pushes.version == (2, 3)
 
 
@@ -204,8 +200,8 @@ def test_nothing_planned_at_the_old_server_survives_and_what_is_asked_for_again_
     assert not stage.pushes.planned
     serves(stage, 3)
     found = stage.ask(push("a", 0, computed_from=3))
-    assert [(i.receiver, i.address) for i in only(Send, found)] == [("s", "r:1")]
-    assert [i.to for i in only(Expect, found)] == ["s"]
+    assert [(i.receiver, i.address) for i in of(Send, found)] == [("s", "r:1")]
+    assert [i.to for i in of(Expect, found)] == ["s"]
 
 
 def test_what_was_committed_after_the_version_that_is_gone_on_from_is_lost_and_counted():
@@ -217,9 +213,9 @@ def test_what_was_committed_after_the_version_that_is_gone_on_from_is_lost_and_c
     claim(stage)
     serves(stage, 4)
     assert stage.pushes.lost == 1
-    (resolved,) = only(Resolve, stage.ask(push("a", 1, computed_from=4)))
+    (resolved,) = of(Resolve, stage.ask(push("a", 1, computed_from=4)))
     assert isinstance(resolved.outcome, Lost)
-    (resolved,) = only(Resolve, stage.ask(push("a", 0, computed_from=3)))
+    (resolved,) = of(Resolve, stage.ask(push("a", 0, computed_from=3)))
     assert resolved.outcome == Committed(version=ModelVersion(1, 4), tau=0)
 
 
@@ -229,7 +225,7 @@ def test_what_was_computed_on_a_lost_version_is_dropped_before_it_travels():
     lose_primary(stage)
     claim(stage)
     serves(stage, 3)
-    (drop,) = only(Drop, stage.ask(push("a", 1, computed_from=4)))
+    (drop,) = of(Drop, stage.ask(push("a", 1, computed_from=4)))
     assert drop.cause.name == "ROLLED_BACK"
 
 
@@ -237,7 +233,7 @@ def test_what_the_replica_holds_and_the_primary_may_have_committed_is_foretold()
     stage = followed("a", updates=0)
     stage.ask(push("a", 0, computed_from=3))
     stage.tell(ended(update("a", 0), TransferEnd.RECEIVED, by="r"))
-    (order,) = only(Promote, lose_primary(stage))
+    (order,) = of(Promote, lose_primary(stage))
     commit = Commit(update=update("a", 0), version=ModelVersion(1, 4), tau=0, lr=SPEC.rule.lr_at(3, 0), step_norm=0.0)
     assert order.foretold == (GroupOf("net", (commit,)),)
     assert not order.known
@@ -248,7 +244,7 @@ def test_what_the_primary_told_of_and_the_replica_did_not_report_is_told_to_it()
     commit(stage, "a", 4, 0)
     commit(stage, "a", 5, 1)
     stage.tell(reported(4))
-    (order,) = only(Promote, lose_primary(stage))
+    (order,) = of(Promote, lose_primary(stage))
     assert [(g.model, [c.version for c in g.commits]) for g in order.known] == [("net", [(1, 5)])]
 
 
@@ -263,7 +259,7 @@ def test_what_was_committed_and_is_made_once_more_is_not_counted_as_lost():
         replace(holds(4, epoch_base=3, earlier=(ModelVersion(1, 0),), applied=(again,)), version=ModelVersion(2, 4))
     )
     assert stage.pushes.lost == 1
-    (resolved,) = only(Resolve, stage.ask(push("a", 0, computed_from=3)))
+    (resolved,) = of(Resolve, stage.ask(push("a", 0, computed_from=3)))
     assert resolved.outcome == Committed(version=ModelVersion(2, 4), tau=0)
 
 
@@ -281,8 +277,8 @@ def test_an_old_primary_waits_while_its_replica_takes_its_place_and_is_refused_f
 def test_a_replica_that_dies_before_it_is_the_server_lets_the_primary_back():
     stage = followed("a")
     lose_primary(stage)
-    stage.tell(MemberLeft(name="r", incarnation=1))
-    assert only(Welcome, back(stage))
+    stage.left("r")
+    assert of(Welcome, back(stage))
     assert refusals(claim(stage)) == [RefuseReason.SUPERSEDED]
 
 
@@ -305,7 +301,7 @@ def test_a_replica_that_comes_back_is_told_once_more():
             member=member("r", Role.REPLICA, address="r:1"), follows=replace(following(updates=4), is_seeded=True)
         )
     )
-    assert [p.server_epoch for p in only(Promote, found)] == [2]
+    assert [p.server_epoch for p in of(Promote, found)] == [2]
 
 
 def test_a_replica_that_counted_as_left_says_what_it_holds_before_it_is_told():
@@ -315,15 +311,15 @@ def test_a_replica_that_counted_as_left_says_what_it_holds_before_it_is_told():
     stage.tell(reported(3, update("a", 0)))
     made = replace(committed(update("a", 0), 4).commits[0], samples=((0, 8),))
     stage.tell(CommitsReported(server="s", model="net", commits=(made,)))
-    (order,) = only(Promote, lose_primary(stage))
+    (order,) = of(Promote, lose_primary(stage))
     silent(stage, "r")
     stage.wait(10_000)
     stage.tick()
     stage.wait(PATIENCE_MS)
     assert stage.state.context.members["r"].state is MemberState.LEFT
     joins, follows = member("r", Role.REPLICA, address="r:1"), replace(following(updates=0), is_seeded=True)
-    assert not only(Promote, stage.tell(MemberJoined(member=joins, follows=follows)))
-    (again,) = only(Promote, stage.tell(reported(3, update("a", 0))))
+    assert not of(Promote, stage.tell(MemberJoined(member=joins, follows=follows)))
+    (again,) = of(Promote, stage.tell(reported(3, update("a", 0))))
     assert again == replace(order, server_epoch=3)
     assert again.known == (GroupOf("net", (made,)),)
     assert [c.samples for g in again.foretold for c in g.commits] == [((0, 8),)]
@@ -342,7 +338,7 @@ def test_what_is_committed_while_a_replica_that_has_it_counts_as_left_is_told_to
     lose_primary(stage)
     joins, follows = member("r", Role.REPLICA, address="r:1"), replace(following(updates=0), is_seeded=True)
     stage.tell(MemberJoined(member=joins, follows=follows))
-    (order,) = only(Promote, stage.tell(reported(3, update("a", 0))))
+    (order,) = of(Promote, stage.tell(reported(3, update("a", 0))))
     assert order.known == (GroupOf("net", (made,)),)
     assert [c.samples for g in order.foretold for c in g.commits] == [((0, 8),)]
 
@@ -361,10 +357,10 @@ def test_under_a_new_scheduler_a_replica_that_has_a_model_takes_the_place_of_a_s
     joins = member("r", Role.REPLICA, address="r:1")
     assert refusals(stage.tell(MemberJoined(member=joins, follows=following(updates=4)))) == [RefuseReason.NOT_YET]
     follows = replace(following(updates=4), is_seeded=True)
-    assert only(Welcome, stage.tell(MemberJoined(member=joins, follows=follows)))
+    assert of(Welcome, stage.tell(MemberJoined(member=joins, follows=follows)))
     stage.tell(ReplicaReported(replica="r", model="net", term=TERM + 1, version=ModelVersion(1, 9)))
     stage.wait(PATIENCE_MS)
-    assert [p.server_epoch for p in only(Promote, stage.tick())] == [2]
+    assert [p.server_epoch for p in of(Promote, stage.tick())] == [2]
     claim(stage)
     serves(stage, 9)
     assert stage.pushes.version == (2, 9)
@@ -377,7 +373,7 @@ def test_under_a_new_scheduler_a_process_that_was_never_admitted_waits_for_the_r
     stage.tell(ReplicaReported(replica="r", model="net", term=TERM + 1, version=ModelVersion(1, 9)))
     found = back(stage, incarnation=5, server_epoch=2)
     assert refusals(found) == [RefuseReason.NOT_YET]
-    assert only(Promote, found)
+    assert of(Promote, found)
 
 
 def test_under_a_new_scheduler_a_primary_that_was_admitted_by_the_former_one_is_let_in():
@@ -386,7 +382,7 @@ def test_under_a_new_scheduler_a_primary_that_was_admitted_by_the_former_one_is_
     stage.tell(MemberJoined(member=member("r", Role.REPLICA, address="r:1"), follows=follows))
     stage.tell(ReplicaReported(replica="r", model="net", term=TERM + 1, version=ModelVersion(1, 9)))
     joins = member("s", Role.SERVER, 1, address="s:1", seen=Term(1, 0))
-    assert only(Welcome, stage.tell(MemberJoined(member=joins, held=(SPEC,), server_epochs=(1,))))
+    assert of(Welcome, stage.tell(MemberJoined(member=joins, held=(SPEC,), server_epochs=(1,))))
 
 
 def test_a_server_of_a_greater_epoch_displaces_an_older_one_that_a_new_scheduler_heard_of_first():
@@ -400,9 +396,9 @@ def test_a_server_of_a_greater_epoch_displaces_an_older_one_that_a_new_scheduler
         RefuseReason.NAME_TAKEN
     ]
     found = stage.tell(MemberJoined(member=joins, held=(SPEC,), server_epochs=(2,), succeeds="r"))
-    assert only(Welcome, found)
+    assert of(Welcome, found)
     assert not stage.pushes.planned
-    assert [i.to for i in only(NewServer, serves(stage, 25))] == ["a"]
+    assert [i.to for i in of(NewServer, serves(stage, 25))] == ["a"]
     assert refusals(back(stage)) == [RefuseReason.NAME_TAKEN]
 
 
@@ -413,13 +409,13 @@ def test_so_does_a_replica_of_the_server_that_took_the_place_of_the_one_that_is_
     follows = replace(following(updates=4), is_seeded=True)
     stage.tell(MemberJoined(member=member("r", Role.REPLICA, address="r:1"), follows=follows))
     found = stage.tell(ReplicaReported(replica="r", model="net", term=TERM + 1, version=ModelVersion(2, 25)))
-    assert [p.server_epoch for p in only(Promote, found)] == [3]
-    assert only(Welcome, claim(stage, server_epoch=3))
+    assert [p.server_epoch for p in of(Promote, found)] == [3]
+    assert of(Welcome, claim(stage, server_epoch=3))
     stage.worker("a")
     earlier = (ModelVersion(1, 0), ModelVersion(2, 20))
     stage.tell(replace(holds(25, epoch_base=25, earlier=earlier), version=ModelVersion(3, 25)))
     assert stage.pushes.lost == 10
-    (drop,) = only(Drop, stage.ask(push("a", 0, computed_from=21)))
+    (drop,) = of(Drop, stage.ask(push("a", 0, computed_from=21)))
     assert drop.cause.name == "ROLLED_BACK"
 
 
@@ -427,10 +423,10 @@ def test_who_joins_later_is_told_the_server_epoch():
     stage = followed("a")
     lose_primary(stage)
     claim(stage)
-    (welcome,) = only(Welcome, stage.worker("b"))
+    (welcome,) = of(Welcome, stage.worker("b"))
     assert welcome.server_epoch == 0  # it is told when the new server has said what it holds
     serves(stage, 3)
-    (welcome,) = only(Welcome, stage.worker("c"))
+    (welcome,) = of(Welcome, stage.worker("c"))
     assert welcome.server_epoch == 2
 
 
@@ -449,7 +445,7 @@ def test_the_next_replica_of_the_new_server_is_told_in_its_turn():
     )
     silent(stage, incarnation=7)
     stage.wait(PATIENCE_MS)
-    assert [p.server_epoch for p in only(Promote, stage.tick())] == [3]
+    assert [p.server_epoch for p in of(Promote, stage.tick())] == [3]
 
 
 def test_the_log_of_the_next_replica_begins_where_the_new_server_does_though_it_joins_before_that_is_known():
@@ -459,11 +455,11 @@ def test_the_log_of_the_next_replica_begins_where_the_new_server_does_though_it_
     claim(stage)
     joins = member("r", Role.REPLICA, 2, address="r:2")
     stage.tell(MemberJoined(member=joins, follows=following(updates=0)))
-    (seed,) = only(Seed, serves(stage, 3))
+    (seed,) = of(Seed, serves(stage, 3))
     stage.tell(ReplicaReported(replica="r", model="net", term=seed.term, version=ModelVersion(2, 3)))
     stage.ask(push("a", 1, computed_from=3))
     stage.tell(ended(update("a", 1), TransferEnd.RECEIVED, by="r"))
     again = Commit(update=update("a", 1), version=ModelVersion(2, 4), tau=0, lr=0.1, step_norm=1.0)
     found = stage.tell(CommitsReported(server="s", model="net", commits=(again,)))
-    assert [logged.commits for logged in only(Logged, found)] == [(again,)]
-    assert not only(Void, found)
+    assert [logged.commits for logged in of(Logged, found)] == [(again,)]
+    assert not of(Void, found)

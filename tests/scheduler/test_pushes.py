@@ -12,16 +12,11 @@ from mlfabric.protocol import (
     Drop,
     DropReason,
     Expect,
-    InitialReceived,
-    LinkRate,
-    LinksReported,
-    MemberSilent,
     ModelVersion,
     Resolve,
     Send,
     TransferEnd,
     Void,
-    WorkerHolds,
 )
 from tests.scheduler.stage import (
     GIGABIT,
@@ -76,7 +71,7 @@ def test_a_second_update_is_planned_just_before_the_ingress_runs_dry(stage):
 
 
 def test_the_batch_window_ends_before_a_slow_transfer_does(stage):
-    stage.tell(LinksReported(monitor="m", rates=(LinkRate(host="h-s", up=False, bps=GIGABIT // 100, age_ns=0),)))
+    stage.rate("h-s", False, GIGABIT // 100)
     stage.ask(push("a"))
     stage.ask(push("b"))
     assert stage.state.next_wakeup_ns(stage.now_ns) == stage.now_ns + 100 * MS
@@ -84,7 +79,7 @@ def test_the_batch_window_ends_before_a_slow_transfer_does(stage):
 
 def test_updates_of_one_instant_are_planned_together_the_shortest_first():
     stage = Stage().trained("fast", "slow")
-    stage.tell(LinksReported(monitor="m", rates=(LinkRate(host="h-slow", up=True, bps=GIGABIT // 10, age_ns=0),)))
+    stage.rate("h-slow", True, GIGABIT // 10)
     stage.tell(push("slow"))
     stage.tell(push("fast"))
     sends = [i for i in stage.tick() if isinstance(i, Send)]
@@ -219,14 +214,14 @@ def test_a_void_that_was_not_asked_for_changes_nothing(stage):
 
 def test_what_a_silent_worker_has_not_sent_is_voided(stage):
     stage.ask(push("a"))
-    assert stage.tell(MemberSilent(name="a", incarnation=1)) == [void(update("a"))]
+    assert stage.silent("a") == [void(update("a"))]
 
 
 def test_what_a_silent_worker_had_sent_is_committed_and_told_when_it_is_back(stage):
     stage.ask(push("a"))
-    stage.tell(MemberSilent(name="a", incarnation=1))
+    stage.silent("a")
     stage.worker("a")
-    assert stage.ask(WorkerHolds(worker="a", pushes=(push("a"),), gets=())) == []
+    assert stage.says("a", push("a")) == []
     outcome = Committed(version=ModelVersion(1, 1), tau=0)
     assert stage.tell(committed(update("a"), 1)) == [resolve(update("a"), outcome)]
 
@@ -245,11 +240,11 @@ def test_a_worker_that_was_silent_for_long_still_hears_what_became_of_its_update
     stage = Stage(silence_ns=100 * MS).trained("a")
     stage.ask(push("a"))
     stage.tell(committed(update("a"), 1))
-    stage.tell(MemberSilent(name="a", incarnation=1))
+    stage.silent("a")
     stage.wait(1000)
     stage.tick()
     stage.worker("a")
-    answer = stage.ask(WorkerHolds(worker="a", pushes=(push("a"),), gets=()))
+    answer = stage.says("a", push("a"))
     assert answer == [resolve(update("a"), Committed(version=ModelVersion(1, 1), tau=0))]
 
 
@@ -261,14 +256,14 @@ def test_a_late_repetition_of_a_request_that_is_over_is_not_planned(stage):
 
 
 def test_a_request_of_an_earlier_incarnation_is_not_planned(stage):
-    stage.tell(MemberSilent(name="a", incarnation=1))
+    stage.silent("a")
     stage.worker("a", incarnation=2)
     assert stage.ask(push("a")) == []
     assert not stage.pushes.waiting
 
 
 def test_nothing_is_planned_while_the_server_is_away(stage):
-    stage.tell(MemberSilent(name="s", incarnation=1))
+    stage.silent("s")
     assert stage.ask(push("a")) == []
     assert stage.state.next_wakeup_ns(stage.now_ns) == stage.now_ns + 10_000 * MS
 
@@ -286,7 +281,7 @@ def test_initial_weights_that_are_asked_for_again_once_the_model_has_others_are_
     stage.server()
     stage.worker("a")
     stage.ask(initial("a"))
-    stage.tell(InitialReceived(server="s", model="net", version=ModelVersion(1, 0)))
+    stage.weights()
     stage.ask(initial("a"))  # its transfer broke
     assert stage.ask(ended(update("a"), TransferEnd.VOIDED)) == [drop(update("a"), DropReason.DUPLICATE)]
 
@@ -294,13 +289,13 @@ def test_initial_weights_that_are_asked_for_again_once_the_model_has_others_are_
 def test_initial_weights_that_came_too_late_for_a_server_that_is_gone_are_taken_by_the_next_one():
     stage = Stage().trained("a", "b")
     assert stage.ask(initial("b")) == [drop(update("b"), DropReason.DUPLICATE)]  # which does not hear of it
-    stage.tell(MemberSilent(name="s", incarnation=1))
+    stage.silent("s")
     stage.server(incarnation=2)
     assert [type(told) for told in stage.ask(initial("b"))] == [Send, Expect]
 
 
 def test_an_update_over_a_link_without_capacity_is_dropped_with_that_reason(stage):
-    stage.tell(LinksReported(monitor="m", rates=(LinkRate(host="h-a", up=True, bps=0, age_ns=0),)))
+    stage.rate("h-a", True, 0)
     assert stage.ask(push("a")) == [drop(update("a"), DropReason.NO_CAPACITY)]
 
 

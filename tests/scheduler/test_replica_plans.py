@@ -15,8 +15,8 @@ from mlfabric.planning import Batch, FabricState, Plan
 from mlfabric.planning.problem import PlannerConfig
 from mlfabric.protocol import Replicate, Serve, TransferEnd
 from mlfabric.scheduler.updates import pushes
-from tests.scheduler.stage import GIGABIT, LAYOUT, MS, SPEC, Stage, committed, ended, get, push, update
-from tests.scheduler.test_replicas import commit, only, seeded
+from tests.scheduler.stage import GIGABIT, LAYOUT, MS, SPEC, Stage, committed, ended, get, of, push, update
+from tests.scheduler.test_replicas import commit, seeded
 
 pytestmark = pytest.mark.usefixtures("compiled_planner")
 
@@ -60,7 +60,7 @@ def busy_ns(stage: Stage, link: Any) -> int:
 def test_a_window_on_its_way_is_neither_pending_nor_reserved_again(made: list[Planned]):
     stage = seeded(Stage().trained("a", "b", spec=WIDE), updates=4)
     commit(stage, "a", 1)
-    assert only(Replicate, commit(stage, "b", 2))
+    assert of(Replicate, commit(stage, "b", 2))
     taken_ns = busy_ns(stage, down_link("h-r"))
     assert taken_ns == 2 * UPDATE_NS
     stage.ask(push("a", 1, computed_from=2))
@@ -80,7 +80,7 @@ def test_what_a_plan_sends_of_the_lead_is_reserved_as_planned(made: list[Planned
     replica = made[-1].state.replica
     assert replica is not None
     assert [pending.update for pending in replica.pending] == [A]
-    assert [order.to for order in only(Replicate, found)] == ["a"]
+    assert [order.to for order in of(Replicate, found)] == ["a"]
     arrive_ns = made[-1].plan.replica_steps[0].arrive_ns
     assert stage.state.context.network.busy_until(down_link("h-r"), arrive_ns - 1) == arrive_ns
 
@@ -106,9 +106,9 @@ def test_a_get_is_planned_for_when_the_replica_has_what_it_follows(made: list[Pl
     stage = seeded(Stage().trained("a", spec=WIDE), updates=0)
     stage.ask(push("a"))
     there_ns = stage.now_ns + 2 * UPDATE_NS
-    assert not only(Serve, stage.ask(get("a", after=A)))
+    assert not of(Serve, stage.ask(get("a", after=A)))
     stage.now_ns = there_ns - 2 * MS
-    assert only(Serve, stage.tick())
+    assert of(Serve, stage.tick())
     (planned,) = stage.state.models["net"].gets.planned.values()
     assert planned.profile.start_ns >= there_ns
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -20,7 +19,6 @@ from mlfabric.protocol import (
     Followed,
     Following,
     HeldBack,
-    InitialReceived,
     Instruction,
     Keep,
     Logged,
@@ -43,7 +41,7 @@ from mlfabric.protocol import (
     Void,
 )
 from mlfabric.scheduler.followers.replication_state import Phase
-from tests.scheduler.stage import SPEC, Stage, committed, ended, holds, member, push, update
+from tests.scheduler.stage import SPEC, Stage, committed, ended, holds, member, of, push, update
 
 TERM = 1 << 20
 
@@ -61,10 +59,6 @@ def reported(version: int, *held: UpdateId, term: int = TERM + 1) -> ReplicaRepo
     return ReplicaReported(replica="r", model="net", term=term, version=ModelVersion(1, version), held=held)
 
 
-def only(kind: type, instructions: list[Instruction]) -> list[Any]:
-    return [i for i in instructions if isinstance(i, kind)]
-
-
 def seeded(stage: Stage, version: int = 0, term: int = TERM + 1, **bounds) -> Stage:
     join(stage, **bounds)
     stage.tell(reported(version, term=term))
@@ -80,9 +74,9 @@ def commit(stage: Stage, worker: str, number: int, counter: int = 0) -> list[Ins
 def test_a_replica_is_seeded_when_it_joins_and_workers_keep_from_then_on():
     stage = Stage().trained("a", "b", version=3)
     found = join(stage, updates=4)
-    assert [k.to for k in only(Keep, found)] == ["a", "b"]
-    (seed,) = only(Seed, found)
-    (expect,) = only(Expect, found)
+    assert [k.to for k in of(Keep, found)] == ["a", "b"]
+    (seed,) = of(Seed, found)
+    (expect,) = of(Expect, found)
     assert (seed.to, seed.term, seed.receiver, seed.address) == ("s", TERM + 1, "r", "r:1")
     assert (expect.to, expect.kind, expect.ticket, expect.transfer) == (
         "r",
@@ -97,14 +91,14 @@ def test_what_the_seed_has_in_it_is_released_and_the_rest_is_folded():
     join(stage, updates=10)
     commit(stage, "a", 1, 0)
     found = commit(stage, "a", 2, 1)
-    assert only(Logged, found)
-    assert not only(Fold, found)
+    assert of(Logged, found)
+    assert not of(Fold, found)
     found = stage.tell(reported(1))
-    assert only(Release, found) == [Release(to="a", model="net", term=TERM + 1, updates=(update("a", 0),), reason="")]
-    assert only(Fold, found) == [
+    assert of(Release, found) == [Release(to="a", model="net", term=TERM + 1, updates=(update("a", 0),), reason="")]
+    assert of(Fold, found) == [
         Fold(to="a", model="net", term=TERM + 1, update=update("a", 1), lrs=(0.1,), share=1.0, begins=True, reason="")
     ]
-    assert only(Followed, found) == [
+    assert of(Followed, found) == [
         Followed(
             to="s",
             model="net",
@@ -124,14 +118,14 @@ def test_what_the_primary_tells_of_only_after_the_replica_was_seeded_with_it_is_
     stage.ask(push("a", 0))
     stage.tell(reported(1))
     found = stage.tell(committed(update("a", 0), 1))
-    assert not only(Fold, found)
-    assert [r.updates for r in only(Release, found)] == [(update("a", 0),)]
-    assert [f.update for f in only(Fold, commit(stage, "a", 2, 1))] == [update("a", 1)]
+    assert not of(Fold, found)
+    assert [r.updates for r in of(Release, found)] == [(update("a", 0),)]
+    assert [f.update for f in of(Fold, commit(stage, "a", 2, 1))] == [update("a", 1)]
 
 
 def test_what_a_replica_is_to_expect_before_it_is_committed_comes_with_its_samples():
     stage = seeded(Stage().trained("a"), updates=0)
-    (expect,) = [e for e in only(Expect, stage.ask(push("a", samples=((0, 8),)))) if e.to == "r"]
+    (expect,) = [e for e in of(Expect, stage.ask(push("a", samples=((0, 8),)))) if e.to == "r"]
     assert [m.samples for m in expect.members] == [((0, 8),)]
 
 
@@ -140,55 +134,55 @@ def test_a_fold_brings_the_learning_rates_of_the_places_since_the_last_one():
     commit(stage, "a", 1, 0)
     commit(stage, "b", 2, 0)
     commit(stage, "b", 3, 1)
-    (fold,) = only(Fold, commit(stage, "a", 4, 1))
+    (fold,) = of(Fold, commit(stage, "a", 4, 1))
     assert (fold.update, fold.lrs) == (update("a", 1), (0.1, 0.1, 0.1))
 
 
 def test_windows_are_sent_when_the_lead_reaches_half_the_bound():
     stage = seeded(Stage().trained("a", "b"), updates=4)
-    assert not only(Replicate, commit(stage, "a", 1))
+    assert not of(Replicate, commit(stage, "a", 1))
     found = commit(stage, "b", 2)
-    assert [(r.to, r.transfer) for r in only(Replicate, found)] == [("a", SumId(1, 1)), ("b", SumId(1, 2))]
-    assert [tuple(m.update for m in e.members) for e in only(Expect, found)] == [(update("a"),), (update("b"),)]
+    assert [(r.to, r.transfer) for r in of(Replicate, found)] == [("a", SumId(1, 1)), ("b", SumId(1, 2))]
+    assert [tuple(m.update for m in e.members) for e in of(Expect, found)] == [(update("a"),), (update("b"),)]
 
 
 def test_a_norm_bounds_the_lead_as_well():
     stage = seeded(Stage().trained("a", "b"), norm=3.0)
-    assert not only(Replicate, commit(stage, "a", 1))
-    assert len(only(Replicate, commit(stage, "b", 2))) == 2
+    assert not of(Replicate, commit(stage, "a", 1))
+    assert len(of(Replicate, commit(stage, "b", 2))) == 2
 
 
 def test_while_a_window_is_on_its_way_its_worker_folds_another_one():
     stage = seeded(Stage().trained("a"), updates=2)
-    (first,) = only(Replicate, commit(stage, "a", 1, 0))
-    assert not only(Replicate, commit(stage, "a", 2, 1))
+    (first,) = of(Replicate, commit(stage, "a", 1, 0))
+    assert not of(Replicate, commit(stage, "a", 2, 1))
     found = stage.tell(ended(first.transfer, TransferEnd.RECEIVED, by="r"))
-    assert [r.transfer for r in only(Replicate, found)] == [SumId(1, 2)]
+    assert [r.transfer for r in of(Replicate, found)] == [SumId(1, 2)]
 
 
 def test_without_any_lead_an_update_goes_to_the_replica_before_it_is_committed():
     stage = seeded(Stage().trained("a"), norm=0.0)
     found = stage.ask(push("a"))
-    (order,) = only(Replicate, found)
+    (order,) = of(Replicate, found)
     assert (order.to, order.transfer) == ("a", update("a"))
     stage.tell(ended(update("a"), TransferEnd.RECEIVED, by="r"))
-    assert only(Followed, stage.tell(reported(0, update("a"))))[0].held == (update("a"),)
-    assert not only(Fold, stage.tell(committed(update("a"), 1)))
+    assert of(Followed, stage.tell(reported(0, update("a"))))[0].held == (update("a"),)
+    assert not of(Fold, stage.tell(committed(update("a"), 1)))
 
 
 def test_a_worker_need_not_keep_what_the_replica_got():
     stage = seeded(Stage().trained("a"), updates=0)
     stage.ask(push("a"))
     found = stage.tell(ended(update("a"), TransferEnd.RECEIVED, by="r"))
-    assert only(Release, found) == [Release(to="a", model="net", term=TERM + 1, updates=(update("a"),), reason="")]
+    assert of(Release, found) == [Release(to="a", model="net", term=TERM + 1, updates=(update("a"),), reason="")]
 
 
 def test_a_primary_that_comes_back_is_told_again_to_send_a_seed_that_is_not_there():
     stage = Stage().trained("a")
-    seeds = only(Seed, join(stage, updates=100))
-    stage.tell(MemberSilent(name="s", incarnation=1))
+    seeds = of(Seed, join(stage, updates=100))
+    stage.silent("s")
     found = [*stage.server(held=(SPEC,)), *stage.tell(holds(0))]
-    assert only(Seed, found) == seeds
+    assert of(Seed, found) == seeds
 
 
 def test_a_primary_that_comes_back_is_told_again_what_the_replica_has():
@@ -196,9 +190,9 @@ def test_a_primary_that_comes_back_is_told_again_what_the_replica_has():
     stage.ask(push("a"))
     stage.tell(ended(update("a"), TransferEnd.RECEIVED, by="r"))
     stage.tell(reported(0, update("a")))
-    stage.tell(MemberSilent(name="s", incarnation=1))
+    stage.silent("s")
     found = [*stage.server(held=(SPEC,)), *stage.tell(holds(0, replica="r"))]
-    assert [told.held for told in only(Followed, found)] == [(update("a"),)]
+    assert [told.held for told in of(Followed, found)] == [(update("a"),)]
 
 
 def test_what_is_held_back_goes_to_the_replica_at_once():
@@ -206,23 +200,23 @@ def test_what_is_held_back_goes_to_the_replica_at_once():
     commit(stage, "a", 1)
     stage.ask(push("b"))
     found = stage.tell(HeldBack(server="s", model="net", transfers=(update("b"),), alone=False, detail=""))
-    assert [r.transfer for r in only(Replicate, found)] == [SumId(1, 1)]
+    assert [r.transfer for r in of(Replicate, found)] == [SumId(1, 1)]
     found = stage.tell(HeldBack(server="s", model="net", transfers=(update("b"),), alone=True, detail=""))
-    assert [r.transfer for r in only(Replicate, found)] == [update("b")]
+    assert [r.transfer for r in of(Replicate, found)] == [update("b")]
 
 
 def test_of_a_sum_of_a_former_scheduler_that_is_held_back_all_goes_to_the_replica_that_may_be_in_it():
     stage = seeded(Stage().trained("a"), updates=100)
     stage.ask(push("a"))
     found = stage.tell(HeldBack(server="s", model="net", transfers=(SumId(0, 9),), alone=True, detail=""))
-    assert [r.transfer for r in only(Replicate, found)] == [update("a")]
+    assert [r.transfer for r in of(Replicate, found)] == [update("a")]
 
 
 def test_an_update_that_is_dropped_is_forgotten_by_the_replica():
     stage = seeded(Stage().trained("a"), updates=0)
     stage.ask(push("a"))
     found = stage.tell(ended(update("a"), TransferEnd.DISCARDED, DropReason.DELAY_BOUND))
-    assert [v.transfer for v in only(Void, found) if v.to == "r"] == [update("a")]
+    assert [v.transfer for v in of(Void, found) if v.to == "r"] == [update("a")]
 
 
 def test_an_update_whose_transfer_to_the_primary_broke_stays_with_the_replica():
@@ -230,31 +224,31 @@ def test_an_update_whose_transfer_to_the_primary_broke_stays_with_the_replica():
     stage.ask(push("a"))
     stage.tell(ended(update("a"), TransferEnd.BROKEN))
     found = stage.tell(ended(update("a"), TransferEnd.VOIDED))
-    assert not [v for v in only(Void, found) if v.to == "r"]
-    assert not only(Replicate, stage.ask(push("a")))
+    assert not [v for v in of(Void, found) if v.to == "r"]
+    assert not of(Replicate, stage.ask(push("a")))
 
 
 def test_an_update_whose_worker_is_gone_before_the_replica_had_it_is_dropped_by_the_primary():
     stage = seeded(Stage().trained("a", "b"), updates=0)
     stage.ask(push("a"))
     stage.tell(ended(update("a"), TransferEnd.RECEIVED))
-    found = stage.tell(MemberLeft(name="a", incarnation=1))
-    assert [(d.to, d.update, d.cause) for d in only(Drop, found)] == [("s", update("a"), DropReason.NOT_REPLICATED)]
-    assert not only(Drop, stage.tell(Tick()))
+    found = stage.left("a")
+    assert [(d.to, d.update, d.cause) for d in of(Drop, found)] == [("s", update("a"), DropReason.NOT_REPLICATED)]
+    assert not of(Drop, stage.tell(Tick()))
 
 
 def test_what_a_worker_sent_before_it_was_away_is_not_taken_for_what_it_sends_again():
     stage = seeded(Stage().trained("a", "b"), updates=0)
-    assert [r.transfer for r in only(Replicate, stage.ask(push("a")))] == [update("a")]
-    assert [v.transfer for v in only(Void, stage.tell(MemberSilent(name="a", incarnation=1))) if v.to == "r"]
+    assert [r.transfer for r in of(Replicate, stage.ask(push("a")))] == [update("a")]
+    assert [v.transfer for v in of(Void, stage.silent("a")) if v.to == "r"]
     found = stage.worker("a") + stage.ask(push("a"))
-    assert not only(Replicate, found)
-    assert only(Seed, found)[0].term == TERM + 2
+    assert not of(Replicate, found)
+    assert of(Seed, found)[0].term == TERM + 2
     late = TransferEnded(member="r", model="net", transfer=update("a"), end=TransferEnd.RECEIVED)
     found = stage.tell(late) + stage.tell(reported(0, update("a")))
-    assert not only(Release, found)
-    assert not [f for f in only(Followed, found) if f.held]
-    assert [r.transfer for r in only(Replicate, stage.tell(reported(0, term=TERM + 2)))] == [update("a")]
+    assert not of(Release, found)
+    assert not [f for f in of(Followed, found) if f.held]
+    assert [r.transfer for r in of(Replicate, stage.tell(reported(0, term=TERM + 2)))] == [update("a")]
 
 
 @pytest.mark.parametrize("other", ["nothing", "another process", "it is over"])
@@ -262,10 +256,10 @@ def test_a_worker_that_comes_back_with_nothing_to_send_again_leaves_no_hole(othe
     stage = seeded(Stage().trained("a", "b"), updates=0)
     if other != "nothing":
         stage.ask(push("a"))
-    stage.tell(MemberSilent(name="a", incarnation=1))
+    stage.silent("a")
     if other == "it is over":
         stage.tell(ended(update("a"), TransferEnd.DISCARDED, DropReason.DELAY_BOUND))
-    assert not only(Seed, stage.worker("a", incarnation=2 if other == "another process" else 1))
+    assert not of(Seed, stage.worker("a", incarnation=2 if other == "another process" else 1))
 
 
 @pytest.mark.parametrize("gone", [MemberLeft(name="a", incarnation=1), MemberSilent(name="a", incarnation=1)])
@@ -273,21 +267,21 @@ def test_a_worker_that_is_gone_with_what_it_folded_leaves_a_hole(gone):
     stage = seeded(Stage().trained("a", "b"), updates=100)
     commit(stage, "a", 1)
     found = stage.tell(gone)
-    assert [(k.to, k.term) for k in only(Keep, found)] == [("b", TERM + 2)]
-    assert only(Seed, found)[0].term == TERM + 2
-    assert not only(Unfollowed, found)
+    assert [(k.to, k.term) for k in of(Keep, found)] == [("b", TERM + 2)]
+    assert of(Seed, found)[0].term == TERM + 2
+    assert not of(Unfollowed, found)
 
 
 def test_a_worker_that_is_gone_without_any_leaves_none():
     stage = seeded(Stage().trained("a", "b"), updates=100)
     commit(stage, "b", 1)
-    assert not only(Seed, stage.tell(MemberLeft(name="a", incarnation=1)))
+    assert not of(Seed, stage.left("a"))
 
 
 def test_a_gap_in_the_log_is_a_hole():
     stage = seeded(Stage().trained("a"), updates=100)
     stage.ask(push("a"))
-    assert only(Seed, stage.tell(committed(update("a"), 3)))
+    assert of(Seed, stage.tell(committed(update("a"), 3)))
 
 
 def test_a_gap_within_one_report_is_a_hole():
@@ -296,14 +290,14 @@ def test_a_gap_within_one_report_is_a_hole():
         stage.tell(push(worker))
     stage.tick()
     commits = (*committed(update("a"), 1).commits, *committed(update("b"), 3).commits)
-    assert only(Seed, stage.tell(CommitsReported(server="s", model="net", commits=commits)))
+    assert of(Seed, stage.tell(CommitsReported(server="s", model="net", commits=commits)))
 
 
 def test_what_somebody_does_not_have_is_a_hole_of_the_present_term_only():
     stage = seeded(Stage().trained("a"), updates=100)
     told = NotKept(member="a", model="net", term=TERM, detail="gone")
-    assert not only(Seed, stage.tell(told))
-    assert only(Seed, stage.tell(replace(told, term=TERM + 1)))
+    assert not of(Seed, stage.tell(told))
+    assert of(Seed, stage.tell(replace(told, term=TERM + 1)))
 
 
 def test_what_the_primary_was_told_that_the_replica_holds_is_held_in_the_next_term():
@@ -311,45 +305,45 @@ def test_what_the_primary_was_told_that_the_replica_holds_is_held_in_the_next_te
     stage.ask(push("a"))
     stage.tell(ended(update("a"), TransferEnd.RECEIVED, by="r"))
     found = stage.tell(NotKept(member="a", model="net", term=TERM + 1, detail="gone"))
-    assert not [v for v in only(Void, found) if v.transfer == update("a")]
+    assert not [v for v in of(Void, found) if v.transfer == update("a")]
     stage.tell(reported(0, update("a"), term=TERM + 2))
-    assert not only(Fold, stage.tell(committed(update("a"), 1)))
+    assert not of(Fold, stage.tell(committed(update("a"), 1)))
 
 
 def test_a_replica_that_left_lifts_the_bound_and_one_that_is_silent_does_not():
     stage = seeded(Stage().trained("a"), updates=100)
-    assert not only(Unfollowed, stage.tell(MemberSilent(name="r", incarnation=1)))
+    assert not of(Unfollowed, stage.silent("r"))
     stage.wait(9_000)
-    assert not only(Unfollowed, stage.tell(Tick()))
+    assert not of(Unfollowed, stage.tell(Tick()))
     stage.wait(2_000)
     found = stage.tell(Tick())
-    assert only(Unfollowed, found) == [Unfollowed(to="s", model="net", reason="")]
-    assert [k.receiver for k in only(Keep, found)] == [""]
+    assert of(Unfollowed, found) == [Unfollowed(to="s", model="net", reason="")]
+    assert [k.receiver for k in of(Keep, found)] == [""]
 
 
 def test_a_replica_that_comes_back_is_seeded_anew_and_the_bound_stays():
     stage = seeded(Stage().trained("a"), updates=100)
-    stage.tell(MemberSilent(name="r", incarnation=1))
+    stage.silent("r")
     found = join(stage, updates=100)
-    assert not only(Unfollowed, found)
-    assert only(Seed, found)[0].term == TERM + 2
+    assert not of(Unfollowed, found)
+    assert of(Seed, found)[0].term == TERM + 2
 
 
 def test_a_primary_whose_replica_does_not_come_back_to_a_new_scheduler_is_released():
     stage = Stage().trained("a")
     stage.tell(holds(3, replica="r"))
     stage.wait(9_000)
-    assert not only(Unfollowed, stage.tell(Tick()))
+    assert not of(Unfollowed, stage.tell(Tick()))
     stage.wait(2_000)
-    assert only(Unfollowed, stage.tell(Tick()))
+    assert of(Unfollowed, stage.tell(Tick()))
 
 
 def test_adam_s_updates_are_never_folded():
     spec = replace(SPEC, rule=RuleSpec(kind=RuleKind.ADAM))
     stage = seeded(Stage().trained("a", "b", spec=spec), updates=4)
-    assert not only(Fold, commit(stage, "a", 1))
+    assert not of(Fold, commit(stage, "a", 1))
     found = commit(stage, "b", 2)
-    assert [r.transfer for r in only(Replicate, found)] == [update("a"), update("b")]
+    assert [r.transfer for r in of(Replicate, found)] == [update("a"), update("b")]
 
 
 def test_a_sum_of_commits_is_logged_as_the_group_that_it_was():
@@ -358,13 +352,13 @@ def test_a_sum_of_commits_is_logged_as_the_group_that_it_was():
         stage.ask(push(name))
     one, other = committed(update("a"), 1).commits[0], committed(update("b"), 2).commits[0]
     found = stage.tell(CommitsReported(server="s", model="net", commits=(one, other)))
-    assert [log.commits for log in only(Logged, found)] == [(one, other)]
-    assert [f.update for f in only(Fold, found)] == [update("a"), update("b")]
+    assert [log.commits for log in of(Logged, found)] == [(one, other)]
+    assert [f.update for f in of(Fold, found)] == [update("a"), update("b")]
 
 
 def test_a_transfer_to_the_replica_takes_its_place_on_the_links():
     stage = seeded(Stage().trained("a"), updates=2)
-    (order,) = only(Replicate, commit(stage, "a", 1))
+    (order,) = of(Replicate, commit(stage, "a", 1))
     network = stage.state.context.network
     assert network.reservation(("net", "replica", order.transfer)) is not None
     stage.tell(ended(order.transfer, TransferEnd.RECEIVED, by="r"))
@@ -374,33 +368,33 @@ def test_a_transfer_to_the_replica_takes_its_place_on_the_links():
 def test_members_of_a_window_are_told_to_the_replica_in_the_order_of_commits():
     stage = seeded(Stage().trained("a"), updates=4)
     commit(stage, "a", 1, 0)
-    (expect,) = only(Expect, commit(stage, "a", 2, 1))
+    (expect,) = of(Expect, commit(stage, "a", 2, 1))
     nothing = ModelVersion(0, 0)
     assert expect.members == (Expected(update("a", 0), nothing, 0), Expected(update("a", 1), nothing, 0))
 
 
 def test_a_primary_that_began_anew_at_the_version_of_the_log_is_followed_in_a_new_term():
     stage = seeded(Stage().trained("a"), updates=100)
-    stage.tell(MemberLeft(name="s", incarnation=1))
+    stage.left("s")
     stage.server(incarnation=2)
     found = stage.tell(replace(holds(0), version=ModelVersion(2, 0)))
-    assert only(Seed, found)[0].term == TERM + 2
+    assert of(Seed, found)[0].term == TERM + 2
 
 
 @pytest.mark.parametrize("version", [0, 3])
 def test_a_server_that_begins_a_model_is_asked_for_a_seed_once_it_has_weights(version):
     stage = Stage().trained("a", version=version)
-    assert only(Seed, join(stage, updates=100))
-    stage.tell(MemberSilent(name="s", incarnation=1))
-    assert not only(Seed, stage.server(incarnation=2))
-    found = stage.tell(InitialReceived(server="s", model="net", version=ModelVersion(2, 0)))
-    assert [seed.term for seed in only(Seed, found)] == [TERM + 2]
+    assert of(Seed, join(stage, updates=100))
+    stage.silent("s")
+    assert not of(Seed, stage.server(incarnation=2))
+    found = stage.weights(0, epoch=2)
+    assert [seed.term for seed in of(Seed, found)] == [TERM + 2]
     first = replace(committed(update("a"), 1).commits[0], version=ModelVersion(2, 1))
-    assert only(Logged, stage.tell(CommitsReported(server="s", model="net", commits=(first,))))
+    assert of(Logged, stage.tell(CommitsReported(server="s", model="net", commits=(first,))))
 
 
 def test_a_server_that_begins_a_model_keeps_to_no_bound_of_a_replica_that_followed_another():
     stage = seeded(Stage().trained("a"), updates=100)
-    stage.tell(MemberSilent(name="r", incarnation=1))
-    stage.tell(MemberSilent(name="s", incarnation=1))
-    assert not only(Followed, stage.server(incarnation=2))
+    stage.silent("r")
+    stage.silent("s")
+    assert not of(Followed, stage.server(incarnation=2))

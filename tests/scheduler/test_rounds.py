@@ -29,7 +29,6 @@ from mlfabric.protocol import (
     RoundBroken,
     RoundId,
     Tick,
-    WorkerHolds,
 )
 from mlfabric.scheduler.meter import Meter
 from mlfabric.scheduler.rounds.round_table import MOST_BREAKS, Rounds
@@ -159,7 +158,7 @@ def test_one_that_falls_silent_is_waited_for_a_moment_and_takes_part_if_it_is_ba
     team.wait(PATIENCE_MS - 1)
     assert team.tick() == []
     team.worker("b", spec=JOB)
-    assert told(team.ask(WorkerHolds(worker="b", pushes=(), gets=(), reduces=(asks("b"),)))) == [
+    assert told(team.says("b", reduces=(asks("b"),))) == [
         ("Reduce", "a"),
         ("Reduce", "b"),
     ]

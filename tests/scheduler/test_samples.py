@@ -13,8 +13,6 @@ from mlfabric.protocol import (
     Commit,
     CommitsReported,
     DrawAnswer,
-    MemberLeft,
-    MemberSilent,
     ModelVersion,
     NoteDropped,
     SamplesDropped,
@@ -84,7 +82,7 @@ def test_what_a_worker_that_falls_silent_has_under_way_is_dropped() -> None:
     stage.ask(push("a", 1, samples=((8, 16),)))
     stage.ask(push("b", samples=((16, 24),)))
     stage.tell(committed(update("a"), 1))
-    assert notes((8, 16)) in stage.tell(MemberSilent(name="a", incarnation=1))
+    assert notes((8, 16)) in stage.silent("a")
     assert stage.state.models["net"].samples.under_way() == ((16, 24),)
 
 
@@ -108,7 +106,7 @@ def test_a_scheduler_that_begins_anew_hears_of_drops_from_workers() -> None:
     stage.server(held=(SPEC,))
     stage.tell(holds(3))
     stage.worker("a")
-    assert stage.tell(WorkerHolds(worker="a", pushes=(), gets=(), dropped=((0, 8),))) == [notes((0, 8))]
+    assert stage.says("a", dropped=((0, 8),)) == [notes((0, 8))]
 
 
 def test_what_only_its_own_worker_can_say_is_not_taken_from_strangers() -> None:
@@ -157,14 +155,14 @@ def test_what_was_dropped_is_handed_out_again_to_who_wants_that() -> None:
 def test_what_a_worker_had_that_left_is_handed_out_at_once() -> None:
     stage = Stage().trained("a", "b")
     stage.tell(wants("a"))
-    stage.tell(MemberLeft(name="a", incarnation=1))
+    stage.left("a")
     assert stage.tell(wants("b")) == grants("b", (0, 4))
 
 
 def test_a_worker_that_falls_silent_may_come_back_for_a_while() -> None:
     stage = Stage().trained("a", "b")
     stage.tell(wants("a"))
-    stage.tell(MemberSilent(name="a", incarnation=1))
+    stage.silent("a")
     assert stage.tell(wants("b")) == grants("b", (4, 8))
     stage.wait(SILENCE_MS)
     assert stage.tell(wants("b")) == grants("b", (0, 4))
@@ -173,9 +171,9 @@ def test_a_worker_that_falls_silent_may_come_back_for_a_while() -> None:
 def test_a_worker_that_comes_back_keeps_what_it_says_it_has() -> None:
     stage = Stage().trained("a", "b")
     stage.tell(wants("a", count=8))
-    stage.tell(MemberSilent(name="a", incarnation=1))
+    stage.silent("a")
     stage.worker("a")
-    stage.tell(WorkerHolds(worker="a", pushes=(), gets=(), drawn=((0, 4),)))
+    stage.says("a", drawn=((0, 4),))
     stage.wait(SILENCE_MS)
     assert stage.tell(wants("b")) == grants("b", (4, 8))
 
@@ -197,7 +195,7 @@ def test_a_scheduler_that_begins_anew_gives_workers_time_to_say_what_they_have()
     stage.tell(holds(3, samples=SampleCounts(runs=((0, 4, 1),))))
     assert stage.tell(wants("b")) == answers("b", DrawAnswer.NOT_YET)
     stage.worker("a")
-    stage.tell(WorkerHolds(worker="a", pushes=(), gets=(), drawn=((4, 8),)))
+    stage.says("a", drawn=((4, 8),))
     stage.wait(SILENCE_MS)
     assert stage.tell(wants("b")) == grants("b", (8, 12))
 
@@ -215,7 +213,7 @@ def test_what_a_server_has_lost_is_handed_out_again() -> None:
 
 def test_a_wish_of_a_worker_that_is_not_here_has_no_answer() -> None:
     stage = Stage().trained("a")
-    stage.tell(MemberLeft(name="a", incarnation=1))
+    stage.left("a")
     assert stage.tell(wants("a")) == []
 
 
@@ -264,7 +262,7 @@ def test_no_sample_is_with_two_workers_or_trained_on_twice(story: list[tuple[str
         elif what == "go" and number == 1:
             gone.add(worker)
             has.pop(worker, None)
-            stage.tell(MemberLeft(name=worker, incarnation=1))
+            stage.left(worker)
         elif what == "tick":
             stage.wait(number)
             stage.tell(SamplesReported(server="s", model="net", counts=account.counts()))

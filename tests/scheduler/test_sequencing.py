@@ -11,16 +11,12 @@ from mlfabric.network import Piece, Profile
 from mlfabric.protocol import Drop, DropReason, Expect, Send, Sum, SumId, Tick, TransferEnd, Void
 from mlfabric.scheduler.records import TornBy
 from mlfabric.scheduler.updates.pace import LOOKS, MOST_MISSED, Pace
-from tests.scheduler.stage import GIGABIT, MS, SPEC, Stage, committed, committed_together, ended, push, update
+from tests.scheduler.stage import GIGABIT, MS, SPEC, Stage, committed, committed_together, ended, of, push, update
 
 pytestmark = pytest.mark.usefixtures("compiled_planner")
 
 SLOW_BPS = GIGABIT // 100
 """An update takes 800 ms."""
-
-
-def of(kind, instructions):
-    return [i for i in instructions if isinstance(i, kind)]
 
 
 def fabric(tau_max: int, slow: tuple[str, ...] = ("z",), rule: RuleSpec | None = None) -> Stage:

@@ -12,8 +12,6 @@ from mlfabric.protocol import (
     Expect,
     HostModel,
     InitialReceived,
-    MemberLeft,
-    MemberSilent,
     ModelVersion,
     Prepare,
     Send,
@@ -33,10 +31,7 @@ from tests.scheduler.shard_stage import (
     prepared,
     refused,
 )
-
-
-def kinds(instructions, *wanted):
-    return [i for i in instructions if isinstance(i, wanted)]
+from tests.scheduler.stage import of
 
 
 def new_scheduler(*holds) -> ShardStage:
@@ -51,7 +46,7 @@ def new_scheduler(*holds) -> ShardStage:
 
 def back(stage: ShardStage, shard: int, *args, **fields):
     """Let a server's stream break, and let it come back with what it holds."""
-    stage.tell(MemberSilent(name=f"s{shard}", incarnation=1))
+    stage.silent(f"s{shard}")
     stage.server(f"s{shard}", held=(PARTS[shard],))
     return stage.ask(part_holds(shard, *args, **fields))
 
@@ -71,8 +66,8 @@ def test_a_part_whose_server_missed_its_model_lets_the_others_count_as_before():
         stage.server(server)
     stage.worker("a", spec=CUT)
     stage.tell(InitialReceived(server="s0", model="net.shard0", version=ModelVersion(1, 0)))
-    stage.tell(MemberSilent(name="s1", incarnation=1))
-    assert [i.epoch for i in kinds(stage.server("s1"), HostModel)] == [2]
+    stage.silent("s1")
+    assert [i.epoch for i in of(HostModel, stage.server("s1"))] == [2]
     assert stage.whole.version == ModelVersion(2, 0)
 
 
@@ -80,7 +75,7 @@ def test_a_server_that_says_twice_what_it_holds_is_told_that_the_unit_between_is
     stage = ShardStage().begin("a")
     stage.pushes_all("a")
     told = stage.ask(part_holds(1, 0, received=(part("a", 0, 1),)))
-    assert kinds(told, Conclude) == [conclude(0, commit=False), conclude(1, commit=False)]
+    assert of(Conclude, told) == [conclude(0, commit=False), conclude(1, commit=False)]
     assert told[-2:] == [prepare(0, ("a", 0), number=2), prepare(1, ("a", 0), number=2)]
 
 
@@ -91,7 +86,7 @@ def test_a_decided_unit_that_a_server_has_not_committed_is_rolled_forward_there(
     stage.commits(("a", 0), parts=(0,))
     told = back(stage, 1, 0, received=(part("a", 0, 1),))
     assert told[-1] == prepare(1, ("a", 0))
-    assert [(i.to, i.transfer) for i in kinds(told, Expect)] == [("s1", part("a", 0, 1))]
+    assert [(i.to, i.transfer) for i in of(Expect, told)] == [("s1", part("a", 0, 1))]
     assert stage.ask(prepared(1)) == [conclude(1)]
     stage.commits(("a", 0), parts=(1,))
     assert stage.whole.unit is None
@@ -114,9 +109,9 @@ def test_a_new_scheduler_waits_until_all_servers_have_said_what_they_hold():
     stage.tell(part_holds(0, 1, ("a", 0, 1)))
     stage.server("s1", held=(PARTS[1],))
     stage.worker("a", spec=CUT)
-    assert not kinds(stage.asks("a", 1, 1), Send)
+    assert not of(Send, stage.asks("a", 1, 1))
     stage.tell(part_holds(1, 1, ("a", 0, 1)))
-    assert len(kinds(stage.tick(), Send)) == 2
+    assert len(of(Send, stage.tick())) == 2
 
 
 def test_a_new_scheduler_rolls_forward_what_one_server_has_not_committed():
@@ -131,7 +126,7 @@ def test_a_part_of_a_half_committed_push_that_is_lost_is_sent_again_before_anyth
     stage.worker("a", spec=CUT)
     requests = (part_push("a", 0, 1), part_push("a", 0, 0))
     told = stage.ask(WorkerHolds(worker="a", pushes=requests, gets=()))
-    assert [i.update for i in kinds(told, Send)] == [part("a", 0, 1)]
+    assert [i.update for i in of(Send, told)] == [part("a", 0, 1)]
     assert not stage.whole.torn
     assert stage.arrives("a", parts=(1,))[-1] == prepare(1, ("a", 0), epoch=2)
 
@@ -153,7 +148,7 @@ def test_a_gradient_that_is_found_at_a_server_without_weights_is_dropped_when_it
     stage.arrives("a")
     no = refused(0, part("a", 0, 0), cause=DropReason.ROLLED_BACK)
     told = stage.ask(replace(no, unit=prepared(0, epoch=2).unit))
-    assert {drop.cause for drop in kinds(told, Drop)} == {DropReason.ROLLED_BACK}
+    assert {drop.cause for drop in of(Drop, told)} == {DropReason.ROLLED_BACK}
 
 
 def test_a_push_that_is_complete_at_some_parts_is_dropped_if_its_worker_does_not_come_back():
@@ -163,7 +158,7 @@ def test_a_push_that_is_complete_at_some_parts_is_dropped_if_its_worker_does_not
     assert due_ns == stage.now_ns + stage.state.context.config.silence_ns
     stage.now_ns = due_ns
     told = stage.tell(Tick())
-    assert [(i.to, i.cause) for i in kinds(told, Drop)] == [("s0", DropReason.WORKER_GONE)]
+    assert [(i.to, i.cause) for i in of(Drop, told)] == [("s0", DropReason.WORKER_GONE)]
 
 
 def test_servers_that_are_more_than_one_version_apart_are_torn_and_nothing_is_done():
@@ -172,7 +167,7 @@ def test_servers_that_are_more_than_one_version_apart_are_torn_and_nothing_is_do
     stage.ask(part_holds(1, 3, ("a", 2, 3)))
     assert stage.whole.torn.startswith("net is torn: part 0 at s0 at version 5, part 1 at s1 at version 3")
     assert "stop all servers" in stage.whole.waits_for
-    assert not kinds(stage.asks("a", 5, 5) + stage.gets("a"), Send, Serve)
+    assert not of((Send, Serve), stage.asks("a", 5, 5) + stage.gets("a"))
 
 
 def test_a_model_is_torn_while_the_worker_is_gone_that_has_what_one_server_lacks():
@@ -180,10 +175,10 @@ def test_a_model_is_torn_while_the_worker_is_gone_that_has_what_one_server_lacks
     stage.pushes_all("a")
     stage.prepares()
     stage.commits(("a", 0), parts=(0,))
-    stage.tell(MemberLeft(name="a", incarnation=1))
+    stage.left("a")
     back(stage, 1, 0)
     assert "torn" in stage.whole.torn
-    assert not kinds(stage.asks("b") + stage.gets("b"), Send, Serve)
+    assert not of((Send, Serve), stage.asks("b") + stage.gets("b"))
 
 
 def test_servers_that_all_come_back_at_one_version_are_torn_no_longer():
@@ -192,13 +187,13 @@ def test_servers_that_all_come_back_at_one_version_are_torn_no_longer():
     stage.worker("a", spec=CUT)
     back(stage, 0, 3)
     assert not stage.whole.torn
-    assert len(kinds(stage.gets("a"), Serve)) == 2
+    assert len(of(Serve, stage.gets("a"))) == 2
 
 
 def test_a_server_that_comes_back_without_weights_tears_the_model():
     stage = ShardStage().begin("a")
     stage.whole_way("a")
-    stage.tell(MemberLeft(name="s1", incarnation=1))
+    stage.left("s1")
     stage.server("s1", incarnation=2)
     assert "part 1 at s1 without weights" in stage.whole.torn
 
@@ -207,14 +202,14 @@ def test_what_a_server_that_came_back_was_serving_is_asked_for_again():
     stage = ShardStage().begin("a")
     stage.gets("a")
     told = back(stage, 1, 0)
-    assert [i.to for i in kinds(told, CancelServe)] == ["s1"]
-    assert len(kinds(stage.gets("a"), Serve)) == 2
+    assert [i.to for i in of(CancelServe, told)] == ["s1"]
+    assert len(of(Serve, stage.gets("a"))) == 2
 
 
 def test_the_next_unit_waits_for_a_server_that_is_away():
     stage = ShardStage().begin("a", "b")
     stage.pushes_all("a")
     stage.prepares()
-    stage.tell(MemberSilent(name="s1", incarnation=1))
+    stage.silent("s1")
     stage.asks("b")
-    assert not kinds(stage.commits(("a", 0)), Prepare, Send)
+    assert not of((Prepare, Send), stage.commits(("a", 0)))

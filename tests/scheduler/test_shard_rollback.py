@@ -14,7 +14,6 @@ from mlfabric.protocol import (
     Drop,
     DropReason,
     Expect,
-    MemberSilent,
     ModelVersion,
     Prepare,
     Resolve,
@@ -42,6 +41,7 @@ from tests.scheduler.shard_stage import (
     spec_of,
     unit,
 )
+from tests.scheduler.stage import of
 
 MODES = [Mode.ASYNCHRONOUS, Mode.SYNCHRONOUS, Mode.STALE_SYNCHRONOUS]
 OLD = 192
@@ -50,16 +50,12 @@ MADE = Committed(version=ModelVersion(1, 255), tau=0)
 FIRST = (ModelVersion(1, 0),)
 
 
-def kinds(instructions, *wanted):
-    return [i for i in instructions if isinstance(i, wanted)]
-
-
 def resolved(told):
-    return [(i.update, i.outcome) for i in kinds(told, Resolve)]
+    return [(i.update, i.outcome) for i in of(Resolve, told)]
 
 
 def dies(stage: ShardStage, shard: int, incarnation: int = 1):
-    return stage.tell(MemberSilent(name=f"s{shard}", incarnation=incarnation))
+    return stage.silent(f"s{shard}", incarnation)
 
 
 def resumes(stage: ShardStage, shard: int, version: int = OLD, incarnation: int = 2, epoch: int = 2):
@@ -89,7 +85,7 @@ def half_committed(mode: Mode | None = None) -> ShardStage:
 
 
 def served_at(told) -> list[ModelVersion | None]:
-    return [i.version for i in kinds(told, Serve)]
+    return [i.version for i in of(Serve, told)]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -102,7 +98,7 @@ def test_a_push_that_one_server_committed_before_all_are_rolled_back_is_answered
 
 def test_a_get_that_waits_for_the_push_is_served_when_it_is_lost():
     stage = half_committed()
-    assert not kinds(stage.gets("a", after=0), Serve)
+    assert not of(Serve, stage.gets("a", after=0))
     assert served_at(rolls_back(stage)) == [ModelVersion(2, OLD)] * 2
 
 
@@ -118,7 +114,7 @@ def test_nothing_is_taken_for_lost_while_parts_are_torn():
 def test_a_lost_push_is_over_once_the_server_has_let_go_of_what_it_expected():
     stage = half_committed()
     told = rolls_back(stage)
-    assert [(i.to, i.transfer) for i in kinds(told, Void)] == [("s1", part("a", 0, 1))]
+    assert [(i.to, i.transfer) for i in of(Void, told)] == [("s1", part("a", 0, 1))]
     stage.ask(ended(1, part("a", 0, 1), TransferEnd.VOIDED))
     assert not stage.whole.open
     assert stage.whole.tables[1].settled.get(part("a", 0, 1)) == MADE
@@ -129,7 +125,7 @@ def test_a_part_whose_server_resumed_just_before_a_unit_makes_it_under_its_own_e
     dies(stage, 1)
     resumes(stage, 1, 254)
     told = stage.arrives("a", parts=(1,))
-    assert [(i.to, i.version) for i in kinds(told, Prepare)] == [("s1", ModelVersion(2, 255))]
+    assert [(i.to, i.version) for i in of(Prepare, told)] == [("s1", ModelVersion(2, 255))]
     stage.ask(prepared(1))
     made = Commit(update=part("a", 0, 1), version=ModelVersion(2, 255), tau=0, lr=0.1, step_norm=1.0)
     stage.ask(CommitsReported(server="s1", model="net.shard1", commits=(made,)))
@@ -142,16 +138,16 @@ def test_a_lost_part_that_was_sent_again_is_dropped_only_when_its_worker_knows_t
     stage = half_committed(mode)
     dies(stage, 1)
     resumes(stage, 1)
-    assert not kinds(stage.arrives("a", parts=(1,)), Drop)
+    assert not of(Drop, stage.arrives("a", parts=(1,)))
     dies(stage, 0)
     told = resumes(stage, 0)
     assert resolved(told) == [(part("a", 0, 1), MADE)]
-    assert not kinds(told, Drop)
-    assert len(kinds(stage.gets("a", after=0), Serve)) == 2
+    assert not of(Drop, told)
+    assert len(of(Serve, stage.gets("a", after=0))) == 2
     told = []
     for shard in range(2):
         told += stage.ask(replace(part_push("a", 1, shard, OLD), resolved_below=2))
-    assert [(i.to, i.update, i.cause) for i in kinds(told, Drop)] == [("s1", part("a", 0, 1), DropReason.ROLLED_BACK)]
+    assert [(i.to, i.update, i.cause) for i in of(Drop, told)] == [("s1", part("a", 0, 1), DropReason.ROLLED_BACK)]
     stage.ask(ended(1, part("a", 0, 1), TransferEnd.DISCARDED, DropReason.ROLLED_BACK))
     assert [push.counter for push in stage.whole.open] == [1]
     assert not stage.state.models["net.shard1"].dropped
@@ -164,9 +160,9 @@ def test_a_lost_part_of_a_worker_that_is_gone_is_dropped_at_its_server():
     stage.arrives("a", parts=(1,))
     dies(stage, 0)
     resumes(stage, 0)
-    assert not kinds(stage.tell(MemberSilent(name="a", incarnation=1)), Drop)
+    assert not of(Drop, stage.silent("a"))
     told = stage.worker("a", incarnation=2, spec=CUT)
-    assert [(i.to, i.update, i.cause) for i in kinds(told, Drop)] == [("s1", part("a", 0, 1), DropReason.ROLLED_BACK)]
+    assert [(i.to, i.update, i.cause) for i in of(Drop, told)] == [("s1", part("a", 0, 1), DropReason.ROLLED_BACK)]
     stage.ask(ended(1, part("a", 0, 1), TransferEnd.DISCARDED, DropReason.ROLLED_BACK))
     assert not stage.whole.open
 
@@ -176,7 +172,7 @@ def test_a_worker_that_asks_again_is_told_again_and_never_told_to_send():
     rolls_back(stage)
     told = stage.ask(part_push("a", 0, 1, 254))
     assert resolved(told) == [(part("a", 0, 1), MADE)]
-    assert not kinds(told + stage.tick(), Send, Expect)
+    assert not of((Send, Expect), told + stage.tick())
 
 
 def test_what_servers_were_told_to_commit_counts_as_committed_though_none_of_them_said_so():
@@ -186,7 +182,7 @@ def test_what_servers_were_told_to_commit_counts_as_committed_though_none_of_the
     told = rolls_back(stage)
     made = Committed(version=ModelVersion(1, 255), tau=1)
     assert resolved(told) == [(part("a", 0, shard), made) for shard in range(2)]
-    assert len(kinds(stage.gets("a", after=0), Serve)) == 2
+    assert len(of(Serve, stage.gets("a", after=0))) == 2
 
 
 def test_what_servers_were_told_to_commit_and_still_hold_is_committed_after_all():
@@ -208,10 +204,10 @@ def test_a_push_that_no_server_was_to_commit_is_sent_anew_to_all_and_refused_ali
     stage.prepares(parts=(0,))
     told = rolls_back(stage)
     assert not resolved(told)
-    assert {i.update for i in kinds(told, Send)} == {part("a", 0, 0), part("a", 0, 1)}
+    assert {i.update for i in of(Send, told)} == {part("a", 0, 0), part("a", 0, 1)}
     stage.arrives("a")
     told = stage.ask(refused(0, part("a", 0, 0), cause=DropReason.ROLLED_BACK, number=2))
-    assert {(i.to, i.cause) for i in kinds(told, Drop)} == {(f"s{s}", DropReason.ROLLED_BACK) for s in range(2)}
+    assert {(i.to, i.cause) for i in of(Drop, told)} == {(f"s{s}", DropReason.ROLLED_BACK) for s in range(2)}
 
 
 def test_a_push_of_a_version_that_was_lost_is_dropped_though_no_iteration_takes_it():
@@ -224,9 +220,9 @@ def test_a_push_of_a_version_that_was_lost_is_dropped_though_no_iteration_takes_
     for shard, spec in enumerate(specs):
         stage.tell(replace(part_holds(shard, 254, received=(part("a", 0, shard),)), spec=spec))
     assert not stage.asks("a", computed_from=254)
-    assert {i.update for i in kinds(rolls_back(stage), Send)} == {part("a", 0, s) for s in range(2)}
+    assert {i.update for i in of(Send, rolls_back(stage))} == {part("a", 0, s) for s in range(2)}
     told = stage.arrives("a")
-    assert {(i.to, i.update, i.cause) for i in kinds(told, Drop)} == {
+    assert {(i.to, i.update, i.cause) for i in of(Drop, told)} == {
         (f"s{shard}", part("a", 0, shard), DropReason.ROLLED_BACK) for shard in range(2)
     }
 
@@ -234,10 +230,10 @@ def test_a_push_of_a_version_that_was_lost_is_dropped_though_no_iteration_takes_
 def test_a_worker_that_was_away_meanwhile_is_told_when_it_comes_back():
     stage = ShardStage().begin("a", "b", version=253)
     stage.whole_way("a", version=254)
-    stage.tell(MemberSilent(name="a", incarnation=1))
+    stage.silent("a")
     rolls_back(stage)
     stage.worker("a", spec=CUT)
-    told = stage.ask(WorkerHolds(worker="a", pushes=(part_push("a", 0, 1, 253),), gets=()))
+    told = stage.says("a", part_push("a", 0, 1, 253))
     assert resolved(told) == [(part("a", 0, 1), Committed(version=ModelVersion(1, 254), tau=0))]
     assert not stage.whole.open
 
@@ -250,7 +246,7 @@ def test_a_new_scheduler_answers_for_what_only_one_server_told_it_of():
     stage.tell(part_holds(1, OLD))
     assert stage.whole.torn
     stage.worker("a", spec=CUT)
-    stage.ask(WorkerHolds(worker="a", pushes=(part_push("a", 0, 1, 254),), gets=()))
+    stage.says("a", part_push("a", 0, 1, 254))
     dies(stage, 0)
     assert resolved(resumes(stage, 0)) == [(part("a", 0, 1), MADE)]
 
@@ -258,7 +254,7 @@ def test_a_new_scheduler_answers_for_what_only_one_server_told_it_of():
 def test_what_a_new_process_of_a_worker_pushed_is_not_forgotten_with_what_the_former_left_behind():
     stage = ShardStage().begin("a")
     stage.pushes_all("a")
-    stage.tell(MemberSilent(name="a", incarnation=1))
+    stage.silent("a")
     stage.worker("a", incarnation=2, spec=CUT)
     for shard in range(2):
         stage.ask(replace(part_push("a", 0, shard), update=part("a", 0, shard, incarnation=2)))
@@ -285,8 +281,8 @@ def test_a_get_is_held_back_by_one_clock_though_those_of_the_parts_differ():
     for clocks, ahead, behind in ((first, "a", "b"), (second, "b", "a")):
         clocks.hear(ahead, 5)
         clocks.hear(behind, 4)
-    assert not kinds(stage.gets("a"), Serve)
-    assert len(kinds(stage.gets("b"), Serve)) == 2
+    assert not of(Serve, stage.gets("a"))
+    assert len(of(Serve, stage.gets("b"))) == 2
 
 
 def test_other_workers_go_on_after_a_push_was_lost():
@@ -296,7 +292,7 @@ def test_other_workers_go_on_after_a_push_was_lost():
     stage.commits(("a", 0), version=255, parts=(0,))
     rolls_back(stage)
     told = stage.pushes_all("b", computed_from=OLD)
-    assert [i.version.number for i in kinds(told, Prepare)] == [OLD + 1] * 2
+    assert [i.version.number for i in of(Prepare, told)] == [OLD + 1] * 2
 
 
 def test_a_part_that_went_back_behind_what_its_server_had_said_to_be_committed_is_torn():
@@ -335,14 +331,14 @@ def gone_back(version: int = OLD, received: tuple[UpdateId, ...] = ()) -> ShardS
 def test_a_push_of_which_only_its_worker_knows_that_a_part_was_committed_is_refused_alike_at_all_parts():
     stage = gone_back()
     told = stage.ask(holds_of_half_committed(254))
-    assert {i.update for i in kinds(told, Send)} == {part("a", 0, 0), part("a", 0, 1)}
-    assert len(kinds(stage.arrives("a"), Prepare)) == 2
+    assert {i.update for i in of(Send, told)} == {part("a", 0, 0), part("a", 0, 1)}
+    assert len(of(Prepare, stage.arrives("a"))) == 2
     refusal = refused(0, part("a", 0, 0), cause=DropReason.ROLLED_BACK)
     told = stage.ask(replace(refusal, unit=unit(epoch=2)))
-    assert {(i.to, i.update, i.cause) for i in kinds(told, Drop)} == {
+    assert {(i.to, i.update, i.cause) for i in of(Drop, told)} == {
         (f"s{shard}", part("a", 0, shard), DropReason.ROLLED_BACK) for shard in range(2)
     }
-    assert not kinds(stage.gets("a", after=0), Serve)
+    assert not of(Serve, stage.gets("a", after=0))
     told = []
     for shard in range(2):
         told += stage.ask(ended(shard, part("a", 0, shard), TransferEnd.DISCARDED, DropReason.ROLLED_BACK))
@@ -371,10 +367,8 @@ def test_a_part_that_counts_as_lost_is_answered_however_often_it_is_asked_for():
 def test_what_is_left_at_a_server_of_a_push_that_its_worker_does_not_hold_any_more_is_dropped_there():
     left = part("a", 0, 0)
     stage = gone_back(received=(left,))
-    told = stage.ask(WorkerHolds(worker="a", pushes=(), gets=()))
-    assert [(i.to, i.update, i.cause) for i in kinds(told, Drop) if i.to != "a"] == [
-        ("s0", left, DropReason.ROLLED_BACK)
-    ]
+    told = stage.says("a")
+    assert [(i.to, i.update, i.cause) for i in of(Drop, told) if i.to != "a"] == [("s0", left, DropReason.ROLLED_BACK)]
     stage.ask(ended(0, left, TransferEnd.DISCARDED, DropReason.ROLLED_BACK))
     assert not stage.whole.open
 
@@ -382,8 +376,8 @@ def test_what_is_left_at_a_server_of_a_push_that_its_worker_does_not_hold_any_mo
 def test_what_is_left_of_a_push_that_its_worker_holds_is_not_dropped():
     stage = gone_back(received=(part("a", 0, 0),))
     told = stage.ask(holds_of_half_committed(254))
-    assert not kinds(told, Drop)
-    assert part("a", 0, 1) in {i.update for i in kinds(told, Send)}
+    assert not of(Drop, told)
+    assert part("a", 0, 1) in {i.update for i in of(Send, told)}
 
 
 def test_a_get_does_not_wait_for_a_push_of_which_one_part_is_asked_for_late():

@@ -11,8 +11,6 @@ from mlfabric.protocol import (
     DropReason,
     Fetch,
     GetId,
-    MemberLeft,
-    MemberSilent,
     ModelVersion,
     Prepare,
     Refuse,
@@ -42,11 +40,7 @@ from tests.scheduler.shard_stage import (
     refused,
     spec_of,
 )
-
-
-def kinds(instructions, *wanted):
-    return [i for i in instructions if isinstance(i, wanted)]
-
+from tests.scheduler.stage import of
 
 # Placing
 
@@ -54,11 +48,11 @@ def kinds(instructions, *wanted):
 def test_a_worker_waits_until_there_is_a_server_for_every_part():
     stage = ShardStage()
     stage.server("s0")
-    (answer,) = kinds(stage.worker("a", spec=CUT), Refuse)
+    (answer,) = of(Refuse, stage.worker("a", spec=CUT))
     assert answer.cause is RefuseReason.NOT_YET
     assert not stage.state.wholes
     stage.server("s1")
-    (welcome,) = kinds(stage.worker("a", spec=CUT), Welcome)
+    (welcome,) = of(Welcome, stage.worker("a", spec=CUT))
     assert welcome.server == "s0,s1"
     assert [stage.state.models[f"net.shard{i}"].pushes.server for i in range(2)] == ["s0", "s1"]
 
@@ -67,10 +61,10 @@ def test_a_worker_that_names_the_servers_waits_for_these():
     stage = ShardStage()
     for server in ("s0", "s1"):
         stage.server(server)
-    (answer,) = kinds(stage.worker("a", spec=replace(CUT, server="s1,s7")), Refuse)
+    (answer,) = of(Refuse, stage.worker("a", spec=replace(CUT, server="s1,s7")))
     assert answer.cause is RefuseReason.NOT_YET
     stage.server("s7")
-    (welcome,) = kinds(stage.worker("a", spec=replace(CUT, server="s1,s7")), Welcome)
+    (welcome,) = of(Welcome, stage.worker("a", spec=replace(CUT, server="s1,s7")))
     assert welcome.server == "s1,s7"
 
 
@@ -78,18 +72,18 @@ def test_parts_that_others_may_hold_are_not_placed_anew():
     stage = ShardStage(epoch=2)
     stage.server("s0", held=(PARTS[0],))
     stage.server("s2")
-    (answer,) = kinds(stage.worker("a", spec=CUT), Refuse)
+    (answer,) = of(Refuse, stage.worker("a", spec=CUT))
     assert answer.cause is RefuseReason.NOT_YET
     stage.server("s1", held=(PARTS[1],))
-    assert kinds(stage.worker("a", spec=CUT), Welcome)
+    assert of(Welcome, stage.worker("a", spec=CUT))
 
 
 def test_a_model_is_not_cut_in_two_ways():
     stage = ShardStage().begin("a")
-    (answer,) = kinds(stage.worker("b", spec=replace(CUT, shards=1)), Refuse)
+    (answer,) = of(Refuse, stage.worker("b", spec=replace(CUT, shards=1)))
     assert answer.cause is RefuseReason.OPTIONS_DIFFER
     stage.server("s2")
-    (answer,) = kinds(stage.worker("b", spec=replace(CUT, shards=3)), Refuse)
+    (answer,) = of(Refuse, stage.worker("b", spec=replace(CUT, shards=3)))
     assert answer.cause is RefuseReason.OPTIONS_DIFFER
 
 
@@ -97,10 +91,10 @@ def test_initial_weights_are_asked_of_one_worker_for_all_parts():
     stage = ShardStage()
     stage.server("s0")
     stage.server("s1")
-    asked = [w.initialise for name in ("a", "b") for w in kinds(stage.worker(name, spec=CUT), Welcome)]
+    asked = [w.initialise for name in ("a", "b") for w in of(Welcome, stage.worker(name, spec=CUT))]
     assert asked == [True, False]
     told = stage.ask(part_push("a", 0, 0, kind=UpdateKind.INITIAL))
-    assert [i.to for i in kinds(told, Send)] == ["a"]
+    assert [i.to for i in of(Send, told)] == ["a"]
     assert stage.whole.wants_weights
 
 
@@ -109,7 +103,7 @@ def test_nothing_is_planned_before_all_parts_have_weights():
     stage.server("s0")
     stage.server("s1")
     stage.worker("a", spec=CUT)
-    assert not kinds(stage.asks("a"), Send)
+    assert not of(Send, stage.asks("a"))
 
 
 # Units
@@ -117,8 +111,8 @@ def test_nothing_is_planned_before_all_parts_have_weights():
 
 def test_a_push_is_sent_once_all_of_it_is_asked_for():
     stage = ShardStage().begin("a")
-    assert not kinds(stage.asks("a", parts=(0,)), Send)
-    assert {i.receiver for i in kinds(stage.asks("a", parts=(1,)), Send)} == {"s0", "s1"}
+    assert not of(Send, stage.asks("a", parts=(0,)))
+    assert {i.receiver for i in of(Send, stage.asks("a", parts=(1,)))} == {"s0", "s1"}
 
 
 def test_a_push_is_prepared_once_all_of_it_is_there_and_concluded_once_all_have_prepared_it():
@@ -135,7 +129,7 @@ def test_the_next_unit_begins_when_all_parts_have_committed():
     stage.pushes_all("a")
     stage.pushes_all("b")
     stage.prepares()
-    assert not kinds(stage.commits(("a", 0), parts=(0,)), Prepare)
+    assert not of(Prepare, stage.commits(("a", 0), parts=(0,)))
     told = stage.commits(("a", 0), parts=(1,))
     assert told == [prepare(0, ("b", 0), version=2, number=2), prepare(1, ("b", 0), version=2, number=2)]
 
@@ -155,7 +149,7 @@ def test_units_are_in_the_order_in_which_pushes_became_complete():
     stage.arrives("b", parts=(1,))
     stage.prepares()
     told = stage.commits(("a", 0))
-    assert kinds(told, Prepare)[0].transfers == (part("c", 0, 0),)
+    assert of(Prepare, told)[0].transfers == (part("c", 0, 0),)
 
 
 def test_who_cannot_wait_goes_first():
@@ -169,7 +163,7 @@ def test_who_cannot_wait_goes_first():
     stage.arrives("c", 0)
     stage.prepares(2)
     told = stage.commits(("b", 0), version=2)
-    assert kinds(told, Prepare)[0].transfers == (part("a", 1, 0),)
+    assert of(Prepare, told)[0].transfers == (part("a", 1, 0),)
 
 
 def test_a_push_that_has_become_too_old_is_dropped_at_all_parts():
@@ -183,8 +177,8 @@ def test_a_push_that_has_become_too_old_is_dropped_at_all_parts():
         stage.prepares(number + 1)
         stage.commits(("b", number), version=number + 1)
     told = stage.arrives("a")
-    assert not kinds(told, Prepare)
-    assert [(i.to, i.cause) for i in kinds(told, Drop)] == [(f"s{i}", DropReason.DELAY_BOUND) for i in range(2)]
+    assert not of(Prepare, told)
+    assert [(i.to, i.cause) for i in of(Drop, told)] == [(f"s{i}", DropReason.DELAY_BOUND) for i in range(2)]
 
 
 # Drops
@@ -196,7 +190,7 @@ def test_a_refusal_at_one_part_gives_the_unit_up_and_drops_the_culprit_everywher
     stage.prepares(parts=(0,))
     told = stage.ask(refused(1, part("a", 0, 1), cause=DropReason.NOT_FINITE))
     assert told[0] == conclude(0, commit=False)
-    assert [(i.to, i.cause) for i in kinds(told, Drop)] == [(f"s{i}", DropReason.NOT_FINITE) for i in range(2)]
+    assert [(i.to, i.cause) for i in of(Drop, told)] == [(f"s{i}", DropReason.NOT_FINITE) for i in range(2)]
     for shard in range(2):
         stage.ask(ended(shard, part("a", 0, shard), TransferEnd.DISCARDED, DropReason.NOT_FINITE))
     assert not stage.whole.open
@@ -218,35 +212,35 @@ def test_what_a_worker_discards_is_dropped_at_the_other_parts():
     stage.asks("a")
     stage.arrives("a", parts=(1,))
     told = stage.ask(ended(0, part("a", 0, 0), TransferEnd.DISCARDED, DropReason.CHANGED, by="a"))
-    assert [(i.to, i.update) for i in kinds(told, Drop)] == [("s1", part("a", 0, 1))]
+    assert [(i.to, i.update) for i in of(Drop, told)] == [("s1", part("a", 0, 1))]
 
 
 def test_a_part_on_its_way_is_voided_before_its_worker_is_told_that_it_is_dropped():
     stage = ShardStage().begin("a")
     stage.asks("a")
     told = stage.ask(ended(1, part("a", 0, 1), TransferEnd.DISCARDED, DropReason.WRONG_LAYOUT))
-    assert [i.to for i in kinds(told, Void)] == ["s0"]
-    assert not kinds(told, Drop)
+    assert [i.to for i in of(Void, told)] == ["s0"]
+    assert not of(Drop, told)
     told = stage.ask(ended(0, part("a", 0, 0), TransferEnd.VOIDED))
-    assert [(i.to, i.update, i.cause) for i in kinds(told, Drop)] == [("a", part("a", 0, 0), DropReason.WRONG_LAYOUT)]
+    assert [(i.to, i.update, i.cause) for i in of(Drop, told)] == [("a", part("a", 0, 0), DropReason.WRONG_LAYOUT)]
 
 
 def test_what_a_worker_that_left_has_sent_in_part_is_dropped():
     stage = ShardStage().begin("a", "b")
     stage.asks("a")
     stage.arrives("a", parts=(1,))
-    stage.tell(MemberSilent(name="a", incarnation=1))
-    told = stage.tell(MemberLeft(name="a", incarnation=1))
-    assert [(i.to, i.cause) for i in kinds(told, Drop)] == [("s1", DropReason.WORKER_GONE)]
+    stage.silent("a")
+    told = stage.left("a")
+    assert [(i.to, i.cause) for i in of(Drop, told)] == [("s1", DropReason.WORKER_GONE)]
 
 
 def test_what_a_worker_that_left_has_sent_whole_is_committed():
     stage = ShardStage().begin("a", "b")
     stage.pushes_all("b")
     stage.pushes_all("a")
-    stage.tell(MemberLeft(name="a", incarnation=1))
+    stage.left("a")
     stage.prepares()
-    assert kinds(stage.commits(("b", 0)), Prepare)[0].transfers == (part("a", 0, 0),)
+    assert of(Prepare, stage.commits(("b", 0)))[0].transfers == (part("a", 0, 0),)
 
 
 # Gets
@@ -257,8 +251,8 @@ def test_a_get_is_served_at_one_version_once_all_of_it_is_asked_for():
     stage.whole_way("a")
     assert not stage.gets("a", parts=(0,))
     told = stage.gets("a", parts=(1,))
-    assert [(i.to, i.version) for i in kinds(told, Serve)] == [(f"s{i}", ModelVersion(1, 1)) for i in range(2)]
-    assert {i.source for i in kinds(told, Fetch)} == {"s0", "s1"}
+    assert [(i.to, i.version) for i in of(Serve, told)] == [(f"s{i}", ModelVersion(1, 1)) for i in range(2)]
+    assert {i.source for i in of(Fetch, told)} == {"s0", "s1"}
 
 
 def test_a_get_waits_for_the_end_of_the_unit_that_is_open():
@@ -266,9 +260,9 @@ def test_a_get_waits_for_the_end_of_the_unit_that_is_open():
     stage.pushes_all("a")
     assert not stage.gets("b")
     stage.prepares()
-    assert not kinds(stage.commits(("a", 0), parts=(1,)), Serve)
+    assert not of(Serve, stage.commits(("a", 0), parts=(1,)))
     told = stage.commits(("a", 0), parts=(0,))
-    assert [i.version for i in kinds(told, Serve)] == [ModelVersion(1, 1)] * 2
+    assert [i.version for i in of(Serve, told)] == [ModelVersion(1, 1)] * 2
 
 
 def test_gets_come_before_the_next_unit():
@@ -284,19 +278,19 @@ def test_gets_come_before_the_next_unit():
 def test_a_get_follows_its_own_push():
     stage = ShardStage().begin("a")
     stage.asks("a")
-    assert not kinds(stage.gets("a", after=0), Serve)
+    assert not of(Serve, stage.gets("a", after=0))
     stage.arrives("a")
     stage.prepares()
-    assert [i.version.number for i in kinds(stage.commits(("a", 0)), Serve)] == [1, 1]
+    assert [i.version.number for i in of(Serve, stage.commits(("a", 0)))] == [1, 1]
 
 
 def test_a_get_that_is_asked_for_again_begins_anew_for_all_parts():
     stage = ShardStage().begin("a")
     stage.gets("a")
     told = stage.ask(part_get("a", 0, 1))
-    assert {i.to for i in kinds(told, CancelServe)} == {"s0", "s1"}
-    assert not kinds(told, Serve)
-    assert len(kinds(stage.ask(part_get("a", 0, 0)), Serve)) == 2
+    assert {i.to for i in of(CancelServe, told)} == {"s0", "s1"}
+    assert not of(Serve, told)
+    assert len(of(Serve, stage.ask(part_get("a", 0, 0)))) == 2
 
 
 def test_a_get_is_over_when_all_parts_are_served():
@@ -321,11 +315,11 @@ def test_half_a_get_is_forgotten_after_a_while():
 
 def test_an_iteration_has_the_same_pushes_at_all_parts():
     stage = ShardStage().begin("a", "b", spec=spec_of(Mode.SYNCHRONOUS))
-    assert not kinds(stage.asks("a"), Send)
+    assert not of(Send, stage.asks("a"))
     stage.asks("b", parts=(0,))
     stage.worker("c", spec=spec_of(Mode.SYNCHRONOUS))
-    assert not kinds(stage.asks("b", parts=(1,)), Send)
-    assert len(kinds(stage.asks("c"), Send)) == 6
+    assert not of(Send, stage.asks("b", parts=(1,)))
+    assert len(of(Send, stage.asks("c"))) == 6
     for name in ("a", "b"):
         stage.arrives(name)
     told = stage.arrives("c")
@@ -340,7 +334,7 @@ def test_who_joins_late_waits_for_the_iteration_and_takes_part_in_the_next():
     assert "under way" in stage.whole.held_back("b")[0]
     stage.arrives("a")
     stage.prepares()
-    assert [i.version.number for i in kinds(stage.commits(("a", 0)), Serve)] == [1, 1]
+    assert [i.version.number for i in of(Serve, stage.commits(("a", 0)))] == [1, 1]
 
 
 def test_a_push_that_has_missed_its_iteration_is_dropped_at_all_parts():
@@ -351,7 +345,7 @@ def test_a_push_that_has_missed_its_iteration_is_dropped_at_all_parts():
     stage.arrives("a")
     stage.prepares()
     told = stage.commits(("a", 0)) + stage.tick()
-    dropped = {(i.update, i.cause) for i in kinds(told, Drop)}
+    dropped = {(i.update, i.cause) for i in of(Drop, told)}
     assert dropped == {(part("b", 0, i), DropReason.DEADLINE_PAST) for i in range(2)}
 
 

@@ -24,18 +24,8 @@ from mlfabric.protocol import (
     TransferEnd,
 )
 from mlfabric.scheduler.records import OVERDUE_SLACK_NS, TornBy
-from tests.scheduler.stage import (
-    GIGABIT,
-    Stage,
-    committed,
-    committed_together,
-    ended,
-    holds,
-    push,
-    seq,
-    update,
-)
-from tests.scheduler.test_sums import ALL, SUM, WIDE, ask_all, cancel, directly, narrow, of, torn, void
+from tests.scheduler.stage import GIGABIT, Stage, committed, committed_together, ended, holds, of, push, seq, update
+from tests.scheduler.test_sums import ALL, SUM, WIDE, ask_all, cancel, directly, narrow, torn, void
 
 pytestmark = pytest.mark.usefixtures("compiled_planner")
 
@@ -182,8 +172,8 @@ def test_a_sum_that_is_complete_at_the_server_stays_whoever_goes(stage):
     ask_all(stage, "a", "b", "c")
     stage.tell(ended(SUM, TransferEnd.RECEIVED))
     assert stage.tell(ended(SUM, TransferEnd.TORN, by="g")) == []
-    assert stage.tell(MemberSilent(name="g", incarnation=1)) == []
-    assert stage.tell(MemberSilent(name="a", incarnation=1)) == []
+    assert stage.silent("g") == []
+    assert stage.silent("a") == []
     stage.tell(committed_together(*ALL, number=3))
     assert not stage.pushes.planned
 
@@ -241,15 +231,15 @@ def test_a_sum_is_not_overdue_while_something_before_it_is_out_and_gets_its_time
 
 def test_an_aggregator_that_comes_back_is_told_what_it_missed(stage):
     ask_all(stage, "a", "b", "c")
-    stage.tell(MemberSilent(name="g", incarnation=1))
+    stage.silent("g")
     assert of(CancelSum, stage.aggregator("g")) == [cancel()]
-    stage.tell(MemberSilent(name="g", incarnation=1))
+    stage.silent("g")
     assert of(CancelSum, stage.aggregator("g")) == []
 
 
 def test_a_new_process_of_an_aggregator_s_name_has_missed_nothing(stage):
     ask_all(stage, "a", "b", "c")
-    stage.tell(MemberLeft(name="g", incarnation=1))
+    stage.left("g")
     assert of(CancelSum, stage.aggregator("g", incarnation=2)) == []
 
 

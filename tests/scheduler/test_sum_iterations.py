@@ -9,22 +9,12 @@ import pytest
 from mlfabric.model.specs import Mode
 from mlfabric.protocol import (
     Expect,
-    MemberLeft,
     ModelVersion,
     SumId,
     TransferEnd,
 )
-from tests.scheduler.stage import (
-    GIGABIT,
-    SPEC,
-    Stage,
-    committed_together,
-    ended,
-    push,
-    seq,
-    update,
-)
-from tests.scheduler.test_sums import ask_all, directly, of, void
+from tests.scheduler.stage import GIGABIT, SPEC, Stage, committed_together, ended, of, push, seq, update
+from tests.scheduler.test_sums import ask_all, directly, void
 
 pytestmark = pytest.mark.usefixtures("compiled_planner")
 
@@ -64,11 +54,11 @@ def test_an_iteration_goes_on_without_a_worker_that_is_gone(iteration):
     expects = of(Expect, ask_all(iteration, "a", "b", "c", "d"))
     (summed,) = [e for e in expects if isinstance(e.transfer, SumId)]
     members = [m.update for m in summed.members]
-    iteration.tell(MemberLeft(name=members[0].worker, incarnation=1))
+    iteration.left(members[0].worker)
     iteration.tell(ended(summed.transfer, TransferEnd.VOIDED))
     told = ask_all(iteration, *(m.worker for m in members[1:]))
     assert {(e.parts, e.seq) for e in of(Expect, told)} == {(3, seq(1))}
-    told = iteration.tell(MemberLeft(name="a", incarnation=1))
+    told = iteration.left("a")
     assert void(update("a")) in told
     (last,) = {e.parts for e in of(Expect, iteration.tell(ended(update("a"), TransferEnd.VOIDED)))}
     assert last == 2

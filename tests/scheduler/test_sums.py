@@ -15,7 +15,6 @@ from mlfabric.protocol import (
     Expect,
     Expected,
     HostModel,
-    MemberSilent,
     Send,
     Sum,
     SumId,
@@ -23,17 +22,7 @@ from mlfabric.protocol import (
     Void,
 )
 from mlfabric.scheduler.records import TornBy
-from tests.scheduler.stage import (
-    GIGABIT,
-    LAYOUT,
-    SPEC,
-    Stage,
-    committed,
-    push,
-    seq,
-    ticket,
-    update,
-)
+from tests.scheduler.stage import GIGABIT, LAYOUT, SPEC, Stage, committed, of, push, seq, ticket, update
 
 WIDE = replace(SPEC, tau_max=40)
 ALL = (update("a"), update("b"), update("c"))
@@ -62,10 +51,6 @@ def ask_all(stage: Stage, *workers: str):
     for worker in workers:
         stage.tell(push(worker))
     return stage.tick()
-
-
-def of(kind, instructions):
-    return [i for i in instructions if isinstance(i, kind)]
 
 
 def void(name):
@@ -175,7 +160,7 @@ def test_updates_of_a_version_that_the_server_has_not_told_of_yet_are_rated_as_f
     rule = RuleSpec(kind=RuleKind.ADADELAY, smoothness=2.0, delay_scale=0.5)
     stage = narrow("a", "b", "c", "d", spec=replace(WIDE, rule=rule))
     ask_all(stage, "a")
-    stage.tell(MemberSilent(name="a", incarnation=1))
+    stage.silent("a")
     for worker in "bcd":
         stage.tell(push(worker, computed_from=1))
     assert of(Expect, stage.tick())[0].lrs == (rule.lr_at(1), rule.lr_at(1), rule.lr_at(2, 1))
@@ -219,7 +204,7 @@ def test_an_aggregator_takes_no_more_updates_than_it_said():
 
 
 def test_an_aggregator_that_is_silent_is_not_planned_with(stage):
-    stage.tell(MemberSilent(name="g", incarnation=1))
+    stage.silent("g")
     assert directly(ask_all(stage, "a", "b", "c")) == list(ALL)
 
 

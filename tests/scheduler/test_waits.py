@@ -8,7 +8,7 @@ import pytest
 
 from mlfabric.methods import all_reduce
 from mlfabric.model.specs import Mode
-from mlfabric.protocol import MemberLost, MemberSilent, TransferEnd
+from mlfabric.protocol import TransferEnd
 from mlfabric.scheduler.meter import Meter
 from mlfabric.scheduler.status import describe
 from mlfabric.scheduler.waits import Wait
@@ -70,7 +70,7 @@ def test_what_its_server_is_to_let_go_of_waits_for_that():
 
 def test_everything_waits_for_a_server_that_is_away():
     stage = Stage().trained("a", "b")
-    stage.tell(MemberSilent(name="s", incarnation=1))
+    stage.silent("s")
     stage.tell(push("a"))
     stage.tell(get("b"))
     assert waits(stage) == {"net": {"server": 2}}
@@ -111,5 +111,5 @@ def test_a_part_waits_as_the_whole_model_does():
     assert waits(stage) == {"net.shard0": {"workers": 1}, "net.shard1": {"workers": 1}}
     stage.gets("a", after=0)
     assert waits(stage) == {"net.shard0": {"update": 1, "workers": 1}, "net.shard1": {"update": 1, "workers": 1}}
-    stage.tell(MemberLost(name="s1", incarnation=1, detail="it is stopped"))
+    stage.lost("s1")
     assert waits(stage) == {"net.shard0": {"server": 2}, "net.shard1": {"server": 2}}
