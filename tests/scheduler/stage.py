@@ -105,6 +105,10 @@ class Stage:
         """Hand over an event and tick, as the shell does."""
         return self.tell(event) + self.tick()
 
+    def ask_all(self, *events: MemberEvent) -> list[Instruction]:
+        """Hand over events that come at one instant, and tick after them."""
+        return [told for event in events for told in self.tell(event)] + self.tick()
+
     # Members
 
     def server(

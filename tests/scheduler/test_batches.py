@@ -187,9 +187,7 @@ def test_what_was_overdue_may_be_summed_again_but_not_for_ever():
         for worker in "abc":
             stage.tell(push(worker))
         overdue_once(stage)
-    for worker in "abc":
-        stage.tell(push(worker))
-    told = stage.tick()
+    told = stage.ask_all(*map(push, "abc"))
     assert senders(told) == ["a", "b", "c"]
     assert not [i for i in told if isinstance(i, Sum)]
 
@@ -209,14 +207,10 @@ def test_lateness_is_forgotten_with_its_update():
 @pytest.mark.parametrize("torn_by", [TornBy.DRIFT, TornBy.HELD_UP])
 def test_what_made_way_or_met_another_rate_may_be_summed_again_at_once(torn_by):
     stage = fabric("a", "b", "c")
-    for worker in "abc":
-        stage.tell(push(worker))
-    (order,) = [i for i in stage.tick() if isinstance(i, Sum)]
+    (order,) = [i for i in stage.ask_all(*map(push, "abc")) if isinstance(i, Sum)]
     for _ in stage.pushes._tear(stage.pushes.sums.whole(order.sum), "for the test", torn_by):
         pass
     stage.tell(ended(order.sum, TransferEnd.VOIDED))
     assert not stage.pushes.apart
     assert not stage.pushes.late
-    for worker in "abc":
-        stage.tell(push(worker))
-    assert [i for i in stage.tick() if isinstance(i, Sum)]
+    assert [i for i in stage.ask_all(*map(push, "abc")) if isinstance(i, Sum)]

@@ -7,7 +7,7 @@ import pytest
 from mlfabric.protocol import CancelSum, Expect, Send, Serve, Sum, SumId, TransferEnd, Void
 from mlfabric.scheduler.records import TornBy
 from tests.scheduler.stage import GIGABIT, MS, Stage, ended, get, of, push, seq, update
-from tests.scheduler.test_sums import ask_all, narrow
+from tests.scheduler.test_sums import narrow
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def stage():
 
 
 def test_a_rate_that_left_the_plan_by_more_than_a_quarter_changes_the_order_of_what_has_not_started(stage):
-    ask_all(stage, "a", "b", "c")
+    stage.ask_all(*map(push, "abc"))
     assert [p.seq for p in stage.pushes.planned.values()] == [seq(1), seq(2), seq(3)]
     told = stage.rate("h-b", True, GIGABIT // 10)
     assert not of(Send, told)
@@ -31,7 +31,7 @@ def test_a_rate_that_left_the_plan_by_more_than_a_quarter_changes_the_order_of_w
 
 @pytest.mark.parametrize("bps", [GIGABIT * 5 // 4, GIGABIT * 3 // 4])
 def test_a_quarter_is_not_enough(stage, bps):
-    ask_all(stage, "a", "b", "c")
+    stage.ask_all(*map(push, "abc"))
     assert stage.rate("h-s", False, bps) == []
 
 
@@ -42,13 +42,13 @@ def test_what_has_started_stays_as_it_is(stage):
 
 
 def test_a_link_that_nothing_is_planned_over_drifts_unnoticed(stage):
-    ask_all(stage, "a", "b")
+    stage.ask_all(*map(push, "ab"))
     assert stage.rate("h-c", True, GIGABIT // 10) == []
 
 
 def test_plans_are_made_anew_every_50_ms_at_most(stage):
     stage.rate("h-s", False, GIGABIT // 20)
-    ask_all(stage, "a", "b", "c")
+    stage.ask_all(*map(push, "abc"))
     assert of(Expect, stage.rate("h-b", True, GIGABIT // 40))
     assert stage.rate("h-b", True, GIGABIT // 100) == []
     assert stage.state.next_wakeup_ns(stage.now_ns) == stage.now_ns + 50 * MS
@@ -58,7 +58,7 @@ def test_plans_are_made_anew_every_50_ms_at_most(stage):
 
 def test_a_rate_that_comes_back_in_time_changes_nothing(stage):
     stage.rate("h-s", False, GIGABIT // 20)
-    ask_all(stage, "a", "b", "c")
+    stage.ask_all(*map(push, "abc"))
     stage.rate("h-b", True, GIGABIT // 40)
     stage.rate("h-b", True, GIGABIT // 100)
     stage.rate("h-b", True, GIGABIT // 40)
@@ -67,7 +67,7 @@ def test_a_rate_that_comes_back_in_time_changes_nothing(stage):
 
 
 def test_a_link_that_carries_nothing_any_more_leaves_no_place_to_what_was_to_use_it(stage):
-    ask_all(stage, "a", "b", "c")
+    stage.ask_all(*map(push, "abc"))
     told = stage.rate("h-b", True, 0)
     assert of(Void, told) == [Void(to="s", model="net", transfer=update("b"), reason="")]
     stage.tell(ended(update("b"), TransferEnd.VOIDED))
@@ -76,13 +76,13 @@ def test_a_link_that_carries_nothing_any_more_leaves_no_place_to_what_was_to_use
 
 def test_a_sum_that_has_not_started_is_given_up_and_its_updates_may_be_summed_again(compiled_planner):
     stage = narrow("a", "b", "c")
-    ask_all(stage, "a", "b", "c")
+    stage.ask_all(*map(push, "abc"))
     stage.now_ns -= MS  # the scheduler looks a moment before anything starts
     assert of(CancelSum, stage.rate("h-s", False, GIGABIT // 50))
     assert stage.state.count.torn == {TornBy.DRIFT: 1}
     stage.tell(ended(SumId(1, 0), TransferEnd.VOIDED))
     assert not stage.pushes.apart
-    assert of(Sum, ask_all(stage, "a", "b", "c"))
+    assert of(Sum, stage.ask_all(*map(push, "abc")))
 
 
 def test_gets_that_have_not_started_are_ordered_anew(stage):

@@ -45,12 +45,6 @@ def own(number: int = 0, aggregator: str = "g", epoch: int = 1) -> GetId:
     return GetId(aggregator, 1, (epoch << SEQ_BITS) + number)
 
 
-def ask_all(stage: Stage, *requests):
-    for request in requests:
-        stage.tell(request)
-    return stage.tick()
-
-
 def gets(stage: Stage):
     return stage.state.models["net"].gets
 
@@ -76,7 +70,7 @@ def busy(stage: Stage) -> bool:
 
 def test_who_has_the_model_is_told_before_those_who_come_for_it(stage):
     first, second = get("a"), replace(get("b"), min_version=ModelVersion(1, 0))
-    told = ask_all(stage, first, second)
+    told = stage.ask_all(first, second)
     serve = Serve(
         to="s",
         get=own(),
@@ -133,7 +127,7 @@ def test_gets_that_gather_while_the_server_sends_are_handed_on(stage):
 
 def test_a_model_goes_down_a_tree_of_aggregators():
     stage = narrow("a", "b", "c", "d", "e", "f", aggregators=("g", "k"))
-    told = ask_all(stage, *[get(w) for w in "abcdef"])
+    told = stage.ask_all(*[get(w) for w in "abcdef"])
     top, below = of(HandOn, told)
     assert [s.get for s in of(Serve, told)] == [top.get]
     assert (below.source, below.address) == (top.to, f"{top.to}:1")
@@ -144,7 +138,7 @@ def test_a_model_goes_down_a_tree_of_aggregators():
 
 
 def test_what_was_handed_on_frees_its_links_and_is_forgotten_with_the_last_target(stage):
-    ask_all(stage, get("a"), get("b"))
+    stage.ask_all(get("a"), get("b"))
     assert stage.tell(ended(own(), TransferEnd.SERVED)) == []
     assert stage.tell(ended(get("a").get, TransferEnd.SERVED, by="g")) == []
     assert gets(stage).hand_ons.planned
@@ -155,7 +149,7 @@ def test_what_was_handed_on_frees_its_links_and_is_forgotten_with_the_last_targe
 
 
 def test_a_get_that_was_not_answered_is_served_by_the_server_when_it_is_asked_for_again(stage):
-    ask_all(stage, get("a"), get("b"))
+    stage.ask_all(get("a"), get("b"))
     assert stage.tell(ended(get("a").get, TransferEnd.BROKEN, by="g")) == []
     assert by_the_server(stage.ask(get("a"))) == [get("a").get]
     assert stage.tell(ended(get("b").get, TransferEnd.SERVED, by="g")) == [cancelled(own()), unserved(own())]
@@ -164,24 +158,24 @@ def test_a_get_that_was_not_answered_is_served_by_the_server_when_it_is_asked_fo
 
 
 def test_asking_again_while_it_is_handed_on_means_that_this_failed(stage):
-    ask_all(stage, get("a"), get("b"))
+    stage.ask_all(get("a"), get("b"))
     assert by_the_server(stage.ask(get("b"))) == [get("b").get]
     assert list(gets(stage).hand_ons.planned[own()].targets) == [get("a").get]
 
 
 @pytest.mark.parametrize("event", [MemberSilent(name="g", incarnation=1), MemberLeft(name="g", incarnation=1)])
 def test_without_its_aggregator_everything_is_served_by_the_server(stage, event):
-    ask_all(stage, get("a"), get("b"))
+    stage.ask_all(get("a"), get("b"))
     assert stage.tell(event) == [unserved(own())]
     assert not gets(stage).planned
     assert not busy(stage)
     stage.aggregator("g", incarnation=2)
-    assert sorted(by_the_server(ask_all(stage, get("a"), get("b")))) == [get("a").get, get("b").get]
+    assert sorted(by_the_server(stage.ask_all(get("a"), get("b")))) == [get("a").get, get("b").get]
 
 
 def test_an_aggregator_in_the_middle_takes_those_below_it_along():
     stage = narrow("a", "b", "c", "d", "e", "f", aggregators=("g", "k"))
-    top, below = of(HandOn, ask_all(stage, *[get(w) for w in "abcdef"]))
+    top, below = of(HandOn, stage.ask_all(*[get(w) for w in "abcdef"]))
     told = stage.silent(top.to)
     assert told == [unserved(top.get), cancelled(below.get)]
     assert not gets(stage).planned
@@ -189,7 +183,7 @@ def test_an_aggregator_in_the_middle_takes_those_below_it_along():
 
 def test_an_aggregator_at_the_end_leaves_the_others_as_they_are():
     stage = narrow("a", "b", "c", "d", "e", "f", aggregators=("g", "k"))
-    top, below = of(HandOn, ask_all(stage, *[get(w) for w in "abcdef"]))
+    top, below = of(HandOn, stage.ask_all(*[get(w) for w in "abcdef"]))
     assert stage.silent(below.to) == []
     assert gets(stage).hand_ons.planned.keys() == {top.get}
     assert {p.source for p in gets(stage).planned.values()} == {top.to}
@@ -197,14 +191,14 @@ def test_an_aggregator_at_the_end_leaves_the_others_as_they_are():
 
 @pytest.mark.parametrize("by", ["s", "g"])
 def test_a_model_that_never_came_to_the_aggregator_is_not_handed_on(stage, by):
-    ask_all(stage, get("a"), get("b"))
+    stage.ask_all(get("a"), get("b"))
     assert stage.tell(ended(own(), TransferEnd.BROKEN, by=by)) == [cancelled(own()), unserved(own())]
     assert stage.tell(ended(get("a").get, TransferEnd.BROKEN, by="g")) == []
     assert by_the_server(stage.ask(get("a"))) == [get("a").get]
 
 
 def test_a_worker_that_is_gone_is_no_longer_waited_for(stage):
-    ask_all(stage, get("a"), get("b"))
+    stage.ask_all(get("a"), get("b"))
     assert stage.silent("a") == []
     assert stage.silent("b") == [cancelled(own()), unserved(own())]
     assert not busy(stage)
@@ -212,7 +206,7 @@ def test_a_worker_that_is_gone_is_no_longer_waited_for(stage):
 
 def test_a_server_that_comes_back_serves_everything_itself(stage):
     spec = stage.pushes.spec
-    ask_all(stage, get("a"), get("b"))
+    stage.ask_all(get("a"), get("b"))
     stage.server(up_bps=GIGABIT // 10, held=(spec,))
     assert stage.tell(holds(0, spec=spec)) == [cancelled(own()), unserved(own())]
-    assert sorted(by_the_server(ask_all(stage, get("a"), get("b")))) == [get("a").get, get("b").get]
+    assert sorted(by_the_server(stage.ask_all(get("a"), get("b")))) == [get("a").get, get("b").get]

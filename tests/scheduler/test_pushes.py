@@ -80,9 +80,7 @@ def test_the_batch_window_ends_before_a_slow_transfer_does(stage):
 def test_updates_of_one_instant_are_planned_together_the_shortest_first():
     stage = Stage().trained("fast", "slow")
     stage.rate("h-slow", True, GIGABIT // 10)
-    stage.tell(push("slow"))
-    stage.tell(push("fast"))
-    sends = [i for i in stage.tick() if isinstance(i, Send)]
+    sends = [i for i in stage.ask_all(push("slow"), push("fast")) if isinstance(i, Send)]
     assert [i.to for i in sends] == ["fast", "slow"]
     assert [i.seq for i in sends] == [seq(1), seq(2)]
 
@@ -165,9 +163,7 @@ def test_an_update_at_its_deadline_is_planned():
 
 def test_no_more_are_planned_for_a_deadline_than_positions_are_left():
     stage = Stage().trained("a", "b", spec=replace(SPEC, tau_max=0))
-    stage.tell(push("a"))
-    stage.tell(push("b"))
-    kinds = [type(i) for i in stage.tick()]
+    kinds = [type(i) for i in stage.ask_all(push("a"), push("b"))]
     assert sorted(k.__name__ for k in kinds) == ["Drop", "Expect", "Send"]
 
 

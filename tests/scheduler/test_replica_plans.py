@@ -87,9 +87,7 @@ def test_what_a_plan_sends_of_the_lead_is_reserved_as_planned(made: list[Planned
 
 def test_without_any_lead_each_update_is_reserved_once_on_its_way_to_the_replica(made: list[Planned]):
     stage = seeded(Stage().trained("a", "b", spec=WIDE), updates=0)
-    stage.tell(push("a"))
-    stage.tell(push("b"))
-    stage.tick()
+    stage.ask_all(push("a"), push("b"))
     assert made[-1].state.replica is None
     assert busy_ns(stage, down_link("h-r")) == 2 * UPDATE_NS
     stage.wait(8)

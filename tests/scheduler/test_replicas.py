@@ -286,9 +286,7 @@ def test_a_gap_in_the_log_is_a_hole():
 
 def test_a_gap_within_one_report_is_a_hole():
     stage = seeded(Stage().trained("a", "b"), updates=100)
-    for worker in "ab":
-        stage.tell(push(worker))
-    stage.tick()
+    stage.ask_all(*map(push, "ab"))
     commits = (*committed(update("a"), 1).commits, *committed(update("b"), 3).commits)
     assert of(Seed, stage.tell(CommitsReported(server="s", model="net", commits=commits)))
 

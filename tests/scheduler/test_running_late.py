@@ -45,9 +45,7 @@ def due_ms(stage: Stage) -> float:
 def pushing() -> Stage:
     """Three workers whose updates of 8 ms follow one another, and two that have nothing to push."""
     stage = Stage().trained("a", "b", "c", "d", "e")
-    for worker in "abc":
-        stage.tell(push(worker))
-    stage.tick()
+    stage.ask_all(*map(push, "abc"))
     return stage
 
 
@@ -229,9 +227,7 @@ def test_who_waits_for_a_late_one_on_a_link_as_fast_as_plans_are_early_does_not_
     if sums:
         stage.aggregator("adder", up_bps=10 * GIGABIT)
     stage.trained(server=False)
-    for worker in "ab":
-        stage.tell(push(worker))
-    stage.tick()
+    stage.ask_all(*map(push, "ab"))
     stage.wait(5)
     stage.tell(get("b", after=update("b")))
     stage.tell(push("c"))

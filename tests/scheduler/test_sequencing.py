@@ -54,9 +54,7 @@ def test_a_slow_update_makes_way_for_what_comes_after_it():
 
 def test_a_slow_sum_makes_way_as_a_whole():
     stage = fabric(tau_max=40, slow=("x", "y", "z"))
-    for worker in "xyz":
-        stage.tell(push(worker))
-    assert of(Sum, stage.tick())
+    assert of(Sum, stage.ask_all(*map(push, "xyz")))
     told = stage.ask(push("a"))
     assert seqs(stage)[0] == "a"
     (again,) = [e for e in of(Expect, told) if isinstance(e.transfer, SumId)]
@@ -70,9 +68,7 @@ def test_a_slow_sum_makes_way_as_a_whole():
 def test_a_sum_whose_coefficients_depend_on_its_versions_keeps_its_place():
     rule = RuleSpec(lr=0.1, schedule=Schedule.STEP, milestones=(2,), factor=0.5)
     stage = fabric(tau_max=40, slow=("x", "y", "z"), rule=rule)
-    for worker in "xyz":
-        stage.tell(push(worker))
-    stage.tick()
+    stage.ask_all(*map(push, "xyz"))
     stage.ask(push("a"))
     assert seqs(stage)[-1] == "a"
 
@@ -103,9 +99,7 @@ def test_it_makes_way_no_further_than_its_delay_bound_allows():
 def test_what_would_hold_up_everybody_is_let_go():
     stage = fabric(tau_max=1)
     stage.ask(push("z"))
-    for worker in "ab":
-        stage.tell(push(worker))
-    told = stage.tick()
+    told = stage.ask_all(*map(push, "ab"))
     assert [v.transfer for v in of(Void, told)] == [update("z")]
     assert stage.pushes.planned[update("z")].voided
     assert {s.update for s in of(Send, told)} == {update("a"), update("b")}
@@ -116,9 +110,7 @@ def test_who_was_turned_away_again_and_again_is_waited_for():
     for _ in range(MOST_MISSED):
         stage.pushes._pace.missed("z")
     stage.ask(push("z"))
-    for worker in "ab":
-        stage.tell(push(worker))
-    assert not of(Void, stage.tick())
+    assert not of(Void, stage.ask_all(*map(push, "ab")))
     assert seqs(stage)[0] == "z"
 
 
@@ -144,9 +136,7 @@ def test_a_batch_stays_open_behind_what_is_reserved_rather_than_have_something_l
     stage = fabric(tau_max=1)
     stage.ask(push("z"))
     book(stage, 500, 600)
-    for worker in "ab":
-        stage.tell(push(worker))
-    assert not of(Void, stage.tick())
+    assert not of(Void, stage.ask_all(*map(push, "ab")))
     assert seqs(stage) == ["z"]
 
 
@@ -194,12 +184,8 @@ def test_nobody_is_shut_out():
 
 def test_a_sum_that_held_up_others_is_counted():
     stage = fabric(tau_max=3, slow=("x", "y", "z"))
-    for worker in "xyz":
-        stage.tell(push(worker))
-    stage.tick()
-    for worker in "abc":
-        stage.tell(push(worker))
-    stage.tick()
+    stage.ask_all(*map(push, "xyz"))
+    stage.ask_all(*map(push, "abc"))
     assert stage.state.count.torn[TornBy.HELD_UP] == 1
 
 

@@ -8,9 +8,9 @@ from mlfabric.protocol import TransferEnd
 from mlfabric.scheduler.meter import Meter
 from mlfabric.scheduler.status import describe
 from mlfabric.telemetry import SchedulerMetrics
-from tests.scheduler.stage import Stage, committed_together, ended, get, update
+from tests.scheduler.stage import Stage, committed_together, ended, get, push, update
 from tests.scheduler.test_hand_ons import narrow as behind_a_slow_server
-from tests.scheduler.test_sums import ALL, SUM, ask_all, narrow
+from tests.scheduler.test_sums import ALL, SUM, narrow
 
 pytestmark = pytest.mark.usefixtures("compiled_planner")
 
@@ -24,7 +24,7 @@ def activity(stage: Stage, name: str) -> str:
 def test_an_aggregator_is_shown_with_what_it_sums():
     stage = narrow("a", "b", "c")
     assert activity(stage, "g") == "waits for updates to sum"
-    ask_all(stage, "a", "b", "c")
+    stage.ask_all(*map(push, "abc"))
     assert activity(stage, "g") == "sums 3 updates of net"
     stage.tell(committed_together(*ALL, number=3))
     assert activity(stage, "g") == "waits for updates to sum"
@@ -32,9 +32,7 @@ def test_an_aggregator_is_shown_with_what_it_sums():
 
 def test_an_aggregator_is_shown_with_what_it_hands_on():
     stage = behind_a_slow_server("a", "b")
-    stage.tell(get("a"))
-    stage.tell(get("b"))
-    stage.tick()
+    stage.ask_all(get("a"), get("b"))
     assert activity(stage, "g") == "hands net on to 2"
 
 
@@ -45,7 +43,7 @@ def test_groups_and_torn_sums_are_counted_once():
     def sample(name: str, **labels: str) -> float | None:
         return metrics.registry.get_sample_value(name, labels)
 
-    ask_all(stage, "a", "b", "c")
+    stage.ask_all(*map(push, "abc"))
     stage.tell(ended(SUM, TransferEnd.TORN, by="g"))
     for _ in range(2):
         meter.survey(stage.state)
@@ -53,7 +51,7 @@ def test_groups_and_torn_sums_are_counted_once():
         assert sample("mlfabric_group_updates_count", shape="tree") == 1
         assert sample("mlfabric_sums_torn_total", cause="aggregator") == 1
     stage.tell(ended(SUM, TransferEnd.VOIDED))
-    ask_all(stage, "a", "b", "c")
+    stage.ask_all(*map(push, "abc"))
     meter.survey(stage.state)
     assert sample("mlfabric_group_updates_count", shape="direct") == 3
     assert update("a") in stage.pushes.planned

@@ -14,7 +14,7 @@ from mlfabric.protocol import (
     TransferEnd,
 )
 from tests.scheduler.stage import GIGABIT, SPEC, Stage, committed_together, ended, of, push, seq, update
-from tests.scheduler.test_sums import ask_all, directly, void
+from tests.scheduler.test_sums import directly, void
 
 pytestmark = pytest.mark.usefixtures("compiled_planner")
 
@@ -31,32 +31,32 @@ def iteration():
 
 
 def test_all_transfers_of_an_iteration_share_one_seq_and_are_counted(iteration):
-    expects = of(Expect, ask_all(iteration, "a", "b", "c", "d"))
+    expects = of(Expect, iteration.ask_all(*map(push, "abcd")))
     assert {e.seq for e in expects} == {seq(1)}
     assert {e.parts for e in expects} == {len(expects)}
     assert sum(len(e.members) for e in expects) == 4
 
 
 def test_a_torn_sum_of_an_iteration_is_waited_for_in_parts_of_the_same_seq(iteration):
-    expects = of(Expect, ask_all(iteration, "a", "b", "c", "d"))
+    expects = of(Expect, iteration.ask_all(*map(push, "abcd")))
     (summed,) = [e for e in expects if isinstance(e.transfer, SumId)]
     alone = [e.transfer for e in expects if e is not summed]
     members = [m.update for m in summed.members]
     iteration.tell(ended(summed.transfer, TransferEnd.TORN, by="g"))
     again = of(Expect, iteration.tell(ended(summed.transfer, TransferEnd.VOIDED)))
     assert [(e.transfer, e.parts, e.seq) for e in again] == [(name, 4, seq(1)) for name in alone]
-    told = ask_all(iteration, *(m.worker for m in members))
+    told = iteration.ask_all(*(push(m.worker) for m in members))
     assert {(e.transfer, e.parts, e.seq) for e in of(Expect, told)} == {(m, 4, seq(1)) for m in members}
     assert sorted(directly(told)) == sorted(members)
 
 
 def test_an_iteration_goes_on_without_a_worker_that_is_gone(iteration):
-    expects = of(Expect, ask_all(iteration, "a", "b", "c", "d"))
+    expects = of(Expect, iteration.ask_all(*map(push, "abcd")))
     (summed,) = [e for e in expects if isinstance(e.transfer, SumId)]
     members = [m.update for m in summed.members]
     iteration.left(members[0].worker)
     iteration.tell(ended(summed.transfer, TransferEnd.VOIDED))
-    told = ask_all(iteration, *(m.worker for m in members[1:]))
+    told = iteration.ask_all(*(push(m.worker) for m in members[1:]))
     assert {(e.parts, e.seq) for e in of(Expect, told)} == {(3, seq(1))}
     told = iteration.left("a")
     assert void(update("a")) in told
@@ -65,7 +65,7 @@ def test_an_iteration_goes_on_without_a_worker_that_is_gone(iteration):
 
 
 def test_an_iteration_ends_with_its_commit(iteration):
-    ask_all(iteration, "a", "b", "c", "d")
+    iteration.ask_all(*map(push, "abcd"))
     names = [update(w) for w in "abcd"]
     report = committed_together(*names, number=4)
     version = ModelVersion(1, 1)

@@ -47,12 +47,6 @@ def stage():
     stage.state.validate()
 
 
-def ask_all(stage: Stage, *workers: str):
-    for worker in workers:
-        stage.tell(push(worker))
-    return stage.tick()
-
-
 def void(name):
     return Void(to="s", model="net", transfer=name, reason="")
 
@@ -78,7 +72,7 @@ def torn(stage: Stage) -> dict[TornBy, int]:
 
 def test_receivers_are_told_of_a_sum_before_senders(stage):
     requests = [push(w) for w in "abc"]
-    told = ask_all(stage, "a", "b", "c")
+    told = stage.ask_all(*map(push, "abc"))
     inputs = {i.transfer: i for i in of(Sum, told)[0].inputs}
     plain = Sum(
         to="g",
@@ -129,7 +123,7 @@ def test_receivers_are_told_of_a_sum_before_senders(stage):
 
 
 def test_inputs_that_share_the_aggregator_s_link_are_granted_in_the_order_of_the_plan(stage):
-    inputs = of(Sum, ask_all(stage, "a", "b", "c"))[0].inputs
+    inputs = of(Sum, stage.ask_all(*map(push, "abc")))[0].inputs
     first = [i for i in inputs if not i.after]
     assert len(first) == 1
     assert all(i.after in [(j.transfer,) for j in inputs] for i in inputs if i.after)
@@ -138,7 +132,7 @@ def test_inputs_that_share_the_aggregator_s_link_are_granted_in_the_order_of_the
 def test_momentum_at_the_server_makes_two_images_with_the_coefficients_of_all_steps():
     rule = RuleSpec(lr=0.5, momentum=0.9, weight_decay=0.01)
     stage = narrow("a", "b", "c", "d", "e", spec=replace(WIDE, rule=rule))
-    told = ask_all(stage, "a", "b", "c", "d", "e")
+    told = stage.ask_all(*map(push, "abcde"))
     expect, order = of(Expect, told)[0], of(Sum, told)[0]
     own = dict(zip(order.members, member_coefficients(rule, expect.lrs), strict=True))
     assert order.images == 2
@@ -152,14 +146,14 @@ def test_learning_rates_are_those_of_the_versions_that_the_plan_gives():
     stage = narrow("a", "b", "c", spec=replace(WIDE, rule=rule))
     stage.tell(committed(update("a"), 1))
     stage.tell(push("a", 1))
-    told = ask_all(stage, "b", "c")
+    told = stage.ask_all(*map(push, "bc"))
     assert of(Expect, told)[0].lrs == tuple(rule.lr_at(v) for v in (1, 2, 3))
 
 
 def test_updates_of_a_version_that_the_server_has_not_told_of_yet_are_rated_as_fresh():
     rule = RuleSpec(kind=RuleKind.ADADELAY, smoothness=2.0, delay_scale=0.5)
     stage = narrow("a", "b", "c", "d", spec=replace(WIDE, rule=rule))
-    ask_all(stage, "a")
+    stage.ask_all(*map(push, "a"))
     stage.silent("a")
     for worker in "bcd":
         stage.tell(push(worker, computed_from=1))
@@ -173,7 +167,7 @@ def test_updates_of_a_version_that_the_server_has_not_told_of_yet_are_rated_as_f
 )
 def test_a_sum_that_makes_one_step_is_plain(spec):
     stage = narrow("a", "b", "c", spec=spec)
-    told = ask_all(stage, "a", "b", "c")
+    told = stage.ask_all(*map(push, "abc"))
     assert of(Expect, told)[0].lrs == ()
     assert {(i.first, i.second) for i in of(Sum, told)[0].inputs} == {(1.0, 0.0)}
     assert of(Sum, told)[0].images == 1
@@ -181,7 +175,7 @@ def test_a_sum_that_makes_one_step_is_plain(spec):
 
 def test_a_tree_goes_from_the_root_outwards():
     stage = narrow("a", "b", "c", "d", aggregators=("g", "k"))
-    told = ask_all(stage, "a", "b", "c", "d")
+    told = stage.ask_all(*map(push, "abcd"))
     root, leaf = of(Sum, told)
     assert root.receiver == "s"
     assert (leaf.receiver, leaf.address) == (root.to, f"{root.to}:1")
@@ -200,12 +194,12 @@ def test_an_aggregator_takes_no_more_updates_than_it_said():
     stage.server(down_bps=GIGABIT // 10)
     stage.aggregator("g", most_updates=2)
     stage.trained("a", "b", "c", spec=WIDE, server=False)
-    assert all(len(s.members) <= 2 for s in of(Sum, ask_all(stage, "a", "b", "c")))
+    assert all(len(s.members) <= 2 for s in of(Sum, stage.ask_all(*map(push, "abc"))))
 
 
 def test_an_aggregator_that_is_silent_is_not_planned_with(stage):
     stage.silent("g")
-    assert directly(ask_all(stage, "a", "b", "c")) == list(ALL)
+    assert directly(stage.ask_all(*map(push, "abc"))) == list(ALL)
 
 
 def test_models_are_told_to_aggregators_that_join_and_new_models_to_those_that_are_here():
@@ -229,7 +223,7 @@ def test_an_update_on_its_way_keeps_its_seq_before_a_sum_and_is_counted(stage):
 
 
 def test_what_is_planned_after_a_sum_counts_its_members(stage):
-    ask_all(stage, "a", "b", "c")
+    stage.ask_all(*map(push, "abc"))
     stage.tell(push("a", 1))
     stage.wait(200)
     stage.tick()
@@ -241,5 +235,5 @@ def test_the_busiest_aggregator_is_the_last_choice():
     stage = narrow("a", "b", "c", "d", "e", "f", aggregators=("g", "k"))
     stage.state.context.members["g"].most_updates = 3
     stage.state.context.members["k"].most_updates = 3
-    (first,) = {s.to for s in of(Sum, ask_all(stage, "a", "b"))}
+    (first,) = {s.to for s in of(Sum, stage.ask_all(*map(push, "ab")))}
     assert list(stage.state.context.aggregators(stage.pushes.sums.load(), set()))[-1] == f"h-{first}"
