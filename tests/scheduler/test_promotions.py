@@ -24,7 +24,6 @@ from mlfabric.protocol import (
     Promote,
     Refuse,
     RefuseReason,
-    ReplicaReported,
     Resolve,
     Seed,
     Send,
@@ -36,7 +35,7 @@ from mlfabric.protocol import (
 from mlfabric.scheduler.followers.promotions import LEAST_PATIENCE_NS
 from mlfabric.scheduler.records import MemberState
 from tests.scheduler.stage import SPEC, Stage, committed, ended, holds, member, of, push, update
-from tests.scheduler.test_replicas import TERM, commit, following, reported, seeded
+from tests.scheduler.test_replicas import commit, reported, seeded
 
 PATIENCE_MS = LEAST_PATIENCE_NS // 10**6
 
@@ -46,13 +45,9 @@ def followed(*workers: str, version: int = 3, updates: int = 4) -> Stage:
     return seeded(Stage().trained(*workers, version=version), version=version, updates=updates)
 
 
-def silent(stage: Stage, name: str = "s", incarnation: int = 1) -> list[Instruction]:
-    return stage.silent(name, incarnation)
-
-
 def lose_primary(stage: Stage) -> list[Instruction]:
     """Let the primary fall silent for so long that its replica is told."""
-    silent(stage)
+    stage.silent("s")
     stage.wait(PATIENCE_MS)
     return stage.tick()
 
@@ -84,7 +79,7 @@ def refusals(found: list[Instruction]) -> list[RefuseReason]:
 
 def test_a_replica_is_told_to_take_the_place_of_a_primary_that_does_not_come_back_in_time():
     stage = followed("a")
-    assert not of(Promote, silent(stage))
+    assert not of(Promote, stage.silent("s"))
     stage.wait(PATIENCE_MS - 1)
     assert not stage.tick()
     stage.wait(1)
@@ -94,10 +89,10 @@ def test_a_replica_is_told_to_take_the_place_of_a_primary_that_does_not_come_bac
 
 def test_a_replica_of_a_primary_that_began_anew_since_does_not_take_its_place():
     stage = followed("a")
-    silent(stage)
+    stage.silent("s")
     stage.tell(MemberJoined(member=member("s", Role.SERVER, 2, address="s:1", seen=Term(1, 0))))
     stage.weights(0, epoch=2)
-    silent(stage, incarnation=2)
+    stage.silent("s", 2)
     stage.wait(10 * PATIENCE_MS)
     assert not of(Promote, stage.tell(Tick()))
 
@@ -124,13 +119,13 @@ def test_a_primary_that_wakes_up_before_its_replica_is_told_is_let_back():
 
 def test_a_primary_whose_process_has_ended_is_not_waited_for():
     stage = followed("a")
-    silent(stage)
+    stage.silent("s")
     assert of(Promote, stage.lost("s", has_ended=True))
 
 
 def test_a_primary_that_is_back_in_time_is_not_replaced():
     stage = followed("a")
-    silent(stage)
+    stage.silent("s")
     stage.wait(PATIENCE_MS - 1)
     assert of(Welcome, back(stage))
     stage.wait(10 * PATIENCE_MS)
@@ -139,10 +134,10 @@ def test_a_primary_that_is_back_in_time_is_not_replaced():
 
 def test_where_members_take_long_to_come_back_a_primary_is_waited_for_longer():
     stage = followed("a")
-    silent(stage, "a")
+    stage.silent("a")
     stage.wait(PATIENCE_MS)
     stage.worker("a")
-    silent(stage)
+    stage.silent("s")
     stage.wait(2 * PATIENCE_MS - 1)
     assert not stage.tick()
     stage.wait(1)
@@ -158,15 +153,15 @@ def test_a_primary_that_said_good_bye_is_not_replaced():
 
 def test_a_replica_that_has_no_model_yet_is_not_told():
     stage = Stage().trained("a", version=3)
-    stage.tell(MemberJoined(member=member("r", Role.REPLICA, address="r:1"), follows=following(updates=4)))
-    silent(stage)
+    stage.replica(updates=4)
+    stage.silent("s")
     stage.wait(10 * PATIENCE_MS)
     assert not of(Promote, stage.tell(Tick()))
 
 
 def test_a_second_process_of_the_primarys_name_means_that_the_first_is_dead_and_waits_for_the_replica():
     stage = followed("a")
-    silent(stage)
+    stage.silent("s")
     found = stage.tell(MemberJoined(member=member("s", Role.SERVER, 2, address="s:1")))
     assert refusals(found) == [RefuseReason.NOT_YET]
     assert of(Promote, found)
@@ -188,7 +183,7 @@ def test_who_takes_a_place_and_does_not_hear_that_it_was_admitted_asks_again():
     stage = followed("a")
     lose_primary(stage)
     claim(stage)
-    silent(stage, incarnation=7)
+    stage.silent("s", 7)
     assert refusals(claim(stage)) == []
 
 
@@ -270,7 +265,7 @@ def test_an_old_primary_waits_while_its_replica_takes_its_place_and_is_refused_f
     claim(stage)
     assert refusals(back(stage)) == [RefuseReason.NAME_TAKEN]
     serves(stage, 3)
-    silent(stage, incarnation=7)
+    stage.silent("s", 7)
     assert refusals(back(stage)) == [RefuseReason.SUPERSEDED]
 
 
@@ -284,7 +279,7 @@ def test_a_replica_that_dies_before_it_is_the_server_lets_the_primary_back():
 
 def test_nobody_takes_a_place_untold():
     stage = followed("a")
-    silent(stage)
+    stage.silent("s")
     assert refusals(claim(stage)) == [RefuseReason.SUPERSEDED]
     stage.wait(PATIENCE_MS)
     stage.tick()
@@ -295,12 +290,8 @@ def test_nobody_takes_a_place_untold():
 def test_a_replica_that_comes_back_is_told_once_more():
     stage = followed("a")
     lose_primary(stage)
-    silent(stage, "r")
-    found = stage.tell(
-        MemberJoined(
-            member=member("r", Role.REPLICA, address="r:1"), follows=replace(following(updates=4), is_seeded=True)
-        )
-    )
+    stage.silent("r")
+    found = stage.replica(is_seeded=True, updates=4)
     assert [p.server_epoch for p in of(Promote, found)] == [2]
 
 
@@ -312,13 +303,12 @@ def test_a_replica_that_counted_as_left_says_what_it_holds_before_it_is_told():
     made = replace(committed(update("a", 0), 4).commits[0], samples=((0, 8),))
     stage.tell(CommitsReported(server="s", model="net", commits=(made,)))
     (order,) = of(Promote, lose_primary(stage))
-    silent(stage, "r")
+    stage.silent("r")
     stage.wait(10_000)
     stage.tick()
     stage.wait(PATIENCE_MS)
     assert stage.state.context.members["r"].state is MemberState.LEFT
-    joins, follows = member("r", Role.REPLICA, address="r:1"), replace(following(updates=0), is_seeded=True)
-    assert not of(Promote, stage.tell(MemberJoined(member=joins, follows=follows)))
+    assert not of(Promote, stage.replica(is_seeded=True, updates=0))
     (again,) = of(Promote, stage.tell(reported(3, update("a", 0))))
     assert again == replace(order, server_epoch=3)
     assert again.known == (GroupOf("net", (made,)),)
@@ -330,14 +320,13 @@ def test_what_is_committed_while_a_replica_that_has_it_counts_as_left_is_told_to
     stage.ask(push("a", 0, computed_from=3, samples=((0, 8),)))
     stage.tell(ended(update("a", 0), TransferEnd.RECEIVED, by="r"))
     stage.tell(reported(3, update("a", 0)))
-    silent(stage, "r")
+    stage.silent("r")
     stage.wait(10_000)
     stage.tick()
     made = replace(committed(update("a", 0), 4).commits[0], samples=((0, 8),))
     stage.tell(CommitsReported(server="s", model="net", commits=(made,)))
     lose_primary(stage)
-    joins, follows = member("r", Role.REPLICA, address="r:1"), replace(following(updates=0), is_seeded=True)
-    stage.tell(MemberJoined(member=joins, follows=follows))
+    stage.replica(is_seeded=True, updates=0)
     (order,) = of(Promote, stage.tell(reported(3, update("a", 0))))
     assert order.known == (GroupOf("net", (made,)),)
     assert [c.samples for g in order.foretold for c in g.commits] == [((0, 8),)]
@@ -348,17 +337,15 @@ def test_an_old_primary_does_not_come_before_a_server_of_a_later_epoch_that_has_
     stage.server(incarnation=9, held=(SPEC,), server_epochs=(5,), succeeds="r")
     comes = MemberJoined(member=member("s", Role.SERVER, 2), held=(SPEC,), server_epochs=(4,), succeeds="q")
     assert refusals(stage.tell(comes)) == [RefuseReason.NAME_TAKEN]
-    silent(stage, incarnation=9)
+    stage.silent("s", 9)
     assert refusals(stage.tell(comes)) == [RefuseReason.SUPERSEDED]
 
 
 def test_under_a_new_scheduler_a_replica_that_has_a_model_takes_the_place_of_a_server_that_never_comes():
     stage = Stage(epoch=2)
-    joins = member("r", Role.REPLICA, address="r:1")
-    assert refusals(stage.tell(MemberJoined(member=joins, follows=following(updates=4)))) == [RefuseReason.NOT_YET]
-    follows = replace(following(updates=4), is_seeded=True)
-    assert of(Welcome, stage.tell(MemberJoined(member=joins, follows=follows)))
-    stage.tell(ReplicaReported(replica="r", model="net", term=TERM + 1, version=ModelVersion(1, 9)))
+    assert refusals(stage.replica(updates=4)) == [RefuseReason.NOT_YET]
+    assert of(Welcome, stage.replica(is_seeded=True, updates=4))
+    stage.tell(reported(9))
     stage.wait(PATIENCE_MS)
     assert [p.server_epoch for p in of(Promote, stage.tick())] == [2]
     claim(stage)
@@ -368,9 +355,8 @@ def test_under_a_new_scheduler_a_replica_that_has_a_model_takes_the_place_of_a_s
 
 def test_under_a_new_scheduler_a_process_that_was_never_admitted_waits_for_the_replica_of_its_name():
     stage = Stage(epoch=2)
-    follows = replace(following(updates=4), is_seeded=True)
-    stage.tell(MemberJoined(member=member("r", Role.REPLICA, address="r:1"), follows=follows))
-    stage.tell(ReplicaReported(replica="r", model="net", term=TERM + 1, version=ModelVersion(1, 9)))
+    stage.replica(is_seeded=True, updates=4)
+    stage.tell(reported(9))
     found = back(stage, incarnation=5, server_epoch=2)
     assert refusals(found) == [RefuseReason.NOT_YET]
     assert of(Promote, found)
@@ -378,9 +364,8 @@ def test_under_a_new_scheduler_a_process_that_was_never_admitted_waits_for_the_r
 
 def test_under_a_new_scheduler_a_primary_that_was_admitted_by_the_former_one_is_let_in():
     stage = Stage(epoch=2)
-    follows = replace(following(updates=4), is_seeded=True)
-    stage.tell(MemberJoined(member=member("r", Role.REPLICA, address="r:1"), follows=follows))
-    stage.tell(ReplicaReported(replica="r", model="net", term=TERM + 1, version=ModelVersion(1, 9)))
+    stage.replica(is_seeded=True, updates=4)
+    stage.tell(reported(9))
     joins = member("s", Role.SERVER, 1, address="s:1", seen=Term(1, 0))
     assert of(Welcome, stage.tell(MemberJoined(member=joins, held=(SPEC,), server_epochs=(1,))))
 
@@ -406,9 +391,8 @@ def test_so_does_a_replica_of_the_server_that_took_the_place_of_the_one_that_is_
     stage = Stage(epoch=2)
     back(stage)
     stage.tell(holds(30))
-    follows = replace(following(updates=4), is_seeded=True)
-    stage.tell(MemberJoined(member=member("r", Role.REPLICA, address="r:1"), follows=follows))
-    found = stage.tell(ReplicaReported(replica="r", model="net", term=TERM + 1, version=ModelVersion(2, 25)))
+    stage.replica(is_seeded=True, updates=4)
+    found = stage.tell(reported(25, epoch=2))
     assert [p.server_epoch for p in of(Promote, found)] == [3]
     assert of(Welcome, claim(stage, server_epoch=3))
     stage.worker("a")
@@ -435,15 +419,9 @@ def test_the_next_replica_of_the_new_server_is_told_in_its_turn():
     lose_primary(stage)
     claim(stage)
     serves(stage, 3)
-    stage.tell(
-        MemberJoined(member=member("r", Role.REPLICA, 2, address="r:2"), follows=following(updates=4)),
-    )
-    stage.tell(
-        ReplicaReported(
-            replica="r", model="net", term=stage.state.models["net"].replication.term, version=ModelVersion(2, 3)
-        )
-    )
-    silent(stage, incarnation=7)
+    stage.replica(incarnation=2, address="r:2", updates=4)
+    stage.tell(reported(3, epoch=2, term=stage.state.models["net"].replication.term))
+    stage.silent("s", 7)
     stage.wait(PATIENCE_MS)
     assert [p.server_epoch for p in of(Promote, stage.tick())] == [3]
 
@@ -453,10 +431,9 @@ def test_the_log_of_the_next_replica_begins_where_the_new_server_does_though_it_
     commit(stage, "a", 4, 0)
     lose_primary(stage)
     claim(stage)
-    joins = member("r", Role.REPLICA, 2, address="r:2")
-    stage.tell(MemberJoined(member=joins, follows=following(updates=0)))
+    stage.replica(incarnation=2, address="r:2", updates=0)
     (seed,) = of(Seed, serves(stage, 3))
-    stage.tell(ReplicaReported(replica="r", model="net", term=seed.term, version=ModelVersion(2, 3)))
+    stage.tell(reported(3, epoch=2, term=seed.term))
     stage.ask(push("a", 1, computed_from=3))
     stage.tell(ended(update("a", 1), TransferEnd.RECEIVED, by="r"))
     again = Commit(update=update("a", 1), version=ModelVersion(2, 4), tau=0, lr=0.1, step_norm=1.0)

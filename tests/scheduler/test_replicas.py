@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from mlfabric.model.specs import Role
 from mlfabric.model.update_rules import RuleKind, RuleSpec
 from mlfabric.protocol import (
     CommitsReported,
@@ -17,12 +16,10 @@ from mlfabric.protocol import (
     Expected,
     Fold,
     Followed,
-    Following,
     HeldBack,
     Instruction,
     Keep,
     Logged,
-    MemberJoined,
     MemberLeft,
     MemberSilent,
     ModelVersion,
@@ -41,26 +38,17 @@ from mlfabric.protocol import (
     Void,
 )
 from mlfabric.scheduler.followers.replication_state import Phase
-from tests.scheduler.stage import SPEC, Stage, committed, ended, holds, member, of, push, update
+from tests.scheduler.stage import SPEC, Stage, committed, ended, holds, of, push, update
 
 TERM = 1 << 20
 
 
-def following(norm: float = math.inf, updates: int | None = None, server: str = "s") -> Following:
-    return Following(server=server, norm=norm, updates=updates)
-
-
-def join(stage: Stage, name: str = "r", incarnation: int = 1, **bounds) -> list[Instruction]:
-    joins = member(name, Role.REPLICA, incarnation, address=f"{name}:1")
-    return stage.tell(MemberJoined(member=joins, follows=following(**bounds)))
-
-
-def reported(version: int, *held: UpdateId, term: int = TERM + 1) -> ReplicaReported:
-    return ReplicaReported(replica="r", model="net", term=term, version=ModelVersion(1, version), held=held)
+def reported(version: int, *held: UpdateId, term: int = TERM + 1, epoch: int = 1) -> ReplicaReported:
+    return ReplicaReported(replica="r", model="net", term=term, version=ModelVersion(epoch, version), held=held)
 
 
 def seeded(stage: Stage, version: int = 0, term: int = TERM + 1, **bounds) -> Stage:
-    join(stage, **bounds)
+    stage.replica(**bounds)
     stage.tell(reported(version, term=term))
     assert stage.state.models["net"].replication.phase is Phase.FOLLOWING
     return stage
@@ -73,7 +61,7 @@ def commit(stage: Stage, worker: str, number: int, counter: int = 0) -> list[Ins
 
 def test_a_replica_is_seeded_when_it_joins_and_workers_keep_from_then_on():
     stage = Stage().trained("a", "b", version=3)
-    found = join(stage, updates=4)
+    found = stage.replica(updates=4)
     assert [k.to for k in of(Keep, found)] == ["a", "b"]
     (seed,) = of(Seed, found)
     (expect,) = of(Expect, found)
@@ -88,7 +76,7 @@ def test_a_replica_is_seeded_when_it_joins_and_workers_keep_from_then_on():
 
 def test_what_the_seed_has_in_it_is_released_and_the_rest_is_folded():
     stage = Stage().trained("a")
-    join(stage, updates=10)
+    stage.replica(updates=10)
     commit(stage, "a", 1, 0)
     found = commit(stage, "a", 2, 1)
     assert of(Logged, found)
@@ -114,7 +102,7 @@ def test_what_the_seed_has_in_it_is_released_and_the_rest_is_folded():
 
 def test_what_the_primary_tells_of_only_after_the_replica_was_seeded_with_it_is_not_folded():
     stage = Stage().trained("a")
-    join(stage, updates=10)
+    stage.replica(updates=10)
     stage.ask(push("a", 0))
     stage.tell(reported(1))
     found = stage.tell(committed(update("a", 0), 1))
@@ -179,7 +167,7 @@ def test_a_worker_need_not_keep_what_the_replica_got():
 
 def test_a_primary_that_comes_back_is_told_again_to_send_a_seed_that_is_not_there():
     stage = Stage().trained("a")
-    seeds = of(Seed, join(stage, updates=100))
+    seeds = of(Seed, stage.replica(updates=100))
     stage.silent("s")
     found = [*stage.server(held=(SPEC,)), *stage.tell(holds(0))]
     assert of(Seed, found) == seeds
@@ -322,7 +310,7 @@ def test_a_replica_that_left_lifts_the_bound_and_one_that_is_silent_does_not():
 def test_a_replica_that_comes_back_is_seeded_anew_and_the_bound_stays():
     stage = seeded(Stage().trained("a"), updates=100)
     stage.silent("r")
-    found = join(stage, updates=100)
+    found = stage.replica(updates=100)
     assert not of(Unfollowed, found)
     assert of(Seed, found)[0].term == TERM + 2
 
@@ -382,7 +370,7 @@ def test_a_primary_that_began_anew_at_the_version_of_the_log_is_followed_in_a_ne
 @pytest.mark.parametrize("version", [0, 3])
 def test_a_server_that_begins_a_model_is_asked_for_a_seed_once_it_has_weights(version):
     stage = Stage().trained("a", version=version)
-    assert of(Seed, join(stage, updates=100))
+    assert of(Seed, stage.replica(updates=100))
     stage.silent("s")
     assert not of(Seed, stage.server(incarnation=2))
     found = stage.weights(0, epoch=2)
