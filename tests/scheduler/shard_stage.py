@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from mlfabric.model.specs import Mode, ModelSpec
@@ -15,6 +16,7 @@ from mlfabric.protocol import (
     GetRequested,
     InitialReceived,
     Instruction,
+    MemberEvent,
     ModelVersion,
     Prepare,
     Prepared,
@@ -49,43 +51,59 @@ class ShardStage(Stage):
             self.server(server)
         for name in workers:
             self.worker(name, spec=spec)
-        for shard in range(2):
-            at = ModelVersion(1, version)
-            self.tell(InitialReceived(server=f"s{shard}", model=f"net.shard{shard}", version=at))
+        self.part_weights(version)
         return self
+
+    def part_weights(self, version: int | None = None) -> None:
+        """Let both servers have initial weights, at the version that each is at unless one is given."""
+        for shard, pushes in enumerate(self.whole.tables):
+            at = pushes.version if version is None else ModelVersion(1, version)
+            self.tell(InitialReceived(server=f"s{shard}", model=f"net.shard{shard}", version=at))
 
     def asks(self, worker: str, number: int = 0, computed_from: int = 0, parts: tuple[int, ...] = (0, 1)) -> Told:
         """Let a worker ask to push, part by part."""
-        out: Told = []
-        for shard in parts:
-            out += self.ask(part_push(worker, number, shard, computed_from))
-        return out
+        return self._all(part_push(worker, number, shard, computed_from) for shard in parts)
 
-    def arrives(self, worker: str, number: int = 0, parts: tuple[int, ...] = (0, 1)) -> Told:
+    def arrives(self, worker: str, number: int = 0, parts: tuple[int, ...] = (0, 1), incarnation: int = 1) -> Told:
         """Let parts of a push be with their servers."""
-        out: Told = []
-        for shard in parts:
-            out += self.ask(ended(shard, part(worker, number, shard), TransferEnd.RECEIVED))
-        return out
+        return self.ends(worker, number, TransferEnd.RECEIVED, parts=parts, incarnation=incarnation)
+
+    def ends(
+        self,
+        worker: str,
+        number: int,
+        end: TransferEnd,
+        cause: DropReason | None = None,
+        parts: tuple[int, ...] = (0, 1),
+        incarnation: int = 1,
+    ) -> Told:
+        """Let parts of a push end so at their servers."""
+        return self._all(ended(shard, part(worker, number, shard, incarnation), end, cause) for shard in parts)
+
+    def _all(self, events: Iterable[MemberEvent]) -> Told:
+        return [told for event in events for told in self.ask(event)]
 
     def pushes_all(self, worker: str, number: int = 0, computed_from: int = 0) -> Told:
         return self.asks(worker, number, computed_from) + self.arrives(worker, number)
 
-    def prepares(self, number: int = 1, parts: tuple[int, ...] = (0, 1)) -> Told:
+    def prepares(self, number: int = 1, parts: tuple[int, ...] = (0, 1), epoch: int = 1) -> Told:
         """Let servers prepare the unit of this number."""
-        out: Told = []
-        for shard in parts:
-            out += self.ask(prepared(shard, number))
-        return out
+        return self._all(prepared(shard, number, epoch) for shard in parts)
 
-    def commits(self, *pushes: tuple[str, int], version: int = 1, parts: tuple[int, ...] = (0, 1)) -> Told:
+    def commits(
+        self,
+        *pushes: tuple[str, int],
+        version: int = 1,
+        parts: tuple[int, ...] = (0, 1),
+        epoch: int = 1,
+        tau: int = 0,
+        incarnation: int = 1,
+    ) -> Told:
         """Let servers report that pushes made a version."""
-        out: Told = []
+        at, out = ModelVersion(epoch, version), list[Instruction]()
         for shard in parts:
-            made = tuple(
-                Commit(update=part(w, n, shard), version=ModelVersion(1, version), tau=0, lr=0.1, step_norm=1.0)
-                for w, n in pushes
-            )
+            names = [part(worker, number, shard, incarnation) for worker, number in pushes]
+            made = tuple(Commit(update=name, version=at, tau=tau, lr=0.1, step_norm=1.0) for name in names)
             out += self.ask(CommitsReported(server=f"s{shard}", model=f"net.shard{shard}", commits=made))
         return out
 
@@ -96,10 +114,7 @@ class ShardStage(Stage):
         return self.commits((worker, number), version=version)
 
     def gets(self, worker: str, number: int = 0, parts: tuple[int, ...] = (0, 1), after: int | None = None) -> Told:
-        out: Told = []
-        for shard in parts:
-            out += self.ask(part_get(worker, number, shard, after))
-        return out
+        return self._all(part_get(worker, number, shard, after) for shard in parts)
 
 
 def unit(number: int = 1, epoch: int = 1) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from mlfabric.model.samples import Samples
 from mlfabric.model.specs import Layout, Member, ModelSpec, Role, TensorSpec
 from mlfabric.protocol import (
     Commit,
@@ -233,9 +234,9 @@ def committed_together(*names: UpdateId, number: int) -> CommitsReported:
     return CommitsReported(server="s", model="net", commits=commits)
 
 
-def committed(name: UpdateId, number: int, tau: int = 0) -> CommitsReported:
-    version = ModelVersion(1, number)
-    commit = Commit(update=name, version=version, tau=tau, lr=0.1, step_norm=1.0)
+def committed(name: UpdateId, number: int, tau: int = 0, epoch: int = 1, samples: Samples = ()) -> CommitsReported:
+    version = ModelVersion(epoch, number)
+    commit = Commit(update=name, version=version, tau=tau, lr=0.1, step_norm=1.0, samples=samples)
     return CommitsReported(server="s", model="net", commits=(commit,))
 
 
@@ -248,4 +249,5 @@ def ended(
 def holds(version: int, **fields) -> ServerHolds:
     spec = fields.pop("spec", SPEC)
     initialised = fields.pop("initialised", True)
-    return ServerHolds(server="s", spec=spec, version=ModelVersion(1, version), initialised=initialised, **fields)
+    at = ModelVersion(fields.pop("epoch", 1), version)
+    return ServerHolds(server="s", spec=spec, version=at, initialised=initialised, **fields)

@@ -6,14 +6,11 @@ from dataclasses import replace
 
 from mlfabric.model.specs import Mode
 from mlfabric.protocol import (
-    Commit,
-    CommitsReported,
     Committed,
     Drop,
     DropReason,
     HostModel,
     Initialise,
-    InitialReceived,
     ModelVersion,
     Resolve,
     ServerHolds,
@@ -21,9 +18,8 @@ from mlfabric.protocol import (
     UpdateKind,
     Welcome,
 )
-from tests.scheduler.shard_stage import CUT, PARTS, ShardStage, ended, part, part_holds, part_push, prepared, spec_of
+from tests.scheduler.shard_stage import CUT, PARTS, ShardStage, ended, part, part_holds, part_push, spec_of
 from tests.scheduler.stage import of
-from tests.scheduler.test_shard_rollback import dies
 
 
 def begins(stage: ShardStage, shard: int, incarnation: int = 2):
@@ -51,7 +47,7 @@ def hear(*holds: ServerHolds) -> ShardStage:
 def begun_anew(number: int = 3) -> ShardStage:
     """Return a model of which one server has begun anew after some steps."""
     stage = ShardStage().begin("a", version=number)
-    dies(stage, 0)
+    stage.silent("s0")
     begins(stage, 0)
     return stage
 
@@ -60,7 +56,7 @@ def test_a_part_with_steps_is_torn_from_one_that_began_with_nothing_until_it_doe
     stage = begun_anew()
     assert stage.whole.torn
     assert not stage.whole.wants_weights
-    dies(stage, 1)
+    stage.silent("s1")
     told = begins(stage, 1)
     assert not stage.whole.torn
     assert of(Initialise, told)
@@ -69,7 +65,7 @@ def test_a_part_with_steps_is_torn_from_one_that_began_with_nothing_until_it_doe
 
 def test_a_server_that_begins_with_nothing_is_named_an_epoch_above_those_of_all_parts():
     stage = hear(says(0, (7, 3), 3, (1, 0)), says(1, (2, 3), 3, (1, 0)))
-    dies(stage, 1)
+    stage.silent("s1")
     assert [host.epoch for host in of(HostModel, begins(stage, 1))] == [11]
 
 
@@ -94,7 +90,7 @@ def test_parts_that_took_the_epoch_of_the_last_beginning_over_before_their_first
 def test_a_part_goes_on_counting_under_the_epoch_of_another_one_when_its_stream_breaks():
     stage = hear(says(0, (5, 3), 3, (1, 0)), says(1, (6, 3), 3, (1, 0)))
     assert stage.whole.version == ModelVersion(6, 3)
-    dies(stage, 1)
+    stage.silent("s1")
     stage.server("s1", held=(PARTS[1],))  # which has not said yet what it holds
     stage.tell(says(0, (5, 3), 3, (1, 0)))
     assert stage.whole.tables[0].version == ModelVersion(6, 3)
@@ -104,7 +100,7 @@ def test_what_was_computed_before_the_last_beginning_is_dropped_at_all_parts_at_
     stage = ShardStage().begin("a", version=3)
     stage.asks("a", computed_from=3)
     stage.arrives("a", parts=(1,))
-    dies(stage, 0)
+    stage.silent("s0")
     told = begins(stage, 0)
     told += stage.ask(ended(0, part("a", 0, 0), TransferEnd.VOIDED))
     drops = [(drop.to, drop.update, drop.cause) for drop in of(Drop, told)]
@@ -119,12 +115,11 @@ def test_a_part_of_a_push_that_was_committed_elsewhere_is_not_turned_away_as_too
     stage = ShardStage(epoch=5)
     stage.server("s0", held=(spec.of_shard(0),))
     stage.tell(replace(part_holds(0, 43, ("a", 0, 43)), spec=spec.of_shard(0)))
-    dies(stage, 0)
+    stage.silent("s0")
     begins(stage, 0)
     stage.server("s1")
     stage.worker("a", spec=spec)
-    for shard, pushes in enumerate(stage.whole.tables):
-        stage.tell(InitialReceived(server=f"s{shard}", model=f"net.shard{shard}", version=pushes.version))
+    stage.part_weights()
     told = stage.asks("a", computed_from=42, parts=(1,))
     assert not of(Drop, told)
     assert [answer.outcome for answer in of(Resolve, told)] == [Committed(version=ModelVersion(1, 43), tau=0)]
@@ -155,7 +150,7 @@ def test_initial_weights_that_were_taken_are_planned_again_where_they_were_lost(
     stage.ask(request)
     stage.arrives("a", parts=(0,))
     stage.commits(("a", 0), version=0, parts=(0,))
-    dies(stage, 0)
+    stage.silent("s0")
     begins(stage, 0)
     stage.ask(request)
     assert part("a", 0, 0) in stage.whole.parts[0].pushes.planned
@@ -166,7 +161,7 @@ def test_an_iteration_of_a_model_that_is_gone_takes_nothing_in():
     stage.asks("a", computed_from=3)
     assert all(pushes.iteration is not None for pushes in stage.whole.tables)
     for shard in range(2):
-        dies(stage, shard)
+        stage.silent(f"s{shard}")
         begins(stage, shard)
     assert all(pushes.iteration is None for pushes in stage.whole.tables)
 
@@ -175,12 +170,11 @@ def test_a_push_that_was_committed_before_and_is_asked_for_while_another_commits
     stage = ShardStage(epoch=5)
     stage.server("s0", held=(PARTS[0],))
     stage.tell(part_holds(0, 43, ("a", 0, 43)))
-    dies(stage, 0)
+    stage.silent("s0")
     begins(stage, 0)
     stage.server("s1")
     stage.worker("b", spec=CUT)
-    for shard, pushes in enumerate(stage.whole.tables):
-        stage.tell(InitialReceived(server=f"s{shard}", model=f"net.shard{shard}", version=pushes.version))
+    stage.part_weights()
     now = stage.whole.version
     for shard in range(2):
         stage.ask(replace(part_push("b", 0, shard), computed_from=now))
@@ -188,12 +182,7 @@ def test_a_push_that_was_committed_before_and_is_asked_for_while_another_commits
     assert stage.whole.unit is not None
     stage.worker("a", spec=CUT)
     stage.asks("a", computed_from=42)
-    told = []
-    for shard in range(2):
-        told += stage.ask(prepared(shard, epoch=5))
-    for shard in range(2):
-        made = Commit(update=part("b", 0, shard), version=now._replace(number=1), tau=0, lr=0.1, step_norm=1.0)
-        told += stage.ask(CommitsReported(server=f"s{shard}", model=f"net.shard{shard}", commits=(made,)))
+    told = stage.prepares(epoch=5) + stage.commits(("b", 0), epoch=now.epoch)
     resolved = [(told.update, told.outcome) for told in of(Resolve, told)]
     assert (part("a", 0, 1), Committed(version=ModelVersion(1, 43), tau=0)) in resolved
 

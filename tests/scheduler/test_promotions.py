@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
+
+import pytest
 
 from mlfabric.model.specs import Role, Term
 from mlfabric.protocol import (
     AppliedIds,
     Commit,
-    CommitsReported,
     Committed,
     Drop,
     Expect,
@@ -63,14 +63,20 @@ def claim(stage: Stage, server_epoch: int = 2, incarnation: int = 7, promoted: s
 def serves(stage: Stage, number: int, epoch: int = 2, **fields: Any) -> list[Instruction]:
     """Let the new server say what it holds."""
     earlier = (ModelVersion(1, 0),)
-    return stage.tell(
-        replace(holds(number, epoch_base=number, earlier=earlier, **fields), version=ModelVersion(epoch, number))
-    )
+    return stage.tell(holds(number, epoch=epoch, epoch_base=number, earlier=earlier, **fields))
 
 
 def back(stage: Stage, incarnation: int = 1, server_epoch: int = 1) -> list[Instruction]:
     joins = member("s", Role.SERVER, incarnation, address="s:1")
     return stage.tell(MemberJoined(member=joins, held=(SPEC,), server_epochs=(server_epoch,)))
+
+
+def under_a_new_scheduler() -> Stage:
+    """Return one at which a replica is that has the model."""
+    stage = Stage(epoch=2)
+    stage.replica(is_seeded=True, updates=4)
+    stage.tell(reported(9))
+    return stage
 
 
 def refusals(found: list[Instruction]) -> list[RefuseReason]:
@@ -109,23 +115,16 @@ def test_a_primary_that_is_stopped_or_cut_off_is_replaced_and_fenced_off_when_it
     assert refusals(back(stage)) == [RefuseReason.NAME_TAKEN]
 
 
-def test_a_primary_that_wakes_up_before_its_replica_is_told_is_let_back():
-    stage = followed("a")
-    stage.lost("s")
-    assert of(Welcome, back(stage))
-    stage.wait(10 * PATIENCE_MS)
-    assert not of(Promote, stage.tick())
-
-
 def test_a_primary_whose_process_has_ended_is_not_waited_for():
     stage = followed("a")
     stage.silent("s")
     assert of(Promote, stage.lost("s", has_ended=True))
 
 
-def test_a_primary_that_is_back_in_time_is_not_replaced():
+@pytest.mark.parametrize("goes", [Stage.silent, Stage.lost])
+def test_a_primary_that_is_back_before_its_replica_is_told_is_not_replaced(goes):
     stage = followed("a")
-    stage.silent("s")
+    goes(stage, "s")
     stage.wait(PATIENCE_MS - 1)
     assert of(Welcome, back(stage))
     stage.wait(10 * PATIENCE_MS)
@@ -250,9 +249,7 @@ def test_what_was_committed_and_is_made_once_more_is_not_counted_as_lost():
     lose_primary(stage)
     claim(stage)
     again = AppliedIds(worker="a", incarnation=1, low=0, recent=((0, ModelVersion(2, 4), 0),))
-    stage.tell(
-        replace(holds(4, epoch_base=3, earlier=(ModelVersion(1, 0),), applied=(again,)), version=ModelVersion(2, 4))
-    )
+    stage.tell(holds(4, epoch=2, epoch_base=3, earlier=(ModelVersion(1, 0),), applied=(again,)))
     assert stage.pushes.lost == 1
     (resolved,) = of(Resolve, stage.ask(push("a", 0, computed_from=3)))
     assert resolved.outcome == Committed(version=ModelVersion(2, 4), tau=0)
@@ -295,40 +292,29 @@ def test_a_replica_that_comes_back_is_told_once_more():
     assert [p.server_epoch for p in of(Promote, found)] == [2]
 
 
-def test_a_replica_that_counted_as_left_says_what_it_holds_before_it_is_told():
+@pytest.mark.parametrize("commits_since", [False, True])
+def test_a_replica_that_counted_as_left_says_what_it_holds_and_is_told_what_was_committed_before_and_since(
+    commits_since,
+):
     stage = followed("a", updates=0)
     stage.ask(push("a", 0, computed_from=3, samples=((0, 8),)))
     stage.tell(ended(update("a", 0), TransferEnd.RECEIVED, by="r"))
     stage.tell(reported(3, update("a", 0)))
-    made = replace(committed(update("a", 0), 4).commits[0], samples=((0, 8),))
-    stage.tell(CommitsReported(server="s", model="net", commits=(made,)))
-    (order,) = of(Promote, lose_primary(stage))
+    report = committed(update("a", 0), 4, samples=((0, 8),))
+    if not commits_since:
+        stage.tell(report)
+        assert of(Promote, lose_primary(stage))
     stage.silent("r")
     stage.wait(10_000)
     stage.tick()
-    stage.wait(PATIENCE_MS)
     assert stage.state.context.members["r"].state is MemberState.LEFT
+    if commits_since:
+        stage.tell(report)
+        lose_primary(stage)
+    stage.wait(PATIENCE_MS)
     assert not of(Promote, stage.replica(is_seeded=True, updates=0))
-    (again,) = of(Promote, stage.tell(reported(3, update("a", 0))))
-    assert again == replace(order, server_epoch=3)
-    assert again.known == (GroupOf("net", (made,)),)
-    assert [c.samples for g in again.foretold for c in g.commits] == [((0, 8),)]
-
-
-def test_what_is_committed_while_a_replica_that_has_it_counts_as_left_is_told_to_it_with_its_samples():
-    stage = followed("a", updates=0)
-    stage.ask(push("a", 0, computed_from=3, samples=((0, 8),)))
-    stage.tell(ended(update("a", 0), TransferEnd.RECEIVED, by="r"))
-    stage.tell(reported(3, update("a", 0)))
-    stage.silent("r")
-    stage.wait(10_000)
-    stage.tick()
-    made = replace(committed(update("a", 0), 4).commits[0], samples=((0, 8),))
-    stage.tell(CommitsReported(server="s", model="net", commits=(made,)))
-    lose_primary(stage)
-    stage.replica(is_seeded=True, updates=0)
     (order,) = of(Promote, stage.tell(reported(3, update("a", 0))))
-    assert order.known == (GroupOf("net", (made,)),)
+    assert order.known == (GroupOf("net", report.commits),)
     assert [c.samples for g in order.foretold for c in g.commits] == [((0, 8),)]
 
 
@@ -354,18 +340,14 @@ def test_under_a_new_scheduler_a_replica_that_has_a_model_takes_the_place_of_a_s
 
 
 def test_under_a_new_scheduler_a_process_that_was_never_admitted_waits_for_the_replica_of_its_name():
-    stage = Stage(epoch=2)
-    stage.replica(is_seeded=True, updates=4)
-    stage.tell(reported(9))
+    stage = under_a_new_scheduler()
     found = back(stage, incarnation=5, server_epoch=2)
     assert refusals(found) == [RefuseReason.NOT_YET]
     assert of(Promote, found)
 
 
 def test_under_a_new_scheduler_a_primary_that_was_admitted_by_the_former_one_is_let_in():
-    stage = Stage(epoch=2)
-    stage.replica(is_seeded=True, updates=4)
-    stage.tell(reported(9))
+    stage = under_a_new_scheduler()
     joins = member("s", Role.SERVER, 1, address="s:1", seen=Term(1, 0))
     assert of(Welcome, stage.tell(MemberJoined(member=joins, held=(SPEC,), server_epochs=(1,))))
 
@@ -397,7 +379,7 @@ def test_so_does_a_replica_of_the_server_that_took_the_place_of_the_one_that_is_
     assert of(Welcome, claim(stage, server_epoch=3))
     stage.worker("a")
     earlier = (ModelVersion(1, 0), ModelVersion(2, 20))
-    stage.tell(replace(holds(25, epoch_base=25, earlier=earlier), version=ModelVersion(3, 25)))
+    stage.tell(holds(25, epoch=3, epoch_base=25, earlier=earlier))
     assert stage.pushes.lost == 10
     (drop,) = of(Drop, stage.ask(push("a", 0, computed_from=21)))
     assert drop.cause.name == "ROLLED_BACK"
@@ -436,7 +418,7 @@ def test_the_log_of_the_next_replica_begins_where_the_new_server_does_though_it_
     stage.tell(reported(3, epoch=2, term=seed.term))
     stage.ask(push("a", 1, computed_from=3))
     stage.tell(ended(update("a", 1), TransferEnd.RECEIVED, by="r"))
-    again = Commit(update=update("a", 1), version=ModelVersion(2, 4), tau=0, lr=0.1, step_norm=1.0)
-    found = stage.tell(CommitsReported(server="s", model="net", commits=(again,)))
-    assert [logged.commits for logged in of(Logged, found)] == [(again,)]
+    again = committed(update("a", 1), 4, epoch=2)
+    found = stage.tell(again)
+    assert [logged.commits for logged in of(Logged, found)] == [again.commits]
     assert not of(Void, found)

@@ -9,7 +9,6 @@ import pytest
 
 from mlfabric.model.update_rules import RuleKind, RuleSpec
 from mlfabric.protocol import (
-    CommitsReported,
     Drop,
     DropReason,
     Expect,
@@ -38,7 +37,7 @@ from mlfabric.protocol import (
     Void,
 )
 from mlfabric.scheduler.followers.replication_state import Phase
-from tests.scheduler.stage import SPEC, Stage, committed, ended, holds, of, push, update
+from tests.scheduler.stage import SPEC, Stage, committed, committed_together, ended, holds, of, push, update
 
 TERM = 1 << 20
 
@@ -153,16 +152,11 @@ def test_without_any_lead_an_update_goes_to_the_replica_before_it_is_committed()
     found = stage.ask(push("a"))
     (order,) = of(Replicate, found)
     assert (order.to, order.transfer) == ("a", update("a"))
-    stage.tell(ended(update("a"), TransferEnd.RECEIVED, by="r"))
+    found = stage.tell(ended(update("a"), TransferEnd.RECEIVED, by="r"))
+    release = Release(to="a", model="net", term=TERM + 1, updates=(update("a"),), reason="")
+    assert of(Release, found) == [release], "its worker need not keep what the replica got"
     assert of(Followed, stage.tell(reported(0, update("a"))))[0].held == (update("a"),)
     assert not of(Fold, stage.tell(committed(update("a"), 1)))
-
-
-def test_a_worker_need_not_keep_what_the_replica_got():
-    stage = seeded(Stage().trained("a"), updates=0)
-    stage.ask(push("a"))
-    found = stage.tell(ended(update("a"), TransferEnd.RECEIVED, by="r"))
-    assert of(Release, found) == [Release(to="a", model="net", term=TERM + 1, updates=(update("a"),), reason="")]
 
 
 def test_a_primary_that_comes_back_is_told_again_to_send_a_seed_that_is_not_there():
@@ -266,17 +260,12 @@ def test_a_worker_that_is_gone_without_any_leaves_none():
     assert not of(Seed, stage.left("a"))
 
 
-def test_a_gap_in_the_log_is_a_hole():
-    stage = seeded(Stage().trained("a"), updates=100)
-    stage.ask(push("a"))
-    assert of(Seed, stage.tell(committed(update("a"), 3)))
-
-
-def test_a_gap_within_one_report_is_a_hole():
+@pytest.mark.parametrize("before", [(), committed(update("a"), 1).commits], ids=["between reports", "within one"])
+def test_a_gap_in_the_log_is_a_hole(before):
     stage = seeded(Stage().trained("a", "b"), updates=100)
-    stage.ask_all(*map(push, "ab"))
-    commits = (*committed(update("a"), 1).commits, *committed(update("b"), 3).commits)
-    assert of(Seed, stage.tell(CommitsReported(server="s", model="net", commits=commits)))
+    stage.ask_all(push("a"), push("b"))
+    report = committed(update("b"), 3)
+    assert of(Seed, stage.tell(replace(report, commits=(*before, *report.commits))))
 
 
 def test_what_somebody_does_not_have_is_a_hole_of_the_present_term_only():
@@ -336,9 +325,9 @@ def test_a_sum_of_commits_is_logged_as_the_group_that_it_was():
     stage = seeded(Stage().trained("a", "b"), updates=100)
     for name in ("a", "b"):
         stage.ask(push(name))
-    one, other = committed(update("a"), 1).commits[0], committed(update("b"), 2).commits[0]
-    found = stage.tell(CommitsReported(server="s", model="net", commits=(one, other)))
-    assert [log.commits for log in of(Logged, found)] == [(one, other)]
+    report = committed_together(update("a"), update("b"), number=2)
+    found = stage.tell(report)
+    assert [log.commits for log in of(Logged, found)] == [report.commits]
     assert [f.update for f in of(Fold, found)] == [update("a"), update("b")]
 
 
@@ -363,7 +352,7 @@ def test_a_primary_that_began_anew_at_the_version_of_the_log_is_followed_in_a_ne
     stage = seeded(Stage().trained("a"), updates=100)
     stage.left("s")
     stage.server(incarnation=2)
-    found = stage.tell(replace(holds(0), version=ModelVersion(2, 0)))
+    found = stage.tell(holds(0, epoch=2))
     assert of(Seed, found)[0].term == TERM + 2
 
 
@@ -375,8 +364,7 @@ def test_a_server_that_begins_a_model_is_asked_for_a_seed_once_it_has_weights(ve
     assert not of(Seed, stage.server(incarnation=2))
     found = stage.weights(0, epoch=2)
     assert [seed.term for seed in of(Seed, found)] == [TERM + 2]
-    first = replace(committed(update("a"), 1).commits[0], version=ModelVersion(2, 1))
-    assert of(Logged, stage.tell(CommitsReported(server="s", model="net", commits=(first,))))
+    assert of(Logged, stage.tell(committed(update("a"), 1, epoch=2)))
 
 
 def test_a_server_that_begins_a_model_keeps_to_no_bound_of_a_replica_that_followed_another():

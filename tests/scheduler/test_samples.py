@@ -10,10 +10,8 @@ from hypothesis import strategies as st
 
 from mlfabric.model.samples import SampleAccount, SampleCounts, Samples
 from mlfabric.protocol import (
-    Commit,
     CommitsReported,
     DrawAnswer,
-    ModelVersion,
     NoteDropped,
     SamplesDropped,
     SamplesGranted,
@@ -55,9 +53,7 @@ def reported(*trained: tuple[int, int], lost: Samples = ()) -> SamplesReported:
 
 
 def trains(worker: str, counter: int, *samples: tuple[int, int]) -> CommitsReported:
-    version = ModelVersion(1, counter + 1)
-    commit = Commit(update=update(worker, counter), version=version, tau=0, lr=0.1, step_norm=1.0, samples=samples)
-    return CommitsReported(server="s", model="net", commits=(commit,))
+    return committed(update(worker, counter), counter + 1, samples=samples)
 
 
 # What is told to the server

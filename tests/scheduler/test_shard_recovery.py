@@ -142,9 +142,8 @@ def test_a_gradient_that_is_found_at_a_server_without_weights_is_dropped_when_it
     found = part_holds(0, 0, received=(part("a", 0, 0),))
     stage = new_scheduler(*(replace(holds, initialised=False) for holds in (found, part_holds(1, 0))))
     stage.worker("a", spec=CUT)
-    for shard in range(2):
-        stage.ask(part_push("a", 0, shard))
-        stage.tell(InitialReceived(server=f"s{shard}", model=f"net.shard{shard}", version=ModelVersion(1, 0)))
+    stage.asks("a")
+    stage.part_weights(0)
     stage.arrives("a")
     no = refused(0, part("a", 0, 0), cause=DropReason.ROLLED_BACK)
     told = stage.ask(replace(no, unit=prepared(0, epoch=2).unit))

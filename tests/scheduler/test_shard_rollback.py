@@ -8,8 +8,6 @@ import pytest
 
 from mlfabric.model.specs import Mode
 from mlfabric.protocol import (
-    Commit,
-    CommitsReported,
     Committed,
     Drop,
     DropReason,
@@ -54,10 +52,6 @@ def resolved(told):
     return [(i.update, i.outcome) for i in of(Resolve, told)]
 
 
-def dies(stage: ShardStage, shard: int, incarnation: int = 1):
-    return stage.silent(f"s{shard}", incarnation)
-
-
 def resumes(stage: ShardStage, shard: int, version: int = OLD, incarnation: int = 2, epoch: int = 2):
     """Let a new process of a server go on from a checkpoint."""
     spec = stage.whole.parts[shard].pushes.spec
@@ -71,7 +65,7 @@ def resumes(stage: ShardStage, shard: int, version: int = OLD, incarnation: int 
 def rolls_back(stage: ShardStage, version: int = OLD):
     """Let both servers die, and go on from checkpoints of one version."""
     for shard in range(2):
-        dies(stage, shard)
+        stage.silent(f"s{shard}")
     return [told for shard in range(2) for told in resumes(stage, shard, version)]
 
 
@@ -88,26 +82,22 @@ def served_at(told) -> list[ModelVersion | None]:
     return [i.version for i in of(Serve, told)]
 
 
+@pytest.mark.parametrize("gets_before", [False, True])
 @pytest.mark.parametrize("mode", MODES)
-def test_a_push_that_one_server_committed_before_all_are_rolled_back_is_answered_as_committed(mode):
+def test_a_push_that_one_server_committed_before_all_are_rolled_back_is_answered_as_committed(mode, gets_before):
     stage = half_committed(mode)
+    assert not of(Serve, stage.gets("a", after=0) if gets_before else [])
     told = rolls_back(stage)
     assert resolved(told) == [(part("a", 0, 1), MADE)]
-    assert served_at(stage.gets("a", after=0)) == [ModelVersion(2, OLD)] * 2
-
-
-def test_a_get_that_waits_for_the_push_is_served_when_it_is_lost():
-    stage = half_committed()
-    assert not of(Serve, stage.gets("a", after=0))
-    assert served_at(rolls_back(stage)) == [ModelVersion(2, OLD)] * 2
+    assert served_at(told if gets_before else stage.gets("a", after=0)) == [ModelVersion(2, OLD)] * 2
 
 
 def test_nothing_is_taken_for_lost_while_parts_are_torn():
     stage = half_committed()
-    dies(stage, 1)
+    stage.silent("s1")
     assert not resolved(resumes(stage, 1))
     assert "torn" in stage.whole.torn
-    dies(stage, 0)
+    stage.silent("s0")
     assert resolved(resumes(stage, 0)) == [(part("a", 0, 1), MADE)]
 
 
@@ -122,13 +112,12 @@ def test_a_lost_push_is_over_once_the_server_has_let_go_of_what_it_expected():
 
 def test_a_part_whose_server_resumed_just_before_a_unit_makes_it_under_its_own_epoch():
     stage = half_committed()
-    dies(stage, 1)
+    stage.silent("s1")
     resumes(stage, 1, 254)
     told = stage.arrives("a", parts=(1,))
     assert [(i.to, i.version) for i in of(Prepare, told)] == [("s1", ModelVersion(2, 255))]
     stage.ask(prepared(1))
-    made = Commit(update=part("a", 0, 1), version=ModelVersion(2, 255), tau=0, lr=0.1, step_norm=1.0)
-    stage.ask(CommitsReported(server="s1", model="net.shard1", commits=(made,)))
+    stage.commits(("a", 0), version=255, parts=(1,), epoch=2)
     assert not stage.whole.open
     assert served_at(stage.gets("a", after=0)) == [ModelVersion(2, 255)] * 2
 
@@ -136,10 +125,10 @@ def test_a_part_whose_server_resumed_just_before_a_unit_makes_it_under_its_own_e
 @pytest.mark.parametrize("mode", MODES)
 def test_a_lost_part_that_was_sent_again_is_dropped_only_when_its_worker_knows_that_it_was_committed(mode):
     stage = half_committed(mode)
-    dies(stage, 1)
+    stage.silent("s1")
     resumes(stage, 1)
     assert not of(Drop, stage.arrives("a", parts=(1,)))
-    dies(stage, 0)
+    stage.silent("s0")
     told = resumes(stage, 0)
     assert resolved(told) == [(part("a", 0, 1), MADE)]
     assert not of(Drop, told)
@@ -155,24 +144,16 @@ def test_a_lost_part_that_was_sent_again_is_dropped_only_when_its_worker_knows_t
 
 def test_a_lost_part_of_a_worker_that_is_gone_is_dropped_at_its_server():
     stage = half_committed()
-    dies(stage, 1)
+    stage.silent("s1")
     resumes(stage, 1)
     stage.arrives("a", parts=(1,))
-    dies(stage, 0)
+    stage.silent("s0")
     resumes(stage, 0)
     assert not of(Drop, stage.silent("a"))
     told = stage.worker("a", incarnation=2, spec=CUT)
     assert [(i.to, i.update, i.cause) for i in of(Drop, told)] == [("s1", part("a", 0, 1), DropReason.ROLLED_BACK)]
     stage.ask(ended(1, part("a", 0, 1), TransferEnd.DISCARDED, DropReason.ROLLED_BACK))
     assert not stage.whole.open
-
-
-def test_a_worker_that_asks_again_is_told_again_and_never_told_to_send():
-    stage = half_committed()
-    rolls_back(stage)
-    told = stage.ask(part_push("a", 0, 1, 254))
-    assert resolved(told) == [(part("a", 0, 1), MADE)]
-    assert not of((Send, Expect), told + stage.tick())
 
 
 def test_what_servers_were_told_to_commit_counts_as_committed_though_none_of_them_said_so():
@@ -191,7 +172,7 @@ def test_what_servers_were_told_to_commit_and_still_hold_is_committed_after_all(
     stage.prepares()
     told = []
     for shard in range(2):
-        dies(stage, shard)
+        stage.silent(f"s{shard}")
         stage.server(f"s{shard}", held=(PARTS[shard],))
         told += stage.ask(part_holds(shard, 254, received=(part("a", 0, shard),)))
     assert not resolved(told)
@@ -247,7 +228,7 @@ def test_a_new_scheduler_answers_for_what_only_one_server_told_it_of():
     assert stage.whole.torn
     stage.worker("a", spec=CUT)
     stage.says("a", part_push("a", 0, 1, 254))
-    dies(stage, 0)
+    stage.silent("s0")
     assert resolved(resumes(stage, 0)) == [(part("a", 0, 1), MADE)]
 
 
@@ -258,18 +239,10 @@ def test_what_a_new_process_of_a_worker_pushed_is_not_forgotten_with_what_the_fo
     stage.worker("a", incarnation=2, spec=CUT)
     for shard in range(2):
         stage.ask(replace(part_push("a", 0, shard), update=part("a", 0, shard, incarnation=2)))
-        stage.ask(ended(shard, part("a", 0, shard, incarnation=2), TransferEnd.RECEIVED))
+    stage.arrives("a", incarnation=2)
     for incarnation in (1, 2):
         stage.prepares(incarnation)
-        for shard in range(2):
-            made = Commit(
-                update=part("a", 0, shard, incarnation=incarnation),
-                version=ModelVersion(1, incarnation),
-                tau=incarnation - 1,
-                lr=0.1,
-                step_norm=1.0,
-            )
-            stage.ask(CommitsReported(server=f"s{shard}", model=f"net.shard{shard}", commits=(made,)))
+        stage.commits(("a", 0), version=incarnation, tau=incarnation - 1, incarnation=incarnation)
     settled = stage.whole.tables[0].settled
     assert part("a", 0, 0, incarnation=1) not in settled
     assert part("a", 0, 0, incarnation=2) in settled
@@ -297,11 +270,11 @@ def test_other_workers_go_on_after_a_push_was_lost():
 
 def test_a_part_that_went_back_behind_what_its_server_had_said_to_be_committed_is_torn():
     stage = half_committed()
-    dies(stage, 0)
+    stage.silent("s0")
     resumes(stage, 0, 253)
     stage.commits(("a", 0), version=255, parts=(1,))
     assert "torn" in stage.whole.torn
-    dies(stage, 0, 2)
+    stage.silent("s0", 2)
     resumes(stage, 0, 254, incarnation=3)
     assert "torn" in stage.whole.torn
     assert not stage.ask(prepared(0))
@@ -339,9 +312,7 @@ def test_a_push_of_which_only_its_worker_knows_that_a_part_was_committed_is_refu
         (f"s{shard}", part("a", 0, shard), DropReason.ROLLED_BACK) for shard in range(2)
     }
     assert not of(Serve, stage.gets("a", after=0))
-    told = []
-    for shard in range(2):
-        told += stage.ask(ended(shard, part("a", 0, shard), TransferEnd.DISCARDED, DropReason.ROLLED_BACK))
+    told = stage.ends("a", 0, TransferEnd.DISCARDED, DropReason.ROLLED_BACK)
     assert served_at(told) == [ModelVersion(2, OLD)] * 2
     assert not stage.whole.open
 
@@ -350,18 +321,17 @@ def test_a_push_whose_commits_were_all_lost_is_committed_once_more_if_what_it_wa
     stage = gone_back(254)
     stage.ask(holds_of_half_committed(254))
     stage.arrives("a")
-    assert [stage.ask(prepared(shard, epoch=2)) for shard in range(2)] == [
-        [],
-        [conclude(shard, epoch=2) for shard in range(2)],
-    ]
+    assert stage.prepares(epoch=2) == [conclude(shard, epoch=2) for shard in range(2)]
 
 
-def test_a_part_that_counts_as_lost_is_answered_however_often_it_is_asked_for():
+def test_a_part_that_counts_as_lost_is_answered_however_often_it_is_asked_for_and_never_sent():
     stage = half_committed()
     rolls_back(stage)
     for _ in range(2):
         for shard in range(2):
-            assert resolved(stage.ask(part_push("a", 0, shard, 254))) == [(part("a", 0, shard), MADE)]
+            told = stage.ask(part_push("a", 0, shard, 254))
+            assert resolved(told) == [(part("a", 0, shard), MADE)]
+            assert not of((Send, Expect), told)
 
 
 def test_what_is_left_at_a_server_of_a_push_that_its_worker_does_not_hold_any_more_is_dropped_there():

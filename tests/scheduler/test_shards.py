@@ -191,8 +191,7 @@ def test_a_refusal_at_one_part_gives_the_unit_up_and_drops_the_culprit_everywher
     told = stage.ask(refused(1, part("a", 0, 1), cause=DropReason.NOT_FINITE))
     assert told[0] == conclude(0, commit=False)
     assert [(i.to, i.cause) for i in of(Drop, told)] == [(f"s{i}", DropReason.NOT_FINITE) for i in range(2)]
-    for shard in range(2):
-        stage.ask(ended(shard, part("a", 0, shard), TransferEnd.DISCARDED, DropReason.NOT_FINITE))
+    stage.ends("a", 0, TransferEnd.DISCARDED, DropReason.NOT_FINITE)
     assert not stage.whole.open
     assert stage.state.context.members["a"].tally.dropped[DropReason.NOT_FINITE] == 1
 
