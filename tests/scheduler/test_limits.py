@@ -85,21 +85,43 @@ def told(at: Stage, *events: MemberEvent) -> None:
         at.ask(event)
 
 
+OUT_OF_RANGE: list[tuple[MemberEvent, str]] = [
+    (LinksReported(monitor="m", rates=(LinkRate(host="h-a", up=True, bps=TOO_FAST, age_ns=0),)), "rate of h-a="),
+    (RoundArrived(worker="x", model="reduced", round=ROUND, up_bps=TOO_FAST), "up_bps="),
+    (RoundArrived(worker="x", model="reduced", round=ROUND, down_bps=TOO_FAST), "down_bps="),
+    (LinkProbed(worker="x", model="reduced", round=ROUND, source="y", bps=TOO_FAST), "bps="),
+    (committed(UpdateId("a", 1, 0), 1, tau=5), "delay 5 of .*; allowed: 0 to 4"),
+    (committed(UpdateId("a", 1, 0), 1, tau=-1), "delay -1 of .*; allowed: 0 to 4"),
+    (replace(holds(1), spec=replace(REDUCED, name="new")), "mode all-reduce, which has none"),
+]
+OF_OTHERS: list[MemberEvent] = [
+    replace(push("x"), model="net"),
+    replace(push("s"), model="net"),
+    replace(push("nobody"), model="net"),
+    get("a", model="other"),
+    replace(reduce(), reduce=ReduceId("a", 1, 0)),
+    RoundBroken(worker="a", model="reduced", round=ROUND, detail="broken"),
+    TransferEnded(member="a", model="other", transfer=UpdateId("b", 1, 0), end=TransferEnd.VOIDED),
+    WorkerHolds(worker="x", pushes=(push("x"),), gets=()),
+]
+TOO_MUCH: list[tuple[MemberEvent, str]] = [
+    (MemoryReported(name="a", kinds=tuple((f"k{n}", 1) for n in range(65))), "65 kinds"),
+    (MemoryReported(name="a", kinds=(("x" * 65, 1),)), "the longest of 65 characters"),
+    (reduce(size_bytes=1_000_004), "allowed: up to 1000000"),
+]
+
+
 @pytest.mark.parametrize(
-    ("said", "words"),
+    ("said", "cause", "words"),
     [
-        (LinksReported(monitor="m", rates=(LinkRate(host="h-a", up=True, bps=TOO_FAST, age_ns=0),)), "rate of h-a="),
-        (RoundArrived(worker="x", model="reduced", round=ROUND, up_bps=TOO_FAST), "up_bps="),
-        (RoundArrived(worker="x", model="reduced", round=ROUND, down_bps=TOO_FAST), "down_bps="),
-        (LinkProbed(worker="x", model="reduced", round=ROUND, source="y", bps=TOO_FAST), "bps="),
-        (committed(UpdateId("a", 1, 0), 1, tau=5), "delay 5 of .*; allowed: 0 to 4"),
-        (committed(UpdateId("a", 1, 0), 1, tau=-1), "delay -1 of .*; allowed: 0 to 4"),
-        (replace(holds(1), spec=replace(REDUCED, name="new")), "mode all-reduce, which has none"),
+        *((said, RefuseReason.OUT_OF_RANGE, words) for said, words in OUT_OF_RANGE),
+        *((said, RefuseReason.NOT_ITS_OWN, "allowed: its own") for said in OF_OTHERS),
+        *((said, RefuseReason.TOO_MANY, words) for said, words in TOO_MUCH),
     ],
 )
-def test_a_figure_out_of_range_is_not_taken_in(said: MemberEvent, words: str) -> None:
-    cause, story = stage().state.refusal(said) or (None, "")
-    assert cause is RefuseReason.OUT_OF_RANGE
+def test_what_nobody_may_say_is_not_taken_in(said: MemberEvent, cause: RefuseReason, words: str) -> None:
+    found, story = stage(model_bytes=1_000_000).state.refusal(said) or (None, "")
+    assert found is cause
     assert re.search(words, story)
 
 
@@ -110,25 +132,6 @@ def test_a_scheduler_that_begins_anew_takes_in_delays_of_when_there_were_more_wo
     assert cause is RefuseReason.OUT_OF_RANGE
     told(at, committed(UpdateId("a", 1, 0), 1, tau=60))
     assert at.state.models["net"].pushes.tau_max >= 60
-
-
-@pytest.mark.parametrize(
-    "said",
-    [
-        replace(push("x"), model="net"),
-        replace(push("s"), model="net"),
-        replace(push("nobody"), model="net"),
-        get("a", model="other"),
-        replace(reduce(), reduce=ReduceId("a", 1, 0)),
-        RoundBroken(worker="a", model="reduced", round=ROUND, detail="broken"),
-        TransferEnded(member="a", model="other", transfer=UpdateId("b", 1, 0), end=TransferEnd.VOIDED),
-        WorkerHolds(worker="x", pushes=(push("x"),), gets=()),
-    ],
-)
-def test_who_speaks_of_a_model_that_is_not_its_own_is_not_heard(said: MemberEvent) -> None:
-    cause, story = stage().state.refusal(said) or (None, "")
-    assert cause is RefuseReason.NOT_ITS_OWN
-    assert "allowed: its own" in story
 
 
 def test_a_worker_has_so_many_updates_under_way_and_others_are_not_concerned() -> None:
@@ -162,23 +165,12 @@ def test_outcomes_that_a_worker_never_says_it_knows_do_not_pile_up() -> None:
 
 
 def test_gets_and_reductions_that_wait_are_so_many() -> None:
-    at = stage(gets_per_worker=2, reduces_per_worker=2)
-    told(at, get("a"), get("a", 1), get("b"), reduce(), reduce(1))
+    at = stage(gets_per_worker=2, reduces_per_worker=2, model_bytes=1_000_000)
+    told(at, get("a"), get("a", 1), get("b"), reduce(size_bytes=1_000_000), reduce(1))
     assert (at.state.refusal(get("a", 2)) or (None,))[0] is RefuseReason.TOO_MANY
     assert at.state.refusal(get("a", 1)) is None, "it is known already"
     assert at.state.refusal(get("b", 1)) is None
     assert (at.state.refusal(reduce(2)) or (None,))[0] is RefuseReason.TOO_MANY
-
-
-@pytest.mark.parametrize("kinds", [tuple((f"k{n}", 1) for n in range(65)), (("x" * 65, 1),)])
-def test_kinds_of_memory_are_few_and_short(kinds: tuple[tuple[str, int], ...]) -> None:
-    assert (stage().state.refusal(MemoryReported(name="a", kinds=kinds)) or (None,))[0] is RefuseReason.TOO_MANY
-
-
-def test_a_tensor_that_is_too_large_is_not_reduced() -> None:
-    at = stage(model_bytes=1_000_000)
-    assert at.state.refusal(reduce(size_bytes=1_000_000)) is None
-    assert (at.state.refusal(reduce(size_bytes=1_000_004)) or (None,))[0] is RefuseReason.TOO_MANY
 
 
 def refused(at: Stage, event: MemberJoined) -> Refuse:
@@ -240,18 +232,22 @@ def test_models_are_so_many_and_so_large() -> None:
     assert at.state.context.is_here("d")
 
 
-@pytest.mark.parametrize("changed", [member("a", Role.SERVER), member("a", Role.MONITOR)])
-def test_a_process_keeps_its_role(changed: Any) -> None:
-    assert "joined as worker and comes back as" in refused(stage(), MemberJoined(member=changed)).reason
-
-
-def test_a_worker_keeps_its_model() -> None:
-    assert "joined with model 'net'" in refused(stage(), worker("a", spec=replace(SPEC, name="other"))).reason
-
-
-def test_a_server_cannot_bring_a_model_that_has_no_server() -> None:
-    server = MemberJoined(member=member("t", Role.SERVER), held=(replace(REDUCED, name="new"),), server_epochs=(1,))
-    assert "with mode all-reduce, which has none" in refused(stage(), server).reason
+@pytest.mark.parametrize(
+    ("event", "words"),
+    [
+        (MemberJoined(member=member("a", Role.SERVER)), "joined as worker and comes back as server"),
+        (MemberJoined(member=member("a", Role.MONITOR)), "joined as worker and comes back as monitor"),
+        (worker("a", spec=replace(SPEC, name="other")), "joined with model 'net' and comes back with 'other'"),
+        (
+            MemberJoined(member=member("t", Role.SERVER), held=(replace(REDUCED, name="new"),), server_epochs=(1,)),
+            "with mode all-reduce, which has none",
+        ),
+    ],
+)
+def test_a_process_keeps_its_role_and_model_and_a_server_brings_none_that_has_no_server(
+    event: MemberJoined, words: str
+) -> None:
+    assert words in refused(stage(), event).reason
 
 
 def test_what_members_report_of_what_nobody_knows_leaves_no_trace() -> None:
@@ -329,28 +325,12 @@ def test_what_is_not_taken_in_ends_the_session_of_who_said_it_with_a_status_that
         raw = running.raw_worker(small_model(), "thief")
         raw.tell(raw.request(model="other"))
         assert code(raw) is grpc.StatusCode.PERMISSION_DENIED
+        raw = running.raw_worker(small_model(), "fast")
+        raw.tell(LinkProbed(worker="fast", model="model", round=ROUND, source="steady", bps=2**64 - 1))
+        assert code(raw) is grpc.StatusCode.INVALID_ARGUMENT
+        assert "bps=18446744073709551615 bit/s" in (raw.error.details() or "")
         steady.tell(steady.request(norm=float("nan")))
         assert steady.told("drop") is not None
-
-
-class RawMonitor(RawWorker):
-    """A monitor whose every message is made by the test."""
-
-    def register(self) -> fabric_pb2.Admission:
-        """Register; raises grpc.RpcError if refused."""
-        request = fabric_pb2.RegisterAsMonitorRequest(member=wire.to_member(self.member))
-        return self.stub.RegisterAsMonitor(request).admission
-
-
-def test_links_faster_than_there_are_any_are_refused_and_the_scheduler_lives() -> None:
-    with limited() as running:
-        eyes = running.enter(RawMonitor(running.scheduler.address, spec_of(small_model()), "a"))
-        eyes.join()
-        rate = LinkRate(host="raw-host", up=True, bps=2**64 - 1, age_ns=0)
-        eyes.tell(LinksReported(monitor="a", rates=(rate,)))
-        assert code(eyes) is grpc.StatusCode.INVALID_ARGUMENT
-        assert "rate of raw-host=18446744073709551615 bit/s" in (eyes.error.details() or "")
-        assert running.status().members
 
 
 def test_a_session_on_which_nothing_is_said_does_not_stay_open(monkeypatch: pytest.MonkeyPatch) -> None:
