@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,60 +31,46 @@ def known(seen: Seen, **others: int) -> dict[LinkId, int]:
     return rates
 
 
-def test_a_slow_link_is_told_by_the_other_probes_over_its_partners() -> None:
-    way_up = over({"a>b": SLOW, "a>c": SLOW, "d>b": FAST, "d>c": FAST})
-    assert changed_rates(way_up, known(way_up)) == {up_link("a"): SLOW}
-    way_down = over({"a>b": SLOW, "d>b": SLOW, "a>c": FAST, "d>c": FAST})
-    assert changed_rates(way_down, known(way_down)) == {down_link("b"): SLOW}
-
-
-def test_a_link_that_no_other_probe_clears_is_blamed_if_it_explains_the_most() -> None:
-    seen = over({"a>b": SLOW, "a>c": SLOW})
-    assert changed_rates(seen, known(seen)) == {up_link("a"): SLOW}
-
-
-def test_two_that_explain_it_equally_well_are_both_blamed() -> None:
-    seen = over({"a>b": SLOW})
-    assert changed_rates(seen, known(seen)) == {up_link("a"): SLOW, down_link("b"): SLOW}
-
-
-def test_a_link_is_as_fast_as_the_fastest_of_its_slow_probes() -> None:
-    seen = over({"a>b": SLOW, "a>c": SLOW + 30, "d>b": FAST, "d>c": FAST})
-    assert changed_rates(seen, known(seen)) == {up_link("a"): SLOW + 30}
-
-
-def test_two_links_that_are_slow_to_different_degrees_are_both_found() -> None:
-    seen = over({"a>b": SLOW, "a>c": SLOW, "d>b": FAST, "d>c": 500, "e>b": FAST, "e>c": 500})
-    assert changed_rates(seen, known(seen)) == {up_link("a"): SLOW, down_link("c"): 500}
-
-
-def test_a_probe_that_is_faster_than_was_known_raises_both_its_links() -> None:
-    seen = over({"a>b": 2 * FAST})
-    assert changed_rates(seen, known(seen)) == {up_link("a"): 2 * FAST, down_link("b"): 2 * FAST}
-    assert changed_rates(seen, known(seen, down_b=2 * FAST)) == {up_link("a"): 2 * FAST}
-
-
-def test_what_differs_by_less_than_the_factor_changes_nothing() -> None:
-    for bps in (840, 1190):
-        seen = over({"a>b": bps})
-        assert changed_rates(seen, known(seen)) == {}
-    for bps in (830, 1210):
-        seen = over({"a>b": bps})
-        assert changed_rates(seen, known(seen)) == {up_link("a"): bps, down_link("b"): bps}
-
-
-def test_a_link_that_is_known_to_be_slow_explains_its_slow_probes() -> None:
-    seen = over({"a>b": SLOW, "a>c": SLOW, "d>b": FAST})
-    assert changed_rates(seen, known(seen, up_a=SLOW)) == {}
-
-
-def test_a_probe_that_was_slower_than_what_both_links_showed_elsewhere_changes_nothing() -> None:
-    seen = over({"a>b": SLOW, "a>c": FAST, "d>b": FAST})
-    assert changed_rates(seen, known(seen)) == {}
-
-
-def test_without_probes_nothing_changes() -> None:
-    assert changed_rates({}, {up_link("a"): FAST}) == {}
+@pytest.mark.parametrize(
+    ("ways", "others", "changed"),
+    [
+        ({"a>b": SLOW, "a>c": SLOW, "d>b": FAST, "d>c": FAST}, {}, {up_link("a"): SLOW}),
+        ({"a>b": SLOW, "d>b": SLOW, "a>c": FAST, "d>c": FAST}, {}, {down_link("b"): SLOW}),
+        ({"a>b": SLOW, "a>c": SLOW}, {}, {up_link("a"): SLOW}),
+        ({"a>b": SLOW}, {}, {up_link("a"): SLOW, down_link("b"): SLOW}),
+        ({"a>b": SLOW, "a>c": SLOW + 30, "d>b": FAST, "d>c": FAST}, {}, {up_link("a"): SLOW + 30}),
+        (
+            {"a>b": SLOW, "a>c": SLOW, "d>b": FAST, "d>c": 500, "e>b": FAST, "e>c": 500},
+            {},
+            {up_link("a"): SLOW, down_link("c"): 500},
+        ),
+        ({"a>b": 2 * FAST}, {}, {up_link("a"): 2 * FAST, down_link("b"): 2 * FAST}),
+        ({"a>b": 2 * FAST}, {"down_b": 2 * FAST}, {up_link("a"): 2 * FAST}),
+        ({"a>b": SLOW, "a>c": SLOW, "d>b": FAST}, {"up_a": SLOW}, {}),
+        ({"a>b": SLOW, "a>c": FAST, "d>b": FAST}, {}, {}),
+        ({}, {"up_a": FAST}, {}),
+        *(({"a>b": bps}, {}, {}) for bps in (840, 1190)),
+        *(({"a>b": bps}, {}, {up_link("a"): bps, down_link("b"): bps}) for bps in (830, 1210)),
+    ],
+    ids=[
+        "a way up is told by the other probes over its partners",
+        "so is a way down",
+        "one that no other probe clears is blamed if it explains the most",
+        "two that explain it equally well are both blamed",
+        "a link is as fast as the fastest of its slow probes",
+        "two that are slow to different degrees are both found",
+        "a probe that is faster than was known raises both its links",
+        "but not one that was known to be so fast",
+        "a link that is known to be slow explains its slow probes",
+        "a probe that was slower than what both links showed elsewhere changes nothing",
+        "without probes nothing changes",
+        *(f"{bps} differs by less than the factor" for bps in (840, 1190)),
+        *(f"{bps} differs by more" for bps in (830, 1210)),
+    ],
+)
+def test_the_links_that_explain_what_was_seen_have_changed(ways, others, changed) -> None:
+    seen = over(ways)
+    assert changed_rates(seen, known(seen, **others)) == changed
 
 
 RATES = (10_000, 25_000, 33_000, 50_000, 100_000)

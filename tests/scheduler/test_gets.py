@@ -10,8 +10,6 @@ from mlfabric.protocol import (
     Expect,
     Fetch,
     GetId,
-    LinkRate,
-    LinksReported,
     Send,
     Serve,
     Tick,
@@ -274,12 +272,9 @@ def test_a_get_of_a_worker_that_does_not_answer_any_more_is_broken_off(stage):
 
 
 def test_a_get_over_a_link_without_capacity_is_tried_again_later(stage):
-    def report(bps):
-        return LinksReported(monitor="m", rates=(LinkRate(host="h-a", up=False, bps=bps, age_ns=0),))
-
-    stage.tell(report(0))
+    stage.rate("h-a", False, 0)
     assert stage.ask(get("a")) == []
     assert stage.state.next_wakeup_ns(stage.now_ns) == stage.now_ns + 100 * MS
-    stage.tell(report(GIGABIT))
+    stage.rate("h-a", False, GIGABIT)
     stage.wait(100)
     assert stage.tick() == served(get("a"), 1)

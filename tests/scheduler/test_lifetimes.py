@@ -33,6 +33,14 @@ SECOND_NS = 1_000_000_000
 NAME = SPEC.name
 
 
+@pytest.fixture
+def stage() -> Stage:
+    """Return one with a server."""
+    stage = Stage()
+    stage.server()
+    return stage
+
+
 def join(stage: Stage, worker: str, job: str = "", incarnation: int = 1, spec=SPEC, **claim):
     """Let a worker join for a job; give the answer."""
     claim = {"resume": Resume.ASK, **claim}
@@ -76,18 +84,14 @@ def test_the_next_model_of_a_name_begins_under_a_later_epoch() -> None:
     assert [order.epoch for order in of(HostModel, told)] == [2]
 
 
-def test_a_late_worker_of_a_job_with_so_many_workers_finds_the_model() -> None:
-    stage = Stage()
-    stage.server()
+def test_a_late_worker_of_a_job_with_so_many_workers_finds_the_model(stage: Stage) -> None:
     join(stage, "a", workers=2)
     assert leave(stage, "a") == []
     assert isinstance(join(stage, "b", workers=2), Welcome)
     assert leave(stage, "b") == [NAME]
 
 
-def test_a_job_that_is_held_keeps_its_model_until_it_is_released() -> None:
-    stage = Stage()
-    stage.server()
+def test_a_job_that_is_held_keeps_its_model_until_it_is_released(stage: Stage) -> None:
     stage.tell(JobHeld(job="#1"))
     join(stage, "a", "#1")
     assert leave(stage, "a") == []
@@ -96,9 +100,7 @@ def test_a_job_that_is_held_keeps_its_model_until_it_is_released() -> None:
     assert of(FreeModel, stage.tell(JobReleased(job="#1")))
 
 
-def test_a_worker_that_is_lost_has_not_left() -> None:
-    stage = Stage()
-    stage.server()
+def test_a_worker_that_is_lost_has_not_left(stage: Stage) -> None:
     join(stage, "a", "#1", workers=2)
     join(stage, "b", "#1", workers=2)
     lose(stage, "a")
@@ -107,9 +109,7 @@ def test_a_worker_that_is_lost_has_not_left() -> None:
     assert leave(stage, "a", 2) == [NAME]
 
 
-def test_another_job_is_refused_while_one_trains_the_model_and_told_how_to_go_on() -> None:
-    stage = Stage()
-    stage.server()
+def test_another_job_is_refused_while_one_trains_the_model_and_told_how_to_go_on(stage: Stage) -> None:
     join(stage, "a", "#1")
     for resume in Resume:
         answer = join(stage, "b", "#2", resume=resume)
@@ -121,17 +121,13 @@ def test_another_job_is_refused_while_one_trains_the_model_and_told_how_to_go_on
 
 
 @pytest.mark.parametrize(("resume", "answer"), [(Resume.ASK, Refuse), (Resume.GO_ON, Welcome)])
-def test_what_is_kept_is_gone_on_with_if_somebody_says_so(resume: Resume, answer: type) -> None:
-    stage = Stage()
-    stage.server()
+def test_what_is_kept_is_gone_on_with_if_somebody_says_so(stage: Stage, resume: Resume, answer: type) -> None:
     join(stage, "a", "#1", keep=True)
     assert leave(stage, "a") == []
     assert isinstance(join(stage, "a", "#2", incarnation=2, resume=resume), answer)
 
 
-def test_what_is_kept_goes_when_a_job_begins_anew() -> None:
-    stage = Stage()
-    stage.server()
+def test_what_is_kept_goes_when_a_job_begins_anew(stage: Stage) -> None:
     join(stage, "a", "#1", keep=True)
     leave(stage, "a")
     assert join(stage, "b", "#2", resume=Resume.ANEW).cause is RefuseReason.NOT_YET
@@ -215,9 +211,7 @@ def test_a_replica_that_was_away_while_a_model_ended_frees_it_and_takes_nobodys_
     assert of(Promote, stage.tell(Tick())) == []
 
 
-def test_a_lost_worker_does_not_take_a_model_back_from_the_job_that_goes_on_with_it() -> None:
-    stage = Stage()
-    stage.server()
+def test_a_lost_worker_does_not_take_a_model_back_from_the_job_that_goes_on_with_it(stage: Stage) -> None:
     join(stage, "a", "#1")
     join(stage, "b", "#1")
     lose(stage, "b")
@@ -252,9 +246,7 @@ def test_a_model_that_came_from_checkpoints_is_of_a_former_job() -> None:
     assert isinstance(join(stage, "a", resume=Resume.GO_ON), Welcome)
 
 
-def test_a_model_that_is_trained_cannot_be_removed_and_one_that_is_not_can() -> None:
-    stage = Stage()
-    stage.server()
+def test_a_model_that_is_trained_cannot_be_removed_and_one_that_is_not_can(stage: Stage) -> None:
     join(stage, "a", keep=True)
     assert "a train it" in str(stage.state.endings.removal_refusal(NAME))
     assert stage.tell(ModelRemoved(model=NAME)) == []
@@ -264,18 +256,14 @@ def test_a_model_that_is_trained_cannot_be_removed_and_one_that_is_not_can() -> 
     assert "there is no model 'other'" in str(stage.state.endings.removal_refusal("other"))
 
 
-def test_nothing_is_left_of_a_job_that_reduced_among_its_workers() -> None:
+def test_nothing_is_left_of_a_job_that_reduced_among_its_workers(stage: Stage) -> None:
     spec = replace(SPEC, mode=Mode.ALL_REDUCE, tau_max=None)
-    stage = Stage()
-    stage.server()
     join(stage, "a", spec=spec)
     leave(stage, "a")
     assert isinstance(join(stage, "a", incarnation=2), Welcome)
 
 
-def test_names_of_jobs_that_go_on_are_given_to_no_other() -> None:
-    stage = Stage()
-    stage.server()
+def test_names_of_jobs_that_go_on_are_given_to_no_other(stage: Stage) -> None:
     lifetimes = stage.state.lifetimes
     assert lifetimes.free_name("train") == ""
     stage.tell(JobHeld(job="#1"))

@@ -207,21 +207,6 @@ def test_hosts_are_twice_as_many_as_members() -> None:
     assert at.state.context.is_here("c")
 
 
-def test_who_left_is_not_forgotten_while_something_of_it_is_under_way() -> None:
-    at = stage(departed=5)
-    at.ask(push("b"))
-    at.left("b")
-    assert UpdateId("b", 1, 0) in at.pushes.planned, "the server has not answered yet"
-    for number in range(20):
-        at.worker(f"w{number}", host="h-a")
-        at.left(f"w{number}")
-    assert "b" in at.state.context.members
-    at.tell(TransferEnded(member="s", model="net", transfer=UpdateId("b", 1, 0), end=TransferEnd.VOIDED))
-    at.worker("last", host="h-a")
-    at.left("last")
-    assert "b" not in at.state.context.members
-
-
 def test_models_are_so_many_and_so_large() -> None:
     at = stage(models=3, model_bytes=1_000_000)
     large = Layout((TensorSpec(name="w", shape=(250_001,), dtype="float32"),))

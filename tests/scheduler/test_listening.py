@@ -91,10 +91,7 @@ async def test_who_is_not_heard_any_more_is_found(scheduler: Scheduler) -> None:
     assert await scheduler.next() == (Found("a", LostBy.SILENT), 5)
 
 
-async def test_who_was_found_and_runs_is_told_to_join_again_until_it_does(scheduler: Scheduler) -> None:
-    scheduler.listener.watch(A)
-    scheduler.beside.send(stopped_ms=300)
-    await scheduler.next()
+async def is_told_to_join_again_once_it_runs(scheduler: Scheduler) -> None:
     scheduler.beside.send(stopped_ms=400)
     await scheduler.read_all()
     with pytest.raises(BlockingIOError):
@@ -102,6 +99,13 @@ async def test_who_was_found_and_runs_is_told_to_join_again_until_it_does(schedu
     scheduler.beside.send()
     await scheduler.read_all()
     assert beat.open_recall(KEY, scheduler.beside.socket.recv(100)) == scheduler.beside.sent_ns
+
+
+async def test_who_was_found_and_runs_is_told_to_join_again_until_it_does(scheduler: Scheduler) -> None:
+    scheduler.listener.watch(A)
+    scheduler.beside.send(stopped_ms=300)
+    await scheduler.next()
+    await is_told_to_join_again_once_it_runs(scheduler)
     assert not scheduler.listener.is_stopped(A)
     scheduler.listener.watch(A)
     scheduler.beside.send()
@@ -213,11 +217,5 @@ async def test_whose_name_another_process_has_taken_is_told_to_join_again_and_no
     scheduler.beside.send(stopped_ms=300)
     await scheduler.next()
     scheduler.listener.watch(replace(A, incarnation=6, pulse_key=secrets.token_bytes(beat.KEY_BYTES)))
-    scheduler.beside.send(stopped_ms=400)
-    await scheduler.read_all()
-    with pytest.raises(BlockingIOError):
-        scheduler.beside.socket.recv(100)
-    scheduler.beside.send()
-    await scheduler.read_all()
-    assert beat.open_recall(KEY, scheduler.beside.socket.recv(100)) == scheduler.beside.sent_ns
+    await is_told_to_join_again_once_it_runs(scheduler)
     assert [found for found, _ in scheduler.found if found.member == "a"] == [Found("a", LostBy.STOPPED)]

@@ -78,22 +78,18 @@ def test_while_stripes_are_not_trusted_a_ring_is_made_and_nothing_is_probed(unev
     assert kinds(uneven.end(1.4 * RING_MS)) == {"ReduceSettled"}
 
 
-def until_stripes(job: Uneven) -> None:
-    """Make rings until stripes are tried again."""
+def until_stripes(job: Uneven) -> list[Instruction]:
+    """Make rings until stripes are tried again; return what followed the last one."""
+    last: list[Instruction] = []
     for _ in range(100):
         if job.begin() is Shape.STRIPES:
-            return
-        job.end(1.4 * RING_MS)
+            return last
+        last = job.end(1.4 * RING_MS)
     raise AssertionError("stripes were never tried again")
 
 
 def test_before_stripes_are_tried_again_links_are_probed(uneven) -> None:
-    last: list[Instruction] = []
-    for _ in range(100):
-        if uneven.begin() is Shape.STRIPES:
-            break
-        last = uneven.end(1.4 * RING_MS)
-    assert kinds(last) == {"ReduceSettled", "Probe"}
+    assert kinds(until_stripes(uneven)) == {"ReduceSettled", "Probe"}
 
 
 def test_one_that_takes_twice_as_long_as_rings_did_is_done_again_as_a_ring(uneven) -> None:

@@ -31,11 +31,6 @@ def pace_of(updates_per_ms: int) -> Pace:
     return pace
 
 
-@given(st.integers(1, 9), st.integers(0, 100 * MS), st.integers(0, 200 * MS))
-def test_a_batch_waits_for_nobody_if_nobody_is_expected(count, least_ns, now_ns):
-    assert keep_open_until_ns([], count, least_ns, now_ns) is None
-
-
 @given(INSTANTS, st.integers(1, 9), st.integers(0, 100 * MS), st.integers(0, 200 * MS))
 def test_a_batch_is_kept_open_only_as_long_as_those_who_come_gain_more_than_those_who_wait_lose(
     expected_ns, count, least_ns, now_ns

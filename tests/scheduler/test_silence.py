@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import random
 from collections.abc import Callable, Iterable
 
@@ -278,8 +277,7 @@ def arrivals(rng: random.Random, members: Iterable[str], delay_ms: Delays, secon
             late_ms = delay_ms(rng)
             if late_ms != float("inf"):
                 found.append((round((phase_ms + 100 * i + late_ms) * MS), member))
-    heapq.heapify(found)
-    return [heapq.heappop(found) for _ in range(len(found))]
+    return sorted(found)
 
 
 @pytest.mark.parametrize("delay_ms", [none, starved, pareto, losses])

@@ -108,11 +108,6 @@ def test_a_lone_one_on_a_link_that_was_never_late_is_over_by_plan_also_when_that
     assert Succession().ends_ns([Coming(80 * MS, 8 * MS)], 500 * MS) == [80 * MS]
 
 
-def test_what_comes_after_a_late_one_is_counted_from_now() -> None:
-    coming = [Coming(8 * MS, 8 * MS), Coming(16 * MS, 8 * MS), Coming(24 * MS, 8 * MS)]
-    assert Succession().ends_ns(coming, 20 * MS) == [8 * MS, 28 * MS, 36 * MS]
-
-
 @given(links, st.lists(transfers, max_size=12), st.builds(Coming, times, needs, st.just(False)), st.integers(0, 12))
 def test_one_that_is_stuck_delays_nobody(link: Link, others: list[Coming], one: Coming, place: int) -> None:
     now_ns = link.now_ns + one.end_ns + 10_000 * MS

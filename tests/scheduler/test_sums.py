@@ -22,7 +22,7 @@ from mlfabric.protocol import (
     Void,
 )
 from mlfabric.scheduler.records import TornBy
-from tests.scheduler.stage import GIGABIT, LAYOUT, SPEC, Stage, committed, of, push, seq, ticket, update
+from tests.scheduler.stage import GIGABIT, LAYOUT, SPEC, Stage, committed, expected, of, push, sent, seq, ticket, update
 
 WIDE = replace(SPEC, tau_max=40)
 ALL = (update("a"), update("b"), update("c"))
@@ -89,33 +89,13 @@ def test_receivers_are_told_of_a_sum_before_senders(stage):
         seq=seq(1),
         reason="",
     )
-    expects = Expect(
-        to="s",
+    expects = replace(
+        expected(requests[0], 1, 1, tau_max=40),
         transfer=SUM,
         members=tuple(Expected(r.update, r.computed_from, 0, r.norm) for r in requests),
-        model="net",
-        seq=seq(1),
-        ticket=ticket(1),
-        size_bytes=LAYOUT.size_bytes,
-        tau_max=40,
-        kind=requests[0].kind,
-        after=(),
-        reason="",
         lrs=(0.1, 0.1, 0.1),
     )
-    sends = [
-        Send(
-            to=r.update.worker,
-            update=r.update,
-            receiver="g",
-            address="g:1",
-            seq=seq(1),
-            ticket=ticket(n),
-            rate_bps=0,
-            reason="",
-        )
-        for n, r in enumerate(requests, start=2)
-    ]
+    sends = [replace(sent(r, 1, n), receiver="g", address="g:1") for n, r in enumerate(requests, start=2)]
     assert told == [expects, plain, *sends]
     assert {u: i.ticket for u, i in inputs.items()} == {u: ticket(n) for n, u in enumerate(ALL, start=2)}
     assert {(i.first, i.second, i.size_bytes) for i in inputs.values()} == {(-0.1, 0.0, LAYOUT.size_bytes)}
