@@ -45,10 +45,15 @@ class ShardStage(Stage):
     def whole(self) -> ShardedModel:
         return self.state.wholes["net"]
 
-    def begin(self, *workers: str, version: int = 0, spec: ModelSpec = CUT) -> ShardStage:
-        """Let two servers and workers join; the model has weights."""
+    def placed(self) -> ShardStage:
+        """Let two servers join."""
         for server in ("s0", "s1"):
             self.server(server)
+        return self
+
+    def begin(self, *workers: str, version: int = 0, spec: ModelSpec = CUT) -> ShardStage:
+        """Let two servers and workers join; the model has weights."""
+        self.placed()
         for name in workers:
             self.worker(name, spec=spec)
         self.part_weights(version)

@@ -142,9 +142,7 @@ def test_a_part_without_weights_that_has_something_of_a_former_model_waits_for_n
 
 
 def test_initial_weights_that_were_taken_are_planned_again_where_they_were_lost():
-    stage = ShardStage()
-    for server in ("s0", "s1"):
-        stage.server(server)
+    stage = ShardStage().placed()
     stage.worker("a", spec=CUT)
     request = part_push("a", 0, 0, kind=UpdateKind.INITIAL)
     stage.ask(request)

@@ -35,10 +35,17 @@ def narrow(*workers: str, aggregators: tuple[str, ...] = ("g",)) -> Stage:
 
 
 @pytest.fixture
-def stage():
+def idle():
     stage = narrow("a", "b")
     yield stage
     stage.state.validate()
+
+
+@pytest.fixture
+def stage(idle):
+    """Return one at which the model is on its way to two workers by an aggregator."""
+    idle.ask_all(get("a"), get("b"))
+    return idle
 
 
 def own(number: int = 0, aggregator: str = "g", epoch: int = 1) -> GetId:
@@ -68,9 +75,9 @@ def busy(stage: Stage) -> bool:
     return any(network.busy_until(link, stage.now_ns) > stage.now_ns for link in network.links)
 
 
-def test_who_has_the_model_is_told_before_those_who_come_for_it(stage):
+def test_who_has_the_model_is_told_before_those_who_come_for_it(idle):
     first, second = get("a"), replace(get("b"), min_version=ModelVersion(1, 0))
-    told = stage.ask_all(first, second)
+    told = idle.ask_all(first, second)
     serve = Serve(
         to="s",
         get=own(),
@@ -114,14 +121,14 @@ def test_the_served_version_has_the_updates_of_all():
     assert set(serve.after_updates) == set(names)
 
 
-def test_gets_that_gather_while_the_server_sends_are_handed_on(stage):
-    stage.worker("c", spec=stage.pushes.spec)
-    assert by_the_server(stage.ask(get("c"))) == [get("c").get]
+def test_gets_that_gather_while_the_server_sends_are_handed_on(idle):
+    idle.worker("c", spec=idle.pushes.spec)
+    assert by_the_server(idle.ask(get("c"))) == [get("c").get]
     for name in ("a", "b"):
-        stage.wait(1)
-        assert stage.ask(get(name)) == []
-    stage.now_ns = stage.state.next_wakeup_ns(stage.now_ns)
-    (hand_on,) = of(HandOn, stage.tick())
+        idle.wait(1)
+        assert idle.ask(get(name)) == []
+    idle.now_ns = idle.state.next_wakeup_ns(idle.now_ns)
+    (hand_on,) = of(HandOn, idle.tick())
     assert {t.get for t in hand_on.targets} == {get("a").get, get("b").get}
 
 
@@ -138,7 +145,6 @@ def test_a_model_goes_down_a_tree_of_aggregators():
 
 
 def test_what_was_handed_on_frees_its_links_and_is_forgotten_with_the_last_target(stage):
-    stage.ask_all(get("a"), get("b"))
     assert stage.tell(ended(own(), TransferEnd.SERVED)) == []
     assert stage.tell(ended(get("a").get, TransferEnd.SERVED, by="g")) == []
     assert gets(stage).hand_ons.planned
@@ -149,7 +155,6 @@ def test_what_was_handed_on_frees_its_links_and_is_forgotten_with_the_last_targe
 
 
 def test_a_get_that_was_not_answered_is_served_by_the_server_when_it_is_asked_for_again(stage):
-    stage.ask_all(get("a"), get("b"))
     assert stage.tell(ended(get("a").get, TransferEnd.BROKEN, by="g")) == []
     assert by_the_server(stage.ask(get("a"))) == [get("a").get]
     assert stage.tell(ended(get("b").get, TransferEnd.SERVED, by="g")) == [cancelled(own()), unserved(own())]
@@ -158,14 +163,12 @@ def test_a_get_that_was_not_answered_is_served_by_the_server_when_it_is_asked_fo
 
 
 def test_asking_again_while_it_is_handed_on_means_that_this_failed(stage):
-    stage.ask_all(get("a"), get("b"))
     assert by_the_server(stage.ask(get("b"))) == [get("b").get]
     assert list(gets(stage).hand_ons.planned[own()].targets) == [get("a").get]
 
 
 @pytest.mark.parametrize("event", [MemberSilent(name="g", incarnation=1), MemberLeft(name="g", incarnation=1)])
 def test_without_its_aggregator_everything_is_served_by_the_server(stage, event):
-    stage.ask_all(get("a"), get("b"))
     assert stage.tell(event) == [unserved(own())]
     assert not gets(stage).planned
     assert not busy(stage)
@@ -191,22 +194,20 @@ def test_an_aggregator_at_the_end_leaves_the_others_as_they_are():
 
 @pytest.mark.parametrize("by", ["s", "g"])
 def test_a_model_that_never_came_to_the_aggregator_is_not_handed_on(stage, by):
-    stage.ask_all(get("a"), get("b"))
     assert stage.tell(ended(own(), TransferEnd.BROKEN, by=by)) == [cancelled(own()), unserved(own())]
     assert stage.tell(ended(get("a").get, TransferEnd.BROKEN, by="g")) == []
     assert by_the_server(stage.ask(get("a"))) == [get("a").get]
 
 
 def test_a_worker_that_is_gone_is_no_longer_waited_for(stage):
-    stage.ask_all(get("a"), get("b"))
     assert stage.silent("a") == []
     assert stage.silent("b") == [cancelled(own()), unserved(own())]
     assert not busy(stage)
 
 
-def test_a_server_that_comes_back_serves_everything_itself(stage):
-    spec = stage.pushes.spec
-    stage.ask_all(get("a"), get("b"))
-    stage.server(up_bps=GIGABIT // 10, held=(spec,))
-    assert stage.tell(holds(0, spec=spec)) == [cancelled(own()), unserved(own())]
-    assert sorted(by_the_server(stage.ask_all(get("a"), get("b")))) == [get("a").get, get("b").get]
+def test_a_server_that_comes_back_serves_everything_itself(idle):
+    spec = idle.pushes.spec
+    idle.ask_all(get("a"), get("b"))
+    idle.server(up_bps=GIGABIT // 10, held=(spec,))
+    assert idle.tell(holds(0, spec=spec)) == [cancelled(own()), unserved(own())]
+    assert sorted(by_the_server(idle.ask_all(get("a"), get("b")))) == [get("a").get, get("b").get]

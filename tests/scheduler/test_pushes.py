@@ -42,6 +42,13 @@ def stage():
     stage.state.validate()
 
 
+@pytest.fixture
+def sending(stage):
+    """Return a stage at which a's update is on its way."""
+    stage.ask(push("a"))
+    return stage
+
+
 def drop(name, cause):
     return Drop(to=name.worker, model="net", update=name, cause=cause, reason="")
 
@@ -61,13 +68,12 @@ def test_a_lone_update_is_planned_at_once(stage):
     assert stage.tick() == [sent(request, 1, 1), expected(request, 1, 1)]
 
 
-def test_a_second_update_is_planned_just_before_the_ingress_runs_dry(stage):
-    stage.ask(push("a"))
+def test_a_second_update_is_planned_just_before_the_ingress_runs_dry(sending):
     second = push("b")
-    assert stage.ask(second) == []
-    assert stage.state.next_wakeup_ns(stage.now_ns) == stage.now_ns + 8 * MS - 2 * MS
-    stage.wait(6)
-    assert stage.tick() == [sent(second, 2, 2), expected(second, 2, 2, after=(update("a"),))]
+    assert sending.ask(second) == []
+    assert sending.state.next_wakeup_ns(sending.now_ns) == sending.now_ns + 8 * MS - 2 * MS
+    sending.wait(6)
+    assert sending.tick() == [sent(second, 2, 2), expected(second, 2, 2, after=(update("a"),))]
 
 
 def test_the_batch_window_ends_before_a_slow_transfer_does(stage):
@@ -85,29 +91,26 @@ def test_updates_of_one_instant_are_planned_together_the_shortest_first():
     assert [i.seq for i in sends] == [seq(1), seq(2)]
 
 
-def test_a_commit_settles_an_update_and_frees_its_place(stage):
-    stage.ask(push("a"))
-    assert stage.tell(ended(update("a"), TransferEnd.RECEIVED)) == []
-    assert stage.tell(committed(update("a"), 1)) == []
-    assert not stage.pushes.planned
-    assert stage.pushes.version == ModelVersion(1, 1)
-    assert stage.state.models["net"].delays == {0: 1}
-    assert stage.state.context.members["a"].tally.committed == 1
+def test_a_commit_settles_an_update_and_frees_its_place(sending):
+    assert sending.tell(ended(update("a"), TransferEnd.RECEIVED)) == []
+    assert sending.tell(committed(update("a"), 1)) == []
+    assert not sending.pushes.planned
+    assert sending.pushes.version == ModelVersion(1, 1)
+    assert sending.state.models["net"].delays == {0: 1}
+    assert sending.state.context.members["a"].tally.committed == 1
 
 
-def test_a_commit_that_is_reported_twice_counts_once(stage):
-    stage.ask(push("a"))
-    stage.tell(committed(update("a"), 1))
-    stage.tell(committed(update("a"), 1))
-    assert stage.state.models["net"].delays == {0: 1}
+def test_a_commit_that_is_reported_twice_counts_once(sending):
+    sending.tell(committed(update("a"), 1))
+    sending.tell(committed(update("a"), 1))
+    assert sending.state.models["net"].delays == {0: 1}
 
 
-def test_a_commit_that_the_worker_heard_of_first_is_counted(stage):
-    stage.ask(push("a"))
-    stage.ask(push("a", 1, resolved_below=1))
-    stage.tell(committed(update("a"), 1))
-    stage.tell(committed(update("a"), 1))
-    assert stage.state.models["net"].delays == {0: 1}
+def test_a_commit_that_the_worker_heard_of_first_is_counted(sending):
+    sending.ask(push("a", 1, resolved_below=1))
+    sending.tell(committed(update("a"), 1))
+    sending.tell(committed(update("a"), 1))
+    assert sending.state.models["net"].delays == {0: 1}
 
 
 def test_a_request_that_is_repeated_gets_the_same_instructions(stage):
@@ -116,10 +119,9 @@ def test_a_request_that_is_repeated_gets_the_same_instructions(stage):
     assert stage.ask(request) == first
 
 
-def test_an_update_whose_commit_was_not_heard_of_is_resolved(stage):
-    stage.ask(push("a"))
-    stage.tell(committed(update("a"), 1))
-    assert stage.ask(push("a")) == [resolve(update("a"), Committed(version=ModelVersion(1, 1), tau=0))]
+def test_an_update_whose_commit_was_not_heard_of_is_resolved(sending):
+    sending.tell(committed(update("a"), 1))
+    assert sending.ask(push("a")) == [resolve(update("a"), Committed(version=ModelVersion(1, 1), tau=0))]
 
 
 def test_a_drop_that_was_not_heard_of_is_resolved(stage):
@@ -145,9 +147,8 @@ def test_an_update_that_cannot_be_applied_is_dropped_at_once(stage, fields, caus
     assert not stage.pushes.waiting
 
 
-def test_a_version_that_planned_updates_may_have_made_is_not_of_the_future(stage):
-    stage.ask(push("a"))
-    answer = stage.ask(push("b", computed_from=1))
+def test_a_version_that_planned_updates_may_have_made_is_not_of_the_future(sending):
+    answer = sending.ask(push("b", computed_from=1))
     assert not any(isinstance(i, Drop) for i in answer)
 
 
@@ -179,12 +180,11 @@ def test_an_overdue_update_is_overtaken_by_being_given_a_later_seq(stage):
     assert moved == [expected(slow, 3, 1)]
 
 
-def test_an_update_that_the_server_has_keeps_its_place(stage):
-    stage.ask(push("a"))
-    stage.tell(ended(update("a"), TransferEnd.RECEIVED))
-    stage.wait(200)
-    assert stage.ask(push("b")) == [sent(push("b"), 2, 2), expected(push("b"), 2, 2)]
-    assert stage.pushes.planned[update("a")].seq == seq(1)
+def test_an_update_that_the_server_has_keeps_its_place(sending):
+    sending.tell(ended(update("a"), TransferEnd.RECEIVED))
+    sending.wait(200)
+    assert sending.ask(push("b")) == [sent(push("b"), 2, 2), expected(push("b"), 2, 2)]
+    assert sending.pushes.planned[update("a")].seq == seq(1)
 
 
 def test_a_broken_update_is_voided_before_it_is_planned_again(stage):
@@ -196,40 +196,35 @@ def test_a_broken_update_is_voided_before_it_is_planned_again(stage):
     assert stage.tick() == [sent(request, 2, 2), expected(request, 2, 2)]
 
 
-def test_the_links_of_a_broken_update_are_free_at_once(stage):
-    stage.ask(push("a"))
-    stage.tell(ended(update("a"), TransferEnd.BROKEN))
-    assert stage.ask(push("b")) == [sent(push("b"), 2, 2), expected(push("b"), 2, 2)]
+def test_the_links_of_a_broken_update_are_free_at_once(sending):
+    sending.tell(ended(update("a"), TransferEnd.BROKEN))
+    assert sending.ask(push("b")) == [sent(push("b"), 2, 2), expected(push("b"), 2, 2)]
 
 
-def test_a_void_that_was_not_asked_for_changes_nothing(stage):
-    stage.ask(push("a"))
-    assert stage.tell(ended(update("a"), TransferEnd.VOIDED)) == []
-    assert update("a") in stage.pushes.planned
+def test_a_void_that_was_not_asked_for_changes_nothing(sending):
+    assert sending.tell(ended(update("a"), TransferEnd.VOIDED)) == []
+    assert update("a") in sending.pushes.planned
 
 
-def test_what_a_silent_worker_has_not_sent_is_voided(stage):
-    stage.ask(push("a"))
-    assert stage.silent("a") == [void(update("a"))]
+def test_what_a_silent_worker_has_not_sent_is_voided(sending):
+    assert sending.silent("a") == [void(update("a"))]
 
 
-def test_what_a_silent_worker_had_sent_is_committed_and_told_when_it_is_back(stage):
-    stage.ask(push("a"))
-    stage.silent("a")
-    stage.worker("a")
-    assert stage.says("a", push("a")) == []
+def test_what_a_silent_worker_had_sent_is_committed_and_told_when_it_is_back(sending):
+    sending.silent("a")
+    sending.worker("a")
+    assert sending.says("a", push("a")) == []
     outcome = Committed(version=ModelVersion(1, 1), tau=0)
-    assert stage.tell(committed(update("a"), 1)) == [resolve(update("a"), outcome)]
+    assert sending.tell(committed(update("a"), 1)) == [resolve(update("a"), outcome)]
 
 
-def test_a_worker_that_asks_again_hears_of_a_discard(stage):
-    stage.ask(push("a"))
-    stage.tell(ended(update("a"), TransferEnd.BROKEN))
-    stage.tell(push("a"))
-    answer = stage.tell(ended(update("a"), TransferEnd.DISCARDED, DropReason.DELAY_BOUND, "too late"))
+def test_a_worker_that_asks_again_hears_of_a_discard(sending):
+    sending.tell(ended(update("a"), TransferEnd.BROKEN))
+    sending.tell(push("a"))
+    answer = sending.tell(ended(update("a"), TransferEnd.DISCARDED, DropReason.DELAY_BOUND, "too late"))
     assert [type(i) for i in answer] == [Resolve]
     assert answer[0].outcome.cause is DropReason.DELAY_BOUND
-    assert stage.state.context.members["a"].tally.dropped == {DropReason.DELAY_BOUND: 1}
+    assert sending.state.context.members["a"].tally.dropped == {DropReason.DELAY_BOUND: 1}
 
 
 def test_a_worker_that_was_silent_for_long_still_hears_what_became_of_its_update():
@@ -244,11 +239,10 @@ def test_a_worker_that_was_silent_for_long_still_hears_what_became_of_its_update
     assert answer == [resolve(update("a"), Committed(version=ModelVersion(1, 1), tau=0))]
 
 
-def test_a_late_repetition_of_a_request_that_is_over_is_not_planned(stage):
-    stage.ask(push("a"))
-    stage.tell(committed(update("a"), 1))
-    stage.ask(push("a", 1, computed_from=1, resolved_below=1))
-    assert stage.ask(push("a")) == []
+def test_a_late_repetition_of_a_request_that_is_over_is_not_planned(sending):
+    sending.tell(committed(update("a"), 1))
+    sending.ask(push("a", 1, computed_from=1, resolved_below=1))
+    assert sending.ask(push("a")) == []
 
 
 def test_a_request_of_an_earlier_incarnation_is_not_planned(stage):

@@ -68,6 +68,12 @@ class Team(Stage):
     def rounds(self) -> Rounds:
         return self.state.reductions["net"]
 
+    def ask_each(self, workers: str, counter: int = 0, **fields) -> list[Instruction]:
+        return [told for worker in workers for told in self.ask(asks(worker, counter, **fields))]
+
+    def arrive_each(self, workers: str, number: int = 1) -> list[Instruction]:
+        return [told for worker in workers for told in self.arrive(worker, number)]
+
     def arrive(self, worker: str, number: int = 1) -> list[Instruction]:
         return self.ask(RoundArrived(worker=worker, model="net", round=RoundId(1, number)))
 
@@ -106,8 +112,7 @@ def test_a_round_begins_when_all_have_asked_and_both_ends_of_an_edge_get_its_tic
 
 def test_nobody_is_settled_before_all_have_the_result() -> None:
     team = Team("a", "b")
-    team.ask(asks("a"))
-    team.ask(asks("b"))
+    team.ask_each("ab")
     assert team.arrive("a") == []
     assert team.arrive("a") == []
     assert team.arrive("b", number=2) == []
@@ -138,22 +143,19 @@ def test_the_first_round_waits_for_as_many_workers_as_it_should_have() -> None:
 
 def test_one_that_leaves_makes_the_round_void_and_it_is_done_again_without_it() -> None:
     team = Team("a", "b", "c")
-    for name in "abc":
-        team.ask(asks(name))
+    team.ask_each("abc")
     team.arrive("a")
     left = team.ask(MemberLeft(name="c", incarnation=1, detail="killed"))
     assert told(left) == [("CancelReduce", name) for name in "abc"] + [("Reduce", "a"), ("Reduce", "b")]
     assert {one.round for one in left if isinstance(one, CancelReduce)} == {RoundId(1, 1)}
     assert {(one.round, one.workers) for one in left if isinstance(one, Reduce)} == {(RoundId(1, 2), 2)}
     assert team.arrive("a", 1) == []
-    team.arrive("a", 2)
-    assert told(team.arrive("b", 2)) == [("ReduceSettled", "a"), ("ReduceSettled", "b")]
+    assert told(team.arrive_each("ab", 2)) == [("ReduceSettled", "a"), ("ReduceSettled", "b")]
 
 
 def test_one_that_falls_silent_is_waited_for_a_moment_and_takes_part_if_it_is_back() -> None:
     team = Team("a", "b")
-    team.ask(asks("a"))
-    team.ask(asks("b"))
+    team.ask_each("ab")
     team.ask(MemberSilent(name="b", incarnation=1))
     team.wait(PATIENCE_MS - 1)
     assert team.tick() == []
@@ -166,8 +168,7 @@ def test_one_that_falls_silent_is_waited_for_a_moment_and_takes_part_if_it_is_ba
 
 def test_one_that_is_back_too_late_is_told_that_the_round_was_done_without_it() -> None:
     team = Team("a", "b")
-    team.ask(asks("a"))
-    team.ask(asks("b"))
+    team.ask_each("ab")
     team.ask(MemberSilent(name="b", incarnation=1))
     team.wait(PATIENCE_MS)
     assert told(team.tick()) == [("Reduce", "a")]
@@ -184,8 +185,7 @@ def test_one_that_does_not_answer_any_more_is_not_waited_for_and_is_told_so_when
     before: list[MemberEvent],
 ) -> None:
     team = Team("a", "b")
-    team.ask(asks("a"))
-    team.ask(asks("b"))
+    team.ask_each("ab")
     for event in before:
         assert ("Reduce", "a") not in told(team.ask(event))
     answers = told(team.ask(MemberLost(name="b", incarnation=1, detail="its process is stopped")))
@@ -199,10 +199,8 @@ def test_one_that_does_not_answer_any_more_is_not_waited_for_and_is_told_so_when
 
 def test_one_that_was_computing_while_it_was_silent_misses_no_round_unnoticed() -> None:
     team = Team("a", "b")
-    for name in "ab":
-        team.ask(asks(name))
-    for name in "ab":
-        team.arrive(name)
+    team.ask_each("ab")
+    team.arrive_each("ab")
     team.ask(MemberSilent(name="b", incarnation=1))
     assert team.ask(asks("a", 1)) == []
     team.wait(PATIENCE_MS)
@@ -213,10 +211,8 @@ def test_one_that_was_computing_while_it_was_silent_misses_no_round_unnoticed() 
 
 def test_outcomes_that_were_not_heard_are_repeated() -> None:
     team = Team("a", "b")
-    for name in "ab":
-        team.ask(asks(name))
-    for name in "ab":
-        team.arrive(name)
+    team.ask_each("ab")
+    team.arrive_each("ab")
     assert team.ask(asks("a", arrived=RoundId(1, 1))) == [settled("a")]
 
 
@@ -242,8 +238,7 @@ def test_what_differs_fails_for_all_with_the_names_of_who_gave_what() -> None:
 
 def test_an_attempt_that_breaks_is_made_again_after_a_pause_and_given_up_in_the_end() -> None:
     team = Team("a", "b")
-    team.ask(asks("a"))
-    team.ask(asks("b"))
+    team.ask_each("ab")
     for number in range(1, MOST_BREAKS):
         broken = team.ask(RoundBroken(worker="a", model="net", round=RoundId(1, number), detail="no way to b"))
         assert told(broken) == [("CancelReduce", "a"), ("CancelReduce", "b")]
@@ -338,16 +333,13 @@ class Rhythmic(Team):
 
     def __init__(self) -> None:
         super().__init__(*"abcdef")
-        for name in "abcdef":
-            self.ask(asks(name, size_bytes=BIG))
-        for name in "abcdef":
-            self.arrive(name)
+        self.ask_each("abcdef", size_bytes=BIG)
+        self.arrive_each("abcdef")
         self.wait(100)
 
     def early(self) -> list[Reduce]:
         """Let all but f ask, and time pass."""
-        for name in "abcde":
-            assert self.ask(asks(name, 1, size_bytes=BIG)) == []
+        assert self.ask_each("abcde", 1, size_bytes=BIG) == []
         self.wait(9)
         assert self.tick() == []
         self.wait(1)
@@ -373,8 +365,7 @@ def test_a_round_begins_without_one_that_is_late_and_it_is_told_its_part_when_it
         for part in one.parts:
             if any(peer.worker == "f" for peer in part.inputs):
                 assert part.inputs[-1].worker == "f"
-    for name in "abcde":
-        assert rhythmic.arrive(name, 2) == []
+    assert rhythmic.arrive_each("abcde", 2) == []
     over = told(rhythmic.arrive("f", 2))
     assert over[:6] == [("ReduceSettled", name) for name in "abcdef"]
     assert sorted(over[6:]) == [("Probe", name) for name in "abcdef"]

@@ -61,9 +61,7 @@ def test_a_unit_that_is_not_decided_is_given_up_when_a_server_comes_back_and_beg
 
 
 def test_a_part_whose_server_missed_its_model_lets_the_others_count_as_before():
-    stage = ShardStage()
-    for server in ("s0", "s1"):
-        stage.server(server)
+    stage = ShardStage().placed()
     stage.worker("a", spec=CUT)
     stage.tell(InitialReceived(server="s0", model="net.shard0", version=ModelVersion(1, 0)))
     stage.silent("s1")

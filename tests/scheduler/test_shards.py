@@ -58,9 +58,7 @@ def test_a_worker_waits_until_there_is_a_server_for_every_part():
 
 
 def test_a_worker_that_names_the_servers_waits_for_these():
-    stage = ShardStage()
-    for server in ("s0", "s1"):
-        stage.server(server)
+    stage = ShardStage().placed()
     (answer,) = of(Refuse, stage.worker("a", spec=replace(CUT, server="s1,s7")))
     assert answer.cause is RefuseReason.NOT_YET
     stage.server("s7")
@@ -88,9 +86,7 @@ def test_a_model_is_not_cut_in_two_ways():
 
 
 def test_initial_weights_are_asked_of_one_worker_for_all_parts():
-    stage = ShardStage()
-    stage.server("s0")
-    stage.server("s1")
+    stage = ShardStage().placed()
     asked = [w.initialise for name in ("a", "b") for w in of(Welcome, stage.worker(name, spec=CUT))]
     assert asked == [True, False]
     told = stage.ask(part_push("a", 0, 0, kind=UpdateKind.INITIAL))
@@ -99,9 +95,7 @@ def test_initial_weights_are_asked_of_one_worker_for_all_parts():
 
 
 def test_nothing_is_planned_before_all_parts_have_weights():
-    stage = ShardStage()
-    stage.server("s0")
-    stage.server("s1")
+    stage = ShardStage().placed()
     stage.worker("a", spec=CUT)
     assert not of(Send, stage.asks("a"))
 

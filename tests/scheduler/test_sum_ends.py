@@ -32,13 +32,20 @@ pytestmark = pytest.mark.usefixtures("compiled_planner")
 
 @pytest.fixture
 def stage():
+    """Return one at which three updates are on their way in a sum."""
     stage = narrow("a", "b", "c")
+    stage.ask_all(*map(push, "abc"))
     yield stage
     stage.state.validate()
 
 
+def tear(stage: Stage) -> None:
+    """Let the sum be given up, and the server let go of it."""
+    stage.tell(ended(SUM, TransferEnd.TORN, by="g"))
+    stage.tell(ended(SUM, TransferEnd.VOIDED))
+
+
 def test_the_commits_of_a_sum_settle_all_members_and_free_all_links(stage):
-    stage.ask_all(*map(push, "abc"))
     assert stage.tell(committed_together(*ALL, number=3)) == []
     assert not stage.pushes.planned
     assert not len(stage.pushes.sums)
@@ -48,7 +55,6 @@ def test_the_commits_of_a_sum_settle_all_members_and_free_all_links(stage):
 
 
 def test_an_input_that_arrived_frees_its_links(stage):
-    stage.ask_all(*map(push, "abc"))
     held = ("net", "push", update("a"))
     assert stage.state.context.network.reservation(held) is not None
     assert stage.tell(ended(update("a"), TransferEnd.RECEIVED, by="g")) == []
@@ -70,7 +76,6 @@ def test_an_input_that_arrived_frees_its_links(stage):
     ],
 )
 def test_what_tears_a_sum_voids_all_of_it_and_nothing_is_planned_before_the_server_has_answered(stage, event, reason):
-    stage.ask_all(*map(push, "abc"))
     told = [i for i in stage.tell(event) if not isinstance(i, PeerLost)]
     gone = reason is TornBy.AGGREGATOR_GONE
     assert told == [void(SUM), *([] if gone else [cancel()])]
@@ -83,17 +88,13 @@ def test_what_tears_a_sum_voids_all_of_it_and_nothing_is_planned_before_the_serv
 
 
 def test_members_of_a_torn_sum_go_by_themselves_the_next_time_even_if_their_workers_ask_late(stage):
-    stage.ask_all(*map(push, "abc"))
-    stage.tell(ended(SUM, TransferEnd.TORN, by="g"))
-    stage.tell(ended(SUM, TransferEnd.VOIDED))
+    tear(stage)
     assert not stage.pushes.planned
     assert directly(stage.ask_all(*map(push, "abc"))) == list(ALL)
 
 
 def test_once_they_are_settled_later_updates_are_summed_again(stage):
-    stage.ask_all(*map(push, "abc"))
-    stage.tell(ended(SUM, TransferEnd.TORN, by="g"))
-    stage.tell(ended(SUM, TransferEnd.VOIDED))
+    tear(stage)
     stage.ask_all(*map(push, "abc"))
     for number, name in enumerate(ALL, start=1):
         stage.tell(committed(name, number))
@@ -105,7 +106,6 @@ def test_once_they_are_settled_later_updates_are_summed_again(stage):
 
 
 def test_a_voided_sum_that_was_complete_is_committed_and_its_workers_are_told(stage):
-    stage.ask_all(*map(push, "abc"))
     stage.tell(ended(SUM, TransferEnd.TORN, by="g"))
     assert stage.ask(push("a")) == []
     outcome = Committed(version=ModelVersion(1, 1), tau=0)
@@ -116,7 +116,6 @@ def test_a_voided_sum_that_was_complete_is_committed_and_its_workers_are_told(st
 
 
 def test_a_worker_that_asks_again_while_its_sum_is_on_its_way_waits_for_the_outcome(stage):
-    stage.ask_all(*map(push, "abc"))
     assert stage.ask(push("b")) == []
     assert update("b") in stage.pushes.waiting
     told = stage.tell(committed_together(*ALL, number=3))
@@ -124,7 +123,6 @@ def test_a_worker_that_asks_again_while_its_sum_is_on_its_way_waits_for_the_outc
 
 
 def test_a_worker_that_asked_before_the_sum_was_torn_is_planned_as_soon_as_the_server_let_go(stage):
-    stage.ask_all(*map(push, "abc"))
     stage.ask(push("b"))
     stage.tell(ended(SUM, TransferEnd.TORN, by="g"))
     assert stage.tick() == []
@@ -133,7 +131,6 @@ def test_a_worker_that_asked_before_the_sum_was_torn_is_planned_as_soon_as_the_s
 
 
 def test_a_sum_that_the_server_refused_is_cancelled_and_planned_anew(stage):
-    stage.ask_all(*map(push, "abc"))
     assert stage.tell(ended(SUM, TransferEnd.VOIDED, detail="above the bound")) == [cancel()]
     assert torn(stage) == {TornBy.REFUSED: 1}
     assert stage.tell(ended(SUM, TransferEnd.TORN, by="g")) == []
@@ -141,14 +138,12 @@ def test_a_sum_that_the_server_refused_is_cancelled_and_planned_anew(stage):
 
 
 def test_a_sum_that_is_torn_twice_is_voided_once(stage):
-    stage.ask_all(*map(push, "abc"))
     stage.tell(ended(SUM, TransferEnd.TORN, by="g"))
     assert stage.tell(ended(SUM, TransferEnd.BROKEN)) == []
     assert torn(stage) == {TornBy.AGGREGATOR: 1}
 
 
 def test_an_update_that_is_not_finite_tears_its_sum_and_is_dropped(stage):
-    stage.ask_all(*map(push, "abc"))
     told = stage.tell(ended(update("b"), TransferEnd.DISCARDED, DropReason.NOT_FINITE, by="g"))
     assert told == [void(SUM), cancel()]
     assert stage.state.context.members["b"].tally.dropped == {DropReason.NOT_FINITE: 1}
@@ -159,9 +154,7 @@ def test_an_update_that_is_not_finite_tears_its_sum_and_is_dropped(stage):
 
 
 def test_what_an_aggregator_says_of_an_update_that_goes_to_the_server_meanwhile_is_too_late(stage):
-    stage.ask_all(*map(push, "abc"))
-    stage.tell(ended(SUM, TransferEnd.TORN, by="g"))
-    stage.tell(ended(SUM, TransferEnd.VOIDED))
+    tear(stage)
     stage.ask_all(*map(push, "abc"))
     assert stage.tell(ended(update("a"), TransferEnd.RECEIVED, by="g")) == []
     assert stage.tell(ended(update("a"), TransferEnd.DISCARDED, DropReason.NOT_FINITE, by="g")) == []
@@ -169,7 +162,6 @@ def test_what_an_aggregator_says_of_an_update_that_goes_to_the_server_meanwhile_
 
 
 def test_a_sum_that_is_complete_at_the_server_stays_whoever_goes(stage):
-    stage.ask_all(*map(push, "abc"))
     stage.tell(ended(SUM, TransferEnd.RECEIVED))
     assert stage.tell(ended(SUM, TransferEnd.TORN, by="g")) == []
     assert stage.silent("g") == []
@@ -179,7 +171,6 @@ def test_a_sum_that_is_complete_at_the_server_stays_whoever_goes(stage):
 
 
 def test_a_sum_is_given_up_when_it_is_overdue(stage):
-    stage.ask_all(*map(push, "abc"))
     (found,) = stage.pushes.sums
     due_ns = found.root.profile.end_ns + found.patience_ns
     assert stage.state.next_wakeup_ns(stage.now_ns) == due_ns
@@ -230,7 +221,6 @@ def test_a_sum_is_not_overdue_while_something_before_it_is_out_and_gets_its_time
 
 
 def test_an_aggregator_that_comes_back_is_told_what_it_missed(stage):
-    stage.ask_all(*map(push, "abc"))
     stage.silent("g")
     assert of(CancelSum, stage.aggregator("g")) == [cancel()]
     stage.silent("g")
@@ -238,13 +228,11 @@ def test_an_aggregator_that_comes_back_is_told_what_it_missed(stage):
 
 
 def test_a_new_process_of_an_aggregator_s_name_has_missed_nothing(stage):
-    stage.ask_all(*map(push, "abc"))
     stage.left("g")
     assert of(CancelSum, stage.aggregator("g", incarnation=2)) == []
 
 
 def test_a_server_that_comes_back_without_a_sum_has_it_planned_anew(stage):
-    stage.ask_all(*map(push, "abc"))
     stage.server(down_bps=GIGABIT // 10, held=(WIDE,))
     assert stage.tell(holds(0, spec=WIDE)) == [void(SUM), cancel()]
     assert torn(stage) == {TornBy.SERVER_BACK: 1}
@@ -253,7 +241,6 @@ def test_a_server_that_comes_back_without_a_sum_has_it_planned_anew(stage):
 
 
 def test_a_server_that_comes_back_with_a_complete_sum_commits_it(stage):
-    stage.ask_all(*map(push, "abc"))
     stage.server(down_bps=GIGABIT // 10, held=(WIDE,))
     assert stage.tell(holds(0, spec=WIDE, received=ALL)) == []
     assert all(p.received for p in stage.pushes.planned.values())
@@ -287,7 +274,6 @@ def test_a_new_scheduler_plans_anew_what_it_adopted_of_a_sum_that_the_server_ref
 
 
 def test_a_sum_whose_member_was_settled_by_itself_is_given_up(stage):
-    stage.ask_all(*map(push, "abc"))
     assert stage.tell(committed(update("b"), 1)) == [void(SUM), cancel()]
     stage.tell(ended(SUM, TransferEnd.VOIDED))
     assert directly(stage.ask_all(*map(push, "ac"))) == [update("a"), update("c")]
@@ -296,7 +282,6 @@ def test_a_sum_whose_member_was_settled_by_itself_is_given_up(stage):
 def test_a_member_that_is_too_old_once_its_sum_was_torn_is_dropped():
     stage = narrow("a", "b", "c", spec=replace(WIDE, tau_max=2))
     stage.ask_all(*map(push, "abc"))
-    stage.tell(ended(SUM, TransferEnd.TORN, by="g"))
-    stage.tell(ended(SUM, TransferEnd.VOIDED))
+    tear(stage)
     stage.tell(committed(update("a", 1), 4))
     assert [d.update for d in of(Drop, stage.ask(push("b")))] == [update("b")]
