@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TypedDict
 
 from mlfabric.model.specs import Role
 from mlfabric.network import down_link, up_link
@@ -50,16 +49,6 @@ def describe(
         ),
         software_version=meter.software_version,
     )
-
-
-class _Stay(TypedDict):
-    """The fields of a model's status that are about its job."""
-
-    whole: str
-    job: str
-    workers: tuple[str, ...]
-    kept: bool
-    stay: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +173,8 @@ def _reduced(
         waits_by_cause=waits,
         size_bytes=meter.reduced_bytes.get(name, 0),
         probes=fabric_pb2.ProbesStatus(**rounds.probes._asdict()),
-        **_stay(state, name),
+        whole=name,
+        **state.endings.stay_of(name)._asdict(),
     )
 
 
@@ -201,7 +191,8 @@ def _model(
     state: SchedulerState, name: str, model: ModelState, waits: dict[str, int], all_samples: bool
 ) -> fabric_pb2.ModelStatus:
     pushes = model.pushes
-    waits_for = "" if pushes.spec.shard is None else state.wholes[name_of_whole(pushes.spec)].waits_for
+    whole = name_of_whole(pushes.spec)
+    waits_for = "" if pushes.spec.shard is None else state.wholes[whole].waits_for
     return fabric_pb2.ModelStatus(
         name=name,
         server=pushes.server,
@@ -220,14 +211,9 @@ def _model(
         waits_for=waits_for,
         size_bytes=pushes.spec.layout.size_bytes,
         samples=describe_samples(model, all_ranges=all_samples),
-        **_stay(state, name_of_whole(pushes.spec)),
+        whole=whole,
+        **state.endings.stay_of(whole)._asdict(),
     )
-
-
-def _stay(state: SchedulerState, whole: str) -> _Stay:
-    """Return what a model's job is at; of a part of one the whole one's."""
-    stay = state.endings.stay_of(whole)
-    return _Stay(whole=whole, job=stay.job, workers=stay.workers, kept=stay.is_kept, stay=stay.words)
 
 
 def _median(delays: Counter[int]) -> float:

@@ -141,7 +141,7 @@ def test_a_model_at_a_server_with_checkpoints_is_kept() -> None:
     stage.tell(MemberJoined(member=member("s", Role.SERVER, 1, address="s:1"), keeps=True))
     join(stage, "a")
     assert leave(stage, "a") == []
-    assert stage.state.endings.stay_of(NAME).is_kept
+    assert stage.state.endings.stay_of(NAME).kept
 
 
 def test_a_server_that_came_back_meanwhile_is_told_once_more() -> None:

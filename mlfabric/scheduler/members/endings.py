@@ -8,7 +8,8 @@ the same name that began later: it is told then.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from mlfabric.model.specs import Role
 from mlfabric.protocol import (
@@ -32,14 +33,16 @@ from mlfabric.scheduler.shards.parts import name_of_whole
 __all__ = ["Endings", "Stay"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stay:
-    """How long a model stays: whose it is, who trains it now, whether it outlives its job, what it waits for."""
+class Stay(NamedTuple):
+    """How long a model stays: whose it is, who trains it now, whether it outlives its job, what it waits for in words.
+
+    The fields are called as in the status.
+    """
 
     job: str
     workers: tuple[str, ...]
-    is_kept: bool
-    words: str
+    kept: bool
+    stay: str
 
 
 class Endings:
@@ -123,7 +126,7 @@ class Endings:
             words = "waits for its job, which goes on"
         else:
             words = f"waits for {missing} workers of its job"
-        return Stay(job=life.job or "", workers=live, is_kept=self.is_kept(name), words=words)
+        return Stay(life.job or "", live, self.is_kept(name), words)
 
     # Why a model ends
 

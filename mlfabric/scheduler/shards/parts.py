@@ -1,4 +1,4 @@
-"""What the parts of a model that is cut are called, and what the plans of one part ask of the whole. Pure.
+"""What the parts of a model that is cut are called. Pure.
 
 Part i of push p is the update with counter ``p * n + i`` of the model ``<name>.shard<i>``; of gets likewise.
 """
@@ -6,39 +6,14 @@ Part i of push p is the update with counter ``p * n + i`` of the model ``<name>.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Protocol
 
 from mlfabric.model.specs import ModelSpec
-from mlfabric.protocol import Committed, GetId, UpdateId, UpdateKind
+from mlfabric.protocol import GetId, UpdateId
 
-__all__ = ["Whole", "name_of_whole", "part_of", "part_of_get", "whole_get_of", "whole_of"]
+__all__ = ["name_of_whole", "part_of", "part_of_get", "whole_get_of", "whole_of"]
 
 MOST_IDS = 4096
 """So many are remembered of each kind: every event about a part looks at all others of its push."""
-
-
-class Whole(Protocol):
-    """A model that is cut, as the plans of one of its parts see it."""
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether every part is where it was placed and stands as the others do: something can be planned."""
-
-    @property
-    def has_weights(self) -> bool:
-        """Whether every part has initial weights."""
-
-    def may_plan(self, part: UpdateId, kind: UpdateKind) -> bool:
-        """Tell whether a part of a push that waits may be planned now."""
-
-    def is_owed(self, part: UpdateId) -> bool:
-        """Tell whether other parts of this push are committed: nothing may come in the way of this one."""
-
-    def is_fixed(self, part: UpdateId) -> bool:
-        """Tell whether the push of this part is committed at a part at least: it is everywhere, or was lost."""
-
-    def lost(self, part: UpdateId) -> Committed | None:
-        """Return how the push of this part was committed if it was lost since; else None."""
 
 
 def name_of_whole(spec: ModelSpec) -> str:

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from mlfabric.methods import Clocks, policy_of
 from mlfabric.methods.policy import WaitingUpdate
@@ -39,13 +40,15 @@ from mlfabric.protocol import (
 )
 from mlfabric.protocol.lineage import is_in_lineage
 from mlfabric.scheduler.context import SEQ_BITS, Context
-from mlfabric.scheduler.followers.replica_view import Follower
 from mlfabric.scheduler.records import Lateness, PlannedUpdate, SettledUpdates, TornBy
 from mlfabric.scheduler.reservations import Reservations
-from mlfabric.scheduler.shards.parts import Whole
 from mlfabric.scheduler.updates.ingress_queue import Coming, Succession
 from mlfabric.scheduler.updates.pace import Pace
 from mlfabric.scheduler.updates.sum_table import PlannedSum, SumTable
+
+if TYPE_CHECKING:
+    from mlfabric.scheduler.followers.replication_state import Replication
+    from mlfabric.scheduler.shards.sharded import ShardedModel
 
 __all__ = ["Iteration", "PushTable"]
 
@@ -106,8 +109,8 @@ class PushTable:
         self.iteration: Iteration | None = None
         self.settled = SettledUpdates()
         self.commit_ns: dict[UpdateId, int] = {}
-        self.follower: Follower | None = None
-        self.whole: Whole | None = None
+        self.follower: Replication | None = None
+        self.whole: ShardedModel | None = None
         self.refused: list[tuple[UpdateId, Dropped]] = []
         self._context = context
         self._links = Reservations[TransferId](context.network, spec.name, "push")
