@@ -99,6 +99,12 @@ class Stage:
         due_ns = self.state.next_wakeup_ns(self.now_ns)
         return self.tell(Tick()) if due_ns is not None and due_ns <= self.now_ns else []
 
+    def due_ms(self) -> float:
+        """Return how long it takes until the machine is due."""
+        due_ns = self.state.next_wakeup_ns(self.now_ns)
+        assert due_ns is not None
+        return (due_ns - self.now_ns) / MS
+
     def wait(self, ms: float) -> None:
         self.now_ns += round(ms * MS)
 

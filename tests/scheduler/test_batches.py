@@ -70,12 +70,6 @@ def senders(told) -> list[str]:
     return sorted(i.to for i in told if isinstance(i, Send))
 
 
-def until_due_ms(stage: Stage) -> float:
-    due_ns = stage.state.next_wakeup_ns(stage.now_ns)
-    assert due_ns is not None
-    return (due_ns - stage.now_ns) / MS
-
-
 def test_a_lone_worker_never_waits_though_it_could_be_summed():
     training = Training(fabric("a"))
     for _ in range(5):
@@ -92,8 +86,8 @@ def test_what_comes_while_the_server_receives_is_planned_when_that_is_about_to_e
         stage.wait(1)
         assert stage.ask(push(worker)) == []
     first_chunks_ms = 2 * SEND_MS * chunk_bytes(LAYOUT.size_bytes) / LAYOUT.size_bytes
-    assert until_due_ms(stage) == pytest.approx(SEND_MS - 2 - 2 - first_chunks_ms, abs=0.001)
-    stage.wait(until_due_ms(stage))
+    assert stage.due_ms() == pytest.approx(SEND_MS - 2 - 2 - first_chunks_ms, abs=0.001)
+    stage.wait(stage.due_ms())
     told = stage.tick()
     assert senders(told) == ["b", "c"]
     assert any(isinstance(i, Sum) for i in told)
@@ -103,7 +97,7 @@ def test_the_window_ends_a_batch_that_nobody_could_sum():
     stage = fabric("a", "b", aggregators=(), batch_window_ns=5 * MS)
     stage.ask(push("a"))
     assert stage.ask(push("b")) == []
-    assert until_due_ms(stage) == 5
+    assert stage.due_ms() == 5
 
 
 def test_a_batch_is_kept_open_for_one_who_is_expected_and_closes_when_it_comes():
@@ -122,7 +116,7 @@ def test_a_batch_that_was_kept_open_closes_when_nobody_comes():
     training.knows("b", step_ms=50)
     training.stage.wait(30)
     assert training.push("a") == []
-    assert until_due_ms(training.stage) == 20 + 2
+    assert training.stage.due_ms() == 20 + 2
     training.stage.wait(22)
     assert senders(training.stage.tick()) == ["a"]
 
@@ -140,7 +134,7 @@ def test_it_is_kept_open_longer_for_several_who_come_together():
     training.knows("b", "c", step_ms=70)
     training.stage.wait(20)
     assert training.push("a") == []
-    assert until_due_ms(training.stage) == 50 + 2
+    assert training.stage.due_ms() == 50 + 2
 
 
 def test_it_is_not_kept_open_where_nobody_could_sum():

@@ -89,24 +89,16 @@ def test_members_of_earlier_schedulers_are_let_in():
     assert [type(answer) for answer in answers] == [Welcome]
 
 
-def test_a_scheduler_rises_above_the_term_that_the_epoch_of_a_checkpoint_is_of():
+@pytest.mark.parametrize("full", [False, True], ids=["", "having named more epochs than a term has room for"])
+def test_a_scheduler_rises_above_the_term_that_the_epoch_of_a_checkpoint_is_of_unless_it_is_its_own(full):
     stage = Stage(epoch=5).trained("w1")
-    brought = replace(SPEC, name="other")
-    for term, wanted in ((5, Verdict.STAYS), (7, Verdict.RISES)):
-        came = joining(f"from {term}", NO_TERM, Role.SERVER)
-        stage.state.handle(replace(came, held=(brought,), server_epochs=(name_of_epoch(term, 3),)), stage.now_ns)
+    stage.state.context.numbers.last_server_epoch = name_of_epoch(6 if full else 5, 3)
+    own = stage.state.context.numbers.next_server_epoch()
+    for epoch, wanted in ((own, Verdict.STAYS), (name_of_epoch(7, 3), Verdict.RISES)):
+        came = joining(f"from {epoch}", NO_TERM, Role.SERVER)
+        stage.state.handle(replace(came, held=(replace(SPEC, name="other"),), server_epochs=(epoch,)), stage.now_ns)
         assert stage.state.verdict is wanted
     assert stage.state.seen.epoch == 7
-
-
-def test_a_scheduler_that_has_named_more_epochs_than_a_term_has_room_for_knows_its_own():
-    stage = Stage(epoch=5)
-    stage.state.context.numbers.last_server_epoch = name_of_epoch(6, 0)
-    own = stage.state.context.numbers.next_server_epoch()
-    for named, wanted in ((own, Verdict.STAYS), (name_of_epoch(7, 0), Verdict.RISES)):
-        came = joining(f"from {named}", NO_TERM, Role.SERVER)
-        stage.state.handle(replace(came, held=(replace(SPEC, name="other"),), server_epochs=(named,)), stage.now_ns)
-        assert stage.state.verdict is wanted
 
 
 def test_an_epoch_is_above_the_file_s_the_clock_s_and_what_members_have_seen(tmp_path):
