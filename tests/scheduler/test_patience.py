@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlfabric.scheduler.updates.pace import LOOKS, MOST_MISSED, Pace
+from mlfabric.scheduler.updates.pace import MOST_MISSED, Pace
 from mlfabric.scheduler.updates.patience import (
     EXPECTED_LATE_NS,
     NO_END_NS,
     Late,
     Way,
-    committed_meanwhile,
     group_cost_ns,
     keep_open_until_ns,
     patience_ns,
@@ -22,13 +20,6 @@ from mlfabric.scheduler.updates.patience import (
 
 MS = 1_000_000
 INSTANTS = st.lists(st.integers(0, 200 * MS), max_size=8)
-
-
-def pace_of(updates_per_ms: int) -> Pace:
-    pace = Pace()
-    for n in range(LOOKS):
-        pace.look(10 * n * updates_per_ms, 10 * n * MS)
-    return pace
 
 
 @given(INSTANTS, st.integers(1, 9), st.integers(0, 100 * MS), st.integers(0, 200 * MS))
@@ -43,16 +34,6 @@ def test_a_batch_is_kept_open_only_as_long_as_those_who_come_gain_more_than_thos
         at_ns = until_ns - EXPECTED_LATE_NS
         places = [n for n, ns in enumerate(coming, 1) if ns == at_ns]
         assert any((count + n) * (at_ns - now_ns) < n * least_ns for n in places)
-
-
-def test_one_waits_for_the_next_if_it_comes_within_half_a_send():
-    assert keep_open_until_ns([49 * MS], 1, 100 * MS, 0) == 49 * MS + EXPECTED_LATE_NS
-    assert keep_open_until_ns([51 * MS], 1, 100 * MS, 0) is None
-
-
-def test_many_that_come_late_are_worth_more_than_one():
-    assert keep_open_until_ns([70 * MS] * 3, 1, 100 * MS, 0) == 70 * MS + EXPECTED_LATE_NS
-    assert keep_open_until_ns([70 * MS], 1, 100 * MS, 0) is None
 
 
 def test_what_is_fresh_enough_is_put_behind_and_counts_for_those_after_it():
@@ -81,12 +62,6 @@ def test_others_wait_for_half_a_send_and_without_end_for_who_has_missed_too_ofte
     assert patience_ns(pace, ["a"], 100) == 50
     pace.made_it("b")
     assert patience_ns(pace, ["a", "b"], 100) == 50
-
-
-def test_meanwhile_others_commit_at_the_pace_that_was_seen():
-    assert committed_meanwhile(pace_of(2), 60 * MS, 20 * MS) == pytest.approx(100)
-    assert committed_meanwhile(Pace(), 60 * MS, 20 * MS) == 0
-    assert committed_meanwhile(pace_of(2), 10 * MS, 20 * MS) == 0
 
 
 def test_a_group_costs_others_half_a_send_each_and_nothing_if_there_are_none():

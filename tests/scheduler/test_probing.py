@@ -202,19 +202,15 @@ def test_how_long_probes_take_is_told_by_what_the_fastest_link_has_carried(compu
     assert computing.round(pause_ms=PAUSE_MS / 2 - 0.01) == []
 
 
-def test_probes_of_an_earlier_round_show_nothing(computing) -> None:
-    early = computing.round()
-    computing.round()
-    computing.came(early, slow=[up_link("h-c")])
-    computing.compute()
-    assert computing.rate(up_link("h-c")) == GIGABIT
-
-
-def test_probes_that_come_while_the_next_round_goes_on_show_nothing(computing) -> None:
+@pytest.mark.parametrize("comes", ["after the next round", "while that goes on"])
+def test_probes_that_come_too_late_show_nothing(computing, comes) -> None:
     probes = computing.round()
     computing.compute()
-    computing.came(probes, slow=[up_link("h-c")])
+    if comes == "while that goes on":
+        computing.came(probes, slow=[up_link("h-c")])
     computing.settle({})
+    if comes == "after the next round":
+        computing.came(probes, slow=[up_link("h-c")])
     computing.compute()
     assert computing.rate(up_link("h-c")) == GIGABIT
 

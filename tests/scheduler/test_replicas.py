@@ -53,6 +53,14 @@ def seeded(stage: Stage, version: int = 0, term: int = TERM + 1, **bounds) -> St
     return stage
 
 
+@pytest.fixture
+def strict() -> Stage:
+    """Return one that allows no lead, at which a's update is on its way."""
+    stage = seeded(Stage().trained("a", "b"), updates=0)
+    stage.ask(push("a"))
+    return stage
+
+
 def commit(stage: Stage, worker: str, number: int, counter: int = 0) -> list[Instruction]:
     stage.ask(push(worker, counter, computed_from=number - 1))
     return stage.tell(committed(update(worker, counter), number))
@@ -125,18 +133,13 @@ def test_a_fold_brings_the_learning_rates_of_the_places_since_the_last_one():
     assert (fold.update, fold.lrs) == (update("a", 1), (0.1, 0.1, 0.1))
 
 
-def test_windows_are_sent_when_the_lead_reaches_half_the_bound():
-    stage = seeded(Stage().trained("a", "b"), updates=4)
+@pytest.mark.parametrize("bound", [{"updates": 4}, {"norm": 3.0}])
+def test_windows_are_sent_when_the_lead_reaches_half_the_bound(bound):
+    stage = seeded(Stage().trained("a", "b"), **bound)
     assert not of(Replicate, commit(stage, "a", 1))
     found = commit(stage, "b", 2)
     assert [(r.to, r.transfer) for r in of(Replicate, found)] == [("a", SumId(1, 1)), ("b", SumId(1, 2))]
     assert [tuple(m.update for m in e.members) for e in of(Expect, found)] == [(update("a"),), (update("b"),)]
-
-
-def test_a_norm_bounds_the_lead_as_well():
-    stage = seeded(Stage().trained("a", "b"), norm=3.0)
-    assert not of(Replicate, commit(stage, "a", 1))
-    assert len(of(Replicate, commit(stage, "b", 2))) == 2
 
 
 def test_while_a_window_is_on_its_way_its_worker_folds_another_one():
@@ -167,13 +170,11 @@ def test_a_primary_that_comes_back_is_told_again_to_send_a_seed_that_is_not_ther
     assert of(Seed, found) == seeds
 
 
-def test_a_primary_that_comes_back_is_told_again_what_the_replica_has():
-    stage = seeded(Stage().trained("a"), updates=0)
-    stage.ask(push("a"))
-    stage.tell(ended(update("a"), TransferEnd.RECEIVED, by="r"))
-    stage.tell(reported(0, update("a")))
-    stage.silent("s")
-    found = [*stage.server(held=(SPEC,)), *stage.tell(holds(0, replica="r"))]
+def test_a_primary_that_comes_back_is_told_again_what_the_replica_has(strict):
+    strict.tell(ended(update("a"), TransferEnd.RECEIVED, by="r"))
+    strict.tell(reported(0, update("a")))
+    strict.silent("s")
+    found = [*strict.server(held=(SPEC,)), *strict.tell(holds(0, replica="r"))]
     assert [told.held for told in of(Followed, found)] == [(update("a"),)]
 
 
@@ -194,29 +195,23 @@ def test_of_a_sum_of_a_former_scheduler_that_is_held_back_all_goes_to_the_replic
     assert [r.transfer for r in of(Replicate, found)] == [update("a")]
 
 
-def test_an_update_that_is_dropped_is_forgotten_by_the_replica():
-    stage = seeded(Stage().trained("a"), updates=0)
-    stage.ask(push("a"))
-    found = stage.tell(ended(update("a"), TransferEnd.DISCARDED, DropReason.DELAY_BOUND))
+def test_an_update_that_is_dropped_is_forgotten_by_the_replica(strict):
+    found = strict.tell(ended(update("a"), TransferEnd.DISCARDED, DropReason.DELAY_BOUND))
     assert [v.transfer for v in of(Void, found) if v.to == "r"] == [update("a")]
 
 
-def test_an_update_whose_transfer_to_the_primary_broke_stays_with_the_replica():
-    stage = seeded(Stage().trained("a"), updates=0)
-    stage.ask(push("a"))
-    stage.tell(ended(update("a"), TransferEnd.BROKEN))
-    found = stage.tell(ended(update("a"), TransferEnd.VOIDED))
+def test_an_update_whose_transfer_to_the_primary_broke_stays_with_the_replica(strict):
+    strict.tell(ended(update("a"), TransferEnd.BROKEN))
+    found = strict.tell(ended(update("a"), TransferEnd.VOIDED))
     assert not [v for v in of(Void, found) if v.to == "r"]
-    assert not of(Replicate, stage.ask(push("a")))
+    assert not of(Replicate, strict.ask(push("a")))
 
 
-def test_an_update_whose_worker_is_gone_before_the_replica_had_it_is_dropped_by_the_primary():
-    stage = seeded(Stage().trained("a", "b"), updates=0)
-    stage.ask(push("a"))
-    stage.tell(ended(update("a"), TransferEnd.RECEIVED))
-    found = stage.left("a")
+def test_an_update_whose_worker_is_gone_before_the_replica_had_it_is_dropped_by_the_primary(strict):
+    strict.tell(ended(update("a"), TransferEnd.RECEIVED))
+    found = strict.left("a")
     assert [(d.to, d.update, d.cause) for d in of(Drop, found)] == [("s", update("a"), DropReason.NOT_REPLICATED)]
-    assert not of(Drop, stage.tell(Tick()))
+    assert not of(Drop, strict.tell(Tick()))
 
 
 def test_what_a_worker_sent_before_it_was_away_is_not_taken_for_what_it_sends_again():
@@ -275,14 +270,12 @@ def test_what_somebody_does_not_have_is_a_hole_of_the_present_term_only():
     assert of(Seed, stage.tell(replace(told, term=TERM + 1)))
 
 
-def test_what_the_primary_was_told_that_the_replica_holds_is_held_in_the_next_term():
-    stage = seeded(Stage().trained("a"), updates=0)
-    stage.ask(push("a"))
-    stage.tell(ended(update("a"), TransferEnd.RECEIVED, by="r"))
-    found = stage.tell(NotKept(member="a", model="net", term=TERM + 1, detail="gone"))
+def test_what_the_primary_was_told_that_the_replica_holds_is_held_in_the_next_term(strict):
+    strict.tell(ended(update("a"), TransferEnd.RECEIVED, by="r"))
+    found = strict.tell(NotKept(member="a", model="net", term=TERM + 1, detail="gone"))
     assert not [v for v in of(Void, found) if v.transfer == update("a")]
-    stage.tell(reported(0, update("a"), term=TERM + 2))
-    assert not of(Fold, stage.tell(committed(update("a"), 1)))
+    strict.tell(reported(0, update("a"), term=TERM + 2))
+    assert not of(Fold, strict.tell(committed(update("a"), 1)))
 
 
 def test_a_replica_that_left_lifts_the_bound_and_one_that_is_silent_does_not():
