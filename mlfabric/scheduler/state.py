@@ -376,9 +376,7 @@ class SchedulerState:
 
     def _asks(self, request: UpdateId | GetId | ReduceId) -> bool:
         """Tell whether who asks is here; a request of an earlier incarnation came too late."""
-        record = self.context.members.get(request.worker)
-        here = record is not None and record.state is MemberState.HERE
-        return record is not None and here and record.member.incarnation == request.incarnation
+        return self.context.is_live(request.worker, request.incarnation)
 
     def _plan(self, now_ns: int) -> Iterator[Instruction]:
         self.context.network.prune(now_ns)
