@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from mlfabric.protocol.identities import Commit, ModelVersion, SumId, TransferId, UpdateId
+from mlfabric.protocol.told import ToldOfModel
 from mlfabric.values import dataclass
 
 __all__ = [
@@ -82,8 +83,8 @@ class NotKept:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Keep:
-    """Keep every update of this model that is committed from now on, until told otherwise.
+class Keep(ToldOfModel):
+    """Keep every update of this model that is committed from now on, until told what becomes of it.
 
     A new term of the replica begins with nothing kept, and ends what an earlier one kept or sent. An empty ``receiver``
     ends it.
@@ -93,16 +94,13 @@ class Keep:
         receiver, address: the replica.
     """
 
-    to: str
-    model: str
     term: int
     receiver: str
     address: str
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fold:
+class Fold(ToldOfModel):
     """Put a committed update that was kept into the window of updates that are to be sent together.
 
     Args:
@@ -113,69 +111,54 @@ class Fold:
             count.
     """
 
-    to: str
-    model: str
     term: int
     update: UpdateId
     lrs: tuple[float, ...]
     share: float
     begins: bool
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Release:
+class Release(ToldOfModel):
     """Keep these updates no longer: the replica has them, or was seeded with them in it."""
 
-    to: str
-    model: str
     term: int
     updates: tuple[UpdateId, ...]
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replicate:
-    """Send one update, or the present window, to the replica, with the ticket; a new window begins then.
+class Replicate(ToldOfModel):
+    """Send to the replica, showing the ticket, one update, or the window as it is now; another one begins then.
 
     Repeat it until the replica has it, or the term is over. ``rate_bps`` 0 means unpaced.
     """
 
-    to: str
-    model: str
     term: int
     transfer: TransferId
     ticket: bytes
     rate_bps: int
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Logged:
+class Logged(ToldOfModel):
     """A group of the primary's commit log, for its replica."""
 
-    to: str
-    model: str
     commits: tuple[Commit, ...]
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seed:
+class Seed(ToldOfModel):
     """Send weights and optimizer state, as they are at one version, to the replica at ``address``."""
 
-    to: str
-    model: str
     term: int
     transfer: SumId
     receiver: str
     address: str
     ticket: bytes
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Followed:
+class Followed(ToldOfModel):
     """Commit only what keeps the lead over this replica within these bounds (design, section 5, "Replication").
 
     Args:
@@ -184,20 +167,13 @@ class Followed:
         norm, updates: as in :class:`Following`.
     """
 
-    to: str
-    model: str
     replica: str
     version: ModelVersion
     held: tuple[UpdateId, ...]
     norm: float
     updates: int | None
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unfollowed:
-    """The model has no replica any more: the primary's lead is not bounded."""
-
-    to: str
-    model: str
-    reason: str
+class Unfollowed(ToldOfModel):
+    """The model has no replica any more: nothing bounds the primary's lead."""

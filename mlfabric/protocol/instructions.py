@@ -15,6 +15,7 @@ from mlfabric.protocol.relays import CancelHandOn, CancelSum, HandOn, Sum
 from mlfabric.protocol.round_values import CancelReduce, Probe, Reduce, ReduceFailed, ReduceSettled
 from mlfabric.protocol.sample_values import NoteDropped, SamplesGranted
 from mlfabric.protocol.shard_values import Conclude, Prepare
+from mlfabric.protocol.told import Told, ToldOfModel
 from mlfabric.values import dataclass
 
 __all__ = [
@@ -55,7 +56,7 @@ class RefuseReason(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Welcome:
+class Welcome(Told):
     """Admit a member.
 
     Args:
@@ -70,14 +71,12 @@ class Welcome:
             models continue, 0 if each continues under its own.
     """
 
-    to: str
     incarnation: int
     epoch: int
     tau_max: int
     server: str
     initialise: bool
     monitor_address: str
-    reason: str
     monitor_token: bytes = b""
     clock: int = 0
     instance: int = 0
@@ -86,64 +85,50 @@ class Welcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refuse:
+class Refuse(Told):
     """Refuse a registration or a request; nothing was changed."""
 
-    to: str
     cause: RefuseReason
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PeerLost:
-    """The member at this address does not answer any more: abort transfers to and from it."""
+class PeerLost(Told):
+    """Who accepts connections at this address does not answer any more: break off what is on its way to or from it."""
 
-    to: str
     address: str
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MonitorAt:
-    """Report finished transfers to this monitor from now on ("" for none), with this token."""
+class MonitorAt(Told):
+    """Report finished transfers to this monitor from now on ("" for none), and show it this token."""
 
-    to: str
     address: str
-    reason: str
     token: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostModel:
-    """Hold this model from now on; it begins under this epoch."""
+class HostModel(Told):
+    """Hold this model from now on; it begins under this server epoch."""
 
-    to: str
     spec: ModelSpec
-    reason: str
     epoch: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Initialise:
+class Initialise(ToldOfModel):
     """Push initial weights (as an update of kind INITIAL)."""
-
-    to: str
-    model: str
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Send:
-    """Offer this update to ``receiver`` at ``address``, with the ticket; ``rate_bps`` 0 means unpaced."""
+class Send(Told):
+    """Offer this update to ``receiver`` at ``address``, showing the ticket; ``rate_bps`` 0 means unpaced."""
 
-    to: str
     update: UpdateId
     receiver: str
     address: str
     seq: int
     ticket: bytes
     rate_bps: int
-    reason: str
 
 
 class Expected(NamedTuple):
@@ -165,7 +150,7 @@ class Expected(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Expect:
+class Expect(Told):
     """Receive this transfer and commit it at ``seq``; one that is expected again moves to its new ``seq``.
 
     Args:
@@ -177,7 +162,6 @@ class Expect:
         parts: how many transfers share this ``seq`` and make one version (synchronous), >= 1.
     """
 
-    to: str
     transfer: TransferId
     members: tuple[Expected, ...]
     model: str
@@ -187,56 +171,45 @@ class Expect:
     tau_max: int
     kind: UpdateKind
     after: tuple[TransferId, ...]
-    reason: str
     lrs: tuple[float, ...] = ()
     parts: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drop:
+class Drop(ToldOfModel):
     """Forget this update; it will not be sent."""
 
-    to: str
-    model: str
     update: UpdateId
     cause: DropReason
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Resolve:
+class Resolve(Told):
     """Learn the outcome of an update that a server had settled before."""
 
-    to: str
     update: UpdateId
     outcome: Outcome
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Void:
-    """Do not wait for this transfer any more, unless it has arrived completely."""
+class Void(ToldOfModel):
+    """Do not wait for this transfer any more, unless it is here completely."""
 
-    to: str
-    model: str
     transfer: TransferId
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fetch:
-    """Fetch the model from ``source`` at ``address``, with the ticket."""
+class Fetch(Told):
+    """Fetch the model from ``source`` at ``address``, showing the ticket."""
 
-    to: str
     get: GetId
     source: str
     address: str
     ticket: bytes
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Serve:
+class Serve(Told):
     """Send the model to whoever shows the ticket, once ``after_updates`` are settled; ``after`` as in Expect.
 
     Args:
@@ -245,7 +218,6 @@ class Serve:
         span_ns: how long it takes by plan; if it takes much longer, others do not wait for it. 0 if unknown.
     """
 
-    to: str
     get: GetId
     model: str
     ticket: bytes
@@ -253,19 +225,15 @@ class Serve:
     after_updates: tuple[UpdateId, ...]
     after: tuple[GetId, ...]
     rate_bps: int
-    reason: str
     version: ModelVersion | None = None
     span_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CancelServe:
-    """Nobody will fetch this get any more; if its worker is gone, abort its transfer."""
+class CancelServe(ToldOfModel):
+    """Nobody will come for this get any more; if its worker is gone, what is being sent to it is broken off."""
 
-    to: str
-    model: str
     get: GetId
-    reason: str
     gone: bool = False
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from enum import Enum
 
+from mlfabric.protocol.told import ToldOfModel
 from mlfabric.values import dataclass
 
 __all__ = ["FreeModel", "JobClaim", "JobHeld", "JobReleased", "ModelFreed", "ModelRemoved", "Resume", "job_name"]
@@ -81,14 +82,11 @@ class ModelFreed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FreeModel:
+class FreeModel(ToldOfModel):
     """The model has ended: hold nothing of it any more. A server or a replica answers with :class:`ModelFreed`.
 
     Args:
         epoch: the model's last epoch; a new model of that name has a later one, and stays.
     """
 
-    to: str
-    model: str
     epoch: int
-    reason: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from mlfabric.protocol.identities import Commit
+from mlfabric.protocol.told import Told, ToldOfModel
 from mlfabric.values import dataclass
 
 __all__ = ["GroupOf", "NewServer", "Promote"]
@@ -18,8 +19,8 @@ class GroupOf(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Promote:
-    """Apply what you hold of the log, then register as the server of this name; nothing changes until you are admitted.
+class Promote(Told):
+    """Apply what you hold of the log, then come as the server of this name; until you are admitted nothing has changed.
 
     Args:
         server: the server that it replaces.
@@ -30,23 +31,18 @@ class Promote:
             versions are numbered in this order.
     """
 
-    to: str
     server: str
     server_epoch: int
     known: tuple[GroupOf, ...] = ()
     foretold: tuple[GroupOf, ...] = ()
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NewServer:
-    """Another process serves this model: transfers to and from the earlier one are void; announce everything open.
+class NewServer(ToldOfModel):
+    """Another process serves this model: what is under way to or from an earlier one is over; say all that is open.
 
     Args:
         server_epoch: of the new one; messages under another epoch no longer count.
     """
 
-    to: str
-    model: str
     server_epoch: int
-    reason: str

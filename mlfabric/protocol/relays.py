@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from mlfabric.protocol.identities import GetId, SumId, TransferId, UpdateId
+from mlfabric.protocol.told import Told, ToldOfModel
 from mlfabric.values import dataclass
 
 __all__ = [
@@ -37,8 +38,8 @@ class SumInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sum:
-    """Receive the inputs, add them up, and offer the sum to ``receiver`` at ``address``, with the ticket.
+class Sum(Told):
+    """Receive the inputs, add them up, and offer the sum to ``receiver`` at ``address``, showing the ticket.
 
     Args:
         members: the updates in it, in the order of commits.
@@ -48,7 +49,6 @@ class Sum:
         seq: sums of lower ``seq`` are served first if memory is short.
     """
 
-    to: str
     sum: SumId
     model: str
     inputs: tuple[SumInput, ...]
@@ -60,17 +60,13 @@ class Sum:
     ticket: bytes
     rate_bps: int
     seq: int
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CancelSum:
-    """Give this sum up, whatever has arrived of it; its senders and its receiver are told."""
+class CancelSum(ToldOfModel):
+    """Give this sum up, whatever has arrived of it; who sends to it or waits for it is told."""
 
-    to: str
-    model: str
     sum: SumId
-    reason: str
 
 
 class HandOnTo(NamedTuple):
@@ -82,29 +78,24 @@ class HandOnTo(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HandOn:
-    """Fetch the model from ``source`` for ``get``, the aggregator's own get, and relay it while it arrives.
+class HandOn(Told):
+    """Fetch the model from ``source`` for ``get``, a get of the aggregator's own, and send it on while it comes.
 
     Args:
         ticket: to be shown to ``source``.
         targets: the members that will fetch it; another aggregator's own get is a lower level.
     """
 
-    to: str
     get: GetId
     model: str
     source: str
     address: str
     ticket: bytes
     targets: tuple[HandOnTo, ...]
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CancelHandOn:
-    """Nobody will fetch any more what was fetched as ``get``."""
+class CancelHandOn(ToldOfModel):
+    """Nobody will come any more for what was fetched as ``get``."""
 
-    to: str
-    model: str
     get: GetId
-    reason: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from mlfabric.protocol.identities import ReduceId, ReduceOp, RoundId
+from mlfabric.protocol.told import Told, ToldOfModel
 from mlfabric.values import dataclass
 
 __all__ = [
@@ -120,49 +121,41 @@ class ReducePart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reduce:
+class Reduce(Told):
     """Take part in this attempt; an earlier one for the same ``reduce`` is void. ``workers`` is how many take part."""
 
-    to: str
     reduce: ReduceId
     round: RoundId
     workers: int
     parts: tuple[ReducePart, ...]
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CancelReduce:
+class CancelReduce(Told):
     """This attempt is void; there will be another."""
 
-    to: str
     round: RoundId
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReduceSettled:
+class ReduceSettled(Told):
     """Every one of ``workers`` workers has the result of this attempt."""
 
-    to: str
     reduce: ReduceId
     round: RoundId
     workers: int
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReduceFailed:
-    """Give this request up; ``reason`` says why."""
+class ReduceFailed(Told):
+    """Give this up; ``reason`` says why."""
 
-    to: str
     reduce: ReduceId
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Probe:
-    """Send bytes without meaning to each of the targets in turn, and time those that come from the sources.
+class Probe(ToldOfModel):
+    """Send some bytes that mean nothing to each of the targets in turn, and time those that come from the sources.
 
     Links are idle now, so this shows their rates. Earlier probes are void.
 
@@ -172,11 +165,8 @@ class Probe:
         slot_ns: the time after which the next one begins.
     """
 
-    to: str
-    model: str
     round: RoundId
     size_bytes: int
     targets: tuple[Peer, ...]
     sources: tuple[Peer, ...]
     slot_ns: int
-    reason: str

@@ -17,6 +17,7 @@ from __future__ import annotations
 from enum import Enum
 
 from mlfabric.model.samples import SampleCounts, Samples
+from mlfabric.protocol.told import Told, ToldOfModel
 from mlfabric.values import dataclass
 
 __all__ = ["DrawAnswer", "NoteDropped", "SamplesDropped", "SamplesGranted", "SamplesReported", "SamplesWanted"]
@@ -50,13 +51,10 @@ class SamplesReported:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NoteDropped:
-    """Record these samples as dropped, unless they are trained on, or until then."""
+class NoteDropped(ToldOfModel):
+    """Enter these samples as dropped, unless or until they are trained on."""
 
-    to: str
-    model: str
     samples: Samples
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,11 +79,9 @@ class SamplesWanted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SamplesGranted:
-    """Train on these samples; no other worker gets them. None unless the answer is GRANTED."""
+class SamplesGranted(Told):
+    """Train on these samples; nobody else is told to. None unless the answer is GRANTED."""
 
-    to: str
     serial: int
     samples: Samples
     answer: DrawAnswer
-    reason: str

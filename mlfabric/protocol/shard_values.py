@@ -13,15 +13,15 @@ model prepares it, and only then all of them commit it, or all discard it::
 from __future__ import annotations
 
 from mlfabric.protocol.identities import DropReason, ModelVersion, TransferId, UpdateId
+from mlfabric.protocol.told import ToldOfModel
 from mlfabric.values import dataclass
 
 __all__ = ["Conclude", "Prepare", "Prepared"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prepare:
-    """Make the first pass of one step of a shard from these transfers, which have all arrived, in this order; then
-    report.
+class Prepare(ToldOfModel):
+    """Make the first pass of one step of a part: these transfers, which are all here, in this order; then say so.
 
     Args:
         unit: number of the unit, the same at all shards of the model; greater for later ones.
@@ -29,23 +29,17 @@ class Prepare:
         version: the version that the step will make.
     """
 
-    to: str
-    model: str
     unit: int
     transfers: tuple[TransferId, ...]
     version: ModelVersion
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Conclude:
-    """Commit the prepared unit, or discard the step and keep its transfers."""
+class Conclude(ToldOfModel):
+    """Commit the unit that was prepared, or throw the step away and keep what it was made of."""
 
-    to: str
-    model: str
     unit: int
     commit: bool
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
