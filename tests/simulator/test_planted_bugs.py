@@ -14,10 +14,10 @@ from mlfabric.model.stepping import Coefficients
 from mlfabric.protocol import TransferEnd, UpdateId, UpdateKind
 from mlfabric.scheduler.members.membership import Membership
 from mlfabric.scheduler.updates.commit_order import Sequencing
+from mlfabric.scheduler.updates.dispatch import Arranging
 from mlfabric.scheduler.updates.push_ends import PushEnds
 from mlfabric.scheduler.updates.push_table import PushTable
 from mlfabric.scheduler.updates.pushes import Pushes
-from mlfabric.scheduler.updates.sum_dispatch import Summing
 from mlfabric.server.applied import AppliedSet
 from mlfabric.server.expected_transfers import Incoming
 from mlfabric.server.grants import grants
@@ -175,7 +175,7 @@ def test_a_wrong_coefficient_is_caught(monkeypatch):
     def unweighted(self, commits, lrs):
         return {commit.update: Coefficients(-lr, -lr) for commit, lr in zip(commits, lrs, strict=True)}
 
-    monkeypatch.setattr(Summing, "_coefficients", unweighted)
+    monkeypatch.setattr(Arranging, "_coefficients", unweighted)
     caught("led to other weights", with_sums(Mode.ASYNCHRONOUS, rule=MOMENTUM, server_share=0.2))
 
 
