@@ -61,40 +61,20 @@ _LONG_EVENTS = frozenset(
         *{"samples_dropped", "samples_wanted", "samples_reported", "links_reported"},
     }
 )
+_BY_ALL = frozenset({"memory_reported", "member_left"})
+_BY_ENDS = _BY_ALL | {"transfer_ended"}
 _SPOKEN_BY = {
-    Role.WORKER: frozenset(
-        {
-            "push_requested",
-            "get_requested",
-            "reduce_requested",
-            "round_arrived",
-            "link_probed",
-            "round_broken",
-            "worker_holds",
-        }
-        | {"not_kept", "transfer_ended", "memory_reported", "member_left"}
-        | {"samples_dropped", "samples_wanted"}
-    ),
-    Role.SERVER: frozenset(
-        {
-            "samples_reported",
-            "server_holds",
-            "commits_reported",
-            "initial_received",
-            "transfer_ended",
-            "held_back",
-            "prepared",
-            "model_freed",
-            "memory_reported",
-            "member_left",
-        }
-    ),
-    Role.AGGREGATOR: frozenset({"transfer_ended", "memory_reported", "member_left"}),
-    Role.REPLICA: frozenset(
-        {"replica_reported", "not_kept", "model_freed", "transfer_ended", "memory_reported", "member_left"}
-    ),
-    Role.MONITOR: frozenset({"links_reported", "memory_reported", "member_left"}),
+    Role.WORKER: _BY_ENDS
+    | {"push_requested", "get_requested", "worker_holds", "not_kept", "samples_dropped", "samples_wanted"}
+    | {"reduce_requested", "round_arrived", "round_broken", "link_probed"},
+    Role.SERVER: _BY_ENDS
+    | {"server_holds", "initial_received", "commits_reported", "samples_reported", "model_freed"}
+    | {"held_back", "prepared"},
+    Role.AGGREGATOR: _BY_ENDS,
+    Role.REPLICA: _BY_ENDS | {"replica_reported", "not_kept", "model_freed"},
+    Role.MONITOR: _BY_ALL | {"links_reported"},
 }
+"""What each role may say: of pushes, gets and models, of rounds; of models, of what holds commits up."""
 _TOLD_FIRST = (Role.REPLICA, Role.SERVER, Role.AGGREGATOR, Role.WORKER, Role.MONITOR)
 _STATUS = {
     RefuseReason.NAME_TAKEN: grpc.StatusCode.ALREADY_EXISTS,
