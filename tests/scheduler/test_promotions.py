@@ -45,6 +45,12 @@ def followed(*workers: str, version: int = 3, updates: int = 4) -> Stage:
     return seeded(Stage().trained(*workers, version=version), version=version, updates=updates)
 
 
+@pytest.fixture
+def stage() -> Stage:
+    """Return one with a worker, a primary and a replica that follows it."""
+    return followed("a")
+
+
 def lose_primary(stage: Stage) -> list[Instruction]:
     """Let the primary fall silent for so long that its replica is told."""
     stage.silent("s")
@@ -83,8 +89,7 @@ def refusals(found: list[Instruction]) -> list[RefuseReason]:
     return [i.cause for i in of(Refuse, found)]
 
 
-def test_a_replica_is_told_to_take_the_place_of_a_primary_that_does_not_come_back_in_time():
-    stage = followed("a")
+def test_a_replica_is_told_to_take_the_place_of_a_primary_that_does_not_come_back_in_time(stage):
     assert not of(Promote, stage.silent("s"))
     stage.wait(PATIENCE_MS - 1)
     assert not stage.tick()
@@ -93,8 +98,7 @@ def test_a_replica_is_told_to_take_the_place_of_a_primary_that_does_not_come_bac
     assert not of(Promote, stage.tell(Tick()))
 
 
-def test_a_replica_of_a_primary_that_began_anew_since_does_not_take_its_place():
-    stage = followed("a")
+def test_a_replica_of_a_primary_that_began_anew_since_does_not_take_its_place(stage):
     stage.silent("s")
     stage.tell(MemberJoined(member=member("s", Role.SERVER, 2, address="s:1", seen=Term(1, 0))))
     stage.weights(0, epoch=2)
@@ -103,8 +107,7 @@ def test_a_replica_of_a_primary_that_began_anew_since_does_not_take_its_place():
     assert not of(Promote, stage.tell(Tick()))
 
 
-def test_a_primary_that_is_stopped_or_cut_off_is_replaced_and_fenced_off_when_it_wakes_up():
-    stage = followed("a")
+def test_a_primary_that_is_stopped_or_cut_off_is_replaced_and_fenced_off_when_it_wakes_up(stage):
     assert not of(Promote, stage.lost("s"))
     stage.wait(PATIENCE_MS)
     assert of(Promote, stage.tick())
@@ -115,15 +118,13 @@ def test_a_primary_that_is_stopped_or_cut_off_is_replaced_and_fenced_off_when_it
     assert refusals(back(stage)) == [RefuseReason.NAME_TAKEN]
 
 
-def test_a_primary_whose_process_has_ended_is_not_waited_for():
-    stage = followed("a")
+def test_a_primary_whose_process_has_ended_is_not_waited_for(stage):
     stage.silent("s")
     assert of(Promote, stage.lost("s", has_ended=True))
 
 
 @pytest.mark.parametrize("goes", [Stage.silent, Stage.lost])
-def test_a_primary_that_is_back_before_its_replica_is_told_is_not_replaced(goes):
-    stage = followed("a")
+def test_a_primary_that_is_back_before_its_replica_is_told_is_not_replaced(stage, goes):
     goes(stage, "s")
     stage.wait(PATIENCE_MS - 1)
     assert of(Welcome, back(stage))
@@ -131,8 +132,7 @@ def test_a_primary_that_is_back_before_its_replica_is_told_is_not_replaced(goes)
     assert not of(Promote, stage.tick())
 
 
-def test_where_members_take_long_to_come_back_a_primary_is_waited_for_longer():
-    stage = followed("a")
+def test_where_members_take_long_to_come_back_a_primary_is_waited_for_longer(stage):
     stage.silent("a")
     stage.wait(PATIENCE_MS)
     stage.worker("a")
@@ -143,8 +143,7 @@ def test_where_members_take_long_to_come_back_a_primary_is_waited_for_longer():
     assert of(Promote, stage.tick())
 
 
-def test_a_primary_that_said_good_bye_is_not_replaced():
-    stage = followed("a")
+def test_a_primary_that_said_good_bye_is_not_replaced(stage):
     stage.left("s")
     stage.wait(10 * PATIENCE_MS)
     assert not of(Promote, stage.tell(Tick()))
@@ -158,8 +157,7 @@ def test_a_replica_that_has_no_model_yet_is_not_told():
     assert not of(Promote, stage.tell(Tick()))
 
 
-def test_a_second_process_of_the_primarys_name_means_that_the_first_is_dead_and_waits_for_the_replica():
-    stage = followed("a")
+def test_a_second_process_of_the_primarys_name_means_that_the_first_is_dead_and_waits_for_the_replica(stage):
     stage.silent("s")
     found = stage.tell(MemberJoined(member=member("s", Role.SERVER, 2, address="s:1")))
     assert refusals(found) == [RefuseReason.NOT_YET]
@@ -178,16 +176,14 @@ def test_a_replica_that_is_admitted_as_the_server_is_one_no_longer_and_workers_h
     assert stage.pushes.version == (2, 3)
 
 
-def test_who_takes_a_place_and_does_not_hear_that_it_was_admitted_asks_again():
-    stage = followed("a")
+def test_who_takes_a_place_and_does_not_hear_that_it_was_admitted_asks_again(stage):
     lose_primary(stage)
     claim(stage)
     stage.silent("s", 7)
     assert refusals(claim(stage)) == []
 
 
-def test_nothing_planned_at_the_old_server_survives_and_what_is_asked_for_again_goes_to_the_new_one():
-    stage = followed("a")
+def test_nothing_planned_at_the_old_server_survives_and_what_is_asked_for_again_goes_to_the_new_one(stage):
     stage.ask(push("a", 0, computed_from=3))
     lose_primary(stage)
     claim(stage)
@@ -198,8 +194,7 @@ def test_nothing_planned_at_the_old_server_survives_and_what_is_asked_for_again_
     assert [i.to for i in of(Expect, found)] == ["s"]
 
 
-def test_what_was_committed_after_the_version_that_is_gone_on_from_is_lost_and_counted():
-    stage = followed("a")
+def test_what_was_committed_after_the_version_that_is_gone_on_from_is_lost_and_counted(stage):
     commit(stage, "a", 4, 0)
     commit(stage, "a", 5, 1)
     stage.tell(reported(4))
@@ -213,8 +208,7 @@ def test_what_was_committed_after_the_version_that_is_gone_on_from_is_lost_and_c
     assert resolved.outcome == Committed(version=ModelVersion(1, 4), tau=0)
 
 
-def test_what_was_computed_on_a_lost_version_is_dropped_before_it_travels():
-    stage = followed("a")
+def test_what_was_computed_on_a_lost_version_is_dropped_before_it_travels(stage):
     commit(stage, "a", 4)
     lose_primary(stage)
     claim(stage)
@@ -233,8 +227,7 @@ def test_what_the_replica_holds_and_the_primary_may_have_committed_is_foretold()
     assert not order.known
 
 
-def test_what_the_primary_told_of_and_the_replica_did_not_report_is_told_to_it():
-    stage = followed("a")
+def test_what_the_primary_told_of_and_the_replica_did_not_report_is_told_to_it(stage):
     commit(stage, "a", 4, 0)
     commit(stage, "a", 5, 1)
     stage.tell(reported(4))
@@ -242,8 +235,7 @@ def test_what_the_primary_told_of_and_the_replica_did_not_report_is_told_to_it()
     assert [(g.model, [c.version for c in g.commits]) for g in order.known] == [("net", [(1, 5)])]
 
 
-def test_what_was_committed_and_is_made_once_more_is_not_counted_as_lost():
-    stage = followed("a")
+def test_what_was_committed_and_is_made_once_more_is_not_counted_as_lost(stage):
     commit(stage, "a", 4, 0)
     commit(stage, "a", 5, 1)
     lose_primary(stage)
@@ -255,8 +247,7 @@ def test_what_was_committed_and_is_made_once_more_is_not_counted_as_lost():
     assert resolved.outcome == Committed(version=ModelVersion(2, 4), tau=0)
 
 
-def test_an_old_primary_waits_while_its_replica_takes_its_place_and_is_refused_for_good_afterwards():
-    stage = followed("a")
+def test_an_old_primary_waits_while_its_replica_takes_its_place_and_is_refused_for_good_afterwards(stage):
     lose_primary(stage)
     assert refusals(back(stage)) == [RefuseReason.NOT_YET]
     claim(stage)
@@ -266,16 +257,14 @@ def test_an_old_primary_waits_while_its_replica_takes_its_place_and_is_refused_f
     assert refusals(back(stage)) == [RefuseReason.SUPERSEDED]
 
 
-def test_a_replica_that_dies_before_it_is_the_server_lets_the_primary_back():
-    stage = followed("a")
+def test_a_replica_that_dies_before_it_is_the_server_lets_the_primary_back(stage):
     lose_primary(stage)
     stage.left("r")
     assert of(Welcome, back(stage))
     assert refusals(claim(stage)) == [RefuseReason.SUPERSEDED]
 
 
-def test_nobody_takes_a_place_untold():
-    stage = followed("a")
+def test_nobody_takes_a_place_untold(stage):
     stage.silent("s")
     assert refusals(claim(stage)) == [RefuseReason.SUPERSEDED]
     stage.wait(PATIENCE_MS)
@@ -284,8 +273,7 @@ def test_nobody_takes_a_place_untold():
     assert refusals(claim(stage, promoted="other")) == [RefuseReason.SUPERSEDED]
 
 
-def test_a_replica_that_comes_back_is_told_once_more():
-    stage = followed("a")
+def test_a_replica_that_comes_back_is_told_once_more(stage):
     lose_primary(stage)
     stage.silent("r")
     found = stage.replica(is_seeded=True, updates=4)
@@ -385,8 +373,7 @@ def test_so_does_a_replica_of_the_server_that_took_the_place_of_the_one_that_is_
     assert drop.cause.name == "ROLLED_BACK"
 
 
-def test_who_joins_later_is_told_the_server_epoch():
-    stage = followed("a")
+def test_who_joins_later_is_told_the_server_epoch(stage):
     lose_primary(stage)
     claim(stage)
     (welcome,) = of(Welcome, stage.worker("b"))
@@ -396,8 +383,7 @@ def test_who_joins_later_is_told_the_server_epoch():
     assert welcome.server_epoch == 2
 
 
-def test_the_next_replica_of_the_new_server_is_told_in_its_turn():
-    stage = followed("a")
+def test_the_next_replica_of_the_new_server_is_told_in_its_turn(stage):
     lose_primary(stage)
     claim(stage)
     serves(stage, 3)

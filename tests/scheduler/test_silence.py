@@ -222,28 +222,19 @@ def test_gaps_that_most_have_are_allowed_to_those_that_are_new() -> None:
     assert took_ns > LEAST_NS
 
 
-def test_most_hosts_at_once_are_believed_to_be_gone_only_after_a_while() -> None:
-    watched = Watched(a="h1", b="h2", c="h3", d="h4")
+@pytest.mark.parametrize(
+    ("hosts", "quiet", "times"),
+    [("1234", "abc", DOUBTFUL_TIMES), ("1123", "a", DOUBTFUL_TIMES), ("1123", "ab", 1)],
+    ids=["most hosts at once", "one of several on a host", "all members of a host"],
+)
+def test_who_is_quiet_together_with_others_is_found_with_them_and_later_if_that_is_odd(
+    hosts: str, quiet: str, times: int
+) -> None:
+    watched = Watched(**dict(zip("abcd", hosts, strict=True)))
     watched.run(5000 * MS)
-    watched.quiet |= {"a", "b", "c"}
-    assert watched.run(DOUBTFUL_TIMES * LEAST_NS - LOOK_NS) == []
-    assert {found.member for found in watched.run(2 * LOOK_NS)} == {"a", "b", "c"}
-
-
-def test_all_members_of_a_host_that_is_gone_are_found_together() -> None:
-    watched = Watched(a="h1", b="h1", c="h2", d="h3")
-    watched.run(5000 * MS)
-    watched.quiet |= {"a", "b"}
-    watched.wait_for_one()
-    assert {found.member for _, found in watched.found} == {"a", "b"}
-
-
-def test_one_of_several_on_a_host_is_believed_to_be_gone_only_after_a_while() -> None:
-    watched = Watched(a="h1", b="h1", c="h2", d="h3")
-    watched.run(5000 * MS)
-    watched.quiet.add("a")
-    took_ns, found = watched.wait_for_one()
-    assert (took_ns, found.member) == (DOUBTFUL_TIMES * LEAST_NS, "a")
+    watched.quiet |= set(quiet)
+    assert watched.wait_for_one()[0] == times * LEAST_NS
+    assert {found.member for _, found in watched.found} == set(quiet)
 
 
 Delays = Callable[[random.Random], float]
