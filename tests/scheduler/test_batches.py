@@ -70,6 +70,15 @@ def senders(told) -> list[str]:
     return sorted(i.to for i in told if isinstance(i, Send))
 
 
+@pytest.fixture
+def training() -> Training:
+    """Return one in which b is expected in 20 ms, by what its steps take."""
+    training = Training(fabric("a", "b"))
+    training.knows("b", step_ms=50)
+    training.stage.wait(30)
+    return training
+
+
 def test_a_lone_worker_never_waits_though_it_could_be_summed():
     training = Training(fabric("a"))
     for _ in range(5):
@@ -100,10 +109,7 @@ def test_the_window_ends_a_batch_that_nobody_could_sum():
     assert stage.due_ms() == 5
 
 
-def test_a_batch_is_kept_open_for_one_who_is_expected_and_closes_when_it_comes():
-    training = Training(fabric("a", "b"))
-    training.knows("b", step_ms=50)
-    training.stage.wait(30)
+def test_a_batch_is_kept_open_for_one_who_is_expected_and_closes_when_it_comes(training):
     assert training.push("a") == []
     training.stage.wait(20)
     told = training.push("b")
@@ -111,10 +117,7 @@ def test_a_batch_is_kept_open_for_one_who_is_expected_and_closes_when_it_comes()
     assert any(isinstance(i, Sum) for i in told)
 
 
-def test_a_batch_that_was_kept_open_closes_when_nobody_comes():
-    training = Training(fabric("a", "b"))
-    training.knows("b", step_ms=50)
-    training.stage.wait(30)
+def test_a_batch_that_was_kept_open_closes_when_nobody_comes(training):
     assert training.push("a") == []
     assert training.stage.due_ms() == 20 + 2
     training.stage.wait(22)
@@ -144,19 +147,13 @@ def test_it_is_not_kept_open_where_nobody_could_sum():
     assert senders(training.push("a")) == ["a"]
 
 
-def test_who_gets_models_again_and_again_and_does_not_push_is_not_waited_for():
-    training = Training(fabric("a", "b"))
-    training.knows("b", step_ms=50)
-    training.stage.wait(30)
+def test_who_gets_models_again_and_again_and_does_not_push_is_not_waited_for(training):
     training.fetch("b")
     training.stage.wait(20)
     assert senders(training.push("a")) == ["a"]
 
 
-def test_who_is_gone_is_not_waited_for():
-    training = Training(fabric("a", "b"))
-    training.knows("b", step_ms=50)
-    training.stage.wait(30)
+def test_who_is_gone_is_not_waited_for(training):
     training.stage.left("b")
     assert senders(training.push("a")) == ["a"]
 

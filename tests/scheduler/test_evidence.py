@@ -34,38 +34,31 @@ def known(seen: Seen, **others: int) -> dict[LinkId, int]:
 @pytest.mark.parametrize(
     ("ways", "others", "changed"),
     [
+        # Each way is told by the other probes over its partners.
         ({"a>b": SLOW, "a>c": SLOW, "d>b": FAST, "d>c": FAST}, {}, {up_link("a"): SLOW}),
         ({"a>b": SLOW, "d>b": SLOW, "a>c": FAST, "d>c": FAST}, {}, {down_link("b"): SLOW}),
+        # One that no other probe clears is blamed if it explains the most; two that explain it equally well are both.
         ({"a>b": SLOW, "a>c": SLOW}, {}, {up_link("a"): SLOW}),
         ({"a>b": SLOW}, {}, {up_link("a"): SLOW, down_link("b"): SLOW}),
+        # A link is as fast as the fastest of its slow probes.
         ({"a>b": SLOW, "a>c": SLOW + 30, "d>b": FAST, "d>c": FAST}, {}, {up_link("a"): SLOW + 30}),
+        # Two that are slow to different degrees are both found.
         (
             {"a>b": SLOW, "a>c": SLOW, "d>b": FAST, "d>c": 500, "e>b": FAST, "e>c": 500},
             {},
             {up_link("a"): SLOW, down_link("c"): 500},
         ),
+        # A probe that is faster than was known raises both its links, but not one that was known to be so fast.
         ({"a>b": 2 * FAST}, {}, {up_link("a"): 2 * FAST, down_link("b"): 2 * FAST}),
         ({"a>b": 2 * FAST}, {"down_b": 2 * FAST}, {up_link("a"): 2 * FAST}),
+        # A link that is known to be slow explains its slow probes.
         ({"a>b": SLOW, "a>c": SLOW, "d>b": FAST}, {"up_a": SLOW}, {}),
+        # A probe that was slower than what both links showed elsewhere changes nothing; nor do no probes.
         ({"a>b": SLOW, "a>c": FAST, "d>b": FAST}, {}, {}),
         ({}, {"up_a": FAST}, {}),
+        # What differs by less than the factor is the same.
         *(({"a>b": bps}, {}, {}) for bps in (840, 1190)),
         *(({"a>b": bps}, {}, {up_link("a"): bps, down_link("b"): bps}) for bps in (830, 1210)),
-    ],
-    ids=[
-        "a way up is told by the other probes over its partners",
-        "so is a way down",
-        "one that no other probe clears is blamed if it explains the most",
-        "two that explain it equally well are both blamed",
-        "a link is as fast as the fastest of its slow probes",
-        "two that are slow to different degrees are both found",
-        "a probe that is faster than was known raises both its links",
-        "but not one that was known to be so fast",
-        "a link that is known to be slow explains its slow probes",
-        "a probe that was slower than what both links showed elsewhere changes nothing",
-        "without probes nothing changes",
-        *(f"{bps} differs by less than the factor" for bps in (840, 1190)),
-        *(f"{bps} differs by more" for bps in (830, 1210)),
     ],
 )
 def test_the_links_that_explain_what_was_seen_have_changed(ways, others, changed) -> None:

@@ -176,20 +176,17 @@ def test_without_its_aggregator_everything_is_served_by_the_server(stage, event)
     assert sorted(by_the_server(stage.ask_all(get("a"), get("b")))) == [get("a").get, get("b").get]
 
 
-def test_an_aggregator_in_the_middle_takes_those_below_it_along():
+@pytest.mark.parametrize("place", ["in the middle", "at the end"])
+def test_an_aggregator_takes_those_below_it_along_and_leaves_the_others_as_they_are(place):
     stage = narrow("a", "b", "c", "d", "e", "f", aggregators=("g", "k"))
-    top, below = of(HandOn, stage.ask_all(*[get(w) for w in "abcdef"]))
-    told = stage.silent(top.to)
-    assert told == [unserved(top.get), cancelled(below.get)]
-    assert not gets(stage).planned
-
-
-def test_an_aggregator_at_the_end_leaves_the_others_as_they_are():
-    stage = narrow("a", "b", "c", "d", "e", "f", aggregators=("g", "k"))
-    top, below = of(HandOn, stage.ask_all(*[get(w) for w in "abcdef"]))
-    assert stage.silent(below.to) == []
-    assert gets(stage).hand_ons.planned.keys() == {top.get}
-    assert {p.source for p in gets(stage).planned.values()} == {top.to}
+    top, below = of(HandOn, stage.ask_all(*map(get, "abcdef")))
+    if place == "in the middle":
+        assert stage.silent(top.to) == [unserved(top.get), cancelled(below.get)]
+        assert not gets(stage).planned
+    else:
+        assert stage.silent(below.to) == []
+        assert gets(stage).hand_ons.planned.keys() == {top.get}
+        assert {p.source for p in gets(stage).planned.values()} == {top.to}
 
 
 @pytest.mark.parametrize("by", ["s", "g"])

@@ -2,10 +2,9 @@
 
 import pytest
 
-from mlfabric.planning import warm_up
-from tests.validated import every_plan_is_validated
+from tests.validated import compiled_planner, every_plan_is_validated
 
-__all__ = ["every_plan_is_validated", "planner", "pytest_addoption"]
+__all__ = ["compiled_planner", "every_plan_is_validated", "pytest_addoption"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -13,9 +12,3 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--rewrite", action="store_true", help="write the transcripts anew; read what git says has changed"
     )
-
-
-@pytest.fixture(autouse=True, scope="session")
-def planner():
-    """Load the compiled planner once."""
-    warm_up(print)

@@ -16,6 +16,7 @@ from tests.transcripts.fabric import nothing_drawn
 from tests.transcripts.scenes import SCENES
 from tests.transcripts.transcript import recorded
 
+pytestmark = pytest.mark.usefixtures("compiled_planner")
 FOLDER = Path(__file__).parent
 MOST_LINES = 80
 
