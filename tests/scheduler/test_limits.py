@@ -54,6 +54,7 @@ from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc, session_pb2
 from tests.fabric.harness import PATIENCE_S, Fabric, RawWorker, small_model, spec_of, wait_until
 
 from .stage import SPEC, Stage, committed, holds, member, push
+from .test_service import error_of
 
 REDUCED = replace(SPEC, name="reduced", mode=Mode.ALL_REDUCE, tau_max=None)
 ROUND = RoundId(1, 0)
@@ -278,13 +279,6 @@ def limited(**limits: int) -> Iterator[Fabric]:
         yield running
 
 
-def code(raw: RawWorker) -> grpc.StatusCode:
-    """Wait for the end of a session, and return its status."""
-    assert raw.told("nothing") is None
-    assert raw.error is not None
-    return raw.error.code()
-
-
 def test_a_member_too_many_is_told_by_the_status() -> None:
     with limited(members=2) as running:
         running.raw_worker(small_model(), "a")
@@ -306,14 +300,15 @@ def test_what_is_not_taken_in_ends_the_session_of_who_said_it_with_a_status_that
         for number, (said, status) in enumerate(cases):
             raw = running.raw_worker(small_model(), f"w{number}")
             raw.say(session_pb2.Event(memory_reported=said))
-            assert code(raw) is status
+            assert error_of(raw).code() is status
         raw = running.raw_worker(small_model(), "thief")
         raw.tell(raw.request(model="other"))
-        assert code(raw) is grpc.StatusCode.PERMISSION_DENIED
+        assert error_of(raw).code() is grpc.StatusCode.PERMISSION_DENIED
         raw = running.raw_worker(small_model(), "fast")
         raw.tell(LinkProbed(worker="fast", model="model", round=ROUND, source="steady", bps=2**64 - 1))
-        assert code(raw) is grpc.StatusCode.INVALID_ARGUMENT
-        assert "bps=18446744073709551615 bit/s" in (raw.error.details() or "")
+        error = error_of(raw)
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "bps=18446744073709551615 bit/s" in error.details()
         steady.tell(steady.request(norm=float("nan")))
         assert steady.told("drop") is not None
 

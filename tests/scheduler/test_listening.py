@@ -69,14 +69,15 @@ class Scheduler:
 
 @pytest.fixture
 async def scheduler() -> AsyncIterator[Scheduler]:
+    """Yield one that listens for a."""
     scheduler = Scheduler()
+    scheduler.listener.watch(A)
     yield scheduler
     scheduler.listener.close()
     scheduler.beside.socket.close()
 
 
 async def test_who_is_stopped_is_found_with_its_incarnation(scheduler: Scheduler) -> None:
-    scheduler.listener.watch(A)
     scheduler.beside.send(stopped_ms=1)
     scheduler.beside.send(stopped_ms=300)
     assert await scheduler.next() == (Found("a", LostBy.STOPPED), 5)
@@ -85,7 +86,6 @@ async def test_who_is_stopped_is_found_with_its_incarnation(scheduler: Scheduler
 
 
 async def test_who_is_not_heard_any_more_is_found(scheduler: Scheduler) -> None:
-    scheduler.listener.watch(A)
     for _ in range(20):
         scheduler.beside.send()
     assert await scheduler.next() == (Found("a", LostBy.SILENT), 5)
@@ -102,7 +102,6 @@ async def is_told_to_join_again_once_it_runs(scheduler: Scheduler) -> None:
 
 
 async def test_who_was_found_and_runs_is_told_to_join_again_until_it_does(scheduler: Scheduler) -> None:
-    scheduler.listener.watch(A)
     scheduler.beside.send(stopped_ms=300)
     await scheduler.next()
     await is_told_to_join_again_once_it_runs(scheduler)
@@ -115,7 +114,6 @@ async def test_who_was_found_and_runs_is_told_to_join_again_until_it_does(schedu
 
 
 async def test_what_is_repeated_old_or_forged_counts_for_nothing(scheduler: Scheduler) -> None:
-    scheduler.listener.watch(A)
     stopped = scheduler.beside.send(stopped_ms=100)
     scheduler.beside.send()
     scheduler.beside.socket.send(stopped)
@@ -131,7 +129,6 @@ async def test_what_is_repeated_old_or_forged_counts_for_nothing(scheduler: Sche
 
 
 async def test_a_member_with_another_one_s_key_is_not_listened_to(scheduler: Scheduler) -> None:
-    scheduler.listener.watch(A)
     scheduler.listener.watch(replace(A, name="b"))
     scheduler.listener.forget("b")
     scheduler.beside.send(stopped_ms=300)
@@ -139,7 +136,6 @@ async def test_a_member_with_another_one_s_key_is_not_listened_to(scheduler: Sch
 
 
 async def test_one_that_begins_anew_with_another_key_is_listened_to_under_that(scheduler: Scheduler) -> None:
-    scheduler.listener.watch(A)
     again = Beside(scheduler.listener.port, secrets.token_bytes(beat.KEY_BYTES))
     scheduler.listener.watch(replace(A, incarnation=6, pulse_key=again.key))
     scheduler.beside.send(ended=True)
@@ -213,7 +209,6 @@ def test_a_member_whose_process_is_stopped_is_not_let_in_before_it_runs() -> Non
 
 
 async def test_whose_name_another_process_has_taken_is_told_to_join_again_and_not_judged(scheduler: Scheduler) -> None:
-    scheduler.listener.watch(A)
     scheduler.beside.send(stopped_ms=300)
     await scheduler.next()
     scheduler.listener.watch(replace(A, incarnation=6, pulse_key=secrets.token_bytes(beat.KEY_BYTES)))

@@ -74,7 +74,7 @@ class Computing(Team):
         assert all(isinstance(one, Probe) for one in probes), told(probes)
         return [one for one in probes if isinstance(one, Probe)]
 
-    def rate(self, link: LinkId) -> int:
+    def carries(self, link: LinkId) -> int:
         return self.state.context.network.rate_bps(link, 0)
 
     def came(self, probes: Iterable[Probe], slow: Iterable[LinkId] = ()) -> None:
@@ -173,18 +173,18 @@ def test_who_has_asked_for_the_next_round_already_has_no_time_for_probes(computi
 @pytest.mark.parametrize("link", [up_link("h-c"), down_link("h-c")])
 def test_a_link_that_has_become_slow_is_known_when_the_next_round_begins_and_not_before(computing, link) -> None:
     network = computing.state.context.network
-    before = {each: computing.rate(each) for each in network.links}
+    before = {each: computing.carries(each) for each in network.links}
     computing.came(computing.round(), slow=[link])
-    assert {each: computing.rate(each) for each in network.links} == before
+    assert {each: computing.carries(each) for each in network.links} == before
     computing.compute()
-    assert {each: computing.rate(each) for each in network.links} == {**before, link: SLOW}
+    assert {each: computing.carries(each) for each in network.links} == {**before, link: SLOW}
 
 
 def test_a_link_that_has_become_fast_again_is_known_too(computing) -> None:
     computing.state.context.network.set_rate(up_link("h-c"), GIGABIT // 10)
     computing.came(computing.round())
     computing.compute()
-    assert computing.rate(up_link("h-c")) == GIGABIT
+    assert computing.carries(up_link("h-c")) == GIGABIT
 
 
 def test_nothing_is_raised_at_once_to_more_than_the_fastest_has_and_twice_what_it_had(computing) -> None:
@@ -192,7 +192,7 @@ def test_nothing_is_raised_at_once_to_more_than_the_fastest_has_and_twice_what_i
         for peer in probe.sources:
             computing.show(probe.to, peer.worker, probe.round, 3 * GIGABIT)
     computing.compute()
-    assert {computing.rate(link) for link in computing.state.context.network.links} == {2 * GIGABIT}
+    assert {computing.carries(link) for link in computing.state.context.network.links} == {2 * GIGABIT}
 
 
 def test_how_long_probes_take_is_told_by_what_the_fastest_link_has_carried(computing) -> None:
@@ -212,7 +212,7 @@ def test_probes_that_come_too_late_show_nothing(computing, comes) -> None:
     if comes == "after the next round":
         computing.came(probes, slow=[up_link("h-c")])
     computing.compute()
-    assert computing.rate(up_link("h-c")) == GIGABIT
+    assert computing.carries(up_link("h-c")) == GIGABIT
 
 
 def test_a_probe_that_nobody_asked_for_shows_nothing(computing) -> None:
@@ -223,7 +223,7 @@ def test_a_probe_that_nobody_asked_for_shows_nothing(computing) -> None:
             if worker not in targets.get(source, ()):
                 computing.show(worker, source, after, SLOW)
     computing.compute()
-    assert all(computing.rate(link) == GIGABIT for link in computing.state.context.network.links)
+    assert all(computing.carries(link) == GIGABIT for link in computing.state.context.network.links)
 
 
 def test_what_a_worker_that_is_gone_has_shown_does_no_harm(computing) -> None:
@@ -231,7 +231,7 @@ def test_what_a_worker_that_is_gone_has_shown_does_no_harm(computing) -> None:
     computing.ask(MemberLeft(name="c", incarnation=1, detail="done"))
     computing.names.remove("c")
     assert len(computing.compute()) == 5
-    assert computing.rate(up_link("h-a")) == GIGABIT
+    assert computing.carries(up_link("h-a")) == GIGABIT
 
 
 def test_streams_over_a_link_that_probes_have_shown_to_be_slow_are_held(computing) -> None:

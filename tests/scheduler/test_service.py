@@ -37,12 +37,17 @@ def refused(call: Any, *arguments: Any) -> Any:
     return caught.value
 
 
+def error_of(raw: RawWorker) -> Any:
+    """Wait for the end of a session, and return what it ended with."""
+    assert raw.told("nothing") is None
+    assert raw.error is not None
+    return raw.error
+
+
 def test_a_session_without_registration_is_unauthenticated(running: Fabric) -> None:
     with RawWorker(running.scheduler.address, spec_of(small_model())) as raw:
         raw.open_session(b"not a token")
-        assert raw.told("send") is None
-        assert raw.error is not None
-        assert raw.error.code() is grpc.StatusCode.UNAUTHENTICATED
+        assert error_of(raw).code() is grpc.StatusCode.UNAUTHENTICATED
 
 
 def test_a_session_under_a_wrong_token_leaves_the_right_one_alone(running: Fabric) -> None:
@@ -118,9 +123,7 @@ def test_an_event_in_another_worker_s_name_ends_the_session(running: Fabric) -> 
     raw = running.raw_worker(small_model(), "impostor")
     other = raw.request()
     raw.tell(replace(other, update=other.update._replace(worker="steady")))
-    assert raw.told("send") is None
-    assert raw.error is not None
-    assert raw.error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert error_of(raw).code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 def test_a_replica_waits_for_its_server_and_follows_nobody_else(running: Fabric) -> None:
@@ -193,10 +196,9 @@ def test_a_worker_cannot_speak_as_a_server(running: Fabric, said: str) -> None:
     event = session_pb2.Event()
     getattr(event, said).SetInParent()
     raw.say(event)
-    assert raw.told("send") is None
-    assert raw.error is not None
-    assert raw.error.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert f"a worker said {said}; allowed" in (raw.error.details() or "")
+    error = error_of(raw)
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert f"a worker said {said}; allowed" in error.details()
 
 
 class RawAggregator(RawWorker):
@@ -226,10 +228,9 @@ def test_an_aggregator_cannot_speak_as_a_server_and_hears_so_also_while_it_is_to
         with RawAggregator(running.scheduler.address, spec_of(small_model()), f"liar-{n}") as raw:
             raw.join()
             raw.say(event)
-            assert raw.told("sum") is None
-            assert raw.error is not None
-            assert raw.error.code() is grpc.StatusCode.INVALID_ARGUMENT
-            assert f"liar-{n}: an aggregator said commits_reported; allowed" in (raw.error.details() or "")
+            error = error_of(raw)
+            assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert f"liar-{n}: an aggregator said commits_reported; allowed" in error.details()
 
 
 def test_a_member_that_registers_and_never_opens_its_session_is_given_up(
