@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
+from itertools import count
 
 from mlfabric.model.specs import Member, Role, Term
 from mlfabric.network import Network, Path, down_link, up_link
@@ -57,12 +58,11 @@ class TicketMaker:
     def __init__(self, secret: bytes) -> None:
         assert len(secret) >= 16, "a ticket secret needs 16 bytes or more"
         self._secret = secret
-        self._count = 0
+        self._numbers = count(1)
 
     def next(self) -> bytes:
         """Return 16 bytes that were never returned before."""
-        self._count += 1
-        return hashlib.blake2b(self._count.to_bytes(8, "big"), key=self._secret, digest_size=16).digest()
+        return hashlib.blake2b(next(self._numbers).to_bytes(8, "big"), key=self._secret, digest_size=16).digest()
 
 
 class NumberMaker:
@@ -73,8 +73,7 @@ class NumberMaker:
 
     def __init__(self, epoch: int) -> None:
         self._epoch = epoch
-        self._sums = 0
-        self._gets = 0
+        self._sums, self._gets = count(), count()
         self.last_server_epoch = name_of_epoch(epoch, 0)
 
     def next_server_epoch(self) -> int:
@@ -84,13 +83,11 @@ class NumberMaker:
 
     def next_sum(self) -> SumId:
         """Return the id of a new sum."""
-        self._sums += 1
-        return SumId(self._epoch, self._sums - 1)
+        return SumId(self._epoch, next(self._sums))
 
     def next_get(self, aggregator: Member) -> GetId:
         """Return the id of a new get of an aggregator's own."""
-        self._gets += 1
-        return GetId(aggregator.name, aggregator.incarnation, (self._epoch << SEQ_BITS) + self._gets - 1)
+        return GetId(aggregator.name, aggregator.incarnation, (self._epoch << SEQ_BITS) + next(self._gets))
 
 
 @dataclass(slots=True)

@@ -57,16 +57,14 @@ class ShardedModel(ShardGets):
     def look_at(self, event: MemberEvent) -> None:
         """Note which pushes an event may have brought further; what is not about pushes may have changed them all."""
         match event:
-            case GetRequested() | LinksReported() | MemoryReported() | Prepared():
+            case GetRequested() | LinksReported() | MemoryReported() | Prepared() | TransferEnded(transfer=GetId()):
                 pass
             case PushRequested():
                 self._note_change(whole_of(event.update, self.count))
                 for push in self._lost:  # its worker may know now
                     self._note_change(push)
-            case TransferEnded() if isinstance(event.transfer, UpdateId):
-                self._note_change(whole_of(event.transfer, self.count))
-            case TransferEnded() if isinstance(event.transfer, GetId):
-                pass
+            case TransferEnded(transfer=UpdateId() as part):
+                self._note_change(whole_of(part, self.count))
             case CommitsReported():
                 for commit in event.commits:
                     self._note_change(whole_of(commit.update, self.count))
