@@ -21,6 +21,7 @@ from mlfabric.protocol import (
 )
 from mlfabric.scheduler.context import SEQ_BITS
 from tests.scheduler.stage import GIGABIT, SPEC, Stage, committed, ended, get, holds, of, push, ticket, update
+from tests.scheduler.test_gets import served
 
 pytestmark = pytest.mark.usefixtures("compiled_planner")
 
@@ -78,17 +79,7 @@ def busy(stage: Stage) -> bool:
 def test_who_has_the_model_is_told_before_those_who_come_for_it(idle):
     first, second = get("a"), replace(get("b"), min_version=ModelVersion(1, 0))
     told = idle.ask_all(first, second)
-    serve = Serve(
-        to="s",
-        get=own(),
-        model="net",
-        ticket=ticket(1),
-        min_version=ModelVersion(1, 0),
-        after_updates=(),
-        after=(),
-        rate_bps=0,
-        reason="",
-    )
+    serve = replace(served(second, 1)[0], get=own())
     rates = {t.get: t.rate_bps for t in of(HandOn, told)[0].targets}
     hand_on = HandOn(
         to="g",
@@ -100,10 +91,7 @@ def test_who_has_the_model_is_told_before_those_who_come_for_it(idle):
         targets=tuple(HandOnTo(g.get, ticket(n), rates[g.get]) for n, g in ((2, first), (3, second))),
         reason="",
     )
-    fetches = [
-        Fetch(to=g.get.worker, get=g.get, source="g", address="g:1", ticket=ticket(n), reason="")
-        for n, g in ((2, first), (3, second))
-    ]
+    fetches = [replace(served(g, n)[1], source="g", address="g:1") for n, g in ((2, first), (3, second))]
     assert told == [serve, hand_on, *fetches]
 
 
