@@ -4,7 +4,8 @@ Everything that a state machine receives (*events*) or returns (*instructions*) 
 ``mlfabric.wire`` turns them into protobuf messages and back. Every instruction names its receiver (``to``) and carries
 its reason, which logs, metrics and the status page show.
 
-Its modules say what they give; this package gives all of it, except ``lineage``, which answers questions about versions.
+Its modules say what they give; this package gives all of it, except ``lineage``, which answers questions about
+versions.
 
 Times are integer nanoseconds of the clock of the process that handles the value; no time is sent to another host.
 

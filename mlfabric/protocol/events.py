@@ -12,6 +12,7 @@ from mlfabric.protocol.jobs import JobClaim, JobHeld, JobReleased, ModelFreed, M
 from mlfabric.protocol.round_values import LinkProbed, ReduceRequested, RoundArrived, RoundBroken
 from mlfabric.protocol.sample_values import SamplesDropped, SamplesReported, SamplesWanted
 from mlfabric.protocol.shard_values import Prepared
+from mlfabric.protocol.told import SaidByServer
 from mlfabric.values import dataclass
 
 __all__ = [
@@ -202,20 +203,16 @@ class ServerHolds:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CommitsReported:
-    """A server committed this group, in this order; its members were applied together."""
+class CommitsReported(SaidByServer):
+    """A server committed this group, in this order: its members were applied together."""
 
-    server: str
-    model: str
     commits: tuple[Commit, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InitialReceived:
+class InitialReceived(SaidByServer):
     """A server now holds a model's initial weights."""
 
-    server: str
-    model: str
     version: ModelVersion
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from mlfabric.protocol.identities import Commit, ModelVersion, SumId, TransferId, UpdateId
-from mlfabric.protocol.told import ToldOfModel
+from mlfabric.protocol.told import SaidByServer, ToldOfModel
 from mlfabric.values import dataclass
 
 __all__ = [
@@ -58,15 +58,13 @@ class ReplicaReported:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeldBack:
-    """A primary holds back these transfers, whose turn it is, until its replica holds more.
+class HeldBack(SaidByServer):
+    """A primary does not commit these transfers, whose turn it is, until its replica holds more.
 
     Args:
         alone: they would exceed the bound even if the replica held all earlier commits.
     """
 
-    server: str
-    model: str
     transfers: tuple[TransferId, ...]
     alone: bool
     detail: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from mlfabric.protocol.identities import ReduceId, ReduceOp, RoundId
-from mlfabric.protocol.told import Told, ToldOfModel
+from mlfabric.protocol.told import SaidByWorker, Told, ToldOfModel
 from mlfabric.values import dataclass
 
 __all__ = [
@@ -45,32 +45,28 @@ class ReduceRequested:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoundArrived:
-    """A worker has the result of this attempt, and has relayed what it was told to relay.
+class RoundArrived(SaidByWorker):
+    """A worker has the result of this attempt, and has handed on what it was to hand on.
 
     ``up_bps`` and ``down_bps`` are the best rates of its host's link meanwhile; 0 if unknown.
     """
 
-    worker: str
-    model: str
     round: RoundId
     up_bps: int = 0
     down_bps: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoundBroken:
-    """A worker cannot take part in this attempt; ``detail`` says why."""
+class RoundBroken(SaidByWorker):
+    """A worker cannot do its part of this attempt; ``detail`` says why."""
 
-    worker: str
-    model: str
     round: RoundId
     detail: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LinkProbed:
-    """The rate of a probe that a worker received.
+class LinkProbed(SaidByWorker):
+    """A worker was sent a probe: at which rate it came.
 
     Args:
         worker: who received it.
@@ -79,8 +75,6 @@ class LinkProbed:
         bps: without headers, > 0.
     """
 
-    worker: str
-    model: str
     round: RoundId
     source: str
     bps: int

@@ -17,7 +17,7 @@ from __future__ import annotations
 from enum import Enum
 
 from mlfabric.model.samples import SampleCounts, Samples
-from mlfabric.protocol.told import Told, ToldOfModel
+from mlfabric.protocol.told import SaidByServer, SaidByWorker, Told, ToldOfModel
 from mlfabric.values import dataclass
 
 __all__ = ["DrawAnswer", "NoteDropped", "SamplesDropped", "SamplesGranted", "SamplesReported", "SamplesWanted"]
@@ -33,20 +33,16 @@ class DrawAnswer(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SamplesDropped:
-    """Updates of a worker that were computed from these samples were dropped, or their outcome is unknown."""
+class SamplesDropped(SaidByWorker):
+    """Updates of a worker that were computed from these samples were dropped, or their fate is not known."""
 
-    worker: str
-    model: str
     samples: Samples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SamplesReported:
+class SamplesReported(SaidByServer):
     """A server's account of a model's samples, which has changed."""
 
-    server: str
-    model: str
     counts: SampleCounts
 
 
@@ -58,8 +54,8 @@ class NoteDropped(ToldOfModel):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SamplesWanted:
-    """A worker requests samples that nobody has.
+class SamplesWanted(SaidByWorker):
+    """A worker wants samples that nobody has.
 
     Args:
         serial: counts this worker's requests; the answer repeats it.
@@ -69,8 +65,6 @@ class SamplesWanted:
         returned: samples that it has drawn and will not use.
     """
 
-    worker: str
-    model: str
     serial: int
     count: int
     limit: int

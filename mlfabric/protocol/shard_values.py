@@ -13,7 +13,7 @@ model prepares it, and only then all of them commit it, or all discard it::
 from __future__ import annotations
 
 from mlfabric.protocol.identities import DropReason, ModelVersion, TransferId, UpdateId
-from mlfabric.protocol.told import ToldOfModel
+from mlfabric.protocol.told import SaidByServer, ToldOfModel
 from mlfabric.values import dataclass
 
 __all__ = ["Conclude", "Prepare", "Prepared"]
@@ -43,7 +43,7 @@ class Conclude(ToldOfModel):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
+class Prepared(SaidByServer):
     """The first pass is made; or it was refused, and changed nothing.
 
     Args:
@@ -52,8 +52,6 @@ class Prepared:
         detail: a refusal in words.
     """
 
-    server: str
-    model: str
     unit: int
     accepted: bool
     culprits: tuple[UpdateId, ...] = ()

@@ -53,6 +53,7 @@ from mlfabric.protocol import (
     WorkerHolds,
 )
 from mlfabric.protocol.lineage import term_of
+from mlfabric.protocol.told import SaidByServer
 from mlfabric.scheduler.context import Context, NumberMaker, SchedulerConfig, TicketMaker
 from mlfabric.scheduler.known_models import KnownModels
 from mlfabric.scheduler.members.claims import Claims, Refusal
@@ -245,7 +246,7 @@ class SchedulerState:
                 yield from self._draw(event, now_ns)
             case Prepared() if event.model in self.models:
                 found = self._whole_of(event.model)
-                if found is not None and self.models[event.model].pushes.server == event.server:
+                if found is not None:
                     yield from found[0].prepared(event, found[1], now_ns)
             case ReplicaReported() if event.model in self.models:
                 yield from self.models[event.model].replication.reported(event)
@@ -295,7 +296,7 @@ class SchedulerState:
     def _has_a_say(self, event: MemberEvent) -> bool:
         """Tell whether an event comes from whom it can come from: only who holds a model says what it is at."""
         match event:
-            case CommitsReported() | InitialReceived() | HeldBack() | Prepared() | SamplesReported():
+            case SaidByServer():
                 model = self.models.get(event.model)
             case ServerHolds():
                 model = self.models.get(event.spec.name)

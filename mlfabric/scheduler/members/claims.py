@@ -21,13 +21,11 @@ from mlfabric.protocol import (
     ReduceRequested,
     RefuseReason,
     RoundArrived,
-    RoundBroken,
-    SamplesDropped,
-    SamplesWanted,
     ServerHolds,
     TransferEnded,
     WorkerHolds,
 )
+from mlfabric.protocol.told import SaidByWorker
 from mlfabric.scheduler.context import Context
 from mlfabric.scheduler.known_models import KnownModels
 from mlfabric.scheduler.members.admission import Admission
@@ -81,7 +79,7 @@ class Claims:
                 return excess or self._own_model(event.worker, event.model)
             case LinkProbed():
                 return _rate("bps", event.bps) or self._own_model(event.worker, event.model)
-            case RoundBroken() | SamplesDropped() | SamplesWanted():
+            case SaidByWorker():
                 return self._own_model(event.worker, event.model)
             case TransferEnded() | NotKept() if self._is_worker(event.member):
                 return self._own_model(event.member, event.model)
