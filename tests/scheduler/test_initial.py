@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mlfabric.protocol import Initialise, InitialReceived, ModelVersion
+from mlfabric.protocol import Initialise
 from tests.scheduler.stage import Stage, initial
-
-WEIGHTS = InitialReceived(server="s", model="net", version=ModelVersion(1, 0))
 
 
 def asks(worker: str) -> Initialise:
@@ -44,7 +42,7 @@ def test_nobody_is_asked_again_before_it_is_time_or_once_they_are_here(waiting):
     silence_ns = waiting.state.context.config.silence_ns
     assert waiting.state.next_wakeup_ns(waiting.now_ns) == waiting.now_ns + silence_ns
     assert [told for told in waiting.tick() if isinstance(told, Initialise)] == []
-    waiting.tell(WEIGHTS)
+    waiting.weights()
     assert waiting.state.next_wakeup_ns(waiting.now_ns) is None
     assert later(waiting) == []
 

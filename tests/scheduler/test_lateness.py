@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,10 +13,11 @@ MS = 1_000_000
 BRIEF = Profile(0, MS, ())
 
 
-def test_a_transfer_is_given_the_slack_while_transfers_are_on_time() -> None:
+@pytest.mark.parametrize("late_ns", [[0] * 100, [3_600_000 * MS]], ids=["on time", "once, by an hour"])
+def test_a_transfer_is_given_the_slack_while_others_are_on_time_or_one_is_stuck(late_ns: list[int]) -> None:
     lateness = Lateness()
-    for _ in range(100):
-        lateness.note(0)
+    for late in late_ns:
+        lateness.note(late)
     assert lateness.patience_ns(BRIEF) == OVERDUE_SLACK_NS
 
 
@@ -28,12 +30,6 @@ def test_where_all_are_late_nobody_is_overdue() -> None:
     for _ in range(200):
         lateness.note(300 * MS)
     assert lateness.patience_ns(BRIEF) > 300 * MS
-
-
-def test_one_stuck_transfer_does_not_make_the_others_wait() -> None:
-    lateness = Lateness()
-    lateness.note(3_600_000 * MS)
-    assert lateness.patience_ns(BRIEF) == OVERDUE_SLACK_NS
 
 
 @given(st.lists(st.integers(-1000 * MS, 10_000 * MS), max_size=200))

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Set
 
 from mlfabric.methods.asynchronous import least_workers
 from mlfabric.protocol import Instruction, ModelVersion, UpdateId
-from mlfabric.scheduler.context import Context
 from mlfabric.scheduler.shards.parts import part_of, whole_of
 from mlfabric.scheduler.shards.shard_units import ShardUnits, Stage, Unit
 
@@ -21,9 +20,7 @@ __all__ = ["ShardLevels"]
 class ShardLevels(ShardUnits):
     """The parts of a model, the open unit, and whether the parts stand alike."""
 
-    def __init__(self, context: Context, name: str, count: int) -> None:
-        super().__init__(context, name, count)
-        self._half: Set[UpdateId] = frozenset()
+    _half: Set[UpdateId] = frozenset()
 
     def _compare_parts(self) -> None:
         """Find out whether parts stand alike, can be brought to, or are torn."""
