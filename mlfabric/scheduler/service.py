@@ -195,7 +195,7 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
         if wait_ns <= 0:
             self._take_in(Tick())
         else:
-            self._timer = asyncio.get_running_loop().call_later(wait_ns / 1e9, self._wake_up)
+            self._timer = asyncio.get_running_loop().call_later(wait_ns / 1e9, self._take_in, Tick())
 
     def _give_way(self) -> None:
         """Begin anew above the epoch that a member has shown; end if another scheduler is in office."""
@@ -223,10 +223,6 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
         for seat in self._seats.values():
             seat.close()
         self._jobs.recall()
-
-    def _wake_up(self) -> None:
-        self._timer = None
-        self._take_in(Tick())
 
     def _log_what_is_torn(self) -> None:
         for name, whole in self._state.wholes.items():
