@@ -65,28 +65,22 @@ def _gets(model: ModelState) -> Iterator[Wait]:
     """Yield what gets wait for whose server is there."""
     pushes = model.pushes
     standing = pushes.standing()
-    for waiting in model.gets.waiting.values():
-        after = waiting.request.after_update
-        if after in pushes.waiting or after in pushes.planned:
-            yield Wait.UPDATE
-        elif not pushes.initialised:
-            yield Wait.WEIGHTS
-        elif pushes.policy.holds_back(waiting.request, standing):
-            yield Wait.WORKERS
-        else:
-            yield Wait.TURN
+    for request in (waiting.request for waiting in model.gets.waiting.values()):
+        follows = request.after_update in pushes.waiting or request.after_update in pushes.planned
+        yield _get(follows, pushes.initialised, pushes.policy.holds_back(request, standing))
 
 
 def _gets_of_part(whole: ShardedModel, shard: int) -> Iterator[Wait]:
     """Yield what the gets of one part wait for, which are answered together with those of the others."""
     for known in whole.gets.values():
-        if known.is_served or shard not in known.asked:
-            continue
-        if whole.follows_open(known):
-            yield Wait.UPDATE
-        elif not whole.has_weights:
-            yield Wait.WEIGHTS
-        elif whole.holds_back(known):
-            yield Wait.WORKERS
-        else:
-            yield Wait.TURN
+        if not known.is_served and shard in known.asked:
+            yield _get(whole.follows_open(known), whole.has_weights, whole.holds_back(known))
+
+
+def _get(follows: bool, has_weights: bool, held_back: str) -> Wait:
+    """Return what a get waits for: whether it follows an update that is open, and why the mode holds it back."""
+    if follows:
+        return Wait.UPDATE
+    if not has_weights:
+        return Wait.WEIGHTS
+    return Wait.WORKERS if held_back else Wait.TURN
