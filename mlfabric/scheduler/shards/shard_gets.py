@@ -95,7 +95,7 @@ class ShardGets(ShardLevels):
 
     def _serve_gets(self) -> Iterator[Instruction]:
         """Serve what is due, at the version of all parts."""
-        if self.unit is not None or not (self.is_settled and self.has_weights and self.is_uniform):
+        if not self.is_between_units:
             return
         version = self.version
         for known in self.gets.values():

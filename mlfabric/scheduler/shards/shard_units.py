@@ -85,6 +85,11 @@ class ShardUnits(ShardTable):
         self._retry_ns: int | None = None
         self._made: dict[int, dict[int, dict[UpdateId, int]]] = {}
 
+    @property
+    def is_between_units(self) -> bool:
+        """Whether none is open and all parts stand alike, with weights: the next one may begin, and gets be served."""
+        return self.unit is None and self.is_settled and self.has_weights and self.is_uniform
+
     # What the parts' plans ask
 
     def may_plan(self, part: UpdateId, kind: UpdateKind) -> bool:
@@ -180,7 +185,7 @@ class ShardUnits(ShardTable):
 
     # What follows
 
-    def _advance_unit(self, now_ns: int) -> Iterator[Instruction]:
+    def _advance_unit(self) -> Iterator[Instruction]:
         """Go on with the open unit as far as it goes."""
         unit = self.unit
         if unit is None:
@@ -193,7 +198,7 @@ class ShardUnits(ShardTable):
             if stage is not Stage.COMMITTED and unit.is_decided and pushes.version.number >= unit.version.number:
                 unit.stages[shard] = Stage.COMMITTED
             elif stage is Stage.NEW:
-                yield from self._prepare(shard, unit, now_ns)
+                yield from self._prepare(shard, unit)
         if all(stage in (Stage.PREPARED, Stage.CONCLUDED, Stage.COMMITTED) for stage in unit.stages):
             unit.is_decided = True
         for shard, stage in enumerate(unit.stages):
@@ -218,11 +223,10 @@ class ShardUnits(ShardTable):
         known = self.open.get(push)
         return known is None or known.doomed is not None
 
-    def _prepare(self, shard: int, unit: Unit, now_ns: int) -> Iterator[Instruction]:
+    def _prepare(self, shard: int, unit: Unit) -> Iterator[Instruction]:
         """Have one server make its first pass, if it has everything."""
         pushes = self.parts[shard].pushes
-        retries = self._retry_ns is not None and now_ns < self._retry_ns
-        if retries or pushes.awaited or not self._context.is_here(pushes.server):
+        if self._retry_ns is not None or pushes.awaited or not self._context.is_here(pushes.server):
             return
         if pushes.version.number != unit.version.number - 1:
             return
@@ -256,17 +260,16 @@ class ShardUnits(ShardTable):
             found[planned.transfer] = None
         return tuple(found)
 
-    def _begin_unit(self, now_ns: int) -> Iterator[Instruction]:
+    def _begin_unit(self) -> Iterator[Instruction]:
         """Begin the next unit, if all parts have one."""
-        waits = self._retry_ns is not None and now_ns < self._retry_ns
-        if self.unit is not None or waits or not (self.is_settled and self.has_weights and self.is_uniform):
+        if self._retry_ns is not None or not self.is_between_units:
             return
         pushes = self._next_iteration() if self.is_synchronous else self._next_push()
         if not pushes or any(self._transfers(shard, pushes) is None for shard in range(self.count)):
             return
         epoch, number = self.version
         self._open_unit(pushes, ModelVersion(epoch, number + 1), [Stage.NEW] * self.count)
-        yield from self._advance_unit(now_ns)
+        yield from self._advance_unit()
 
     def _open_unit(self, pushes: tuple[UpdateId, ...], version: ModelVersion, stages: list[Stage]) -> None:
         self._units += 1
@@ -297,9 +300,7 @@ class ShardUnits(ShardTable):
 
     def _choose_roster(self) -> None:
         """Fix which pushes make the next iteration once every worker has one (synchronous)."""
-        if not self.is_synchronous or self.roster or self.unit is not None:
-            return
-        if not (self.is_settled and self.has_weights and self.is_uniform):
+        if not self.is_synchronous or self.roster or not self.is_between_units:
             return
         first, clocks = self.tables[0], self.tables[0].clocks
         chosen: dict[str, UpdateId] = {}

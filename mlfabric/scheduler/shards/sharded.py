@@ -129,10 +129,10 @@ class ShardedModel(ShardGets):
             self._take_refusals()
             yield from self._sweep()
         self._compare_parts()
-        yield from self._advance_unit(self._now_ns)
+        yield from self._advance_unit()
         yield from self._serve_gets()
         self._choose_roster()
-        yield from self._begin_unit(self._now_ns)
+        yield from self._begin_unit()
 
     def due_ns(self) -> int | None:
         """Return when to look again if nothing else happens, or None."""
