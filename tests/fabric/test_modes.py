@@ -18,7 +18,6 @@ import torch
 import mlfabric
 from mlfabric import Committed, Dropped, DropReason, Mode, MomentumAt, RuleSpec
 from mlfabric.channels import TcpOptions
-from mlfabric.planning import Shape, warm_up
 from tests.fabric.harness import Fabric, fabric, gradients, small_model, wait_until
 from tests.fabric.several import same, together
 
@@ -35,12 +34,6 @@ def batch(step: int, part: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def loss(model: torch.nn.Module, data: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
     return torch.nn.functional.mse_loss(model(data[0]), data[1])
-
-
-def wide_loss(model: torch.nn.Module, step: int, part: int) -> torch.Tensor:
-    inputs = torch.randn(5, 80, dtype=torch.float64, generator=torch.Generator().manual_seed(100 * step + part))
-    loss: torch.Tensor = (model(inputs) ** 2).mean()
-    return loss
 
 
 def doing(running: Fabric, worker: str, word: str) -> str:
@@ -89,41 +82,6 @@ def test_synchronous_workers_end_where_one_process_with_all_their_data_does(
     expected = one_process(workers, rule)
     for model in models:
         same(model, expected)
-
-
-def test_sums_on_the_way_change_no_iteration() -> None:
-    rule, workers = RuleSpec(lr=0.1, momentum=0.9, weight_decay=0.01), 4
-    warm_up(print)
-    with Fabric() as running:
-        running.server(tcp=TcpOptions(down_bps=20_000_000))
-        for name in ("g0", "g1"):
-            running.aggregator(name=name, host=f"host-{name}")
-        models = [torch.nn.Linear(80, 60).double() for _ in range(workers)]
-        joined = [running.worker(m, f"w{i}", rule=rule, mode=Mode.SYNCHRONOUS) for i, m in enumerate(models)]
-        wait_until(lambda: len(running.status().members) == workers + 3, "all are there")
-        start: list[torch.nn.Module] = []
-
-        def train(part: int) -> None:
-            joined[part].get()
-            if part == 0:
-                start.append(copy.deepcopy(models[0]))
-            for step in range(8):
-                wide_loss(models[part], step, part).backward()
-                joined[part].push()
-                assert joined[part].get().number == step + 1
-
-        together(*(lambda part=part: train(part) for part in range(workers)))
-        groups = running.scheduler.state.count.groups
-        assert any(shape is not Shape.DIRECT for shape, _ in groups), groups
-        expected = start[0]
-        optimizer = torch.optim.SGD(expected.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
-        for step in range(8):
-            optimizer.zero_grad()
-            for part in range(workers):
-                (wide_loss(expected, step, part) / workers).backward()
-            optimizer.step()
-        for model in models:
-            same(model, expected)
 
 
 def test_an_iteration_goes_on_without_a_worker_that_dies_in_it_and_waits_for_it_no_longer() -> None:

@@ -16,7 +16,7 @@ import mlfabric
 from mlfabric import Committed, ConfigError, Dropped, DropReason, Mode, RefusedError, RuleSpec
 from mlfabric.channels import TcpOptions
 from mlfabric.config import WorkerSettings
-from mlfabric.planning import warm_up
+from mlfabric.planning import Shape, warm_up
 from tests.fabric.harness import Fabric, fabric, small_model, wait_until
 from tests.fabric.several import (
     SIZE,
@@ -70,18 +70,19 @@ def loss(model: torch.nn.Module, data: torch.Tensor) -> torch.Tensor:
     return found
 
 
-@pytest.mark.parametrize("aggregators", [0, 2])
-@pytest.mark.parametrize("workers", [3, 4])
-def test_synchronous_workers_on_three_servers_end_where_one_process_does(workers: int, aggregators: int) -> None:
+@pytest.mark.parametrize(("servers", "workers", "aggregators"), [(1, 4, 2), (3, 3, 0), (3, 4, 0), (3, 3, 2), (3, 4, 2)])
+def test_synchronous_workers_end_where_one_process_does_in_parts_and_sums(
+    servers: int, workers: int, aggregators: int
+) -> None:
     rule, columns = RuleSpec(lr=0.1, momentum=0.9, weight_decay=0.01), 80
     warm_up(print)
-    with spread(3, down_bps=20_000_000 if aggregators else 0) as running:
+    with spread(servers, down_bps=20_000_000 if aggregators else 0) as running:
         for i in range(aggregators):
             running.aggregator(name=f"g{i}", host=f"host-g{i}")
         models = [torch.nn.Linear(columns, 60).double() for _ in range(workers)]
-        options: Any = {"rule": rule, "mode": Mode.SYNCHRONOUS, "servers": 3}
+        options: Any = {"rule": rule, "mode": Mode.SYNCHRONOUS, "servers": servers}
         joined = [running.worker(m, f"w{i}", **options) for i, m in enumerate(models)]
-        wait_until(lambda: len(running.status().members) == workers + aggregators + 3, "all are there")
+        wait_until(lambda: len(running.status().members) == workers + aggregators + servers, "all are there")
         joined[0].get()
         expected = copy.deepcopy(models[0])
 
@@ -93,6 +94,8 @@ def test_synchronous_workers_on_three_servers_end_where_one_process_does(workers
                 assert joined[part].get().number == at + 1
 
         together(*(lambda part=part: train(part) for part in range(workers)))
+        groups = running.scheduler.state.count.groups
+        assert servers > 1 or any(shape is not Shape.DIRECT for shape, _ in groups), groups
         optimizer = torch.optim.SGD(expected.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
         for at in range(STEPS):
             optimizer.zero_grad()
