@@ -165,10 +165,11 @@ class Fabric:
     def restart_scheduler(self, **options: Any) -> None:
         """End the scheduler and start another on its port."""
         self.scheduler.stop()
-        self.start_scheduler(self.scheduler.port, **options)
+        self.start_scheduler(**options)
 
-    def start_scheduler(self, port: int, **options: Any) -> None:
-        """Start another scheduler on the port of one that has ended; the kernel may hold that for a moment."""
+    def start_scheduler(self, **options: Any) -> None:
+        """Start another scheduler on the port of the one that has ended; the kernel may hold that for a moment."""
+        port = self.scheduler.port
 
         def started() -> SchedulerThread | None:
             try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ from mlfabric import Committed
 from mlfabric.transfer.offers import Answer
 from tests.fabric.harness import Fabric, fabric, gradients, small_model, wait_until
 from tests.fabric.replicas import replica, wait_for_replica
+from tests.fabric.several import together
 
 NO_ROOM = "no room for this"
 
@@ -141,9 +142,5 @@ def test_workers_whose_reduction_breaks_end_and_nobody_tries_again_for_ever(monk
             except mlfabric.FabricClosedError as closed:
                 told.append(str(closed))
 
-        threads = [threading.Thread(target=reduce, args=(worker,)) for worker in pair]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(30)
+        together(*(partial(reduce, worker) for worker in pair))
         assert sorted(told) == [f"w{i} cannot go on: MemoryError: {NO_ROOM}" for i in range(2)]

@@ -119,10 +119,7 @@ def test_a_replica_follows_a_primary_that_is_sent_sums(rule: str, updates: int):
     fast, slow = 200_000_000, 20_000_000
     with Fabric() as fabric:
         server = fabric.server(host="server-host", tcp=TcpOptions(up_bps=fast, down_bps=slow))
-        options = mlfabric.AggregatorOptions(
-            scheduler=fabric.scheduler.address, host="between", tcp=TcpOptions(up_bps=fast, down_bps=fast)
-        )
-        fabric.enter(mlfabric.register_as_aggregator(options))
+        fabric.aggregator(host="between", tcp=TcpOptions(up_bps=fast, down_bps=fast))
         wait_until(lambda: len(fabric.status().members) == 2, "they joined")
         with (
             trainers(fabric, RULES[rule], count=4, elements=4000) as found,

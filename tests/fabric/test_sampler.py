@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,18 @@ import mlfabric
 from mlfabric import Committed, FabricSampler, Mode
 from mlfabric.protocol import DrawAnswer, SamplesWanted
 from tests.fabric.harness import Fabric, fabric, gradients, small_model, wait_until
+from tests.fabric.several import together
 from tests.fabric.test_samples import comes_to
 
 SIZE = 50
 DATA = TensorDataset(torch.arange(SIZE))
+
+
+def commit(worker: Any) -> None:
+    """Push from the model that the worker has, and get the next one."""
+    gradients(worker._model)
+    assert isinstance(worker.push().result(15), Committed)
+    worker.get()
 
 
 class Trainer(threading.Thread):
@@ -113,9 +122,7 @@ def test_a_worker_that_leaves_early_leaves_its_samples_to_others() -> None:
         batches = sampler.over(sampler)
         for _ in range(2):
             next(batches)
-            gradients(first._model)
-            assert isinstance(first.push().result(15), Committed)
-            first.get()
+            commit(first)
         next(batches)
         first.leave()
         trainer = Trainer(running.worker(small_model(), "second", keep=True, resume=True))
@@ -130,9 +137,7 @@ def test_a_worker_that_stops_early_and_stays_gives_back_what_it_has_drawn() -> N
         first.get()
         sampler = FabricSampler(first, SIZE, batch_size=4)
         for step, _ in enumerate(sampler.over(DataLoader(DATA, batch_sampler=sampler))):
-            gradients(first._model)
-            assert isinstance(first.push().result(15), Committed)
-            first.get()
+            commit(first)
             if step == 2:
                 break
         trainer = Trainer(running.worker(small_model(), "second"))
@@ -169,13 +174,8 @@ def test_what_a_server_has_lost_is_trained_on_again(tmp_path: Path) -> None:
         worker.get()
         sampler = FabricSampler(worker, SIZE, batch_size=10, shuffle=False)
         batches = sampler.over(sampler)
-
-        def train(batch: list[int]) -> None:
-            gradients(worker._model)
-            assert isinstance(worker.push().result(15), Committed)
-            worker.get()
-
-        train(next(batches))
+        next(batches)
+        commit(worker)
         first.stop()
         second = running.server(checkpoint_dir=tmp_path / "first", resume=True)
         resumed = running.version(2, 0).epoch
@@ -183,14 +183,15 @@ def test_what_a_server_has_lost_is_trained_on_again(tmp_path: Path) -> None:
         kept = tmp_path / "kept"
         shutil.copytree(tmp_path / "first", kept, ignore=shutil.ignore_patterns("*.tmp", "*.jsonl"))
         for _ in range(2):
-            train(next(batches))
+            next(batches)
+            commit(worker)
         second.stop()
         shutil.copy(tmp_path / "first" / "model.commits.jsonl", kept)
         running.server(checkpoint_dir=kept, resume=True)
         comes_to(running, trained=[(0, 10, 1)], lost=[(10, 30)])
         worker.get()
-        for batch in batches:
-            train(batch)
+        for _ in batches:
+            commit(worker)
         comes_to(running, trained=[(0, SIZE, 1)])
 
 
@@ -208,12 +209,7 @@ def test_synchronous_workers_end_together_when_nothing_is_left() -> None:
                     worker.push()
                     worker.get()
 
-        threads = [threading.Thread(target=train, args=(worker,), daemon=True) for worker in workers]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(15)
-            assert not thread.is_alive()
+        together(*(partial(train, worker) for worker in workers))
         comes_to(running, trained=[(0, SIZE, 1)])
 
 
@@ -226,9 +222,7 @@ def test_a_loader_that_reads_ahead_tells_each_push_its_own_batch(tmp_path: Path)
         assert [batch for _, batch in ahead] == [list(range(5 * i, 5 * i + 5)) for i in range(4)]
         for item, (_, batch) in zip(sampler.over(batch for _, batch in ahead), ahead, strict=False):
             assert item == batch
-            gradients(worker._model)
-            worker.push().result(15)
-            worker.get()
+            commit(worker)
             if batch[-1] == 14:
                 break
         comes_to(running, trained=[(0, 15, 1)])
@@ -244,9 +238,7 @@ def test_what_was_drawn_and_not_used_is_given_back_when_the_sampler_begins_anew(
         seen = []
         for batch in sampler.over(sampler):
             seen += batch
-            gradients(worker._model)
-            worker.push().result(15)
-            worker.get()
+            commit(worker)
         assert set(seen) == set(range(SIZE))
         comes_to(running, trained=[(0, SIZE, 1)])
 

@@ -132,11 +132,10 @@ def test_the_account_outlives_the_scheduler() -> None:
         assert isinstance(step(worker, 0, 8), Committed)
         assert isinstance(step(worker, 8, 16, good=False), Dropped)
         worker.get()
-        port = running.scheduler.port
         running.scheduler.stop()
         gradients(worker._model)
         handle = worker.push(samples=[(16, 24)])
-        running.start_scheduler(port)
+        running.start_scheduler()
         assert isinstance(handle.result(15), Committed)
         comes_to(running, trained=[(0, 8, 1), (16, 24, 1)], dropped=[(8, 16)])
 
@@ -146,12 +145,11 @@ def test_what_was_dropped_while_the_scheduler_was_away_is_told_to_the_next_one()
         worker = running.worker(small_model())
         assert isinstance(step(worker, 0, 8), Committed)
         worker.get()
-        port = running.scheduler.port
         running.scheduler.stop()
         gradients(worker._model)
         next(iter(worker._model.parameters())).grad[0] = float("inf")
         assert isinstance(worker.push(samples=[(8, 16)]).result(15), Dropped)
-        running.start_scheduler(port)
+        running.start_scheduler()
         comes_to(running, trained=[(0, 8, 1)], dropped=[(8, 16)])
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
+import re
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,51 +18,30 @@ from mlfabric import Committed, ServerOptions, UnavailableError
 from mlfabric.channels import FrameKind, TcpOptions
 from mlfabric.config import WorkerSettings
 from mlfabric.errors import FencedError
-from mlfabric.launch import ports
 from mlfabric.launch.scheduler_status import StatusReader
 from mlfabric.launch.supervisor import EXIT_FENCED
 from mlfabric.scheduler import runner
 from mlfabric.shell import session
 from tests.fabric.harness import PATIENCE_S, Fabric, fabric, gradients, small_model, wait_until
 from tests.fabric.relay import Relay
+from tests.processes import Command, commands
 
 SIZE = 100
-
-
-class Schedulers:
-    """Scheduler processes, each on a port of its own."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._running: list[subprocess.Popen[bytes]] = []
-
-    def start(self) -> tuple[subprocess.Popen[bytes], int]:
-        """Start one; return it when it serves, and its port."""
-        port = ports.free_port("127.0.0.1")
-        with self.file(len(self._running)).open("wb") as log:
-            command = [sys.executable, "-m", "mlfabric", "scheduler", "--port", str(port)]
-            process = subprocess.Popen(command, stderr=log)
-        self._running.append(process)
-        wait_until(lambda: "epoch" in self.log(process), "it serves")
-        return process, port
-
-    def file(self, number: int) -> Path:
-        return self._folder / f"scheduler-{number}.log"
-
-    def log(self, process: subprocess.Popen[bytes]) -> str:
-        return self.file(self._running.index(process)).read_text()
-
-    def end(self) -> None:
-        for process in self._running:
-            process.kill()
-            process.wait()
+StartScheduler = Callable[[], tuple[Command, int]]
 
 
 @pytest.fixture
-def schedulers(tmp_path: Path) -> Iterator[Schedulers]:
-    schedulers = Schedulers(tmp_path)
-    yield schedulers
-    schedulers.end()
+def start_scheduler(tmp_path: Path) -> Iterator[StartScheduler]:
+    """Give what starts a scheduler as a process; it returns that when it serves, and its port."""
+    with commands(tmp_path) as start:
+
+        def begin() -> tuple[Command, int]:
+            scheduler = start("scheduler", "--port", "0")
+            found = re.search(r"scheduler at \S+:(\d+),", scheduler.read_until("scheduler at"))
+            assert found is not None
+            return scheduler, int(found[1])
+
+        yield begin
 
 
 def register(scheduler: str, name: str = "w") -> Any:
@@ -85,8 +63,10 @@ def version(worker: Any, number: int) -> mlfabric.ModelVersion:
 
 
 @pytest.mark.processes
-def test_a_scheduler_that_wakes_up_after_it_was_succeeded_ends_and_nothing_is_applied_twice(schedulers: Schedulers):
-    older, older_port = schedulers.start()
+def test_a_scheduler_that_wakes_up_after_it_was_succeeded_ends_and_nothing_is_applied_twice(
+    start_scheduler: StartScheduler,
+):
+    older, older_port = start_scheduler()
     with (
         Relay(older_port) as name,
         mlfabric.register_as_server(ServerOptions(scheduler=name.address)),
@@ -94,17 +74,18 @@ def test_a_scheduler_that_wakes_up_after_it_was_succeeded_ends_and_nothing_is_ap
     ):
         assert push(worker).result(PATIENCE_S) == Committed(version=version(worker, 1), tau=0)
         worker.get()
-        older.send_signal(signal.SIGSTOP)
+        older.signal(signal.SIGSTOP)
         worker._model["w"].grad = torch.full((SIZE,), -1.0)
         open_then = worker.push()  # the older one will read this when it goes on
-        _, newer_port = schedulers.start()
+        _, newer_port = start_scheduler()
         name.move(newer_port)
         assert open_then.result(PATIENCE_S) == Committed(version=version(worker, 2), tau=0)
 
-        older.send_signal(signal.SIGCONT)
+        older.signal(signal.SIGCONT)
         name.move(older_port)
-        assert older.wait(PATIENCE_S) == EXIT_FENCED
-        assert "has been succeeded by epoch" in schedulers.log(older)
+        code, said = older.finish()
+        assert code == EXIT_FENCED
+        assert "has been succeeded by epoch" in said
         name.move(newer_port)
         assert push(worker).result(PATIENCE_S) == Committed(version=version(worker, 3), tau=0)
         worker.get()
@@ -112,18 +93,18 @@ def test_a_scheduler_that_wakes_up_after_it_was_succeeded_ends_and_nothing_is_ap
 
 
 @pytest.mark.processes
-def test_members_that_are_given_several_schedulers_go_to_the_one_that_is_there(schedulers: Schedulers):
-    first, first_port = schedulers.start()
-    second_port = ports.free_port("127.0.0.1")
-    both = f"127.0.0.1:{first_port},127.0.0.1:{second_port}"
+def test_members_that_are_given_several_schedulers_go_to_the_one_that_is_there(
+    start_scheduler: StartScheduler, free_port: int
+):
+    first, first_port = start_scheduler()
+    both = f"127.0.0.1:{first_port},127.0.0.1:{free_port}"
     with mlfabric.register_as_server(ServerOptions(scheduler=both)), register(both) as worker:
         assert isinstance(push(worker).result(PATIENCE_S), Committed)
         worker.get()
-        first.kill()
-        first.wait()
+        first.signal(signal.SIGKILL)
         worker._model["w"].grad = torch.full((SIZE,), -1.0)
         handle = worker.push()
-        with Fabric(port=second_port):
+        with Fabric(port=free_port):
             assert handle.result(PATIENCE_S) == Committed(version=version(worker, 2), tau=0)
             with register(both, "late") as late:
                 assert late.get().number == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 import mlfabric
 from mlfabric import Committed, RuleSpec
+from tests.fabric import several
 from tests.fabric.harness import Fabric, gradients, small_model, wait_until
 
 
@@ -75,11 +77,7 @@ def test_several_workers_lose_no_update_and_apply_none_twice(running: Fabric) ->
             worker.push()
         worker.drain(20)
 
-    threads = [threading.Thread(target=train, args=(w, 100 * i)) for i, w in enumerate(workers)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
+    several.together(*(partial(train, worker, 100 * i) for i, worker in enumerate(workers)))
     committed = sum(w.tally.committed for w in workers)
     settled = sum(w.tally.committed + w.tally.dropped + w.tally.lost for w in workers)
     assert settled == steps * len(names)
@@ -93,11 +91,9 @@ def test_several_workers_lose_no_update_and_apply_none_twice(running: Fabric) ->
 def test_several_models_live_side_by_side_on_one_server(running: Fabric) -> None:
     models = {"a": small_model(1), "b": small_model(2)}
     workers = {n: running.worker(m, f"worker-{n}", model_name=n) for n, m in models.items()}
-    for steps, (name, worker) in enumerate(workers.items(), start=1):
-        for step in range(steps):
-            worker.get()
-            gradients(models[name], step)
-            worker.push().result(10)
+    for steps, worker in enumerate(workers.values(), start=1):
+        for seed in range(steps):
+            several.step(worker, seed)
 
     def versions() -> dict[str, int]:
         return {m.name: m.version.number for m in running.status().models}
@@ -113,24 +109,19 @@ def test_models_of_different_servers_do_not_meet() -> None:
         wait_until(lambda: len(running.status().members) == 2, "both servers are there")
         for name in ("a", "b"):
             worker = running.worker(small_model(), f"worker-{name}", model_name=name)
-            worker.get()
-            gradients(worker._model)
-            assert isinstance(worker.push().result(10), Committed)
+            assert isinstance(several.step(worker), Committed)
         assert {m.server for m in running.status().models} == {"s0", "s1"}
 
 
 def test_get_waits_for_the_version_that_is_asked_for(running: Fabric) -> None:
     first, second = running.worker(small_model(), "w0"), running.worker(small_model(), "w1")
-    first.get()
     second.get()
     got: list[int] = []
     waiting = threading.Thread(target=lambda: got.append(second.get(min_version=2).number))
     waiting.start()
-    for step in range(2):
+    for seed in range(2):
         assert not got
-        gradients(first._model, step)
-        first.push().result(10)
-        first.get()
+        several.step(first, seed)
     waiting.join(10)
     assert got == [2]
 
@@ -163,10 +154,8 @@ def test_leaving_waits_for_what_is_open(running: Fabric) -> None:
 
 def test_the_status_says_who_is_here_and_what_was_done(running: Fabric) -> None:
     worker = running.worker(small_model(), tau_max=5)
-    for step in range(3):
-        worker.get()
-        gradients(worker._model, step)
-        worker.push().result(10)
+    for seed in range(3):
+        several.step(worker, seed)
     status = wait_until(lambda: s if (s := running.status()).models[0].committed == 3 else None, "3 commits are known")
     assert {(m.name, m.role, m.state) for m in status.members} == {
         ("server-0", "server", "here"),

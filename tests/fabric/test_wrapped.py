@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import io
-import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR
 import mlfabric
 from mlfabric.model.specs import Mode, MomentumAt
 from tests.fabric.harness import Fabric, fabric
+from tests.fabric.several import together
 
 SGD, ADAM, ADAMW = torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW
 STEPS = 6
@@ -79,11 +80,7 @@ def in_step(running: Fabric, case: str, count: int, **options: Any) -> list[torc
         models.append(model)
         wrapped.worker.leave()
 
-    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    together(*(partial(work, rank) for rank in range(count)))
     return models
 
 

@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import socket
 import ssl
-import threading
 import urllib.error
 import urllib.request
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -28,6 +28,7 @@ from mlfabric.shell.reporting import TransferReporter
 from mlfabric.telemetry import MetricsPage
 from mlfabric.v1 import monitor_pb2, monitor_pb2_grpc
 from tests.fabric.harness import Fabric
+from tests.fabric.several import together
 from tests.security.conftest import worker_settings
 
 RECORD = TransferRecord(
@@ -143,9 +144,5 @@ def test_workers_sum_their_tensors_under_tls(secured: Fabric, certificates: Path
             sums[name] = torch.full((300_000,), value)
             worker.all_reduce(sums[name])
 
-    threads = [threading.Thread(target=work, args=(f"adds-{i}", 10.0**i)) for i in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    together(*(partial(work, f"adds-{i}", 10.0**i) for i in range(3)))
     assert [bool((total == 111.0).all()) for total in sums.values()] == [True] * 3

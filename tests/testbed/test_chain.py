@@ -78,9 +78,7 @@ def test_a_sum_goes_on_as_it_came(mode: Mode) -> None:
     warm_up(print)
     with Fabric() as fabric:
         server = fabric.server(host="server-host", tcp=TcpOptions(up_bps=200_000_000, down_bps=20_000_000))
-        card = TcpOptions(up_bps=200_000_000, down_bps=200_000_000)
-        options = mlfabric.AggregatorOptions(scheduler=fabric.scheduler.address, host="between", tcp=card)
-        fabric.enter(mlfabric.register_as_aggregator(options))
+        fabric.aggregator(host="between", tcp=TcpOptions(up_bps=200_000_000, down_bps=200_000_000))
         wait_until(lambda: len(fabric.status().members) == 2, "they joined")
         with (
             chained(server) as follower,
