@@ -5,8 +5,25 @@ from __future__ import annotations
 import numpy as np
 
 from benchmarks.testbed.runs import RunPlan, WorkerLog
+from benchmarks.testbed.workload import WorkloadSpec
+from mlfabric.twin.settings import COMPUTE
 
-__all__ = ["in_one_process", "in_order"]
+__all__ = ["LINK_BPS", "PLAN", "STEPS", "TIMEOUT_S", "in_one_process", "in_order"]
+
+STEPS = 4
+LINK_BPS = 100_000_000
+TIMEOUT_S = 120.0
+PLAN = RunPlan(
+    workload=WorkloadSpec(model="mlp-50k", batch_size=8, seed=2),
+    compute=COMPUTE["C0"],
+    seed=2,
+    learning_rate=0.1,
+    momentum=0.9,
+    duration_s=TIMEOUT_S,
+    max_steps=STEPS,
+    base_compute_s=0.0,
+    link_bps=LINK_BPS,
+)
 
 
 def in_one_process(plan: RunPlan, workers: int) -> list[np.ndarray]:

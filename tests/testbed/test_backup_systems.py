@@ -2,44 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from benchmarks.testbed.cell import place_of
-from benchmarks.testbed.hosts import testbed
 from benchmarks.testbed.logs import RunLogs
 from benchmarks.testbed.news import TEXTS
 from benchmarks.testbed.processes import Launcher
-from benchmarks.testbed.runs import Backup, BackupKind, Consistency, Place, RunPlan, worker_name
+from benchmarks.testbed.runs import Backup, BackupKind, Consistency, Place, RunPlan
 from benchmarks.testbed.systems import chained, checkpointed, fabric, replicated
 from benchmarks.testbed.systems.fabric_members import SCHEDULER, monitor_config
 from benchmarks.testbed.workload import WorkloadSpec
-from mlfabric.errors import UnavailableError
-from mlfabric.twin.settings import COMPUTE
+from tests.testbed import steps
 from tests.testbed.digits import needs_digits
+from tests.testbed.on_hosts import hosts_of, run_on
+from tests.testbed.steps import STEPS
 
-WORKERS, STEPS = 3, 4
-LINK_BPS = 100_000_000
-TIMEOUT_S = 120.0
-RANKS = {worker_name(rank): rank for rank in range(WORKERS)}
+WORKERS = 3
 IMAGE_BYTES = 50_890 * 4
-PLAN = RunPlan(
-    workload=WorkloadSpec(model="mlp-50k", batch_size=8, seed=2),
-    compute=COMPUTE["C0"],
-    seed=2,
-    consistency=Consistency.ASYNCHRONOUS,
-    learning_rate=0.1,
-    momentum=0.9,
-    duration_s=TIMEOUT_S,
-    max_steps=STEPS,
-    base_compute_s=0.0,
-    delay_bound=10 * WORKERS,
-    link_bps=LINK_BPS,
-)
+PLAN = replace(steps.PLAN, consistency=Consistency.ASYNCHRONOUS, delay_bound=10 * WORKERS)
 TOPICS = WorkloadSpec(model="lda-12", batch_size=1, seed=2, workers=WORKERS)
 
 
@@ -60,22 +44,8 @@ def launcher() -> Iterator[Launcher]:
 
 
 def run(launcher: Launcher, system: Any, plan: RunPlan) -> RunLogs:
-    system.prepare()
-    try:
-        with testbed([*system.SERVICES, *RANKS], link_bps=LINK_BPS) as bed:
-            children = {
-                host.name: launcher.start(
-                    host,
-                    system.SERVICES.get(host.name, system.worker),
-                    place_of(host, bed, RANKS.get(host.name), WORKERS),
-                    plan,
-                )
-                for host in bed.hosts
-            }
-            found: Mapping[str, object] = {name: child.join(TIMEOUT_S) for name, child in children.items()}
-            return RunLogs.of(found)
-    except UnavailableError as error:
-        pytest.skip(str(error))
+    with hosts_of(system, WORKERS) as bed:
+        return run_on(bed, launcher, system, plan, WORKERS)
 
 
 def _taken(logs: RunLogs) -> int:

@@ -24,25 +24,12 @@ from benchmarks.testbed.runs import (
     worker_name,
 )
 from benchmarks.testbed.systems import parameter_server, ring, ring_overlap, tree
-from benchmarks.testbed.workload import WorkloadSpec
 from mlfabric.errors import TransferError
 from mlfabric.twin.settings import COMPUTE
 from tests.testbed.digits import needs_digits
-from tests.testbed.steps import in_one_process, in_order
+from tests.testbed.steps import PLAN, STEPS, TIMEOUT_S, in_one_process, in_order
 
-STEPS = 4
 WORKERS = 5
-TIMEOUT_S = 60.0
-PLAN = RunPlan(
-    workload=WorkloadSpec(model="mlp-50k", batch_size=8, seed=2),
-    compute=COMPUTE["C0"],
-    seed=2,
-    learning_rate=0.1,
-    momentum=0.9,
-    duration_s=TIMEOUT_S,
-    max_steps=STEPS,
-    base_compute_s=0.0,
-)
 
 Log = WorkerLog | ServerLog
 Part = Callable[[Place, RunPlan], Log]
