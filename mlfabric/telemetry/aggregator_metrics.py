@@ -4,34 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
-
 from mlfabric.protocol import MemberEvent, TransferEnd, TransferEnded
-from mlfabric.telemetry.observed import BATCH_UPDATES, Traffic, Transferred, counters, gauges
+from mlfabric.telemetry.observed import BATCH_UPDATES, Registry, Traffic, Transferred
 
 
 class AggregatorMetrics:
     """What an aggregator summed, handed on, moved and holds."""
 
     def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
-        self._sums = counters(registry, "mlfabric_sums_total", "Sums that were made and sent completely.", "model")
-        self._torn = counters(registry, "mlfabric_torn_sums_total", "Sums that a part of will never come.", "model")
-        self._members = Histogram(
-            "mlfabric_sum_updates", "Updates in a sum that was made.", buckets=BATCH_UPDATES, registry=registry
+        self.registry = registry = Registry()
+        self._sums = registry.counters("mlfabric_sums_total", "Sums that were made and sent completely.", "model")
+        self._torn = registry.counters("mlfabric_torn_sums_total", "Sums that a part of will never come.", "model")
+        self._members = registry.histogram(
+            "mlfabric_sum_updates", "Updates in a sum that was made.", buckets=BATCH_UPDATES
         )
-        self._handed_on = counters(
-            registry, "mlfabric_models_handed_on_total", "Members that a model was handed on to.", "model"
+        self._handed_on = registry.counters(
+            "mlfabric_models_handed_on_total", "Members that a model was handed on to.", "model"
         )
-        self._refused = Counter(
-            "mlfabric_refused_transfers_total", "Offers and wants that were refused.", registry=registry
+        self._refused = registry.counter("mlfabric_refused_transfers_total", "Offers and wants that were refused.")
+        self._broken = registry.counter(
+            "mlfabric_broken_connections_total", "Data connections that broke, or whose other end broke the rules."
         )
-        self._broken = Counter(
-            "mlfabric_broken_connections_total",
-            "Data connections that broke, or whose other end broke the rules.",
-            registry=registry,
-        )
-        self._memory = gauges(registry, "mlfabric_aggregator_memory_bytes", "Tensor memory held, by kind.", "kind")
+        self._memory = registry.gauges("mlfabric_aggregator_memory_bytes", "Tensor memory held, by kind.", "kind")
         self._traffic = Traffic(registry)
 
     def summed(self, model: str, updates: int) -> None:

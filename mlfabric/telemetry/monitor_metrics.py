@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import Gauge
 
-from mlfabric.telemetry.observed import counters, direction, gauges
+from mlfabric.telemetry.observed import Registry, direction
 
 
 class MonitorMetrics:
     """What the monitor heard and what it makes of it."""
 
     def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
+        self.registry = registry = Registry()
         self._estimate = Gauge(
             "mlfabric_link_estimate_bytes_per_second",
             "Estimate of what one direction of a host's link carries, by what it was last learnt from.",
             ["host", "direction", "source"],
             registry=registry,
         )
-        self._age = gauges(
-            registry,
-            "mlfabric_link_estimate_age_seconds",
-            "Time since the estimate was last borne out.",
-            "host",
-            "direction",
+        self._age = registry.gauges(
+            "mlfabric_link_estimate_age_seconds", "Time since the estimate was last borne out.", "host", "direction"
         )
         self._sources: dict[tuple[str, str], str] = {}
-        self._records = Counter(
-            "mlfabric_transfer_records_total", "Records of finished transfers received.", registry=registry
-        )
-        self._nic = counters(
-            registry,
+        self._records = registry.counter("mlfabric_transfer_records_total", "Records of finished transfers received.")
+        self._nic = registry.counters(
             "mlfabric_nic_bytes_total",
             "Bytes that passed the monitor's own network interface, of whatever program.",
             "interface",

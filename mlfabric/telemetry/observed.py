@@ -15,21 +15,28 @@ BATCH_UPDATES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 WAIT_S = (1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 
 
-def counters(registry: CollectorRegistry, name: str, words: str, *labels: str) -> Callable[..., Counter]:
-    """Register a counter with labels; return what gives the one of some values, which is made once."""
-    return cache(Counter(name, words, labels, registry=registry).labels)
+class Registry(CollectorRegistry):
+    """A registry that makes its metrics itself; of those with labels it gives the one of some values, made once."""
 
+    def counter(self, name: str, words: str) -> Counter:
+        """Register a counter without labels."""
+        return Counter(name, words, registry=self)
 
-def gauges(registry: CollectorRegistry, name: str, words: str, *labels: str) -> Callable[..., Gauge]:
-    """Do as ``counters`` for a gauge."""
-    return cache(Gauge(name, words, labels, registry=registry).labels)
+    def counters(self, name: str, words: str, *labels: str) -> Callable[..., Counter]:
+        """Register a counter with labels."""
+        return cache(Counter(name, words, labels, registry=self).labels)
 
+    def gauges(self, name: str, words: str, *labels: str) -> Callable[..., Gauge]:
+        """Register a gauge with labels."""
+        return cache(Gauge(name, words, labels, registry=self).labels)
 
-def histograms(
-    registry: CollectorRegistry, name: str, words: str, *labels: str, buckets: tuple[float, ...]
-) -> Callable[..., Histogram]:
-    """Do as ``counters`` for a histogram."""
-    return cache(Histogram(name, words, labels, buckets=buckets, registry=registry).labels)
+    def histogram(self, name: str, words: str, buckets: tuple[float, ...]) -> Histogram:
+        """Register a histogram without labels."""
+        return Histogram(name, words, buckets=buckets, registry=self)
+
+    def histograms(self, name: str, words: str, *labels: str, buckets: tuple[float, ...]) -> Callable[..., Histogram]:
+        """Register a histogram with labels."""
+        return cache(Histogram(name, words, labels, buckets=buckets, registry=self).labels)
 
 
 class Transferred(Protocol):
@@ -63,12 +70,12 @@ def settled_as(outcome: Outcome) -> tuple[str, str]:
 class Traffic:
     """Payload bytes that a member sent and received, by peer."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: Registry) -> None:
         self._by_direction = {
-            "in": counters(
-                registry, "mlfabric_received_bytes_total", "Payload bytes received on data channels.", "peer"
+            "in": registry.counters(
+                "mlfabric_received_bytes_total", "Payload bytes received on data channels.", "peer"
             ),
-            "out": counters(registry, "mlfabric_sent_bytes_total", "Payload bytes sent on data channels.", "peer"),
+            "out": registry.counters("mlfabric_sent_bytes_total", "Payload bytes sent on data channels.", "peer"),
         }
 
     def add(self, record: Transferred, peer: str) -> None:

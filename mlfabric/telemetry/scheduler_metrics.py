@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import Counter, Gauge
 
 from mlfabric.model.specs import Role
 from mlfabric.protocol import Committed, ModelVersion, Outcome
-from mlfabric.telemetry.observed import BATCH_UPDATES, counters, direction, gauges, histograms, settled_as
+from mlfabric.telemetry.observed import BATCH_UPDATES, Registry, direction, settled_as
 from mlfabric.telemetry.owned import Owned
 
 DELAY_VERSIONS = (0, 1, 2, 4, 8, 16, 32, 64)
@@ -21,9 +21,8 @@ class SchedulerMetrics:
     """What the scheduler decided and what it decides on."""
 
     def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
-        self._delay = histograms(
-            registry,
+        self.registry = registry = Registry()
+        self._delay = registry.histograms(
             "mlfabric_update_delay_versions",
             "Delay of committed updates: versions that others made since theirs was read.",
             "model",
@@ -37,27 +36,23 @@ class SchedulerMetrics:
                 registry=registry,
             )
         )
-        self._plan = Histogram("mlfabric_plan_seconds", "Time to plan one batch.", buckets=BRIEF_S, registry=registry)
-        self._batch = Histogram(
-            "mlfabric_batch_updates", "Updates planned together.", buckets=BATCH_UPDATES, registry=registry
-        )
-        self._group = histograms(
-            registry,
+        self._plan = registry.histogram("mlfabric_plan_seconds", "Time to plan one batch.", buckets=BRIEF_S)
+        self._batch = registry.histogram("mlfabric_batch_updates", "Updates planned together.", buckets=BATCH_UPDATES)
+        self._group = registry.histograms(
             "mlfabric_group_updates",
             "Updates in each planned group, by the shape of its way to the server.",
             "shape",
             buckets=BATCH_UPDATES,
         )
-        self._torn = counters(registry, "mlfabric_sums_torn_total", "Planned sums given up, by reason.", "cause")
-        self._queue = gauges(registry, "mlfabric_queue_updates", "Updates that wait for a plan.", "model")
-        self._waiting = gauges(
-            registry,
+        self._torn = registry.counters("mlfabric_sums_torn_total", "Planned sums given up, by reason.", "cause")
+        self._queue = registry.gauges("mlfabric_queue_updates", "Updates that wait for a plan.", "model")
+        self._waiting = registry.gauges(
             "mlfabric_waiting_requests",
             "Updates, gets and reductions that no plan holds yet; cause says what they wait for.",
             "model",
             "cause",
         )
-        self._version = gauges(registry, "mlfabric_model_version", "Newest version of the model.", "model")
+        self._version = registry.gauges("mlfabric_model_version", "Newest version of the model.", "model")
         self._rate = Owned(
             Gauge(
                 "mlfabric_link_rate_bytes_per_second",
@@ -66,31 +61,28 @@ class SchedulerMetrics:
                 registry=registry,
             )
         )
-        self._members = gauges(registry, "mlfabric_members", "Members that joined, by role and state.", "role", "state")
-        self._lost = counters(
-            registry,
+        self._members = registry.gauges("mlfabric_members", "Members that joined, by role and state.", "role", "state")
+        self._lost = registry.counters(
             "mlfabric_members_lost_total",
             "Members found not to answer any more: stopped, ended, silent with their host.",
             "cause",
         )
-        self._round_s = histograms(
-            registry,
+        self._round_s = registry.histograms(
             "mlfabric_round_seconds",
             "Time of a round of AllReduce, from its plan until every worker had the result.",
             "model",
             buckets=ROUND_S,
         )
-        self._round_bytes = counters(
-            registry, "mlfabric_round_bytes", "Bytes of the tensors that were reduced, of one worker each.", "model"
+        self._round_bytes = registry.counters(
+            "mlfabric_round_bytes", "Bytes of the tensors that were reduced, of one worker each.", "model"
         )
-        self._rounds_voided = counters(
-            registry,
+        self._rounds_voided = registry.counters(
             "mlfabric_rounds_voided_total",
             "Rounds of AllReduce that were begun and given up, to be done again or not.",
             "model",
         )
         self._probes, self._probes_answered, self._links_changed = (
-            counters(registry, f"mlfabric_{name}_total", words, "model")
+            registry.counters(f"mlfabric_{name}_total", words, "model")
             for name, words in (
                 ("probes", "Probes of links that workers of an AllReduce job were asked for."),
                 ("probes_answered", "Probes whose rate was reported before the next round was planned."),
@@ -98,11 +90,8 @@ class SchedulerMetrics:
             )
         )
         self._counted: set[tuple[str, str]] = set()
-        self._decision = Histogram(
-            "mlfabric_decision_seconds",
-            "Time to handle one event in the state machine.",
-            buckets=BRIEF_S,
-            registry=registry,
+        self._decision = registry.histogram(
+            "mlfabric_decision_seconds", "Time to handle one event in the state machine.", buckets=BRIEF_S
         )
 
     def settled(self, model: str, worker: str, outcome: Outcome) -> None:

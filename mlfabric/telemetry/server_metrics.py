@@ -4,41 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from prometheus_client import CollectorRegistry, Counter
-
 from mlfabric.model.samples import SampleCounts, count
 from mlfabric.protocol import Commit, ModelVersion
-from mlfabric.telemetry.observed import WAIT_S, Traffic, Transferred, counters, gauges, histograms
+from mlfabric.telemetry.observed import WAIT_S, Registry, Traffic, Transferred
 
 
 class ServerMetrics:
     """What a parameter server committed, moved and holds."""
 
     def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
-        self._commits = counters(registry, "mlfabric_commits_total", "Updates applied to the model.", "model")
-        self._version = gauges(registry, "mlfabric_model_version", "Version that the server holds.", "model")
-        self._step = histograms(
-            registry, "mlfabric_commit_seconds", "Time to compute and install one step.", "model", buckets=WAIT_S
+        self.registry = registry = Registry()
+        self._commits = registry.counters("mlfabric_commits_total", "Updates applied to the model.", "model")
+        self._version = registry.gauges("mlfabric_model_version", "Version that the server holds.", "model")
+        self._step = registry.histograms(
+            "mlfabric_commit_seconds", "Time to compute and install one step.", "model", buckets=WAIT_S
         )
-        self._checkpoint = histograms(
-            registry, "mlfabric_checkpoint_seconds", "Time to write one checkpoint.", "model", buckets=WAIT_S
+        self._checkpoint = registry.histograms(
+            "mlfabric_checkpoint_seconds", "Time to write one checkpoint.", "model", buckets=WAIT_S
         )
-        self._memory = gauges(registry, "mlfabric_server_memory_bytes", "Tensor memory held, by kind.", "kind")
-        self._received = counters(
-            registry,
+        self._memory = registry.gauges("mlfabric_server_memory_bytes", "Tensor memory held, by kind.", "kind")
+        self._received = registry.counters(
             "mlfabric_received_total",
             "Transfers that came completely, by kind: a lone update, or a sum of several.",
             "model",
             "kind",
         )
-        self._broken = Counter(
-            "mlfabric_broken_connections_total",
-            "Data connections that broke, or whose other end broke the rules.",
-            registry=registry,
+        self._broken = registry.counter(
+            "mlfabric_broken_connections_total", "Data connections that broke, or whose other end broke the rules."
         )
-        self._samples = gauges(
-            registry,
+        self._samples = registry.gauges(
             "mlfabric_samples",
             "Samples that were trained on, on top of that repeated, dropped or lost.",
             "model",

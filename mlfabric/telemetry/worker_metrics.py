@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Gauge, Histogram
+from prometheus_client import Gauge
 
 from mlfabric.protocol import Outcome
-from mlfabric.telemetry.observed import WAIT_S, Traffic, Transferred, counters, settled_as
+from mlfabric.telemetry.observed import WAIT_S, Registry, Traffic, Transferred, settled_as
 
 
 class WorkerMetrics:
     """What a worker's daemon pushed and got."""
 
     def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
-        self._push = Histogram(
-            "mlfabric_push_seconds", "Time from a push to its outcome.", buckets=WAIT_S, registry=registry
+        self.registry = registry = Registry()
+        self._push = registry.histogram("mlfabric_push_seconds", "Time from a push to its outcome.", buckets=WAIT_S)
+        self._get = registry.histogram(
+            "mlfabric_get_seconds", "Time from asking for a model to having it.", buckets=WAIT_S
         )
-        self._get = Histogram(
-            "mlfabric_get_seconds", "Time from asking for a model to having it.", buckets=WAIT_S, registry=registry
-        )
-        self._updates = counters(
-            registry,
-            "mlfabric_worker_updates_total",
-            "This worker's updates by what became of them.",
-            "outcome",
-            "cause",
+        self._updates = registry.counters(
+            "mlfabric_worker_updates_total", "This worker's updates by what became of them.", "outcome", "cause"
         )
         self._in_flight = Gauge(
             "mlfabric_worker_in_flight_updates", "Updates pushed and without outcome.", registry=registry
