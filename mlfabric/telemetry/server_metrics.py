@@ -1,11 +1,11 @@
-"""What a parameter server shows to Prometheus: commits, steps, checkpoints, traffic, memory."""
+"""What a parameter server shows to Prometheus: commits, checkpoints, traffic, memory."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from mlfabric.model.samples import SampleCounts, count
-from mlfabric.protocol import Commit, ModelVersion
+from mlfabric.protocol import Commit
 from mlfabric.telemetry.observed import WAIT_S, Registry, Traffic, Transferred
 
 
@@ -16,9 +16,6 @@ class ServerMetrics:
         self.registry = registry = Registry()
         self._commits = registry.counters("mlfabric_commits_total", "Updates applied to the model.", "model")
         self._version = registry.gauges("mlfabric_model_version", "Version that the server holds.", "model")
-        self._step = registry.histograms(
-            "mlfabric_commit_seconds", "Time to compute and install one step.", "model", buckets=WAIT_S
-        )
         self._checkpoint = registry.histograms(
             "mlfabric_checkpoint_seconds", "Time to write one checkpoint.", "model", buckets=WAIT_S
         )
@@ -49,14 +46,6 @@ class ServerMetrics:
         """Count one commit and set the version that it made."""
         self._commits(model).inc()
         self._version(model).set(commit.version.number)
-
-    def version(self, model: str, version: ModelVersion) -> None:
-        """Set the version that the server holds, where no commit made it (initial weights, a resumed model)."""
-        self._version(model).set(version.number)
-
-    def step(self, model: str, seconds: float) -> None:
-        """Observe how long one step took to compute and install."""
-        self._step(model).observe(seconds)
 
     def checkpoint(self, model: str, seconds: float) -> None:
         """Observe how long one checkpoint took to write."""
