@@ -21,6 +21,7 @@ from hypothesis import settings
 
 if TYPE_CHECKING:
     from benchmarks.testbed.hosts import Testbed
+    from tests.processes import Start
 
 
 settings.register_profile("dev", deadline=None, print_blob=True)
@@ -68,6 +69,15 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
     return port
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Start ``mlfabric`` with the given arguments, as :func:`tests.processes.commands` says."""
+    from tests.processes import commands
+
+    with commands(tmp_path) as begin:
+        yield begin
 
 
 @pytest.fixture(scope="session")

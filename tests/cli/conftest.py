@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.processes import Start, commands, fabric_up
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    """Start ``mlfabric`` with the given arguments."""
-    with commands(tmp_path) as begin:
-        yield begin
+from tests.processes import fabric_up
 
 
 @pytest.fixture(scope="session")

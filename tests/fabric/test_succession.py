@@ -6,7 +6,7 @@ import logging
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,24 +24,23 @@ from mlfabric.scheduler import runner
 from mlfabric.shell import session
 from tests.fabric.harness import PATIENCE_S, Fabric, fabric, gradients, small_model, wait_until
 from tests.fabric.relay import Relay
-from tests.processes import Command, commands
+from tests.processes import Command, Start
 
 SIZE = 100
 StartScheduler = Callable[[], tuple[Command, int]]
 
 
 @pytest.fixture
-def start_scheduler(tmp_path: Path) -> Iterator[StartScheduler]:
+def start_scheduler(start: Start) -> StartScheduler:
     """Give what starts a scheduler as a process; it returns that when it serves, and its port."""
-    with commands(tmp_path) as start:
 
-        def begin() -> tuple[Command, int]:
-            scheduler = start("scheduler", "--port", "0")
-            found = re.search(r"scheduler at \S+:(\d+),", scheduler.read_until("scheduler at"))
-            assert found is not None
-            return scheduler, int(found[1])
+    def begin() -> tuple[Command, int]:
+        scheduler = start("scheduler", "--port", "0")
+        found = re.search(r"scheduler at \S+:(\d+),", scheduler.read_until("scheduler at"))
+        assert found is not None
+        return scheduler, int(found[1])
 
-        yield begin
+    return begin
 
 
 def register(scheduler: str, name: str = "w") -> Any:

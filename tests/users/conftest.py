@@ -6,20 +6,12 @@ Tests here import ``mlfabric`` at most, and its public names only.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.processes import Start, commands, fabric_up
+from tests.processes import Start, fabric_up
 
 Job = Callable[..., tuple[int, str]]
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    """Start ``mlfabric`` with the given arguments, as :func:`tests.processes.commands` says."""
-    with commands(tmp_path) as begin:
-        yield begin
 
 
 @pytest.fixture(scope="session")
