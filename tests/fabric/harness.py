@@ -22,7 +22,7 @@ from mlfabric import wire
 from mlfabric.channels import Frame, FrameKind, TcpOptions
 from mlfabric.channels.frames import HEADER_BYTES, decode_header, encode_header
 from mlfabric.config import WorkerSettings
-from mlfabric.model.specs import Member, ModelSpec, Role, RuleSpec
+from mlfabric.model.specs import PROTOCOL_VERSION, Member, ModelSpec, Role, RuleSpec
 from mlfabric.protocol import MemberEvent, ModelVersion, PushRequested, UpdateId
 from mlfabric.protocol.lineage import name_of_epoch
 from mlfabric.scheduler.runner import SchedulerOptions, SchedulerRunner
@@ -30,7 +30,17 @@ from mlfabric.server.service import ServerOptions
 from mlfabric.v1 import data_pb2, fabric_pb2, fabric_pb2_grpc, session_pb2, types_pb2
 from mlfabric.worker_daemon.tensors import ModelTensors
 
-__all__ = ["Fabric", "RawWorker", "SchedulerThread", "fabric", "gradients", "small_model", "spec_of", "wait_until"]
+__all__ = [
+    "Fabric",
+    "RawWorker",
+    "SchedulerThread",
+    "dropped",
+    "fabric",
+    "gradients",
+    "small_model",
+    "spec_of",
+    "wait_until",
+]
 
 PATIENCE_S = 30.0
 MAX_PAYLOAD_BYTES = 1 << 40
@@ -45,6 +55,14 @@ def wait_until(condition: Callable[[], Any], what: str) -> Any:
             return value
         done.wait(0.005)
     raise AssertionError(f"{what}: not within {PATIENCE_S} s")
+
+
+def dropped(handle: mlfabric.PushHandle, *causes: mlfabric.DropReason) -> mlfabric.Dropped:
+    """Wait for an update's outcome, which is that it was dropped for one of these causes."""
+    outcome = handle.result(PATIENCE_S)
+    assert isinstance(outcome, mlfabric.Dropped)
+    assert outcome.cause in causes
+    return outcome
 
 
 def small_model(seed: int = 0) -> torch.nn.Sequential:
@@ -188,11 +206,7 @@ class Fabric:
 
     def register_empty_server(self, spec: ModelSpec) -> None:
         """Register a server that holds a model by its word alone, and keep quiet."""
-        member = Member(name="word-only", role=Role.SERVER, incarnation=1, host="h", address="127.0.0.1:9")
-        request = fabric_pb2.RegisterAsServerRequest(
-            member=wire.to_member(member), models=[wire.to_spec(spec)], server_epochs=[1]
-        )
-        self.stub().RegisterAsServer(request)
+        by_word(self.stub(), Role.SERVER, "word-only", models=[wire.to_spec(spec)], server_epochs=[1])
 
     def enter(self, context: AbstractContextManager[Any]) -> Any:
         """End something together with this fabric."""
@@ -218,6 +232,20 @@ def fabric(**server: Any) -> Iterator[Fabric]:
     with Fabric() as running:
         running.server(**server)
         yield running
+
+
+def by_word(stub: Any, role: Role, name: str, *, protocol_version: int = PROTOCOL_VERSION, **fields: Any) -> Any:
+    """Register a member that is there by its word alone; return the answer.
+
+    Args:
+        fields: of the request, besides the member.
+    """
+    member = Member(
+        name=name, role=role, incarnation=1, host="h", address="127.0.0.1:9", protocol_version=protocol_version
+    )
+    call = f"RegisterAs{role.value.capitalize()}"
+    request = getattr(fabric_pb2, f"{call}Request")(member=wire.to_member(member), **fields)
+    return getattr(stub, call)(request)
 
 
 def spec_of(model: Any, name: str = "model", **options: Any) -> ModelSpec:

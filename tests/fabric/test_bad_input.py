@@ -12,7 +12,7 @@ import torch
 import mlfabric
 from mlfabric import ConfigError, LayoutError, RefusedError, RuleSpec, UsageError
 from mlfabric.channels import TcpOptions
-from tests.fabric.harness import fabric, gradients, small_model
+from tests.fabric.harness import dropped, fabric, gradients, small_model
 
 
 @pytest.fixture(scope="module")
@@ -140,9 +140,7 @@ def test_a_gradient_that_is_written_to_on_its_way_is_dropped_as_changed() -> Non
         tensors["w"].grad = kept = torch.ones(100_000)
         handle = worker.push()
         kept.add_(1.0)
-        outcome = handle.result(10)
-        assert isinstance(outcome, mlfabric.Dropped)
-        assert outcome.cause is mlfabric.DropReason.CHANGED
+        dropped(handle, mlfabric.DropReason.CHANGED)
         assert worker.get().number == 0
 
 
@@ -152,9 +150,7 @@ def test_a_gradient_that_is_not_finite_is_dropped_at_the_worker(shared, value: f
     version = worker.get()
     gradients(worker._model)
     worker._model[2].bias.grad[0] = value
-    outcome = worker.push().result(10)
-    assert isinstance(outcome, mlfabric.Dropped)
-    assert outcome.cause is mlfabric.DropReason.NOT_FINITE
+    dropped(worker.push(), mlfabric.DropReason.NOT_FINITE)
     assert worker.get() == version
     worker.leave()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -12,12 +11,10 @@ import pytest
 import torch
 
 import mlfabric
-from mlfabric import wire
 from mlfabric.channels import TcpOptions
 from mlfabric.errors import RefusedError, UsageError
-from mlfabric.model.specs import Member, Mode, Role
-from mlfabric.v1 import fabric_pb2
-from tests.fabric.harness import Fabric, fabric, small_model, wait_until
+from mlfabric.model.specs import Mode, Role
+from tests.fabric.harness import Fabric, by_word, fabric, small_model, wait_until
 
 
 def a_server(**options: Any) -> Any:
@@ -81,18 +78,9 @@ def test_a_name_that_is_taken_is_refused_and_whoever_has_it_stays(
 
 @pytest.mark.parametrize("role", [Role.SERVER, Role.AGGREGATOR, Role.REPLICA, Role.MONITOR])
 def test_a_member_of_another_protocol_version_is_refused_in_words(running: Fabric, role: Role) -> None:
-    member = Member(name="old", role=role, incarnation=1, host="h", address="127.0.0.1:9")
-    sent = wire.to_member(replace(member, protocol_version=99))
-    calls = {
-        Role.SERVER: lambda stub: stub.RegisterAsServer(fabric_pb2.RegisterAsServerRequest(member=sent)),
-        Role.AGGREGATOR: lambda stub: stub.RegisterAsAggregator(fabric_pb2.RegisterAsAggregatorRequest(member=sent)),
-        Role.REPLICA: lambda stub: stub.RegisterAsReplica(
-            fabric_pb2.RegisterAsReplicaRequest(member=sent, server="server-0")
-        ),
-        Role.MONITOR: lambda stub: stub.RegisterAsMonitor(fabric_pb2.RegisterAsMonitorRequest(member=sent)),
-    }
+    fields = {"server": "server-0"} if role is Role.REPLICA else {}
     with pytest.raises(grpc.RpcError) as refused:
-        calls[role](running.stub())
+        by_word(running.stub(), role, "old", protocol_version=99, **fields)
 
     error: Any = refused.value
     assert error.code() is grpc.StatusCode.UNIMPLEMENTED

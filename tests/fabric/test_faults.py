@@ -14,7 +14,7 @@ import torch
 
 import mlfabric
 from mlfabric import Committed, Dropped, DropReason, FabricClosedError, Lost, RefusedError
-from tests.fabric.harness import Fabric, SchedulerThread, fabric, gradients, small_model, spec_of, wait_until
+from tests.fabric.harness import Fabric, SchedulerThread, dropped, fabric, gradients, small_model, spec_of, wait_until
 from tests.fabric.several import step
 
 
@@ -113,9 +113,7 @@ def test_what_was_computed_on_a_version_that_a_crash_has_lost_is_rolled_back(tmp
         gradients(worker._model, 2)
         handle = worker.push()
         running.server(checkpoint_dir=kept, resume=True)
-        outcome = handle.result(15)
-        assert isinstance(outcome, Dropped)
-        assert outcome.cause is DropReason.ROLLED_BACK
+        dropped(handle, DropReason.ROLLED_BACK)
         assert worker.get() == running.version(3, 1)
         assert step(worker, 2) == Committed(version=running.version(3, 2), tau=0)
 
@@ -129,9 +127,7 @@ def test_a_server_that_comes_back_empty_is_given_a_worker_s_weights() -> None:
         first.stop()
         running.server()
         gradients(worker._model)
-        outcome = worker.push().result(15)
-        assert isinstance(outcome, Dropped)
-        assert outcome.cause is DropReason.ROLLED_BACK
+        outcome = dropped(worker.push(), DropReason.ROLLED_BACK)
         assert "version 1 was lost" in outcome.detail, "scheduler and server both know it"
         assert isinstance(step(worker), Committed)
 
@@ -156,9 +152,7 @@ def test_training_goes_on_when_scheduler_and_server_both_come_back_with_nothing(
         running.start_scheduler()
         running.server()
         gradients(worker._model)
-        outcome = worker.push().result(15)
-        assert isinstance(outcome, Dropped)
-        assert outcome.cause is DropReason.ROLLED_BACK
+        dropped(worker.push(), DropReason.ROLLED_BACK)
         assert step(worker) == Committed(version=running.version(1, 1), tau=0)
         assert worker.get() == running.version(1, 1)
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import mlfabric
-from mlfabric import Committed, Dropped, DropReason, Mode, MomentumAt, RuleKind, RuleSpec, UsageError
+from mlfabric import Committed, DropReason, Mode, MomentumAt, RuleKind, RuleSpec, UsageError
 from mlfabric.channels import TcpOptions
 from mlfabric.config import WorkerSettings
 from mlfabric.planning import warm_up
-from tests.fabric.harness import Fabric, fabric, gradients, small_model, wait_until
+from tests.fabric.harness import Fabric, dropped, fabric, gradients, small_model, wait_until
 from tests.fabric.replicas import apart_from, remember, replica, wait_for_gate, wait_for_replica
 from tests.fabric.several import together
 
@@ -38,6 +38,19 @@ def flat_parts(elements: int = 6000) -> dict[str, torch.Tensor]:
 def give(worker: mlfabric.Worker, tensor: torch.Tensor, value: float) -> None:
     tensor.grad = torch.full_like(tensor, value)
     worker.ready(tensor)
+
+
+def give_all(worker: mlfabric.Worker, parts: dict[str, torch.Tensor]) -> None:
+    """Give every part a gradient of 1, in the order in which backward makes them."""
+    for tensor in reversed(parts.values()):
+        give(worker, tensor, 1.0)
+
+
+def begun(running: Fabric, model: Any, lr: float = 1.0) -> mlfabric.Worker:
+    """Return a worker that announces every update with its first gradient, and has the model."""
+    worker = at_once(running.worker(model, rule=RuleSpec(lr=lr), overlap=True))
+    worker.get()
+    return worker
 
 
 def under_way(running: Fabric, name: str = "model") -> Any:
@@ -95,8 +108,7 @@ def test_buffers_and_parameters_without_a_gradient_travel_too(running: Fabric) -
     unused = torch.nn.Linear(3, 3)
     model.add_module("unused", unused)
     alone = copy.deepcopy(model)
-    worker = at_once(running.worker(model, rule=RuleSpec(lr=0.1), overlap=True))
-    worker.get()
+    worker = begun(running, model, lr=0.1)
     optimizer = torch.optim.SGD(alone.parameters(), lr=0.1)
     for seed in range(3):
         inputs = torch.randn(16, 4, generator=torch.Generator().manual_seed(seed))
@@ -112,8 +124,7 @@ def test_buffers_and_parameters_without_a_gradient_travel_too(running: Fabric) -
 
 def test_an_update_is_on_its_way_before_all_of_it_is_made(running: Fabric) -> None:
     parts = flat_parts()
-    worker = at_once(running.worker(parts, rule=RuleSpec(lr=1.0), overlap=True))
-    worker.get()
+    worker = begun(running, parts)
     give(worker, parts["last"], 1.0)
     wait_until(lambda: under_way(running), "the update is planned")
     give(worker, parts["middle"], 2.0)
@@ -159,8 +170,7 @@ def test_workers_that_begin_at_different_times_are_summed_exactly() -> None:
         def train(name: str, worker: mlfabric.Worker) -> None:
             worker.get()
             for _ in range(STEPS):
-                for tensor in reversed(parts[name].values()):
-                    give(worker, tensor, 1.0)
+                give_all(worker, parts[name])
                 worker.push()
                 worker.get()
 
@@ -173,8 +183,7 @@ def test_workers_that_begin_at_different_times_are_summed_exactly() -> None:
 @pytest.mark.parametrize("bound", [{"div_max": 0.05}, {"div_max_updates": 3}, {"div_max_updates": 0}], ids=str)
 def test_a_replica_follows_updates_that_were_announced_early(running: Fabric, bound: dict[str, float]) -> None:
     model = small_model()
-    worker = at_once(running.worker(model, rule=RuleSpec(lr=0.1), overlap=True))
-    worker.get()
+    worker = begun(running, model, lr=0.1)
     with replica(running.scheduler.address, **bound) as follower:
         wait_for_gate(running.servers[0])
         versions = remember(running.servers[0])
@@ -188,8 +197,7 @@ def test_a_replica_follows_updates_that_were_announced_early(running: Fabric, bo
 
 def test_a_second_backward_before_push_is_refused_unless_gradients_are_to_accumulate(running: Fabric) -> None:
     model = small_model()
-    worker = at_once(running.worker(model, rule=RuleSpec(lr=0.1), overlap=True))
-    worker.get()
+    worker = begun(running, model, lr=0.1)
     loss = torch.nn.functional.mse_loss
     with worker.accumulating():
         loss(model(torch.ones(2, 4)), torch.ones(2, 2)).backward()
@@ -217,18 +225,15 @@ def test_a_second_backward_before_push_is_refused_unless_gradients_are_to_accumu
 
 def test_a_gradient_that_is_changed_on_its_way_is_never_applied(running: Fabric) -> None:
     parts = flat_parts()
-    worker = at_once(running.worker(parts, rule=RuleSpec(lr=1.0), overlap=True))
-    worker.get()
-    for tensor in reversed(parts.values()):
-        give(worker, tensor, 1.0)
+    worker = begun(running, parts)
+    give_all(worker, parts)
     with torch.no_grad():
         torch._foreach_mul_([tensor.grad for tensor in parts.values() if tensor.grad is not None], 2)
     with pytest.raises(UsageError, match="the gradient of last was changed after backward"):
         worker.push()
     assert worker.drain().dropped == 1
     worker.get()
-    for tensor in reversed(parts.values()):
-        give(worker, tensor, 1.0)
+    give_all(worker, parts)
     assert isinstance(worker.push().result(), Committed)
     worker.get()
     assert all(set(tensor.tolist()) == {-1.0} for tensor in parts.values())
@@ -244,19 +249,15 @@ def test_what_turns_out_not_to_be_finite_is_dropped_wherever_it_is(running: Fabr
         worker.get()
         for name, tensor in reversed(parts.items()):
             give(worker, tensor, float("nan") if name == bad else 1.0)
-        outcome = worker.push().result()
-        assert isinstance(outcome, Dropped), bad
-        assert outcome.cause is DropReason.NOT_FINITE
+        dropped(worker.push(), DropReason.NOT_FINITE)
         assert worker.get().number == version
-        for tensor in reversed(parts.values()):
-            give(worker, tensor, 1.0)
+        give_all(worker, parts)
         assert isinstance(worker.push().result(), Committed)
 
 
 def test_a_worker_that_leaves_in_the_middle_of_backward_leaves_nothing_behind(running: Fabric) -> None:
     parts = flat_parts()
-    worker = at_once(running.worker(parts, "w0", rule=RuleSpec(lr=1.0), overlap=True))
-    worker.get()
+    worker = begun(running, parts)
     give(worker, parts["last"], 1.0)
     wait_until(lambda: under_way(running), "the update is planned")
     worker.leave()

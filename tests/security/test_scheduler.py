@@ -15,49 +15,25 @@ import mlfabric
 from mlfabric import Committed, wire
 from mlfabric.channels import TcpOptions
 from mlfabric.errors import RefusedError
-from mlfabric.model.specs import Member, Role, Term
+from mlfabric.model.specs import Role, Term
 from mlfabric.protocol import GetId, GetRequested, ModelVersion, WorkerHolds
 from mlfabric.security import ROLES, Identity, Security
 from mlfabric.security.authority import certify
 from mlfabric.v1 import fabric_pb2 as pb
-from tests.fabric.harness import Fabric, fabric, small_model, spec_of, wait_until
+from tests.fabric.harness import Fabric, by_word, fabric, small_model, spec_of, wait_until
 from tests.security.conftest import Caller, worker_settings
 
-Call = Callable[[Any, str, str], Any]
+
+def joins(stub: Any, role: str, name: str, model: str = "model", **fields: Any) -> Any:
+    """Register a member by its word alone."""
+    if role == "worker":
+        fields["model"] = wire.to_spec(spec_of(small_model(), model))
+    if role == "replica":
+        fields["server"] = "server-0"
+    return by_word(stub, Role(role), name, **fields)
 
 
-def member(role: Role, name: str) -> Any:
-    return wire.to_member(Member(name=name, role=role, incarnation=1, host="h", address="127.0.0.1:9"))
-
-
-def as_worker(stub: Any, name: str, model: str) -> Any:
-    spec = wire.to_spec(spec_of(small_model(), model))
-    return stub.RegisterAsWorker(pb.RegisterAsWorkerRequest(member=member(Role.WORKER, name), model=spec))
-
-
-def as_server(stub: Any, name: str, _model: str) -> Any:
-    return stub.RegisterAsServer(pb.RegisterAsServerRequest(member=member(Role.SERVER, name)))
-
-
-def as_aggregator(stub: Any, name: str, _model: str) -> Any:
-    return stub.RegisterAsAggregator(pb.RegisterAsAggregatorRequest(member=member(Role.AGGREGATOR, name)))
-
-
-def as_monitor(stub: Any, name: str, _model: str) -> Any:
-    return stub.RegisterAsMonitor(pb.RegisterAsMonitorRequest(member=member(Role.MONITOR, name)))
-
-
-def as_replica(stub: Any, name: str, _model: str) -> Any:
-    return stub.RegisterAsReplica(pb.RegisterAsReplicaRequest(member=member(Role.REPLICA, name), server="server-0"))
-
-
-CALLS: dict[str, Call] = {
-    "worker": as_worker,
-    "server": as_server,
-    "aggregator": as_aggregator,
-    "monitor": as_monitor,
-    "replica": as_replica,
-}
+JOINING = ("worker", "server", "aggregator", "monitor", "replica")
 NEEDED = {"replica": "server"}
 
 
@@ -73,33 +49,33 @@ def refusal(call: Callable[[], Any]) -> tuple[grpc.StatusCode, str]:
     return error.code(), error.details()
 
 
-@pytest.mark.parametrize(("held", "role"), [(h, r) for h in ROLES for r in CALLS if h != NEEDED.get(r, r)])
+@pytest.mark.parametrize(("held", "role"), [(h, r) for h in ROLES for r in JOINING if h != NEEDED.get(r, r)])
 def test_who_joins_as_something_else_than_its_certificate_says_is_refused(
     secured: Fabric, certificates: Path, held: str, role: str
 ) -> None:
     with Caller(secured.scheduler.address, certificates / held) as stub:
         before = names(stub)
-        code, detail = refusal(lambda: CALLS[role](stub, "intruder", "model"))
+        code, detail = refusal(lambda: joins(stub, role, "intruder"))
         assert names(stub) == before
     assert code is grpc.StatusCode.PERMISSION_DENIED
     assert f"the certificate is that of a {held}; to join as {role}" in detail
 
 
-@pytest.mark.parametrize("role", CALLS)
+@pytest.mark.parametrize("role", JOINING)
 def test_who_has_the_right_one_may_join(secured: Fabric, certificates: Path, role: str) -> None:
     folder = certificates / NEEDED.get(role, role)
     with Caller(secured.scheduler.address, folder) as stub:
-        assert CALLS[role](stub, f"good-{role}", "model").admission.session_token
+        assert joins(stub, role, f"good-{role}").admission.session_token
 
 
 def test_a_job_cannot_touch_another_one_s_model_nor_take_another_name(secured: Fabric, certificates: Path) -> None:
     own = certify(certificates, Identity(role="worker", job="mine", name="w7"), days=1)
     with Caller(secured.scheduler.address, own) as stub:
         before = names(stub)
-        assert "does not allow model 'theirs'" in refusal(lambda: as_worker(stub, "w7", "theirs"))[1]
-        assert "does not allow the name 'w8'" in refusal(lambda: as_worker(stub, "w8", "mine"))[1]
+        assert "does not allow model 'theirs'" in refusal(lambda: joins(stub, "worker", "w7", "theirs"))[1]
+        assert "does not allow the name 'w8'" in refusal(lambda: joins(stub, "worker", "w8", "mine"))[1]
         assert names(stub) == before
-        as_worker(stub, "w7", "mine")
+        joins(stub, "worker", "w7", "mine")
 
 
 def test_a_replica_takes_its_server_s_name_and_nobody_else_can(certificates: Path) -> None:
@@ -107,10 +83,7 @@ def test_a_replica_takes_its_server_s_name_and_nobody_else_can(certificates: Pat
     other = certify(certificates, Identity(role="server", name="other"), days=1)
 
     def takes(stub: Any, promoted: str, token: bytes = b"") -> Any:
-        joins = pb.RegisterAsServerRequest(
-            member=member(Role.SERVER, "dead"), promoted=promoted, succeeds="heir", promoted_token=token
-        )
-        return stub.RegisterAsServer(joins)
+        return joins(stub, "server", "dead", promoted=promoted, succeeds="heir", promoted_token=token)
 
     with Fabric(security=Security.of(certificates, "scheduler")) as running:
         with Caller(running.scheduler.address, other) as stub:
@@ -118,10 +91,10 @@ def test_a_replica_takes_its_server_s_name_and_nobody_else_can(certificates: Pat
             assert code is grpc.StatusCode.PERMISSION_DENIED
             assert "does not allow the place of replica 'heir'" in detail
         with Caller(running.scheduler.address, certificates / "server") as stub:
-            as_server(stub, "server-0", "")
+            joins(stub, "server", "server-0")
         with Caller(running.scheduler.address, own) as stub:
-            assert "does not allow the name 'dead'" in refusal(lambda: as_server(stub, "dead", ""))[1]
-            token = as_replica(stub, "heir", "").admission.session_token
+            assert "does not allow the name 'dead'" in refusal(lambda: joins(stub, "server", "dead"))[1]
+            token = joins(stub, "replica", "heir").admission.session_token
             assert refusal(lambda: takes(stub, "heir"))[0] is grpc.StatusCode.FAILED_PRECONDITION
             assert refusal(lambda: takes(stub, "heir", token))[0] is grpc.StatusCode.ABORTED  # it was not told to
         with Caller(running.scheduler.address, certificates / "server") as stub:
@@ -145,7 +118,7 @@ def test_callers_without_a_good_certificate_reach_nothing(
             (tmp_path / name).write_bytes((source / name).read_bytes())
         folder = tmp_path
     with Caller(secured.scheduler.address, folder) as stub:
-        for call in (lambda: as_server(stub, "intruder", ""), lambda: stub.GetStatus(pb.GetStatusRequest())):
+        for call in (lambda: joins(stub, "server", "intruder"), lambda: stub.GetStatus(pb.GetStatusRequest())):
             assert refusal(call)[0] is grpc.StatusCode.UNAVAILABLE
     with Caller(secured.scheduler.address, certificates / "client") as stub:
         assert "intruder" not in names(stub)
@@ -182,7 +155,7 @@ def test_who_answers_with_a_worker_s_certificate_is_not_taken_for_the_scheduler(
 def test_a_token_is_good_with_its_own_certificate_only(secured: Fabric, certificates: Path) -> None:
     thief = certify(certificates, Identity(role="worker", name="thief"), days=1)
     with Caller(secured.scheduler.address, certificates / "worker") as stub:
-        token = as_worker(stub, "robbed", "robbed-model").admission.session_token
+        token = joins(stub, "worker", "robbed", "robbed-model").admission.session_token
     hello = pb.SessionRequest(member="robbed", incarnation=1, session_token=token)
     with Caller(secured.scheduler.address, thief) as stub:
         code, detail = refusal(lambda: list(stub.Session(iter([hello]))))
