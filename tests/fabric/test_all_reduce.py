@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,7 +20,6 @@ import torch
 import mlfabric
 from mlfabric import Mode, ReduceOp
 from mlfabric.channels import Frame, FrameKind, TcpOptions
-from mlfabric.config import WorkerSettings
 from mlfabric.methods import all_reduce
 from mlfabric.methods.all_reduce import RING_FROM_NS, TREES_FROM_NS
 from mlfabric.model.specs import Member
@@ -27,8 +27,8 @@ from mlfabric.network import LinkId, down_link
 from mlfabric.planning.all_reduce import warm
 from mlfabric.worker_daemon import daemon, round_lines
 from mlfabric.worker_daemon.attempts import BRIEF_BYTES
-
-from .harness import Fabric, Line, wait_until
+from tests.fabric.harness import Fabric, Line, wait_until
+from tests.fabric.programs import Program
 
 
 def a_model() -> dict[str, torch.Tensor]:
@@ -45,10 +45,8 @@ class Team:
         self.workers = list(self.pool.map(lambda i: self.join(f"w{i}", together, **settings), range(count)))
 
     def join(self, name: str, count: int = 1, **settings: Any) -> Any:
-        around = {"scheduler": self.fabric.scheduler.address, "name": name, "host": f"host-{name}", "tcp": TcpOptions()}
-        worker = mlfabric.register_as_worker(
-            a_model(), mode=Mode.ALL_REDUCE, workers=count, settings=WorkerSettings(**{**around, **settings})
-        )
+        where = replace(self.fabric.settings(name), **settings)
+        worker = mlfabric.register_as_worker(a_model(), mode=Mode.ALL_REDUCE, workers=count, settings=where)
         return self.fabric.enter(worker)
 
     @property
@@ -61,6 +59,16 @@ class Team:
 
     def reduce(self, tensors: list[torch.Tensor], op: ReduceOp = ReduceOp.SUM) -> list[int]:
         return self.each(lambda worker, tensor: worker.all_reduce(tensor, op), tensors)
+
+    def sums(self, given: list[torch.Tensor]) -> None:
+        """Reduce copies, and check what they are then."""
+        made = [tensor.clone() for tensor in given]
+        assert self.reduce(made) == [len(given)] * len(given)
+        assert_summed(given, made)
+
+    def begin(self, made: list[torch.Tensor]) -> list[Any]:
+        """Let as many workers as there are tensors ask for a reduction; return what each waits for."""
+        return [worker.all_reduce_async(tensor) for worker, tensor in zip(self.workers, made, strict=False)]
 
     def refused(self, tensors: list[torch.Tensor]) -> list[str]:
         """Reduce what will be refused; return the words of each."""
@@ -111,10 +119,7 @@ def test_a_hundred_rounds_of_five_workers_with_another_tree_each_time_are_torchs
     sizes = [1, 7, 1000, *(lasting(fabric, ns) // 4 + 5 for ns in (TREES_FROM_NS, RING_FROM_NS))]
     reasons = set()
     for n in range(100):
-        given = tensors(5, sizes[n % len(sizes)], seed=n)
-        made = [tensor.clone() for tensor in given]
-        assert team.reduce(made) == [5] * 5
-        assert_summed(given, made)
+        team.sums(tensors(5, sizes[n % len(sizes)], seed=n))
         reasons.add(team.rounds.how)
     roots = {word for reason in reasons for word in re.sub("[,:]", "", reason).split() if word.startswith("host-")}
     assert len(roots) == 5, f"roots {roots} of {reasons}"
@@ -150,10 +155,7 @@ def test_empty_tensors_single_numbers_nan_and_inf_are_reduced(fabric) -> None:
 def test_workers_on_one_host_are_summed_there(fabric) -> None:
     team = Team(fabric, 4, host="shared")
     for numel in (500_000, 100):
-        given = tensors(4, numel)
-        made = [tensor.clone() for tensor in given]
-        assert team.reduce(made) == [4] * 4
-        assert_summed(given, made)
+        team.sums(tensors(4, numel))
 
 
 def test_a_few_bytes_are_summed_over_hosts_with_several_workers_as_many_bytes_are(fabric) -> None:
@@ -225,7 +227,7 @@ def test_a_tensor_written_to_meanwhile_is_reported(fabric) -> None:
 def test_those_who_are_left_go_on_when_a_worker_leaves_and_wait_for_one_that_joins(fabric) -> None:
     team = Team(fabric, 3)
     assert team.reduce([torch.ones(2) for _ in range(3)]) == [3] * 3
-    handles = [worker.all_reduce_async(torch.ones(2)) for worker in team.workers[:2]]
+    handles = team.begin([torch.ones(2), torch.ones(2)])
     team.workers[2].leave()
     assert [handle.result(15) for handle in handles] == [2, 2]
     team.workers[2] = team.join("late")
@@ -245,19 +247,15 @@ worker.all_reduce(torch.ones(500_000))
 
 
 def test_a_worker_killed_in_a_round_is_left_out_and_the_others_do_it_again(fabric) -> None:
-    victim = subprocess.Popen([sys.executable, "-c", VICTIM, fabric.scheduler.address])
-    try:
+    with Program("-c", VICTIM, fabric.scheduler.address) as victim:
         team = Team(fabric, 3, together=4)
         given = tensors(3, 500_000)
         made = [tensor.clone() for tensor in given]
-        handles = [worker.all_reduce_async(tensor) for worker, tensor in zip(team.workers, made, strict=True)]
+        handles = team.begin(made)
         wait_until(lambda: team.rounds.is_reducing("victim"), "the victim takes part")
-        os.kill(victim.pid, signal.SIGKILL)
+        victim.kill()
         assert [handle.result(30) for handle in handles] == [3] * 3
         assert_summed(given, made)
-    finally:
-        victim.kill()
-        victim.wait()
 
 
 HANGER = (
@@ -286,7 +284,7 @@ def test_a_worker_that_hangs_is_left_out_and_told_so_when_it_wakes_up(has_asked:
             os.kill(hanger.pid, signal.SIGSTOP)
             given = tensors(3, 100_000)
             made = [tensor.clone() for tensor in given]
-            handles = [worker.all_reduce_async(tensor) for worker, tensor in zip(team.workers, made, strict=True)]
+            handles = team.begin(made)
             assert [handle.result(30) for handle in handles] == [3] * 3
             assert_summed(given, made)
             os.kill(hanger.pid, signal.SIGCONT)
@@ -302,7 +300,7 @@ def test_a_round_survives_the_schedulers_restart(fabric) -> None:
     assert team.reduce([torch.ones(2) for _ in range(3)]) == [3] * 3
     given = tensors(3, 1000)
     made = [tensor.clone() for tensor in given]
-    handles = [worker.all_reduce_async(tensor) for worker, tensor in zip(team.workers[:2], made, strict=False)]
+    handles = team.begin(made[:2])
     fabric.restart_scheduler()
     handles.append(team.workers[2].all_reduce_async(made[2]))
     assert [handle.result(30) for handle in handles] == [3] * 3
@@ -355,10 +353,7 @@ def test_a_link_that_carries_less_than_was_stated_is_found_out_while_workers_com
     network = fabric.scheduler.state.context.network
     known: dict[LinkId, int] = {}
     for n in range(40):  # where this process is held up probes are late; later ones mend that
-        given = tensors(8, 100_000, seed=n)
-        made = [tensor.clone() for tensor in given]
-        assert team.reduce(made) == [8] * 8
-        assert_summed(given, made)
+        team.sums(tensors(8, 100_000, seed=n))
         known = {link: network.rate_bps(link, 0) for link in network.links}
         if known[slow] == min(known.values()) < STATED_BPS // 2:
             return

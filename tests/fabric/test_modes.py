@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
-import subprocess
-import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +13,10 @@ import pytest
 import torch
 
 import mlfabric
-from mlfabric import Committed, Dropped, DropReason, Mode, MomentumAt, RuleSpec
+from mlfabric import Committed, DropReason, Mode, MomentumAt, RuleSpec
 from mlfabric.channels import TcpOptions
-from tests.fabric.harness import Fabric, fabric, gradients, small_model, wait_until
+from tests.fabric.harness import Fabric, dropped, fabric, gradients, small_model, wait_until
+from tests.fabric.programs import Program
 from tests.fabric.several import same, together
 
 STEPS = 20
@@ -145,9 +143,7 @@ def test_an_update_of_an_old_version_is_dropped_in_words_and_its_worker_goes_on(
     late = running.worker(small_model(), "w1", mode=Mode.SYNCHRONOUS)
     late.version = running.version(1, 0)
     gradients(late._model, 0)
-    outcome = late.push().result(10)
-    assert isinstance(outcome, Dropped)
-    assert outcome.cause is DropReason.DEADLINE_PAST
+    outcome = dropped(late.push(), DropReason.DEADLINE_PAST)
     assert "computed from version 0, whose iteration was made without it; model is at version 1" in outcome.detail
     handle = exchange(worker, 1)
     assert exchange(late, 1).result(10) == handle.result(10)
@@ -274,8 +270,7 @@ def test_nothing_of_a_process_that_is_killed_while_it_sends_is_applied() -> None
         options = {"mode": Mode.SYNCHRONOUS, "rule": RuleSpec(lr=1.0)}
         joined = [running.worker(model, f"w{part}", **options) for part, model in enumerate(models)]
         surroundings = {"SCHEDULER": running.scheduler.address, "NAME": "victim", "HOST": "far", "UP": "1M"}
-        environment = os.environ | {f"MLFABRIC_{name}": value for name, value in surroundings.items()}
-        with subprocess.Popen([sys.executable, "-c", VICTIM], env=environment) as victim:
+        with Program("-c", VICTIM, **{f"MLFABRIC_{name}": value for name, value in surroundings.items()}) as victim:
             wait_until(lambda: len(running.status().workers) == 3, "the victim has joined")
             for part, worker in enumerate(joined):
                 worker.get()

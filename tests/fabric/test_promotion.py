@@ -10,8 +10,9 @@ import pytest
 
 from mlfabric.scheduler.followers.replica_sending import Phase
 from tests.fabric.harness import Fabric, wait_until
+from tests.fabric.programs import Program
 from tests.fabric.replicas import RULES, Trainer, replica, replication, trainers, version_of
-from tests.fabric.test_replica_kills import Program, replica_process
+from tests.fabric.test_replica_kills import replica_process
 
 pytestmark = pytest.mark.processes
 

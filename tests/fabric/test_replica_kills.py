@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +14,8 @@ import pytest
 import mlfabric
 from mlfabric.protocol import UpdateId
 from mlfabric.scheduler.members import silence
-from tests.fabric.harness import PATIENCE_S, Fabric, wait_until
+from tests.fabric.harness import Fabric, wait_until
+from tests.fabric.programs import Program
 from tests.fabric.replicas import (
     RULES,
     Trainer,
@@ -56,49 +54,6 @@ VICTIM = """
             worker.get()
         print("done", flush=True)
 """
-
-
-class Program:
-    """A process that talks by lines; it is killed at the end at the latest."""
-
-    def __init__(self, *arguments: str, **environment: str) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, *arguments],
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.getcwd(), **environment},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            bufsize=1,
-        )
-
-    def __enter__(self) -> Program:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self.signal(signal.SIGCONT)
-        self.kill()
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            pipe.close()
-
-    def tell(self, line: str) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{line}\n")
-
-    def hear(self, line: str) -> None:
-        """Wait until it says this."""
-        assert self._process.stdout is not None
-        for said in self._process.stdout:
-            if said.strip() == line:
-                return
-        raise AssertionError(f"it ended without saying {line!r}")
-
-    def signal(self, number: int) -> None:
-        self._process.send_signal(number)
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait(PATIENCE_S)
 
 
 @contextmanager

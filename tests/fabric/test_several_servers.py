@@ -13,11 +13,11 @@ import pytest
 import torch
 
 import mlfabric
-from mlfabric import Committed, ConfigError, Dropped, DropReason, Mode, RefusedError, RuleSpec
+from mlfabric import Committed, ConfigError, DropReason, Mode, RefusedError, RuleSpec
 from mlfabric.channels import TcpOptions
 from mlfabric.config import WorkerSettings
 from mlfabric.planning import Shape, warm_up
-from tests.fabric.harness import Fabric, fabric, small_model, wait_until
+from tests.fabric.harness import Fabric, dropped, fabric, small_model, wait_until
 from tests.fabric.several import (
     SIZE,
     is_whole,
@@ -162,9 +162,7 @@ def test_a_step_that_one_server_refuses_is_made_by_none() -> None:
         worker = running.worker(weights, rule=RuleSpec(lr=1e10), servers=2)
         worker.get()
         weights["a"].grad, weights["b"].grad = torch.zeros(SIZE), torch.full((7,), 1e30)
-        outcome = worker.push().result(15)
-        assert isinstance(outcome, Dropped)
-        assert outcome.cause is DropReason.NOT_FINITE
+        dropped(worker.push(), DropReason.NOT_FINITE)
         assert worker.get().number == 0
         assert all(bool((tensor == 0).all()) for tensor in weights.values())
         weights["a"].grad, weights["b"].grad = torch.full((SIZE,), -1e-10), torch.full((7,), -1e-10)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mlfabric import Committed, Dropped, DropReason, RuleSpec
-from tests.fabric.harness import Fabric, wait_until
+from mlfabric import Committed, DropReason, RuleSpec
+from tests.fabric.harness import Fabric, dropped, wait_until
+from tests.fabric.programs import Program
 from tests.fabric.several import is_whole, logs, ones, order_of, push_one, shards_of, spread, start, together
 
 VICTIM = """
@@ -92,18 +90,9 @@ def test_a_worker_that_is_killed_while_it_sends_leaves_no_part_of_its_update_beh
         steady = running.worker(ones(100_000), "steady", rule=RuleSpec(lr=1.0), servers=2)
         steady.get()
         assert isinstance(push_one(steady).result(15), Committed)
-        surroundings = {
-            "MLFABRIC_SCHEDULER": running.scheduler.address,
-            "MLFABRIC_NAME": "victim",
-            "MLFABRIC_UP": "1M",
-            "PYTHONPATH": os.getcwd(),
-        }
-        victim = subprocess.Popen([sys.executable, "-c", VICTIM], env={**os.environ, **surroundings})
-        try:
+        surroundings = {"MLFABRIC_SCHEDULER": running.scheduler.address, "MLFABRIC_NAME": "victim", "MLFABRIC_UP": "1M"}
+        with Program("-c", VICTIM, **surroundings):
             wait_until(lambda: "sending" in doing(running, "victim"), "the victim sends")
-        finally:
-            victim.kill()
-            victim.wait()
         before = steady.get().number
         for _ in range(3):
             assert isinstance(push_one(steady).result(15), Committed)
@@ -154,9 +143,7 @@ def test_a_server_that_returns_with_less_than_the_others_have_tears_the_model_un
             server.stop()
         for i in range(2):
             start(running, i, kept, resume=True)
-        outcome = handle.result(15)
-        assert isinstance(outcome, Dropped)
-        assert outcome.cause in (DropReason.ROLLED_BACK, DropReason.FUTURE_VERSION)
+        dropped(handle, DropReason.ROLLED_BACK, DropReason.FUTURE_VERSION)
         assert worker.get().number == 1
         assert is_whole(worker)
         assert isinstance(push_one(worker).result(15), Committed)

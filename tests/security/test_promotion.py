@@ -16,8 +16,8 @@ from mlfabric.scheduler.followers.replica_sending import Phase
 from mlfabric.security import Identity, Security
 from mlfabric.security.authority import certify
 from tests.fabric.harness import Fabric, wait_until
+from tests.fabric.programs import Program
 from tests.fabric.replicas import replica, replication
-from tests.fabric.test_replica_kills import Program
 from tests.security.conftest import worker_settings
 
 pytestmark = pytest.mark.processes
