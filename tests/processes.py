@@ -18,12 +18,12 @@ from mlfabric.launch.guard import marked
 PATIENCE_S = 100.0
 
 
-def wait_until(holds: Callable[[], bool], what: str) -> None:
-    """Wait until a condition holds."""
+def wait_until(holds: Callable[[], bool], what: str, every_s: float = 0.01) -> None:
+    """Wait until a condition holds, which is looked at every so often."""
     until = time.monotonic() + PATIENCE_S
     while not holds():
         assert time.monotonic() < until, f"waited {PATIENCE_S} s in vain: {what}"
-        time.sleep(0.01)
+        time.sleep(every_s)
 
 
 class Command:

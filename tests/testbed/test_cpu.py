@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from benchmarks.testbed.cpu import CpuMeter, CpuTimes, Window, saturated_share, used_share
-from tests.testbed.waiting import wait_until
+from tests.processes import wait_until
 
 STAT = """cpu  100 20 30 4000 500 6 7 8 9 10
 cpu0 1 1 1 1 1 1 1 1 1 1

@@ -17,7 +17,8 @@ from benchmarks.testbed.hosts import remove_leftovers, testbed
 from benchmarks.testbed.namespaces import entered
 from mlfabric.errors import UnavailableError, UsageError
 from mlfabric.twin.settings import Direction
-from tests.testbed.waiting import namespaces_of, runs, wait_until
+from tests.processes import wait_until
+from tests.testbed.waiting import namespaces_of, runs
 
 pytestmark = pytest.mark.root
 

@@ -13,8 +13,9 @@ import pytest
 
 from benchmarks.paper import QUICK_WORKERS
 from benchmarks.testbed.systems import fabric
+from tests.processes import wait_until
 from tests.testbed.quick import begin_quick, skip_without_hosts
-from tests.testbed.waiting import namespaces_of, pids_in, runs, wait_until
+from tests.testbed.waiting import namespaces_of, pids_in, runs
 
 pytestmark = [pytest.mark.processes, pytest.mark.root, pytest.mark.timeout(300)]
 

@@ -10,8 +10,9 @@ import pytest
 from benchmarks.testbed.hosts import testbed
 from benchmarks.testbed.processes import ChildError, Launcher
 from mlfabric.errors import UnavailableError, UsageError
+from tests.processes import wait_until
 from tests.testbed import tasks
-from tests.testbed.waiting import runs, wait_until
+from tests.testbed.waiting import runs
 
 pytestmark = [pytest.mark.root, pytest.mark.processes]
 

@@ -9,7 +9,7 @@ from benchmarks.testbed.hosts import testbed
 from benchmarks.testbed.weather import Weather
 from mlfabric.errors import UsageError
 from mlfabric.twin.settings import NETWORK, Direction
-from tests.testbed.waiting import wait_until
+from tests.processes import wait_until
 
 pytestmark = pytest.mark.root
 

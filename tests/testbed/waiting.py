@@ -1,21 +1,10 @@
-"""Waiting for what will happen, in tests; and who still runs."""
+"""Who still runs, and in which namespaces."""
 
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-
-PATIENCE_S = 60.0
-
-
-def wait_until(holds: Callable[[], bool], what: str, every_s: float = 0.01) -> None:
-    """Wait until a condition holds, which is looked at every so often."""
-    until_s = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < until_s, f"waited {PATIENCE_S} s in vain: {what}"
-        time.sleep(every_s)
 
 
 def runs(pid: int) -> bool:
