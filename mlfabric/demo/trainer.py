@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy
 
 import mlfabric
 from mlfabric.demo import digits
-from mlfabric.demo.demo_events import Accuracy, Applied, EventLog, Moved, NotApplied, log_path
+from mlfabric.demo.demo_events import Accuracy, Applied, Event, EventLog, Moved, NotApplied, log_path
 from mlfabric.demo.scenario import Scenario
 from mlfabric.protocol import Committed, Dropped, UpdateId
 from mlfabric.worker_daemon.observations import Settled, Transferred
@@ -49,18 +49,10 @@ class Pace:
         return float(step_s + held_up * self._random.uniform(*self._scenario.pause_s))
 
 
-class Recorder:
-    """Writes what a worker's daemon observes to a log."""
-
-    def __init__(self, log: EventLog) -> None:
-        self._log = log
-
-    def observe(self, seen: Transferred | Settled) -> None:
-        """Write it down."""
-        if isinstance(seen, Settled):
-            self._log.write(_settled(seen))
-            return
-        moved = Moved(
+def event_of(seen: Transferred | Settled) -> Event:
+    """Return what a worker's daemon observed, as it is written to a log."""
+    if isinstance(seen, Transferred):
+        return Moved(
             worker=seen.transfer.worker,
             server=seen.peer,
             is_push=isinstance(seen.transfer, UpdateId),
@@ -68,10 +60,6 @@ class Recorder:
             started_ns=seen.started_ns,
             ended_ns=seen.ended_ns,
         )
-        self._log.write(moved)
-
-
-def _settled(seen: Settled) -> Applied | NotApplied:
     worker, outcome = seen.update.worker, seen.outcome
     if isinstance(outcome, Committed):
         return Applied(
@@ -116,7 +104,10 @@ def train(scenario: Scenario, rank: int, log: EventLog) -> None:
     data = digits.load(scenario.seed)
     model = digits.make_model(scenario)
     pace, evaluation = Pace(scenario, rank), Evaluation(scenario, data, log)
-    observe = Recorder(log).observe
+
+    def observe(seen: Transferred | Settled) -> None:
+        log.write(event_of(seen))
+
     with mlfabric.register_as_worker(model, rule=scenario.rule, tau_max=scenario.tau_max, observer=observe) as worker:
         until_s = time.monotonic() + scenario.longest_s
         for images, labels in digits.batches(scenario, data, rank):
