@@ -101,14 +101,12 @@ class TransferRecord:
         busy_bytes, busy_ns: at the sender of what its receiver takes for paced: what was delivered while there was more
             to send than the network took, and how long that was: what the links carried then. 0 where that was not
             measured.
-        delivery_rate_bps: the kernel's own estimate at the sender (TCP_INFO); 0 if unknown.
         started_ns, ended_ns: monotonic clock of this host.
     """
 
     direction: Direction
     bytes: int
     paced: bool
-    delivery_rate_bps: int
     started_ns: int
     ended_ns: int
     busy_bytes: int = 0

@@ -368,7 +368,6 @@ class Connection:
             direction=direction,
             bytes=n_bytes,
             paced=paced or (out and self._was_spread(n_bytes, ended_ns - started_ns)),
-            delivery_rate_bps=self._stream.delivery_rate_bps() if out else 0,
             started_ns=started_ns,
             ended_ns=ended_ns,
         )

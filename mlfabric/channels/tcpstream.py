@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import socket
 import struct
+import sys
 import termios
 from collections.abc import Callable, Sequence
 
@@ -29,7 +30,6 @@ TCP_INFO_BYTES = 256
 SEGMENT_OFFSET = 16
 MIN_RTT_OFFSET = 148
 NO_RTT_US = 0xFFFFFFFF
-DELIVERY_RATE_OFFSET = 160
 
 
 class TcpStream:
@@ -192,19 +192,13 @@ class TcpStream:
 
     def path(self) -> Path:
         """Return what the kernel knows of the way to the peer (TCP_INFO)."""
-        rtt_us = self._info("=I", MIN_RTT_OFFSET)
-        return Path(self._info("=I", SEGMENT_OFFSET), 0 if rtt_us == NO_RTT_US else 1000 * rtt_us)
+        rtt_us = self._info(MIN_RTT_OFFSET)
+        return Path(self._info(SEGMENT_OFFSET), 0 if rtt_us == NO_RTT_US else 1000 * rtt_us)
 
-    def delivery_rate_bps(self) -> int:
-        """Return the kernel's estimate of what the path delivered lately (TCP_INFO) in bit/s; 0 if unknown."""
-        return 8 * self._info("=Q", DELIVERY_RATE_OFFSET)
-
-    def _info(self, form: str, offset: int) -> int:
-        """Return a figure of TCP_INFO; 0 if this kernel has none such."""
+    def _info(self, offset: int) -> int:
+        """Return a number of TCP_INFO; 0 if this kernel's is shorter."""
         info = self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
-        if len(info) < offset + struct.calcsize(form):
-            return 0
-        return int(struct.unpack_from(form, info, offset)[0])
+        return int.from_bytes(info[offset : offset + 4], sys.byteorder) if len(info) >= offset + 4 else 0
 
     def unacknowledged_bytes(self) -> int:
         """Return how many of the bytes that were written the peer's kernel has not acknowledged."""

@@ -21,10 +21,9 @@ relation to its nominal rate; else the one with fewer peers, because a shared li
 both. So a slow host is found by its own few transfers, and a server's link is not dragged down by it.
 
 A transfer is judged only some time after its end, because those that ran beside it may end later; raising never waits.
-What the sender measured ends when its kernel took the last byte, too early; TCP_INFO's delivery rate stretches it, and
-it counts only where the receiver does not report. A stream is the other way round: only its sender knows when the links
-held it up, and not its input. That part counts as a transfer of its own, the rest as a paced one; its receiver's record
-counts as paced, and only where the sender does not report.
+Receivers report what came to them. Of a stream only its sender knows when the links held it up, and not its input. That
+part counts as a transfer of its own, the rest as a paced one; its receiver's record counts as paced, and only where the
+sender does not report.
 
 **Ageing.** The truth moves on while nobody looks: an estimate moves towards the nominal rate (towards the best rate
 ever seen, where that is unknown). It has gone half the way after as long as its evidence took, and a fifth of the time
@@ -56,7 +55,6 @@ MIN_BYTES = 64 * 1024
 MIN_BUSY_BYTES = 16 * 1024
 """Of a stream's busy part, which is measured by what was acknowledged."""
 KEEP_S = 30.0
-SENDER_WAIT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,8 +92,6 @@ class LinkEstimator:
         self._options = options or EstimatorOptions()
         self._links: dict[Link, Known] = {}
         self._to_judge: list[tuple[float, Transfer]] = []
-        self._from_senders: list[tuple[float, Transfer]] = []
-        self._received_at_s: dict[tuple[str, str], float] = {}
         self._streams = Streams()
 
     @property
@@ -114,16 +110,11 @@ class LinkEstimator:
         for transfer in transfers:
             if transfer.from_host == transfer.to_host or transfer.ended_s <= transfer.started_s:
                 continue
-            if transfer.busy_bytes >= MIN_BUSY_BYTES and transfer.busy_s > 0:
-                self._take_in_stream(transfer)
-            elif transfer.bytes < MIN_BYTES:
-                continue
-            elif transfer.at_sender:
-                self._from_senders.append((now_s + SENDER_WAIT_S, transfer.stretched()))
-            else:
-                self._received_at_s[transfer.from_host, transfer.to_host] = now_s
-                if not (transfer.paced and self._streams.received(transfer)):
-                    self._take_in(transfer)
+            if transfer.busy_bytes:
+                if transfer.busy_bytes >= MIN_BUSY_BYTES and transfer.busy_s > 0:
+                    self._take_in_stream(transfer)
+            elif transfer.bytes >= MIN_BYTES and not (transfer.paced and self._streams.received(transfer)):
+                self._take_in(transfer)
         self._settle(now_s)
 
     def observe_nic(self, link: Link, bps: float, speed_bps: float, started_s: float, ended_s: float) -> None:
@@ -154,13 +145,7 @@ class LinkEstimator:
         return Estimate(bps, age_s, known.source)
 
     def _settle(self, now_s: float) -> None:
-        """Do what has waited long enough."""
-        waiting = self._from_senders
-        self._from_senders = [entry for entry in waiting if entry[0] > now_s]
-        for due_s, transfer in waiting:
-            heard_s = self._received_at_s.get((transfer.from_host, transfer.to_host), -math.inf)
-            if due_s <= now_s and heard_s < now_s - KEEP_S:
-                self._take_in(transfer)
+        """Judge what has waited long enough."""
         due = [transfer for due_s, transfer in self._to_judge if due_s <= now_s]
         if due:
             self._to_judge = [entry for entry in self._to_judge if entry[0] > now_s]
@@ -200,7 +185,7 @@ class LinkEstimator:
             proven_bps = known.history.proven_bps(transfer.started_s, transfer.ended_s)
             known.best_bps = max(known.best_bps, proven_bps)
             if proven_bps > self._now_bps(link, transfer):
-                known.learn(proven_bps, transfer.ended_s, transfer.took_s, transfer.source)
+                known.learn(proven_bps, transfer.ended_s, transfer.took_s, Source.TRANSFERS)
 
     def _judge(self, transfer: Transfer) -> None:
         """Find out what limited a transfer (2-4)."""
@@ -237,7 +222,7 @@ class LinkEstimator:
             before_bps, likely_bps = self._now_bps(link, transfer), self._likely_bps(link, transfer)
             near = likely_bps >= (1 - TOLERANCE) * before_bps
             bps = before_bps + RENEWAL_GAIN * min(0.0, likely_bps - before_bps) if near else likely_bps
-            known.learn(bps, transfer.ended_s, transfer.took_s, Source.NIC if watched else transfer.source)
+            known.learn(bps, transfer.ended_s, transfer.took_s, Source.NIC if watched else Source.TRANSFERS)
 
     def _verdict(self, link: Link, transfer: Transfer) -> Verdict:
         watched = self._nic_verdict(link, transfer)

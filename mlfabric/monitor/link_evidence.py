@@ -23,7 +23,6 @@ class Source(Enum):
 
     NOMINAL = "nominal"
     TRANSFERS = "transfers"
-    TCP_INFO = "tcp_info"
     NIC = "nic"
 
 
@@ -44,8 +43,6 @@ class Transfer:
         bytes: payload.
         started_s, ended_s: on the monitor's clock.
         paced: the sender held it to a planned rate.
-        at_sender: measured where it was sent.
-        delivery_rate_bps: TCP_INFO's at the sender; 0 if unknown.
         busy_bytes, busy_s: of a stream, at its sender: what was delivered while there was more to send than the network
             took, and how long that was; 0 where it was not measured.
     """
@@ -56,8 +53,6 @@ class Transfer:
     started_s: float
     ended_s: float
     paced: bool = False
-    at_sender: bool = False
-    delivery_rate_bps: int = 0
     busy_bytes: int = 0
     busy_s: float = 0.0
 
@@ -71,23 +66,11 @@ class Transfer:
         """How long it took."""
         return self.ended_s - self.started_s
 
-    @property
-    def source(self) -> Source:
-        """What kind of evidence it is."""
-        return Source.TCP_INFO if self.at_sender and self.delivery_rate_bps else Source.TRANSFERS
-
     def passage(self, link: Link) -> Passage:
         """Return it as one of its two links saw it."""
         up, down = self.links
         peer = down if link == up else up
         return Passage(peer=peer, bits=8.0 * self.bytes, started_s=self.started_s, ended_s=self.ended_s)
-
-    def stretched(self) -> Transfer:
-        """Let what the sender measured end when, by TCP_INFO, its bytes can have arrived."""
-        if not self.delivery_rate_bps:
-            return self
-        seconds = max(self.ended_s - self.started_s, 8 * self.bytes / self.delivery_rate_bps)
-        return replace(self, ended_s=self.started_s + seconds)
 
     def parts(self) -> tuple[Transfer, ...]:
         """Return the busy part, as if that had come last, and what came before, which counts as paced.
@@ -97,7 +80,7 @@ class Transfer:
         """
         busy_s = min(self.busy_s, self.ended_s - self.started_s)
         turned_s, rest_bytes = self.ended_s - busy_s, self.bytes - self.busy_bytes
-        busy = replace(self, bytes=self.busy_bytes, started_s=turned_s, paced=False, delivery_rate_bps=0)
+        busy = replace(self, bytes=self.busy_bytes, started_s=turned_s, paced=False)
         before_s = turned_s - self.started_s
         if rest_bytes <= 0 or rest_bytes * busy_s > self.busy_bytes * before_s:
             return (busy,)

@@ -369,8 +369,6 @@ def from_record(record: monitor_pb2.TransferRecord, now_s: float, hosts: Mapping
         started_s=ended_s - record.seconds,
         ended_s=ended_s,
         paced=record.paced,
-        at_sender=record.at_sender,
-        delivery_rate_bps=record.delivery_rate_bps,
         busy_bytes=record.busy_bytes,
         busy_s=record.busy_seconds,
     )

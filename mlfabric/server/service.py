@@ -322,8 +322,8 @@ class ServerService:
 
     def _recorded(self, record: TransferRecord, peer: str) -> None:
         self._metrics.transfer(record, peer)
-        came = record.direction is Direction.IN
-        self._shell.reporter.record(record, *((peer, self.options.host) if came else (self.options.host, peer)))
+        if record.direction is Direction.IN:
+            self._shell.reporter.record(record, peer, self.options.host)
 
     # Now and again
 

@@ -13,7 +13,7 @@ from collections import deque
 
 import grpc
 
-from mlfabric.channels import Direction, TransferRecord
+from mlfabric.channels import TransferRecord
 from mlfabric.errors import UsageError
 from mlfabric.model.specs import Role
 from mlfabric.security import LOOPBACK, Security
@@ -134,9 +134,7 @@ class TransferReporter:
                 bytes=record.bytes,
                 seconds=record.seconds,
                 paced=record.paced,
-                delivery_rate_bps=record.delivery_rate_bps,
                 ended_ago_s=(now_ns - record.ended_ns) / 1e9,
-                at_sender=record.direction is Direction.OUT,
                 busy_bytes=record.busy_bytes,
                 busy_seconds=record.busy_ns / 1e9,
             )

@@ -95,7 +95,6 @@ class Estimated:
             started_s=began_ns / 1e9,
             ended_s=ended_ns / 1e9,
             paced=pace < math.inf or inputs > 0,
-            at_sender=is_busy,
             busy_bytes=round(bits / 8) if is_busy else 0,
             busy_s=took_ns / 1e9 if is_busy else 0.0,
         )

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19mlfabric/v1/monitor.proto\x12\x0bmlfabric.v1\"\xe1\x01\n\x0eTransferRecord\x12\x11\n\tfrom_host\x18\x01 \x01(\t\x12\x0f\n\x07to_host\x18\x02 \x01(\t\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12\x0f\n\x07seconds\x18\x04 \x01(\x01\x12\r\n\x05paced\x18\x05 \x01(\x08\x12\x19\n\x11\x64\x65livery_rate_bps\x18\x06 \x01(\x04\x12\x13\n\x0b\x65nded_ago_s\x18\x07 \x01(\x01\x12\x11\n\tat_sender\x18\x08 \x01(\x08\x12\x12\n\nbusy_bytes\x18\t \x01(\x04\x12\x14\n\x0c\x62usy_seconds\x18\n \x01(\x01\x12\x0f\n\x07to_peer\x18\x0b \x01(\t\"\xa7\x01\n\x16RecordTransfersRequest\x12\x0e\n\x06member\x18\x01 \x01(\t\x12\r\n\x05token\x18\x07 \x01(\x0c\x12,\n\x07records\x18\x02 \x03(\x0b\x32\x1b.mlfabric.v1.TransferRecord\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x0e\n\x06up_bps\x18\x04 \x01(\x04\x12\x10\n\x08\x64own_bps\x18\x05 \x01(\x04\x12\x10\n\x08succeeds\x18\x06 \x01(\t\"\x19\n\x17RecordTransfersResponse2n\n\x0eMonitorService\x12\\\n\x0fRecordTransfers\x12#.mlfabric.v1.RecordTransfersRequest\x1a$.mlfabric.v1.RecordTransfersResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19mlfabric/v1/monitor.proto\x12\x0bmlfabric.v1\"\xbf\x01\n\x0eTransferRecord\x12\x11\n\tfrom_host\x18\x01 \x01(\t\x12\x0f\n\x07to_host\x18\x02 \x01(\t\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12\x0f\n\x07seconds\x18\x04 \x01(\x01\x12\r\n\x05paced\x18\x05 \x01(\x08\x12\x13\n\x0b\x65nded_ago_s\x18\x07 \x01(\x01\x12\x12\n\nbusy_bytes\x18\t \x01(\x04\x12\x14\n\x0c\x62usy_seconds\x18\n \x01(\x01\x12\x0f\n\x07to_peer\x18\x0b \x01(\tJ\x04\x08\x06\x10\x07J\x04\x08\x08\x10\t\"\xa7\x01\n\x16RecordTransfersRequest\x12\x0e\n\x06member\x18\x01 \x01(\t\x12\r\n\x05token\x18\x07 \x01(\x0c\x12,\n\x07records\x18\x02 \x03(\x0b\x32\x1b.mlfabric.v1.TransferRecord\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x0e\n\x06up_bps\x18\x04 \x01(\x04\x12\x10\n\x08\x64own_bps\x18\x05 \x01(\x04\x12\x10\n\x08succeeds\x18\x06 \x01(\t\"\x19\n\x17RecordTransfersResponse2n\n\x0eMonitorService\x12\\\n\x0fRecordTransfers\x12#.mlfabric.v1.RecordTransfersRequest\x1a$.mlfabric.v1.RecordTransfersResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,11 +32,11 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'mlfabric.v1.monitor_pb2', _
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_TRANSFERRECORD']._serialized_start=43
-  _globals['_TRANSFERRECORD']._serialized_end=268
-  _globals['_RECORDTRANSFERSREQUEST']._serialized_start=271
-  _globals['_RECORDTRANSFERSREQUEST']._serialized_end=438
-  _globals['_RECORDTRANSFERSRESPONSE']._serialized_start=440
-  _globals['_RECORDTRANSFERSRESPONSE']._serialized_end=465
-  _globals['_MONITORSERVICE']._serialized_start=467
-  _globals['_MONITORSERVICE']._serialized_end=577
+  _globals['_TRANSFERRECORD']._serialized_end=234
+  _globals['_RECORDTRANSFERSREQUEST']._serialized_start=237
+  _globals['_RECORDTRANSFERSREQUEST']._serialized_end=404
+  _globals['_RECORDTRANSFERSRESPONSE']._serialized_start=406
+  _globals['_RECORDTRANSFERSRESPONSE']._serialized_end=431
+  _globals['_MONITORSERVICE']._serialized_start=433
+  _globals['_MONITORSERVICE']._serialized_end=543
 # @@protoc_insertion_point(module_scope)

@@ -27,9 +27,7 @@ class TransferRecord(_message.Message):
     BYTES_FIELD_NUMBER: _builtins.int
     SECONDS_FIELD_NUMBER: _builtins.int
     PACED_FIELD_NUMBER: _builtins.int
-    DELIVERY_RATE_BPS_FIELD_NUMBER: _builtins.int
     ENDED_AGO_S_FIELD_NUMBER: _builtins.int
-    AT_SENDER_FIELD_NUMBER: _builtins.int
     BUSY_BYTES_FIELD_NUMBER: _builtins.int
     BUSY_SECONDS_FIELD_NUMBER: _builtins.int
     TO_PEER_FIELD_NUMBER: _builtins.int
@@ -39,14 +37,10 @@ class TransferRecord(_message.Message):
     seconds: _builtins.float
     paced: _builtins.bool
     """A paced transfer says nothing about the link but that it carries at least this much."""
-    delivery_rate_bps: _builtins.int
-    """TCP_INFO's delivery rate at the sender, 0 if unknown."""
     ended_ago_s: _builtins.float
     """Seconds from its end to the sending of this message; clocks of different hosts are never compared."""
-    at_sender: _builtins.bool
-    """Measured where it was sent, up to the last byte that the kernel took; else where it was received."""
     busy_bytes: _builtins.int
-    """Of a stream, at its sender: what was delivered while there was more to send than the network took, and how long
+    """Of a stream, at its sender (of all else the receiver reports): what was delivered while there was more to send than the network took, and how long
     that was. 0 where it was not measured.
     """
     busy_seconds: _builtins.float
@@ -62,16 +56,14 @@ class TransferRecord(_message.Message):
         bytes: _builtins.int = ...,
         seconds: _builtins.float = ...,
         paced: _builtins.bool = ...,
-        delivery_rate_bps: _builtins.int = ...,
         ended_ago_s: _builtins.float = ...,
-        at_sender: _builtins.bool = ...,
         busy_bytes: _builtins.int = ...,
         busy_seconds: _builtins.float = ...,
         to_peer: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_sender", b"at_sender", "busy_bytes", b"busy_bytes", "busy_seconds", b"busy_seconds", "bytes", b"bytes", "delivery_rate_bps", b"delivery_rate_bps", "ended_ago_s", b"ended_ago_s", "from_host", b"from_host", "paced", b"paced", "seconds", b"seconds", "to_host", b"to_host", "to_peer", b"to_peer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy_bytes", b"busy_bytes", "busy_seconds", b"busy_seconds", "bytes", b"bytes", "ended_ago_s", b"ended_ago_s", "from_host", b"from_host", "paced", b"paced", "seconds", b"seconds", "to_host", b"to_host", "to_peer", b"to_peer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -353,13 +353,6 @@ async def test_the_senders_record_shows_a_slow_receiver_and_not_how_fast_the_ker
         assert record.rate_bps < 30_000_000
 
 
-async def test_the_kernels_estimate_is_in_the_senders_record() -> None:
-    async with dialled() as (_, connection):
-        record = await connection.send(*zeros(10**6))
-        assert record is not None
-        assert record.delivery_rate_bps > 0
-
-
 def test_sockets_do_not_delay_small_frames_and_notice_dead_hosts() -> None:
     with socket.socket() as sock:
         sockets.prepare(sock, buffer_bytes=0)

@@ -58,8 +58,6 @@ def seen(record: TransferRecord, sender: str, receiver: str) -> Transfer:
         started_s=record.started_ns / 1e9,
         ended_s=record.ended_ns / 1e9,
         paced=record.paced,
-        at_sender=record.direction is Direction.OUT,
-        delivery_rate_bps=record.delivery_rate_bps,
         busy_bytes=record.busy_bytes,
         busy_s=record.busy_ns / 1e9,
     )
@@ -77,7 +75,8 @@ async def passed_on(bed: Testbed) -> list[Transfer]:
 
         filling: Filling = relay
         records = await asyncio.gather(ends[0].send_stream(payload(SIZE_BYTES), filling), take())
-        return [seen(record, h1.name, taker.name) for record in records]
+        told = (record for record in records if record.direction is Direction.IN or record.busy_bytes)
+        return [seen(record, h1.name, taker.name) for record in told]
 
     async def fill(ends: tuple[Connection, Connection]) -> list[Transfer]:
         async def take() -> TransferRecord:

@@ -304,7 +304,6 @@ def received(seconds: float) -> TransferRecord:
         direction=Direction.IN,
         bytes=10 * MB,
         paced=False,
-        delivery_rate_bps=0,
         started_ns=now_ns - round(seconds * 1e9),
         ended_ns=now_ns,
     )
@@ -331,7 +330,6 @@ def relayed(to_peer: str) -> monitor_pb2.TransferRecord:
         bytes=12 * MB,
         seconds=1.0,
         paced=True,
-        at_sender=True,
         busy_bytes=10 * MB,
         busy_seconds=0.8,
         ended_ago_s=2.0,

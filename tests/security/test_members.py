@@ -32,7 +32,7 @@ from tests.fabric.several import together
 from tests.security.conftest import worker_settings
 
 RECORD = TransferRecord(
-    direction=Direction.OUT, bytes=10**6, paced=False, delivery_rate_bps=0, started_ns=0, ended_ns=10**7
+    direction=Direction.OUT, bytes=10**6, paced=False, started_ns=0, ended_ns=10**7
 )
 
 
