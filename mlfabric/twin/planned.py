@@ -7,7 +7,6 @@ server begins to send in that order, and nobody is paced but where the plan spli
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Container, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -30,9 +29,9 @@ from mlfabric.planning import (
     PlannerConfig,
     Timetable,
     Transfer,
+    paced_rate,
     plan,
 )
-from mlfabric.planning.conflicts import FULL_SHARE_PERCENT
 from mlfabric.planning.plan import Kind
 from mlfabric.protocol import GetId, UpdateId
 from mlfabric.twin.cluster import Cluster
@@ -112,18 +111,6 @@ class Planner:
     def rate_bps(self, link: LinkId) -> int:
         """Return the rate of a link that the planner knows."""
         return self.rates_bps[self._link_number[link]]
-
-    def pace(self, planned: int, span_ns: int, up: int, down: int) -> float:
-        """Return how fast a transfer may go in bits per ns, for which the plan may leave something to others.
-
-        As ``paced_rate`` does, for links whose capacity is planned never to change.
-
-        Args:
-            planned: what it is planned to carry within its span, in bits times 1e9.
-        """
-        if not planned or 100 * planned >= FULL_SHARE_PERCENT * span_ns * min(self.rates_bps[up], self.rates_bps[down]):
-            return math.inf
-        return max(1, planned // span_ns) / 1e9
 
     def plan_updates(
         self, updates: Sequence[Candidate], now_ns: int, v_init: int = 0, *, helps: bool = True, group_ns: int = 0
@@ -318,9 +305,9 @@ class Order:
         pace = patience_ns = np.inf
         if transfer.path:
             up, down = planner.up[transfer.source], planner.down[transfer.destination]
+            pace = paced_rate(profile, transfer.path, planner.network) / 1e9 or np.inf
             span_ns = profile.end_ns - profile.start_ns
             planned = sum([bps * (end_ns - start_ns) for start_ns, end_ns, bps in profile.pieces])
-            pace = planner.pace(planned, span_ns, up, down)
             if transfer.kind is Kind.MODEL and 2 * planned >= planner.rates_bps[up] * span_ns:
                 patience_ns = GET_PATIENCE * span_ns
         latency_ns = transfer.arrive_ns - profile.end_ns

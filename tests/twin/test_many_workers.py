@@ -7,13 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from benchmarks import twin as benchmark
 from mlfabric.model.specs import Mode
-from mlfabric.network import Piece, Profile, down_link, up_link
-from mlfabric.planning import paced_rate
+from mlfabric.network import down_link, up_link
 from mlfabric.twin import planned
 from mlfabric.twin.cluster import Cluster
 from mlfabric.twin.planned import Planner
@@ -77,22 +74,6 @@ def test_a_workers_own_links_are_reserved_only_if_it_may_have_several_round_trip
     assert (network.free_line(up_link("w3")).at(0) == network.rate_bps(up_link("w3"), 0)) == (in_flight == 1)
     planner.release(("push", 1), way)
     assert network.free_line(down_link("server")).at(0) == network.rate_bps(down_link("server"), 0)
-
-
-@given(st.integers(0, 100), st.lists(st.tuples(st.integers(0, 30), st.integers(1, 10**9)), max_size=4), st.booleans())
-def test_who_is_paced_and_how_much_is_what_the_scheduler_says(start_ns, shape, is_slow):
-    """Pieces follow one another; each is so long and so fast."""
-    pieces: list[Piece] = []
-    for length_ns, bps in shape:
-        begin_ns = pieces[-1].end_ns if pieces else start_ns
-        pieces.append(Piece(begin_ns, begin_ns + length_ns, bps))
-    planner = Planner(cluster_of(2))
-    if is_slow:
-        planner.learn(np.full(6, 0.4))
-    profile = Profile(start_ns, pieces[-1].end_ns if pieces else start_ns, tuple(pieces))
-    usual = paced_rate(profile, planner.network.path("w0", "w1"), planner.network)
-    planned = sum(bps * (end_ns - start_ns) for start_ns, end_ns, bps in profile.pieces)
-    assert planner.pace(planned, profile.end_ns - profile.start_ns, 0, 4) == (usual / 1e9 if usual else np.inf)
 
 
 def test_a_run_leaves_garbage_collection_as_it_was():
