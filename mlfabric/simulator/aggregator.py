@@ -11,14 +11,12 @@ from functools import partial
 from mlfabric.aggregator import actions as act
 from mlfabric.aggregator.state import AggregatorState
 from mlfabric.aggregator.sum_records import Stage
-from mlfabric.model.specs import ModelSpec, Role
+from mlfabric.model.specs import Role
 from mlfabric.protocol import (
     DropReason,
     GetId,
-    HandOn,
     MemberEvent,
     MemberJoined,
-    Sum,
     SumId,
     Welcome,
 )
@@ -37,6 +35,7 @@ class SimulatedAggregator(Receiver[act.Grant]):
     """One process of an aggregator."""
 
     chunks = CHUNKS
+    state: AggregatorState
 
     def __init__(self, around: Surroundings, name: str, incarnation: int, host: str) -> None:
         world = around.world
@@ -47,7 +46,18 @@ class SimulatedAggregator(Receiver[act.Grant]):
         self.models: dict[GetId, Payload] = {}
         self.handed_on = 0
         self._errands = Errands(Calls(world, self.process, around.book), self._take_in)
-        self._drive(self.state, self._do, self._check_memory)
+        self._doing |= {
+            act.ReserveSum: self._reserve,
+            act.Grant: self._grant,
+            act.OfferSum: lambda action: self._errands.offer(action, self.sums[action.plan.sum].payload),
+            act.SealSum: lambda action: self._errands.seal(action.sum),
+            act.ForgetSum: lambda action: self.sums.pop(action.plan.sum),
+            act.GiveUp: self._give_up,
+            act.StartFetch: self._fetch,
+            act.HandModelOn: self._hand_on,
+            act.ForgetModel: lambda action: self.models.pop(action.get),
+            act.StopFetch: self._stop_fetch,
+        }
         around.flows.add_host(host)
         around.book.add(self.address, self)
 
@@ -113,61 +123,29 @@ class SimulatedAggregator(Receiver[act.Grant]):
 
     # Events in, actions out
 
-    def _check_memory(self) -> None:
+    def _rested(self) -> None:
         sums, handings = self.state.sums.sums, self.state.handings.handings
         counted: set[SumId | GetId] = {s for s, r in sums.items() if r.stage not in (Stage.WAITING, Stage.SENT)}
         counted |= {get for get, handing in handings.items() if handing.fetching}
         held = {*self.sums, *self.models}
         assert held == counted, f"{self.name} keeps {held}; it counts {counted}"
 
-    def _do(self, action: act.Action) -> None:
-        match action:
-            case act.ReserveSum():
-                self._reserve(action.plan, action.spec)
-            case act.Grant():
-                self._grant(action)
-            case act.OfferSum():
-                self._errands.offer(action, self.sums[action.plan.sum].payload)
-            case act.SealSum():
-                self._errands.seal(action.sum)
-            case act.ForgetSum():
-                del self.sums[action.plan.sum]
-            case act.GiveUp():
-                self._errands.give_up(action.sum)
-                self.sums.pop(action.sum, None)
-            case act.Answer():
-                self._answer(action, may_be_lost=True)
-            case act.Refuse():
-                self._refuse(action)
-            case act.Abandon():
-                self._abandon(action.connection)
-            case act.Report():
-                self.session.send(action.event)
-            case _:
-                self._do_models(action)
+    def _reserve(self, action: act.ReserveSum) -> None:
+        payload = Payload(action.plan.images * action.spec.layout.size_bytes, CHUNKS)
+        self.sums[action.plan.sum] = Adding(action.plan, payload, CHUNKS)
 
-    def _do_models(self, action: act.Action) -> None:
-        match action:
-            case act.StartFetch():
-                self._fetch(action.plan, action.spec)
-            case act.HandModelOn():
-                self._hand_on(action)
-            case act.ForgetModel():
-                del self.models[action.get]
-            case act.StopFetch():
-                self._errands.give_up(action.get)
-                del self.models[action.get]
-                self._tear(action.get)
-            case _:
-                raise AssertionError(f"nobody does {action}")
+    def _give_up(self, action: act.GiveUp) -> None:
+        self._errands.give_up(action.sum)
+        self.sums.pop(action.sum, None)
 
-    def _reserve(self, plan: Sum, spec: ModelSpec) -> None:
-        payload = Payload(plan.images * spec.layout.size_bytes, CHUNKS)
-        self.sums[plan.sum] = Adding(plan, payload, CHUNKS)
+    def _fetch(self, action: act.StartFetch) -> None:
+        payload = self.models[action.plan.get] = Payload(action.spec.layout.size_bytes, CHUNKS)
+        self._errands.fetch(action.plan, payload)
 
-    def _fetch(self, plan: HandOn, spec: ModelSpec) -> None:
-        payload = self.models[plan.get] = Payload(spec.layout.size_bytes, CHUNKS)
-        self._errands.fetch(plan, payload)
+    def _stop_fetch(self, action: act.StopFetch) -> None:
+        self._errands.give_up(action.get)
+        del self.models[action.get]
+        self._tear(action.get)
 
     # Frames out
 

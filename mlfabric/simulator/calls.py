@@ -16,7 +16,7 @@ from mlfabric.simulator.processes import Process
 from mlfabric.simulator.receiving import Caller, Receiver
 from mlfabric.simulator.surroundings import Book
 from mlfabric.simulator.world import Timer, World
-from mlfabric.transfer.offers import SeedOffered
+from mlfabric.transfer.offers import Offered, SeedOffered, Wanted
 from mlfabric.values import dataclass
 
 __all__ = ["Calls", "Offer"]
@@ -92,8 +92,15 @@ class Calls(Generic[KeyT]):
             caller = Caller(process=self.process, granted=granted, answered=answered, refused=broke)
             connection = _connected(receiver, offered.transfer, caller)
             number, whole = connection.number, dict(payload.chunks) if offered.travels_whole else {}
-            frame = (number, offered.transfer, offered.ticket, payload.size_bytes, offered.digest, whole, offered.seed)
-            connection.send(End.FAR, "OFFER", partial(receiver.offered, *frame))
+            offer = Offered(
+                connection=number,
+                transfer=offered.transfer,
+                ticket=offered.ticket,
+                length=payload.size_bytes,
+                digest=offered.digest,
+                seed=offered.seed,
+            )
+            connection.send(End.FAR, "OFFER", partial(receiver.offered, offer, whole))
             return connection
 
         return self._begin(key, address, start, broke)
@@ -103,7 +110,8 @@ class Calls(Generic[KeyT]):
 
         def start(receiver: Receiver[Any]) -> Connection:
             connection = _connected(receiver, get, caller)
-            connection.send(End.FAR, "WANT", partial(receiver.wanted, connection.number, get, ticket))
+            want = Wanted(connection=connection.number, get=get, ticket=ticket)
+            connection.send(End.FAR, "WANT", partial(receiver.wanted, want))
             return connection
 
         self._begin(key, address, start, caller.refused)

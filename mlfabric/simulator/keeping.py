@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 from mlfabric.model.specs import ModelSpec
 from mlfabric.protocol import Outcome, Replicate, SumId, TransferId, UpdateId
@@ -44,43 +45,46 @@ class SimulatedKept:
         self._frozen: dict[TransferId, Image] = {}
         self._window: Image | None = None
         self._calls = calls
+        self.doing: dict[type, Callable[[Any], object]] = {
+            act.KeepCopy: self._keep,
+            act.FoldCopy: self._fold,
+            act.DropCopies: self._drop,
+            act.FreezeWindow: self._freeze,
+            act.StartReplicate: lambda action: self._send(action.plan, action.address),
+            act.EndReplicate: self._end,
+            act.DropWindow: self._drop_window,
+        }
 
     @property
     def copies(self) -> set[UpdateId]:
         """The updates of which copies are kept."""
         return set(self._copies)
 
-    def do(self, action: act.KeepAction) -> None:
-        """Carry out an action."""
-        match action:
-            case act.KeepCopy():
-                assert self._is_here(action.update), f"{action.update} is to be copied, but its tensors are gone"
-                self._copies[action.update] = self._truths[action.update].step
-            case act.FoldCopy():
-                self._fold(action)
-            case act.DropCopies():
-                for update in action.updates:
-                    del self._copies[update]
-            case act.FreezeWindow():
-                assert self._window is not None, f"{action.transfer} is to be sent, but nothing is folded"
-                self._frozen[action.transfer], self._window = self._window, None
-            case act.StartReplicate():
-                self._send(action.plan, action.address)
-            case act.EndReplicate():
-                self._end(action.transfer)
-            case act.DropWindow():
-                self._window = None
+    def _keep(self, action: act.KeepCopy) -> None:
+        assert self._is_here(action.update), f"{action.update} is to be copied, but its tensors are gone"
+        self._copies[action.update] = self._truths[action.update].step
+
+    def _drop(self, action: act.DropCopies) -> None:
+        for update in action.updates:
+            del self._copies[update]
+
+    def _freeze(self, action: act.FreezeWindow) -> None:
+        assert self._window is not None, f"{action.transfer} is to be sent, but nothing is folded"
+        self._frozen[action.transfer], self._window = self._window, None
+
+    def _drop_window(self, action: act.DropWindow) -> None:
+        self._window = None
 
     def _fold(self, action: act.FoldCopy) -> None:
         rule, gradient = self._spec.rule, self._copies.pop(action.update)
         own = own_step(rule, gradient, action.lrs[-1], action.share)
         self._window = own if self._window is None else added(carried(rule, self._window, action.lrs), own)
 
-    def _end(self, transfer: TransferId) -> None:
-        self._calls.give_up(transfer)
-        self._frozen.pop(transfer, None)
-        if isinstance(transfer, UpdateId):
-            self._copies.pop(transfer, None)
+    def _end(self, action: act.EndReplicate) -> None:
+        self._calls.give_up(action.transfer)
+        self._frozen.pop(action.transfer, None)
+        if isinstance(action.transfer, UpdateId):
+            self._copies.pop(action.transfer, None)
 
     def _image(self, transfer: TransferId) -> tuple[Image | None, int]:
         """Return what is sent, None for what is not finite, and its size."""

@@ -1,23 +1,34 @@
-"""What all simulated members are: a process with a session, and a state machine in its loop."""
+"""What all simulated members are: a process with a session, and the loop around its state machine.
+
+The loop is as ``mlfabric/shell/driving.py`` is around a real one; what is told to nobody alive is not taken in.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from mlfabric.model.specs import NO_TERM, Member, Role, Term
-from mlfabric.protocol import Instruction, MemberEvent, MemberJoined, MonitorAt, Refuse, Welcome
-from mlfabric.simulator.driving import SimulatedDriver, StateMachine
+from mlfabric.protocol import Instruction, MemberEvent, MemberJoined, MonitorAt, Refuse, Tick, Welcome
 from mlfabric.simulator.processes import Process
 from mlfabric.simulator.session import Session
 from mlfabric.simulator.surroundings import Surroundings
+from mlfabric.simulator.world import Timer
 
 __all__ = ["SimulatedMember"]
 
 
 class SimulatedMember(ABC):
-    """One process of a member."""
+    """One process of a member.
+
+    Attributes:
+        state: its state machine, which is checked after each event.
+        doing: what carries out each kind of action.
+    """
+
+    state: Any
 
     def __init__(self, around: Surroundings, name: str, incarnation: int, address: str, process: Process) -> None:
         self.name = name
@@ -26,6 +37,10 @@ class SimulatedMember(ABC):
         self.session = Session(around.world, around.scheduler, name, process, self)
         self._around = around
         self._world = around.world
+        self._doing: dict[type, Callable[[Any], object]] = {}
+        self._queue: deque[object] = deque()
+        self._is_draining = False
+        self._timer: Timer | None = None
 
     @property
     def process(self) -> Process:
@@ -75,9 +90,46 @@ class SimulatedMember(ABC):
 
     # The state machine
 
-    def _drive(self, state: StateMachine, do: Callable[[Any], None], rested: Callable[[], None] = lambda: None) -> None:
-        self._driver = SimulatedDriver(self._world, self.session, state, do, rested)
-
     def _take_in(self, event: object) -> None:
-        """Hand an event to the state machine and do what follows."""
-        self._driver.take_in(event)
+        """Hand an event to the state machine, now or after those that came before, and do what follows."""
+        if not self.is_alive:
+            return
+        self._queue.append(event)
+        if self._is_draining:
+            return
+        self._is_draining = True
+        while self._queue:
+            taken = self._queue.popleft()
+            actions = self.state.handle(taken, self._now_ns())
+            self._world.note(f"{self.name} <-", taken, "->", *actions)
+            for action in actions:
+                self._doing[type(action)](action)
+            self.state.validate()
+        self._is_draining = False
+        self._rested()
+        self._set_timer()
+
+    def _rested(self) -> None:
+        """Check what must hold when nothing is left to be done."""
+        assert not self._queue, f"{self.name} rests, and has not taken in {self._queue}"
+
+    def _now_ns(self) -> int:
+        """Return what the process's clock shows."""
+        return self._world.now_ns + self.process.ahead_ns
+
+    def _stop_timer(self) -> None:
+        """Send no Tick any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _set_timer(self) -> None:
+        self._stop_timer()
+        due_ns = self.state.next_wakeup_ns()
+        if due_ns is not None:
+            delay_ns = max(0, due_ns - self._now_ns())
+            self._timer = self._world.later(delay_ns, "tick", self._wake_up, self.process)
+
+    def _wake_up(self) -> None:
+        self._timer = None
+        self._take_in(Tick())

@@ -10,7 +10,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 
 from mlfabric.aggregator.actions import HandModelOn
 from mlfabric.protocol import GetId, ModelVersion, Outcome, TransferId, UpdateId
-from mlfabric.server.actions import Grant, ServeModel
+from mlfabric.server.actions import Forget, Grant, ServeModel
 from mlfabric.simulator.double import ReceiveBuffers
 from mlfabric.simulator.exact import Image
 from mlfabric.simulator.lines import Connection, End
@@ -19,13 +19,14 @@ from mlfabric.simulator.payloads import Feed, Payload
 from mlfabric.simulator.processes import Process
 from mlfabric.simulator.surroundings import Surroundings
 from mlfabric.transfer.offers import (
+    Abandon,
     Answer,
     GetBroken,
     GetServed,
     Offered,
     PayloadReceived,
     Refuse,
-    SeedOffered,
+    Report,
     TransferBroken,
     Wanted,
 )
@@ -109,13 +110,19 @@ class Receiver(SimulatedMember, Generic[GrantT]):
         super().__init__(around, name, incarnation, address, process)
         self._lines: dict[int, _Line[GrantT]] = {}
         self._numbers = 0
+        self._doing = {
+            Answer: self._answer,
+            Refuse: self._refuse,
+            Abandon: self._abandon,
+            Report: self._report,
+        }
 
     def _end(self) -> None:
         """Break every connection, and send no Tick any more: the process is gone, or is something else now."""
         for line in self._lines.values():
             line.connection.close(End.FAR)
         self._lines.clear()
-        self._driver.close()
+        self._stop_timer()
 
     # Frames in
 
@@ -134,21 +141,11 @@ class Receiver(SimulatedMember, Generic[GrantT]):
         self._lines[number] = _Line(connection, caller)
         return connection
 
-    def offered(
-        self,
-        number: int,
-        transfer: TransferId,
-        ticket: bytes,
-        length: int,
-        digest: int,
-        whole: dict[int, Image | None],
-        seed: SeedOffered | None,
-    ) -> None:
+    def offered(self, offer: Offered, whole: dict[int, Image | None]) -> None:
         """Read an OFFER frame; ``whole`` are the chunks of what is so small that it comes with its offer."""
-        line = self._lines[number]
-        line.transfer, line.whole = transfer, whole
-        event = Offered(connection=number, transfer=transfer, ticket=ticket, length=length, digest=digest, seed=seed)
-        self._take_in(event)
+        line = self._lines[offer.connection]
+        line.transfer, line.whole = offer.transfer, whole
+        self._take_in(offer)
 
     @abstractmethod
     def payload(self, number: int, place: int, chunk: Image | None) -> None:
@@ -162,10 +159,10 @@ class Receiver(SimulatedMember, Generic[GrantT]):
         """Read a REFUSE frame: the sender takes its payload back, and the connection ends with it."""
         self._fail(number, "a REFUSE frame came")
 
-    def wanted(self, number: int, get: GetId, ticket: bytes) -> None:
+    def wanted(self, want: Wanted) -> None:
         """Read a WANT frame."""
-        self._lines[number].get = get
-        self._take_in(Wanted(connection=number, get=get, ticket=ticket))
+        self._lines[want.connection].get = want.get
+        self._take_in(want)
 
     def _fail(self, number: int, detail: str) -> None:
         """Close a connection whose other end cannot be served."""
@@ -187,9 +184,16 @@ class Receiver(SimulatedMember, Generic[GrantT]):
 
     # Frames out
 
-    def _answer(self, action: Answer, *, may_be_lost: bool = False) -> None:
+    def _report(self, action: Report) -> None:
+        self.session.send(action.event)
+
+    def _may_be_lost(self, action: Answer) -> bool:
+        """Tell whether a connection may break just before this arrives."""
+        return True
+
+    def _answer(self, action: Answer) -> None:
         if (line := self._ended(action.connection)) is not None:
-            if may_be_lost and self._world.chance(self._world.config.faults.outcome_lost):
+            if self._may_be_lost(action) and self._world.chance(self._world.config.faults.outcome_lost):
                 self._world.fault("outcome lost", action.outcomes)
                 line.connection.break_up()
             line.connection.send(End.NEAR, "OUTCOME", partial(line.caller.answered, dict(action.outcomes)))
@@ -198,9 +202,9 @@ class Receiver(SimulatedMember, Generic[GrantT]):
         if (line := self._ended(action.connection)) is not None:
             line.connection.send(End.NEAR, "REFUSE", partial(line.caller.refused, action.reason))
 
-    def _abandon(self, number: int) -> None:
-        if self._ended(number) is not None:
-            self._fail(number, "it was closed at this end")
+    def _abandon(self, action: Abandon) -> None:
+        if self._ended(action.connection) is not None:
+            self._fail(action.connection, "it was closed at this end")
 
     def _ended(self, number: int) -> _Line[GrantT] | None:
         """Return a connection whose transfer has ended."""
@@ -243,6 +247,7 @@ class BufferedReceiver(Receiver[Grant]):
     def __init__(self, around: Surroundings, name: str, incarnation: int, address: str, process: Process) -> None:
         super().__init__(around, name, incarnation, address, process)
         self.buffers = ReceiveBuffers()
+        self._doing |= {Grant: self._grant, Forget: self._forget}
 
     def payload(self, number: int, place: int, chunk: Image | None) -> None:
         """Read a chunk of a payload."""
@@ -267,8 +272,8 @@ class BufferedReceiver(Receiver[Grant]):
             self.payload(action.connection, place, chunk)
         self.sealed(action.connection)
 
-    def _forget(self, transfer: TransferId) -> None:
-        number = self.buffers.forget(transfer)
+    def _forget(self, action: Forget) -> None:
+        number = self.buffers.forget(action.transfer)
         line = self._lines.get(number) if number is not None else None
-        filling = line is not None and line.transfer == transfer and line.connection.is_open
-        assert not filling, f"{transfer} lost its buffer while connection {number} was filling it"
+        filling = line is not None and line.transfer == action.transfer and line.connection.is_open
+        assert not filling, f"{action.transfer} lost its buffer while connection {number} was filling it"

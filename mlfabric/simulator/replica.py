@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from mlfabric.model.specs import Role
@@ -24,7 +25,6 @@ from mlfabric.server.replica_actions import (
     PlantSeed,
     PrefixApplied,
     PrefixRefused,
-    ReplicaAction,
     ReplicaEvent,
     SeedPlanted,
     TakeOver,
@@ -60,6 +60,7 @@ class SimulatedReplica(BufferedReceiver):
     """One process of a replica of ``server``."""
 
     chunks = CHUNKS
+    state: ReplicaState
 
     def __init__(
         self,
@@ -75,12 +76,16 @@ class SimulatedReplica(BufferedReceiver):
         self.state = ReplicaState(name)
         self.stores: dict[str, tuple[int, Weights]] = {}
         self._witness = around.witness
-        self._take_over = take_over
         self.heir: SimulatedServer | None = None
         self.foretold: dict[str, list[MadeVersion]] = defaultdict(list)
         self._running: Counter[str] = Counter()
         self._ending: dict[str, act.FreeStore] = {}
-        self._drive(self.state, self._do, self._look)
+        self._doing |= {
+            act.FreeStore: self._free,
+            PlantSeed: self._plant,
+            ApplyPrefix: self._apply,
+            TakeOver: partial(take_over, self),
+        }
         around.flows.add_host(self.host)
 
     def die(self) -> None:
@@ -118,7 +123,7 @@ class SimulatedReplica(BufferedReceiver):
 
     # Events in, actions out
 
-    def _look(self) -> None:
+    def _rested(self) -> None:
         """Check the buffers, and show the witness what is in them."""
         transfers = {n: t for model in self.state.models.values() for n, t in model.transfers.items()}
         counted = {name for name, transfer in transfers.items() if transfer.holds_buffer}
@@ -131,29 +136,8 @@ class SimulatedReplica(BufferedReceiver):
             holdings = tuple(frozenset(transfer.members) for transfer in held)
             self._witness.leads.holds(name, self, self.stores[name][0] if name in self.stores else 0, holdings)
 
-    def _do(self, action: ReplicaAction) -> None:
-        match action:
-            case act.Grant():
-                self._grant(action)
-            case act.Answer():
-                self._answer(action)
-            case act.Refuse():
-                self._refuse(action)
-            case act.Abandon():
-                self._abandon(action.connection)
-            case act.Forget():
-                self._forget(action.transfer)
-            case act.FreeStore():
-                self._ending[action.model] = action
-                self._free_if_idle(action.model)
-            case act.Report():
-                self.session.send(action.event)
-            case PlantSeed():
-                self._plant(action)
-            case ApplyPrefix():
-                self._apply(action)
-            case TakeOver():
-                self._take_over(self, action)
+    def _may_be_lost(self, action: act.Answer) -> bool:
+        return False
 
     # The store
 
@@ -186,6 +170,10 @@ class SimulatedReplica(BufferedReceiver):
             self.foretold[action.model] += [MadeVersion(e.version, e.lr, e.members, e.ends_group) for e in done]
         event = PrefixApplied(model=action.model, version=action.version)
         self._later(f"{self.name} applied", action.model, (action.version.number, after), event)
+
+    def _free(self, action: act.FreeStore) -> None:
+        self._ending[action.model] = action
+        self._free_if_idle(action.model)
 
     def _free_if_idle(self, model: str) -> None:
         """Hold nothing of a model any more that has ended, once nothing is done to it."""

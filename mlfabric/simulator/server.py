@@ -57,6 +57,8 @@ class SimulatedServer(BufferedReceiver):
         process: that it is in; None for a new one.
     """
 
+    state: ServerState
+
     def __init__(self, around: Surroundings, name: str, process: Process | None = None) -> None:
         world = around.world
         super().__init__(around, name, 1, name, process or world.process(name, f"host of {name}"))
@@ -78,7 +80,19 @@ class SimulatedServer(BufferedReceiver):
         self._turns = Turns()
         self._ending: list[TransferId] = []
         self.seeder = SimulatedSeeder(world, Calls(world, self.process, around.book), self._turns, self._copied)
-        self._drive(self.state, self._do, self._after_event)
+        self._doing |= {
+            act.ApplyStep: self._apply,
+            act.ServeModel: self._serve,
+            act.InstallInitial: self._install,
+            act.FreeStore: self._free,
+            act.CreateStore: self._create,
+            act.PrepareStep: self._prepare,
+            act.CommitStep: lambda action: self._later(action.model, "committed", partial(self._commit, action)),
+            act.DiscardStep: lambda action: self._later(action.model, "thrown away", partial(self._discard, action)),
+            act.PinModel: lambda action: self._pin(action.get, action.model, action.version),
+            act.UnpinModel: lambda action: self._unpin(action.get),
+            act.Settled: lambda _: None,
+        }
         around.flows.add_host(self.host, world.config.server_bps)
 
     def resume(self, former: SimulatedServer, address: str, checkpoints: Collection[Checkpoint]) -> None:
@@ -113,7 +127,6 @@ class SimulatedServer(BufferedReceiver):
             self._create_store(one.holds.spec)
             self.stores[one.holds.spec.name].resume(one.holds.version.number, one.weights)
         self.state = ServerState(self.state.config, holds)
-        self._drive(self.state, self._do, self._after_event)
 
     def _create_store(self, spec: ModelSpec) -> None:
         self.stores[spec.name] = StoreDouble(weight_buffers(spec) + self._world.config.weight_copies, spec.rule)
@@ -181,7 +194,7 @@ class SimulatedServer(BufferedReceiver):
 
     # Events in, actions out
 
-    def _after_event(self) -> None:
+    def _rested(self) -> None:
         """Keep the epochs that began, as ``ServerService`` does, and check what is kept of transfers."""
         for name, model in self.state.models.items():
             self.epochs[name] = max(model.version.epoch, self._shown_epochs.get(name, 0))
@@ -190,52 +203,23 @@ class SimulatedServer(BufferedReceiver):
         held += self._ending
         assert len(held) == len(self.buffers), f"{len(self.buffers)} buffers are kept for {held}"
 
-    def _do(self, action: act.Action) -> None:
-        match action:
-            case act.Grant():
-                self._grant(action)
-            case act.ApplyStep():
-                self._apply(action)
-            case act.Answer():
-                dropped = any(isinstance(outcome, Dropped) for _, outcome in action.outcomes)
-                self._answer(action, may_be_lost=not dropped)
-            case act.Report():
-                if isinstance(action.event, ServerHolds):
-                    self._witness.renews(action.event.spec.name, action.event.version)
-                    if action.event.spec.name in self.checkpoints:
-                        self._begin_checkpoint(action.event.spec.name)
-                self.session.send(action.event)
-            case act.ServeModel():
-                self._serve(action)
-            case act.Forget():
-                self._forget(action.transfer)
-            case act.Refuse():
-                self._refuse(action)
-            case act.Abandon():
-                self._abandon(action.connection)
-            case act.InstallInitial():
-                self._install(action)
-            case act.FreeStore():
-                self._ending += action.transfers
-                self._turns.take(action.model, partial(self._free, action))
-            case act.CreateStore():
-                self._witness.rules[action.spec.name] = action.spec.rule
-                self._create_store(action.spec)
-            case _:
-                self._do_with_part(action)
+    def _may_be_lost(self, action: act.Answer) -> bool:
+        return not any(isinstance(outcome, Dropped) for _, outcome in action.outcomes)
 
-    def _do_with_part(self, action: act.Action) -> None:
-        match action:
-            case act.PrepareStep():
-                self._prepare(action)
-            case act.CommitStep():
-                self._later(action.model, "committed", partial(self._commit, action))
-            case act.DiscardStep():
-                self._later(action.model, "thrown away", partial(self._discard, action))
-            case act.PinModel():
-                self._pin(action.get, action.model, action.version)
-            case act.UnpinModel():
-                self._unpin(action.get)
+    def _report(self, action: act.Report) -> None:
+        if isinstance(action.event, ServerHolds):
+            self._witness.renews(action.event.spec.name, action.event.version)
+            if action.event.spec.name in self.checkpoints:
+                self._begin_checkpoint(action.event.spec.name)
+        super()._report(action)
+
+    def _create(self, action: act.CreateStore) -> None:
+        self._witness.rules[action.spec.name] = action.spec.rule
+        self._create_store(action.spec)
+
+    def _free(self, action: act.FreeStore) -> None:
+        self._ending += action.transfers
+        self._turns.take(action.model, partial(self._free_in_turn, action))
 
     def _pin(self, get: GetId, model: str, version: ModelVersion) -> None:
         store = self.stores[model]
@@ -315,7 +299,7 @@ class SimulatedServer(BufferedReceiver):
         if self._world.config.faults.kills_servers and self._commits % CHECKPOINT_EVERY == 0:
             self._turns.take(action.model, partial(self._checkpoint, action.model))
 
-    def _free(self, action: act.FreeStore) -> None:
+    def _free_in_turn(self, action: act.FreeStore) -> None:
         """Hold nothing of a model any more, once no step of it runs; a deposed server that is told so ends here."""
         if self._is_deposed:
             self.die()

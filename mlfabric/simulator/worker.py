@@ -54,6 +54,8 @@ class SimulatedWorker(SimulatedMember):
         job: that it is of.
     """
 
+    state: DaemonState
+
     def __init__(
         self, around: Surroundings, name: str, incarnation: int, host: str, spec: ModelSpec, job: JobClaim
     ) -> None:
@@ -76,7 +78,15 @@ class SimulatedWorker(SimulatedMember):
         self._attempts = Attempts(self._calls, self._layout_of, truths, self._take_in)
         self._keeping = Calls[TransferId](world, self.process, around.book)
         self.kept = SimulatedKept(self._keeping, spec, truths, self._here.__contains__, self._take_in)
-        self._drive(self.state, self._do)
+        self._doing = {
+            act.Request: lambda action: self.session.send(action.event),
+            act.StartSend: lambda action: self._attempts.send(action.plan),
+            act.StartFetch: lambda action: self._attempts.fetch(action.plan),
+            act.StopTransfers: lambda _: self._calls.break_off(),
+            act.Settle: self._settle,
+            act.Deliver: self._deliver,
+            **self.kept.doing,
+        }
         self._seen = NO_TERM
 
     def start(self) -> None:
@@ -94,7 +104,7 @@ class SimulatedWorker(SimulatedMember):
         """Break off whatever comes and goes."""
         self._calls.break_off()
         self._keeping.break_off()
-        self._driver.close()
+        self._stop_timer()
 
     # The session
 
@@ -207,28 +217,13 @@ class SimulatedWorker(SimulatedMember):
             self._take_in(request)
         return push
 
-    # Events in, actions out
+    # What is done
 
-    def _do(self, action: act.Action) -> None:
-        match action:
-            case act.Request():
-                self.session.send(action.event)
-            case act.StartSend():
-                self._attempts.send(action.plan)
-            case act.StartFetch():
-                self._attempts.fetch(action.plan)
-            case act.StopTransfers():
-                self._calls.break_off()
-            case act.Settle():
-                push = whole_of(action.update, self._shards)
-                self._here.discard(push)
-                self.witness.settles(push, action.outcome)
-                self._leave_if_done()
-            case act.Deliver():
-                self._deliver(action)
-            case _:
-                assert isinstance(action, act.KeepAction), f"nobody does {action}"
-                self.kept.do(action)
+    def _settle(self, action: act.Settle) -> None:
+        push = whole_of(action.update, self._shards)
+        self._here.discard(push)
+        self.witness.settles(push, action.outcome)
+        self._leave_if_done()
 
     def _deliver(self, action: act.Deliver) -> None:
         after, first = self._lanes.pop(action.get), action.get
