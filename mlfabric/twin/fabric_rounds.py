@@ -14,7 +14,8 @@ what slow links have to hand on comes late.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
+from functools import lru_cache
+from itertools import count, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,7 +59,7 @@ class FabricRounds(Rounds):
         cluster = world.cluster
         self._hosts = {worker.name: worker.name for worker in cluster.workers}
         self._learns = cluster.monitoring is Monitoring.ESTIMATES and self._count <= LARGE
-        self._plans: dict[tuple[tuple[int, ...], bytes, bool], RoundStreams] = {}
+        self._shaped, self._numbers = lru_cache(MOST_PLANS)(self._shape), count()
         self._rhythm, self._links, self._trust = Rhythm(), RoundLinks(), Trust()
         self._probing = Probing(world.planner.network)
         self._number = {worker.name: number for number, worker in enumerate(cluster.workers)}
@@ -118,17 +119,16 @@ class FabricRounds(Rounds):
         if not self._learns:
             world.learn()
         rates_bps = tuple([network.rate_bps(link, 0) for link in world.planner.links])
-        key = rates_bps, late.tobytes(), self._trust.is_lost
-        if key not in self._plans:
-            if len(self._plans) >= MOST_PLANS:
-                self._plans.clear()
-            missing = [name for name, is_late in zip(self._hosts, late.tolist(), strict=True) if is_late]
-            size_bytes, number = world.cluster.model_bytes, RoundId(1, len(self._plans))
-            without = self._trust.without
-            shaped = shape_round(network, self._hosts, size_bytes, number, round(at_ns), missing, without)
-            assert isinstance(shaped, Shaped), f"every link carries something, and there is no way: {shaped}"
-            self._plans[key] = round_streams(shaped, world.cluster)
-        return self._plans[key]
+        return self._shaped(rates_bps, tuple(late.tolist()), self._trust.is_lost)
+
+    def _shape(self, rates_bps: tuple[int, ...], late: tuple[bool, ...], is_trust_lost: bool) -> RoundStreams:
+        """Shape a round of now, which depends on the rates that are known, the late and the trust in stripes alone."""
+        missing = [name for name, is_late in zip(self._hosts, late, strict=True) if is_late]
+        world, without = self._world, self._trust.without
+        size_bytes, number, now_ns = world.cluster.model_bytes, RoundId(1, next(self._numbers)), round(world.now_ns)
+        shaped = shape_round(world.planner.network, self._hosts, size_bytes, number, now_ns, missing, without)
+        assert isinstance(shaped, Shaped), f"every link carries something, and there is no way: {shaped}"
+        return round_streams(shaped, world.cluster)
 
     def _told_ns(self, streams: RoundStreams, asked_ns: Times, begin_ns: float) -> Times:
         """Return when each worker is told its part: once that is planned, and it has asked."""

@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from types import MappingProxyType
 
 from mlfabric.model.specs import Mode
@@ -68,7 +69,7 @@ class Pushing:
         self._group_of: dict[int, Group] = {}
         self._holder: dict[Update, Group] = {}
         self._keys = 0
-        self._plans: dict[tuple[bytes, tuple[Name, ...], bool], Prepared] = {}
+        self._known_plan = lru_cache(MOST_PLANS)(self._plan_together)
         self._workers = {host.name: number for number, host in enumerate(world.cluster.workers)}
         self._due_ns = math.inf
         self._stale = True
@@ -135,7 +136,8 @@ class Pushing:
         apart = [update for update in self.waiting if update in self._apart] if self._apart else []
         if self._together:
             updates = {(update.worker, 0): update for update in self.waiting}
-            self._enter(self._known_plan(tuple(sorted(updates)), not apart), updates, self._world.now_ns)
+            rates = self._planner.known_rates.tobytes()
+            self._enter(self._known_plan(rates, tuple(sorted(updates)), not apart), updates, self._world.now_ns)
         elif self.due_ns() <= self._world.now_ns:
             self._stale = True
             self._planner.network.prune(int(self._world.now_ns))
@@ -172,15 +174,11 @@ class Pushing:
     def _prepare(self, found: Plan) -> Prepared:
         return prepare(found, self._order, self._workers)
 
-    def _known_plan(self, names: tuple[Name, ...], helps: bool) -> Prepared:
-        key = self._planner.known_rates.tobytes(), names, helps
-        if key not in self._plans:
-            if len(self._plans) >= MOST_PLANS:
-                self._plans.clear()
-            self._order = self._world.order()
-            candidates = [self._planner.candidate(worker, 0, 0, 0) for worker, _ in names]
-            self._plans[key] = self._prepare(self._planner.plan_updates(candidates, 0, helps=helps))
-        return self._plans[key]
+    def _plan_together(self, rates: bytes, names: tuple[Name, ...], helps: bool) -> Prepared:
+        """Plan synchronous updates with nothing else under way; ``rates`` are those that are known."""
+        self._order = self._world.order()
+        candidates = [self._planner.candidate(worker, 0, 0, 0) for worker, _ in names]
+        return self._prepare(self._planner.plan_updates(candidates, 0, helps=helps))
 
     def _planned(self, batch: Sequence[Update], movable: Sequence[Group], ahead: int, helps: bool) -> Plan:
         now_ns = int(self._world.now_ns)

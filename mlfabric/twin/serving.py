@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -25,8 +26,6 @@ from mlfabric.twin.pushing import MOST_PLANS, Pushing
 from mlfabric.twin.run_world import RunWorld
 
 __all__ = ["Serving"]
-
-MOST_VERSIONS = 65536
 
 
 @dataclass(slots=True, eq=False)
@@ -98,10 +97,9 @@ class Serving:
         self._order = world.order()
         self._legs: dict[int, _Leg] = {}
         self._holds: dict[Update, list[int]] = {}
-        self._versions: list[int] = [0]
         self._since_ns: list[float] = [0.0]
         self._keys = 0
-        self._plans: dict[tuple[bytes, tuple[int, ...]], _Prepared] = {}
+        self._known_plan = lru_cache(MOST_PLANS)(self._plan_together)
         self._workers = {host.name: number for number, host in enumerate(world.cluster.workers)}
         self._server_up = world.planner.links[world.planner.up[world.cluster.server.name]]
         self._next = _Next({}, 0, math.inf)
@@ -177,22 +175,18 @@ class Serving:
         latest_ns = max(int(now_ns), self._next.dry_ns, min(there.values())) + self._gather_ns()
         batch = {get.worker: get for get, ns in there.items() if ns <= latest_ns}
         if self._together:
-            prepared = self._known_plan(tuple(sorted(batch)))
+            prepared = self._known_plan(self._planner.known_rates.tobytes(), tuple(sorted(batch)))
         else:
             there_ns = max([int(now_ns), *(there[get] for get in batch.values())])
             gets = [self._planner.get(get.worker, get.step, there_ns) for get in batch.values()]
             prepared = self._prepare(self._planner.plan_gets(gets, int(now_ns)))
         self._enter(prepared, batch)
 
-    def _known_plan(self, workers: tuple[int, ...]) -> _Prepared:
-        key = self._planner.known_rates.tobytes(), workers
-        if key not in self._plans:
-            if len(self._plans) >= MOST_PLANS:
-                self._plans.clear()
-            self._order = self._world.order()
-            gets = [self._planner.get(worker, 0, 0) for worker in workers]
-            self._plans[key] = self._prepare(self._planner.plan_gets(gets, 0))
-        return self._plans[key]
+    def _plan_together(self, rates: bytes, workers: tuple[int, ...]) -> _Prepared:
+        """Plan gets of synchronous training with nothing else under way; ``rates`` are those that are known."""
+        self._order = self._world.order()
+        gets = [self._planner.get(worker, 0, 0) for worker in workers]
+        return self._prepare(self._planner.plan_gets(gets, 0))
 
     def _prepare(self, found: Plan) -> _Prepared:
         transfers = list(found.transfers)
@@ -242,12 +236,9 @@ class Serving:
 
     def settled(self, update: Update) -> None:
         """Note that an update is settled: what follows it may be sent."""
-        now_ns, version = self._world.now_ns, self._pushing.version
-        if version > self._versions[-1]:
-            self._versions.append(version)
+        now_ns = self._world.now_ns
+        if self._pushing.version == len(self._since_ns):
             self._since_ns.append(now_ns)
-            if len(self._versions) > 2 * MOST_VERSIONS:
-                del self._versions[:MOST_VERSIONS], self._since_ns[:MOST_VERSIONS]
         for number in self._holds.pop(update, ()):
             self._world.flows.release(number, now_ns)
             del self._legs[number].sent.follows[update]
@@ -259,7 +250,7 @@ class Serving:
         self._let_go(number, leg)
         if leg.is_first:
             self._stale = True
-            leg.sent.version = self._version_at(began_ns)
+            leg.sent.version = max(0, bisect_right(self._since_ns, began_ns) - 1)
             del self._unsent[leg.sent]
             self._succession.over(_coming(leg.sent, self._least_ns(), ()), int(self._world.now_ns))
         if leg.answers is not None:
@@ -271,10 +262,6 @@ class Serving:
         if leg.way is not None:
             self._planner.release(("get", leg.key), leg.way)
             self._order.forget(number)
-
-    def _version_at(self, at_ns: float) -> int:
-        """Return the version that the model had at an instant not long ago."""
-        return self._versions[max(0, bisect_right(self._since_ns, at_ns) - 1)]
 
     def links_changed(self) -> None:
         """Plan anew what the server is to send to single workers if links are otherwise than planned with."""
