@@ -137,17 +137,15 @@ class StoreDouble:
         self._pins = +self._pins
 
 
-def refusal_of(action: ApplyStep, images: Sequence[Image | None], huge: Collection[TransferId]) -> StepRefused:
+def refusal_of(action: ApplyStep, culprits: Collection[TransferId]) -> StepRefused:
     """Say who is to blame for a step, as ``server/stores.py`` does: the first one holds the sum by now.
 
     Args:
         action: the step.
-        images: what its transfers brought; None stands for what is not finite.
-        huge: those that would make the weights infinite.
+        culprits: those of its transfers that are not finite, or would make the weights infinite.
     """
     first, *rest = action.transfers
-    looks = zip(rest, images[1:], strict=True)
-    blamed = tuple(transfer for transfer, image in looks if image is None or transfer in huge)
+    blamed = tuple(transfer for transfer in rest if transfer in culprits)
     return StepRefused(
         model=action.model,
         transfers=action.transfers,

@@ -259,30 +259,40 @@ class SimulatedServer(BufferedReceiver):
             self._world.later(0, f"first checkpoint of {model}", partial(self._begin_checkpoint, model))
 
     def _apply(self, action: act.ApplyStep) -> None:
-        incoming = self.state.models[action.model].incoming
-        group = [incoming.transfers[transfer] for transfer in action.transfers]
-        rest = [t for t in incoming.transfers.values() if t.transfer not in action.transfers]
+        incoming = self.state.models[action.model].incoming.transfers
+        rest = [t for t in incoming.values() if t.transfer not in action.transfers]
         others = [t.transfer for t in rest if t.kind is UpdateKind.GRADIENT]
-        members = tuple(m.update for t in group for m in t.members)
-        self._witness.begins(action, members, others)
-        self._turns.take(action.model, partial(self._step, action, group, members))
+        group = [incoming[transfer] for transfer in action.transfers]
+        self._witness.begins(action, _members(group), others)
+        self._turns.take(action.model, partial(self._step, action, group))
 
-    def _step(self, action: act.ApplyStep, group: list[IncomingTransfer], members: tuple[UpdateId, ...]) -> None:
+    def _step(self, action: act.ApplyStep, group: list[IncomingTransfer]) -> None:
         if not self.is_alive:
             return
         delay_ns = self._world.pause_ns(STEP_NS)
-        images = [self.buffers.image(transfer) for transfer in action.transfers]
-        finite = [image for image in images if image is not None]
-        huge = tuple(t.transfer for t in group if self._is_huge(t))
-        if huge or len(finite) < len(images):
-            refused = refusal_of(action, images, huge)
+        if culprits := self._begin(action, group):
+            refused = refusal_of(action, culprits)
             self._world.later(delay_ns, "refused", lambda: self._end_step(action.model, refused))
         else:
-            self.stores[action.model].begin(action, finite)
-            self._world.later(delay_ns, "applied", lambda: self._applied(action, members))
+            self._world.later(delay_ns, "applied", lambda: self._applied(action, _members(group)))
+
+    def _begin(self, order: act.ApplyStep | act.PrepareStep, group: list[IncomingTransfer]) -> tuple[TransferId, ...]:
+        """Begin a step if it is finite; return which of its transfers are to blame if it is not."""
+        images = {transfer: self.buffers.image(transfer) for transfer in order.transfers}
+        culprits = tuple(t.transfer for t in group if images[t.transfer] is None or self._is_huge(t))
+        if not culprits:
+            self.stores[order.model].begin(order, [image for image in images.values() if image is not None])
+        return culprits
 
     def _is_huge(self, transfer: IncomingTransfer) -> bool:
         return any(self._witness.is_huge(member.update) for member in transfer.members)
+
+    def _made(self, action: act.ApplyStep, members: tuple[UpdateId, ...]) -> None:
+        """Show the witness a step that was made, and compare what it led to."""
+        self._witness.commits(members, action)
+        expected = self._witness.weights(action.model, action.version.number)
+        is_expected = self.stores[action.model].value == expected
+        assert is_expected, f"{members} led to other weights than their single steps do"
 
     def _applied(self, action: act.ApplyStep, members: tuple[UpdateId, ...]) -> None:
         if not self.is_alive:
@@ -290,9 +300,7 @@ class SimulatedServer(BufferedReceiver):
         store = self.stores[action.model]
         before = store.version
         store.finish(action.version.number)
-        self._witness.commits(members, action)
-        expected = self._witness.weights(action.model, action.version.number)
-        assert store.value == expected, f"{members} led to other weights than their single steps do"
+        self._made(action, members)
         norm = self._witness.leads.step_norm(action.model, before)
         self._end_step(action.model, act.StepDone(model=action.model, transfers=action.transfers, step_norm=norm))
         self._commits += 1
@@ -356,22 +364,16 @@ class SimulatedServer(BufferedReceiver):
         self._world.later(self._world.pause_ns(STEP_NS), what, happen)
 
     def _prepare(self, action: act.PrepareStep) -> None:
-        incoming = self.state.models[action.model].incoming
-        group = [incoming.transfers[transfer] for transfer in action.transfers]
+        incoming = self.state.models[action.model].incoming.transfers
+        group = [incoming[transfer] for transfer in action.transfers]
         assert all(t.kind is UpdateKind.GRADIENT for t in group), f"initial weights are no unit: {action}"
-        members = tuple(m.update for t in group for m in t.members)
+        members = self._preparing[action.model] = _members(group)
         self._witness.begins(_at_once(action), members, ())
-        images = [self.buffers.image(transfer) for transfer in action.transfers]
-        finite = [image for image in images if image is not None]
-        looks = zip(group, images, strict=True)
-        culprits = tuple(t.transfer for t, image in looks if image is None or self._is_huge(t))
         outcome: act.PrepareRefused | act.StepPrepared
-        if culprits:
+        if culprits := self._begin(action, group):
             detail = "the step is not finite"
             outcome = act.PrepareRefused(model=action.model, unit=action.unit, detail=detail, culprits=culprits)
         else:
-            self.stores[action.model].begin(action, finite)
-            self._preparing[action.model] = members
             outcome = act.StepPrepared(model=action.model, unit=action.unit)
         self._later(action.model, "prepared or refused", lambda store: self._take_in(outcome))
 
@@ -379,9 +381,7 @@ class SimulatedServer(BufferedReceiver):
         order, members = store.finish(action.version.number), self._preparing[action.model]
         assert isinstance(order, act.PrepareStep), f"{order} is no step of a unit"
         assert (order.unit, order.transfers) == (action.unit, action.transfers), f"{action}, but prepared is {order}"
-        self._witness.commits(members, _at_once(order))
-        expected = self._witness.weights(action.model, action.version.number)
-        assert store.value == expected, f"{members} led to other weights than their steps do"
+        self._made(_at_once(order), members)
         self._take_in(act.StepDone(model=action.model, transfers=action.transfers, step_norm=1.0))
         if self._world.config.faults.rollback_hz and action.version.number % CHECKPOINT_EVERY == 0:
             self._keep_common()
@@ -397,6 +397,10 @@ class SimulatedServer(BufferedReceiver):
         kept = [Checkpoint(holds=h, weights=self.stores[h.spec.name].weights) for h in self.state.holds()]
         assert len({c.holds.version for c in kept}) == 1, "a server has one part"
         self.common[kept[0].holds.version] = kept
+
+
+def _members(group: Sequence[IncomingTransfer]) -> tuple[UpdateId, ...]:
+    return tuple(member.update for transfer in group for member in transfer.members)
 
 
 def _at_once(order: act.PrepareStep) -> act.ApplyStep:
