@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from mlfabric.errors import UsageError
-from mlfabric.monitor.nic import NicSample, NicSampler
+from mlfabric.monitor.nic import NicSampler
 
 
 def test_bytes_over_loopback_are_counted_in_both_directions() -> None:
@@ -49,8 +49,3 @@ def test_loopback_states_no_speed_and_that_is_said_once(caplog: pytest.LogCaptur
 def test_an_interface_that_does_not_exist_is_refused_with_those_that_do() -> None:
     with pytest.raises(UsageError, match=r"interface 'eth99' does not exist; allowed: .*lo"):
         NicSampler("eth99")
-
-
-def test_rates_are_in_bits() -> None:
-    sample = NicSample(sent_bytes=1000, received_bytes=500, speed_bps=0, started_s=1.0, ended_s=3.0)
-    assert (sample.up_bps, sample.down_bps) == (4000, 2000)

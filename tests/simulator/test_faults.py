@@ -65,17 +65,6 @@ def test_a_stopped_process_takes_everything_in_at_once_and_in_order_when_it_goes
     assert heard == [("other", began + 2 * MS), *((number, late) for number in range(5))]
 
 
-def test_what_a_process_does_later_is_its_own(world):
-    heard = []
-    world.later(0, "first", lambda: world.later(MS, "second", lambda: heard.append("second")), A)
-    world.later(1, "stop", lambda: world.stop(A), B)
-    run(world)
-    assert heard == []
-    world.go_on(A)
-    run(world)
-    assert heard == ["second"]
-
-
 # Partitions
 
 
@@ -115,39 +104,6 @@ def test_bytes_stall_while_either_direction_is_cut_and_leave_their_links_to_othe
     world.later(50 * MS, "heal", heal)
     run(world)
     assert over == {"other": 8, "cut": 58}
-
-
-# Disks
-
-
-def test_a_scheduler_comes_back_only_when_its_epoch_can_be_written_down():
-    simulation = Simulation(SimulationConfig(seed=1, workers=1))
-    world, scheduler = simulation.world, simulation.scheduler
-    world.full_until_ns[scheduler.process.host] = world.now_ns + 10_000 * MS
-    began = world.now_ns
-    scheduler.restart()
-    while scheduler.epoch == 1:
-        assert world.step()
-    assert world.now_ns - began >= 10_000 * MS
-
-
-def test_a_server_whose_disk_is_full_goes_on_from_the_checkpoint_before():
-    config = SimulationConfig(seed=1, workers=2, faults=FaultRates(server_hz=1e-9))
-    simulation = Simulation(config)
-    (server,) = simulation.servers.values()
-    for session in (server.session, *(worker.session for worker in simulation.workers)):
-        session.join()
-    for worker in simulation.workers:
-        worker.start()
-    while not server.checkpoints:
-        assert simulation.world.step()
-    (first,) = server.checkpoints.values()
-    simulation.world.full_until_ns[server.host] = 1 << 62
-    for _ in range(EVENTS):
-        simulation.world.step()
-    (model,) = server.state.models.values()
-    assert model.version.number > first.holds.version.number + 4
-    assert list(server.checkpoints.values()) == [first]
 
 
 # Whole fabrics

@@ -22,8 +22,8 @@ from mlfabric.protocol import (
 from mlfabric.server.actions import ApplyStep, StepKind
 from mlfabric.simulator.config import SimulationConfig
 from mlfabric.simulator.deposed import DeposedWitness
-from mlfabric.simulator.double import ReceiveBuffers, StoreDouble
-from mlfabric.simulator.exact import PRIME, cut, exact, joined
+from mlfabric.simulator.double import StoreDouble
+from mlfabric.simulator.exact import cut, joined
 from mlfabric.simulator.flows import Flows
 from mlfabric.simulator.lines import Connection, End, Stream
 from mlfabric.simulator.processes import Process
@@ -64,20 +64,6 @@ def moved(world, flows, *starts):
         world.later(round(after_ms * MS), name, begin)
     run(world)
     return {name: round(ns / MS, 3) for name, ns in over.items()}
-
-
-@pytest.mark.parametrize(
-    ("starts", "over"),
-    [
-        ([("x", "a", "s", 0)], {"x": 8}),
-        ([("x", "a", "s", 0), ("y", "b", "s", 0)], {"x": 16, "y": 16}),
-        ([("x", "a", "s", 0), ("y", "b", "s", 4)], {"x": 12, "y": 16}),
-        ([("x", "a", "s", 0), ("y", "s", "b", 0)], {"x": 8, "y": 8}),
-    ],
-    ids=["alone", "share evenly", "one joins later", "links of their own"],
-)
-def test_transfers_share_their_links(world, flows, starts, over):
-    assert moved(world, flows, *starts) == over
 
 
 def test_a_transfer_has_no_more_than_its_pace_and_than_its_part_of_its_narrower_link(world, flows):
@@ -123,14 +109,6 @@ def test_what_is_on_its_way_is_lost_with_the_line_and_both_ends_notice(world):
     stream.break_up()
     run(world)
     assert sorted(heard, key=lambda e: e.value) == [End.FAR, End.NEAR]
-
-
-def test_an_end_that_closes_hears_nothing_more(world):
-    heard: list[End] = []
-    stream = Stream(world, "x", heard.append, NEAR, FAR)
-    stream.close(End.NEAR)
-    run(world)
-    assert heard == [End.FAR]
 
 
 def test_a_connection_that_breaks_stops_its_bytes(world, flows):
@@ -183,20 +161,6 @@ def witness_of(*bases):
     return witness
 
 
-def test_the_witness_sees_a_version_for_each_member_of_a_sum():
-    witness = witness_of(0, 0)
-    witness.commits((A, B), step(SUM, kind=StepKind.SUM, lrs=(0.5, 0.25), version=2))
-    assert [witness.applied[name].tau for name in (A, B)] == [0, 1]
-    assert [witness.weights("net", number) for number in range(3)] == [100, 99, 98]
-
-
-def test_the_witness_sees_one_version_of_an_iteration():
-    witness = witness_of(0, 0)
-    witness.commits((A, B), step(A, B, kind=StepKind.MEAN, lrs=(0.5, 0.5)))
-    assert [witness.applied[name] for name in (A, B)] == [Committed(version=ModelVersion(1, 1), tau=0)] * 2
-    assert exact(2) * witness.weights("net", 1) % PRIME == 197
-
-
 def test_of_a_server_that_was_replaced_the_witness_takes_an_iteration_for_one_version_that_no_other_gives():
     witness = witness_of(0, 0)
     one, other = DeposedWitness(witness), DeposedWitness(witness)
@@ -242,22 +206,3 @@ def test_a_payload_that_lacks_a_part_of_a_chunk_is_noticed():
     assert joined(chunks) == (5, 7)
     with pytest.raises(AssertionError, match="do not fit together"):
         joined(chunks | {2: (15, 20)})
-
-
-def test_a_buffer_is_filled_only_by_its_own_connection():
-    buffers = ReceiveBuffers()
-    buffers.reserve(A, 1)
-    with pytest.raises(AssertionError, match="belongs to 1"):
-        buffers.put(A, 2, 0, (7,))
-    with pytest.raises(AssertionError, match="second buffer"):
-        buffers.reserve(A, 3)
-    with pytest.raises(AssertionError, match="no buffer"):
-        buffers.forget(B)
-
-
-def test_things_of_one_instant_happen_in_the_order_in_which_they_were_asked_for(world):
-    heard: list[int] = []
-    for number in range(20):
-        world.later(5, "number", partial(heard.append, number))
-    run(world)
-    assert heard == list(range(20))

@@ -13,11 +13,11 @@ from mlfabric.scheduler.followers import replication_state
 from mlfabric.scheduler.followers.promotions import Promotions
 from mlfabric.scheduler.updates.push_ends import PushEnds
 from mlfabric.simulator import Simulation, SimulationConfig
+from mlfabric.simulator.config import MODES
 from mlfabric.worker_daemon.state import DaemonState
 from tests.simulator.test_planted_bugs import caught
 
 EVENTS = 1500
-MODES = [Mode.ASYNCHRONOUS, Mode.SYNCHRONOUS, Mode.STALE_SYNCHRONOUS]
 
 
 def drawn(seed: int, mode: Mode, **often: float) -> SimulationConfig:

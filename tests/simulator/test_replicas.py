@@ -10,10 +10,10 @@ import pytest
 
 from mlfabric.model.specs import Mode
 from mlfabric.model.update_rules import RuleKind, RuleSpec
-from mlfabric.simulator import CALM, WITH_REPLICAS, Simulation, SimulationConfig
+from mlfabric.simulator import CALM, Simulation, SimulationConfig
+from mlfabric.simulator.config import MODES
 
 EVENTS = 2000
-MODES = [Mode.ASYNCHRONOUS, Mode.SYNCHRONOUS, Mode.STALE_SYNCHRONOUS]
 FOUND_ONCE = (11, 21, 29, 30, 35, 51, 55, 70, 76, 91, 203, 282, 341, 2199)
 """Seeds that found something once; each in its mode of then."""
 
@@ -87,9 +87,3 @@ def test_in_calm_weather_a_strict_replica_has_everything_before_it_is_committed(
     summary = simulation.run(EVENTS)
     assert summary.committed > 20
     assert set(simulation.witness.leads.longest.values()) == {0}
-
-
-def test_the_same_seed_plays_the_same_run_with_a_replica():
-    config = SimulationConfig.drawn_with_replicas(2400, WITH_REPLICAS)
-    first, again = (Simulation(config).run(EVENTS) for _ in range(2))
-    assert first == again

@@ -16,11 +16,10 @@ from mlfabric.scheduler.shards.shard_table import ShardTable
 from mlfabric.scheduler.shards.shard_units import ShardUnits, Stage
 from mlfabric.server.shard import ShardModel
 from mlfabric.simulator import CALM, FaultRates, Simulation, SimulationConfig
-from mlfabric.simulator.part_witness import PartWitness
+from mlfabric.simulator.config import MODES
+from tests.simulator.test_planted_bugs import caught
 
 EVENTS = 1500
-MODES = [Mode.ASYNCHRONOUS, Mode.SYNCHRONOUS, Mode.STALE_SYNCHRONOUS]
-SEEDS = 40
 
 
 def hectic(seed: int, mode: Mode = Mode.ASYNCHRONOUS) -> SimulationConfig:
@@ -70,11 +69,6 @@ def all_anew(seed: int, mode: Mode = Mode.ASYNCHRONOUS) -> SimulationConfig:
     """Return a fabric whose servers go back like that while its scheduler begins anew again and again, too."""
     config = rolled_back(seed, mode)
     return replace(config, faults=replace(config.faults, scheduler_hz=4.0, server_stream_hz=2.0))
-
-
-def witness_of(simulation: Simulation) -> PartWitness:
-    assert isinstance(simulation.witness, PartWitness)
-    return simulation.witness
 
 
 def test_parts_count_under_the_epoch_of_the_one_whose_server_began_with_nothing():
@@ -149,7 +143,7 @@ def test_in_calm_weather_every_push_is_committed_at_every_part(mode):
     summary = simulation.run(EVENTS)
     assert not summary.dropped
     assert summary.unheard == 0
-    by_part = Counter(update.counter % 3 for update in witness_of(simulation).applied)
+    by_part = Counter(update.counter % 3 for update in simulation.witness.applied)
     assert by_part[0] == by_part[1] == by_part[2] > 10
 
 
@@ -173,27 +167,14 @@ def test_all_servers_of_a_model_may_begin_with_nothing_and_nobody_waits_for_a_ve
     assert sum(summary.committed for summary in summaries) > 20
 
 
-def caught(expected: str, draw=hectic, mode: Mode = Mode.ASYNCHRONOUS, first: int = 0) -> None:
-    """Play storms until one fails with ``expected`` in what it says; ``first`` is a seed that notices it soon."""
-    said = []
-    for seed in range(first, first + SEEDS):
-        try:
-            Simulation(draw(seed, mode)).run(EVENTS)
-        except AssertionError as error:
-            said.append(str(error)[:200])
-            if expected in said[-1]:
-                return
-    pytest.fail(f"none of {SEEDS} seeds noticed; they said {said}")
-
-
 def test_a_scheduler_that_does_not_roll_forward_is_caught(monkeypatch):
     monkeypatch.setattr(ShardLevels, "_compare_parts", lambda self: None)
-    caught("and no open unit")
+    caught("and no open unit", hectic)
 
 
 def test_a_drop_that_stays_at_one_part_is_caught(monkeypatch):
     monkeypatch.setattr(ShardTable, "_take_refusals", lambda self: None)
-    caught("waits for ever", first=9)
+    caught("waits for ever", hectic, first=9)
 
 
 def test_a_push_that_was_lost_and_is_not_answered_is_caught(monkeypatch):
@@ -228,7 +209,7 @@ def test_a_unit_that_is_decided_by_its_first_part_is_caught(monkeypatch):
         yield from prepared(self, event, shard, now_ns)
 
     monkeypatch.setattr(ShardUnits, "prepared", hasty)
-    caught("there is something wrong with", first=27)
+    caught("there is something wrong with", hectic, first=27)
 
 
 def test_a_get_that_is_served_while_a_unit_is_open_is_caught(monkeypatch):
@@ -247,4 +228,4 @@ def test_a_get_that_is_served_while_a_unit_is_open_is_caught(monkeypatch):
 
     monkeypatch.setattr(ShardGets, "_serve_gets", at_any_time)
     monkeypatch.setattr(ShardModel, "_pin", pin_what_is_there)
-    caught("is pinned at")
+    caught("is pinned at", hectic)

@@ -15,11 +15,12 @@ from mlfabric.network import down_link
 from mlfabric.protocol import DropReason, UpdateKind
 from mlfabric.server.served_models import Servings
 from mlfabric.simulator import CALM, STORMY, Simulation, SimulationConfig
+from mlfabric.simulator.config import MODES
 from mlfabric.simulator.witness import Witness
 from mlfabric.simulator.worker import SimulatedWorker
+from tests.simulator.test_planted_bugs import slow_news
 
 EVENTS = 2000
-MODES = [Mode.ASYNCHRONOUS, Mode.SYNCHRONOUS, Mode.STALE_SYNCHRONOUS]
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -32,17 +33,7 @@ def test_nothing_is_lost_or_applied_twice_whatever_breaks(seed):
 @pytest.mark.parametrize("seed", range(300, 302))
 def test_nothing_is_lost_or_applied_twice_where_news_is_slower_than_bytes(seed):
     faults = replace(STORMY, connection_hz=15.0, worker_stream_hz=4.0, server_stream_hz=2.0, outcome_lost=0.15)
-    config = SimulationConfig(
-        seed=seed,
-        workers=4,
-        tau_max=2,
-        notice_ns=60_000_000,
-        latency_ns=5_000_000,
-        compute_ns=5_000_000,
-        model_bytes=300_000,
-        faults=faults,
-    )
-    Simulation(config).run(EVENTS)
+    Simulation(replace(slow_news(seed), faults=faults)).run(EVENTS)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -179,8 +170,9 @@ def test_two_workers_in_calm_weather_lose_nothing_under_the_default_bound():
     assert not summary.dropped
 
 
-def test_the_same_seed_plays_the_same_run():
-    first, again = (Simulation(SimulationConfig.drawn(11)).run(EVENTS) for _ in range(2))
+@pytest.mark.parametrize("draw", [SimulationConfig.drawn, SimulationConfig.drawn_with_replicas])
+def test_the_same_seed_plays_the_same_run(draw):
+    first, again = (Simulation(draw(11)).run(EVENTS) for _ in range(2))
     assert first == again
 
 

@@ -115,16 +115,6 @@ def test_only_the_best_are_run_for_all_steps_and_the_longest_run_of_an_option_co
     assert {row.option: row.iterations for row in found.rows} == dict(lengths)
 
 
-def test_what_is_advised_was_run_for_all_steps_even_where_short_runs_promise_more():
-    def predict(given: Cluster, option: Option) -> Prediction:
-        share = (option.tau_max or 50) / 1000 + option.aggregators / 1000
-        return prediction(1.0 if option.mode is None else (0.5 if given.iterations < 100 else 0.7) + share)
-
-    found = advise(cluster(iterations=100), predict)
-    assert found.best.iterations == 100
-    assert (found.delay_bound, 100) in {(row.option.tau_max, row.iterations) for row in found.rows}
-
-
 def test_of_options_that_went_alike_one_is_run_for_all_steps():
     """Nobody comes near any bound of asynchronous training."""
     long: list[Option] = []

@@ -84,18 +84,6 @@ def test_nothing_is_learnt_by_who_is_told_all_rates():
     assert set(known) <= {10**8, 5 * 10**7, 33 * 10**6, 25 * 10**6}
 
 
-@pytest.mark.usefixtures("even")
-def test_to_learn_rates_from_rounds_alone_costs_time_where_they_change(monkeypatch):
-    monkeypatch.setattr(Probing, "begin", lambda self, *args: None)
-    weather = replace(NETWORK["N2"], period_s=2.0)
-    cluster = rounds_of(16, weather=weather, iterations=60)
-    found = [
-        np.mean([simulate(replace(cluster, monitoring=how, seed=seed)).mean_iteration_s for seed in (1, 2, 3)])
-        for how in (Monitoring.ESTIMATES, Monitoring.TELLS)
-    ]
-    assert found[0] > 1.05 * found[1]
-
-
 def test_unequal_shares_of_links_make_rounds_longer(even):
     cluster = rounds_of(16, weather=NETWORK["N2"], monitoring=Monitoring.TELLS)
     even_s = simulate(cluster).mean_iteration_s

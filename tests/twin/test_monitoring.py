@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from mlfabric.twin.cluster import Compute, Monitoring
+from mlfabric.twin.cluster import Monitoring
 from mlfabric.twin.flows import Passed
 from mlfabric.twin.monitoring import LARGE, Estimated, Told, monitor_of
-from mlfabric.twin.run import simulate
-from tests.twin.clusters import cluster_of, helped
+from tests.twin.clusters import cluster_of
 
 pytestmark = pytest.mark.usefixtures("compiled_planner")
 
@@ -91,12 +89,3 @@ def test_many_workers_are_told_and_few_only_if_they_are_to_be():
     assert isinstance(monitor_of(cluster_of(LARGE)), Estimated)
     assert isinstance(monitor_of(cluster_of(LARGE + 1)), Told)
     assert isinstance(monitor_of(cluster_of(3, monitoring=Monitoring.TELLS)), Told)
-
-
-def test_estimates_cost_time_in_bad_weather_that_rates_would_not():
-    cluster = helped(cluster_of(8, rate_bps=1e8, network="N3", iterations=60, compute=Compute(mean_s=0.1)))
-    found = [
-        np.mean([simulate(replace(cluster, monitoring=how, seed=seed)).mean_iteration_s for seed in (1, 2, 3)])
-        for how in (Monitoring.ESTIMATES, Monitoring.TELLS)
-    ]
-    assert found[0] > 1.05 * found[1]

@@ -77,25 +77,6 @@ def test_who_comes_soon_is_waited_for_and_who_does_not_push_any_more_is_not():
     assert expected.within(600 * MS, 150 * MS) == []
 
 
-def test_a_late_transfer_is_put_behind_within_its_deadline_and_else_given_up():
-    late, soon = group(Update(3, 0, 5), due_ms=80), group(Update(0, 0, 5), due_ms=4)
-    for tau_max, place in ((3, "too_late"), (4, "behind")):
-        found = sequencing_of(tau_max).split([late, soon], 5, 3)
-        assert getattr(found, place) == [late]
-        assert found.frozen == [soon]
-
-
-def test_a_transfer_that_is_nearly_there_is_waited_for_half_a_send():
-    nearly, far = group(Update(3, 0, 0), due_ms=11.9), group(Update(3, 0, 0), due_ms=12.1)
-    assert sequencing_of().split([nearly], 20, 1).frozen == [nearly]
-    assert sequencing_of().split([far], 20, 1).too_late == [far]
-
-
-def test_nothing_makes_way_while_nothing_new_comes():
-    late = group(Update(3, 0, 0), due_ms=80)
-    assert sequencing_of().split([late], 20, 0).frozen == [late]
-
-
 def test_who_cannot_be_in_time_is_turned_away_at_once_until_it_is_waited_for():
     cluster = helped(cluster_of(8, rate_bps=1e8, compute=Compute(mean_s=0.1), iterations=150, tau_max=8))
     slow = Host(name="w7", up_bps=2e6, down_bps=1e8)
@@ -108,17 +89,6 @@ def test_who_cannot_be_in_time_is_turned_away_at_once_until_it_is_waited_for():
     assert steps_s[7] < 2 * steps_s[:7].mean()
 
 
-def test_a_batch_is_kept_open_while_what_comes_before_it_is_late():
-    sequencing = sequencing_of()
-    world = sequencing._world
-    world.run_to(100 * MS)
-    soon, late = group(Update(0, 0, 0), due_ms=101), group(Update(0, 0, 0), due_ms=90)
-    assert sequencing.closes_ns(0.0, 1, [soon], 0) <= 101 * MS
-    for lone in (late, group(Update(1, 0, 0), due_ms=95)):
-        sequencing.received(lone)
-    assert sequencing.closes_ns(0.0, 1, [group(Update(2, 0, 0), due_ms=99)], 0) > 104 * MS
-
-
 def test_a_batch_closes_before_what_is_reserved_for_later_if_all_that_is_late_makes_way():
     sequencing = sequencing_of(tau_max=3)
     network, path = sequencing._planner.network, sequencing._planner.network.path("w3", "server")
@@ -128,18 +98,6 @@ def test_a_batch_closes_before_what_is_reserved_for_later_if_all_that_is_late_ma
     assert sequencing.closes_ns(0.0, 3, [late], 0) == 0
     assert sequencing.closes_ns(0.0, 4, [late], 0) > 70 * MS
     assert sequencing.closes_ns(0.0, 4, [group(Update(3, 0, 0), due_ms=12)], 0) < 70 * MS
-
-
-def test_what_is_under_way_is_expected_one_after_the_other_from_what_has_come():
-    sequencing = sequencing_of()
-    sequencing._world.run_to(100 * MS)
-    sequencing.received(group(Update(0, 0, 0), due_ms=100))
-    here, one, two = (group(Update(n, 0, 0), due_ms=100) for n in (1, 2, 3))
-    here.received = True
-    expected = sequencing.expected_ns([here, one, two])
-    assert expected[here] == 0
-    assert expected[one] == pytest.approx(108 * MS, rel=0.01)
-    assert expected[two] == pytest.approx(116 * MS, rel=0.01)
 
 
 def test_a_sum_is_granted_its_time_once_more_by_what_was_late_before_it():
