@@ -186,41 +186,17 @@ def _attack_part(draw: random.Random, part: session_pb2.ReducePart, job: ModelSp
             send_all(peer.address, random_frames(draw, replace(job, layout=layout), UpdateId("raw", 1, 0), peer.ticket))
 
 
-@settings(max_examples=40)
-@given(seeds=seeds)
-def test_whatever_comes_to_a_server_other_workers_go_on(server: tuple[Attack, Check], seeds: list[int]) -> None:
-    attack, check = server
-    for seed in seeds:
-        attack(random.Random(seed))
-    check()
+@pytest.fixture(scope="module", params=["server", "aggregator", "follower", "reducing"])
+def port(request: pytest.FixtureRequest) -> tuple[Attack, Check]:
+    """How a data port is attacked, and how others see that it goes on."""
+    found: tuple[Attack, Check] = request.getfixturevalue(request.param)
+    return found
 
 
 @settings(max_examples=40)
 @given(seeds=seeds)
-def test_whatever_comes_to_an_aggregator_other_sums_are_made(
-    aggregator: tuple[Attack, Check], seeds: list[int]
-) -> None:
-    attack, check = aggregator
-    for seed in seeds:
-        attack(random.Random(seed))
-    check()
-
-
-@settings(max_examples=40)
-@given(seeds=seeds)
-def test_whatever_comes_to_a_replica_it_follows_on(follower: tuple[Attack, Check], seeds: list[int]) -> None:
-    attack, check = follower
-    for seed in seeds:
-        attack(random.Random(seed))
-    check()
-
-
-@settings(max_examples=25)
-@given(seeds=seeds)
-def test_whatever_comes_to_a_worker_that_reduces_the_others_reduce_on(
-    reducing: tuple[Attack, Check], seeds: list[int]
-) -> None:
-    attack, check = reducing
+def test_whatever_comes_to_a_data_port_others_go_on(port: tuple[Attack, Check], seeds: list[int]) -> None:
+    attack, check = port
     for seed in seeds:
         attack(random.Random(seed))
     check()
