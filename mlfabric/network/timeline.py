@@ -44,14 +44,7 @@ class Timeline:
     def add(self, start_ns: int, end_ns: int, delta: int) -> None:
         """Add ``delta`` to the value within ``[start_ns, end_ns)``, which must not be empty."""
         times, values = self.times, self.values
-        first = bisect_left(times, start_ns)
-        if times[first] != start_ns:
-            times.insert(first, start_ns)
-            values.insert(first, values[first - 1])
-        last = bisect_left(times, end_ns, first)
-        if times[last] != end_ns:
-            times.insert(last, end_ns)
-            values.insert(last, values[last - 1])
+        first, last = self._split(start_ns), self._split(end_ns)
         for i in range(first, last):
             values[i] += delta
         for i in (last, first):
