@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import grpc
@@ -85,22 +85,29 @@ class MonitorConfig:
 
 
 class MonitorService:
-    """One monitor: ``start``, then ``run_until``, then ``close`` in any case."""
+    """One monitor: ``start``, then ``run_until``, then ``close`` in any case.
+
+    Attributes:
+        address: that members report to, once it listens.
+        metrics_port: of its page, None without one.
+        metrics, estimator: what is shown, and what is known of links.
+        failure: why it cannot go on, if so.
+    """
 
     def __init__(self, config: MonitorConfig, metrics: MonitorMetrics | None = None) -> None:
         self.config = config
         self.address = ""
         self.metrics_port: int | None = None
-        self._metrics = metrics or MonitorMetrics()
-        self._estimator = LinkEstimator(EstimatorOptions(half_life_s=config.half_life_s))
-        self._estimator.set_nominal(config.host, config.up_bps, config.down_bps)
+        self.metrics = metrics or MonitorMetrics()
+        self.estimator = LinkEstimator(EstimatorOptions(half_life_s=config.half_life_s))
+        self.estimator.set_nominal(config.host, config.up_bps, config.down_bps)
         self._news = News()
         self._server: grpc.aio.Server | None = None
         self._health = health.aio.HealthServicer()
         self._page: MetricsPage | None = None
         self._nic: NicSampler | None = None
         self._session: SchedulerSession | None = None
-        self._failure = FailStop()
+        self.failure = FailStop()
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -113,7 +120,7 @@ class MonitorService:
         self._server = await self._serve()
         config = self.config
         if config.metrics_port is not None:
-            self._page = MetricsPage(self._metrics.registry, config.bind, config.metrics_port, config.security)
+            self._page = MetricsPage(self.metrics.registry, config.bind, config.metrics_port, config.security)
             self.metrics_port = self._page.start()
         log.info("monitor %s at %s", self.config.name, self.address)
         member = Member(
@@ -127,7 +134,7 @@ class MonitorService:
         )
         callbacks = SessionCallbacks(admitted=self._admitted, instructed=lambda _: None)
         self._session = SchedulerSession(self.config.scheduler, member, self._register, callbacks, self.config.security)
-        jobs = (self._session.run(), self._report_now_and_again(), self._failure.watch())
+        jobs = (self._session.run(), self._report_now_and_again(), self.failure.watch())
         self._tasks = [asyncio.create_task(job) for job in jobs]
 
     async def run_until(self, stop: asyncio.Event) -> None:
@@ -169,8 +176,7 @@ class MonitorService:
         server = grpc.aio.server(
             interceptors=[Decoding()], options=server_limits(2 * most), maximum_concurrent_rpcs=2 * most
         )
-        recorder = _Recorder(self._estimator, self._metrics, most, self._token_of, self._failure)
-        monitor_pb2_grpc.add_MonitorServiceServicer_to_server(recorder, server)
+        monitor_pb2_grpc.add_MonitorServiceServicer_to_server(_Recorder(self), server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         name = monitor_pb2.DESCRIPTOR.services_by_name["MonitorService"].full_name
         reflection.enable_server_reflection((name, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
@@ -190,7 +196,7 @@ class MonitorService:
         interface = self.config.interface or interface_of(self.config.advertised or self.config.bind)
         return NicSampler(interface) if interface else None
 
-    def _token_of(self, member: str) -> bytes:
+    def token_of(self, member: str) -> bytes:
         """Return what a member shows here; empty, which nobody can show, before the scheduler admits this monitor."""
         key = self._session.token if self._session is not None else b""
         return token_at(key, member) if key else b""
@@ -229,46 +235,35 @@ class MonitorService:
         return LinksReported(monitor=self.config.name, rates=rates)
 
     def _estimates(self, now_s: float) -> dict[Link, Estimate]:
-        found = {link: self._estimator.estimate(link, now_s) for link in self._estimator.links}
+        found = {link: self.estimator.estimate(link, now_s) for link in self.estimator.links}
         known = {link: estimate for link, estimate in found.items() if estimate is not None and estimate.bps > 0}
         for link, estimate in known.items():
-            self._metrics.link(link.host, link.up, estimate.bps, estimate.age_s, estimate.source.value)
+            self.metrics.link(link.host, link.up, estimate.bps, estimate.age_s, estimate.source.value)
         return known
 
     def _look_at_nic(self) -> None:
         sample = self._nic.sample() if self._nic is not None else None
         if sample is None or self._nic is None:
             return
-        self._metrics.nic(self._nic.interface, sample.sent_bytes, sample.received_bytes)
+        self.metrics.nic(self._nic.interface, sample.sent_bytes, sample.received_bytes)
         self._observe_nic(sample)
 
     def _observe_nic(self, sample: NicSample) -> None:
         for up, bps in ((True, sample.up_bps), (False, sample.down_bps)):
             link = Link(self.config.host, up)
-            self._estimator.observe_nic(link, bps, sample.speed_bps, sample.started_s, sample.ended_s)
+            self.estimator.observe_nic(link, bps, sample.speed_bps, sample.started_s, sample.ended_s)
 
 
 class _Recorder(monitor_pb2_grpc.MonitorServiceServicer):
     """Takes transfer records.
 
     Args:
-        token_of: returns what a member shows.
-        failure: where it is told if a report cannot be taken in.
+        monitor: whose estimator hears of them, and which ends if a report cannot be taken in.
     """
 
-    def __init__(
-        self,
-        estimator: LinkEstimator,
-        metrics: MonitorMetrics,
-        most_hosts: int,
-        token_of: Callable[[str], bytes],
-        failure: FailStop,
-    ) -> None:
-        self._failure = failure
-        self._most_hosts = most_hosts
-        self._token_of = token_of
-        self._estimator = estimator
-        self._metrics = metrics
+    def __init__(self, monitor: MonitorService) -> None:
+        self._monitor = monitor
+        self._most_hosts = monitor.config.most_hosts
         self._hosts: dict[str, str] = {}
         self._named: set[str] = set()
 
@@ -279,7 +274,7 @@ class _Recorder(monitor_pb2_grpc.MonitorServiceServicer):
     ) -> monitor_pb2.RecordTransfersResponse:
         """Take in a member's finished transfers; all of them or, if one is malformed, none."""
         now_s = time.monotonic()
-        if not same_token(self._token_of(request.member), request.token):
+        if not same_token(self._monitor.token_of(request.member), request.token):
             detail = f"a report of {request.member!r} without the token that the scheduler gave it for this monitor"
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, detail)
         try:
@@ -292,7 +287,7 @@ class _Recorder(monitor_pb2_grpc.MonitorServiceServicer):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         if excess := self._note_hosts(request, found):
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, excess)
-        with self._failure.guard():
+        with self._monitor.failure.guard():
             self._take_in(request, found, now_s)
         return monitor_pb2.RecordTransfersResponse()
 
@@ -301,9 +296,9 @@ class _Recorder(monitor_pb2_grpc.MonitorServiceServicer):
     ) -> None:
         if request.host:
             self._hosts |= {request.host: request.host, request.member: request.host}
-            self._estimator.set_nominal(request.host, request.up_bps, request.down_bps)
-        self._estimator.observe([transfer for transfer in found if transfer is not None], now_s)
-        self._metrics.records(len(found))
+            self._monitor.estimator.set_nominal(request.host, request.up_bps, request.down_bps)
+        self._monitor.estimator.observe([transfer for transfer in found if transfer is not None], now_s)
+        self._monitor.metrics.records(len(found))
 
     def _note_hosts(self, request: monitor_pb2.RecordTransfersRequest, found: Sequence[Transfer | None]) -> str:
         """Remember who is named; say what would be too many: whoever reports may name any host."""

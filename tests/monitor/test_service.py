@@ -226,7 +226,7 @@ async def test_a_report_that_cannot_be_taken_in_ends_it_and_the_scheduler_is_tol
         def broken(*_: object) -> None:
             raise MemoryError("no room for an estimate")
 
-        monkeypatch.setattr(monitor._estimator, "observe", broken)
+        monkeypatch.setattr(monitor.estimator, "observe", broken)
         await hand_in(monitor.address, four_pushes())
         with pytest.raises(MemoryError, match="no room for an estimate"):
             async with asyncio.timeout(WITHIN_S):
