@@ -18,16 +18,12 @@ __all__ = ["Simulation"]
 MOST_EVENTS_AFTERWARDS = 10_000
 
 
-class Simulation:
+class Simulation(Fabric):
     """One simulated fabric; equal configurations give equal runs, event by event."""
 
     def __init__(self, config: SimulationConfig, story_lines: int = STORY_LINES) -> None:
-        self.config = config
-        self.fabric = Fabric(config, story_lines)
-        self.world, self.flows, self.witness = self.fabric.world, self.fabric.flows, self.fabric.witness
-        self.scheduler, self.servers, self.workers = self.fabric.scheduler, self.fabric.servers, self.fabric.workers
-        self.aggregators, self.followers = self.fabric.aggregators, self.fabric.followers
-        self._storm = Storm(self.fabric)
+        super().__init__(config, story_lines)
+        self._storm = Storm(self)
 
     # Running
 
