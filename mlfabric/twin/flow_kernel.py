@@ -49,21 +49,22 @@ HELD, OFFERED, SENDING, OVER = range(4)
 INPUT, CUT, NEXT = range(3)
 """Edges: what is sent on when it is complete, what is sent on while it comes, what the plan lets start after."""
 NOBODY = -1
-OFFER, CHUNK, ARRIVE, LATE = range(4)
+DRAIN, OFFER, CHUNK, ARRIVE, LATE = range(5)
+"""Events: the last bit leaves, it is offered, its first chunk comes, it is there, it keeps nobody waiting any more."""
+KINDS = 5
 IDLE, COUNTS, DONE = range(3)
-EVENTS, DRAINS, FREE_EDGE, LOGGED, EDGES_LEFT, QUEUE_HEAD, QUEUED = range(7)
+EVENTS, FREE_EDGE, LOGGED, EDGES_LEFT, QUEUE_HEAD, QUEUED = range(6)
 
 _FLOW = np.dtype(
     [(name, np.float64) for name in (
         "bits", "left", "bps", "since", "pace", "chunk", "tail", "ready", "latency", "patience", "began", "drained",
-        "ended", "due", "weight",
+        "ended", "weight",
     )]
     + [(name, np.int64) for name in (
-        "state", "waits", "ahead", "coming", "serial", "told", "chunked", "edges", "befores", "place", "fed",
+        "state", "waits", "ahead", "coming", "told", "chunked", "edges", "befores", "fed",
     )]
 )  # fmt: skip
 _EDGE = np.dtype([(name, np.int64) for name in ("early", "late", "kind", "state", "following", "before")])
-_EVENT = np.dtype([("at", np.float64), ("flow", np.int64), ("kind", np.int64), ("serial", np.int64)])
 
 
 class Column(IntEnum):
@@ -90,12 +91,12 @@ class Field(NamedTuple):
 
     ``now`` is the instant that was reached.
 
-    ``events`` is a heap by time; ``drains`` is one of transfers by when their last bit leaves. ``levels`` are what
-    a transfer may have of each link for each 1 of its weight, ``wanted`` is the sum of their weights, multiples of 1/64
-    that add up exactly; ``queue`` is a ring of links to be looked at, which ``marks`` has. ``head`` is by link (up
-    links first) the first transfer on it. By transfer, ``ends`` are its two links, ``after`` and ``before`` the next
-    ones on each; ``carried`` the bits of all that are through. ``log`` has the transfers that
-    arrived since it was last emptied.
+    ``heap`` has events by time, each by the number of its transfer and its kind; by event, ``when`` it happens and its
+    place in the heap, NOBODY if it does not. ``levels`` are what a transfer may have of each link for each 1 of its
+    weight, ``wanted`` is the sum of their weights, multiples of 1/64 that add up exactly; ``queue`` is a ring of links
+    to be looked at, which ``marks`` has. ``head`` is by link (up links first) the first transfer on it. By transfer,
+    ``ends`` are its two links, ``after`` and ``before`` the next ones on each; ``carried`` the bits of all that are
+    through. ``log`` has the transfers that arrived since it was last emptied.
     """
 
     now: NDArray[np.float64]
@@ -104,8 +105,9 @@ class Field(NamedTuple):
     after: NDArray[np.int64]
     before: NDArray[np.int64]
     edges: NDArray[Any]
-    events: NDArray[Any]
-    drains: NDArray[np.int64]
+    heap: NDArray[np.int64]
+    when: NDArray[np.float64]
+    places: NDArray[np.int64]
     rates: NDArray[np.float64]
     levels: NDArray[np.float64]
     marks: NDArray[np.int64]
@@ -119,14 +121,15 @@ class Field(NamedTuple):
 
 def make_field(links: int, flows: int, edges: int) -> Field:
     """Return an empty field with room for so many transfers and edges between them."""
-    made, scalars = np.zeros(edges, _EDGE), np.zeros(7, np.int64)
+    made, scalars = np.zeros(edges, _EDGE), np.zeros(6, np.int64)
     made["following"] = np.arange(1, edges + 1)
     scalars[EDGES_LEFT] = edges
     ints = np.int64
     ends, after, before = (np.full((flows, 2), NOBODY) for _ in range(3))
     return Field(
-        np.zeros(1), np.zeros(flows, _FLOW), ends, after, before, made, np.zeros(5 * flows, _EVENT),
-        np.zeros(flows, ints), np.ones(links), np.ones(links), np.zeros(links, ints), np.zeros(links, ints),
+        np.zeros(1), np.zeros(flows, _FLOW), ends, after, before, made,
+        np.zeros(KINDS * flows, ints), np.zeros(KINDS * flows), np.full(KINDS * flows, NOBODY, ints),
+        np.ones(links), np.ones(links), np.zeros(links, ints), np.zeros(links, ints),
         np.zeros(links), np.full(links, NOBODY, ints), np.zeros(links), np.zeros(flows, ints), scalars,
     )  # fmt: skip
 
@@ -144,78 +147,64 @@ def grown(field: Field, flows: int, edges: int) -> Field:
     return larger
 
 
+# What is to happen: for each transfer at most one event of each kind, in a heap by time
+
+
 @compiled
-def put(field, at, f, kind):
-    """Add an event to the heap."""
-    events, n = field.events, field.scalars[EVENTS]
-    field.scalars[EVENTS] += 1
+def _settle(field, event, n):
+    """Give an event its place in the heap, of which the n-th is free."""
+    heap, when, places, count = field.heap, field.when, field.places, field.scalars[EVENTS]
+    at = when[event]
     while n > 0:
         above = (n - 1) // 2
-        if events[above].at <= at:
+        if when[heap[above]] <= at:
             break
-        events[n] = events[above]
-        n = above
-    event = events[n]
-    event.at, event.flow, event.kind, event.serial = at, f, kind, field.flows[f].serial
-
-
-@compiled
-def drop(field):
-    """Take the first event off the heap."""
-    events = field.events
-    field.scalars[EVENTS] -= 1
-    count, n = field.scalars[EVENTS], 0
-    while True:
-        below = 2 * n + 1
-        if below >= count:
-            break
-        if below + 1 < count and events[below + 1].at < events[below].at:
-            below += 1
-        if events[count].at <= events[below].at:
-            break
-        events[n] = events[below]
-        n = below
-    events[n] = events[count]
-
-
-@compiled
-def settle_place(field, n):
-    """Move the n-th of the heap of drains to where it belongs."""
-    drains, flows, count = field.drains, field.flows, field.scalars[DRAINS]
-    f = drains[n]
-    due = flows[f].due
-    while n > 0:
-        above = (n - 1) // 2
-        if flows[drains[above]].due <= due:
-            break
-        drains[n] = drains[above]
-        flows[drains[n]].place = n
+        heap[n] = heap[above]
+        places[heap[n]] = n
         n = above
     while True:
         below = 2 * n + 1
         if below >= count:
             break
-        if below + 1 < count and flows[drains[below + 1]].due < flows[drains[below]].due:
+        if below + 1 < count and when[heap[below + 1]] < when[heap[below]]:
             below += 1
-        if due <= flows[drains[below]].due:
+        if at <= when[heap[below]]:
             break
-        drains[n] = drains[below]
-        flows[drains[n]].place = n
+        heap[n] = heap[below]
+        places[heap[n]] = n
         n = below
-    drains[n] = f
-    flows[f].place = n
+    heap[n] = event
+    places[event] = n
 
 
 @compiled
-def take_first_drain(field):
-    """Take the first off the heap of drains and return it."""
-    f = field.drains[0]
-    field.scalars[DRAINS] -= 1
-    count = field.scalars[DRAINS]
-    if count > 0:
-        field.drains[0] = field.drains[count]
-        settle_place(field, 0)
-    return f
+def schedule(field, f, kind, at):
+    """Let something happen to a transfer at an instant, and not at another one."""
+    event = KINDS * f + kind
+    field.when[event] = at
+    if field.places[event] < 0:
+        field.places[event] = field.scalars[EVENTS]
+        field.scalars[EVENTS] += 1
+    _settle(field, event, field.places[event])
+
+
+@compiled
+def call_off(field, event):
+    """Take an event off the heap, if it is there."""
+    n = field.places[event]
+    if n >= 0:
+        field.places[event] = NOBODY
+        field.scalars[EVENTS] -= 1
+        last = field.heap[field.scalars[EVENTS]]
+        if last != event:
+            _settle(field, last, n)
+
+
+@compiled
+def call_all_off(field, f):
+    """Let nothing more happen to a transfer."""
+    for kind in range(KINDS):
+        call_off(field, KINDS * f + kind)
 
 
 # What links carry
@@ -280,8 +269,7 @@ def _reshare(field, f):
         return
     flow.left = max(0.0, flow.left - (now - flow.since) * flow.bps)
     flow.since, flow.bps = now, bps
-    flow.due = now + flow.left / bps
-    settle_place(field, flow.place)
+    schedule(field, f, DRAIN, now + flow.left / bps)
 
 
 @inner
@@ -357,11 +345,11 @@ def set_rates(field, rates):
 def carried_by_now(field, bits):
     """Say what each link has carried, that of transfers which are under way included."""
     bits[:] = field.carried
-    for n in range(field.scalars[DRAINS]):
-        flow = field.flows[field.drains[n]]
+    for f in range(len(field.flows)):
+        flow = field.flows[f]
         sent = flow.bits - max(0.0, flow.left - (field.now[0] - flow.since) * flow.bps)
-        for link in field.ends[field.drains[n]]:
-            if link >= 0:
+        for link in field.ends[f]:
+            if link >= 0 and flow.state == SENDING:
                 bits[link] += sent
 
 
@@ -373,18 +361,14 @@ def _start(field, f):
     """Let a transfer send."""
     flow, now = field.flows[f], field.now[0]
     flow.state, flow.began, flow.since, flow.bps, flow.left = SENDING, now, now, 0.0, flow.bits
-    flow.due = np.inf if field.ends[f].max() >= 0 else now
-    flow.place = field.scalars[DRAINS]
-    field.drains[flow.place] = f
-    field.scalars[DRAINS] += 1
-    settle_place(field, flow.place)
+    schedule(field, f, DRAIN, np.inf if field.ends[f].max() >= 0 else now)
     enter_links(field, f)
     if flow.edges >= 0:
         share_out(field)
     if flow.bps > 0.0:
-        put(field, now + min(flow.chunk, flow.bits) / flow.bps + flow.latency, f, CHUNK)
+        schedule(field, f, CHUNK, now + min(flow.chunk, flow.bits) / flow.bps + flow.latency)
     if flow.patience < np.inf:
-        put(field, now + flow.patience, f, LATE)
+        schedule(field, f, LATE, now + flow.patience)
 
 
 # Who waits for whom
@@ -396,7 +380,7 @@ def _have_one(field, f):
     flow = field.flows[f]
     flow.waits -= 1
     if flow.waits == 0:
-        put(field, max(field.now[0], flow.ready), f, OFFER)
+        schedule(field, f, OFFER, max(field.now[0], flow.ready))
 
 
 @compiled
@@ -469,7 +453,7 @@ def _come_whole(field, f):
             late.coming -= 1
             late.ready = max(late.ready, now + (late.tail / late.bps if late.bps > 0.0 else 0.0))
             if late.coming == 0 and late.state == OVER:
-                put(field, late.ready + late.latency, edge.late, ARRIVE)
+                schedule(field, edge.late, ARRIVE, late.ready + late.latency)
         at = edge.following
 
 
@@ -511,7 +495,6 @@ def enter(field, ids, table, edges):
         field.ends[ids[i], 0], field.ends[ids[i], 1], flow.bits, flow.pace = int(row[0]), int(row[1]), row[2], row[3]
         flow.chunk, flow.tail, flow.ready, flow.latency, flow.patience = row[4], row[4], row[5], row[6], row[7]
         flow.told, flow.waits = int(row[8]), int(row[9])
-        flow.serial += 1
         flow.weight = 1.0
         flow.state, flow.ahead, flow.coming, flow.chunked, flow.fed = HELD, 0, 0, 0, 0
         flow.edges, flow.befores, flow.bps, flow.left, flow.began, flow.ended = NOBODY, NOBODY, 0.0, 0.0, -1.0, -1.0
@@ -529,7 +512,7 @@ def enter(field, ids, table, edges):
         late.coming += 1 if edge.kind == CUT else 0
     for i in range(len(ids)):
         if field.flows[ids[i]].waits == 0:
-            put(field, max(field.now[0], field.flows[ids[i]].ready), ids[i], OFFER)
+            schedule(field, ids[i], OFFER, max(field.now[0], field.flows[ids[i]].ready))
 
 
 @compiled
@@ -539,13 +522,14 @@ def _drain(field, f):
     flow.left, flow.state, flow.drained = 0.0, OVER, field.now[0]
     leave_links(field, f)
     if flow.coming == 0:
-        put(field, max(field.now[0], flow.ready) + flow.latency, f, ARRIVE)
+        schedule(field, f, ARRIVE, max(field.now[0], flow.ready) + flow.latency)
 
 
 @compiled
 def _arrive(field, f):
     """Note that the last bit of a transfer has come."""
     field.flows[f].ended = field.now[0]
+    call_all_off(field, f)
     _let_pass(field, f)
     _come_first_chunks(field, f)
     _come_whole(field, f)
@@ -560,14 +544,9 @@ def cancel(field, f):
     flow = field.flows[f]
     if flow.state == SENDING:
         flow.bits -= max(0.0, flow.left - (field.now[0] - flow.since) * flow.bps)
-        place = flow.place
-        field.scalars[DRAINS] -= 1
-        if place < field.scalars[DRAINS]:
-            field.drains[place] = field.drains[field.scalars[DRAINS]]
-            settle_place(field, place)
         leave_links(field, f)
     flow.state = OVER
-    flow.serial += 1
+    call_all_off(field, f)
     _let_pass(field, f)
     _free_edges(field, f)
 
@@ -576,23 +555,18 @@ def cancel(field, f):
 def run(field, until):
     """Go on until an instant, or until a transfer has arrived that is to be told of; return that, or NOBODY."""
     while True:
-        event_at = field.events[0].at if field.scalars[EVENTS] > 0 else np.inf
-        drain_at = field.flows[field.drains[0]].due if field.scalars[DRAINS] > 0 else np.inf
-        at = min(event_at, drain_at)
+        at = field.when[field.heap[0]] if field.scalars[EVENTS] > 0 else np.inf
         if at > field.now[0] and field.scalars[QUEUED] > 0:
             share_out(field)
             continue
         if at > until or at == np.inf:
             break
         field.now[0] = max(field.now[0], at)
-        if drain_at < event_at:
-            _drain(field, take_first_drain(field))
-            continue
-        f, kind, serial = field.events[0].flow, field.events[0].kind, field.events[0].serial
-        drop(field)
-        if serial != field.flows[f].serial:
-            continue
-        if kind == OFFER:
+        f, kind = field.heap[0] // KINDS, field.heap[0] % KINDS
+        call_off(field, field.heap[0])
+        if kind == DRAIN:
+            _drain(field, f)
+        elif kind == OFFER:
             _offer(field, f)
         elif kind == CHUNK:
             _come_first_chunks(field, f)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlfabric.twin import flow_kernel as kernel
-from mlfabric.twin.flow_kernel import EDGES_LEFT, EVENTS, LOGGED, NOBODY, Column, grown, make_field
+from mlfabric.twin.flow_kernel import EDGES_LEFT, LOGGED, NOBODY, Column, grown, make_field
 
 __all__ = ["Edge", "Flows", "NewFlow", "Passed"]
 
@@ -158,7 +158,7 @@ class Flows:
 
     def _make_room(self, flows: int, edges: int) -> None:
         have, scalars = len(self._field.flows), self._field.scalars
-        lacks_flows = len(self._free) < flows or scalars[EVENTS] + 4 * (have - len(self._free) + flows) > 5 * have
+        lacks_flows = len(self._free) < flows
         if not lacks_flows and scalars[EDGES_LEFT] >= edges:
             return
         wanted = 2 * have + flows if lacks_flows else have
