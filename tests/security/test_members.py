@@ -31,9 +31,7 @@ from tests.fabric.harness import Fabric
 from tests.fabric.several import together
 from tests.security.conftest import worker_settings
 
-RECORD = TransferRecord(
-    direction=Direction.OUT, bytes=10**6, paced=False, started_ns=0, ended_ns=10**7
-)
+RECORD = TransferRecord(direction=Direction.OUT, bytes=10**6, paced=False, started_ns=0, ended_ns=10**7)
 
 
 async def test_a_member_s_records_reach_the_monitor(secured: Fabric, certificates: Path) -> None:
