@@ -42,11 +42,10 @@ class Shaper:
         np.fill_diagonal(routes, -1)
         back = routes.copy()
         back[:, :count] = routes[:, :count].T
-        everyone: Ints = np.ones(count, np.int64)
         zeros: Ints = np.zeros(count, np.int64)
         scalars = np.array([now_ns, max(1, *bits), chunk_bits, 1, 0, 0], np.int64)
-        self._gather = survey_field(world.lines, world.routes, routes, zeros, everyone, scalars, False)
-        self._hand = survey_field(world.lines, world.routes, back, zeros, everyone, scalars, True)
+        self._gather = survey_field(world.lines, world.routes, routes, zeros, scalars, False)
+        self._hand = survey_field(world.lines, world.routes, back, zeros, scalars, True)
         hosts = np.arange(count)
         self._updates = Members(hosts, np.array(bits, np.int64), np.array(ready_ns, np.int64), zeros)
         self._result = Members(hosts, np.full(count, scalars[1]), np.full(count, now_ns, np.int64), zeros)

@@ -17,11 +17,11 @@ __all__ = ["Hosts", "inputs_of", "profile_at"]
 
 
 class Hosts:
-    """Hosts by number: the sources, then aggregators without an update, last the destination."""
+    """Hosts by number: first the aggregators, then the other sources, last the destination."""
 
     def __init__(self, sources: Sequence[str], aggregators: Sequence[Aggregator], destination: str) -> None:
         self._room: Mapping[str, int] = {a.host: a.most_updates for a in reversed(aggregators) if a.host != destination}
-        self.names = list(dict.fromkeys([*sources, *self._room]))
+        self.names = list(dict.fromkeys([*reversed(self._room), *sources]))
         self._number = {name: i for i, name in enumerate(self.names)}
         self.names.append(destination)
         self.of_sources: Ints = np.array([self._number[source] for source in sources], np.int64)
@@ -31,9 +31,9 @@ class Hosts:
         return len(self.names) - 1
 
     @property
-    def may_sum(self) -> Ints:
-        """By host, 1 if it is an aggregator."""
-        return np.array([name in self._room for name in self.names[:-1]], np.int64)
+    def aggregators(self) -> int:
+        """How many of them may sum."""
+        return len(self._room)
 
     @property
     def most(self) -> Ints:
@@ -41,14 +41,11 @@ class Hosts:
         return np.array([self._room.get(name, 0) for name in self.names[:-1]], np.int64)
 
     def routes(self, world: World) -> NDArray[np.int64]:
-        """Return the numbers of the routes from every host to every aggregator and the destination; -1 for others."""
-        first, destination = self.names[0], self.names[-1]
-        begin = world.route(first, destination)
-        rows = world.routes_from(self.names[:-1], destination)
-        columns = [world.route(first, to) - begin if to in self._room else 0 for to in self.names[:-1]]
-        table: NDArray[np.int64] = rows[:, None] + np.array([*columns, 0], np.int64)
-        table[:, :-1][:, self.may_sum == 0] = -1
-        np.fill_diagonal(table, -1)
+        """Return the numbers of the routes from every host to every aggregator and the destination; -1 to itself."""
+        table = np.stack(
+            [world.routes_from(self.names[:-1], to) for to in (*self.names[: len(self._room)], self.names[-1])], 1
+        )
+        np.fill_diagonal(table[:, :-1], -1)
         return table
 
 

@@ -124,7 +124,7 @@ def _forest(
     """Find the best forest for a lot that is small enough; ``reached_ns`` is when all before it are committed."""
     count, server, now_ns, chunk_bits = len(lot.updates), state.server, state.now_ns, 8 * config.chunk_bytes
     hosts = Hosts(lot.sources[lot.fixed :], aggregators, server)
-    if count - lot.fixed < 2 or not hosts.may_sum.any():
+    if count - lot.fixed < 2 or not hosts.aggregators:
         return None
     fixed = send(lot, lot.fixed, world, lines, server, now_ns=now_ns, toward=Toward.PRIMARY)
     if fixed.end_ns.size and fixed.end_ns.max() >= HORIZON_NS:
@@ -133,7 +133,7 @@ def _forest(
     unit_bits = max(1, int(lot.bits[lot.fixed :].max()))
     group_ns = config.group_ns if mean else 0
     scalars = np.array([now_ns, unit_bits, chunk_bits, carried, 0, group_ns], np.int64)
-    field = survey_field(fixed.lines, world.routes, hosts.routes(world), hosts.most, hosts.may_sum, scalars, False)
+    field = survey_field(fixed.lines, world.routes, hosts.routes(world), hosts.most, scalars, False)
     choices = _choices(field, count - lot.fixed)
     if not len(choices):
         return None
@@ -168,7 +168,7 @@ def _cases(field: Field, count: int) -> tuple[NDArray[np.int64], int]:
     First come all in one group, and the division that fills the links into the destination and into all aggregators for
     equally long.
     """
-    able = np.append(field.rank_ns < FAR_NS, True)
+    able = np.append(field.rank_ns[: len(field.into_ns) - 1] < FAR_NS, True)
     rates = 1 / np.maximum(field.into_ns[able], 1)
     share = round(count * float(rates[-1] / rates.sum()))
     some = [(0, count), *([(share, count - share), (share, 0)] if 0 < share < count else [])]
@@ -185,7 +185,7 @@ def _choices(field: Field, count: int) -> NDArray[np.int64]:
     The first limit is the one with the earliest estimated end: all updates are spread over the downlinks of the hosts
     within it, and then the slowest of them forwards.
     """
-    ranks, into_ns = field.rank_ns, field.into_ns[:-1]
+    ranks, into_ns = field.rank_ns[: len(field.into_ns) - 1], field.into_ns[:-1]
     able = int((ranks < FAR_NS).sum())
     each = (able, 1) if able < count else (able,)
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from mlfabric.planning.fluid.jit import compiled, lean
 from mlfabric.planning.fluid.lines import MOST_BPS, Ints, Routes, flow, reach
 
-__all__ = ["FAR_NS", "Field", "Members", "limits_of", "scaled", "survey_field"]
+__all__ = ["FAR_NS", "Field", "Members", "able_hosts", "limits_of", "scaled", "survey_field"]
 
 FAR_NS = 1 << 50  # longer transfers (13 days) are not planned as a tree
 
@@ -30,7 +30,7 @@ class Members(NamedTuple):
 
 
 class Field(NamedTuple):
-    """Hosts 0 to H - 1; H is the destination. Tables are by (from, to).
+    """Hosts by number, first the A that may sum. Tables are by (from, to); to A is to the destination.
 
     ``route`` is -1 where nothing is ever sent. ``took_ns`` is how long ``unit_bits`` take alone, ``hop_ns`` how long a
     first chunk takes to be there. ``into_ns`` is how long ``unit_bits`` occupy a host's own downlink. ``rank_ns`` is
@@ -46,6 +46,12 @@ class Field(NamedTuple):
     rank_ns: Ints
     most: Ints
     scalars: Ints
+
+
+@lean
+def able_hosts(field):
+    """How many hosts may sum; also the number of the destination among those to whom something is sent."""
+    return len(field.into_ns) - 1
 
 
 @lean
@@ -67,7 +73,7 @@ def end_link(routes, route, mirrored, scratch):
 
 
 @compiled
-def survey_field(lines, routes, route, most, may_sum, scalars, mirrored):
+def survey_field(lines, routes, route, most, scalars, mirrored):
     """Estimate every route between two hosts.
 
     Args:
@@ -92,9 +98,8 @@ def survey_field(lines, routes, route, most, may_sum, scalars, mirrored):
             if into_ns[to] == FAR_NS:
                 alone = reach(lines, end_link(routes, found, mirrored, scratch), 0, MOST_BPS, unit_bits, now_ns)
                 into_ns[to] = min(FAR_NS, alone - now_ns)
-    for host in range(count):
-        if may_sum[host] == 1:  # if no other host sends to it, it sums its own updates, which need no downlink
-            rank_ns[host] = out_ns[host] if best_in_ns[host] == FAR_NS else max(out_ns[host], best_in_ns[host])
+    for host in range(columns - 1):  # if no other host sends to it, it sums its own updates, which need no downlink
+        rank_ns[host] = out_ns[host] if best_in_ns[host] == FAR_NS else max(out_ns[host], best_in_ns[host])
     return Field(route, took_ns, hop_ns, into_ns, rank_ns, most, scalars)
 
 
@@ -110,7 +115,7 @@ def limits_of(field, shares):
         best = min(best, rank)
     limits = np.zeros(2 * len(shares), np.int64)
     count, before, last = 0, -1, -1
-    for base in (best, max(best, field.into_ns[len(field.rank_ns)])):
+    for base in (best, max(best, field.into_ns[able_hosts(field)])):
         for share in shares:
             limit = min(FAR_NS - 1, base // 8 * share)
             within = 0

@@ -16,7 +16,7 @@ import numpy as np
 
 from mlfabric.planning.fluid.jit import compiled, lean
 from mlfabric.planning.fluid.lines import HORIZON_NS, Ints, fork
-from mlfabric.planning.fluid.stream_field import FAR_NS, Field, Members, scaled
+from mlfabric.planning.fluid.stream_field import FAR_NS, Field, Members, able_hosts, scaled
 from mlfabric.planning.fluid.stream_forest import Streams, make_streams, run_streams
 from mlfabric.planning.fluid.stream_kernel import no_pieces
 from mlfabric.planning.fluid.stream_shape import TOP, Tree, all_ready, by_begin, make_tree, shape
@@ -125,7 +125,7 @@ def add_direct(hunt, m):
     host, places = hunt.members.host[m], hunt.now.counts[2]
     ready_ns = max(hunt.field.scalars[0], hunt.members.ready_ns[m])
     hunt.now.own[m] = add_stream(
-        hunt, host, len(hunt.usable), hunt.members.bits[m], ready_ns, places, DESTINATION
+        hunt, host, able_hosts(hunt.field), hunt.members.bits[m], ready_ns, places, DESTINATION
     )  # fmt: skip
     hunt.now.counts[2] += 1
     close_group(hunt, m + 1)
@@ -143,7 +143,7 @@ def add_tree(hunt, end):
         i = hunt.scratch[n]
         bits = hunt.largest[i] * (hunt.field.scalars[3] if hunt.total[i] > 1 else 1)
         parent = tree.parent[i]
-        to = len(hunt.usable) if parent == TOP else tree.host[parent]
+        to = able_hosts(hunt.field) if parent == TOP else tree.host[parent]
         reaches = DESTINATION if parent == TOP else base + parent
         stream_of[i] = add_stream(hunt, tree.host[i], to, bits, tree.ready_ns[i], base + i, reaches)
         if parent != TOP:
@@ -212,8 +212,8 @@ def fill(hunt, first, most, limit_ns, dry_ns):
 def may_sum(hunt):
     """If any host may still sum a group; else all that remain go directly."""
     found = 0
-    for usable in hunt.usable:
-        found += usable
+    for host in range(able_hosts(hunt.field)):
+        found += hunt.usable[host]
     return found > 0
 
 
@@ -297,7 +297,9 @@ def try_case(hunt, routes, base, fixed, direct, size, limit_ns, dry_ns, commit_n
     reset(hunt, fixed)
     pieces.clear()
     lines = fork(base, 16 * count)
-    least_ns = scaled(hunt.field.into_ns[len(hunt.usable)], hunt.members.bits[fixed:].min(), hunt.field.scalars[1])
+    least_ns = scaled(
+        hunt.field.into_ns[able_hosts(hunt.field)], hunt.members.bits[fixed:].min(), hunt.field.scalars[1]
+    )
     while hunt.now.counts[3] < count:
         first = hunt.now.counts[3]
         left = count - first

@@ -23,7 +23,7 @@ import numpy as np
 
 from mlfabric.planning.fluid.jit import compiled, lean
 from mlfabric.planning.fluid.lines import Ints
-from mlfabric.planning.fluid.stream_field import FAR_NS, scaled
+from mlfabric.planning.fluid.stream_field import FAR_NS, able_hosts, scaled
 
 __all__ = ["TOP", "UNPLACED", "Tree", "all_ready", "by_begin", "make_tree", "shape"]
 
@@ -143,7 +143,7 @@ def is_bare(field, tree, usable, limit_ns, host):
 def count_bare(field, tree, usable, limit_ns):
     """How many hosts may sum and have no update in this group."""
     count = 0
-    for host in range(len(usable)):
+    for host in range(able_hosts(field)):
         count += is_bare(field, tree, usable, limit_ns, host)
     return count
 
@@ -152,7 +152,7 @@ def count_bare(field, tree, usable, limit_ns):
 def best_bare(field, tree, usable, limit_ns, to, later):
     """The best host to add below ``to``: one without later updates, then the fastest; -1 for none."""
     best, best_later, best_ns = -1, 0, 0
-    for host in range(len(field.rank_ns)):
+    for host in range(able_hosts(field)):
         if field.took_ns[host, to] < FAR_NS and is_bare(field, tree, usable, limit_ns, host):
             cost_ns = field.hop_ns[host, to] + field.took_ns[host, to]
             if best < 0 or (later[host], cost_ns) < (best_later, best_ns):
@@ -164,7 +164,7 @@ def best_bare(field, tree, usable, limit_ns, to, later):
 def place(field, tree, i, parent, begin_ns):
     """Put an item into the tree."""
     host, room, above = tree.host[i], tree.room, tree.parent
-    to = len(field.rank_ns) if parent == TOP else tree.host[parent]
+    to = able_hosts(field) if parent == TOP else tree.host[parent]
     above[i], tree.begin_ns[i], tree.free_ns[i] = parent, begin_ns, begin_ns
     tree.out_ns[i] = times(field.took_ns[host, to], tree.part[i], tree.whole[i])
     tree.rank[i] = tree.size[2]
@@ -285,7 +285,7 @@ def nth_free(field, tree, count, p, extra_ns, scratch):
 @lean
 def choose_root(field, tree, usable, limit_ns, start_ns, later):
     """The item whose stream goes to the destination: a late one that must, else the fastest; -1 if none may."""
-    to, best, best_ns, late = len(field.rank_ns), -1, 0, -1
+    to, best, best_ns, late = able_hosts(field), -1, 0, -1
     for i in range(tree.size[1]):
         host = tree.host[i]
         if (tree.inner[i] == 1 or tree.size[1] == 1) and field.took_ns[host, to] < FAR_NS:
