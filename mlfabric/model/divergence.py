@@ -195,6 +195,8 @@ def _linear_bound(rule: RuleSpec, norms: Sequence[float], lrs: Sequence[float], 
 
 def _times_above(units: Units, factor: float) -> Units:
     """Return the least units that are not below a multiple; the factor is numerator / 2**shift, exactly."""
+    if factor == 1 or not units:
+        return units
     numerator, denominator = factor.as_integer_ratio()
     return -(-units * numerator >> denominator.bit_length() - 1)
 
