@@ -19,8 +19,8 @@ from typing import NamedTuple
 import numpy as np
 
 from mlfabric.network import LinkId, Network, Path, Profile
+from mlfabric.planning.fluid.capacity_lists import Ints
 from mlfabric.planning.fluid.jit import plain
-from mlfabric.planning.fluid.lines import Ints
 from mlfabric.planning.plan import Kind, Plan, Toward
 from mlfabric.planning.plan_values import Candidate
 from mlfabric.planning.positions import worst_due

@@ -18,9 +18,9 @@ from mlfabric.fail_stop import Failed
 from mlfabric.protocol import DropReason
 from mlfabric.telemetry.forwarding_log import note_forwarding
 from mlfabric.transfer.exchange import reason_of
-from mlfabric.transfer.lines import Line, Lines, Recorded
 from mlfabric.transfer.offers import LineEvent, PayloadReceived, TransferBroken
 from mlfabric.transfer.running_sum import NotFiniteError
+from mlfabric.transfer.served_connections import Line, Lines, Recorded
 
 __all__ = ["Connections"]
 

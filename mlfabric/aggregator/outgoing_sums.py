@@ -22,8 +22,8 @@ from mlfabric.fail_stop import Failed, Tasks
 from mlfabric.protocol import GetId, Sum, SumId
 from mlfabric.transfer import exchange
 from mlfabric.transfer.dialling import Dialled
-from mlfabric.transfer.lines import Recorded
 from mlfabric.transfer.running_sum import Accumulator
+from mlfabric.transfer.served_connections import Recorded
 from mlfabric.v1 import data_pb2
 
 __all__ = ["Outgoing"]

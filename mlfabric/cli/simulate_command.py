@@ -17,7 +17,7 @@ from mlfabric.errors import UsageError
 
 if TYPE_CHECKING:
     from mlfabric.twin.cluster import Cluster
-    from mlfabric.twin.comparing import Compared
+    from mlfabric.twin.comparison import Compared
     from mlfabric.twin.outcome import Outcome
     from mlfabric.twin.run_world import Progress
 
@@ -86,7 +86,7 @@ def _run(cluster: Cluster, picture: Path | None, picture_s: float, shows: bool) 
 
 def _compare(cluster: Cluster, shows: bool) -> list[dict[str, object]]:
     from mlfabric.cli.tables import console, table
-    from mlfabric.twin.comparing import WAYS, compare
+    from mlfabric.twin.comparison import WAYS, compare
 
     with _bars() as began:
         rows = compare(cluster, lambda way: began(f"{WAYS.index(way) + 1} of {len(WAYS)}: {way.value}"))

@@ -16,8 +16,8 @@ import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from mlfabric.methods.byte_trees import Trees
 from mlfabric.methods.shares import held_to_shares
-from mlfabric.methods.trees import Trees
 from mlfabric.model.chunking import chunk_bytes
 from mlfabric.model.specs import ALIGNMENT_BYTES
 from mlfabric.network import Network, down_link, up_link

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from mlfabric.methods.trees import Trees
+from mlfabric.methods.byte_trees import Trees
 from mlfabric.network import LinkId, Network, down_link, up_link
 
 __all__ = ["held_to_shares"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mlfabric.planning.fluid.lines import HORIZON_NS, Ints, Lines
+from mlfabric.planning.fluid.capacity_lists import HORIZON_NS, Ints, Lines
 from mlfabric.planning.fluid.stream_forest import send_fixed
 from mlfabric.planning.fluid.world import World
 from mlfabric.planning.lazy import Lazy

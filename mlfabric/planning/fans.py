@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mlfabric.network import Network, Piece, Profile
-from mlfabric.planning.fluid.lines import Ints
+from mlfabric.planning.fluid.capacity_lists import Ints
 from mlfabric.planning.fluid.spread_kernel import BY_SERVER, Handing
 from mlfabric.planning.fluid.world import World
 from mlfabric.planning.lazy import Lazy

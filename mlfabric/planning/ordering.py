@@ -13,8 +13,8 @@ to the deadline position ``computed_from + tau_max - v_init + 1``. There are fou
 So an update is left out only if no order could keep its bound together with those of the others. Ties: (t_en, deadline,
 worker, id). The paper's own rule is in ``paper.py``.
 
-The steps are loops over arrays (``fluid/ordering.py``). Here a batch is laid out for them: a row for each update by its
-rank, which is its place by (deadline, worker, id), or by (worker, id) without deadlines.
+The steps are loops over arrays (``fluid/order_kernel.py``). Here a batch is laid out for them: a row for each update
+by its rank, which is its place by (deadline, worker, id), or by (worker, id) without deadlines.
 """
 
 from __future__ import annotations

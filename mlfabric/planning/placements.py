@@ -9,8 +9,8 @@ from itertools import chain
 import numpy as np
 
 from mlfabric.network import Network, Path, Piece, Profile
-from mlfabric.planning.fluid import ordering
-from mlfabric.planning.fluid.lines import Lines, Routes
+from mlfabric.planning.fluid import order_kernel
+from mlfabric.planning.fluid.capacity_lists import Lines, Routes
 from mlfabric.planning.fluid.reserving import solo_ends
 from mlfabric.planning.fluid.shortest import Transfers
 from mlfabric.planning.fluid.world import World
@@ -19,7 +19,7 @@ from mlfabric.planning.profiles import Ints, Profiles
 
 __all__ = ["Places", "packed", "place", "place_over"]
 
-Row = tuple[int, int, int, int, int, int]  # as ``fluid.ordering.place_over`` wants them
+Row = tuple[int, int, int, int, int, int]  # as ``fluid.order_kernel.place_over`` wants them
 
 
 class Places:
@@ -52,12 +52,12 @@ class Places:
 
 def place(network: Network, paths: Iterable[Path], rows: Sequence[Row]) -> Places:
     """Place transfers by rank, over routes that are numbered as their paths come."""
-    return Places(*fastest(ordering.place)(packed(network, paths), _columns(rows)))
+    return Places(*fastest(order_kernel.place)(packed(network, paths), _columns(rows)))
 
 
 def place_over(routes: Routes, lines: Lines, rows: Sequence[Row]) -> Places:
     """Place transfers by rank over routes; reservations are made on ``lines``."""
-    return Places(*fastest(ordering.place_over)(lines, routes, _columns(rows)))
+    return Places(*fastest(order_kernel.place_over)(lines, routes, _columns(rows)))
 
 
 def _columns(rows: Sequence[Row]) -> Ints:
@@ -89,8 +89,8 @@ def warm() -> None:
     for name in "ab":
         network.add_host(name)
     columns = np.array([(0, 8, 0, due, due, 0) for due in (1, 1, 2, 4)], np.int64)
-    ordering.place(packed(network, [network.path("a", "b")]), columns)
+    order_kernel.place(packed(network, [network.path("a", "b")]), columns)
     routes, lines = World(network, ["a"], ["b"]).toward(["a"], "b")
     one = np.zeros(1, np.int64)
     solo_ends(lines, routes, Transfers(one, one, one, one, one))
-    ordering.place_over(lines, routes, columns)
+    order_kernel.place_over(lines, routes, columns)

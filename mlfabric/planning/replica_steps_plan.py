@@ -28,7 +28,7 @@ import numpy as np
 from mlfabric.model.divergence import Lead, Limit, RuleState, as_norm, step_bound, units_above
 from mlfabric.model.update_rules import RuleSpec
 from mlfabric.planning.direct import forward_directly
-from mlfabric.planning.fluid.lines import Ints, Lines
+from mlfabric.planning.fluid.capacity_lists import Ints, Lines
 from mlfabric.planning.fluid.world import World
 from mlfabric.planning.folded_leads import Folded, fold
 from mlfabric.planning.lazy import Lazy

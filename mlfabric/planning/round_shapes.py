@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from mlfabric.planning.fluid.lines import Ints
+from mlfabric.planning.fluid.capacity_lists import Ints
 from mlfabric.planning.fluid.stream_field import FAR_NS, Field, Members, limits_of, survey_field
 from mlfabric.planning.fluid.stream_shape import by_begin, make_tree, shape
 from mlfabric.planning.fluid.world import World

@@ -30,7 +30,7 @@ import numpy as np
 from mlfabric.network import HORIZON_NS
 from mlfabric.planning.fans import Fan, Way
 from mlfabric.planning.fluid import reserving, spread_kernel
-from mlfabric.planning.fluid.lines import Ints
+from mlfabric.planning.fluid.capacity_lists import Ints
 from mlfabric.planning.fluid.shortest import Transfers
 
 __all__ = ["spread"]

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlfabric.network import Piece, Profile
-from mlfabric.planning.fluid.lines import Ints
+from mlfabric.planning.fluid.capacity_lists import Ints
 from mlfabric.planning.fluid.world import World
 from mlfabric.planning.problem import Aggregator
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from mlfabric.network import Network, Piece, Profile
 from mlfabric.planning.direct import Sent, forward_directly, send
-from mlfabric.planning.fluid.lines import HORIZON_NS, Lines
+from mlfabric.planning.fluid.capacity_lists import HORIZON_NS, Lines
 from mlfabric.planning.fluid.stream_field import FAR_NS, Field, Members, limits_of, survey_field
 from mlfabric.planning.fluid.stream_forest import run_all
 from mlfabric.planning.fluid.stream_search import Forest, find_forest, is_sound

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from mlfabric.planning.fluid.lines import Ints, Lines
+from mlfabric.planning.fluid.capacity_lists import Ints, Lines
 from mlfabric.planning.plan import Transfer
 from mlfabric.planning.problem import Objective, Shape
 from mlfabric.planning.profiles import Profiles

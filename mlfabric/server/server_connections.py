@@ -17,8 +17,8 @@ from mlfabric.fail_stop import Failed
 from mlfabric.server import actions as act
 from mlfabric.server.store import Held
 from mlfabric.server.stores import Stores
-from mlfabric.transfer.lines import Line, Lines, Recorded
 from mlfabric.transfer.offers import LineEvent, PayloadReceived
+from mlfabric.transfer.served_connections import Line, Lines, Recorded
 
 __all__ = ["Connections"]
 

@@ -23,9 +23,9 @@ from mlfabric.protocol import (
 from mlfabric.simulator.calls import Calls
 from mlfabric.simulator.errands import Errands
 from mlfabric.simulator.exact import Image
-from mlfabric.simulator.lines import End
 from mlfabric.simulator.payloads import CHUNKS, Adding, Payload
 from mlfabric.simulator.receiving import Receiver
+from mlfabric.simulator.simulated_connections import End
 from mlfabric.simulator.surroundings import Surroundings
 
 __all__ = ["SimulatedAggregator"]

@@ -10,10 +10,10 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from mlfabric.protocol import GetId, Outcome, TransferId, UpdateId
-from mlfabric.simulator.lines import Connection, End
 from mlfabric.simulator.payloads import Feed, Payload
-from mlfabric.simulator.processes import Process
+from mlfabric.simulator.process_states import Process
 from mlfabric.simulator.receiving import Caller, Receiver
+from mlfabric.simulator.simulated_connections import Connection, End
 from mlfabric.simulator.surroundings import Book
 from mlfabric.simulator.world import Timer, World
 from mlfabric.transfer.offers import Offered, SeedOffered, Wanted

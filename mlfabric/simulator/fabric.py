@@ -9,10 +9,10 @@ from mlfabric.protocol import JobClaim
 from mlfabric.simulator.aggregator import SimulatedAggregator
 from mlfabric.simulator.config import SimulationConfig
 from mlfabric.simulator.double import Checkpoint
-from mlfabric.simulator.flows import Flows
 from mlfabric.simulator.followers import Followers
+from mlfabric.simulator.link_sharing import Flows
 from mlfabric.simulator.part_witness import PartWitness
-from mlfabric.simulator.processes import Process
+from mlfabric.simulator.process_states import Process
 from mlfabric.simulator.replica import SimulatedReplica
 from mlfabric.simulator.scheduler import SimulatedScheduler
 from mlfabric.simulator.server import SimulatedServer

@@ -12,7 +12,7 @@ from typing import Any
 
 from mlfabric.model.specs import NO_TERM, Member, Role, Term
 from mlfabric.protocol import Instruction, MemberEvent, MemberJoined, MonitorAt, Refuse, Tick, Welcome
-from mlfabric.simulator.processes import Process
+from mlfabric.simulator.process_states import Process
 from mlfabric.simulator.session import Session
 from mlfabric.simulator.surroundings import Surroundings
 from mlfabric.simulator.world import Timer

@@ -11,7 +11,7 @@ from functools import partial
 
 from mlfabric.protocol import Sum, SumId
 from mlfabric.simulator.exact import PRIME, Image, cut, exact
-from mlfabric.simulator.lines import Connection, End
+from mlfabric.simulator.simulated_connections import Connection, End
 from mlfabric.values import dataclass
 
 __all__ = ["CHUNKS", "Adding", "Feed", "Payload"]

@@ -13,10 +13,10 @@ from mlfabric.protocol import GetId, ModelVersion, Outcome, TransferId, UpdateId
 from mlfabric.server.actions import Forget, Grant, ServeModel
 from mlfabric.simulator.double import ReceiveBuffers
 from mlfabric.simulator.exact import Image
-from mlfabric.simulator.lines import Connection, End
 from mlfabric.simulator.member import SimulatedMember
 from mlfabric.simulator.payloads import Feed, Payload
-from mlfabric.simulator.processes import Process
+from mlfabric.simulator.process_states import Process
+from mlfabric.simulator.simulated_connections import Connection, End
 from mlfabric.simulator.surroundings import Surroundings
 from mlfabric.transfer.offers import (
     Abandon,
@@ -98,7 +98,9 @@ class _Line(Generic[GrantT]):
 
 
 class Receiver(SimulatedMember, Generic[GrantT]):
-    """The end that is connected to: a server, a replica or an aggregator; does what ``transfer/lines.py`` does.
+    """The end that is connected to: a server, a replica or an aggregator.
+
+    It does what ``transfer/served_connections.py`` does.
 
     Attributes:
         chunks: in how many it takes what is sent to it.

@@ -14,9 +14,9 @@ from mlfabric.protocol import (
 )
 from mlfabric.scheduler.context import SchedulerConfig
 from mlfabric.scheduler.state import SchedulerState
-from mlfabric.simulator.lines import End, Stream
-from mlfabric.simulator.processes import Process
+from mlfabric.simulator.process_states import Process
 from mlfabric.simulator.session import Session
+from mlfabric.simulator.simulated_connections import End, Stream
 from mlfabric.simulator.witness import Witness
 from mlfabric.simulator.world import Timer, World
 

@@ -35,7 +35,7 @@ from mlfabric.server.transfers import IncomingTransfer
 from mlfabric.simulator.calls import Calls
 from mlfabric.simulator.double import Checkpoint, Held, StoreDouble, refusal_of
 from mlfabric.simulator.payloads import Payload
-from mlfabric.simulator.processes import Process
+from mlfabric.simulator.process_states import Process
 from mlfabric.simulator.receiving import BufferedReceiver
 from mlfabric.simulator.seeding import Copy, SimulatedSeeder, Turns
 from mlfabric.simulator.surroundings import Surroundings

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mlfabric.protocol import Instruction, MemberEvent, MemberLeft, Refuse, Welcome
-from mlfabric.simulator.lines import End, Stream
-from mlfabric.simulator.processes import Process
+from mlfabric.simulator.process_states import Process
+from mlfabric.simulator.simulated_connections import End, Stream
 from mlfabric.simulator.world import World
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from mlfabric.protocol import JobClaim, LinkRate, LinksReported, ModelRemoved, M
 from mlfabric.simulator.aggregator import SimulatedAggregator
 from mlfabric.simulator.fabric import Fabric
 from mlfabric.simulator.part_witness import PartWitness
-from mlfabric.simulator.processes import NATURE
+from mlfabric.simulator.process_states import NATURE
 from mlfabric.simulator.replica import SimulatedReplica
 from mlfabric.simulator.server import SimulatedServer
 from mlfabric.simulator.worker import SimulatedWorker

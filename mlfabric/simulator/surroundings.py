@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mlfabric.simulator.flows import Flows
+from mlfabric.simulator.link_sharing import Flows
 from mlfabric.simulator.scheduler import SimulatedScheduler
 from mlfabric.simulator.witness import Witness
 from mlfabric.simulator.world import World

@@ -37,7 +37,7 @@ from mlfabric.protocol import (
 from mlfabric.scheduler.state import SchedulerState
 from mlfabric.server.actions import ApplyStep, StepKind
 from mlfabric.simulator.exact import PRIME, Weights, mean_of, single_step
-from mlfabric.simulator.leads import Leads
+from mlfabric.simulator.lead_witness import Leads
 from mlfabric.values import dataclass
 
 __all__ = ["MadeVersion", "Oddity", "Truth", "Witness"]

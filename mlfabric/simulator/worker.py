@@ -28,13 +28,13 @@ from mlfabric.protocol import (
     Welcome,
 )
 from mlfabric.scheduler.shards.parts import part_of, whole_of
-from mlfabric.simulator.attempts import Attempts
 from mlfabric.simulator.calls import Calls
 from mlfabric.simulator.keeping import SimulatedKept
 from mlfabric.simulator.member import SimulatedMember
 from mlfabric.simulator.motion import direction
 from mlfabric.simulator.surroundings import Surroundings
 from mlfabric.simulator.witness import Oddity, Truth
+from mlfabric.simulator.worker_connections import Attempts
 from mlfabric.worker_daemon import actions as act
 from mlfabric.worker_daemon.state import DaemonState
 

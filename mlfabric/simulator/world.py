@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 from mlfabric.simulator.config import SimulationConfig
 from mlfabric.simulator.cuts import Cuts
-from mlfabric.simulator.processes import NATURE, Process
+from mlfabric.simulator.process_states import NATURE, Process
 
 if TYPE_CHECKING:
-    from mlfabric.simulator.lines import Line
+    from mlfabric.simulator.simulated_connections import Line
 
 __all__ = ["STORY_LINES", "Timer", "World"]
 

@@ -1,7 +1,7 @@
 """What the end that opened a data connection says over it: one offer with its bytes, or one want. Decides nothing.
 
-Shell-level, shared by workers, aggregators and servers; ``lines.py`` is the other end. After the bytes comes their
-seal, an empty payload: before it nothing counts.
+Shell-level, shared by workers, aggregators and servers; ``served_connections.py`` is the other end. After the bytes
+comes their seal, an empty payload: before it nothing counts.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlfabric.methods.all_reduce import Shaped
-from mlfabric.methods.trees import Trees
+from mlfabric.methods.byte_trees import Trees
 from mlfabric.model.chunking import chunk_bytes
 from mlfabric.planning import Shape
 from mlfabric.twin.cluster import Cluster

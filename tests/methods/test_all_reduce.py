@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mlfabric.methods import all_reduce
 from mlfabric.methods.all_reduce import RING_FROM_NS, TREES_FROM_NS, Shaped, shape_round
-from mlfabric.methods.trees import Trees
+from mlfabric.methods.byte_trees import Trees
 from mlfabric.model.specs import ALIGNMENT_BYTES
 from mlfabric.network import Network, up_link
 from mlfabric.planning import Shape

@@ -9,8 +9,8 @@ import pytest
 
 from mlfabric.methods import all_reduce
 from mlfabric.methods.all_reduce import Shaped, shape_round
+from mlfabric.methods.byte_trees import Trees
 from mlfabric.methods.shares import held_to_shares
-from mlfabric.methods.trees import Trees
 from mlfabric.network import Network, down_link, up_link
 from mlfabric.planning import Shape
 from mlfabric.protocol import RoundId

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mlfabric.methods.trees import Trees
+from mlfabric.methods.byte_trees import Trees
 from mlfabric.scheduler.rounds.round_parts import parts_of
 
 from .test_rounds import Team

@@ -9,9 +9,9 @@ from functools import partial
 import pytest
 
 from mlfabric.simulator import FaultRates, Simulation, SimulationConfig
-from mlfabric.simulator.flows import Flows
-from mlfabric.simulator.lines import Connection, End, Stream
-from mlfabric.simulator.processes import Process
+from mlfabric.simulator.link_sharing import Flows
+from mlfabric.simulator.process_states import Process
+from mlfabric.simulator.simulated_connections import Connection, End, Stream
 from mlfabric.simulator.world import World
 
 EVENTS = 1500

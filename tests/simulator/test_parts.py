@@ -24,9 +24,9 @@ from mlfabric.simulator.config import SimulationConfig
 from mlfabric.simulator.deposed import DeposedWitness
 from mlfabric.simulator.double import StoreDouble
 from mlfabric.simulator.exact import cut, joined
-from mlfabric.simulator.flows import Flows
-from mlfabric.simulator.lines import Connection, End, Stream
-from mlfabric.simulator.processes import Process
+from mlfabric.simulator.link_sharing import Flows
+from mlfabric.simulator.process_states import Process
+from mlfabric.simulator.simulated_connections import Connection, End, Stream
 from mlfabric.simulator.witness import Truth, Witness
 from mlfabric.simulator.world import World
 

@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 from mlfabric.simulator.config import SimulationConfig
 from mlfabric.simulator.fabric import Fabric
-from mlfabric.simulator.processes import NATURE
+from mlfabric.simulator.process_states import NATURE
 from mlfabric.simulator.world import World
 from tests.transcripts.transcript import MACHINES, Transcript
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from mlfabric.methods.all_reduce import Shaped
-from mlfabric.methods.trees import Trees
+from mlfabric.methods.byte_trees import Trees
 from mlfabric.planning import Shape
 from mlfabric.twin.flow_kernel import CUT, INPUT, Column
 from mlfabric.twin.round_streams import MOST_IN_CHAINS, round_streams

@@ -15,7 +15,7 @@ from mlfabric.simulator import CALM, Simulation, SimulationConfig
 from mlfabric.twin import fabric_rounds
 from mlfabric.twin.closed_forms import ring_share
 from mlfabric.twin.cluster import Compute, Monitoring, Spread
-from mlfabric.twin.comparing import WAYS, compare, formula_s
+from mlfabric.twin.comparison import WAYS, compare, formula_s
 from mlfabric.twin.flows import Flows
 from mlfabric.twin.run import Baseline, simulate
 from tests.twin.clusters import cluster_of, helped

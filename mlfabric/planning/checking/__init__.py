@@ -14,7 +14,7 @@ A broken promise raises an AssertionError that says which one, and where.
 from __future__ import annotations
 
 from mlfabric.network import Network
-from mlfabric.planning.checking.all_reduce import check_results
+from mlfabric.planning.checking.all_reduce_check import check_results
 from mlfabric.planning.checking.answers import check_gets
 from mlfabric.planning.checking.carriage import check_capacity, check_transfers
 from mlfabric.planning.checking.leads import check_divergence, check_replica

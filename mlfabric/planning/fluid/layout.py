@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from mlfabric.planning.fluid.capacity_lists import HORIZON_NS, Lines, Routes
 from mlfabric.planning.fluid.jit import compiled
-from mlfabric.planning.fluid.lines import HORIZON_NS, Lines, Routes
 
 __all__ = ["listed", "star_routes", "unpacked"]
 

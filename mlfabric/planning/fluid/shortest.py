@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mlfabric.planning.fluid.capacity_lists import HORIZON_NS, MOST_BPS, Ints, reach
 from mlfabric.planning.fluid.jit import compiled, lean
-from mlfabric.planning.fluid.lines import HORIZON_NS, MOST_BPS, Ints, reach
 
 __all__ = ["NOBODY", "Transfers", "Tree", "plant", "remove", "shortest"]
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mlfabric.planning.fluid.capacity_lists import HORIZON_NS, MOST_BPS, Ints, Lines, Routes, fork, reach, send
 from mlfabric.planning.fluid.jit import compiled, lean
-from mlfabric.planning.fluid.lines import HORIZON_NS, MOST_BPS, Ints, Lines, Routes, fork, reach, send
 from mlfabric.planning.fluid.stream_kernel import chunk_arrival, earliest_start, no_pieces, rates_of
 
 __all__ = ["BY_SERVER", "Handing", "spread", "warm"]

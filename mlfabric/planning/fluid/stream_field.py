@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mlfabric.planning.fluid.capacity_lists import MOST_BPS, Ints, Routes, flow, reach
 from mlfabric.planning.fluid.jit import compiled, lean
-from mlfabric.planning.fluid.lines import MOST_BPS, Ints, Routes, flow, reach
 
 __all__ = ["FAR_NS", "Field", "Members", "able_hosts", "limits_of", "scaled", "survey_field"]
 

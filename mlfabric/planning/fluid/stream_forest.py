@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mlfabric.planning.fluid.capacity_lists import HORIZON_NS, Ints, fork, send, take
 from mlfabric.planning.fluid.jit import compiled
-from mlfabric.planning.fluid.lines import HORIZON_NS, Ints, fork, send, take
 from mlfabric.planning.fluid.stream_kernel import chunk_arrival, earliest_start, no_pieces, rates_of
 
 __all__ = ["Streams", "make_streams", "run_all", "run_streams", "send_fixed"]

@@ -12,8 +12,8 @@ Amounts are pairs: whole bits, and billionths of a bit. Times of the path's rate
 
 from __future__ import annotations
 
+from mlfabric.planning.fluid.capacity_lists import MOST_SECONDS, SECOND_NS, duration, seek
 from mlfabric.planning.fluid.jit import compiled, lean
-from mlfabric.planning.fluid.lines import MOST_SECONDS, SECOND_NS, duration, seek
 
 __all__ = ["chunk_arrival", "earliest_start", "no_pieces", "rates_of"]
 

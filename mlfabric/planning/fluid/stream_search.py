@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mlfabric.planning.fluid.capacity_lists import HORIZON_NS, Ints, fork
 from mlfabric.planning.fluid.jit import compiled, lean
-from mlfabric.planning.fluid.lines import HORIZON_NS, Ints, fork
 from mlfabric.planning.fluid.stream_field import FAR_NS, Field, Members, able_hosts, scaled
 from mlfabric.planning.fluid.stream_forest import Streams, make_streams, run_streams
 from mlfabric.planning.fluid.stream_kernel import no_pieces

@@ -9,8 +9,8 @@ from itertools import accumulate, chain
 import numpy as np
 
 from mlfabric.network import CORE, LinkId, Network, Path
+from mlfabric.planning.fluid.capacity_lists import Ints, Lines, Routes
 from mlfabric.planning.fluid.layout import listed, star_routes
-from mlfabric.planning.fluid.lines import Ints, Lines, Routes
 
 __all__ = ["World"]
 

@@ -5,8 +5,8 @@ after each change is planned with what is not true any more: it takes two or thr
 round is settled, each worker sends a *probe*, a tenth of the tensor, to two others, and those report how fast it
 came.
 
-What they say together tells which links have changed (``evidence.py``); what is taken for too slow, the next ones put
-right, which go between other workers.
+Together they tell which links have changed (``probe_evidence.py``). If a link is taken for too slow, the next probes,
+between other workers, put that right.
 
 While probes show nothing new they are sent more and more rarely; they are sent again after each round once they do.
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from mlfabric.methods.trees import Trees
+from mlfabric.methods.byte_trees import Trees
 from mlfabric.protocol import Peer, ReducePart
 from mlfabric.scheduler.context import Context
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from mlfabric.planning.fluid.comparing import compared, sort_by
+from mlfabric.planning.fluid.capacity_lists import HORIZON_NS
 from mlfabric.planning.fluid.jit import compiled
 from mlfabric.planning.fluid.layout import unpacked
-from mlfabric.planning.fluid.lines import HORIZON_NS
 from mlfabric.planning.fluid.reserving import reserve, solo_ends
+from mlfabric.planning.fluid.shared_links import compared, sort_by
 from mlfabric.planning.positions import commit_order, worst_due
 
 __all__ = ["place", "place_over"]

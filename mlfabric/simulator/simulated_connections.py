@@ -11,8 +11,8 @@ from collections.abc import Callable
 from enum import Enum
 from functools import partial
 
-from mlfabric.simulator.flows import Flow, Flows
-from mlfabric.simulator.processes import NATURE, Process
+from mlfabric.simulator.link_sharing import Flow, Flows
+from mlfabric.simulator.process_states import NATURE, Process
 from mlfabric.simulator.world import Timer, World
 
 __all__ = ["Connection", "End", "Line", "Stream"]

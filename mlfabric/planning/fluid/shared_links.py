@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from mlfabric.planning.fluid.capacity_lists import MOST_BPS, Routes
 from mlfabric.planning.fluid.jit import compiled, lean
-from mlfabric.planning.fluid.lines import MOST_BPS, Routes
 from mlfabric.planning.fluid.shortest import Transfers
 
 __all__ = ["compared", "sort_by"]

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from mlfabric.network import LinkId, down_link, up_link
-from mlfabric.simulator.processes import Process
+from mlfabric.simulator.process_states import Process
 from mlfabric.simulator.world import Timer, World
 
 __all__ = ["Flow", "Flows"]
