@@ -54,3 +54,39 @@ def test_a_change_of_a_constant_in_an_imported_file_is_noticed(tmp_path: Path) -
     assert said(1) == "True 12 1"
     assert said(1) == "False 12 0"
     assert said(2) == "True 14 1"
+
+
+PAIR = """
+from typing import NamedTuple
+
+
+class Pair(NamedTuple):
+    left: int
+    right: int
+"""
+ADD = """
+from mlfabric.jit import compiled
+from mlfabric.{module} import Pair
+
+
+@compiled
+def add(pair):
+    return pair.left + pair.right
+
+
+print(add(Pair(1, 2)))
+"""
+
+
+def test_what_an_earlier_version_kept_is_made_anew_if_its_types_have_another_place_now(tmp_path: Path) -> None:
+    package = tmp_path / "mlfabric"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "jit.py").write_text(Path(jit.__file__).read_text())
+    for module, before in (("pair", None), ("couple", "pair")):
+        (package / f"{module}.py").write_text(PAIR)
+        if before:
+            (package / f"{before}.py").unlink()
+        (package / "adding.py").write_text(ADD.format(module=module))
+        command = [sys.executable, "-c", "import mlfabric.adding"]
+        assert subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout == "3\n"

@@ -56,12 +56,26 @@ def _declare(function: Callable[..., Any], **options: bool) -> Callable[..., Any
         found = declare(cache=True, **options)(function)
         # What numba compares (by default the file's time and size); there is no public way to change it.
         found._cache._cache_file._source_stamp = _digest(function.__module__)
+        _forget_unreadable(found._cache._cache_file)
     except (RuntimeError, AttributeError):
         found = declare(**options)(function)
     _compile_once(found)
     _kernels.append(found)
     kernel: Callable[..., Any] = found
     return kernel
+
+
+def _forget_unreadable(kept: Any) -> None:
+    """Compile anew if what is kept is of an earlier version, with a type that has another place or name now."""
+    load = kept._load_index
+
+    def load_if_readable() -> Any:
+        try:
+            return load()
+        except (ImportError, AttributeError):
+            return {}
+
+    kept._load_index = load_if_readable
 
 
 def plain(kernel: Callable[..., Any]) -> Callable[..., Any]:
