@@ -55,8 +55,9 @@ def test_a_replica_s_certificate_is_good_for_its_server_s_name_and_under_the_nex
                 wait_until(lambda: "monitor-0" in fabric.scheduler.state.context.members, "the monitor is there")
                 primary.kill()
                 assert push(worker, model) == (promoted := fabric.version(2, 2))
+                assert push(worker, model) == (promoted.epoch, 3)
                 assert heir._service.server is not None
                 reporter = heir._service.server._shell.reporter
                 wait_until(lambda: reporter.sent, "the monitor has taken what the new server reports")
                 fabric.restart_scheduler(security=security)
-                assert push(worker, model) == (promoted.epoch, 3)
+                assert push(worker, model) == (promoted.epoch, 4)
