@@ -26,7 +26,7 @@ pytestmark = pytest.mark.processes
 def push(worker: mlfabric.Worker, model: dict[str, torch.Tensor]) -> ModelVersion:
     """Push an update of the newest model; return the version that it made."""
     worker.get()
-    model["w"].grad = torch.ones(4)
+    model["w"].grad = torch.ones_like(model["w"])
     outcome = worker.push().result()
     assert isinstance(outcome, Committed)
     return outcome.version
@@ -37,7 +37,7 @@ def test_a_replica_s_certificate_is_good_for_its_server_s_name_and_under_the_nex
 ) -> None:
     own = certify(certificates, Identity(role="server", name="heir"), days=1)
     security = Security.of(certificates, "scheduler")
-    model = {"w": torch.zeros(4, requires_grad=True)}
+    model = {"w": torch.zeros(50_000, requires_grad=True)}  # too long to come with its offer, which is not recorded
     with Fabric(security=security) as fabric:
         address = fabric.scheduler.address
         arguments = ("-m", "mlfabric", "server", "--scheduler", address, "--tls", str(certificates))
