@@ -10,7 +10,7 @@ import pytest
 from benchmarks.testbed.spec import FORMAT
 from tests.testbed.quick import begin_quick, skip_without_hosts
 
-pytestmark = [pytest.mark.processes, pytest.mark.root, pytest.mark.alone, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.processes, pytest.mark.root, pytest.mark.long]
 
 ROWS = {
     "asynchronous_vs_ring",
