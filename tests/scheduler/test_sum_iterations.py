@@ -13,19 +13,21 @@ from mlfabric.protocol import (
     SumId,
     TransferEnd,
 )
-from tests.scheduler.stage import GIGABIT, SPEC, Stage, committed_together, ended, of, push, seq, update
+from tests.scheduler.stage import GIGABIT, SPEC, Stage, committed_together, ended, holds, of, push, seq, update
 from tests.scheduler.test_sums import directly, void
 
 pytestmark = pytest.mark.usefixtures("compiled_planner")
 
 
+SYNCHRONOUS = replace(SPEC, tau_max=None, mode=Mode.SYNCHRONOUS)
+
+
 @pytest.fixture
 def iteration():
-    spec = replace(SPEC, tau_max=None, mode=Mode.SYNCHRONOUS)
     stage = Stage()
     stage.server(down_bps=GIGABIT)
     stage.aggregator("g")
-    stage.trained("a", "b", "c", "d", spec=spec, server=False)
+    stage.trained("a", "b", "c", "d", spec=SYNCHRONOUS, server=False)
     yield stage
     stage.state.validate()
 
@@ -62,6 +64,20 @@ def test_an_iteration_goes_on_without_a_worker_that_is_gone(iteration):
     assert void(update("a")) in told
     (last,) = {e.parts for e in of(Expect, iteration.tell(ended(update("a"), TransferEnd.VOIDED)))}
     assert last == 2
+
+
+def test_a_server_that_comes_back_hears_of_the_parts_that_are_left(iteration):
+    (kept, *others) = of(Expect, iteration.ask_all(*map(push, "abcd")))
+    held = tuple(m.update for m in kept.members)
+    iteration.tell(ended(kept.transfer, TransferEnd.RECEIVED))
+    iteration.silent("s")
+    for worker in (m.update.worker for e in others for m in e.members):
+        iteration.left(worker)
+    for expect in others:
+        iteration.tell(ended(expect.transfer, TransferEnd.VOIDED))  # the last thing that it says, and it hears nothing
+    iteration.server(held=(SYNCHRONOUS,))
+    told = of(Expect, iteration.tell(holds(0, spec=SYNCHRONOUS, received=held)))
+    assert {(e.transfer, e.parts, e.seq) for e in told} == {(kept.transfer, 1, seq(1))}
 
 
 def test_an_iteration_ends_with_its_commit(iteration):

@@ -324,6 +324,8 @@ class PushEnds(PushTable):
                 yield from self._instruct(planned, (), reason)
             elif self.whole is not None:  # of a part, only what is complete is held
                 planned.received = True
+        if self.iteration is not None:  # it may have missed that there is less to wait for
+            yield from self._expect_parts(self.iteration, reason)
 
     # A part of a model
 

@@ -389,15 +389,18 @@ class PushTable:
         if iteration is None:
             return
         iteration.owed = {u for u in iteration.owed if not self.settled.is_over(u)}
-        on_way = {p.transfer: p for p in self.planned.values() if p.seq == iteration.seq}
-        parts = len(on_way) + len(iteration.owed)
+        parts = len({p.transfer for p in self.planned.values() if p.seq == iteration.seq}) + len(iteration.owed)
         if not parts:
             self.iteration = None
         elif parts != iteration.parts:
             iteration.parts = parts
-            for planned in on_way.values():
-                if not planned.voided:
-                    yield self._expect(planned, (), reason)
+            yield from self._expect_parts(iteration, reason)
+
+    def _expect_parts(self, iteration: Iteration, reason: str) -> Iterator[Instruction]:
+        on_way = {p.transfer: p for p in self.planned.values() if p.seq == iteration.seq}
+        for planned in on_way.values():
+            if not planned.voided:
+                yield self._expect(planned, (), reason)
 
     def _place_of_plan(self, groups: int) -> int | None:
         """Return the ``seq`` that all of a new plan's transfers share, None if each has its own."""
