@@ -162,6 +162,8 @@ class ReplicaState:
             del self.models[order.model]
             self._freeing.begin(order)
             transfers = yield from model.end()
+            if not self.is_seeded:  # it has nothing any more to take a server's place with
+                self.promotion, self._is_handed_over = None, False
             yield act.FreeStore(model=order.model, transfers=transfers, reason=order.reason)
 
     def _offer(self, event: act.Offered, now_ns: int) -> Iterator[ReplicaAction]:

@@ -50,6 +50,8 @@ class Followers:
         replica = self._world.rng.choice(list(self.living.values()))
         if not replica.is_alive or not self._servers[replica.server].is_alive:
             return
+        if replica.heir is not None and replica.heir.is_alive:
+            return  # nobody would serve until somebody starts a server, as `mlfabric up` does
         self._world.fault("replica died", replica.name)
         replica.die()
         draw = self._world.rng.random()

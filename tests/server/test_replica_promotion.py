@@ -6,7 +6,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mlfabric.model.samples import Samples
-from mlfabric.protocol import AppliedIds, Commit, GroupOf, Logged, ModelVersion, Promote, ServerHolds, UpdateKind
+from mlfabric.protocol import (
+    AppliedIds,
+    Commit,
+    FreeModel,
+    GroupOf,
+    HostModel,
+    Logged,
+    ModelVersion,
+    Promote,
+    ServerHolds,
+    UpdateKind,
+)
 from mlfabric.server import actions as act
 from mlfabric.server.replica_actions import ApplyPrefix, PrefixApplied, PrefixRefused, TakeOver
 from tests.server import stage as on_stage
@@ -150,6 +161,16 @@ def test_a_replica_that_joins_as_one_again_after_it_was_foretold_something_takes
     stage.seed(5, term=2)
     assert stage.model.version == (1, 5)
     assert stage.tell(promote(server_epoch=3)) == [taken(stage, 5, server_epoch=3)]
+
+
+def test_a_replica_whose_models_end_while_it_takes_its_servers_place_follows_what_begins_anew():
+    stage = Stage(version=7)
+    stage.tell(promote())
+    stage.tell(FreeModel(to="r", model="net", epoch=2, reason=""))
+    stage.tell(act.StoreFreed(model="net"))
+    stage.tell(HostModel(to="r", spec=stage.spec, epoch=3, reason=""))
+    stage.seed(5, term=2)
+    assert stage.model.version == (1, 5)
 
 
 def test_a_seed_of_a_server_whose_place_was_taken_is_not_planted():
