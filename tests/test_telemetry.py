@@ -166,7 +166,7 @@ SHOWN: dict[Callable[[], CollectorRegistry], dict[str, float]] = {
     },
     aggregator: {
         "mlfabric_sums_total{model=m}": 1,
-        "mlfabric_torn_sums_total{model=m}": 1,
+        "mlfabric_sums_incomplete_total{model=m}": 1,
         "mlfabric_sum_updates_sum{}": 5,
         "mlfabric_models_handed_on_total{model=m}": 1,
         "mlfabric_refused_transfers_total{}": 1,

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from mlfabric.addresses import split_address
 from mlfabric.channels import MOST_CONNECTIONS
 from mlfabric.cli.toml_settings import DEFAULT_FILE, use_file
 from mlfabric.config import DEFAULT_SCHEDULER
@@ -44,6 +45,12 @@ class Level(StrEnum):
     ERROR = "error"
 
 
+def _checked_addresses(scheduler: str) -> str:
+    for address in scheduler.split(","):
+        split_address(address, "scheduler")
+    return scheduler
+
+
 Config = Annotated[
     Path | None,
     typer.Option(
@@ -57,7 +64,9 @@ LogLevel = Annotated[Level, typer.Option(envvar="MLFABRIC_LOG_LEVEL", help="How 
 Scheduler = Annotated[
     str,
     typer.Option(
-        envvar="MLFABRIC_SCHEDULER", help="HOST:PORT of the scheduler; of several, joined by commas, the newest counts."
+        envvar="MLFABRIC_SCHEDULER",
+        callback=_checked_addresses,
+        help="HOST:PORT of the scheduler; of several, joined by commas, the newest counts.",
     ),
 ]
 Host = Annotated[

@@ -14,7 +14,7 @@ class AggregatorMetrics:
     def __init__(self) -> None:
         self.registry = registry = Registry()
         self._sums = registry.counters("mlfabric_sums_total", "Sums that were made and sent completely.", "model")
-        self._torn = registry.counters("mlfabric_torn_sums_total", "Sums that a part of will never come.", "model")
+        self._torn = registry.counters("mlfabric_sums_incomplete_total", "Sums that a part never came of.", "model")
         self._members = registry.histogram(
             "mlfabric_sum_updates", "Updates in a sum that was made.", buckets=BATCH_UPDATES
         )

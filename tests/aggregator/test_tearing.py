@@ -57,7 +57,7 @@ def test_a_broken_input_tears_the_sum_for_everybody(stand: Stand) -> None:
     with pytest.raises(AssertionError, match="ended within a payload"):
         receiver.payload(SIZE)
     a_good_sum_is_made(stand)
-    assert stand.metric("mlfabric_torn_sums_total") == 1
+    assert stand.metric("mlfabric_sums_incomplete_total") == 1
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
